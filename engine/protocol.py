@@ -1,7 +1,8 @@
 """The engine protocol: every message between a front end and an engine host, and its byte form.
 
-Messages are frozen msgspec structs in one tagged union per direction; one ZeroMQ frame holds one msgpack message. The module knows shapes
-and names; it refuses to know sockets, processes, text or torch, so that a runtime process can import it for free.
+Messages are frozen msgspec structs in one tagged union per direction; one ZeroMQ frame holds one msgpack message. The
+module knows shapes and names; it refuses to know sockets, processes, text or torch, so that a runtime process can
+import it for free.
 """
 
 from typing import Literal
@@ -21,7 +22,8 @@ ErrorCode = Literal[
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the next token is chosen. `temperature == 0` is greedy. The random number of a token is a function of (seed, position) alone."""
+    """How the next token is chosen. `temperature == 0` is greedy. The random number of a token is a function of (seed,
+    position) alone."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -31,8 +33,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    num_logprobs: int | None = None  # alternatives reported beside each chosen token's own logprob; None: report nothing
-    prompt_logprobs: bool = False  # report the logprob of every prompt token but the first (prefix hits are then recomputed)
+    # alternatives reported beside each chosen token's own logprob; None: report nothing
+    num_logprobs: int | None = None
+    # report the logprob of every prompt token but the first (prefix hits are then recomputed)
+    prompt_logprobs: bool = False
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
@@ -41,7 +45,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     name: str
     path: str
     dtype: Dtype = "auto"
-    kv_tokens: int | None = None  # KV cache size in tokens; None: an even share of what the host's arena has left
+    # KV cache size in tokens; None: an even share of what is left of the arena, see HostConfig.num_models
+    kv_tokens: int | None = None
 
 
 class HostConfig(msgspec.Struct, frozen=True):
@@ -54,16 +59,17 @@ class HostConfig(msgspec.Struct, frozen=True):
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 64
     max_waiting: int = 1024
-    deterministic: bool = False  # every reduction independent of its neighbours in the batch
+    num_models: int = 1  # models that share the arena: one without kv_tokens takes its part of what is left
 
 
 # Front end -> host
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
-    """Start a sequence. A continuation is a Submit whose prompt ends in the tokens already delivered: positions, hence random numbers, agree."""
+    """Start a sequence. A continuation is a Submit whose prompt ends in the tokens already delivered: positions, hence
+    random numbers, agree."""
 
-    sequence_id: str
+    sequence_id: str  # unique for the life of the host: outputs of an aborted sequence may still be on their way
     model: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
@@ -100,7 +106,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
-    """One sequence's new tokens of one step. The first output of a sequence carries `num_cached_tokens`; the last carries a finish reason."""
+    """One sequence's new tokens of one step. The first output of a sequence carries `num_cached_tokens`; the last
+    carries a finish reason."""
 
     sequence_id: str
     token_ids: tuple[int, ...] = ()
@@ -143,7 +150,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag="step"):
-    """One frame per step: every sequence's new tokens, and the load of every model. Also sent, without tokens, as a heartbeat when idle."""
+    """One frame per step: every sequence's new tokens, and the load of every model. Also sent, without tokens, as a
+    heartbeat when idle."""
 
     step: int
     outputs: tuple[TokenOutput, ...]

@@ -1,4 +1,5 @@
-"""The gated activation of a Llama feed-forward: one input holds gate and up side by side, as the fused matmul leaves them."""
+"""The gated activation of a Llama feed-forward: one input holds gate and up side by side, as the fused matmul leaves
+them."""
 
 import torch
 import torch.nn.functional as F

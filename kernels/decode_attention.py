@@ -1,13 +1,14 @@
 """Paged attention of one new token per sequence over everything the sequence has cached (grouped-query heads).
 
-The torch form gathers each sequence's blocks into a padded copy. The copy is bounded, so a batch of long sequences is worked off in groups.
+The torch form gathers each sequence's blocks into a padded copy. The copy is bounded, so a batch of long sequences is
+worked off in groups.
 """
 
 import torch
 import torch.nn.functional as F
 
-# Bytes of keys and values gathered at once. On a CPU the copy should stay in a core's cache: 64 sequences of 310 tokens took 2.3 ms in
-# groups of 2 MiB and 6.9 ms in one. On a GPU the copy only has to leave room for the rest.
+# Bytes of keys and values gathered at once. On a CPU the copy should stay in a core's cache: 64 sequences of 310
+# tokens took 2.3 ms in groups of 2 MiB and 6.9 ms in one. On a GPU the copy only has to leave room for the rest.
 _GATHERED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
 
 
@@ -20,18 +21,19 @@ def decode_attention(
     max_context_len: int,
     scale: float,
 ) -> torch.Tensor:
-    """q [seqs, heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim]; block_tables [seqs, max_blocks] int64, padded with any
-    valid block; context_lens [seqs] int64 counts the new token, which is already written; max_context_len is their maximum, known to the host.
-    Returns [seqs, heads, head_dim].
+    """q [seqs, heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim]; block_tables [seqs, max_blocks]
+    int64, padded with any valid block; context_lens [seqs] int64 counts the new token, which is already written;
+    max_context_len is their maximum, known to the host. Returns [seqs, heads, head_dim].
 
-    Padded positions are masked, not skipped: whatever lies in them must be finite (0 * NaN is NaN), which the arena guarantees.
+    Padded positions are masked, not skipped: whatever lies in them must be finite (0 * NaN is NaN), which the arena
+    guarantees.
     """
     seqs = q.shape[0]
     bytes_per_seq = 2 * block_tables.shape[1] * k_cache[0].numel() * k_cache.element_size()
     group = max(1, _GATHERED_BYTES[q.device.type] // bytes_per_seq)
     if seqs <= group:
         return _attend(q, k_cache, v_cache, block_tables, context_lens, max_context_len, scale)
-    parts = zip(q.split(group), block_tables.split(group), context_lens.split(group), strict=True)
+    parts = zip(torch.split(q, group), torch.split(block_tables, group), torch.split(context_lens, group), strict=True)
     return torch.cat([_attend(q, k_cache, v_cache, tables, lens, max_context_len, scale) for q, tables, lens in parts])
 
 
@@ -54,5 +56,7 @@ def _attend(
     grouped = q.view(seqs, kv_heads, heads // kv_heads, head_dim)
     mask = None
     if seqs > 1:
-        mask = (torch.arange(max_context_len, device=q.device) < context_lens.unsqueeze(1)).view(seqs, 1, 1, max_context_len)
+        mask = (torch.arange(max_context_len, device=q.device) < context_lens.unsqueeze(1)).view(
+            seqs, 1, 1, max_context_len
+        )
     return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale).reshape(seqs, heads, head_dim)

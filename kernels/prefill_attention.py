@@ -1,7 +1,7 @@
 """Causal paged attention of prompt chunks over their cached prefix (varlen batch, grouped-query heads).
 
-The chunk's own keys and values are already written; the torch form reads prefix and chunk alike from the cache, so that a chunked prompt
-sees exactly what a whole one would.
+The chunk's own keys and values are already written; the torch form reads prefix and chunk alike from the cache, so that
+a chunked prompt sees exactly what a whole one would.
 """
 
 import torch
@@ -14,7 +14,7 @@ def prefill_attention(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: VarlenBatch, scale: float
 ) -> torch.Tensor:
     """q [tokens, heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim] -> [tokens, heads, head_dim]."""
-    pieces = q.split(batch.host_q_lens)
+    pieces = torch.split(q, list(batch.host_q_lens))
     outputs = [
         _attend(piece, k_cache, v_cache, batch.block_tables[i], context_len, scale)
         for i, (piece, context_len) in enumerate(zip(pieces, batch.host_context_lens, strict=True))
@@ -23,7 +23,12 @@ def prefill_attention(
 
 
 def _attend(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, context_len: int, scale: float
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    context_len: int,
+    scale: float,
 ) -> torch.Tensor:
     tokens, heads, head_dim = q.shape
     _, block_size, kv_heads, _ = k_cache.shape

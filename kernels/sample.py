@@ -1,12 +1,14 @@
 """Picks one token per row from logits: temperature, min-p, top-k, top-p, then inversion of the cumulative distribution.
 
-One uniform number per token instead of one Gumbel number per vocabulary entry: 64 rows over 128k entries would need 8 M Philox calls a step.
-Truncation keeps every token as likely as the last one kept: ties stay together, so neither sort order nor device decides what is kept.
+One uniform number per token instead of one Gumbel number per vocabulary entry: 64 rows over 128k entries would need 8 M
+Philox calls a step. Truncation keeps every token as likely as the last one kept: ties stay together, so neither sort
+order nor device decides what is kept.
 """
 
 import torch
 
-# Enough for nearly every nucleus: finding the largest 256 of 128k weights takes 0.3 ms a row on a CPU core, sorting them all 10 ms.
+# Enough for nearly every nucleus: finding the largest 256 of 128k weights takes 0.3 ms a row on a CPU core, sorting
+# them all 10 ms.
 NUM_CANDIDATES = 256
 _PIECE = 1024  # vocabulary entries summed together before the cumulative sum
 
@@ -26,9 +28,9 @@ def sample(
     largest_top_k: int,
     truncates: bool,
 ) -> torch.Tensor:
-    """logits [rows, vocab] fp32; temperature [rows] > 0; top_k [rows] int64 (vocab: off); top_p [rows] (1: off); min_p [rows] (0: off);
-    uniform [rows] float64 in [0, 1) -> ids [rows] int64. What the host knows saves a wait for the device: the largest finite top_k (0: none),
-    and whether any row truncates by top-k or top-p."""
+    """logits [rows, vocab] fp32; temperature [rows] > 0; top_k [rows] int64 (vocab: off); top_p [rows] (1: off); min_p
+    [rows] (0: off); uniform [rows] float64 in [0, 1) -> ids [rows] int64. What the host knows saves a wait for the
+    device: the largest finite top_k (0: none), and whether any row truncates by top-k or top-p."""
     # The likeliest token weighs 1, so min-p is a floor as it stands.
     weights = (logits - logits.amax(-1, keepdim=True)).div_(temperature.unsqueeze(1)).exp_()
     floor = min_p.unsqueeze(1)
@@ -42,7 +44,7 @@ def _floor(
     weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, floor: torch.Tensor, candidates: int
 ) -> torch.Tensor:
     """The smallest weight that survives min-p, top-k and top-p, each applied to what the one before left: [rows, 1]."""
-    rows, vocab = weights.shape
+    vocab = weights.shape[1]
     ordered = weights.topk(candidates, dim=-1).values  # [rows, candidates], descending
     kth = ordered.gather(1, (top_k - 1).clamp(max=candidates - 1))
     floor = torch.where(top_k < vocab, torch.maximum(floor, kth), floor)
@@ -68,10 +70,12 @@ def _keep(weights: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
 
 
 def pick(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """weights [rows, vocab] >= 0 with a positive sum; uniform [rows] float64 in [0, 1) -> ids [rows] drawn in proportion to weight.
+    """weights [rows, vocab] >= 0 with a positive sum; uniform [rows] float64 in [0, 1) -> ids [rows] drawn in
+    proportion to weight.
 
-    Inversion in two levels, in float64 and in vocabulary order: first the piece of 1,024 entries, then the entry inside it. A cumulative sum over
-    128k fp32 entries would lose the unlikely tokens to rounding and, summed in parallel, might even decrease.
+    Inversion in two levels, in float64 and in vocabulary order: first the piece of 1,024 entries, then the entry inside
+    it. A cumulative sum over 128k fp32 entries would lose the unlikely tokens to rounding and, summed in parallel,
+    might even decrease.
     """
     rows, vocab = weights.shape
     whole = vocab // _PIECE * _PIECE
@@ -84,7 +88,8 @@ def pick(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     start = ends.gather(1, piece) - sums.gather(1, piece)
     entries = piece * _PIECE + torch.arange(min(_PIECE, vocab), device=weights.device)
     inside = weights.gather(1, entries.clamp(max=vocab - 1)).double().masked_fill_(entries >= vocab, 0.0).cumsum(1)
-    # Summed again in another order, the piece may start or end a rounding beside the target: stay inside, or a weight of zero could be met.
+    # Summed again in another order, the piece may start or end a rounding beside the target: stay inside, or a weight
+    # of zero could be met.
     below_end = torch.nextafter(inside[:, -1:], torch.zeros_like(target))
     return entries.gather(1, _first_above(inside, (target - start).clamp(min=0.0).minimum(below_end))).squeeze(1)
 
