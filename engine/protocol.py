@@ -31,8 +31,12 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    num_logprobs: int | None = None  # alternatives reported beside each chosen token's own logprob; None: report nothing
-    prompt_logprobs: bool = False  # report the logprob of every prompt token but the first (prefix hits are then recomputed)
+    num_logprobs: int | None = (
+        None  # alternatives reported beside each chosen token's own logprob; None: report nothing
+    )
+    prompt_logprobs: bool = (
+        False  # report the logprob of every prompt token but the first (prefix hits are then recomputed)
+    )
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
