@@ -96,7 +96,7 @@ class LocalNetwork:
             (folder / file_name).write_text(text)
         sites = tomllib.loads((folder / "network.toml").read_text())["sites"]
         self.site_urls = {site["name"]: site["url"] for site in sites}
-        return fresh[ports[0]]
+        return int(fresh[ports[0]])
 
     def _wait_until_ready(self, router_port: int) -> None:
         assert self.process.stdout is not None

@@ -65,7 +65,7 @@ def summarise(ready_s: list[float], first: list[StreamTimes], later: list[Stream
 def tpot_ms(times: StreamTimes) -> float:
     """Time per output token after the first, by the count the server reports."""
     assert times.ttft_s is not None
-    return 1e3 * (times.e2el_s - times.ttft_s) / max(1, times.usage["completion_tokens"] - 1)
+    return 1e3 * (times.e2el_s - times.ttft_s) / max(1, int(times.usage["completion_tokens"]) - 1)
 
 
 def show(console: Console, results: dict[str, Any]) -> None:
