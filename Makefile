@@ -26,10 +26,10 @@ up: $(BASE)
 	@$(BIN)/pilotlight up
 
 test: $(DEV)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
 
 test-all: $(DEV)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 check: $(DEV)
 	@$(BIN)/ruff check .
