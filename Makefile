@@ -6,7 +6,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 BASE := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
-ROOMS := wire sites kernels engine runtime edge_router load_tests tests deploy
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 

@@ -90,8 +90,9 @@ def _reachable(url: str) -> bool:
 
 def _pip(*arguments: str) -> int:
     print(f"Installing {arguments[0]} ...", flush=True)
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q", "--progress-bar", "on"]
-    return subprocess.run([*command, *arguments], check=False).returncode
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
+    quiet = [] if sys.stdout.isatty() else ["-q"]  # on a terminal, pip's own progress bar: torch is 200 MB
+    return subprocess.run([*command, *quiet, *arguments], check=False).returncode
 
 
 if __name__ == "__main__":
