@@ -14,6 +14,7 @@ import aiohttp
 import msgspec
 
 from edge_router.backend import Backend
+from edge_router.upstream import reason_of
 from sites.config import HealthConfig
 from wire.status import decode_status
 
@@ -83,7 +84,7 @@ class HealthMonitor:
         except msgspec.MsgspecError as error:
             backend.failed(f"/status is malformed: {error}")
         except (ProbeError, aiohttp.ClientError, OSError) as error:
-            backend.failed(str(error) or type(error).__name__)
+            backend.failed(reason_of(error))
         except Exception:
             log.exception("probing site %s failed inside the router", backend.name)
             backend.failed("the router failed to probe it; its log has the reason")
@@ -91,7 +92,8 @@ class HealthMonitor:
             backend.round_trip.observe(elapsed_ms / fetched.round_trips)
             backend.answered(status, asked_at)
         if backend.state != before:
-            log.warning("site %s: %s -> %s %s", backend.name, before, backend.state, backend.detail)
+            level = logging.INFO if backend.state == "healthy" else logging.WARNING
+            log.log(level, "site %s was %s and is %s: %s", backend.name, before, backend.state, backend.detail or "it answers")
 
 
 def status_fetch(session: aiohttp.ClientSession) -> Fetch:

@@ -5,6 +5,7 @@ may be tried. After that, `Answer.batches` raises Lost. Knows HTTP and framing; 
 """
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Any, Literal
@@ -121,7 +122,7 @@ class _Events:
         except SSEError as error:
             raise Lost(f"it sent {error}") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Lost(_reason(error)) from None
+            raise Lost(reason_of(error)) from None
 
     async def read(self) -> list[Event] | None:
         while chunk := await self._content.readany():
@@ -166,11 +167,11 @@ class Upstream:
             response = None  # the answer owns it now
             return answer
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise SiteFailed("connect", _reason(error)) from None
+            raise SiteFailed("connect", reason_of(error)) from None
         except TimeoutError:
             raise SiteFailed("silent", f"it sent nothing for {patience_s:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise SiteFailed("lost", _reason(error)) from None
+            raise SiteFailed("lost", reason_of(error)) from None
         finally:
             if response is not None:
                 response.close()
@@ -252,5 +253,8 @@ def _downstream_headers(response: aiohttp.ClientResponse, body: bytes | None) ->
     return headers
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
+    """aiohttp's own sentence for a failed connection speaks of its TLS setting first."""
+    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
+        return f"cannot connect to {error.host}:{error.port}: {os.strerror(error.os_error.errno)}"
     return str(error) or type(error).__name__
