@@ -1,1 +1,1 @@
-"""Picks a site for each request, relays the stream, and goes on elsewhere when the site is lost. Knows wire/ and sites/ only."""
+"""Sends each request to the site that will answer it first, and keeps the answer honest when a site dies. Imports wire and sites only."""

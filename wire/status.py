@@ -33,6 +33,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
     decode_tokens_per_s: float = 0.0  # of one sequence
     wake_ms: float = 0.0  # measured time from disk or host to the first token; 0: not measured
     detail: str = ""  # why it failed, how far it has loaded
+    aliases: tuple[str, ...] = ()  # further names that requests may use
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):
