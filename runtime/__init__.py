@@ -1,0 +1,1 @@
+"""One per site: the HTTP API, admission, streaming, and the supervision of its engine host. Never imports torch."""
