@@ -21,7 +21,6 @@ class Place(msgspec.Struct, frozen=True):
 class ModelStatus(msgspec.Struct, frozen=True):
     name: str
     residency: Residency
-    aliases: tuple[str, ...] = ()
     loaded: float = 0.0  # share of the weights read so far, 0 to 1
     context_length: int = 0  # tokens
     running: int = 0  # sequences
