@@ -11,11 +11,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Protocol, TypeVar
-
-import zmq
-import zmq.asyncio
-from zmq.utils.monitor import parse_monitor_message
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from engine.protocol import (
     Abort,
@@ -36,12 +32,13 @@ from engine.protocol import (
     Submit,
     TokenOutput,
     UnloadModel,
-    decode_event,
-    encode,
 )
 
 T = TypeVar("T")
 Argument = TypeVar("Argument")
+if TYPE_CHECKING:
+    import zmq.asyncio
+
 ProgressCallback = Callable[[int, int], None]  # (bytes done, bytes in total)
 
 
@@ -241,7 +238,7 @@ def _reject(waiting: dict[str, asyncio.Future[T]], name: str, error: EngineError
 
 class SocketEngineClient(_Client):
     """A host in another process, reached at `ipc://PATH` or `tcp://HOST:PORT`. The host may come up later than the
-    client."""
+    client. ZeroMQ is imported here alone: the in-process form needs nothing beyond torch."""
 
     def __init__(self, address: str) -> None:
         super().__init__()
@@ -269,6 +266,8 @@ class SocketEngineClient(_Client):
         self._assert_alive()
         if self._context is not None:
             return
+        import zmq.asyncio
+
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, uuid.uuid4().bytes)
@@ -279,17 +278,24 @@ class SocketEngineClient(_Client):
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
 
     def _send(self, command: Command) -> None:
+        from engine.frames import encode
+
         if self._death is None:
             # at once, or queued by ZeroMQ until the host is there: there is nothing to await
             self._socket.send(encode(command))
 
     async def _receive(self) -> None:
+        from engine.frames import decode_event
+
         while True:
             self._handle(decode_event(await self._socket.recv()))
 
     async def _watch(self) -> None:
         """A killed host's socket is closed by the operating system: that is known here sooner than any heartbeat is
         missed."""
+        import zmq
+        from zmq.utils.monitor import parse_monitor_message
+
         while True:
             event = parse_monitor_message(await self._monitor.recv_multipart())
             if event["event"] == zmq.EVENT_DISCONNECTED:

@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from engine.engine import error_output
 from engine.loader import ModelLoader
 from engine.protocol import (
@@ -37,7 +35,7 @@ from engine.protocol import (
     TokenOutput,
     UnloadModel,
 )
-from engine.transport import HostTransport, NewFrontEnd, SocketTransport
+from engine.transport import HostTransport, NewFrontEnd
 
 if TYPE_CHECKING:
     from engine.loading import LoadedModel
@@ -190,6 +188,10 @@ class EngineHost:
 
 
 def main() -> None:
+    import msgspec
+
+    from engine.socket_transport import SocketTransport
+
     parser = argparse.ArgumentParser(prog="python -m engine.host", description="Serve models over one ZeroMQ socket.")
     parser.add_argument("--address", required=True, help="where to listen: ipc://PATH or tcp://HOST:PORT")
     parser.add_argument("--config", default="{}", help="a HostConfig as JSON")

@@ -1,13 +1,12 @@
-"""The engine protocol: every message between a front end and an engine host, and its byte form.
+"""The engine protocol: every message between a front end and an engine host.
 
-Messages are frozen msgspec structs in one tagged union per direction; one ZeroMQ frame holds one msgpack message. The
-module knows shapes and names; it refuses to know sockets, processes, text or torch, so that a runtime process can
-import it for free.
+Messages are frozen values of the standard library alone, so that an engine runs in-process where nothing else is installed (a bare GPU machine);
+their byte form is frames.py. Those sent once per token are named tuples (cheap to make, and arrays in bytes). The module refuses to know sockets,
+processes, text and torch.
 """
 
-from typing import Literal
-
-import msgspec
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -21,9 +20,9 @@ ErrorCode = Literal[
 ]
 
 
-class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the next token is chosen. `temperature == 0` is greedy. The random number of a token is a function of (seed,
-    position) alone."""
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. `temperature == 0` is greedy. The random number of a token is a function of (seed, position) alone."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -33,23 +32,26 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    # alternatives reported beside each chosen token's own logprob; None: report nothing
-    num_logprobs: int | None = None
-    # report the logprob of every prompt token but the first (prefix hits are then recomputed)
-    prompt_logprobs: bool = False
+    num_logprobs: int | None = (
+        None  # alternatives reported beside each chosen token's own logprob; None: report nothing
+    )
+    prompt_logprobs: bool = (
+        False  # report the logprob of every prompt token but the first (prefix hits are then recomputed)
+    )
 
 
-class ModelSpec(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
     """A model to load: a local Hugging Face directory (config.json, *.safetensors)."""
 
     name: str
     path: str
     dtype: Dtype = "auto"
-    # KV cache size in tokens; None: an even share of what is left of the arena, see HostConfig.num_models
-    kv_tokens: int | None = None
+    kv_tokens: int | None = None  # KV cache size in tokens; None: an even share of the arena, see HostConfig.num_models
 
 
-class HostConfig(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class HostConfig:
     """What an engine host is started with. Sizes are bytes unless the name says otherwise."""
 
     device: str = "cpu"
@@ -59,15 +61,15 @@ class HostConfig(msgspec.Struct, frozen=True):
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 64
     max_waiting: int = 1024
-    num_models: int = 1  # models that share the arena: one without kv_tokens takes its part of what is left
+    num_models: int = 1  # models that will share the arena: one without kv_tokens takes its part of what is left
 
 
 # Front end -> host
 
 
-class Submit(msgspec.Struct, frozen=True, tag="submit"):
-    """Start a sequence. A continuation is a Submit whose prompt ends in the tokens already delivered: positions, hence
-    random numbers, agree."""
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Start a sequence. A continuation is a Submit whose prompt ends in the tokens already delivered: positions, hence random numbers, agree."""
 
     sequence_id: str  # unique for the life of the host: outputs of an aborted sequence may still be on their way
     model: str
@@ -76,19 +78,23 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     salt: bytes = b""  # tenant salt: seeds the prefix cache's hash chain
 
 
-class Abort(msgspec.Struct, frozen=True, tag="abort"):
+@dataclass(frozen=True, slots=True)
+class Abort:
     sequence_id: str
 
 
-class LoadModel(msgspec.Struct, frozen=True, tag="load_model"):
+@dataclass(frozen=True, slots=True)
+class LoadModel:
     spec: ModelSpec
 
 
-class UnloadModel(msgspec.Struct, frozen=True, tag="unload_model"):
+@dataclass(frozen=True, slots=True)
+class UnloadModel:
     name: str
 
 
-class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+@dataclass(frozen=True, slots=True)
+class Shutdown:
     pass
 
 
@@ -98,16 +104,15 @@ Command = Submit | Abort | LoadModel | UnloadModel | Shutdown
 # Host -> front end
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprobs(NamedTuple):
     """Natural-log probabilities before temperature and truncation, as the field reports them."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), most likely first
 
 
-class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
-    """One sequence's new tokens of one step. The first output of a sequence carries `num_cached_tokens`; the last
-    carries a finish reason."""
+class TokenOutput(NamedTuple):
+    """One sequence's new tokens of one step. The first output of a sequence carries `num_cached_tokens`; the last carries a finish reason."""
 
     sequence_id: str
     token_ids: tuple[int, ...] = ()
@@ -119,7 +124,8 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
     error_message: str | None = None
 
 
-class ModelLoad(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ModelLoad:
     """How busy one model is now."""
 
     running: int = 0
@@ -135,7 +141,8 @@ class ModelLoad(msgspec.Struct, frozen=True):
     decode_tokens_per_s: float = 0.0  # per sequence
 
 
-class ModelInfo(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
     """What a loaded model can do."""
 
     name: str
@@ -149,9 +156,9 @@ class ModelInfo(msgspec.Struct, frozen=True):
     load_s: float
 
 
-class StepOutput(msgspec.Struct, frozen=True, tag="step"):
-    """One frame per step: every sequence's new tokens, and the load of every model. Also sent, without tokens, as a
-    heartbeat when idle."""
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """One frame per step: every sequence's new tokens, and the load of every model. Also sent, without tokens, as a heartbeat when idle."""
 
     step: int
     outputs: tuple[TokenOutput, ...]
@@ -160,40 +167,28 @@ class StepOutput(msgspec.Struct, frozen=True, tag="step"):
     device_time_ms: float = 0.0
 
 
-class LoadProgress(msgspec.Struct, frozen=True, tag="load_progress"):
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
     name: str
     done_bytes: int
     total_bytes: int
 
 
-class ModelReady(msgspec.Struct, frozen=True, tag="model_ready"):
+@dataclass(frozen=True, slots=True)
+class ModelReady:
     info: ModelInfo
 
 
-class ModelFailed(msgspec.Struct, frozen=True, tag="model_failed"):
+@dataclass(frozen=True, slots=True)
+class ModelFailed:
     name: str
     error_code: ErrorCode
     message: str
 
 
-class ModelUnloaded(msgspec.Struct, frozen=True, tag="model_unloaded"):
+@dataclass(frozen=True, slots=True)
+class ModelUnloaded:
     name: str
 
 
 Event = StepOutput | LoadProgress | ModelReady | ModelFailed | ModelUnloaded
-
-_encoder = msgspec.msgpack.Encoder()
-_command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
-_event_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
-
-
-def encode(message: Command | Event) -> bytes:
-    return _encoder.encode(message)
-
-
-def decode_command(frame: bytes) -> Command:
-    return _command_decoder.decode(frame)
-
-
-def decode_event(frame: bytes) -> Event:
-    return _event_decoder.decode(frame)

@@ -32,7 +32,7 @@ def decode_attention(
     bytes_per_seq = 2 * block_tables.shape[1] * k_cache[0].numel() * k_cache.element_size()
     group = max(1, _GATHERED_BYTES[q.device.type] // bytes_per_seq)
     if seqs <= group:
-        return _attend(q, k_cache, v_cache, block_tables, context_lens, max_context_len, scale)
+        return _attend(q, k_cache, v_cache, block_tables, None if seqs == 1 else context_lens, max_context_len, scale)
     parts = zip(torch.split(q, group), torch.split(block_tables, group), torch.split(context_lens, group), strict=True)
     return torch.cat([_attend(q, k_cache, v_cache, tables, lens, max_context_len, scale) for q, tables, lens in parts])
 
@@ -42,10 +42,11 @@ def _attend(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_tables: torch.Tensor,
-    context_lens: torch.Tensor,
+    context_lens: torch.Tensor | None,
     max_context_len: int,
     scale: float,
 ) -> torch.Tensor:
+    """Without context_lens every context is max_context_len long."""
     seqs, heads, head_dim = q.shape
     _, block_size, kv_heads, _ = k_cache.shape
     flat = block_tables.reshape(-1)
@@ -55,7 +56,7 @@ def _attend(
     # The query heads of one kv head become the rows of one small matrix: no key or value is repeated.
     grouped = q.view(seqs, kv_heads, heads // kv_heads, head_dim)
     mask = None
-    if seqs > 1:
+    if context_lens is not None:
         mask = (torch.arange(max_context_len, device=q.device) < context_lens.unsqueeze(1)).view(
             seqs, 1, 1, max_context_len
         )

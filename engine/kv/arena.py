@@ -4,6 +4,7 @@ Knows bytes and gaps; refuses to know blocks and shapes. Memory that is borrowed
 beyond a context, and a NaN left there by an earlier borrower would survive the mask (0 * NaN).
 """
 
+import mmap
 from threading import Lock
 from typing import NamedTuple
 
@@ -23,8 +24,7 @@ class ArenaFullError(Exception):
 
 class Arena:
     def __init__(self, total_bytes: int, device: torch.device) -> None:
-        # On a CPU zeros come from the operating system page by page, when a page is first written.
-        self._memory = torch.zeros(total_bytes, dtype=torch.uint8, device=device)
+        self._memory = _zeros(total_bytes, device)
         self._gaps = [(0, total_bytes)] if total_bytes else []  # (start, end), ordered, never touching
         self._lock = Lock()  # models are loaded in one thread and unloaded in another
 
@@ -64,3 +64,10 @@ class Arena:
                 else:
                     merged.append((start, end))
             self._gaps = merged
+
+
+def _zeros(num_bytes: int, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu" or not num_bytes:
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    # An anonymous map costs no memory until a page is written; torch.zeros writes them all (256 MiB resident per idle host).
+    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)

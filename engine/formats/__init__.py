@@ -1,0 +1,32 @@
+"""How model families write tool calls as text, and which of them a checkpoint uses. No torch, no HTTP."""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from engine.chat_template import ChatTemplate
+from engine.formats.hermes import HermesParser
+from engine.formats.pieces import Content, Part, ToolCall
+
+__all__ = ["Content", "Part", "ToolCall", "ToolFormat", "ToolParser", "tool_format_of"]
+
+
+class ToolParser(Protocol):
+    """Text in, content and calls out. Any chunking of the same text gives the same content and the same calls."""
+
+    @property
+    def held_characters(self) -> int:
+        """How much of the text pushed so far has not come out yet, as content or as a call."""
+
+    def push(self, text: str) -> list[Part]: ...
+
+    def finish(self) -> list[Part]: ...
+
+
+class ToolFormat(NamedTuple):
+    name: str
+    parser: Callable[[], ToolParser]
+
+
+def tool_format_of(template: ChatTemplate) -> ToolFormat | None:
+    """A template that writes earlier calls in a family's tags was trained on them."""
+    return ToolFormat("hermes", HermesParser) if template.mentions("<tool_call>") else None

@@ -1,0 +1,27 @@
+"""What a tool-call parser emits: content as it was written, and whole calls."""
+
+from typing import NamedTuple
+
+
+class Content(NamedTuple):
+    text: str
+
+
+class ToolCall(NamedTuple):
+    """A call is emitted whole: half of one could not be taken back if its JSON turned out malformed."""
+
+    name: str
+    arguments: str  # a JSON object, as text
+
+
+Part = Content | ToolCall
+
+
+def held_suffix(text: str, tags: tuple[str, ...]) -> int:
+    """The length of the longest end of `text` that could be the beginning of one of `tags`."""
+    longest = max(map(len, tags), default=0)
+    for length in range(min(longest - 1, len(text)), 0, -1):
+        end = text[-length:]
+        if any(tag.startswith(end) for tag in tags):
+            return length
+    return 0

@@ -1,0 +1,196 @@
+"""Text to token ids and back, from a checkpoint's tokenizer.json.
+
+Knows how a token's bytes are written in a vocabulary (byte-level BPE, or SentencePiece's word marks with byte fallback) and how to turn a growing
+list of ids into text that never ends in half a character. Refuses to know templates, stop conditions and HTTP.
+"""
+
+import asyncio
+import codecs
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from tokenizers import Tokenizer as Backend
+
+INLINE_CHARACTERS = 4_000  # about 1 ms of encoding: shorter texts are not worth a thread's hand-over
+WORD_MARK = "\u2581"  # SentencePiece writes a space as this
+
+
+class TokenizerError(Exception):
+    """A tokenizer cannot be used, or a text cannot be encoded; the message says why."""
+
+
+class Tokenizer:
+    """One model's tokenizer. Safe to use from several threads."""
+
+    def __init__(self, backend: Backend, *, decoder: dict[str, Any] | None, special_tokens: dict[str, str]) -> None:
+        self._backend = backend
+        self._spelling = _spelling_of(decoder)
+        self._added = {
+            token_id: (b"" if token.special else token.content.encode(), token.content)
+            for token_id, token in backend.get_added_tokens_decoder().items()
+        }
+        self._bytes: dict[int, bytes] = {}
+        self.special_tokens = special_tokens  # as templates call them: bos_token, eos_token, ...
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> "Tokenizer":
+        path = directory / "tokenizer.json"
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise TokenizerError(f"{path} is missing; a model directory needs its tokenizer.json") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise TokenizerError(f"{path} cannot be read: {error}") from None
+        return cls.from_json(text, read_json(directory / "tokenizer_config.json"), origin=str(path))
+
+    @classmethod
+    def from_json(cls, text: str, config: dict[str, Any], origin: str = "tokenizer.json") -> "Tokenizer":
+        try:
+            decoder = json.loads(text).get("decoder")
+            backend = Backend.from_str(text)
+        except Exception as error:  # the library raises bare Exception for everything
+            raise TokenizerError(f"{origin} is not a tokenizer: {error}") from None
+        backend.no_truncation()
+        backend.no_padding()
+        return cls(backend, decoder=decoder, special_tokens=special_tokens_of(config))
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
+        """A rendered template already spells its special tokens; a bare text wants the tokenizer's own, such as a BOS."""
+        try:
+            return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        except Exception as error:  # as above
+            raise TokenizerError(f"the text cannot be encoded: {error}") from None
+
+    async def encode_async(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
+        """Encodes a long text in a worker thread, so that other streams keep flowing."""
+        if len(text) <= INLINE_CHARACTERS:
+            return self.encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(self.encode, text, add_special_tokens=add_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds to the text: nothing for a special token or an id outside the vocabulary."""
+        found = self._bytes.get(token_id)
+        if found is None:
+            found = self._bytes[token_id] = self._spell(token_id)
+        return found
+
+    def token_text(self, token_id: int) -> str:
+        """The token as a person would want to read it in a list of logprobs; special tokens by name."""
+        if token_id in self._added:
+            return self._added[token_id][1]
+        return self.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._added and not self._added[token_id][0]
+
+    def detokenizer(self) -> "IncrementalDetokenizer":
+        return IncrementalDetokenizer(self)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        detokenizer = self.detokenizer()
+        return "".join(map(detokenizer.push, token_ids)) + detokenizer.finish()
+
+    def _spell(self, token_id: int) -> bytes:
+        if token_id in self._added:
+            return self._added[token_id][0]
+        token = self._backend.id_to_token(token_id) if token_id >= 0 else None
+        return b"" if token is None else self._spelling.to_bytes(token)
+
+
+class IncrementalDetokenizer:
+    """Ids in, text out, each push O(its own bytes). Bytes of an unfinished character wait; bytes that can become none are U+FFFD."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+
+    def finish(self) -> str:
+        """What was still waiting when the tokens ended."""
+        return self._decoder.decode(b"", final=True)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the last tokens' bytes are not wholly delivered yet."""
+        return bool(self._decoder.getstate()[0])
+
+
+class _Spelling(Protocol):
+    def to_bytes(self, token: str) -> bytes: ...
+
+
+class _ByteLevel:
+    """GPT-2's alphabet: every byte is one printable character of the vocabulary."""
+
+    def __init__(self) -> None:
+        printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+        others = [byte for byte in range(256) if byte not in set(printable)]
+        pairs = [(chr(byte), byte) for byte in printable]
+        pairs += [(chr(0x100 + offset), byte) for offset, byte in enumerate(others)]
+        self._byte_of = dict(pairs)
+
+    def to_bytes(self, token: str) -> bytes:
+        try:
+            return bytes(self._byte_of[character] for character in token)
+        except KeyError:  # a token outside the alphabet stands for its own text
+            return token.encode()
+
+
+class _WordMarks:
+    """SentencePiece: U+2581 is a space, <0x0A> is a byte. A leading space is kept: an answer may continue a text."""
+
+    def to_bytes(self, token: str) -> bytes:
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            try:
+                return bytes([int(token[3:5], 16)])
+            except ValueError:
+                return token.encode()
+        return token.replace(WORD_MARK, " ").encode()
+
+
+def _spelling_of(decoder: dict[str, Any] | None) -> _Spelling:
+    kinds = _decoder_kinds(decoder)
+    if "ByteLevel" in kinds:
+        return _ByteLevel()
+    if kinds & {"ByteFallback", "Metaspace"}:
+        return _WordMarks()
+    named = ", ".join(sorted(kinds)) or "none"
+    raise TokenizerError(f"the tokenizer's decoder ({named}) is not supported; byte-level BPE and SentencePiece are")
+
+
+def _decoder_kinds(decoder: dict[str, Any] | None) -> set[str]:
+    if decoder is None:
+        return set()
+    kinds = {str(decoder.get("type"))}
+    for part in decoder.get("decoders", ()):
+        kinds |= _decoder_kinds(part)
+    return kinds
+
+
+def special_tokens_of(config: dict[str, Any]) -> dict[str, str]:
+    """The named special tokens of a tokenizer_config.json; each is a string or an object with `content`."""
+    named: dict[str, str] = {}
+    for key in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"):
+        value = config.get(key)
+        content = value.get("content") if isinstance(value, dict) else value
+        if isinstance(content, str):
+            named[key] = content
+    return named
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty when there is no file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise TokenizerError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{path} must hold a JSON object")
+    return cast("dict[str, Any]", value)

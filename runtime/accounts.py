@@ -1,0 +1,27 @@
+"""Who a request belongs to. A stand-in until accounts exist: a tenant is whoever holds the same bearer token and account id.
+
+Nothing is looked up and nobody is refused; requests that send neither share the anonymous tenant. What a tenant's prompts leave in the prefix
+cache is found only with its salt (I4), so two tokens never see each other's cache even without accounts.
+"""
+
+import hashlib
+from typing import NamedTuple
+
+
+class Tenant(NamedTuple):
+    id: str  # safe to log: a hash, never the token
+    salt: bytes  # seeds the engine's prefix cache
+
+
+def tenant_of(authorization: str | None, account_id: str | None) -> Tenant:
+    scheme, _, token = (authorization or "").partition(" ")
+    bearer = token.strip() if scheme.lower() == "bearer" else (authorization or "")
+    if not bearer and not account_id:
+        return ANONYMOUS
+    # Lengths first, so that no pair of token and account can be confused with another.
+    identity = f"{len(bearer)}:{bearer}:{account_id or ''}".encode()
+    digest = hashlib.sha256(b"pilotlight tenant\0" + identity).digest()
+    return Tenant(digest[:8].hex(), digest[8:24])
+
+
+ANONYMOUS = Tenant("anonymous", hashlib.sha256(b"pilotlight anonymous tenant").digest()[8:24])

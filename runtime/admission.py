@@ -1,0 +1,92 @@
+"""Permits: how many requests, and how many tokens, may be at work at once.
+
+A permit is a scope. It counts its request from the first moment and reserves prompt + expected output tokens once the prompt is known; leaving
+the scope gives both back, so after a drain every counter is zero (I6). A request that would exceed a limit is refused at once, with a time to
+come back; one that has started is never shed for a newcomer. The module refuses to know HTTP, models' names' meaning and engines.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from wire.errors import ApiError
+
+RETRY_AFTER_S = 2.0
+DRAINING_RETRY_AFTER_S = 5.0
+# Reserved tokens may exceed the KV cache so many times: sequences wait in the engine for what running ones give back. Beyond
+# that a newcomer would wait for several whole generations, and another site will be quicker.
+QUEUED_CACHES = 8
+FIRST_GUESS = 256  # output tokens of a request, before any has ended
+AVERAGE_WEIGHT = 0.05  # of one request's actual output in the moving average
+
+
+class Admission:
+    def __init__(self, max_inflight: int) -> None:
+        self.max_inflight = max_inflight
+        self.inflight = 0
+        self.draining = False
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.reserved: dict[str, int] = {}  # model -> tokens
+        self._average_output: dict[str, float] = {}
+
+    @contextmanager
+    def permit(self) -> Iterator["Permit"]:
+        if self.draining:
+            message = "this site is shutting down; send the request to another site or again later"
+            raise ApiError("draining", message, retry_after_s=DRAINING_RETRY_AFTER_S)
+        if self.inflight >= self.max_inflight:
+            message = f"{self.inflight} requests are at work, as many as this site takes; try again later"
+            raise ApiError("overloaded", message, retry_after_s=RETRY_AFTER_S)
+        self.inflight += 1
+        self._empty.clear()
+        permit = Permit(self)
+        try:
+            yield permit
+        finally:
+            permit.release()
+            self.inflight -= 1
+            if self.inflight == 0:
+                self._empty.set()
+
+    async def wait_until_empty(self) -> None:
+        """Returns when no request holds a permit."""
+        await self._empty.wait()
+
+    def expected_output(self, model: str, max_tokens: int) -> int:
+        """Twice the average: most requests end below it, and few ask for less than they are allowed."""
+        return min(max_tokens, round(2 * self._average_output.get(model, FIRST_GUESS)))
+
+    def settle(self, model: str, output_tokens: int) -> None:
+        average = self._average_output.get(model, float(FIRST_GUESS))
+        self._average_output[model] = average + AVERAGE_WEIGHT * (output_tokens - average)
+
+
+class Permit:
+    """One request's share. Used inside `Admission.permit` only."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._model: str | None = None
+        self._tokens = 0
+
+    def reserve(self, model: str, prompt_tokens: int, max_tokens: int, kv_tokens: int) -> None:
+        """Refuses when the model's queue would be too long. A request alone on its model is always taken: the engine knows what fits."""
+        assert self._model is None, "a permit reserves once"
+        tokens = prompt_tokens + self._admission.expected_output(model, max_tokens)
+        held = self._admission.reserved.get(model, 0)
+        if held and held + tokens > QUEUED_CACHES * kv_tokens:
+            message = f"{held} tokens are reserved for {model!r}, {QUEUED_CACHES} times its KV cache; try again later"
+            raise ApiError("overloaded", message, retry_after_s=RETRY_AFTER_S)
+        self._model, self._tokens = model, tokens
+        self._admission.reserved[model] = held + tokens
+
+    def settle(self, output_tokens: int) -> None:
+        """The request has ended by itself: what it really took improves the next guess."""
+        if self._model is not None:
+            self._admission.settle(self._model, output_tokens)
+
+    def release(self) -> None:
+        if self._model is not None:
+            self._admission.reserved[self._model] -= self._tokens
+            self._model, self._tokens = None, 0

@@ -1,0 +1,101 @@
+"""A site's HTTP application: its parts put together, its routes, its layers.
+
+Everything that lives as long as the site is made here and handed on; nothing is global, so two sites can live in one process.
+"""
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import PackageNotFoundError, version
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtime.admission import Admission
+from runtime.engines.hosts import EngineHosts, Launcher
+from runtime.engines.launch import ProcessLauncher
+from runtime.engines.models import Models
+from runtime.generation import Generator
+from runtime.metrics import Metrics
+from runtime.middleware.errors import Errors
+from runtime.middleware.identity import Identity
+from runtime.middleware.unread import UnreadBody
+from runtime.routes.health import Health
+from runtime.routes.openai import openai_routes
+from runtime.routes.workers_ai import workers_ai_routes
+from sites.config import ConfigError, SiteConfig
+from wire.errors import ApiError
+from wire.headers import HOP_SECRET_ENV
+
+
+def build_app(site: SiteConfig, *, launcher: Launcher | None = None, hop_secret: str | None = None) -> Starlette:
+    """`launcher` starts the engine host (by default a process of its own); `hop_secret` comes from the environment unless given."""
+    secret = hop_secret if hop_secret is not None else os.environ.get(HOP_SECRET_ENV) or None
+    if site.listen.require_hop and secret is None:
+        raise ConfigError(f"site {site.name!r}: listen.require_hop needs the network's secret in {HOP_SECRET_ENV}")
+    metrics = Metrics(site.name)
+    admission = Admission(site.limits.max_inflight)
+    hosts = EngineHosts(launcher or ProcessLauncher(site.engine), site.engine)
+    models = Models(site.models, hosts)
+    generator = Generator(models, hosts, admission, metrics, site.limits.request_timeout_s)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with hosts:
+            models.start()
+            try:
+                yield
+            finally:
+                await models.stop()
+
+    app = Starlette(
+        routes=[*openai_routes(generator, site.limits), *workers_ai_routes(generator, site.limits)],
+        middleware=[
+            Middleware(UnreadBody),
+            Middleware(
+                Identity, site=site.name, hop_secret=secret, require_hop=site.listen.require_hop, metrics=metrics
+            ),
+            Middleware(Errors),
+        ],
+        exception_handlers={HTTPException: _as_api_error},
+        lifespan=lifespan,
+    )
+    health = Health(site, hosts, models, admission, metrics, _version(), lambda: app.state.url)
+    app.router.routes.extend(health.routes())
+    app.router.redirect_slashes = False  # a redirected POST is a surprise; an unknown path is a 404
+    app.state.url = None  # known once the socket is bound
+    app.state.admission, app.state.health, app.state.models, app.state.hosts = admission, health, models, hosts
+    hosts.on_step(metrics.step)
+    gauges: dict[str, Callable[[], float]] = {
+        "inflight_requests": lambda: admission.inflight,
+        "reserved_tokens": lambda: sum(admission.reserved.values()),
+        "engine_restarts": lambda: hosts.restarts,
+        "ready": lambda: not health.why_not_ready(),
+    }
+    metrics.watch(lambda: hosts.client.loads if hosts.client is not None else {}, gauges)
+    return app
+
+
+async def _as_api_error(request: Request, error: Exception) -> Response:
+    """The framework's own refusals, handed to the layer that speaks the dialects."""
+    assert isinstance(error, HTTPException)
+    method, path = request.method, request.url.path
+    if error.status_code == 405:
+        raise ApiError("method_not_allowed", f"{method} is not allowed on {path}; {_allowed(error)}")
+    if error.status_code == 404:
+        raise ApiError("not_found", f"there is nothing at {path}; the API is under /ai/v1, /v1 and /client/v4")
+    raise ApiError("invalid_request", error.detail)
+
+
+def _allowed(error: HTTPException) -> str:
+    return f"allowed: {(error.headers or {}).get('Allow', 'none')}"
+
+
+def _version() -> str:
+    try:
+        return version("pilotlight")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "0"

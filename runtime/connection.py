@@ -1,0 +1,146 @@
+"""One HTTP exchange's two ends: the body read within a limit, the client watched while work is done, an answer sent.
+
+ASGI callables only: anything that buffers a response, or asks for the disconnect only when sending, hides a client's leaving. The server below
+(Hypercorn) also reports a client that closes only its sending half as gone: a client must keep its side open until it has its answer.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from contextlib import suppress
+from typing import Any
+
+import orjson
+from starlette.types import Message, Receive, Scope, Send
+
+from wire.errors import ApiError, Dialect
+
+Headers = Iterable[tuple[str, str]]
+
+
+class ClientGone(Exception):
+    """The client left before it had sent its whole request: there is nobody to answer."""
+
+
+async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
+    """Never holds more than the limit: a longer body is refused while it is still coming in."""
+    declared = header(scope, b"content-length")
+    if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
+        raise _too_large(limit_bytes)
+    chunks: list[bytes] = []
+    total = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        total += len(chunk)
+        if total > limit_bytes:
+            raise _too_large(limit_bytes)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Does the work; cancels it, and waits until its scopes are left, as soon as the client leaves."""
+    worker = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({worker, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if worker.done():
+            worker.result()
+    finally:
+        for task in (worker, watcher):
+            task.cancel()
+        await asyncio.gather(worker, watcher, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def send_bytes(send: Send, status: int, content_type: str, body: bytes, headers: Headers = ()) -> None:
+    pairs = [("content-type", content_type), ("content-length", str(len(body))), *headers]
+    await send(response_start(status, pairs))
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_json(send: Send, body: bytes, status: int = 200, headers: Headers = ()) -> None:
+    await send_bytes(send, status, "application/json", body, headers)
+
+
+async def send_error(send: Send, error: ApiError, dialect: Dialect, headers: Headers = ()) -> None:
+    await send_json(send, error_body(error, dialect), error.status(dialect), [*error.headers(), *headers])
+
+
+def error_body(error: ApiError, dialect: Dialect) -> bytes:
+    return orjson.dumps(error.body(dialect))
+
+
+def response_start(status: int, headers: Headers) -> Message:
+    encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+    return {"type": "http.response.start", "status": status, "headers": encoded}
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """The first header of that (lower-case) name."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value).decode("latin-1")
+    return None
+
+
+def _too_large(limit_bytes: int) -> ApiError:
+    return ApiError("body_too_large", f"the body is larger than this site's limit of {limit_bytes} bytes; send less")
+
+
+class EventWriter:
+    """A stream of server-sent events that begins with its first one, and never falls silent for longer than a heartbeat.
+
+    Until something is sent the response has no status, so a refusal can still have its own. Use as `async with`.
+    """
+
+    HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
+
+    def __init__(self, send: Send, content_type: str, heartbeat: bytes, heartbeat_s: float) -> None:
+        self._send = send
+        self._content_type = content_type
+        self._heartbeat = heartbeat
+        self._heartbeat_s = heartbeat_s
+        self._lock = asyncio.Lock()
+        self._last_sent = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self.is_started = False
+
+    async def __aenter__(self) -> "EventWriter":
+        self._last_sent = asyncio.get_running_loop().time()
+        self._task = asyncio.create_task(self._beat(), name="heartbeat")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        with suppress(asyncio.CancelledError, Exception):  # a failed heartbeat means that nobody listens any more
+            await self._task
+
+    async def write(self, events: bytes) -> None:
+        async with self._lock:
+            if not self.is_started:
+                self.is_started = True
+                await self._send(response_start(200, [("content-type", self._content_type), *self.HEADERS]))
+            await self._send({"type": "http.response.body", "body": events, "more_body": True})
+            self._last_sent = asyncio.get_running_loop().time()
+
+    async def close(self) -> None:
+        async with self._lock:
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            silent_s = loop.time() - self._last_sent
+            if silent_s >= self._heartbeat_s:
+                await self.write(self._heartbeat)
+            else:
+                await asyncio.sleep(self._heartbeat_s - silent_s)

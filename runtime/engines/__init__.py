@@ -1,0 +1,1 @@
+"""The site's engine host and its models, as the HTTP side sees them."""

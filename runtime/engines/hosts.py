@@ -1,0 +1,198 @@
+"""The engine host's life: started, watched, restarted.
+
+Liveness is token progress (I5): a host that has exited, that never answered, or that has work and takes no step inside its deadline is killed;
+every open stream fails at once, and a new host is started after a bounded pause. The module refuses to know models, text and HTTP; how a host
+is started is its launcher's business.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Literal, Protocol
+
+from engine.client import EngineClient, EngineError
+from engine.protocol import StepOutput, Submit, TokenOutput
+from sites.config import EngineConfig
+
+log = logging.getLogger("pilotlight.engine")
+
+FIRST_PAUSE_S = 0.2  # before the first restart; doubled for each host that did not live, up to:
+LONGEST_PAUSE_S = 10.0
+LIVED_S = 30.0  # a host that was up for so long was healthy: its successor starts without delay
+STOP_GRACE_S = 3.0
+
+State = Literal["starting", "up", "restarting", "stopped"]
+
+
+class RunningHost(Protocol):
+    """A started host process (or what stands for one in a test)."""
+
+    @property
+    def client(self) -> EngineClient: ...
+
+    @property
+    def pid(self) -> int | None: ...
+
+    async def exited(self) -> str:
+        """Returns when the process has ended: a sentence that says how."""
+
+    async def stop(self, grace_s: float) -> None:
+        """Asks it to end, and kills it after `grace_s`. Harmless on one that has ended."""
+
+
+class Launcher(Protocol):
+    async def launch(self) -> RunningHost: ...
+
+
+class EngineHosts:
+    """The one engine host of a site, through all its restarts. Use as `async with`."""
+
+    def __init__(
+        self, launcher: Launcher, config: EngineConfig, *, on_down: Callable[[str], None] = lambda reason: None
+    ) -> None:
+        self._launcher = launcher
+        self._config = config
+        self.on_down = on_down
+        self.state: State = "starting"
+        self.reason = "the engine host is starting"  # why the state is not "up"
+        self.restarts = 0
+        self._host: RunningHost | None = None
+        self._changed = asyncio.Event()  # replaced at every change of host
+        self._open_sequences = 0
+        self._progress_at = 0.0
+        self._heard = False  # whether this host has sent anything yet
+        self._last_step = -1
+        self._observers: list[Callable[[StepOutput], None]] = []
+        self._supervisor: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "EngineHosts":
+        self._supervisor = asyncio.create_task(self._supervise(), name="engine supervisor")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._supervisor is not None
+        self._supervisor.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._supervisor
+        self.state, self.reason = "stopped", "the site has stopped"
+
+    @property
+    def client(self) -> EngineClient | None:
+        """The host's client, while there is a host."""
+        return self._host.client if self._host is not None else None
+
+    @property
+    def pid(self) -> int | None:
+        return self._host.pid if self._host is not None else None
+
+    def on_step(self, callback: Callable[[StepOutput], None]) -> None:
+        """Call back for every frame of every host there will be."""
+        self._observers.append(callback)
+
+    async def next_client(self, after: EngineClient | None = None) -> EngineClient:
+        """Waits for a host whose client is not `after`."""
+        while True:
+            client = self.client
+            if client is not None and client is not after:
+                return client
+            await self._changed.wait()
+
+    @asynccontextmanager
+    async def generate(self, submit: Submit) -> AsyncIterator[AsyncIterator[TokenOutput]]:
+        """A sequence's scope on the present host. Open ones are what the watch calls work."""
+        client = self.client
+        if client is None:
+            raise EngineError("engine_error", f"{self.reason}; try again in a moment")
+        if self._open_sequences == 0:
+            self._progress_at = time.monotonic()
+        self._open_sequences += 1
+        try:
+            async with client.generate(submit) as outputs:
+                yield outputs
+        finally:
+            self._open_sequences -= 1
+
+    def fail_open(self, reason: str) -> None:
+        """Ends every open sequence with an error: the site will not wait for them any longer."""
+        if self.client is not None:
+            self.client.fail(reason)
+
+    async def _supervise(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            started_at = time.monotonic()
+            reason = await self._run_one()
+            self.restarts += 1
+            log.error("%s; restarting it", reason)
+            if time.monotonic() - started_at > LIVED_S:
+                pause_s = FIRST_PAUSE_S
+            await asyncio.sleep(pause_s)
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+    async def _run_one(self) -> str:
+        """One host from launch to death; returns why it died."""
+        try:
+            host = await self._launcher.launch()
+        except (OSError, EngineError) as error:
+            return self._down(f"the engine host could not be started: {error}")
+        try:
+            self._up(host)
+            reason = await self._watch(host)
+            host.client.fail(reason)
+            return self._down(reason)
+        finally:
+            self._host = None
+            await host.stop(STOP_GRACE_S if self._heard else 0.0)
+
+    def _up(self, host: RunningHost) -> None:
+        self._heard, self._last_step, self._progress_at = False, -1, time.monotonic()
+        host.client.on_step(self._note_step)
+        self._host = host
+        self.state, self.reason = "up", ""
+        self._notify()
+
+    def _down(self, reason: str) -> str:
+        self._host = None
+        self._heard = False  # it is not asked politely: its process is gone or hangs
+        self.state, self.reason = "restarting", reason
+        self._notify()
+        self.on_down(reason)
+        return reason
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _note_step(self, step: StepOutput) -> None:
+        self._heard = True
+        if step.outputs or step.step != self._last_step:
+            self._last_step, self._progress_at = step.step, time.monotonic()
+        for observer in self._observers:
+            observer(step)
+
+    async def _watch(self, host: RunningHost) -> str:
+        """Returns when the host is dead, or has to be treated as dead."""
+        exited = asyncio.create_task(host.exited(), name="engine exit")
+        tick_s = min(0.25, self._config.step_deadline_s / 4)
+        try:
+            while not exited.done():
+                await asyncio.wait({exited}, timeout=tick_s)
+                if not exited.done() and (stuck := self._stuck()) is not None:
+                    return stuck
+            return exited.result()
+        finally:
+            exited.cancel()
+            with suppress(asyncio.CancelledError):
+                await exited
+
+    def _stuck(self) -> str | None:
+        silent_s = time.monotonic() - self._progress_at
+        if not self._heard:
+            limit_s = self._config.start_timeout_s
+            return f"the engine host did not answer within {limit_s:g} s of its start" if silent_s > limit_s else None
+        limit_s = self._config.step_deadline_s
+        if self._open_sequences and silent_s > limit_s:
+            return f"the engine host has work and took no step for {limit_s:g} s"
+        return None

@@ -1,0 +1,92 @@
+"""Starts an engine host as a process of its own and connects to it over a socket only this user can reach.
+
+The process ends itself when its parent dies; here it is asked to end, and killed when it does not. The module refuses to know when to do so.
+"""
+
+import asyncio
+import contextlib
+import shutil
+import signal
+import sys
+import tempfile
+from asyncio.subprocess import DEVNULL, Process, create_subprocess_exec
+from pathlib import Path
+
+import msgspec
+
+from engine.client import EngineClient
+from engine.protocol import HostConfig
+from sites.config import EngineConfig
+
+GIB = 1 << 30
+
+
+class ProcessLauncher:
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+
+    async def launch(self) -> "HostProcess":
+        directory = Path(tempfile.mkdtemp(prefix="pilotlight-"))  # mode 0700
+        address = f"ipc://{directory}/engine"
+        try:
+            process = await create_subprocess_exec(
+                sys.executable,
+                *("-m", "engine.host", "--address", address),
+                *("--config", msgspec.json.encode(host_config(self._config)).decode()),
+                stdin=DEVNULL,
+                # A terminal's Ctrl-C reaches every process of the group; the host must outlive the drain of its site.
+                start_new_session=True,
+            )
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        return HostProcess(process, _connect(address), directory)
+
+
+class HostProcess:
+    def __init__(self, process: Process, client: EngineClient, directory: Path) -> None:
+        self._process = process
+        self.client = client
+        self._directory = directory
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    async def exited(self) -> str:
+        code = await self._process.wait()
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+        return f"the engine host (pid {self._process.pid}) {how}"
+
+    async def stop(self, grace_s: float) -> None:
+        try:
+            await self.client.close()
+            if self._process.returncode is None and grace_s > 0:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.terminate()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._process.wait(), grace_s)
+        finally:
+            if self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+                await self._process.wait()
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def host_config(config: EngineConfig) -> HostConfig:
+    return HostConfig(
+        device=config.device,
+        threads=config.threads,
+        kv_bytes=round(config.kv_gib * GIB),
+        block_size=config.block_size,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_waiting=config.max_waiting,
+    )
+
+
+def _connect(address: str) -> EngineClient:
+    from engine.client import SocketEngineClient
+
+    return SocketEngineClient(address)

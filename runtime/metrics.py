@@ -1,0 +1,159 @@
+"""What a site counts, in Prometheus' text form: the names people already chart (vllm:*), and our own (pilotlight_*).
+
+One registry per application, so that several sites can live in one process. The module refuses to know what the figures are used for.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine.protocol import ModelLoad, StepOutput
+from wire.errors import ApiError
+
+if TYPE_CHECKING:
+    from runtime.generation import Generation
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_TTFT_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10, 20, 40, 80)
+_ITL_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5)
+_E2E_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+
+Loads = Callable[[], dict[str, ModelLoad]]
+
+
+class Metrics:
+    def __init__(self, site: str) -> None:
+        self.registry = CollectorRegistry()
+        registry, model = self.registry, ["model_name"]
+        self._ttft = Histogram(
+            "vllm:time_to_first_token_seconds", "Request to first piece", model, buckets=_TTFT_S, registry=registry
+        )
+        self._itl = Histogram(
+            "vllm:inter_token_latency_seconds", "Between two pieces", model, buckets=_ITL_S, registry=registry
+        )
+        self._e2e = Histogram(
+            "vllm:e2e_request_latency_seconds", "Request to last piece", model, buckets=_E2E_S, registry=registry
+        )
+        self._prompt = Counter("vllm:prompt_tokens", "Prompt tokens of ended requests", model, registry=registry)
+        self._cached = Counter(
+            "pilotlight_cached_prompt_tokens", "Of these, found in the prefix cache", model, registry=registry
+        )
+        self._output = Counter("vllm:generation_tokens", "Output tokens of ended requests", model, registry=registry)
+        self._ended = Counter(
+            "pilotlight_requests", "Ended requests by outcome: a finish reason, an error's word, or client_left",
+            ["model_name", "outcome"], registry=registry,
+        )  # fmt: skip
+        self._http = Counter(
+            "pilotlight_http_responses", "Responses by status", ["endpoint", "status"], registry=registry
+        )
+        self._host_ms = Histogram(
+            "pilotlight_engine_step_host_ms", "Host time of an engine step", registry=registry,
+            buckets=(0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64),
+        )  # fmt: skip
+        self._device_ms = Histogram(
+            "pilotlight_engine_step_device_ms", "Device time of an engine step", registry=registry,
+            buckets=(0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
+        )  # fmt: skip
+        Gauge("pilotlight_site_info", "Always 1", ["site"], registry=registry).labels(site).set(1)
+
+    def watch(self, loads: Loads, gauges: dict[str, Callable[[], float]]) -> None:
+        """Read at scrape time: the engine's own counts, and the given gauges by name."""
+        self.registry.register(_LoadCollector(loads))
+        for name, read in gauges.items():
+            Gauge(f"pilotlight_{name}", name.replace("_", " "), registry=self.registry).set_function(read)
+
+    def step(self, step: StepOutput) -> None:
+        if step.outputs:
+            self._host_ms.observe(step.host_time_ms)
+            self._device_ms.observe(step.device_time_ms)
+
+    def response(self, endpoint: str, status: int) -> None:
+        self._http.labels(endpoint, str(status)).inc()
+
+    @contextmanager
+    def request(self, model: str) -> Iterator["Measure"]:
+        """A request's outcome, whatever it is, is counted when the scope ends."""
+        measure = Measure(self, model)
+        outcome = "client_left"
+        try:
+            yield measure
+            outcome = measure.finish_reason or "client_left"
+        except ApiError as error:
+            outcome = error.word
+            raise
+        except TimeoutError:
+            outcome = "request_timeout"
+            raise
+        except Exception as error:
+            outcome = getattr(error, "code", "internal_error")
+            raise
+        finally:
+            self._ended.labels(model, outcome).inc()
+            measure.end()
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class Measure:
+    """One request's clock."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._began = time.monotonic()
+        self._last: float | None = None
+        self._generation: Generation | None = None
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self._generation.assembler.finish_reason if self._generation is not None else None
+
+    def follow(self, generation: "Generation") -> None:
+        self._generation = generation
+        generation.on_piece = self._note_piece
+
+    def end(self) -> None:
+        if self._generation is None:
+            return
+        metrics, usage = self._metrics, self._generation.usage
+        metrics._prompt.labels(self._model).inc(usage.prompt_tokens)
+        metrics._cached.labels(self._model).inc(usage.prompt_tokens_details.cached_tokens)
+        metrics._output.labels(self._model).inc(usage.completion_tokens)
+        if self.finish_reason is not None:
+            metrics._e2e.labels(self._model).observe(time.monotonic() - self._began)
+
+    def _note_piece(self) -> None:
+        now = time.monotonic()
+        if self._last is None:
+            self._metrics._ttft.labels(self._model).observe(now - self._began)
+        else:
+            self._metrics._itl.labels(self._model).observe(now - self._last)
+        self._last = now
+
+
+class _LoadCollector(Collector):
+    """The engine's newest frame as metrics."""
+
+    def __init__(self, loads: Loads) -> None:
+        self._loads = loads
+
+    def collect(self) -> Iterable[Metric]:
+        label = ["model_name"]
+        running = GaugeMetricFamily("vllm:num_requests_running", "Sequences being decoded or prefilled", labels=label)
+        waiting = GaugeMetricFamily("vllm:num_requests_waiting", "Sequences not started", labels=label)
+        usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", labels=label)
+        queries = CounterMetricFamily("vllm:prefix_cache_queries", "Prompt tokens looked up", labels=label)
+        hits = CounterMetricFamily("vllm:prefix_cache_hits", "Prompt tokens found cached", labels=label)
+        for name, load in self._loads().items():
+            running.add_metric([name], load.running)
+            waiting.add_metric([name], load.waiting)
+            usage.add_metric([name], 1 - load.free_blocks / load.total_blocks if load.total_blocks else 0.0)
+            queries.add_metric([name], load.prefix_queries)
+            hits.add_metric([name], load.prefix_hits)
+        return (running, waiting, usage, queries, hits)

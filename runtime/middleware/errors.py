@@ -1,0 +1,38 @@
+"""Every failure of a route as an answer in the dialect of its path; an unforeseen one is also logged with its traceback."""
+
+import logging
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from runtime.connection import ClientGone, send_error
+from wire.errors import ApiError, dialect_of
+
+log = logging.getLogger("pilotlight.http")
+
+
+class Errors:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_started = False
+
+        async def watching(message: Message) -> None:
+            nonlocal is_started
+            is_started = is_started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watching)
+        except ClientGone:
+            return
+        except ApiError as error:
+            if is_started or scope["type"] != "http":
+                raise
+            await send_error(send, error, dialect_of(scope["path"]))
+        except Exception:
+            if is_started or scope["type"] != "http":
+                raise
+            log.exception("%s %s (request %s)", scope["method"], scope["path"], scope.get("pilotlight.request_id"))
+            failure = ApiError("internal_error", "something went wrong inside this site; its log has the details")
+            await send_error(send, failure, dialect_of(scope["path"]))

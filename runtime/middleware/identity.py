@@ -1,0 +1,73 @@
+"""Who is asking and who answers: the hop signature, the request id, and the site's name on every response.
+
+A request id from outside is kept only with a genuine signature of one of the network's routers; anybody else could confuse our logs with it.
+"""
+
+import time
+import uuid
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from runtime.connection import header, send_error
+from runtime.metrics import Metrics
+from wire import headers
+from wire.errors import ApiError, dialect_of
+
+OWN_PATHS = ("/livez", "/readyz", "/metrics", "/status")
+
+
+class Identity:
+    def __init__(self, app: ASGIApp, *, site: str, hop_secret: str | None, require_hop: bool, metrics: Metrics) -> None:
+        self._app = app
+        self._site = site
+        self._hop_secret = hop_secret
+        self._require_hop = require_hop
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        refusal: ApiError | None = None
+        try:
+            request_id = self._request_id(scope)
+        except ApiError as error:
+            request_id, refusal = uuid.uuid4().hex, error
+        scope["pilotlight.request_id"] = request_id
+        ours = [(headers.REQUEST_ID.encode(), request_id.encode()), (headers.SITE.encode(), self._site.encode())]
+
+        async def signing(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *ours]}
+                self._metrics.response(_family(scope["path"]), message["status"])
+            await send(message)
+
+        if refusal is not None:
+            await send_error(signing, refusal, dialect_of(scope["path"]))
+        else:
+            await self._app(scope, receive, signing)
+
+    def _request_id(self, scope: Scope) -> str:
+        """The router's id where its signature is genuine, else a new one. Raises ApiError where the hop must not pass."""
+        signature = header(scope, headers.HOP.encode())
+        given = header(scope, headers.REQUEST_ID.encode()) or ""
+        if self._hop_secret is not None and signature is not None:
+            path = scope["path"]  # decoded: a proxy in between may spell the same path otherwise
+            if headers.hop_is_genuine(signature, self._hop_secret, time.time(), scope["method"], path, given):
+                return given or uuid.uuid4().hex
+            raise ApiError("forbidden", f"the {headers.HOP} signature is not genuine, or older than a minute")
+        if self._require_hop and scope["path"] not in OWN_PATHS:
+            raise ApiError(
+                "forbidden", "this site answers only requests that come through one of the network's routers"
+            )
+        return uuid.uuid4().hex
+
+
+def _family(path: str) -> str:
+    """A bounded set of labels, whatever paths are asked for."""
+    for family in ("chat/completions", "completions", "models"):
+        if path in (f"/ai/v1/{family}", f"/v1/{family}"):
+            return family
+    if "/ai/run/" in path:
+        return "run"
+    return path.removeprefix("/") if path in OWN_PATHS else "other"

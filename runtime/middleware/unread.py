@@ -1,0 +1,61 @@
+"""Lets a refused client read its refusal although it is still sending its body.
+
+Closing a socket with unread bytes in it resets the connection, which can destroy the response on its way; and Hypercorn's queue of ten unread
+body messages blocks for ever once nobody takes them. So what an answer left unread is taken and dropped before the response ends.
+"""
+
+import asyncio
+from contextlib import suppress
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+DISCARD_BYTES = 64 << 20
+DISCARD_S = 10.0
+
+
+class UnreadBody:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body = _Body(receive)
+
+        async def finishing(message: Message) -> None:
+            is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if not is_last or body.is_read:
+                await send(message)
+                return
+            await send({**message, "more_body": True})
+            with suppress(TimeoutError):
+                await asyncio.wait_for(body.discard(DISCARD_BYTES), DISCARD_S)
+            rest = asyncio.ensure_future(body.discard(None))
+            try:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            finally:
+                rest.cancel()
+                with suppress(asyncio.CancelledError):
+                    await rest
+
+        await self._app(scope, body.receive, finishing)
+
+
+class _Body:
+    """Knows whether the request has been read to its end."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.is_read = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            self.is_read = True
+        return message
+
+    async def discard(self, limit: int | None) -> None:
+        discarded = 0
+        while not self.is_read and (limit is None or discarded < limit):
+            discarded += len((await self.receive()).get("body", b""))

@@ -1,0 +1,212 @@
+"""The request bodies of every endpoint as pydantic models, and which of the world's parameters are known, harmless or refused.
+
+Shapes only: turning one into a `Valid...` value is validation's business. Strict types: "0.5" is not a number and true is not 1.
+"""
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+MAX_STOPS = 4
+MAX_LOGPROBS = 20
+
+
+def _mistake(sentence: str) -> PydanticCustomError:
+    return PydanticCustomError("pilotlight", "{sentence}", {"sentence": sentence})
+
+
+def _unsupported(sentence: str) -> PydanticCustomError:
+    return PydanticCustomError("unsupported", "{sentence}", {"sentence": sentence})
+
+
+def _join_parts(value: Any) -> Any:
+    """A list of text parts as one text, joined by line ends, as other engines do for templates that expect text."""
+    if not isinstance(value, list):
+        return value
+    texts: list[str] = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str):
+            raise _mistake('must be a string or a list of parts such as {"type": "text", "text": "..."}')
+        if kind not in ("text", "refusal"):
+            raise _unsupported(f"parts of type {kind!r} are not supported by this model; send text parts")
+        if not isinstance(part.get(kind), str):
+            raise _mistake(f"a part of type {kind!r} needs {kind!r} as a string")
+        texts.append(part[kind])
+    return "\n".join(texts)
+
+
+def _listed_stops(value: Any) -> Any:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
+        raise _mistake("must be a non-empty string or a list of them")
+    if len(stops) > MAX_STOPS:
+        raise _mistake(f"may list at most {MAX_STOPS} strings")
+    return stops
+
+
+def _one_prompt(value: Any) -> Any:
+    """A text, a list of token ids, or a list that holds exactly one of either."""
+    if isinstance(value, list) and value and not all(type(item) is int for item in value):
+        if len(value) > 1 and all(isinstance(item, str | list) for item in value):
+            raise _unsupported("several prompts in one request are not supported; send one request per prompt")
+        value = value[0] if len(value) == 1 else None
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and all(type(item) is int and item >= 0 for item in value):
+        return value
+    raise _mistake("must be a text or a non-empty list of token ids (whole numbers)")
+
+
+def _tool_choice(value: Any) -> Any:
+    if value in ("auto", "none"):
+        return value
+    if value == "required" or isinstance(value, dict):
+        raise _unsupported('only "auto" and "none" are supported so far: the model decides whether to call')
+    raise _mistake('must be "auto" or "none"')
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+
+
+class FunctionBody(Body):
+    name: str = Field(min_length=1, max_length=128)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Literal[False] | None = None  # true would promise arguments that always match the schema
+
+
+class ToolBody(Body):
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class CallFunctionBody(Body):
+    name: str
+    arguments: str | dict[str, Any]
+
+
+class CallBody(Body):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CallFunctionBody
+    index: int | None = None  # clients send streamed deltas back as they came
+
+
+class MessageBody(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(_join_parts)] = None
+    name: str | None = None
+    tool_calls: list[CallBody] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class StreamOptionsBody(Body):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class SamplingBody(Body):
+    """What every generating endpoint takes. Null is the same as absent."""
+
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=5)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1)  # -1 and 0: no limit, as other engines have it
+    min_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop: Annotated[list[str] | None, BeforeValidator(_listed_stops)] = None
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(None, max_length=64)
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+
+
+class ChatBody(SamplingBody):
+    model: str
+    messages: list[MessageBody] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    stream_options: StreamOptionsBody | None = None
+    tools: list[ToolBody] | None = None
+    tool_choice: Annotated[str | None, BeforeValidator(_tool_choice)] = None
+    parallel_tool_calls: bool | None = None
+
+
+class CompletionBody(SamplingBody):
+    model: str
+    prompt: Annotated[str | list[int], BeforeValidator(_one_prompt)]
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    stream_options: StreamOptionsBody | None = None
+
+
+class RunToolBody(Body):
+    """Workers AI's own form: the function without OpenAI's wrapping."""
+
+    name: str = Field(min_length=1, max_length=128)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+def _run_tool(value: Any) -> Any:
+    """Either form of a tool, in OpenAI's wrapping."""
+    if isinstance(value, dict) and "type" not in value and "function" not in value:
+        return {"type": "function", "function": value}
+    return value
+
+
+class RunBody(SamplingBody):
+    """Inputs of a text model at /ai/run: a prompt or messages."""
+
+    prompt: str | None = Field(None, min_length=1)
+    messages: list[MessageBody] | None = Field(None, min_length=1)
+    raw: bool | None = None
+    tools: list[Annotated[ToolBody, BeforeValidator(_run_tool)]] | None = None
+
+
+class Refused(NamedTuple):
+    """A parameter that others support and we do not yet: which values of it ask for nothing, and what to do instead."""
+
+    neutral: tuple[Any, ...]
+    instead: str
+
+
+_TEXT_FORMAT = {"type": "text"}
+
+REFUSED: dict[str, Refused] = {
+    "n": Refused((1,), "one answer per request is supported; send several requests"),
+    "best_of": Refused((1,), "one answer per request is supported; send several requests"),
+    "echo": Refused((False,), "only the continuation is returned"),
+    "suffix": Refused(("",), "inserting before a suffix is not supported"),
+    "response_format": Refused((_TEXT_FORMAT,), 'only {"type": "text"} is supported so far'),
+    "json_schema": Refused((), "answers are not constrained to a schema yet"),
+    "guided_json": Refused((), "answers are not constrained to a schema yet"),
+    "frequency_penalty": Refused((0,), "penalties are not supported yet; leave it at 0"),
+    "presence_penalty": Refused((0,), "penalties are not supported yet; leave it at 0"),
+    "repetition_penalty": Refused((1, 0), "penalties are not supported yet; leave it at 1"),
+    "logit_bias": Refused(({},), "biases are not supported yet"),
+    "modalities": Refused((["text"],), 'only ["text"] is supported'),
+    "audio": Refused((), "audio is not supported"),
+    "image": Refused((), "images are not supported"),
+    "prediction": Refused((), "predicted outputs are not supported"),
+    "functions": Refused(([],), "use tools"),
+    "function_call": Refused(("none",), "use tools and tool_choice"),
+    "reasoning_effort": Refused(("none",), "the models here do not reason before answering"),
+    "verbosity": Refused(("medium",), "ask for a shorter or longer answer in the messages, or set max_tokens"),
+    "web_search_options": Refused((), "web search is not supported"),
+    "lora": Refused(("",), "adapters are not supported yet"),
+    "requests": Refused((), "batches are not supported yet; send one request per prompt"),
+    "prompt_logprobs": Refused((), "logprobs of the prompt are not returned yet"),
+}
+
+# Bookkeeping of other services: answering as if it were absent is exactly what was asked for.
+HARMLESS = frozenset({
+    "user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+})  # fmt: skip

@@ -1,0 +1,96 @@
+"""What every generating endpoint does, whatever its dialect: read, validate, generate, and write one object or a stream.
+
+An endpoint adds two things of its own: how a body becomes a `Valid...` value, and an Answer that renders pieces in its dialect.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+from runtime.accounts import Tenant, tenant_of
+from runtime.connection import EventWriter, error_body, header, read_body, send_json, until_disconnect
+from runtime.generation import Generator
+from runtime.streaming import Piece
+from runtime.validation import ValidGeneration
+from wire.chat import Usage
+from wire.errors import ApiError, Dialect
+from wire.sse import CONTENT_TYPE, HEARTBEAT, encode_event
+
+log = logging.getLogger("pilotlight.http")
+
+MIB = 1 << 20
+
+
+class Answer(Protocol):
+    """One answer in one dialect."""
+
+    def events(self, piece: Piece) -> bytes:
+        """The server-sent events that carry a piece."""
+
+    def ending(self, usage: Usage) -> bytes:
+        """The events after the last piece."""
+
+    def whole(self, piece: Piece, usage: Usage) -> bytes:
+        """The JSON object that carries the entire answer."""
+
+
+RequestT = TypeVar("RequestT", bound=ValidGeneration)
+
+
+class Endpoint(Generic[RequestT]):
+    """A pure ASGI application for one path."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        dialect: Dialect,
+        parse: Callable[[bytes, Scope], RequestT],
+        answer: Callable[[RequestT, Generator], Answer],
+        *,
+        max_body_mib: float,
+        heartbeat_s: float,
+    ) -> None:
+        self._generator = generator
+        self._dialect = dialect
+        self._parse = parse
+        self._answer = answer
+        self._max_body_bytes = int(max_body_mib * MIB)
+        self._heartbeat_s = heartbeat_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = self._parse(await read_body(scope, receive, self._max_body_bytes), scope)
+        tenant = tenant_of(header(scope, b"authorization"), scope["path_params"].get("account_id"))
+        respond = self._stream if request.stream else self._send_whole
+        await until_disconnect(receive, respond(request, tenant, send))
+
+    async def _send_whole(self, request: RequestT, tenant: Tenant, send: Send) -> None:
+        async with self._generator.generate(request, tenant) as generation:
+            piece = await generation.whole()
+        await send_json(send, self._answer(request, self._generator).whole(piece, generation.usage))
+
+    async def _stream(self, request: RequestT, tenant: Tenant, send: Send) -> None:
+        async with EventWriter(send, CONTENT_TYPE, HEARTBEAT, self._heartbeat_s) as writer:
+            try:
+                await self._write_pieces(request, tenant, writer)
+            except ApiError as error:
+                if not writer.is_started:
+                    raise
+                await writer.write(encode_event(error_body(error, self._dialect)))
+            except Exception:
+                if not writer.is_started:
+                    raise
+                log.exception("a stream of %s failed", request.model)
+                failure = ApiError("internal_error", "something went wrong inside this site; its log has the details")
+                await writer.write(encode_event(error_body(failure, self._dialect)))
+            await writer.close()
+
+    async def _write_pieces(self, request: RequestT, tenant: Tenant, writer: EventWriter) -> None:
+        answer = self._answer(request, self._generator)
+        async with self._generator.generate(request, tenant) as generation:
+            async for piece in generation.pieces():
+                events = answer.events(piece)
+                if piece.finish_reason is not None:
+                    events += answer.ending(generation.usage)
+                await writer.write(events)

@@ -1,0 +1,84 @@
+"""What operators and routers ask a site: /livez, /readyz, /metrics, /status.
+
+Ready means that a request sent now would start to be answered: the engine host lives, and every model that belongs on the device is there.
+"""
+
+import os
+from collections.abc import Callable
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from runtime.admission import Admission
+from runtime.engines.hosts import EngineHosts
+from runtime.engines.models import Models
+from runtime.metrics import CONTENT_TYPE, Metrics
+from sites.config import SiteConfig
+from wire.status import Place, ProcessStatus, SiteStatus, encode_status
+
+
+class Health:
+    def __init__(
+        self,
+        site: SiteConfig,
+        hosts: EngineHosts,
+        models: Models,
+        admission: Admission,
+        metrics: Metrics,
+        version: str,
+        url: Callable[[], str | None],
+    ) -> None:
+        self._site = site
+        self._hosts = hosts
+        self._models = models
+        self._admission = admission
+        self._metrics = metrics
+        self._version = version
+        self._url = url
+        self._sequence = 0
+
+    def routes(self) -> list[BaseRoute]:
+        paths = {"/livez": self.livez, "/readyz": self.readyz, "/metrics": self.metrics, "/status": self.status}
+        return [Route(path, endpoint) for path, endpoint in paths.items()]
+
+    def why_not_ready(self) -> list[str]:
+        reasons = ["the site is draining"] if self._admission.draining else []
+        if self._hosts.state != "up":
+            return [*reasons, self._hosts.reason]
+        return reasons + self._models.missing()
+
+    async def livez(self, request: Request) -> Response:
+        """The process answers: nothing else is claimed."""
+        return JSONResponse({"status": "alive"})
+
+    async def readyz(self, request: Request) -> Response:
+        reasons = self.why_not_ready()
+        if not reasons:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "not ready", "reasons": reasons}, 503, {"retry-after": "1"})
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+    async def status(self, request: Request) -> Response:
+        return Response(encode_status(self.site_status()), media_type="application/json")
+
+    def site_status(self) -> SiteStatus:
+        self._sequence += 1
+        place = self._site.place
+        processes = [ProcessStatus("site", os.getpid(), self._site.name, self._url())]
+        if (pid := self._hosts.pid) is not None:
+            processes.append(ProcessStatus("engine", pid, self._site.name))
+        return SiteStatus(
+            site=self._site.name,
+            version=self._version,
+            place=Place(place.city, place.latitude, place.longitude),
+            sequence=self._sequence,
+            ready=not self.why_not_ready(),
+            draining=self._admission.draining,
+            inflight=self._admission.inflight,
+            max_inflight=self._admission.max_inflight,
+            models=self._models.statuses(),
+            processes=tuple(processes),
+        )

@@ -1,0 +1,92 @@
+"""Cloudflare Workers AI's native paths: .../ai/run/{model} and .../ai/models/search.
+
+Same generation as OpenAI's paths, other shapes: an envelope round one object, a stream of `{"response": ...}` whose last event has the usage.
+"""
+
+import json
+
+import msgspec
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Scope
+
+from engine.formats import Content, ToolCall
+from runtime.generation import Generator
+from runtime.routes.endpoint import Endpoint
+from runtime.streaming import Piece
+from runtime.validation import ValidRun, parse_run
+from sites.config import LimitsConfig
+from wire.chat import Usage
+from wire.errors import ApiError, Dialect
+from wire.sse import DONE, encode_event
+from wire.workers_ai import Call, Envelope, ModelCard, Property, TextResult
+
+_encoder = msgspec.json.Encoder()
+_PREFIX = "/client/v4/accounts/{account_id}/ai"
+_REFUSED_OPTIONS = (b"queueRequest", b"queue_request")
+
+
+def workers_ai_routes(generator: Generator, limits: LimitsConfig) -> list[BaseRoute]:
+    def run(raw: bytes, scope: Scope) -> ValidRun:
+        if any(option in scope["query_string"] for option in _REFUSED_OPTIONS):
+            message = "the batch queue is not supported yet; leave queueRequest out"
+            raise ApiError("unsupported_parameter", message, param="queueRequest")
+        return parse_run(raw, scope["path_params"]["model"], generator.models.resolve)
+
+    ends = {"max_body_mib": limits.max_body_mib, "heartbeat_s": limits.heartbeat_s}
+    endpoint = Endpoint(generator, Dialect.WORKERS_AI, run, RunAnswer, **ends)
+    search = _Search(generator)
+    return [
+        Route(f"{_PREFIX}/run/{{model:path}}", endpoint, methods=["POST"]),
+        Route(f"{_PREFIX}/models/search", search.answer),
+    ]
+
+
+class RunAnswer:
+    def __init__(self, request: ValidRun, generator: Generator) -> None:
+        pass  # the native shape carries neither an id nor the model's name
+
+    def events(self, piece: Piece) -> bytes:
+        events = b""
+        for position, part in enumerate(piece.parts):
+            event_id = piece.tokens[-1].position if piece.tokens and position == len(piece.parts) - 1 else None
+            events += encode_event(_encoder.encode(_result(part)), event_id)
+        return events
+
+    def ending(self, usage: Usage) -> bytes:
+        return encode_event(_encoder.encode(TextResult("", usage=usage))) + encode_event(DONE)
+
+    def whole(self, piece: Piece, usage: Usage) -> bytes:
+        calls = tuple(_call(call) for call in piece.calls)
+        return _encoder.encode(Envelope(TextResult(piece.text, calls or UNSET, usage)))
+
+
+class _Search:
+    """The site's models as cards; `?search=` keeps those whose name contains it."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._models = generator.models
+
+    async def answer(self, request: Request) -> Response:
+        wanted = request.query_params.get("search", "").lower()
+        cards = tuple(
+            self._card(config.name)
+            for config in self._models.configs
+            if any(wanted in name.lower() for name in (config.name, *config.aliases))
+        )
+        return Response(_encoder.encode(Envelope(cards)), media_type="application/json")
+
+    def _card(self, name: str) -> ModelCard:
+        info = self._models.info(name)
+        properties = () if info is None else (Property("context_window", str(info.context_length)),)
+        return ModelCard(id=name, name=name, description=f"{name}, served by this site", properties=properties)
+
+
+def _result(part: Content | ToolCall) -> TextResult:
+    return TextResult(part.text) if isinstance(part, Content) else TextResult("", (_call(part),))
+
+
+def _call(call: ToolCall) -> Call:
+    return Call(call.name, json.loads(call.arguments))

@@ -1,0 +1,192 @@
+"""An engine's tokens to what a client may see: text, tool calls, logprobs, and which token each piece reaches.
+
+The pure middle of every answer, without sockets or clocks: TokenOutput in, Piece out. Text that may still become a stop string, a tag or a whole
+character is held back; a token counts as carried once all of its text has gone out, so a stream that is cut can be continued after it.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+from engine.formats import Content, Part, ToolCall, ToolParser
+from engine.formats.pieces import held_suffix
+from engine.protocol import TokenLogprobs, TokenOutput
+from engine.tokenizer import IncrementalDetokenizer
+from wire.chat import FinishReason
+
+
+class CarriedToken(NamedTuple):
+    position: int  # among the answer's tokens, from 0
+    token_id: int
+    text_offset: int  # characters before it
+    is_shown: bool  # False: the token that ended the answer, which is counted but never text
+    logprobs: TokenLogprobs | None
+
+
+class Piece(NamedTuple):
+    """What one event, or one whole answer, carries."""
+
+    parts: tuple[Part, ...]
+    tokens: tuple[CarriedToken, ...]  # those whose text is complete with this piece
+    finish_reason: FinishReason | None
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, Content))
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        return tuple(part for part in self.parts if isinstance(part, ToolCall))
+
+
+class StopMatcher:
+    """Finds the first stop string in a growing text, and holds back what may become one."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = stops
+        self._held = ""
+
+    @property
+    def held_characters(self) -> int:
+        return len(self._held)
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """The text that is safe to show, and whether a stop string ended it. The earliest match wins, then the longest."""
+        if not self._stops:
+            return text, False
+        text = self._held + text
+        found = [position for stop in self._stops if (position := text.find(stop)) >= 0]
+        if found:
+            self._held = ""
+            return text[: min(found)], True
+        held = held_suffix(text, self._stops)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held], False
+
+    def finish(self) -> str:
+        text, self._held = self._held, ""
+        return text
+
+
+class _Record(NamedTuple):
+    token: CarriedToken
+    end: int | None  # characters decoded once its text is complete; None: its last character is unfinished
+
+
+class Assembler:
+    """One answer under way. Push outputs as they come, take what can be shown when there is somebody to show it to."""
+
+    def __init__(
+        self,
+        detokenizer: IncrementalDetokenizer,
+        *,
+        stop: tuple[str, ...] = (),
+        hidden_token_ids: frozenset[int] = frozenset(),
+        parser: ToolParser | None = None,
+        one_call_only: bool = False,
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._stop = StopMatcher(stop)
+        self._hidden_token_ids = hidden_token_ids
+        self._parser = parser
+        self._one_call_only = one_call_only
+        self._decoded = 0  # characters that came out of the detokenizer
+        self._records: deque[_Record] = deque()
+        self._parts: list[Part] = []
+        self._num_calls = 0
+        self._is_finish_taken = False
+        self.completion_tokens = 0
+        self.finish_reason: FinishReason | None = None
+
+    def push(self, output: TokenOutput) -> None:
+        """Tokens after the end of the answer (its stop string lay inside this output) are not part of it."""
+        for position, token_id in enumerate(output.token_ids):
+            if self.finish_reason is not None:
+                return
+            is_last = position == len(output.token_ids) - 1
+            is_end = is_last and output.finish_reason == "stop" and token_id in self._hidden_token_ids
+            self._add(token_id, output.logprobs[position] if output.logprobs else None, is_shown=not is_end)
+        if self.finish_reason is None and output.finish_reason in ("stop", "length"):
+            self._flush()
+            self._finish("stop" if output.finish_reason == "stop" else "length")
+
+    def take(self) -> Piece | None:
+        """All that can be shown now, or None when that is nothing."""
+        is_ending = self.finish_reason is not None and not self._is_finish_taken
+        if not self._parts and not is_ending:
+            return None
+        parts, self._parts = tuple(self._parts), []
+        self._is_finish_taken = is_ending
+        return Piece(_merged(parts), self._carried(), self.finish_reason if is_ending else None)
+
+    def _add(self, token_id: int, logprobs: TokenLogprobs | None, *, is_shown: bool) -> None:
+        token = CarriedToken(self.completion_tokens, token_id, self._decoded, is_shown, logprobs)
+        self.completion_tokens += 1
+        text = self._detokenizer.push(token_id) if is_shown else ""
+        self._decoded += len(text)
+        if text:
+            self._complete_earlier()
+        self._records.append(_Record(token, None if self._detokenizer.is_pending and is_shown else self._decoded))
+        self._feed(text)
+
+    def _complete_earlier(self) -> None:
+        """New text means that the character earlier tokens had begun is whole."""
+        for position, record in enumerate(self._records):
+            if record.end is None:
+                self._records[position] = record._replace(end=self._decoded)
+
+    def _feed(self, text: str) -> None:
+        shown, is_stopped = self._stop.push(text)
+        self._parse(shown)
+        if is_stopped and self.finish_reason is None:
+            self._finish("stop")
+
+    def _parse(self, text: str) -> None:
+        if self._parser is None:
+            self._accept([Content(text)] if text else [])
+        elif text:
+            self._accept(self._parser.push(text))
+
+    def _accept(self, parts: list[Part]) -> None:
+        for part in parts:
+            if self.finish_reason is not None:
+                return
+            self._parts.append(part)
+            if isinstance(part, ToolCall):
+                self._num_calls += 1
+                if self._one_call_only:
+                    self.finish_reason = "tool_calls"
+
+    def _flush(self) -> None:
+        """The tokens have ended: nothing that was held back can become anything else any more."""
+        text = self._detokenizer.finish()
+        self._decoded += len(text)
+        self._feed(text)
+        if self.finish_reason is None:
+            self._parse(self._stop.finish())
+
+    def _finish(self, reason: FinishReason) -> None:
+        if self._parser is not None:
+            self._accept(self._parser.finish())
+        if self.finish_reason is None:
+            self.finish_reason = "tool_calls" if self._num_calls and reason == "stop" else reason
+
+    def _carried(self) -> tuple[CarriedToken, ...]:
+        held = self._stop.held_characters + (self._parser.held_characters if self._parser is not None else 0)
+        tokens: list[CarriedToken] = []
+        while self._records:
+            end = self._records[0].end
+            if self.finish_reason is None and (end is None or end > self._decoded - held):
+                break
+            tokens.append(self._records.popleft().token)
+        return tuple(tokens)
+
+
+def _merged(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Neighbouring contents as one: what is ready together travels together."""
+    merged: list[Part] = []
+    for part in parts:
+        if merged and isinstance(part, Content) and isinstance(merged[-1], Content):
+            merged[-1] = Content(merged[-1].text + part.text)
+        else:
+            merged.append(part)
+    return tuple(merged)

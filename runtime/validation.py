@@ -1,0 +1,287 @@
+"""A raw body goes in, a `Valid...` value comes out, and nothing behind it checks again.
+
+Every mistake becomes an ApiError that names the parameter and says what to change. Which models exist is asked of a `resolve` function; the
+module refuses to know tokens: whether a prompt fits its model is found out where it is tokenised.
+"""
+
+import difflib
+import json
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from runtime.requests import (
+    HARMLESS,
+    REFUSED,
+    ChatBody,
+    CompletionBody,
+    MessageBody,
+    RunBody,
+    SamplingBody,
+    ToolBody,
+)
+from wire.errors import ApiError
+
+Resolve = Callable[[str], str | None]  # a name or alias -> the site's own name of the model
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages and tools as chat templates expect them."""
+
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    parallel_tool_calls: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """None means: as the model's own defaults say."""
+
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    seed: int
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+    num_logprobs: int | None
+
+
+Prompt = Conversation | str | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ValidGeneration:
+    """What every endpoint's request comes down to. `model` is the site's own name, `requested_model` what the client called it."""
+
+    model: str
+    requested_model: str
+    prompt: Prompt
+    sampling: Sampling
+    stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ValidChat(ValidGeneration):
+    include_usage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ValidCompletion(ValidGeneration):
+    include_usage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ValidRun(ValidGeneration):
+    pass
+
+
+def parse_chat(raw: bytes, resolve: Resolve) -> ValidChat:
+    body = _parse(ChatBody, raw)
+    tools = body.tools if body.tool_choice != "none" else None
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError("invalid_request", "top_logprobs needs logprobs: true", param="top_logprobs")
+    max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    return ValidChat(
+        model=_known(body.model, resolve),
+        requested_model=body.model,
+        prompt=_conversation(body.messages, tools, parallel=body.parallel_tool_calls is not False),
+        sampling=_sampling(body, max_tokens, num_logprobs=(body.top_logprobs or 0) if body.logprobs else None),
+        stream=bool(body.stream),
+        include_usage=_include_usage(body),
+    )
+
+
+def parse_completion(raw: bytes, resolve: Resolve) -> ValidCompletion:
+    body = _parse(CompletionBody, raw)
+    return ValidCompletion(
+        model=_known(body.model, resolve),
+        requested_model=body.model,
+        prompt=body.prompt if isinstance(body.prompt, str) else tuple(body.prompt),
+        sampling=_sampling(body, body.max_tokens, num_logprobs=body.logprobs),
+        stream=bool(body.stream),
+        include_usage=_include_usage(body),
+    )
+
+
+def parse_run(raw: bytes, model: str, resolve: Resolve) -> ValidRun:
+    known = _known(model, resolve)
+    body = _parse(RunBody, raw)
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError("invalid_request", "give either prompt or messages", param="prompt")
+    prompt: Prompt
+    if body.messages is not None:
+        prompt = _conversation(body.messages, body.tools)
+    elif body.raw and body.prompt is not None:
+        prompt = body.prompt
+    else:
+        prompt = _conversation([MessageBody(role="user", content=body.prompt)], body.tools)
+    return ValidRun(known, model, prompt, _sampling(body, body.max_tokens, num_logprobs=None), bool(body.stream))
+
+
+BodyT = TypeVar("BodyT", bound=BaseModel)
+
+
+def _parse(model: type[BodyT], raw: bytes) -> BodyT:
+    try:
+        values = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise ApiError("malformed_json", f"the body is not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ApiError("invalid_request", "the body must be a JSON object")
+    try:
+        return model.model_validate(_without_the_ignored(values, model))
+    except ValidationError as error:
+        raise _as_api_error(error, model) from None
+
+
+def _without_the_ignored(values: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """Null is absent, harmless parameters and neutral values of refused ones ask for nothing."""
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in model.model_fields:
+            if value is not None:
+                kept[name] = value
+        elif name in REFUSED:
+            refused = REFUSED[name]
+            if value is not None and not any(type(value) is type(n) and value == n for n in _widened(refused.neutral)):
+                message = f"{name} is not supported with this value: {refused.instead}"
+                raise ApiError("unsupported_parameter", message, param=name)
+        elif name not in HARMLESS:
+            raise _unknown(name, [*model.model_fields, *HARMLESS])
+    return kept
+
+
+def _widened(neutral: Iterable[Any]) -> list[Any]:
+    """0 also stands for 0.0."""
+    return [*neutral, *(float(value) for value in neutral if type(value) is int)]
+
+
+def _unknown(name: str, valid: Iterable[str]) -> ApiError:
+    nearest = difflib.get_close_matches(name.rpartition(".")[2], sorted(valid), n=1, cutoff=0.0)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return ApiError("unknown_parameter", f"unknown parameter {name[:100]!r}{hint}", param=name[:100])
+
+
+def _as_api_error(error: ValidationError, model: type[BaseModel]) -> ApiError:
+    """The first mistake, named as a client would write it: messages[0].content."""
+    mistake = error.errors(include_url=False, include_input=False)[0]
+    where, fields = _location(mistake["loc"], model)
+    if mistake["type"] == "extra_forbidden":
+        return _unknown(where, fields)
+    if mistake["type"] == "missing":
+        return ApiError("invalid_request", f"{where} is required", param=where)
+    word = "unsupported_parameter" if mistake["type"] == "unsupported" else "invalid_request"
+    if where.endswith(".strict"):
+        message = "strict tool arguments are not supported yet; leave strict out or set it to false"
+        return ApiError("unsupported_parameter", message, param=where)
+    message = mistake["msg"]
+    return ApiError(word, f"{where}: {message[:1].lower()}{message[1:]}", param=where)
+
+
+def _location(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[str, list[str]]:
+    """The path in a client's words, and the valid names in its last table. Names of union branches are not part of it."""
+    where = ""
+    table: type[BaseModel] | None = model
+    fields = list(model.model_fields)
+    for part in location:
+        if isinstance(part, int):
+            where += f"[{part}]"
+            continue
+        where += f".{part}" if where else part
+        if table is not None and part in table.model_fields:
+            table = _table_of(table.model_fields[part].annotation)
+            fields = list(table.model_fields) if table is not None else fields
+    return where, fields
+
+
+def _table_of(annotation: Any) -> type[BaseModel] | None:
+    """The model inside `list[Annotated[X, ...]] | None` and its like."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        if (found := _table_of(argument)) is not None:
+            return found
+    return None
+
+
+def _known(name: str, resolve: Resolve) -> str:
+    known = resolve(name)
+    if known is None:
+        raise ApiError(
+            "model_not_found", f"this site has no model named {name[:200]!r}; see /ai/v1/models", param="model"
+        )
+    return known
+
+
+def _include_usage(body: ChatBody | CompletionBody) -> bool:
+    if body.stream_options is None:
+        return False
+    if not body.stream:
+        raise ApiError("invalid_request", "stream_options needs stream: true", param="stream_options")
+    return body.stream_options.include_usage
+
+
+def _sampling(body: SamplingBody, max_tokens: int | None, num_logprobs: int | None) -> Sampling:
+    return Sampling(
+        max_tokens=max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        # A request without a seed gets one, so that a cut stream can be continued with the same random numbers.
+        seed=secrets.randbits(63) if body.seed is None else body.seed % 2**63,
+        stop=tuple(body.stop or ()),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        num_logprobs=num_logprobs,
+    )
+
+
+def _conversation(messages: list[MessageBody], tools: list[ToolBody] | None, *, parallel: bool = True) -> Conversation:
+    return Conversation(
+        tuple(_message(message, f"messages[{position}]") for position, message in enumerate(messages)),
+        tuple(tool.model_dump(exclude_none=True) for tool in tools or ()),
+        parallel,
+    )
+
+
+def _message(message: MessageBody, where: str) -> dict[str, Any]:
+    """As templates expect it: the developer is the system, arguments are objects, and what is absent is left out."""
+    role = "system" if message.role == "developer" else message.role
+    content = message.content if message.content is not None else message.refusal
+    if content is None and not (role == "assistant" and message.tool_calls):
+        raise ApiError(
+            "invalid_request", f"{where}.content is required for the role {role!r}", param=f"{where}.content"
+        )
+    if message.tool_calls and role != "assistant":
+        field = f"{where}.tool_calls"
+        raise ApiError("invalid_request", f"{field}: only the assistant calls tools", param=field)
+    rendered: dict[str, Any] = {"role": role, "content": content or ""}
+    if message.tool_calls:
+        rendered["tool_calls"] = [_call(call.id, call.function.name, call.function.arguments, f"{where}.tool_calls[{i}]")
+                                  for i, call in enumerate(message.tool_calls)]  # fmt: skip
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            rendered[name] = value
+    return rendered
+
+
+def _call(call_id: str | None, name: str, arguments: str | dict[str, Any], where: str) -> dict[str, Any]:
+    if isinstance(arguments, str):
+        field = f"{where}.function.arguments"
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            raise ApiError("invalid_request", f"{field} must be a JSON object, as text", param=field) from None
+        if not isinstance(arguments, dict):
+            raise ApiError("invalid_request", f"{field} must be a JSON object, as text", param=field)
+    call: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return call if call_id is None else {"id": call_id, **call}

@@ -1,0 +1,217 @@
+"""The typed form of a site file and of a network file: frozen values with units in their names.
+
+`load_site` and `load_network` are the only readers. An unknown key, a wrong type or a missing value stops the start with a sentence that names
+the file, the key and the nearest valid one (invariant I7). The module refuses to know what the values are used for.
+"""
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+LOCAL = Path(__file__).parent / "local"
+NETWORK_FILE = Path(__file__).parent / "network.toml"
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+
+
+class ConfigError(ValueError):
+    """A configuration file cannot be used; the message says which, where and what to change."""
+
+
+class Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PlaceConfig(Table):
+    """Where it stands; routers seed round-trip times from the coordinates."""
+
+    city: str
+    latitude: float = Field(ge=-90, le=90, description="degrees, north positive")
+    longitude: float = Field(ge=-180, le=180, description="degrees, east positive")
+
+
+class ListenConfig(Table):
+    host: str = "127.0.0.1"
+    port: int = Field(ge=0, le=65535, description="0: any free port")
+    require_hop: bool = Field(False, description="answer only requests signed by one of the network's routers")
+
+
+class EngineConfig(Table):
+    """One engine host: a process that owns a device group and holds several models."""
+
+    device: str = Field("auto", description='"auto", "cpu", "cuda" or "cuda:N"')
+    threads: int | None = Field(None, ge=1, description="CPU threads of one operation; unset: torch's choice")
+    kv_gib: float = Field(0.25, gt=0, description="KV cache of all models together, in GiB")
+    block_size: int = Field(16, ge=1, le=256, description="tokens in one KV block")
+    max_num_batched_tokens: int = Field(2048, ge=16, description="token budget of one step")
+    max_num_seqs: int = Field(64, ge=1, description="sequences running at once")
+    max_waiting: int = Field(1024, ge=1, description="sequences waiting, beyond which requests are refused")
+    start_timeout_s: float = Field(60.0, gt=0, description="a host that has not answered by then is restarted")
+    step_deadline_s: float = Field(30.0, gt=0, description="a host with work and no step for so long is restarted")
+
+
+class ModelConfig(Table):
+    name: str = Field(min_length=1, max_length=200, description="what requests call it")
+    source: str = Field(description='"embedded:ember", a directory, or a Hugging Face hub id')
+    aliases: tuple[str, ...] = Field((), description="further names for the same model")
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    residency: Literal["device", "disk"] = Field(
+        "device", description="device: loaded at start; disk: loaded by its first request"
+    )
+    kv_tokens: int | None = Field(None, ge=16, description="KV cache of this model in tokens; unset: an even share")
+    default_max_tokens: int | None = Field(
+        None, ge=1, description="where a request names none; unset: what the context leaves"
+    )
+
+
+class FunctionConfig(Table):
+    name: Name
+    path: str = Field(description="directory with a wrangler.toml or wrangler.jsonc")
+
+
+class LimitsConfig(Table):
+    max_body_mib: float = Field(8.0, gt=0)
+    max_inflight: int = Field(256, ge=1, description="requests at work at once, beyond which they are refused with 503")
+    request_timeout_s: float = Field(
+        600.0, gt=0, description="a request that has not ended by then is ended with an error"
+    )
+    drain_timeout_s: float = Field(30.0, ge=0, description="how long open streams may finish after SIGTERM")
+    heartbeat_s: float = Field(
+        10.0, gt=0, description="a stream silent for so long gets a comment, so that proxies keep it"
+    )
+
+
+class SiteConfig(Table):
+    """One location: a runtime, its engine host, its models and functions."""
+
+    name: Name = Field(description="airport code and number, such as ams1")
+    place: PlaceConfig
+    listen: ListenConfig
+    engine: EngineConfig = EngineConfig()
+    models: tuple[ModelConfig, ...] = Field(min_length=1)
+    functions: tuple[FunctionConfig, ...] = ()
+    limits: LimitsConfig = LimitsConfig()
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> "SiteConfig":
+        names = [name for model in self.models for name in (model.name, *model.aliases)]
+        _refuse_twice(names, "model name")
+        _refuse_twice([function.name for function in self.functions], "function name")
+        return self
+
+
+class SiteRef(Table):
+    """A site as the router's file names it."""
+
+    name: Name
+    url: str
+    place: PlaceConfig
+
+    @field_validator("url")
+    @classmethod
+    def _is_http(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
+            raise ValueError("must be http(s)://host[:port] without a path")
+        return url.rstrip("/")
+
+
+class HealthConfig(Table):
+    interval_s: float = Field(1.0, gt=0, description="between two probes of one site")
+    timeout_s: float = Field(2.0, gt=0)
+    unhealthy_after: int = Field(3, ge=1, description="failed probes in a row")
+    stale_after_s: float = Field(10.0, gt=0, description="a published status older than this is only a guess")
+
+
+class RelayConfig(Table):
+    connect_timeout_s: float = Field(2.0, gt=0)
+    first_byte_timeout_s: float = Field(
+        120.0, gt=0, description="silence before the first byte, after which the next site is tried"
+    )
+    answer_timeout_s: float = Field(
+        600.0, gt=0, description="the same for an answer that is not streamed: it is generated whole before its first byte"
+    )
+    idle_timeout_s: float = Field(60.0, gt=0, description="silence inside a stream, after which the upstream is lost")
+    max_tries: int = Field(3, ge=1, description="sites tried for one request")
+    max_body_mib: float = Field(8.0, gt=0)
+    max_hops: int = Field(4, ge=1)
+    session_entries: int = Field(100_000, ge=1, description="remembered sessions; the oldest is forgotten first")
+    session_ttl_s: float = Field(3600.0, gt=0)
+    drain_timeout_s: float = Field(30.0, ge=0)
+
+
+class NetworkConfig(Table):
+    """The router's file: where it listens, where it stands and which sites it may choose from."""
+
+    listen: ListenConfig
+    place: PlaceConfig
+    sites: tuple[SiteRef, ...] = Field(min_length=1)
+    health: HealthConfig = HealthConfig()
+    relay: RelayConfig = RelayConfig()
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> "NetworkConfig":
+        _refuse_twice([site.name for site in self.sites], "site name")
+        return self
+
+
+def load_site(path: Path) -> SiteConfig:
+    return parse(SiteConfig, _read(path), str(path))
+
+
+def load_network(path: Path) -> NetworkConfig:
+    return parse(NetworkConfig, _read(path), str(path))
+
+
+TableT = TypeVar("TableT", bound=Table)
+
+
+def parse(table: type[TableT], values: dict[str, Any], origin: str) -> TableT:
+    """Raises ConfigError with one line per mistake; `origin` is the file's name for the message."""
+    try:
+        return table.model_validate(values)
+    except ValidationError as error:
+        lines = [_sentence(table, mistake) for mistake in error.errors(include_url=False)]
+        raise ConfigError("\n".join(f"{origin}: {line}" for line in lines)) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+
+
+def _sentence(table: type[Table], mistake: Any) -> str:
+    where = ".".join(str(part) for part in mistake["loc"]) or "the file"
+    if mistake["type"] != "extra_forbidden":
+        return f"{where}: {mistake['msg'].removeprefix('Value error, ')}"
+    valid = _keys_at(table, mistake["loc"][:-1])
+    nearest = difflib.get_close_matches(str(mistake["loc"][-1]), valid, n=1, cutoff=0.0)
+    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+    return f"unknown key {where!r}; {hint}Valid here: {', '.join(valid)}"
+
+
+def _keys_at(table: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    """The keys of the table that `location` leads to; an integer in it is a position in an array of tables."""
+    for part in location:
+        if isinstance(part, int):
+            continue
+        annotation = table.model_fields[part].annotation
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        table = next(kind for kind in candidates if isinstance(kind, type) and issubclass(kind, BaseModel))
+    return sorted(table.model_fields)
+
+
+def _refuse_twice(names: list[str], what: str) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"the {what} {name!r} is used twice")

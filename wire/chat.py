@@ -1,0 +1,151 @@
+"""The OpenAI shapes of an answer: whole objects, and the chunks of a stream.
+
+Frozen structs, written field by field as OpenAI documents them, so that encoding one is the wire format. UNSET fields are left out; None is
+written as null, which their clients tell apart. The module refuses to know where the tokens come from.
+"""
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int = 0
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
+
+    @classmethod
+    def of(cls, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> "Usage":
+        details = PromptTokensDetails(cached_tokens)
+        return cls(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, details)
+
+
+class FunctionCall(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str  # a JSON object, as text
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    index: int
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+    top_logprobs: tuple[TopLogprob, ...]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: tuple[TokenLogprob, ...]
+    refusal: None = None
+
+
+class Delta(msgspec.Struct, frozen=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    tool_calls: tuple[ToolCallDelta, ...] | UnsetType = UNSET
+
+
+class ChunkChoice(msgspec.Struct, frozen=True):
+    delta: Delta
+    finish_reason: FinishReason | None = None
+    logprobs: ChatLogprobs | None = None
+    index: int = 0
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """One event of a chat stream. `usage` is null in all but the last of a stream that asked for usage."""
+
+    id: str
+    created: int
+    model: str
+    choices: tuple[ChunkChoice, ...]
+    usage: Usage | UnsetType | None = UNSET
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+
+
+class Message(msgspec.Struct, frozen=True):
+    content: str | None
+    tool_calls: tuple[ToolCall, ...] | UnsetType = UNSET
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class Choice(msgspec.Struct, frozen=True):
+    message: Message
+    finish_reason: FinishReason
+    logprobs: ChatLogprobs | None = None
+    index: int = 0
+
+
+class ChatCompletion(msgspec.Struct, frozen=True):
+    id: str
+    created: int
+    model: str
+    choices: tuple[Choice, ...]
+    usage: Usage
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """The older endpoint's parallel lists; `text_offset` counts characters from the beginning of the answer."""
+
+    tokens: tuple[str, ...]
+    token_logprobs: tuple[float, ...]
+    top_logprobs: tuple[dict[str, float], ...]
+    text_offset: tuple[int, ...]
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    text: str
+    finish_reason: FinishReason | None = None
+    logprobs: CompletionLogprobs | None = None
+    index: int = 0
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """An answer of the completions endpoint, and each chunk of its stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: tuple[CompletionChoice, ...]
+    usage: Usage | UnsetType | None = UNSET
+    object: Literal["text_completion"] = "text_completion"
+
+
+class Model(msgspec.Struct, frozen=True):
+    id: str
+    created: int
+    context_length: int | UnsetType = UNSET  # beyond OpenAI's fields: known once the model has been loaded
+    owned_by: str = "pilotlight"
+    object: Literal["model"] = "model"
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    data: tuple[Model, ...]
+    object: Literal["list"] = "list"

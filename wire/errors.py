@@ -1,0 +1,88 @@
+"""The one table of errors: our word for it <-> HTTP status <-> each dialect's code and body.
+
+Every refusal a client can see is a word of this table with a sentence that says what to change. Workers AI codes are Cloudflare's documented
+ones where one fits; 5000 is ours (they document none for an internal error). The module refuses to know what went wrong.
+"""
+
+from enum import Enum
+from typing import Any, NamedTuple
+
+
+class Dialect(Enum):
+    """Which shape of API a request came in by, hence in which shape its errors go out."""
+
+    OPENAI = "openai"
+    WORKERS_AI = "workers_ai"
+
+
+class ErrorKind(NamedTuple):
+    status: int
+    openai_type: str
+    workers_ai_code: int
+    workers_ai_status: int
+
+
+_REQUEST, _SERVER, _LIMIT = "invalid_request_error", "server_error", "rate_limit_error"
+
+ERRORS: dict[str, ErrorKind] = {
+    "malformed_json": ErrorKind(400, _REQUEST, 5004, 400),
+    "invalid_request": ErrorKind(400, _REQUEST, 5004, 400),
+    "unknown_parameter": ErrorKind(400, _REQUEST, 5004, 400),
+    "unsupported_parameter": ErrorKind(400, _REQUEST, 5004, 400),
+    "context_length_exceeded": ErrorKind(400, _REQUEST, 3006, 413),
+    "unauthorized": ErrorKind(401, "authentication_error", 10000, 401),
+    "forbidden": ErrorKind(403, "permission_error", 5018, 403),
+    "model_not_found": ErrorKind(404, _REQUEST, 5007, 400),
+    "not_found": ErrorKind(404, _REQUEST, 3042, 404),
+    "method_not_allowed": ErrorKind(405, _REQUEST, 5005, 405),
+    "request_timeout": ErrorKind(408, "timeout_error", 3007, 408),
+    "aborted": ErrorKind(499, "aborted", 3008, 408),
+    "body_too_large": ErrorKind(413, _REQUEST, 3006, 413),
+    "headers_too_large": ErrorKind(431, _REQUEST, 3006, 413),
+    "quota_exceeded": ErrorKind(429, _LIMIT, 3036, 429),
+    "internal_error": ErrorKind(500, _SERVER, 5000, 500),
+    "engine_error": ErrorKind(500, _SERVER, 5000, 500),
+    "model_load_failed": ErrorKind(500, _SERVER, 5000, 500),
+    "upstream_lost": ErrorKind(502, _SERVER, 5000, 502),
+    "overloaded": ErrorKind(503, _SERVER, 3040, 429),
+    "draining": ErrorKind(503, _SERVER, 3040, 429),
+    "no_site_available": ErrorKind(503, _SERVER, 3040, 429),
+    "upstream_timeout": ErrorKind(504, _SERVER, 3007, 408),
+}
+
+RETRYABLE_STATUSES = frozenset({408, 409, 429, 500, 502, 503, 504})
+
+
+class ApiError(Exception):
+    """A refusal in one of the table's words. `param` names the request's field at fault; `retry_after_s` becomes the header."""
+
+    def __init__(
+        self, word: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.word = word
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.kind = ERRORS[word]
+
+    def status(self, dialect: Dialect) -> int:
+        return self.kind.workers_ai_status if dialect is Dialect.WORKERS_AI else self.kind.status
+
+    def body(self, dialect: Dialect) -> dict[str, Any]:
+        """The JSON body of the response, and of the error event inside a stream."""
+        if dialect is Dialect.WORKERS_AI:
+            error = {"code": self.kind.workers_ai_code, "message": self.message}
+            return {"result": None, "success": False, "errors": [error], "messages": []}
+        error = {"message": self.message, "type": self.kind.openai_type, "param": self.param, "code": self.word}
+        return {"error": error}
+
+    def headers(self) -> list[tuple[str, str]]:
+        if self.retry_after_s is None:
+            return []
+        return [("retry-after", str(max(1, round(self.retry_after_s))))]
+
+
+def dialect_of(path: str) -> Dialect:
+    """Which dialect a request path speaks."""
+    return Dialect.WORKERS_AI if path.startswith("/client/v4/") else Dialect.OPENAI

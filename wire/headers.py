@@ -1,0 +1,49 @@
+"""Header names, which headers end at a hop, and the signature by which a site knows that a request came through one of its routers.
+
+The signature is HMAC-SHA256 over time, method, path and request id with the network's shared secret; a site rejects one older than a minute.
+"""
+
+import hmac
+from collections.abc import Iterable
+
+SESSION_AFFINITY = "x-session-affinity"
+REQUEST_ID = "x-request-id"
+ROUTE = "x-pilotlight-route"  # router -> client: which site answered and why
+SITE = "x-pilotlight-site"  # site -> router, client: who answered
+HOP = "x-pilotlight-hop"  # router -> site: signature
+OURS = "x-pilotlight-"  # a client may not send these: the router drops them
+
+HOP_SECRET_ENV = "PILOTLIGHT_HOP_SECRET"
+HOP_MAX_AGE_S = 60.0
+
+# RFC 9110 section 7.6.1, and proxy-* of RFC 9110 section 11.7
+HOP_BY_HOP = frozenset({
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+    "transfer-encoding", "upgrade",
+})  # fmt: skip
+
+
+def forwardable(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The headers that go on to the next hop: neither hop-by-hop, nor named by `connection`, nor length, host or ours. Names lower case."""
+    pairs = [(name.lower(), value) for name, value in headers]
+    named = {token.strip().lower() for name, value in pairs if name == "connection" for token in value.split(",")}
+    dropped = HOP_BY_HOP | named | {"host", "content-length"}
+    return [(name, value) for name, value in pairs if name not in dropped and not name.startswith(OURS)]
+
+
+def sign_hop(secret: str, now_s: float, method: str, path: str, request_id: str) -> str:
+    stamp = str(int(now_s))
+    return f"{stamp}.{_mac(secret, stamp, method, path, request_id)}"
+
+
+def hop_is_genuine(signature: str, secret: str, now_s: float, method: str, path: str, request_id: str) -> bool:
+    stamp, _, mac = signature.partition(".")
+    if not (stamp.isascii() and stamp.isdigit() and len(stamp) < 20 and mac.isascii()):
+        return False
+    fresh = abs(now_s - int(stamp)) <= HOP_MAX_AGE_S
+    return hmac.compare_digest(mac, _mac(secret, stamp, method, path, request_id)) and fresh
+
+
+def _mac(secret: str, stamp: str, method: str, path: str, request_id: str) -> str:
+    text = "\n".join((stamp, method, path, request_id))
+    return hmac.new(secret.encode(), text.encode(), "sha256").hexdigest()

@@ -1,0 +1,105 @@
+"""Server-sent events: `encode_event` and its inverse, `EventDecoder`, which takes any chunking of the bytes and returns whole events.
+
+Format: the WHATWG HTML standard, section 9.2 (lines end in LF, CR LF or CR; a blank line dispatches; `:` starts a comment; `data:` lines are
+joined by LF). The module knows framing only; what the data means is its callers' business.
+"""
+
+import re
+from typing import NamedTuple
+
+DONE = b"[DONE]"  # the data of the event that ends an OpenAI-style stream
+CONTENT_TYPE = "text/event-stream; charset=utf-8"
+HEARTBEAT = b": keep-alive\n\n"  # a comment: proxies see traffic, clients see nothing
+DEFAULT_MAX_EVENT_BYTES = 4 << 20
+
+_EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+
+
+class Event(NamedTuple):
+    """One event. `raw` is what crossed the socket, the blank line included, so that a relay can pass it on untouched."""
+
+    data: bytes | None  # None: a comment or a field without data, which a client never sees
+    event_id: bytes | None
+    name: bytes | None
+    raw: bytes
+
+    @property
+    def is_done(self) -> bool:
+        return self.data == DONE
+
+
+class SSEError(ValueError):
+    """The peer's stream is not server-sent events, or one event is larger than anybody should buffer."""
+
+
+def encode_event(data: bytes, event_id: int | str | None = None, name: str | None = None) -> bytes:
+    """`data` may contain newlines; `event_id` and `name` may not."""
+    head = b""
+    if name is not None:
+        head += b"event: " + name.encode() + b"\n"
+    if event_id is not None:
+        head += b"id: " + str(event_id).encode() + b"\n"
+    if b"\n" in data or b"\r" in data:
+        lines = _LINE_END.split(data)
+        return head + b"".join(b"data: " + line + b"\n" for line in lines) + b"\n"
+    return head + b"data: " + data + b"\n\n"
+
+
+class EventDecoder:
+    """Bytes in, whole events out. Holds at most one unfinished event of at most `max_event_bytes`."""
+
+    def __init__(self, max_event_bytes: int = DEFAULT_MAX_EVENT_BYTES) -> None:
+        self._buffer = bytearray()
+        self._scanned = 0  # no event ends before this offset: a long event is not searched twice
+        self._max_event_bytes = max_event_bytes
+        self._at_start = True
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of an event whose end has not arrived."""
+        return len(self._buffer)
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        """Returns the events that `chunk` completes. Raises SSEError when an unfinished event outgrows the limit."""
+        self._buffer += chunk
+        if self._at_start and len(self._buffer) >= 3:
+            self._at_start = False
+            if self._buffer.startswith(b"\xef\xbb\xbf"):
+                del self._buffer[:3]
+        events: list[Event] = []
+        start = 0
+        while (end := self._find_end(max(start, self._scanned))) is not None:
+            events.append(_parse(bytes(self._buffer[start:end])))
+            start = self._scanned = end
+        del self._buffer[:start]
+        self._scanned = max(0, len(self._buffer) - 3)  # an end sequence is at most four bytes long
+        if len(self._buffer) > self._max_event_bytes:
+            raise SSEError(f"an event of more than {self._max_event_bytes} bytes")
+        return events
+
+    def _find_end(self, offset: int) -> int | None:
+        match = _EVENT_END.search(self._buffer, offset)
+        if match is None:
+            return None
+        # A CR at the very end may be the first half of CR LF: wait for the byte that tells.
+        if match.end() == len(self._buffer) and self._buffer[-1:] == b"\r":
+            return None
+        return match.end()
+
+
+def _parse(raw: bytes) -> Event:
+    data: list[bytes] = []
+    event_id = name = None
+    for line in _LINE_END.split(raw):
+        if not line or line.startswith(b":"):
+            continue
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"data":
+            data.append(value)
+        elif field == b"id" and b"\0" not in value:
+            event_id = value
+        elif field == b"event":
+            name = value
+    return Event(b"\n".join(data) if data else None, event_id, name, raw)

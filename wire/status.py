@@ -1,0 +1,89 @@
+"""SiteStatus: what a site publishes at /status, and all a router may know of it. Also the process table that `pilotlight status` prints.
+
+Rates are tokens per second, times are milliseconds, counts are current values unless called counters.
+"""
+
+from typing import Literal
+
+import msgspec
+
+Residency = Literal["device", "host", "disk", "loading", "failed"]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a site or a router stands."""
+
+    city: str
+    latitude: float  # degrees, north positive
+    longitude: float  # degrees, east positive
+
+
+class ModelStatus(msgspec.Struct, frozen=True):
+    name: str
+    residency: Residency
+    loaded: float = 0.0  # share of the weights read so far, 0 to 1
+    context_length: int = 0  # tokens
+    running: int = 0  # sequences
+    waiting: int = 0
+    queued_tokens: int = 0  # prompt tokens accepted and not yet computed
+    kv_blocks_free: int = 0
+    kv_blocks_total: int = 0
+    prefill_tokens_per_s: float = 0.0  # 0: not measured yet
+    decode_tokens_per_s: float = 0.0  # of one sequence
+    wake_ms: float = 0.0  # measured time from disk or host to the first token; 0: not measured
+    detail: str = ""  # why it failed, how far it has loaded
+    aliases: tuple[str, ...] = ()  # further names that requests may use
+
+
+class ProcessStatus(msgspec.Struct, frozen=True):
+    """One operating-system process of a deployment."""
+
+    role: Literal["router", "site", "engine"]
+    pid: int
+    site: str | None = None
+    url: str | None = None
+
+
+class SiteStatus(msgspec.Struct, frozen=True):
+    site: str
+    version: str  # of the software
+    place: Place
+    sequence: int  # grows with every publication of one process's life: a router ignores an older one
+    ready: bool
+    draining: bool
+    inflight: int  # requests holding a permit
+    max_inflight: int
+    models: tuple[ModelStatus, ...]
+    processes: tuple[ProcessStatus, ...]
+
+
+class RouterStatus(msgspec.Struct, frozen=True):
+    """What a router publishes at /status."""
+
+    version: str
+    place: Place
+    process: ProcessStatus
+    sites: tuple["SiteView", ...]
+
+
+class SiteView(msgspec.Struct, frozen=True):
+    """A site as a router sees it now."""
+
+    site: str
+    url: str
+    state: Literal["unknown", "healthy", "unhealthy", "draining"]
+    rtt_ms: float
+    inflight: int  # this router's requests under way there
+    status: SiteStatus | None = None
+
+
+_status_decoder = msgspec.json.Decoder(SiteStatus)
+
+
+def encode_status(status: SiteStatus | RouterStatus) -> bytes:
+    return msgspec.json.encode(status)
+
+
+def decode_status(body: bytes) -> SiteStatus:
+    """Raises msgspec.ValidationError or msgspec.DecodeError on anything that is not a SiteStatus."""
+    return _status_decoder.decode(body)

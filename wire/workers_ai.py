@@ -1,0 +1,56 @@
+"""Cloudflare Workers AI's native shapes: the envelope, a text model's result, and the events of its stream.
+
+The module refuses to know where the tokens come from.
+"""
+
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from wire.chat import Usage
+
+ResultT = TypeVar("ResultT")
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A tool call; the native shape carries the arguments as an object, OpenAI's as text."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class TextResult(msgspec.Struct, frozen=True):
+    """`result` of the envelope, and each event of a stream: there `usage` comes with the last one only."""
+
+    response: str
+    tool_calls: tuple[Call, ...] | UnsetType = UNSET
+    usage: Usage | UnsetType = UNSET
+
+
+class Task(msgspec.Struct, frozen=True):
+    id: str = "c329a1f9-323d-4e91-b2aa-582dd4188d34"  # Cloudflare's id of text generation
+    name: str = "Text Generation"
+    description: str = "Family of generative text models, such as large language models (LLM)."
+
+
+class Property(msgspec.Struct, frozen=True):
+    property_id: str
+    value: str
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    id: str
+    name: str
+    description: str
+    properties: tuple[Property, ...] = ()
+    task: Task = Task()
+    tags: tuple[str, ...] = ()
+    source: int = 1
+
+
+class Envelope(msgspec.Struct, Generic[ResultT], frozen=True):
+    result: ResultT
+    success: bool = True
+    errors: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
