@@ -1,6 +1,7 @@
 """A host's end of the ZeroMQ socket: commands in, events out, one frame each.
 
-Knows frames and peers; refuses to know what a command does. A host serves one front end at a time: when another one speaks, it has taken over.
+Knows frames and peers; refuses to know what a command does. A host serves one front end at a time: when another one
+speaks, it has taken over.
 """
 
 import logging

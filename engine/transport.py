@@ -1,4 +1,5 @@
-"""How commands reach a host and events leave it; here, through a queue inside one process (socket.py has the other form).
+"""How commands reach a host and events leave it; here, through a queue inside one process (socket.py has the other
+form).
 
 Refuses to know what a command does, and needs nothing beyond the standard library.
 """
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from engine.protocol import Command, Event
+
 
 class NewFrontEnd(NamedTuple):
     """Whoever spoke before is gone: nobody waits for its sequences."""

@@ -1,4 +1,5 @@
-"""Writes tiny random checkpoints of the Llama family, as `transformers` itself writes them, with a small byte-level tokenizer."""
+"""Writes tiny random checkpoints of the Llama family, as `transformers` itself writes them, with a small byte-level
+tokenizer."""
 
 import json
 from pathlib import Path
@@ -25,7 +26,8 @@ CHAT_TEMPLATE = (
 
 
 def tiny_llama_config(**changes: Any) -> LlamaConfig:
-    """Awkward on purpose: odd head counts, a head_dim that is not hidden / heads, a vocabulary that is no multiple of anything."""
+    """Awkward on purpose: odd head counts, a head_dim that is not hidden / heads, a vocabulary that is no multiple of
+    anything."""
     settings: dict[str, Any] = {
         "vocab_size": 431,
         "hidden_size": 42,

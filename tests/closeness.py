@@ -10,4 +10,6 @@ def assert_close(name: str, expected: torch.Tensor, actual: torch.Tensor, ratio:
     assert bool(actual.isfinite().all()), f"{name}: not finite"
     error = (expected - actual).square().mean().sqrt().item()
     size = expected.square().mean().sqrt().item()
-    assert error <= ratio * max(size, 1e-12), f"{name}: error {error:.3g} is {error / max(size, 1e-12):.3g} of {size:.3g}"
+    assert error <= ratio * max(size, 1e-12), (
+        f"{name}: error {error:.3g} is {error / max(size, 1e-12):.3g} of {size:.3g}"
+    )

@@ -69,5 +69,6 @@ class Arena:
 def _zeros(num_bytes: int, device: torch.device) -> torch.Tensor:
     if device.type != "cpu" or not num_bytes:
         return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    # An anonymous map costs no memory until a page is written; torch.zeros writes them all (256 MiB resident per idle host).
+    # An anonymous map costs no memory until a page is written; torch.zeros writes them all (256 MiB resident per idle
+    # host).
     return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)

@@ -14,7 +14,8 @@ SHAPES = [(4, 2, 16, 16), (6, 2, 10, 5), (3, 1, 6, 4)]  # heads, kv heads, head_
 
 
 class Paged:
-    """Sequences of given lengths, scattered over a block-major cache by kv_write, beside their plain keys and values."""
+    """Sequences of given lengths, scattered over a block-major cache by kv_write, beside their plain keys and
+    values."""
 
     def __init__(self, lens: list[int], kv_heads: int, head_dim: int, block_size: int) -> None:
         generator = torch.Generator().manual_seed(sum(lens))

@@ -33,7 +33,7 @@ def test_rows_do_not_influence_each_other() -> None:
 def test_uniform_numbers_fill_the_unit_interval_evenly() -> None:
     position = torch.arange(50_000)
     numbers = uniform(torch.full_like(position, 7), torch.zeros_like(position), position)
-    assert 0.0 <= numbers.min() and numbers.max() < 1.0
+    assert numbers.min() >= 0.0 and numbers.max() < 1.0
     counts = torch.histc(numbers.float(), bins=50, min=0.0, max=1.0)
     chi_square = ((counts - 1000) ** 2 / 1000).sum().item()
     assert chi_square < 94  # 49 degrees of freedom: beyond the 99.99th percentile, and the numbers are fixed
@@ -43,5 +43,7 @@ def test_uniform_numbers_fill_the_unit_interval_evenly() -> None:
 def test_seed_halves_and_position_halves_all_matter() -> None:
     one, zero = torch.tensor([1]), torch.tensor([0])
     far = torch.tensor([1 << 32])
-    draws = [uniform(*row).item() for row in [(zero, zero, zero), (one, zero, zero), (zero, one, zero), (zero, zero, one)]]
+    draws = [
+        uniform(*row).item() for row in [(zero, zero, zero), (one, zero, zero), (zero, one, zero), (zero, zero, one)]
+    ]
     assert len({*draws, uniform(zero, zero, far).item()}) == 5

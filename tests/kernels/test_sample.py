@@ -1,4 +1,5 @@
-"""The sampler against enumeration: which tokens survive, and with which probability, from a few lines of plain Python."""
+"""The sampler against enumeration: which tokens survive, and with which probability, from a few lines of plain
+Python."""
 
 import math
 
@@ -31,7 +32,9 @@ def reference_distribution(
     return [w / math.fsum(weights) for w in weights]
 
 
-def draw(logits: torch.Tensor, u: torch.Tensor, temperature: float, top_k: int | None, top_p: float, min_p: float) -> torch.Tensor:
+def draw(
+    logits: torch.Tensor, u: torch.Tensor, temperature: float, top_k: int | None, top_p: float, min_p: float
+) -> torch.Tensor:
     rows, vocab = len(u), logits.shape[-1]
     return sample(
         logits.expand(rows, vocab),
