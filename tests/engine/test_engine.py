@@ -125,7 +125,7 @@ def test_logits_that_are_not_numbers_end_one_sequence_and_poison_no_cache() -> N
 
 def test_a_fully_cached_prompt_still_computes_its_last_token() -> None:
     engine, runner = fake_engine()
-    prompt = PROMPT + [1, 2]
+    prompt = [*PROMPT, 1, 2]
     one(engine, submit("a", prompt, max_tokens=1))
     heard = one(engine, submit("b", prompt, max_tokens=1))
     assert heard.num_cached_tokens == 4
