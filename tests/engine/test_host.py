@@ -43,8 +43,16 @@ async def host_process(
             process.kill()
 
 
+@pytest.fixture
+async def in_process() -> AsyncIterator[InProcessEngineClient]:
+    client = InProcessEngineClient(CONFIG)
+    yield client
+    await client.close()
+
+
 @pytest.fixture(params=["in process", "socket"])
 async def client(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[EngineClient]:
+    """Either form. A process of its own takes seconds to start, so what the host's loop alone decides is shown in process."""
     if request.param == "in process":
         in_process = InProcessEngineClient(CONFIG)
         yield in_process
@@ -125,12 +133,12 @@ async def test_leaving_the_scope_aborts_and_frees_the_blocks(client: EngineClien
     assert last.loads["tiny"].running == 0
 
 
-async def test_a_cancelled_reader_aborts_its_sequence(client: EngineClient, checkpoint: Path) -> None:
-    await load(client, checkpoint)
+async def test_a_cancelled_reader_aborts_its_sequence(in_process: EngineClient, checkpoint: Path) -> None:
+    await load(in_process, checkpoint)
     started = asyncio.Event()
 
     async def read() -> None:
-        async with client.generate(submit("a", PROMPT, max_tokens=200)) as outputs:
+        async with in_process.generate(submit("a", PROMPT, max_tokens=200)) as outputs:
             async for _ in outputs:
                 started.set()
 
@@ -138,8 +146,8 @@ async def test_a_cancelled_reader_aborts_its_sequence(client: EngineClient, chec
     await started.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    await until(lambda: client.loads["tiny"].free_blocks == 32)
-    assert len(await collect(client, submit("b", PROMPT, max_tokens=3))) == 3
+    await until(lambda: in_process.loads["tiny"].free_blocks == 32)
+    assert len(await collect(in_process, submit("b", PROMPT, max_tokens=3))) == 3
 
 
 async def test_refusals_are_errors_with_a_code_and_a_sentence(client: EngineClient, checkpoint: Path) -> None:
@@ -171,34 +179,34 @@ async def test_a_checkpoint_that_fails_to_load_leaves_the_host_serving(
     await load(client, damaged, "damaged")
 
 
-async def test_models_are_loaded_and_unloaded_while_others_serve(client: EngineClient, checkpoint: Path) -> None:
-    await load(client, checkpoint)
-    async with client.generate(submit("a", PROMPT, max_tokens=200)) as outputs:
+async def test_models_are_loaded_and_unloaded_while_others_serve(in_process: EngineClient, checkpoint: Path) -> None:
+    await load(in_process, checkpoint)
+    async with in_process.generate(submit("a", PROMPT, max_tokens=200)) as outputs:
         first = [await anext(outputs)]
-        await load(client, checkpoint, "other")
+        await load(in_process, checkpoint, "other")
         message = Submit("b", "other", tuple(PROMPT), SamplingParams(5, temperature=0.0))
-        assert len(await collect(client, message)) == 5
-        await client.unload_model("other")
+        assert len(await collect(in_process, message)) == 5
+        await in_process.unload_model("other")
         rest = [output async for output in outputs]
     assert len(first + rest) == 200
-    assert set(client.loads) == {"tiny"}
+    assert set(in_process.loads) == {"tiny"}
     with pytest.raises(EngineError, match="'other' is not loaded"):
-        await collect(client, message)
+        await collect(in_process, message)
 
 
-async def test_unloading_ends_the_models_sequences(client: EngineClient, checkpoint: Path) -> None:
-    await load(client, checkpoint)
+async def test_unloading_ends_the_models_sequences(in_process: EngineClient, checkpoint: Path) -> None:
+    await load(in_process, checkpoint)
     with pytest.raises(EngineError, match="was unloaded"):
-        await collect(client, submit("a", PROMPT, max_tokens=200), then=lambda: client.unload_model("tiny"))
-    await load(client, checkpoint)
-    assert len(await collect(client, submit("b", PROMPT, max_tokens=3))) == 3
+        await collect(in_process, submit("a", PROMPT, max_tokens=200), then=lambda: in_process.unload_model("tiny"))
+    await load(in_process, checkpoint)
+    assert len(await collect(in_process, submit("b", PROMPT, max_tokens=3))) == 3
 
 
-async def test_a_model_is_loaded_once_however_often_it_is_asked_for(client: EngineClient, checkpoint: Path) -> None:
-    await asyncio.gather(*(load(client, checkpoint) for _ in range(3)))
-    await load(client, checkpoint)
+async def test_a_model_is_loaded_once_however_often_it_is_asked_for(in_process: EngineClient, checkpoint: Path) -> None:
+    await asyncio.gather(*(load(in_process, checkpoint) for _ in range(3)))
+    await load(in_process, checkpoint)
     with pytest.raises(EngineError, match="unload it first"):
-        await client.load_model(ModelSpec("tiny", str(checkpoint), kv_tokens=256))
+        await in_process.load_model(ModelSpec("tiny", str(checkpoint), kv_tokens=256))
 
 
 async def test_an_idle_host_is_heard_from(client: EngineClient, checkpoint: Path) -> None:
@@ -208,7 +216,7 @@ async def test_an_idle_host_is_heard_from(client: EngineClient, checkpoint: Path
     assert client.loads["tiny"].running == 0
 
 
-async def test_numbers_gone_bad_end_the_request_but_not_the_model(client: EngineClient, tmp_path: Path) -> None:
+async def test_numbers_gone_bad_end_the_request_but_not_the_model(in_process: EngineClient, tmp_path: Path) -> None:
     """Finite weights whose product overflows for one token: its request fails with a reason, and leaves nothing behind."""
     write_llama(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -219,12 +227,12 @@ async def test_numbers_gone_bad_end_the_request_but_not_the_model(client: Engine
     for part in ("gate", "up"):
         tensors[f"{layer}.mlp.{part}_proj.weight"][0, 0] = 1e20
     save_file(tensors, tmp_path / "model.safetensors")
-    await load(client, tmp_path)
+    await load(in_process, tmp_path)
     prompt = random_prompt(40, seed=2, vocab=299)
-    before = [o.token_ids for o in await collect(client, submit("a", prompt, max_tokens=1))]
+    before = [o.token_ids for o in await collect(in_process, submit("a", prompt, max_tokens=1))]
     with pytest.raises(EngineError, match="not finite"):
-        await collect(client, submit("b", [*prompt[:35], 300, 5]))
-    assert [o.token_ids for o in await collect(client, submit("c", prompt, max_tokens=1))] == before
+        await collect(in_process, submit("b", [*prompt[:35], 300, 5]))
+    assert [o.token_ids for o in await collect(in_process, submit("c", prompt, max_tokens=1))] == before
 
 
 async def test_a_failed_step_fails_its_requests_and_the_next_one_works(
