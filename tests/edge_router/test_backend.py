@@ -69,7 +69,9 @@ async def test_the_first_good_probe_makes_a_site_healthy() -> None:
 async def test_a_site_is_unhealthy_only_after_failures_in_a_row() -> None:
     site = Probes()
     await site.good()
-    assert [await site.bad(), await site.bad(), await site.good(), await site.bad(), await site.bad()] == ["healthy"] * 5
+    assert [await site.bad(), await site.bad(), await site.good(), await site.bad(), await site.bad()] == [
+        "healthy"
+    ] * 5
     assert await site.bad() == "unhealthy"
     assert site.backend.detail == "refused"
 
@@ -79,7 +81,10 @@ async def test_a_flapping_site_must_answer_twice_before_it_is_trusted_again() ->
     await site.good()
     for _ in range(3):
         await site.bad()
-    assert [await site.good(), await site.bad(), await site.good(), await site.good()] == [*["unhealthy"] * 3, "healthy"]
+    assert [await site.good(), await site.bad(), await site.good(), await site.good()] == [
+        *["unhealthy"] * 3,
+        "healthy",
+    ]
 
 
 async def test_a_site_that_starts_late_is_trusted_at_its_first_answer() -> None:
@@ -178,9 +183,17 @@ async def test_the_loop_is_jittered_and_quicker_while_a_site_starts() -> None:
 def test_inflight_is_a_scope_and_pending_ends_with_the_first_byte() -> None:
     backend = Probes().backend
     with backend.inflight(100) as first, backend.inflight(30):
-        assert (backend.view().outstanding, backend.view().pending_requests, backend.view().pending_tokens) == (2, 2, 130)
+        assert (backend.view().outstanding, backend.view().pending_requests, backend.view().pending_tokens) == (
+            2,
+            2,
+            130,
+        )
         first.answering()
-        assert (backend.view().outstanding, backend.view().pending_requests, backend.view().pending_tokens) == (2, 1, 30)
+        assert (backend.view().outstanding, backend.view().pending_requests, backend.view().pending_tokens) == (
+            2,
+            1,
+            30,
+        )
     with pytest.raises(RuntimeError), backend.inflight(5):
         raise RuntimeError
     assert (backend.view().outstanding, backend.view().pending_requests, backend.view().pending_tokens) == (0, 0, 0)
