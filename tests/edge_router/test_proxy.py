@@ -1,6 +1,7 @@
 """Requests through a real router to real sites that misbehave: each client gets what is promised, and nothing is left behind."""
 
 import asyncio
+import io
 import json
 from typing import Any
 
@@ -82,9 +83,19 @@ async def test_a_whole_answer_passes_through_with_its_length() -> None:
         async with running.chat(stream=False) as response:
             assert (await response.json(), response.headers["content-length"]) == ({"id": "x"}, "11")
         assert (response.headers["x-pilotlight-site"], response.headers["x-kept"]) == ("ams1", "1")
-        async with running.http.get(running.url + "/v1/models?x=%2F") as response:
+        async with running.http.get(URL(running.url + "/v1/models?x=%2F", encoded=True)) as response:
             assert response.status == 200
         assert fakes[0].seen[-1].raw_path == "/v1/models?x=%2F"
+
+
+async def test_a_long_prompt_reaches_the_site_whole_also_at_the_second_try() -> None:
+    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+        fakes[0].behave = reset_before_first_byte
+        body = json.dumps({"model": "ember", "stream": True, "prompt": "lorem ipsum " * 300_000}).encode()
+        async with running.http.post(running.url + "/v1/completions", data=io.BytesIO(body)) as response:
+            assert await response.read() == WHOLE
+        assert fakes[0].bodies == fakes[1].bodies == [body]
+        assert fakes[1].seen[0].headers["content-length"] == str(len(body))
 
 
 async def test_connections_to_a_site_are_used_again() -> None:
@@ -339,9 +350,9 @@ async def test_a_client_that_stops_reading_holds_back_the_site() -> None:
 async def test_a_body_of_20_mb_is_refused_and_the_next_request_works() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:
         for chunked in (False, True):
-            data: Any = b"x" * 20_000_000
+            data = b"x" * 20_000_000
             async with running.http.post(
-                running.url + "/v1/chat/completions", data=parts(data) if chunked else data
+                running.url + "/v1/chat/completions", data=parts(data) if chunked else io.BytesIO(data)
             ) as response:
                 assert response.status == 413
                 assert (await response.json())["error"]["code"] == "body_too_large"
