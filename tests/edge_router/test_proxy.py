@@ -152,6 +152,26 @@ async def test_a_silent_site_is_left_for_the_next(behaviour: Behaviour) -> None:
         assert fakes[0].cancelled == 1
 
 
+@pytest.mark.parametrize("wants_stream", [True, False])
+async def test_a_frozen_site_is_left_as_soon_as_its_probes_fail(wants_stream: bool) -> None:
+    async with (
+        sites("ams1", "iad1") as fakes,
+        router(fakes, policy=FirstThen("ams1", "iad1"), first_byte_timeout_s=60) as running,
+    ):
+        fakes[0].behave = hang
+        fakes[1].behave = stream_of(4) if wants_stream else answer(200, {"id": "x"})
+        waiting = [asyncio.ensure_future(running.chat(stream=wants_stream).__aenter__()) for _ in range(3)]
+        await fakes[0].asked.wait()
+        fakes[0].status_body = b"frozen"
+        for task in waiting:
+            response = await task
+            assert "site=iad1" in response.headers["x-pilotlight-route"]
+            assert "tries=2" in response.headers["x-pilotlight-route"]
+            assert await response.read()
+            response.close()
+        await running.until(lambda: fakes[0].active == 0)
+
+
 async def test_a_site_that_only_sends_heartbeats_is_at_work_and_the_client_is_told_so() -> None:
     async with sites("ams1") as fakes, router(fakes, first_byte_timeout_s=0.1) as running:
         fakes[0].behave = raw_stream(b": keep-alive\n\n", end="on command")
