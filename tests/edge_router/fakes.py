@@ -196,9 +196,9 @@ async def sites(*names: str) -> AsyncIterator[list[FakeSite]]:
 
 @asynccontextmanager
 async def router(
-    fakes: list[FakeSite], *, policy: Policy | None = None, wait: bool = True, **relay: Any
+    fakes: list[FakeSite], *, policy: Policy | None = None, probe_interval_s: float = 0.05, **relay: Any
 ) -> AsyncIterator[Router]:
-    health = {"interval_s": 0.05, "timeout_s": 0.5, "unhealthy_after": 2}
+    health = {"interval_s": probe_interval_s, "timeout_s": 0.5, "unhealthy_after": 2}
     timeouts = {
         "connect_timeout_s": 1.0,
         "first_byte_timeout_s": 5.0,
@@ -219,8 +219,7 @@ async def router(
             running = Router(url, proxy, session)
             async with asyncio.timeout(10):
                 await running.until(lambda: proxy.upstream is not None)
-                if wait:
-                    await running.until_states(**{site.name: "healthy" for site in fakes})
+                await running.until_states(**{site.name: "healthy" for site in fakes})
             yield running
             await _assert_nothing_is_left(running)
     finally:

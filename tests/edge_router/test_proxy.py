@@ -100,6 +100,7 @@ async def test_a_long_prompt_reaches_the_site_whole_also_at_the_second_try() -> 
 
 async def test_connections_to_a_site_are_used_again() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = late_end
         for _ in range(4):
             async with running.chat() as response:
                 await response.read()
@@ -181,13 +182,16 @@ async def test_a_site_that_only_sends_heartbeats_is_at_work_and_the_client_is_to
             assert await response.read() == event(99) + DONE
 
 
-async def test_a_killed_site_is_passed_over_and_counted_as_failing_at_once() -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+async def test_refused_connections_make_a_site_unhealthy_before_any_probe_does() -> None:
+    async with (
+        sites("ams1", "iad1") as fakes,
+        router(fakes, policy=FirstThen("ams1", "iad1"), probe_interval_s=300) as running,
+    ):
         await fakes[0].stop()
-        for _ in range(3):
+        for _ in range(2):
             async with running.chat() as response:
                 assert await response.read() == WHOLE
-        await running.until_states(ams1="unhealthy", iad1="healthy")
+        assert running.proxy.backends["ams1"].state == "unhealthy"
         async with running.chat() as response:
             assert "tries=1" in response.headers["x-pilotlight-route"]
 
@@ -198,6 +202,15 @@ async def test_a_whole_answer_lost_half_way_is_made_good_elsewhere() -> None:
         fakes[1].behave = answer(200, {"id": "whole"})
         async with running.chat(stream=False) as response:
             assert await response.json() == {"id": "whole"}
+
+
+async def test_a_whole_answer_too_large_to_hold_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_router.upstream.MAX_ANSWER_BYTES", 1 << 20)
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = answer(200, {"text": "x" * (1 << 20)})
+        async with running.chat(stream=False) as response:
+            assert response.status == 503
+            assert "larger than 1 MiB" in (await response.json())["error"]["message"]
 
 
 async def test_a_connection_is_not_tried_at_more_sites_than_allowed() -> None:
@@ -615,6 +628,14 @@ async def half_of_a_json_answer(site: FakeSite, request: Any) -> Any:
     await response.write(b'{"id": "ha')
     await asyncio.sleep(0.02)
     reset_connection(request)
+    return response
+
+
+async def late_end(site: FakeSite, request: web.Request) -> web.StreamResponse:
+    """The last chunk of the body follows the last event in a packet of its own."""
+    response = await begin(request)
+    await response.write(DONE)
+    await asyncio.sleep(0.03)
     return response
 
 
