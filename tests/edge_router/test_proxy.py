@@ -99,7 +99,7 @@ async def test_a_long_prompt_reaches_the_site_whole_also_at_the_second_try() -> 
 
 
 async def test_connections_to_a_site_are_used_again() -> None:
-    async with sites("ams1") as fakes, router(fakes) as running:
+    async with sites("ams1") as fakes, router(fakes, probe_interval_s=300) as running:
         fakes[0].behave = late_end
         for _ in range(4):
             async with running.chat() as response:
