@@ -103,8 +103,6 @@ class Downstream:
             await self.end_stream()
         elif not self.has_answered:
             headers = [*error.headers(), ("content-type", "application/json"), (REQUEST_ID, self.request_id)]
-            if error.word == "body_too_large":
-                headers.append(("connection", "close"))
             headers.append(("content-length", str(len(body))))
             await self.whole(error.status(self.head.dialect), headers, body)
 
