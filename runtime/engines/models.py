@@ -208,7 +208,7 @@ class Models:
             client = await self._successor(client)
             slot.detail = "its weights are being loaded"
             try:
-                return await client.load_model(spec, _reporter(slot, "loaded"))
+                return await self._hosts.load_model(client, spec, _reporter(slot, "loaded"))
             except EngineError as error:
                 if error.code != "engine_error":
                     raise
