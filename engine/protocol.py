@@ -1,12 +1,12 @@
-"""The engine protocol: every message between a front end and an engine host, and its byte form.
+"""The engine protocol: every message between a front end and an engine host.
 
-Messages are frozen msgspec structs in one tagged union per direction; one ZeroMQ frame holds one msgpack message. The module knows shapes
-and names; it refuses to know sockets, processes, text or torch, so that a runtime process can import it for free.
+Messages are frozen values of the standard library alone, so that an engine runs in-process where nothing else is installed (a bare GPU machine);
+their byte form is frames.py. Those sent once per token are named tuples (cheap to make, and arrays in bytes). The module refuses to know sockets,
+processes, text and torch.
 """
 
-from typing import Literal
-
-import msgspec
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -20,7 +20,8 @@ ErrorCode = Literal[
 ]
 
 
-class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
     """How the next token is chosen. `temperature == 0` is greedy. The random number of a token is a function of (seed, position) alone."""
 
     max_tokens: int
@@ -39,7 +40,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     )
 
 
-class ModelSpec(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
     """A model to load: a local Hugging Face directory (config.json, *.safetensors)."""
 
     name: str
@@ -48,7 +50,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     kv_tokens: int | None = None  # KV cache size in tokens; None: an even share of what the host's arena has left
 
 
-class HostConfig(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class HostConfig:
     """What an engine host is started with. Sizes are bytes unless the name says otherwise."""
 
     device: str = "cpu"
@@ -64,7 +67,8 @@ class HostConfig(msgspec.Struct, frozen=True):
 # Front end -> host
 
 
-class Submit(msgspec.Struct, frozen=True, tag="submit"):
+@dataclass(frozen=True, slots=True)
+class Submit:
     """Start a sequence. A continuation is a Submit whose prompt ends in the tokens already delivered: positions, hence random numbers, agree."""
 
     sequence_id: str
@@ -74,19 +78,23 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     salt: bytes = b""  # tenant salt: seeds the prefix cache's hash chain
 
 
-class Abort(msgspec.Struct, frozen=True, tag="abort"):
+@dataclass(frozen=True, slots=True)
+class Abort:
     sequence_id: str
 
 
-class LoadModel(msgspec.Struct, frozen=True, tag="load_model"):
+@dataclass(frozen=True, slots=True)
+class LoadModel:
     spec: ModelSpec
 
 
-class UnloadModel(msgspec.Struct, frozen=True, tag="unload_model"):
+@dataclass(frozen=True, slots=True)
+class UnloadModel:
     name: str
 
 
-class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+@dataclass(frozen=True, slots=True)
+class Shutdown:
     pass
 
 
@@ -96,14 +104,14 @@ Command = Submit | Abort | LoadModel | UnloadModel | Shutdown
 # Host -> front end
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprobs(NamedTuple):
     """Natural-log probabilities before temperature and truncation, as the field reports them."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), most likely first
 
 
-class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
+class TokenOutput(NamedTuple):
     """One sequence's new tokens of one step. The first output of a sequence carries `num_cached_tokens`; the last carries a finish reason."""
 
     sequence_id: str
@@ -116,7 +124,8 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
     error_message: str | None = None
 
 
-class ModelLoad(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ModelLoad:
     """How busy one model is now."""
 
     running: int = 0
@@ -132,7 +141,8 @@ class ModelLoad(msgspec.Struct, frozen=True):
     decode_tokens_per_s: float = 0.0  # per sequence
 
 
-class ModelInfo(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
     """What a loaded model can do."""
 
     name: str
@@ -146,7 +156,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     load_s: float
 
 
-class StepOutput(msgspec.Struct, frozen=True, tag="step"):
+@dataclass(frozen=True, slots=True)
+class StepOutput:
     """One frame per step: every sequence's new tokens, and the load of every model. Also sent, without tokens, as a heartbeat when idle."""
 
     step: int
@@ -156,40 +167,28 @@ class StepOutput(msgspec.Struct, frozen=True, tag="step"):
     device_time_ms: float = 0.0
 
 
-class LoadProgress(msgspec.Struct, frozen=True, tag="load_progress"):
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
     name: str
     done_bytes: int
     total_bytes: int
 
 
-class ModelReady(msgspec.Struct, frozen=True, tag="model_ready"):
+@dataclass(frozen=True, slots=True)
+class ModelReady:
     info: ModelInfo
 
 
-class ModelFailed(msgspec.Struct, frozen=True, tag="model_failed"):
+@dataclass(frozen=True, slots=True)
+class ModelFailed:
     name: str
     error_code: ErrorCode
     message: str
 
 
-class ModelUnloaded(msgspec.Struct, frozen=True, tag="model_unloaded"):
+@dataclass(frozen=True, slots=True)
+class ModelUnloaded:
     name: str
 
 
 Event = StepOutput | LoadProgress | ModelReady | ModelFailed | ModelUnloaded
-
-_encoder = msgspec.msgpack.Encoder()
-_command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
-_event_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
-
-
-def encode(message: Command | Event) -> bytes:
-    return _encoder.encode(message)
-
-
-def decode_command(frame: bytes) -> Command:
-    return _command_decoder.decode(frame)
-
-
-def decode_event(frame: bytes) -> Event:
-    return _event_decoder.decode(frame)

@@ -1,1 +1,1 @@
-"""One per site: the HTTP API, admission, streaming, and the supervision of its engine host. Never imports torch."""
+"""One per site: the HTTP API, functions and bindings, residency, metering. Reaches engines by their protocol and never imports torch."""

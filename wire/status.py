@@ -21,6 +21,7 @@ class Place(msgspec.Struct, frozen=True):
 class ModelStatus(msgspec.Struct, frozen=True):
     name: str
     residency: Residency
+    loaded: float = 0.0  # share of the weights read so far, 0 to 1
     context_length: int = 0  # tokens
     running: int = 0  # sequences
     waiting: int = 0
@@ -31,6 +32,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
     decode_tokens_per_s: float = 0.0  # of one sequence
     wake_ms: float = 0.0  # measured time from disk or host to the first token; 0: not measured
     detail: str = ""  # why it failed, how far it has loaded
+    aliases: tuple[str, ...] = ()  # further names that requests may use
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):

@@ -1,0 +1,76 @@
+# `make up` runs Pilotlight from a bare clone; `make test` checks it. Nothing else needs to be installed by hand but Python >= 3.11.
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+BASE := $(VENV)/.installed
+DEV := $(VENV)/.installed-dev
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
+export TORCH_BUILD
+
+.PHONY: help install up test test-all check fmt bench eval-ember train-ember gpu-check gpu-bench clean
+
+help:
+	@echo "make up         install what is missing, then run a router and three sites on this machine"
+	@echo "make test       the test suite (make test-all adds the slow sweeps)"
+	@echo "make check      lint and types, reported and never rewritten (make fmt rewrites)"
+	@echo "make bench      measure start-up and first-token times, with a record in load_tests/results/"
+	@echo "make eval-ember evaluate the embedded model on held-out phrasings"
+	@echo "make gpu-check, make gpu-bench    correctness and records on a GPU"
+
+install: $(BASE)
+
+up: $(BASE)
+	@$(BIN)/pilotlight up
+
+test: $(DEV)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
+
+test-all: $(DEV)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+check: $(DEV)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check -q . || { echo "Run 'make fmt'."; exit 1; }
+	@$(BIN)/mypy
+
+fmt: $(DEV)
+	@$(BIN)/ruff check -q --fix . ; $(BIN)/ruff format -q .
+
+bench: $(BASE)
+	@$(BIN)/python -m load_tests.scenarios.start_up
+
+eval-ember: $(BASE)
+	@$(BIN)/python -m engine.embedded.ember.evaluate
+
+train-ember: $(BASE)
+	@$(BIN)/python -m engine.embedded.ember.train
+
+# On a GPU machine these run from the bare tree, with whatever Python has torch: GPU_PYTHON=python3 make gpu-check
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
+
+gpu-check:
+	@$(GPU_PYTHON) -m load_tests.gpu check
+
+gpu-bench:
+	@$(GPU_PYTHON) -m load_tests.gpu bench
+
+clean:
+	@rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Pilotlight needs Python 3.11 or newer: install it (Debian, Ubuntu: apt-get install python3 python3-venv) and run make again."; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "Python's venv module is missing: run 'apt-get install python3-venv' (as root) and make again."; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(BASE): pyproject.toml deploy/install_torch.py | $(BIN)/python
+	@echo "Installing Pilotlight into $(VENV) (the first time only) ..."
+	@$(BIN)/python deploy/install_torch.py
+	@$(PIP) -e .
+	@touch $@
+
+$(DEV): $(BASE)
+	@echo "Installing what the tests need ..."
+	@$(PIP) -e '.[dev]'
+	@touch $@

@@ -1,0 +1,154 @@
+"""The client's side of one exchange, as pure ASGI: read the body, notice when the client leaves, send an answer or a refusal.
+
+Hypercorn tells of a disconnect through `receive()` only, before the first byte as well as in mid-stream, so somebody must always be listening:
+`while_present` does. Knows nothing of sites.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import orjson
+from starlette.types import Message, Receive, Scope, Send
+
+from edge_router.peek import Head
+from wire.errors import ApiError
+from wire.headers import REQUEST_ID
+from wire.sse import encode_event
+
+Result = TypeVar("Result")
+
+# A client that sends a body too large must be able to read the refusal: closing on unread bytes resets the connection under it. So a bounded
+# rest is read and thrown away first.
+DISCARD_TIMES = 8  # of the limit
+DISCARD_S = 5.0
+
+
+class ClientGone(Exception):
+    """Nobody is listening any more."""
+
+
+class Downstream:
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.head = _head(scope)
+        self.request_id = ""
+        self.is_streaming = False  # an event stream has begun: a failure is an event now, no longer a status
+        self.has_answered = False
+        self._receive = receive
+        self._send = send
+        self._work: asyncio.Future[Any] | None = None
+        self._cut: ApiError | None = None
+
+    async def body(self, limit: int, silence_s: float) -> bytes:
+        """Raises ApiError before more than `limit` bytes are held, ClientGone when the client leaves half-way."""
+        declared = self.head.header("content-length")
+        if declared.isdigit() and int(declared) > limit:
+            await self._refuse_body(int(declared), limit, silence_s)
+        parts: list[bytes] = []
+        size, more = 0, True
+        while more:
+            message = await self._next_part(silence_s)
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            more = message.get("more_body", False)
+            if size > limit:
+                parts.clear()
+                await self._refuse_body(size, limit, silence_s)
+        return b"".join(parts)
+
+    async def while_present(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Runs `work` until it is done, the client leaves (ClientGone) or somebody cuts it (the ApiError given there). Nothing outlives this."""
+        task: asyncio.Task[Result] = asyncio.ensure_future(work)
+        self._work = task
+        watch = asyncio.ensure_future(self._gone())
+        try:
+            await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if self._cut is not None and task.cancelled():
+                raise self._cut
+            if task.done():
+                return task.result()
+            raise ClientGone
+        finally:
+            task.cancel()
+            watch.cancel()
+            await asyncio.gather(task, watch, return_exceptions=True)
+
+    def cut(self, error: ApiError) -> None:
+        """Ends the work from outside; the client is told `error`."""
+        self._cut = error
+        if self._work is not None:
+            self._work.cancel()
+
+    async def whole(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+        self.has_answered = True
+        await self._start(status, headers)
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def begin_stream(self, status: int, headers: list[tuple[str, str]]) -> None:
+        self.has_answered = self.is_streaming = True
+        await self._start(status, headers)
+
+    async def events(self, batch: bytes) -> None:
+        """`batch` is whole events."""
+        await self._send({"type": "http.response.body", "body": batch, "more_body": True})
+
+    async def end_stream(self) -> None:
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def refuse(self, error: ApiError) -> None:
+        """In the dialect's shape: a status and a body, or inside a stream the last event."""
+        body = orjson.dumps(error.body(self.head.dialect))
+        if self.is_streaming:
+            await self.events(encode_event(body))
+            await self.end_stream()
+        elif not self.has_answered:
+            headers = [*error.headers(), ("content-type", "application/json"), (REQUEST_ID, self.request_id)]
+            if error.word == "body_too_large":
+                headers.append(("connection", "close"))
+            headers.append(("content-length", str(len(body))))
+            await self.whole(error.status(self.head.dialect), headers, body)
+
+    async def _start(self, status: int, headers: list[tuple[str, str]]) -> None:
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def _gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def _next_part(self, silence_s: float) -> Message:
+        try:
+            async with asyncio.timeout(silence_s):
+                message = await self._receive()
+        except TimeoutError:
+            raise ApiError("request_timeout", f"the request's body paused for more than {silence_s:g} s") from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        return message
+
+    async def _refuse_body(self, size: int, limit: int, silence_s: float) -> None:
+        waits_for_leave = self.head.header("expect").lower() == "100-continue"
+        if not waits_for_leave and size <= DISCARD_TIMES * limit:
+            await self._discard(DISCARD_TIMES * limit, silence_s)
+        sentence = f"the body is larger than {limit / 2**20:g} MiB: shorten the prompt or raise relay.max_body_mib"
+        raise ApiError("body_too_large", sentence)
+
+    async def _discard(self, limit: int, silence_s: float) -> None:
+        size, more = 0, True
+        try:
+            async with asyncio.timeout(min(DISCARD_S, silence_s)):
+                while more and size < limit:
+                    message = await self._next_part(silence_s)
+                    size += len(message.get("body", b""))
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            return  # it had its chance
+
+
+def _head(scope: Scope) -> Head:
+    headers = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
+    query = scope.get("query_string", b"")
+    target = scope.get("raw_path", scope["path"].encode()).decode("latin-1") + (
+        f"?{query.decode('latin-1')}" if query else ""
+    )
+    return Head(scope["method"], scope["path"], target, headers)

@@ -1,0 +1,124 @@
+"""Probes every site's /status for as long as the router runs, and tells its Backend what came of it.
+
+A probe also measures the round trip. Clock, sleep and chance are injected; how many failures make a site unhealthy is the Backend's rule.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import aiohttp
+import msgspec
+
+from edge_router.backend import Backend
+from edge_router.upstream import reason_of
+from sites.config import HealthConfig
+from wire.status import decode_status
+
+JITTER = 0.2  # of the interval, either way: routers that start together must not probe together
+STARTING_SHARE = 0.25  # of the interval, while a site has never been healthy: it is probably starting
+MAX_STATUS_BYTES = 4 << 20
+
+log = logging.getLogger(__name__)
+
+
+class Fetched(NamedTuple):
+    body: bytes
+    http_status: int
+    round_trips: int  # how many the elapsed time holds: 1 on a warm connection, more on a new one
+
+
+class ProbeError(Exception):
+    """The site did not publish a usable status; the message says why."""
+
+
+Fetch = Callable[[str], Awaitable[Fetched]]
+
+
+class HealthMonitor:
+    def __init__(
+        self,
+        backends: Iterable[Backend],
+        fetch: Fetch,
+        config: HealthConfig,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._backends = tuple(backends)
+        self._fetch = fetch
+        self._config = config
+        self._clock = clock
+        self._sleep = sleep
+        self._chance = chance
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for backend in self._backends:
+                group.create_task(self._watch(backend))
+
+    async def _watch(self, backend: Backend) -> None:
+        while True:
+            await self.probe(backend)
+            share = 1.0 if backend.was_ever_healthy else STARTING_SHARE
+            await self._sleep(self._config.interval_s * share * (1 + JITTER * (2 * self._chance() - 1)))
+
+    async def probe(self, backend: Backend) -> None:
+        before = backend.state
+        asked_at = self._clock()
+        try:
+            async with asyncio.timeout(self._config.timeout_s):
+                fetched = await self._fetch(f"{backend.url}/status")
+            elapsed_ms = 1000 * (self._clock() - asked_at)
+            if fetched.http_status != 200:
+                raise ProbeError(f"/status answered {fetched.http_status}")
+            status = decode_status(fetched.body)
+            if status.site != backend.name:
+                raise ProbeError(f"the site at {backend.url} calls itself {status.site!r}: correct the network file")
+        except TimeoutError:
+            backend.failed(f"/status did not answer within {self._config.timeout_s:g} s")
+        except msgspec.MsgspecError as error:
+            backend.failed(f"/status is malformed: {error}")
+        except (ProbeError, aiohttp.ClientError, OSError) as error:
+            backend.failed(reason_of(error))
+        except Exception:
+            log.exception("probing site %s failed inside the router", backend.name)
+            backend.failed("the router failed to probe it; its log has the reason")
+        else:
+            backend.round_trip.observe(elapsed_ms / fetched.round_trips)
+            backend.answered(status, asked_at)
+        if backend.state != before:
+            level = logging.INFO if backend.state == "healthy" else logging.WARNING
+            log.log(level, "site %s was %s and is %s: %s", backend.name, before, backend.state, backend.detail or "it answers")
+
+
+def status_fetch(session: aiohttp.ClientSession) -> Fetch:
+    """`session` must carry `connection_trace()`, which tells warm connections from new ones."""
+
+    async def fetch(url: str) -> Fetched:
+        trips = SimpleNamespace(count=1)
+        async with session.get(url, allow_redirects=False, trace_request_ctx=trips) as response:
+            body = bytearray()
+            async for chunk in response.content.iter_any():
+                body += chunk
+                if len(body) > MAX_STATUS_BYTES:
+                    raise ProbeError(f"/status is larger than {MAX_STATUS_BYTES} bytes")
+            return Fetched(bytes(body), response.status, trips.count)
+
+    return fetch
+
+
+def connection_trace() -> aiohttp.TraceConfig:
+    """Counts the round trip of a TCP handshake. (TLS takes one more; only a probe on a new connection is off by it, and later ones correct it.)"""
+    trace = aiohttp.TraceConfig()
+
+    async def on_create_end(session: object, context: SimpleNamespace, params: object) -> None:
+        if context.trace_request_ctx is not None:
+            context.trace_request_ctx.count += 1
+
+    trace.on_connection_create_end.append(on_create_end)
+    return trace

@@ -1,0 +1,100 @@
+"""What the router counts, in Prometheus's form: requests, tries, decisions with their predicted terms beside the actual time, and sites.
+
+One registry per application, so that two routers in one process do not count into each other.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from edge_router.backend import Backend
+from edge_router.policy import Preference
+
+NO_SITE = ""  # the site label of a request that no site answered
+TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 60.0, 120.0)
+STATES = ("unknown", "healthy", "unhealthy", "draining")
+
+
+class RouterMetrics:
+    def __init__(self, backends: Iterable[Backend]) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        registry.register(_BackendCollector(tuple(backends)))
+        self._requests = Counter(
+            "pilotlight_router_requests",
+            "Requests by the site that answered and how they ended.",
+            ["site", "outcome"],
+            registry=registry,
+        )
+        self._tries = Counter(
+            "pilotlight_router_tries", "Sites asked, by what came of it.", ["site", "result"], registry=registry
+        )
+        self._decisions = Counter(
+            "pilotlight_router_decisions",
+            "Decisions by the branch of the policy that took them.",
+            ["reason"],
+            registry=registry,
+        )
+        self._predicted_ms = Counter(
+            "pilotlight_router_predicted_ms",
+            "Predicted time to first token of streams, by term of the cost.",
+            ["site", "term"],
+            registry=registry,
+        )
+        self._ttft = Histogram(
+            "pilotlight_router_time_to_first_token_seconds", "Actual time to first token of streams: its sum compares with the predicted terms.",
+            ["site"], buckets=TTFT_BUCKETS_S, registry=registry,
+        )  # fmt: skip
+        self._error_ms = Histogram(
+            "pilotlight_router_prediction_error_ms", "Actual minus predicted time to first token.",
+            ["site"], buckets=(-1000, -300, -100, -30, -10, 0, 10, 30, 100, 300, 1000, 3000), registry=registry,
+        )  # fmt: skip
+        self.open_requests = Gauge("pilotlight_router_open_requests", "Requests under way.", registry=registry)
+
+    def ended(self, site: str, outcome: str) -> None:
+        self._requests.labels(site, outcome).inc()
+
+    def tried(self, site: str, result: str) -> None:
+        self._tries.labels(site, result).inc()
+
+    def decided(self, preference: Preference) -> None:
+        self._decisions.labels(preference.reason).inc()
+
+    def first_token(self, preference: Preference, actual_s: float) -> None:
+        """The prediction and what came of it, where the site that was chosen first answered with a stream."""
+        site = preference.backend.name
+        for term, value in preference.terms.items():
+            self._predicted_ms.labels(site, term).inc(value)
+        self._ttft.labels(site).observe(actual_s)
+        self._error_ms.labels(site).observe(1000 * actual_s - preference.cost_ms)
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class _BackendCollector:
+    """Sites are read when asked, not written when they change."""
+
+    def __init__(self, backends: tuple[Backend, ...]) -> None:
+        self._backends = backends
+
+    def collect(self) -> Iterator[Metric]:
+        state = GaugeMetricFamily(
+            "pilotlight_router_site_state", "1 for the state a site is in.", labels=["site", "state"]
+        )
+        rtt = GaugeMetricFamily("pilotlight_router_site_rtt_ms", "Round trip to the site.", labels=["site"])
+        inflight = GaugeMetricFamily(
+            "pilotlight_router_site_inflight", "This router's requests under way there.", labels=["site"]
+        )
+        pending = GaugeMetricFamily(
+            "pilotlight_router_site_pending_tokens", "Prompt tokens sent since its status.", labels=["site"]
+        )
+        for backend in self._backends:
+            view = backend.view()
+            for name in STATES:
+                state.add_metric([backend.name, name], float(view.state == name))
+            rtt.add_metric([backend.name], view.rtt_ms)
+            inflight.add_metric([backend.name], view.outstanding)
+            pending.add_metric([backend.name], view.pending_tokens)
+        yield from (state, rtt, inflight, pending)

@@ -1,0 +1,175 @@
+"""The router's door: a request's head and body go in, a ValidRequest comes out, and nothing behind it looks at the raw form again.
+
+It reads only what choosing a site needs: model, stream flag, session, messages. Whether the rest makes sense is the site's to judge, so the body
+travels on untouched.
+"""
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import orjson
+
+from edge_router.geo import CLIENT_GEO, parse_place
+from edge_router.policy import Home, RouteRequest
+from edge_router.session import Conversation, prefix_chain, session_digest, tenant_salt
+from wire.errors import ApiError, Dialect, dialect_of
+from wire.headers import HOP, HOP_SECRET_ENV, REQUEST_ID, SESSION_AFFINITY, forwardable, hop_is_genuine, sign_hop
+from wire.status import Place
+
+HOPS = "x-pilotlight-hops"  # router -> router: how many routers the request has passed
+MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")  # of a message, what reaches the prompt
+TEXT_PIECE_BYTES = 1024  # a plain prompt is fingerprinted in pieces of this size
+NOT_JSON = ("multipart/", "audio/", "image/", "video/", "application/octet-stream")
+
+_RUN_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/ai/run/(.+)$")
+_ACCOUNT_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/")
+_NICE_ID = re.compile(r"^[A-Za-z0-9._:/+=@-]{1,128}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A request as it arrived, without its body."""
+
+    method: str
+    path: str  # decoded
+    target: str  # as sent, query included
+    headers: list[tuple[str, str]]  # names lower case
+
+    def header(self, name: str) -> str:
+        return next((value for key, value in self.headers if key == name), "")
+
+    @property
+    def dialect(self) -> Dialect:
+        return dialect_of(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class ValidRequest:
+    head: Head
+    body: bytes
+    model: str | None
+    wants_stream: bool
+    conversation: Conversation
+    client: Place | None
+    request_id: str
+    upstream_headers: list[tuple[str, str]]
+
+    @property
+    def is_generated_whole(self) -> bool:
+        """The site is silent until the last token."""
+        return self.model is not None and not self.wants_stream
+
+    def route(self, home: Home | None) -> RouteRequest:
+        conversation = self.conversation
+        return RouteRequest(self.model, conversation.tokens, conversation.placement_key, home, self.client)
+
+
+def request_id_of(head: Head) -> str:
+    """The client's own if it is short and printable, else a new one."""
+    given = head.header(REQUEST_ID)
+    return given if _NICE_ID.match(given) else uuid4().hex
+
+
+def peek(head: Head, body: bytes, request_id: str, secret: str, max_hops: int) -> ValidRequest:
+    """Raises ApiError on what no site could answer."""
+    hops = _hops_so_far(head, secret) + 1
+    if hops > max_hops:
+        message = f"the request has passed {max_hops} routers: a site's url in a network file leads back to a router"
+        raise ApiError("invalid_request", message)
+    fields = _parse(head, body)
+    account, model = _account_and_model(head, fields)
+    salt = tenant_salt(head.header("authorization"), account, secret)
+    geo = head.header(CLIENT_GEO)
+    return ValidRequest(
+        head=head,
+        body=body,
+        model=model,
+        wants_stream=fields.get("stream") is True,
+        conversation=_conversation(head, fields, salt, model or ""),
+        client=parse_place(geo) if geo else None,
+        request_id=request_id,
+        upstream_headers=_upstream_headers(head, request_id, secret, hops),
+    )
+
+
+def hop_secret() -> str:
+    """The network's shared secret; empty where none is set."""
+    return os.environ.get(HOP_SECRET_ENV, "")
+
+
+def _hops_so_far(head: Head, secret: str) -> int:
+    """Where the network has a secret, only its own routers are believed. Where it has none, everybody is: a client that invents a count harms
+    nobody but itself, and a loop still ends."""
+    if secret and not hop_is_genuine(
+        head.header(HOP), secret, time.time(), head.method, head.path, head.header(REQUEST_ID)
+    ):
+        return 0
+    count = head.header(HOPS)
+    return int(count) if count.isascii() and count.isdigit() and len(count) < 4 else 0
+
+
+def _upstream_headers(head: Head, request_id: str, secret: str, hops: int) -> list[tuple[str, str]]:
+    ours = {REQUEST_ID, "accept-encoding", "expect"}  # an `Expect` was answered by our own server already
+    kept = [(name, value) for name, value in forwardable(head.headers) if name not in ours]
+    kept += [(REQUEST_ID, request_id), ("accept-encoding", "identity"), (HOPS, str(hops))]
+    if secret:
+        kept.append((HOP, sign_hop(secret, time.time(), head.method, head.path, request_id)))
+    return kept
+
+
+def _parse(head: Head, body: bytes) -> dict[str, Any]:
+    if not body or head.header("content-type").lower().startswith(NOT_JSON):
+        return {}
+    if head.header("content-encoding").lower() not in ("", "identity"):
+        raise ApiError("invalid_request", "a request body must not be compressed: drop the content-encoding header")
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ApiError("malformed_json", f"the body is not valid JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ApiError("invalid_request", 'the body must be a JSON object, such as {"model": ...}')
+    return fields
+
+
+def _account_and_model(head: Head, fields: dict[str, Any]) -> tuple[str, str | None]:
+    if run := _RUN_PATH.match(head.path):
+        return run[1], run[2]
+    account = _ACCOUNT_PATH.match(head.path)
+    model = fields.get("model")
+    return account[1] if account else "", model if isinstance(model, str) else None
+
+
+def _conversation(head: Head, fields: dict[str, Any], salt: bytes, model: str) -> Conversation:
+    name = head.header(SESSION_AFFINITY) or fields.get("prompt_cache_key")
+    session = session_digest(salt, model, name) if isinstance(name, str) and name else None
+    tools = fields.get("tools")
+    seed = model.encode() + b"\0" + (_canonical(tools) if tools else b"")
+    pieces = list(_pieces(fields))
+    tokens = (len(seed) + sum(len(piece) for piece, _ in pieces)) // 4 if pieces else 0
+    return Conversation(session, prefix_chain(salt, seed, pieces), tokens)
+
+
+def _pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
+    """The prompt in pieces that a later turn repeats, and whether a prefix ending there tells conversations apart."""
+    messages, prompt = fields.get("messages"), fields.get("prompt")
+    if isinstance(messages, list):
+        user_has_spoken = False
+        for message in messages:
+            if isinstance(message, dict):
+                user_has_spoken = user_has_spoken or message.get("role") not in ("system", "developer")
+                yield _canonical([message.get(field) for field in MESSAGE_FIELDS]), user_has_spoken
+            else:
+                yield _canonical(message), user_has_spoken
+    elif prompt is not None:
+        raw = prompt.encode() if isinstance(prompt, str) else _canonical(prompt)
+        for start in range(0, len(raw), TEXT_PIECE_BYTES):
+            yield raw[start : start + TEXT_PIECE_BYTES], True
+
+
+def _canonical(value: Any) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)

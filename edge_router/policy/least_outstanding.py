@@ -1,0 +1,14 @@
+"""Baseline: the site with the fewest of this router's own requests under way; the nearer one among equals."""
+
+from collections.abc import Sequence
+
+from edge_router.policy import BackendView, Preference, RouteRequest, eligible
+
+
+class LeastOutstandingPolicy:
+    def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:
+        sites = sorted(eligible(request, backends), key=lambda b: (b.outstanding, b.rtt_ms, b.name))
+        return [
+            Preference(backend, float(backend.outstanding), {"outstanding": float(backend.outstanding)}, "least")
+            for backend in sites
+        ]

@@ -1,0 +1,18 @@
+"""Baseline: the site with the shortest round trip, whatever it is doing."""
+
+from collections.abc import Sequence
+
+from edge_router.policy import BackendView, Preference, RouteRequest, eligible
+from edge_router.rtt import seed_rtt_ms
+
+
+class NearestPolicy:
+    def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:
+        priced = [(_rtt_ms(request, backend), backend.name, backend) for backend in eligible(request, backends)]
+        return [
+            Preference(backend, rtt, {"rtt": rtt}, "nearest") for rtt, _, backend in sorted(priced, key=lambda p: p[:2])
+        ]
+
+
+def _rtt_ms(request: RouteRequest, backend: BackendView) -> float:
+    return backend.rtt_ms if request.client is None else seed_rtt_ms(request.client, backend.place)

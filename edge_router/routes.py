@@ -1,0 +1,132 @@
+"""What the router answers itself: is it alive, is it ready, what does it count, what does it see, how would it choose."""
+
+import os
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+
+import orjson
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from edge_router.backend import Backend
+from edge_router.peek import Head, peek, request_id_of
+from edge_router.proxy import Proxy
+from wire.errors import ApiError, dialect_of
+from wire.status import Place, ProcessStatus, RouterStatus, encode_status
+
+JSON = "application/json"
+MAX_DEBUG_BODY = 8 << 20
+
+
+class OwnRoutes:
+    def __init__(self, place: Place, backends: Mapping[str, Backend], proxy: Proxy) -> None:
+        self._place = place
+        self._backends = backends
+        self._proxy = proxy
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/livez", self.livez),
+            Route("/readyz", self.readyz),
+            Route("/metrics", self.metrics),
+            Route("/status", self.status),
+            Route("/debug/route", self.debug_route, methods=["GET", "POST"]),
+        ]
+
+    async def livez(self, request: Request) -> Response:
+        return _json({"live": True})
+
+    async def readyz(self, request: Request) -> Response:
+        """Ready with one healthy site; those that are not are named either way."""
+        healthy = [backend.name for backend in self._backends.values() if backend.state == "healthy"]
+        others = {
+            backend.name: f"{backend.state}: {backend.detail}"
+            for backend in self._backends.values()
+            if backend.state != "healthy"
+        }
+        ready = bool(healthy) and not self._proxy.is_draining
+        fields = {"ready": ready, "draining": self._proxy.is_draining, "healthy": healthy, "not_healthy": others}
+        return _json(fields, 200 if ready else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._proxy.metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def status(self, request: Request) -> Response:
+        process = ProcessStatus("router", os.getpid(), url=str(request.base_url).rstrip("/"))
+        views = tuple(backend.published_view() for backend in self._backends.values())
+        return Response(encode_status(RouterStatus(_version(), self._place, process, views)), media_type=JSON)
+
+    async def debug_route(self, request: Request) -> Response:
+        """The ranking of a request that is not sent: POST the body and headers it would have, or GET with `?model=`."""
+        path = request.query_params.get("path", "/ai/v1/chat/completions")
+        model = request.query_params.get("model")
+        headers = [(name.lower(), value) for name, value in request.headers.items()]
+        head = Head("POST", path, path, headers)
+        try:
+            body = await _limited_body(request)
+            if not body and model:
+                body = orjson.dumps({"model": model})
+            asked = peek(head, body, request_id_of(head), self._proxy.secret, self._proxy.relay.max_hops)
+        except ApiError as error:
+            return refusal(error, path)
+        route, preferences = self._proxy.rank(asked)
+        ranked = {preference.backend.name for preference in preferences}
+        return _json({
+            "model": asked.model,
+            "prompt_tokens": route.prompt_tokens,
+            "home": None if route.home is None else {
+                "site": route.home.site, "cached_tokens": route.home.cached_tokens, "by_name": route.home.by_name,
+            },
+            "ranking": [
+                {
+                    "site": preference.backend.name, "state": preference.backend.state, "reason": preference.reason,
+                    "cost_ms": round(preference.cost_ms, 3),
+                    "terms": {name: round(value, 3) for name, value in preference.terms.items()},
+                }
+                for preference in preferences
+            ],
+            "left_out": {
+                backend.name: backend.detail or "does not serve the model"
+                for backend in self._backends.values() if backend.name not in ranked
+            },
+        })  # fmt: skip
+
+
+def refusal(error: ApiError, path: str) -> Response:
+    dialect = dialect_of(path)
+    return Response(orjson.dumps(error.body(dialect)), error.status(dialect), dict(error.headers()), JSON)
+
+
+async def not_found(request: Request, error: Exception) -> Response:
+    """For paths that are neither forwarded nor the router's own."""
+    path = request.url.path
+    return refusal(
+        ApiError("not_found", f"there is nothing at {path[:200]}: the API is under /ai/v1/, /v1/ and /client/v4/"), path
+    )
+
+
+async def method_not_allowed(request: Request, error: Exception) -> Response:
+    path = request.url.path
+    return refusal(ApiError("method_not_allowed", f"{path[:200]} does not take {request.method}"), path)
+
+
+async def _limited_body(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_DEBUG_BODY:
+            raise ApiError("body_too_large", f"the body is larger than {MAX_DEBUG_BODY >> 20} MiB")
+    return bytes(body)
+
+
+def _json(fields: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(fields), status, media_type=JSON)
+
+
+def _version() -> str:
+    try:
+        return version("pilotlight")
+    except PackageNotFoundError:
+        return "unknown"  # run from a tree that was never installed

@@ -1,0 +1,260 @@
+"""A site's side of one exchange: ask it, and hand back an answer only once there is something to pass on.
+
+`ask` either returns an Answer whose first byte has arrived or raises SiteFailed, which means that the client has seen nothing and another site
+may be tried. After that, `Answer.batches` raises Lost. Knows HTTP and framing; choosing, retrying and telling the client are proxy.py's.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from types import TracebackType
+from typing import Any, Literal
+
+import aiohttp
+import orjson
+from yarl import URL
+
+from edge_router.peek import ValidRequest
+from sites.config import RelayConfig
+from wire.headers import SITE, forwardable
+from wire.sse import Event, EventDecoder, SSEError
+
+Failure = Literal["connect", "lost", "silent", "full", "draining", "malformed"]
+
+MAX_ANSWER_BYTES = (
+    64 << 20
+)  # of an answer that is not a stream: it is read whole so that its loss can be made good elsewhere
+KEEP_ALIVE_S = 4.0  # below Hypercorn's default of 5 s, so that a connection is never reused while the site closes it
+LAST_CHUNK_S = 0.5  # after the last event, the end of the HTTP body: then the connection can be used again
+SPENT_STATUSES = frozenset({502, 503, 504})
+WORKERS_AI_FULL = 3040
+OUR_OWN_HEADERS = frozenset({"server", "date"})  # our server writes its own
+
+
+class SiteFailed(Exception):
+    """This site did not answer; the client has seen nothing."""
+
+    def __init__(self, kind: Failure, detail: str, retry_after_s: float | None = None) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+
+
+class Lost(Exception):
+    """The site stopped in the middle of its stream."""
+
+
+def connector() -> aiohttp.TCPConnector:
+    """aiohttp sets TCP_NODELAY itself. No limit: admission is the sites' business, and a wait for a connection would hide in the RTT."""
+    return aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=60)
+
+
+def client_session(
+    tcp: aiohttp.BaseConnector, relay: RelayConfig, *traces: aiohttp.TraceConfig
+) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=tcp,
+        connector_owner=False,
+        auto_decompress=False,  # what the site encoded is the client's to decode
+        skip_auto_headers=("user-agent", "accept", "content-type"),
+        cookie_jar=aiohttp.DummyCookieJar(),  # clients' cookies are not ours to keep
+        timeout=aiohttp.ClientTimeout(
+            total=None, sock_connect=relay.connect_timeout_s
+        ),  # the default total cuts streams at 300 s
+        trace_configs=list(traces),
+    )
+
+
+class Answer:
+    """A site's answer, begun. `async with` it: leaving closes the connection to a site that is still talking."""
+
+    def __init__(
+        self, response: aiohttp.ClientResponse, body: bytes | None, stream: "_Events | None", first: list[Event]
+    ) -> None:
+        self.status = response.status
+        self.headers = _downstream_headers(response, body)
+        self.body = body  # None: a stream
+        self._response = response
+        self._stream = stream
+        self._first = first
+
+    async def __aenter__(self) -> "Answer":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._response.close()  # no effect on a response that was read to its end: its connection is back in the pool
+
+    async def batches(self) -> AsyncGenerator[bytes, None]:
+        """Whole events, as many at once as one read delivered. Raises Lost where the stream ends without having said so."""
+        assert self._stream is not None
+        events: list[Event] | None = self._first
+        last: Event | None = None
+        while events is not None:
+            if events:
+                yield b"".join([event.raw for event in events])
+                last = next((event for event in reversed(events) if event.data is not None), last)
+                if events[-1].is_done:
+                    await self._stream.drain()
+                    return
+            events = await self._stream.more()
+        if last is None or not _is_final(last):
+            raise Lost("it closed the connection before the end of its answer")
+
+
+class _Events:
+    """The site's events, read as they come."""
+
+    def __init__(self, response: aiohttp.ClientResponse, idle_timeout_s: float) -> None:
+        self._content = response.content
+        self._decoder = EventDecoder()
+        self._idle_timeout_s = idle_timeout_s
+
+    async def more(self) -> list[Event] | None:
+        """The next events, None at a clean end. Progress is a whole event: bytes that never become one count as silence."""
+        try:
+            async with asyncio.timeout(self._idle_timeout_s):
+                return await self.read()
+        except TimeoutError:
+            raise Lost(f"it was silent for {self._idle_timeout_s:g} s") from None
+        except SSEError as error:
+            raise Lost(f"it sent {error}") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise Lost(reason_of(error)) from None
+
+    async def read(self) -> list[Event] | None:
+        while chunk := await self._content.readany():
+            if events := self._decoder.feed(chunk):
+                return events
+        if self._decoder.pending_bytes:
+            raise Lost("it closed the connection inside an event")
+        return None
+
+    async def drain(self) -> None:
+        """Nothing but the end should follow; a site that goes on is cut off."""
+        try:
+            async with asyncio.timeout(LAST_CHUNK_S):
+                while await self._content.readany():
+                    pass
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return  # the answer was complete: only the connection is not reused
+
+
+class Upstream:
+    def __init__(self, session: aiohttp.ClientSession, relay: RelayConfig) -> None:
+        self._session = session
+        self._relay = relay
+
+    async def ask(self, url: str, request: ValidRequest) -> Answer:
+        """Raises SiteFailed. On cancellation the connection is closed."""
+        patience_s = self._relay.answer_timeout_s if request.is_generated_whole else self._relay.first_byte_timeout_s
+        response: aiohttp.ClientResponse | None = None
+        try:
+            async with asyncio.timeout(patience_s):
+                response = await self._session.request(
+                    request.head.method,
+                    URL(url + request.head.target, encoded=True),
+                    data=request.body or None,
+                    headers=request.upstream_headers,
+                    allow_redirects=False,
+                )
+            if response.content_type == "text/event-stream":
+                answer = await self._begin_stream(response)
+            else:
+                answer = await self._read_whole(response, patience_s)
+            response = None  # the answer owns it now
+            return answer
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise SiteFailed("connect", reason_of(error)) from None
+        except TimeoutError:
+            raise SiteFailed("silent", f"it sent nothing for {patience_s:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise SiteFailed("lost", reason_of(error)) from None
+        finally:
+            if response is not None:
+                response.close()
+
+    async def _begin_stream(self, response: aiohttp.ClientResponse) -> Answer:
+        """Up to the first event that carries data. A heartbeat is no answer; but when the patience ends and there were heartbeats, the site
+        is at work, and the client is told so instead of starting again elsewhere."""
+        stream = _Events(response, self._relay.idle_timeout_s)
+        first: list[Event] = []
+        try:
+            async with asyncio.timeout(self._relay.first_byte_timeout_s):
+                while not any(event.data is not None for event in first):
+                    events = await stream.read()
+                    if events is None:
+                        raise SiteFailed("lost", "it closed the connection before its first event")
+                    first += events
+        except TimeoutError:
+            if not first:
+                raise
+        except SSEError as error:
+            raise SiteFailed("malformed", f"it sent {error}") from None
+        except Lost as error:
+            raise SiteFailed("lost", str(error)) from None
+        return Answer(response, None, stream, first)
+
+    async def _read_whole(self, response: aiohttp.ClientResponse, patience_s: float) -> Answer:
+        body = bytearray()
+        while True:
+            async with asyncio.timeout(patience_s):
+                chunk = await response.content.readany()
+            if not chunk:
+                break
+            body += chunk
+            if len(body) > MAX_ANSWER_BYTES:
+                raise SiteFailed("malformed", f"its answer is larger than {MAX_ANSWER_BYTES >> 20} MiB")
+        _refuse_spent(response, bytes(body))
+        return Answer(response, bytes(body), None, [])
+
+
+def _refuse_spent(response: aiohttp.ClientResponse, body: bytes) -> None:
+    """A site that is full, draining or a broken gateway says so with a status; what is the client's own fault passes through."""
+    if response.status not in SPENT_STATUSES and response.status != 429:
+        return
+    error = _error_of(body)
+    if response.status == 429 and error.get("code") != WORKERS_AI_FULL:
+        return  # the tenant's own quota: every site would say the same
+    kind: Failure = "draining" if error.get("code") == "draining" else "full"
+    after = response.headers.get("retry-after", "")
+    said = str(error.get("message", ""))[:200]
+    detail = f"it answered {response.status}" + (f" ({said})" if said else "")
+    raise SiteFailed(kind, detail, float(after) if after.isascii() and after.isdigit() and len(after) < 6 else None)
+
+
+def _error_of(body: bytes) -> dict[str, Any]:
+    """The error object of either dialect; empty where the body is none."""
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    if not isinstance(fields, dict):
+        return {}
+    errors = fields.get("errors")
+    error = errors[0] if isinstance(errors, list) and errors else fields.get("error")
+    return error if isinstance(error, dict) else {}
+
+
+def _is_final(event: Event) -> bool:
+    """After [DONE], or an error event, a stream may end."""
+    assert event.data is not None
+    return event.is_done or bool(_error_of(event.data))
+
+
+def _downstream_headers(response: aiohttp.ClientResponse, body: bytes | None) -> list[tuple[str, str]]:
+    headers = [pair for pair in forwardable(response.headers.items()) if pair[0] not in OUR_OWN_HEADERS]
+    if SITE in response.headers:
+        headers.append((SITE, response.headers[SITE]))
+    if body is not None and response.method != "HEAD" and response.status not in (204, 304):
+        headers.append(("content-length", str(len(body))))
+    return headers
+
+
+def reason_of(error: BaseException) -> str:
+    """aiohttp's own sentence for a failed connection speaks of its TLS setting first."""
+    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
+        return f"cannot connect to {error.host}:{error.port}: {os.strerror(error.os_error.errno)}"
+    return str(error) or type(error).__name__

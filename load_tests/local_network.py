@@ -1,0 +1,124 @@
+"""LocalNetwork: `pilotlight up` as a user would run it, on free ports, for scenarios and end-to-end tests.
+
+Knows the command and its output; refuses to know anything inside the processes but what /status publishes.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+from types import TracebackType
+
+from sites.config import LOCAL, NETWORK_FILE
+from wire.status import SiteStatus, decode_status
+
+READY = "Pilotlight is ready: "
+
+
+class LocalNetwork:
+    """A context manager around one `pilotlight up`. `ready_s` is the time from its start to its ready line."""
+
+    def __init__(self, start_timeout_s: float = 120.0, environment: dict[str, str] | None = None) -> None:
+        self._start_timeout_s = start_timeout_s
+        self._environment = environment or {}
+        self.output: list[str] = []
+        self.url = ""
+        self.ready_s = 0.0
+        self.site_urls: dict[str, str] = {}
+
+    def __enter__(self) -> "LocalNetwork":
+        self._folder = tempfile.TemporaryDirectory(prefix="pilotlight-")
+        folder = Path(self._folder.name)
+        router_port = self._write_files(folder)
+        command = [
+            sys.executable,
+            "-m",
+            "runtime.cli.app",
+            "up",
+            "--network",
+            str(folder / "network.toml"),
+            "--sites",
+            str(folder),
+        ]
+        started = time.perf_counter()
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=Path(__file__).parents[1],
+            env={**os.environ, "XDG_STATE_HOME": str(folder), **self._environment},
+        )  # fmt: skip
+        try:
+            self._wait_until_ready(router_port)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        self.ready_s = time.perf_counter() - started
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(40)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self._folder.cleanup()
+
+    def site_status(self, name: str) -> SiteStatus:
+        import urllib.request
+
+        with urllib.request.urlopen(f"{self.site_urls[name]}/status", timeout=10) as answer:
+            return decode_status(answer.read())
+
+    def pid(self, name: str, role: str = "site") -> int:
+        return next(process.pid for process in self.site_status(name).processes if process.role == role)
+
+    def log(self, name: str) -> str:
+        return (Path(self._folder.name) / "pilotlight" / "logs" / f"{name}.log").read_text(errors="replace")
+
+    def _write_files(self, folder: Path) -> int:
+        """The shipped files with free ports in place of theirs."""
+        shipped = [NETWORK_FILE, *sorted(LOCAL.glob("*.toml"))]
+        texts = {path.name: path.read_text() for path in shipped}
+        ports = [tomllib.loads(text)["listen"]["port"] for text in texts.values()]
+        fresh = dict(zip(ports, free_ports(len(ports)), strict=True))
+        for file_name, text in texts.items():
+            for port, replacement in fresh.items():
+                text = text.replace(f"port = {port}", f"port = {replacement}").replace(f":{port}", f":{replacement}")
+            (folder / file_name).write_text(text)
+        sites = tomllib.loads((folder / "network.toml").read_text())["sites"]
+        self.site_urls = {site["name"]: site["url"] for site in sites}
+        return int(fresh[ports[0]])
+
+    def _wait_until_ready(self, router_port: int) -> None:
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + self._start_timeout_s
+        for line in self.process.stdout:  # `up` bounds its own start, so that this ends
+            self.output.append(line.rstrip("\n"))
+            if line.startswith(READY):
+                self.url = line.removeprefix(READY).strip()
+                assert self.url.endswith(f":{router_port}")
+                return
+            if time.monotonic() > deadline:
+                break
+        raise RuntimeError("pilotlight up did not become ready:\n" + "\n".join(self.output))
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that are free now; all are held until the last is found, so that they differ."""
+    held = [socket.socket() for _ in range(count)]
+    try:
+        for probe in held:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in held]
+    finally:
+        for probe in held:
+            probe.close()

@@ -1,0 +1,94 @@
+"""Records: one JSON file per measurement with the machine, versions, commit and date it was made with. README figures come from these."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def write_record(subject: str, results: dict[str, Any], packages: tuple[str, ...] = ("torch",)) -> Path:
+    """Writes load_tests/results/<date>-<machine>-<subject>.json (under $OUT where that is set)."""
+    now = datetime.now(UTC)
+    machine = describe_machine()
+    record = {
+        "subject": subject,
+        "date": now.isoformat(timespec="seconds"),
+        "commit": commit(),
+        "machine": machine,
+        "versions": {name: _version(name) for name in ("pilotlight", *packages)},
+        "results": results,
+    }
+    folder = Path(os.environ.get("OUT") or RESULTS)
+    folder.mkdir(parents=True, exist_ok=True)
+    slug = re.sub(r"[^a-z0-9]+", "-", str(machine["accelerator"] or machine["processor"]).lower()).strip("-")
+    path = folder / f"{now:%Y-%m-%d}-{slug}-{subject}.json"
+    path.write_text(json.dumps(record, indent=2) + "\n")
+    return path
+
+
+def spread(values: list[float], digits: int = 3) -> dict[str, float]:
+    """Median, extremes and count of a list of measurements."""
+    return {
+        "median": round(statistics.median(values), digits),
+        "min": round(min(values), digits),
+        "max": round(max(values), digits),
+        "n": len(values),
+    }
+
+
+def describe_machine() -> dict[str, Any]:
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(memory_gib),
+        "accelerator": _accelerator(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+def commit() -> str:
+    """The commit, with a plus sign when the tree differs from it."""
+    here = Path(__file__).parent
+    head = subprocess.run(
+        ["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True, check=False
+    )
+    if head.returncode != 0:
+        return "unknown"
+    dirty = subprocess.run(
+        ["git", "status", "--porcelain", "-uno"], cwd=here, capture_output=True, text=True, check=False
+    ).stdout
+    return head.stdout.strip() + ("+" if dirty.strip() else "")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _accelerator() -> str | None:
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return answer[0] if answer else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,95 @@
+"""Api: the command line's own small HTTP client, synchronous and from the standard library, because a command should start at once.
+
+Knows requests, streamed events and how to turn a refusal into a sentence; refuses to know terminals.
+"""
+
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from runtime.cli.errors import CliError
+from wire.sse import EventDecoder
+
+DEFAULT_URL = "http://127.0.0.1:8787"
+
+
+class Api:
+    """One server, by its base URL."""
+
+    def __init__(self, url: str, timeout_s: float = 600.0) -> None:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise CliError(f"{url!r} is not a URL like {DEFAULT_URL}.")
+        self.url = f"{parts.scheme}://{parts.netloc}"
+        self._host, self._port, self._timeout_s = parts.hostname, parts.port, timeout_s
+        self._connection = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+
+    def probe(self, path: str) -> tuple[int, bytes] | None:
+        """Status and body, or None where nobody answers."""
+        try:
+            with self._request("GET", path, None) as answer:
+                return answer.status, answer.read()
+        except (OSError, http.client.HTTPException):
+            return None
+
+    def get_json(self, path: str) -> Any:
+        try:
+            with self._request("GET", path, None) as answer:
+                return _json_of(answer)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from None
+
+    def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The JSON of each event until the stream's end. Raises CliError for a refusal, an error event or a cut stream."""
+        try:
+            with self._request("POST", path, json.dumps(body).encode()) as answer:
+                if answer.status != 200:
+                    _json_of(answer)
+                yield from _events(answer)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from None
+
+    def _request(self, method: str, path: str, body: bytes | None) -> http.client.HTTPResponse:
+        connection = self._connection(self._host, self._port, timeout=self._timeout_s)
+        headers = {"content-type": "application/json", "connection": "close"}
+        connection.request(method, path, body, headers)
+        return connection.getresponse()
+
+    def _unreachable(self, error: Exception) -> CliError:
+        if isinstance(error, ConnectionRefusedError):
+            return CliError(
+                f"Nothing answers at {self.url}: start it with `pilotlight up`, or name another with --url."
+            )
+        return CliError(f"{self.url} broke off: {error or type(error).__name__}.")
+
+
+def _events(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    decoder = EventDecoder()
+    while chunk := answer.read1(65536):
+        for event in decoder.feed(chunk):
+            if event.is_done:
+                return
+            if event.data is not None:
+                message = json.loads(event.data)
+                if "error" in message:
+                    raise CliError(_message_of(message))
+                yield message
+    raise CliError("The stream was cut before its end.")
+
+
+def _json_of(answer: http.client.HTTPResponse) -> Any:
+    body = answer.read()
+    try:
+        parsed = json.loads(body)
+    except ValueError:
+        raise CliError(f"The server answered {answer.status} and no JSON: is this a Pilotlight server?") from None
+    if answer.status >= 400:
+        raise CliError(_message_of(parsed))
+    return parsed
+
+
+def _message_of(body: Any) -> str:
+    error = body.get("error") if isinstance(body, dict) else None
+    return str(error["message"]) if isinstance(error, dict) and "message" in error else str(body)

@@ -1,0 +1,130 @@
+"""The `pilotlight` command: names, options and help; each command's work is in a file of its own, imported when it runs."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from runtime.cli.api import DEFAULT_URL, Api
+from runtime.cli.errors import CliError
+from sites.config import LOCAL, NETWORK_FILE, ConfigError
+
+app = typer.Typer(
+    help="Serverless LLM inference for a network of sites.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+UrlOption = Annotated[
+    str, typer.Option("--url", envvar="PILOTLIGHT_URL", help="A router, or a site that serves alone.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
+@app.command()
+def up(
+    network: Annotated[Path, typer.Option(help="The router's file.")] = NETWORK_FILE,
+    sites: Annotated[Path, typer.Option(help="A folder with one NAME.toml per site of the network.")] = LOCAL,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="The router's port, instead of the file's.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the processes log.")] = False,
+) -> None:
+    """Start a router and its sites on this machine; Ctrl-C stops them all."""
+    from runtime.cli.up import up as run
+
+    run(network, sites, port, verbose)
+
+
+@app.command()
+def site(file: Annotated[Path, typer.Argument(help="A site file, such as sites/local/ams1.toml.")]) -> None:
+    """Run one site: its HTTP server and its engine."""
+    _become("runtime.serve", str(file))
+
+
+@app.command()
+def router(
+    file: Annotated[Path, typer.Argument(help="A network file, such as sites/network.toml.")] = NETWORK_FILE,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Instead of the file's.")] = None,
+) -> None:
+    """Run an edge router."""
+    _become("edge_router.serve", str(file), *(() if port is None else ("--port", str(port))))
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Argument(help="A checkpoint's directory, a Hugging Face hub id, or embedded:ember.")],
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    name: Annotated[
+        str | None, typer.Option(help="What requests call the model; its last path part by default.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of one operation; torch's choice by default.")
+    ] = None,
+    kv_gib: Annotated[float, typer.Option(help="KV cache in GiB.")] = 1.0,
+) -> None:
+    """Serve one model from one site, without a router."""
+    from runtime.cli.serve import serve as run
+
+    raise typer.Exit(run(model, host, port, name, dtype, device, threads, kv_gib))
+
+
+@app.command()
+def chat(
+    prompt: Annotated[str | None, typer.Argument(help="Ask once; without it, a conversation.")] = None,
+    model: Annotated[str | None, typer.Option(help="The first that is served by default.")] = None,
+    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1)] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, max=2.0)] = None,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Talk to a model on the terminal."""
+    from runtime.cli.chat import chat as run
+
+    options = {"max_tokens": max_tokens, "temperature": temperature}
+    run(Api(url), prompt, model, system, {key: value for key, value in options.items() if value is not None})
+
+
+@app.command()
+def models(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+    """List the models that are served."""
+    from runtime.cli.status import print_models
+
+    print_models(Api(url, timeout_s=10.0), as_json)
+
+
+@app.command()
+def status(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+    """List every process: role, site, pid and URL."""
+    from runtime.cli.status import print_status
+
+    print_status(Api(url, timeout_s=10.0), as_json)
+
+
+def _become(module: str, *arguments: str) -> None:
+    """This process becomes the server: no parent stays behind, and signals reach it directly."""
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+
+
+def main() -> None:
+    try:
+        app()
+    except (CliError, ConfigError) as error:
+        print(f"pilotlight: {error}", file=sys.stderr)
+        sys.exit(1)
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # the reader left; do not complain at exit either
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

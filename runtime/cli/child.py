@@ -1,0 +1,63 @@
+"""Child: one server process that a command started, its log, and its end. Dies with its parent, even when the parent is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+KILL_AFTER_S = 5.0  # beyond a server's own drain time-out
+
+
+class Child:
+    def __init__(self, name: str, arguments: list[str], log: Path, environment: dict[str, str], verbose: bool) -> None:
+        self.name, self.log, self.started_at = name, log, 0.0
+        self._command = [sys.executable, "-m", *arguments]
+        self._environment, self._verbose = environment, verbose
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """In a session of its own, so that a terminal's Ctrl-C reaches us alone and children end in order."""
+        environment = {**os.environ, **self._environment, "PILOTLIGHT_PARENT_PID": str(os.getpid())}
+        self.started_at = time.monotonic()
+        with self.log.open("wb") as log:
+            output = None if self._verbose else log
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def wait(self, timeout_s: float) -> bool:
+        """True when it has ended by then."""
+        if self._process is None:
+            return True
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def last_words(self) -> str:
+        """The last line it logged."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"it ended with status {self.exit_code} and said nothing"
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)

@@ -1,0 +1,94 @@
+"""StartProgress: what a person sees while processes start: one line each, with a bar while weights load.
+
+On a terminal the lines live; elsewhere each change of state is printed once. Knows the published status, not how processes are started.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from runtime.cli.api import Api
+from wire.status import ModelStatus, SiteStatus, decode_status
+
+PROBE_TIMEOUT_S = 2.0
+
+
+class Starting:
+    """One server that is on its way: `poll` asks it where it stands."""
+
+    def __init__(self, name: str, url: str, publishes_status: bool) -> None:
+        self.name = name
+        self.ready = False
+        self.state = "starting"
+        self.loaded = 0.0  # share of the weights read
+        self._api = Api(url, PROBE_TIMEOUT_S)
+        self._publishes_status = publishes_status
+
+    def poll(self) -> None:
+        answer = self._api.probe("/readyz")
+        if answer is None:
+            return
+        self.ready = answer[0] == 200
+        if self.ready:
+            self.state, self.loaded = "ready", 1.0
+        elif self._publishes_status:
+            self._read_status()
+
+    def _read_status(self) -> None:
+        answer = self._api.probe("/status")
+        if answer is None or answer[0] != 200:
+            return
+        try:
+            status = decode_status(answer[1])
+        except msgspec.DecodeError:
+            self.state = "answers, but is not a Pilotlight site"
+            return
+        self.state, self.loaded = _describe(status)
+
+
+def _describe(status: SiteStatus) -> tuple[str, float]:
+    loading = [model for model in status.models if model.residency == "loading"]
+    failed = [model for model in status.models if model.residency == "failed"]
+    if failed:
+        return f"cannot load {failed[0].name}: {failed[0].detail}", 0.0
+    if loading:
+        return f"loading {', '.join(model.name for model in loading)}", sum(map(_share, loading)) / len(loading)
+    return "starting its engine", 0.0
+
+
+def _share(model: ModelStatus) -> float:
+    return model.loaded
+
+
+class StartProgress:
+    """The picture of several servers starting."""
+
+    def __init__(self, console: Console, servers: list[Starting]) -> None:
+        self._console, self._servers = console, servers
+        self._printed: dict[str, str] = {}
+        self._bar = Progress(
+            SpinnerColumn(), TextColumn("{task.description:<8}"), BarColumn(bar_width=24), TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._tasks: dict[str, TaskID] = {}
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        with self._bar:
+            for server in self._servers:
+                self._tasks[server.name] = self._bar.add_task(server.name, total=1.0, state=server.state)
+            yield
+
+    def poll(self) -> bool:
+        """Asks every server that is not ready; True when all are."""
+        for server in self._servers:
+            if not server.ready:
+                server.poll()
+            self._bar.update(self._tasks[server.name], completed=server.loaded, state=server.state)
+            if not self._console.is_terminal and self._printed.get(server.name) != server.state:
+                self._printed[server.name] = server.state
+                self._console.print(f"  {server.name}: {server.state}", highlight=False, soft_wrap=True)
+        return all(server.ready for server in self._servers)

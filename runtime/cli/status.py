@@ -1,0 +1,56 @@
+"""`pilotlight status` and `pilotlight models`: what runs where, as a table for people or JSON for programs."""
+
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from runtime.cli.api import Api
+
+
+def print_status(api: Api, as_json: bool) -> None:
+    """Reads /status of a router, or of a site that serves alone."""
+    status = api.get_json("/status")
+    processes = list_processes(status, api.url)
+    if as_json:
+        print(json.dumps(processes, indent=2))
+        return
+    table = Table("role", "site", "pid", "url", "state", box=None, header_style="bold")
+    for process in processes:
+        table.add_row(*(str(process[key] or "") for key in ("role", "site", "pid", "url", "state")))
+    Console().print(table)
+
+
+def list_processes(status: dict[str, Any], url: str) -> list[dict[str, Any]]:
+    """Every process: role, site, pid, url, state. An unreachable site is listed with what its router knows."""
+    if "sites" not in status:
+        return site_processes(status, "ready" if status["ready"] else "starting")
+    router = status["process"]
+    found = [{"role": "router", "site": None, "pid": router["pid"], "url": router["url"] or url, "state": "ready"}]
+    for view in status["sites"]:
+        if view["status"] is None or view["state"] == "unhealthy":
+            found.append(
+                {"role": "site", "site": view["site"], "pid": None, "url": view["url"], "state": view["state"]}
+            )
+        else:
+            found += site_processes(view["status"], view["state"])
+    return found
+
+
+def site_processes(status: dict[str, Any], state: str) -> list[dict[str, Any]]:
+    return [
+        {key: process.get(key) for key in ("role", "site", "pid", "url")} | {"state": state}
+        for process in status["processes"]
+    ]
+
+
+def print_models(api: Api, as_json: bool) -> None:
+    models = api.get_json("/v1/models")["data"]
+    if as_json:
+        print(json.dumps(models, indent=2))
+        return
+    table = Table("model", "context", "owned by", box=None, header_style="bold")
+    for model in models:
+        table.add_row(model["id"], str(model.get("context_length") or ""), model.get("owned_by", ""))
+    Console().print(table)

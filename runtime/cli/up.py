@@ -1,0 +1,179 @@
+"""`pilotlight up`: a router and its sites as processes of this machine, from the first line of progress to the last process's end.
+
+Knows which processes there are and in what order they end; what they do is their own business.
+"""
+
+import os
+import secrets
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from runtime.cli.child import KILL_AFTER_S, Child
+from runtime.cli.errors import CliError
+from runtime.cli.start_progress import Starting, StartProgress
+from sites.config import NetworkConfig, SiteConfig, load_network, load_site
+from wire.headers import HOP_SECRET_ENV
+
+POLL_S = 0.05
+RESTART_AFTER_S = 1.0
+START_TIMEOUT_S = 120.0
+
+
+class Stop(Exception):
+    """SIGINT or SIGTERM arrived."""
+
+
+def up(network_file: Path, sites_dir: Path, port: int | None, verbose: bool) -> None:
+    """Runs until it is told to stop. Raises CliError when the network cannot start."""
+    console = Console()
+    network = load_network(network_file)
+    sites = load_sites(sites_dir, network)
+    port = network.listen.port if port is None else port
+    require_free(network.listen.host, port)
+    for path, site in sites:
+        require_free(site.listen.host, site.listen.port, hint=f"change listen.port in {path}")
+    url = f"http://{network.listen.host}:{port}"
+    children = make_children(network_file, port, sites, verbose)
+    servers = [Starting("router", url, publishes_status=False)]
+    servers += [Starting(ref.name, ref.url, publishes_status=True) for ref in network.sites]
+    with running(console, children):
+        wait_until_ready(console, children, servers)
+        greet(console, url, sites[0][1].models[0].name, children)
+        keep_alive(console, children)
+
+
+def load_sites(sites_dir: Path, network: NetworkConfig) -> list[tuple[Path, SiteConfig]]:
+    """The files of the network's sites, in its order. Raises CliError when a file is missing or disagrees with the network."""
+    found: list[tuple[Path, SiteConfig]] = []
+    for ref in network.sites:
+        path = sites_dir / f"{ref.name}.toml"
+        site = load_site(path)
+        served_at = f"http://{site.listen.host}:{site.listen.port}"
+        if site.name != ref.name or served_at != ref.url:
+            raise CliError(
+                f"{path} is {site.name} at {served_at}, but the network file says {ref.name} at {ref.url}: make them agree."
+            )
+        found.append((path, site))
+    return found
+
+
+def make_children(network_file: Path, port: int, sites: list[tuple[Path, SiteConfig]], verbose: bool) -> list[Child]:
+    logs = log_directory()
+    secret = {HOP_SECRET_ENV: os.environ.get(HOP_SECRET_ENV) or secrets.token_hex(32)}
+    router = ["edge_router.serve", str(network_file), "--port", str(port)]
+    children = [
+        Child(site.name, ["runtime.serve", str(path)], logs / f"{site.name}.log", secret, verbose)
+        for path, site in sites
+    ]
+    return [*children, Child("router", router, logs / "router.log", secret, verbose)]
+
+
+def log_directory() -> Path:
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    try:
+        logs = state / "pilotlight" / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=logs):
+            return logs
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="pilotlight-logs-"))
+
+
+def require_free(host: str, port: int, hint: str = "choose another with --port") -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise CliError(
+                f"Port {port} on {host} cannot be used ({error.strerror}): stop what listens there, or {hint}."
+            ) from None
+
+
+@contextmanager
+def running(console: Console, children: list[Child]) -> Iterator[None]:
+    """The children's life: started here, ended here, whatever happens in between. Ctrl-C and SIGTERM end it in order."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stop
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for child in children:
+            child.start()
+        yield
+    except Stop:
+        console.print("Stopping: open streams may finish; Ctrl-C again stops at once.", highlight=False)
+    finally:
+        end(children)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def end(children: list[Child]) -> None:
+    """The router first: it drains while the sites still answer."""
+    try:
+        for child in reversed(children):
+            child.terminate()
+        deadline = time.monotonic() + 30.0 + KILL_AFTER_S
+        for child in reversed(children):
+            child.wait(max(0.0, deadline - time.monotonic()))
+    except Stop:
+        pass
+    finally:
+        for child in children:
+            child.kill()
+        for child in children:
+            child.wait(KILL_AFTER_S)
+
+
+def wait_until_ready(console: Console, children: list[Child], servers: list[Starting]) -> None:
+    progress = StartProgress(console, servers)
+    deadline = time.monotonic() + START_TIMEOUT_S
+    console.print("Starting Pilotlight: a router and its sites on this machine.", highlight=False)
+    with progress.shown():
+        while not progress.poll():
+            for child in children:
+                if child.exit_code is not None:
+                    raise CliError(f"{child.name} did not start: {child.last_words()} (log: {child.log})")
+            if time.monotonic() > deadline:
+                late = ", ".join(f"{server.name} ({server.state})" for server in servers if not server.ready)
+                raise CliError(
+                    f"Not ready after {START_TIMEOUT_S:.0f} s: {late}. Logs are in {children[0].log.parent}."
+                )
+            time.sleep(POLL_S)
+
+
+def greet(console: Console, url: str, model: str, children: list[Child]) -> None:
+    body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "What is the airport code of Lisbon?"}}]}}'
+    command = f"curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
+    lines = [
+        f"Pilotlight is ready: {url}",
+        "",
+        "Try it:",
+        f"  {command}",
+        "",
+        f"Logs: {children[0].log.parent}   Ctrl-C stops everything.",
+    ]
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def keep_alive(console: Console, children: list[Child]) -> None:
+    """Restarts a server that ends by itself: the others carry its traffic meanwhile."""
+    while True:
+        time.sleep(0.25)
+        for child in children:
+            if child.exit_code is not None:
+                console.print(
+                    f"{child.name} ended ({child.last_words()}); starting it again.", highlight=False, markup=False
+                )
+                time.sleep(max(0.0, child.started_at + RESTART_AFTER_S - time.monotonic()))
+                child.start()

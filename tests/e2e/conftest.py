@@ -1,0 +1,40 @@
+"""A real network for the tests of this folder: router, three sites, three engine hosts, as `pilotlight up` starts them."""
+
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from load_tests.local_network import LocalNetwork
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[LocalNetwork]:
+    with LocalNetwork() as running:
+        yield running
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], bool], str], None]:
+    """Waits for something that another process does; fails with `what` after ten seconds."""
+    import time
+
+    def wait(condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + 10.0
+        while not condition():
+            assert time.monotonic() < deadline, f"did not happen within 10 s: {what}"
+            time.sleep(0.02)
+
+    return wait
+
+
+def tree_of(pid: int) -> list[psutil.Process]:
+    root = psutil.Process(pid)
+    return [root, *root.children(recursive=True)]
+
+
+def is_running(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,109 @@
+"""What a network does when its parts die: the client of a killed site waits, and no process outlives its parent."""
+
+import concurrent.futures
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from load_tests.local_network import LocalNetwork
+from tests.e2e.conftest import is_running, tree_of
+
+Wait = Callable[[Callable[[], bool], str], None]
+
+
+def ask(network: LocalNetwork, session: str) -> tuple[str, str]:
+    """Returns the answering site and the answer."""
+    body = {
+        "model": "ember", "temperature": 0, "max_tokens": 30,
+        "messages": [{"role": "user", "content": "What is the airport code of Lisbon?"}],
+    }  # fmt: skip
+    headers = {"content-type": "application/json", "x-session-affinity": session}
+    request = urllib.request.Request(f"{network.url}/v1/chat/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return answer.headers["x-pilotlight-site"], json.loads(answer.read())["choices"][0]["message"]["content"]
+
+
+def test_killing_a_site_before_its_first_byte_costs_the_client_only_time(
+    network: LocalNetwork, eventually: Wait
+) -> None:
+    home, undisturbed = ask(network, "session-1")
+    runtime = psutil.Process(network.pid(home))
+    runtime.suspend()  # the request reaches the site and gets no byte out of it
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        waiting = pool.submit(ask, network, "session-1")
+        time.sleep(0.3)
+        assert not waiting.done()
+        runtime.kill()
+        survivor, answer = waiting.result(30)
+    assert survivor != home
+    assert answer == undisturbed
+    eventually(lambda: ready_again(network, home, runtime.pid), f"{home} is started again")
+
+
+def ready_again(network: LocalNetwork, site: str, killed_pid: int) -> bool:
+    try:
+        status = network.site_status(site)
+    except OSError:
+        return False
+    return status.ready and network.pid(site) != killed_pid
+
+
+def test_a_killed_engine_is_replaced_and_its_site_answers_again(network: LocalNetwork, eventually: Wait) -> None:
+    site = next(iter(network.site_urls))
+    engine = network.pid(site, "engine")
+    psutil.Process(engine).kill()
+    eventually(
+        lambda: network.site_status(site).ready and network.pid(site, "engine") != engine, "a new engine is ready"
+    )
+    assert "LIS" in ask(network, "session-2")[1]
+
+
+def test_ctrl_c_ends_every_process(eventually: Wait) -> None:
+    with LocalNetwork() as running:
+        processes = tree_of(running.process.pid)
+        assert len(processes) >= 8  # up, router, three sites, three engines
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(30) == 0
+    eventually(lambda: not any(map(is_running, processes)), "every process has ended")
+
+
+def test_no_process_outlives_a_killed_parent(eventually: Wait) -> None:
+    with LocalNetwork() as running:
+        processes = tree_of(running.process.pid)
+        running.process.kill()
+        eventually(lambda: not any(map(is_running, processes)), "every process has ended")
+
+
+def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "runtime.cli.app", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_port_in_use_is_one_sentence_with_its_remedy(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for arguments in (["up", "--port", str(port)], ["serve", "embedded:ember", "--port", str(port)]):
+            done = run_cli(*arguments)
+            assert done.returncode == 1
+            assert f"Port {port} on 127.0.0.1 cannot be used" in done.stderr
+            assert "--port" in done.stderr
+
+
+def test_a_misspelt_key_stops_the_start_and_names_the_nearest(tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text('nmae = "x"\n')
+    for command in ("site", "router"):
+        done = run_cli(command, str(file))
+        assert done.returncode == 1
+        assert "unknown key 'nmae'" in done.stderr
+        assert "Traceback" not in done.stderr

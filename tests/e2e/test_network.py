@@ -1,0 +1,225 @@
+"""The whole network, as a user meets it: streamed answers, the official client, typed refusals, nothing left behind by those who leave."""
+
+import http.client
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+from load_tests.local_network import LocalNetwork
+from wire.sse import EventDecoder
+
+Wait = Callable[[Callable[[], bool], str], None]
+LISBON = [{"role": "user", "content": "What is the airport code of Lisbon?"}]
+
+
+def post(url: str, body: bytes, headers: dict[str, str] | None = None) -> tuple[int, dict[str, Any], dict[str, str]]:
+    request = urllib.request.Request(url, body, {"content-type": "application/json", **(headers or {})}, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.loads(answer.read()), dict(answer.headers)
+    except urllib.error.HTTPError as refusal:
+        return refusal.code, json.loads(refusal.read()), dict(refusal.headers)
+
+
+def chat(
+    network: LocalNetwork, body: dict[str, Any], headers: dict[str, str] | None = None
+) -> tuple[int, dict[str, Any], dict[str, str]]:
+    body = {"model": "ember", "messages": LISBON, "max_tokens": 30, "temperature": 0, **body}
+    return post(f"{network.url}/v1/chat/completions", json.dumps(body).encode(), headers)
+
+
+def client_of(network: LocalNetwork, key: str = "test-key") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{network.url}/v1", api_key=key, max_retries=0)
+
+
+def free_blocks(network: LocalNetwork) -> dict[str, int]:
+    return {name: network.site_status(name).models[0].kv_blocks_free for name in network.site_urls}
+
+
+def at_work(network: LocalNetwork) -> int:
+    statuses = [network.site_status(name) for name in network.site_urls]
+    return sum(status.inflight + sum(model.running + model.waiting for model in status.models) for status in statuses)
+
+
+def test_the_printed_curl_line_streams_a_sensible_answer(network: LocalNetwork) -> None:
+    command = next(
+        line.strip() for line in network.output + rest_of_greeting(network) if line.strip().startswith("curl ")
+    )
+    answer = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=True).stdout
+    events = EventDecoder().feed(answer.encode())
+    assert events[-1].is_done
+    chunks = [json.loads(event.data) for event in events[:-1] if event.data is not None]
+    text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+    assert "LIS" in text
+
+
+def rest_of_greeting(network: LocalNetwork) -> list[str]:
+    assert network.process.stdout is not None
+    lines: list[str] = []
+    while not lines or "Ctrl-C stops everything" not in lines[-1]:
+        lines.append(network.process.stdout.readline().rstrip("\n"))
+    network.output += lines
+    return lines
+
+
+def test_the_openai_client_completes_streams_and_sees_cached_tokens(network: LocalNetwork) -> None:
+    client = client_of(network)
+    told = {
+        "role": "user",
+        "content": "My name is Robin and my favourite colour is green. What is the airport code of Lisbon?",
+    }
+    first = client.chat.completions.create(model="ember", messages=[told], temperature=0, max_tokens=60)  # type: ignore[list-item]
+    answer = first.choices[0].message.content
+    assert answer
+    assert first.usage is not None
+    turns = [told, {"role": "assistant", "content": answer}, {"role": "user", "content": "And what is my name?"}]
+    pieces, usage = [], None
+    options = {"include_usage": True}
+    for chunk in client.chat.completions.create(
+        model="ember", messages=turns, temperature=0, max_tokens=60, stream=True, stream_options=options  # type: ignore[arg-type]
+    ):  # fmt: skip
+        usage = chunk.usage or usage
+        pieces += [choice.delta.content or "" for choice in chunk.choices]
+    assert "Robin" in "".join(pieces)
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens is not None
+    assert usage.prompt_tokens_details.cached_tokens > 0
+
+
+def test_the_openai_client_gets_typed_errors(network: LocalNetwork) -> None:
+    client = client_of(network)
+    with pytest.raises(openai.NotFoundError, match="no-such-model"):
+        client.chat.completions.create(model="no-such-model", messages=LISBON)  # type: ignore[arg-type]
+    with pytest.raises(openai.BadRequestError, match="max_tokens"):
+        client.chat.completions.create(model="ember", messages=LISBON, max_tokens=0)  # type: ignore[arg-type]
+    with pytest.raises(openai.BadRequestError, match="4096"):
+        client.chat.completions.create(model="ember", messages=[{"role": "user", "content": "one two " * 4000}])
+    assert client.chat.completions.create(model="ember", messages=LISBON, max_tokens=5).choices  # type: ignore[arg-type]
+
+
+def test_another_tenant_never_sees_a_cached_prefix(network: LocalNetwork) -> None:
+    body = {
+        "messages": [
+            {
+                "role": "user",
+                "content": "A long and shared question, told twice: what is the country of Oslo, please? " * 3,
+            }
+        ]
+    }
+    alice, bob = (
+        {"authorization": "Bearer alice", "x-session-affinity": "s"},
+        {"authorization": "Bearer bob", "x-session-affinity": "s"},
+    )
+    site = chat(network, body, alice)[2]["x-pilotlight-site"]
+    again = chat(network, body, alice)
+    assert again[2]["x-pilotlight-site"] == site
+    assert again[1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    direct = f"{network.site_urls[site]}/v1/chat/completions"  # the very site that holds Alice's prefix
+    request = json.dumps({"model": "ember", "max_tokens": 3, **body}).encode()
+    assert post(direct, request, bob)[1]["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert post(direct, request, alice)[1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+BAD_BODIES: list[tuple[bytes, int, str]] = [
+    (b'{"model": "ember", "messages": [', 400, "malformed_json"),
+    (b"[]", 400, "invalid_request"),
+    (b'{"model": "ember", "messages": "hello"}', 400, "invalid_request"),
+    (b'{"model": "ember", "messages": []}', 400, "invalid_request"),
+    (b'{"model": "nobody", "messages": [{"role": "user", "content": "x"}]}', 404, "model_not_found"),
+    (b'{"model": "ember", "messages": [{"role": "user", "content": "x"}], "max_tokens": 0}', 400, "invalid_request"),
+    (b'{"model": "ember", "messages": [{"role": "user", "content": "x"}], "max_tokens": -5}', 400, "invalid_request"),
+    (b'{"model": "ember", "messages": [{"role": "user", "content": "x"}], "temprature": 1}', 400, "unknown_parameter"),
+    (
+        b'{"model": "ember", "messages": [{"role": "user", "content": "' + b"a b " * 5000 + b'"}]}',
+        400,
+        "context_length_exceeded",
+    ),
+    (
+        b'{"model": "ember", "messages": [{"role": "user", "content": "' + b"x" * (20 << 20) + b'"}]}',
+        413,
+        "body_too_large",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "word"), BAD_BODIES, ids=[f"{word}-{len(body)}" for body, _, word in BAD_BODIES]
+)
+def test_bad_input_is_a_named_error_and_the_next_request_works(
+    network: LocalNetwork, body: bytes, status: int, word: str
+) -> None:
+    try:
+        answered, error, _ = post(f"{network.url}/v1/chat/completions", body)
+        assert (answered, error["error"]["code"]) == (status, word)
+        assert error["error"]["message"]
+    except (BrokenPipeError, ConnectionResetError, urllib.error.URLError):
+        assert word == "body_too_large"  # refused and closed while the client still wrote
+    assert chat(network, {"max_tokens": 3})[0] == 200
+
+
+def test_bad_input_speaks_the_workers_ai_dialect_there(network: LocalNetwork) -> None:
+    base = f"{network.url}/client/v4/accounts/acc/ai/run"
+    for path, body, status, code in (
+        ("nobody", b'{"prompt": "x"}', 400, 5007),
+        ("ember", b'{"prompt": ', 400, 5004),
+        ("ember", b'{"prompt": 5}', 400, 5004),
+    ):
+        answered, error, _ = post(f"{base}/{path}", body)
+        assert (answered, error["success"], error["errors"][0]["code"]) == (status, False, code)
+    answered, envelope, _ = post(
+        f"{base}/@pilotlight/ember", json.dumps({"messages": LISBON, "max_tokens": 30}).encode()
+    )
+    assert answered == 200
+    assert envelope["success"] is True
+    assert "LIS" in envelope["result"]["response"]
+
+
+def test_status_lists_every_process(network: LocalNetwork) -> None:
+    command = [sys.executable, "-m", "runtime.cli.app", "status", "--json", "--url", network.url]
+    listed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+    assert sorted((process["role"], process["site"] or "") for process in listed) == sorted(
+        [("router", ""), *((role, site) for role in ("site", "engine") for site in network.site_urls)]
+    )
+    assert all(process["pid"] > 0 for process in listed)
+    assert {process["url"] for process in listed if process["role"] == "site"} == set(network.site_urls.values())
+
+
+def test_chat_on_the_command_line_streams_an_answer(network: LocalNetwork) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "runtime.cli.app",
+        "chat",
+        "--url",
+        network.url,
+        "--temperature",
+        "0",
+        LISBON[0]["content"],
+    ]
+    assert "LIS" in subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_a_client_that_leaves_in_mid_stream_frees_every_block(network: LocalNetwork, eventually: Wait) -> None:
+    eventually(lambda: at_work(network) == 0, "the network is idle")
+    before = free_blocks(network)
+    body = {"model": "ember", "messages": LISBON, "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    connections = []
+    for _ in range(6):
+        connection = http.client.HTTPConnection(network.url.removeprefix("http://"), timeout=30)
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.read(20)
+        connections.append((connection, answer))
+    assert at_work(network) > 0
+    for connection, answer in connections:
+        answer.close()
+        connection.close()
+    eventually(lambda: at_work(network) == 0 and free_blocks(network) == before, "every block is free again")

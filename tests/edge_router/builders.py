@@ -1,0 +1,62 @@
+"""Short ways to the nouns of the router's tests, and a clock that stands still until it is moved."""
+
+from dataclasses import replace
+from typing import Any
+
+from edge_router.policy import BackendView
+from sites.config import NetworkConfig, parse
+from wire.status import ModelStatus, Place, ProcessStatus, SiteStatus
+
+PLACES = {
+    "ams1": Place("Amsterdam", 52.31, 4.76),
+    "iad1": Place("Washington", 38.94, -77.46),
+    "sin1": Place("Singapore", 1.36, 103.99),
+}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def model_status(name: str = "ember", **fields: Any) -> ModelStatus:
+    return ModelStatus(name, fields.pop("residency", "device"), **fields)
+
+
+def site_status(name: str = "ams1", sequence: int = 1, pid: int = 1, **fields: Any) -> SiteStatus:
+    values: dict[str, Any] = {
+        "ready": True, "draining": False, "inflight": 0, "max_inflight": 256, "models": (model_status(),),
+        "place": PLACES.get(name, PLACES["ams1"]), "version": "0",
+        "processes": (ProcessStatus("site", pid, name),),
+    }  # fmt: skip
+    return SiteStatus(site=name, sequence=sequence, **{**values, **fields})
+
+
+def view(name: str = "ams1", **fields: Any) -> BackendView:
+    """A healthy site that has just published an idle status, 1 ms away; `status` fields go in `site`, model fields in `model`."""
+    site = fields.pop("site", {})
+    if "model" in fields:
+        site = {**site, "models": (model_status(**fields.pop("model")),)}
+    plain = BackendView(
+        name, "healthy", PLACES.get(name, PLACES["ams1"]), 1.0, 1.0, status=site_status(name, **site), status_is_fresh=True
+    )
+    return replace(plain, **fields)
+
+
+def network(urls: dict[str, str], **tables: Any) -> NetworkConfig:
+    sites = [
+        {
+            "name": name,
+            "url": url,
+            "place": {"city": PLACES[name].city, "latitude": PLACES[name].latitude, "longitude": PLACES[name].longitude},
+        }
+        for name, url in urls.items()
+    ]
+    place = {"city": "Amsterdam", "latitude": 52.31, "longitude": 4.76}
+    return parse(NetworkConfig, {"listen": {"port": 0}, "place": place, "sites": sites, **tables}, "test")

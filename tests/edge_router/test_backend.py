@@ -1,0 +1,226 @@
+"""A site's state, round trip and what was sent there since it last spoke: all by rules, with a clock that only tests move."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from edge_router.backend import Backend
+from edge_router.discovery import static_backends
+from edge_router.geo import distance_km
+from edge_router.health import Fetched, HealthMonitor
+from edge_router.rtt import RoundTrip, seed_rtt_ms
+from sites.config import HealthConfig
+from tests.edge_router.builders import PLACES, Clock, network, site_status
+from wire.status import encode_status
+
+HEALTH = HealthConfig(interval_s=1.0, timeout_s=0.05, unhealthy_after=3, stale_after_s=10.0)
+
+
+class Probes:
+    """A site's /status, played by the test: bytes, an exception, or None for silence."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        net = network({"ams1": "http://127.0.0.1:1"}, health=HEALTH.model_dump())
+        self.backend: Backend = static_backends(net, self.clock)["ams1"]
+        self.sequence = 0
+        self.slept: list[float] = []
+        self.chance = 0.5
+        self._reply: bytes | Exception | None = b""
+        self._http_status = 200
+        self._took_s = 0.0
+        self.monitor = HealthMonitor([self.backend], self._fetch, HEALTH, self.clock, self._sleep, lambda: self.chance)
+
+    async def reply(self, reply: bytes | Exception | None, http_status: int = 200, took_s: float = 0.004) -> str:
+        self._reply, self._http_status, self._took_s = reply, http_status, took_s
+        await self.monitor.probe(self.backend)
+        return self.backend.state
+
+    async def good(self, **fields: object) -> str:
+        self.sequence += 1
+        return await self.reply(encode_status(site_status("ams1", self.sequence, **fields)))  # type: ignore[arg-type]
+
+    async def bad(self) -> str:
+        return await self.reply(ConnectionRefusedError("refused"))
+
+    async def _fetch(self, url: str) -> Fetched:
+        assert url == "http://127.0.0.1:1/status"
+        self.clock.advance(self._took_s)
+        if self._reply is None:
+            await asyncio.Event().wait()
+        if isinstance(self._reply, Exception):
+            raise self._reply
+        assert self._reply is not None
+        return Fetched(self._reply, self._http_status, 1)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        if len(self.slept) >= 3:
+            raise asyncio.CancelledError
+
+
+async def test_the_first_good_probe_makes_a_site_healthy() -> None:
+    site = Probes()
+    assert site.backend.state == "unknown"
+    assert await site.good() == "healthy"
+
+
+async def test_a_site_is_unhealthy_only_after_failures_in_a_row() -> None:
+    site = Probes()
+    await site.good()
+    assert [await site.bad(), await site.bad(), await site.good(), await site.bad(), await site.bad()] == ["healthy"] * 5
+    assert await site.bad() == "unhealthy"
+    assert site.backend.detail == "refused"
+
+
+async def test_a_flapping_site_must_answer_twice_before_it_is_trusted_again() -> None:
+    site = Probes()
+    await site.good()
+    for _ in range(3):
+        await site.bad()
+    assert [await site.good(), await site.bad(), await site.good(), await site.good()] == [*["unhealthy"] * 3, "healthy"]
+
+
+async def test_a_site_that_starts_late_is_trusted_at_its_first_answer() -> None:
+    site = Probes()
+    for _ in range(5):
+        await site.bad()
+    assert await site.good() == "healthy"
+
+
+async def test_draining_is_honoured_at_once_and_ends_with_the_next_life() -> None:
+    site = Probes()
+    await site.good()
+    assert await site.good(draining=True) == "draining"
+    assert await site.good() == "healthy"
+
+
+async def test_a_draining_site_that_stops_answering_is_unhealthy() -> None:
+    site = Probes()
+    await site.good(draining=True)
+    assert [await site.bad(), await site.bad(), await site.bad()] == ["draining", "draining", "unhealthy"]
+
+
+async def test_a_site_that_is_not_ready_gets_nothing_and_returns_at_once() -> None:
+    site = Probes()
+    assert await site.good(ready=False) == "unhealthy"
+    assert "not ready" in site.backend.detail
+    assert await site.good() == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("reply", "http_status", "reason"),
+    [(b"<html>", 200, "malformed"), (b'{"site": "ams1"}', 200, "malformed"), (b"{}", 500, "answered 500"),
+     (encode_status(site_status("iad1")), 200, "calls itself 'iad1'"), (None, 200, "did not answer within"),
+     (ValueError("a bug"), 200, "the router failed to probe it")],
+)  # fmt: skip
+async def test_anything_but_a_status_is_a_failed_probe_with_its_reason(
+    reply: bytes | Exception | None, http_status: int, reason: str
+) -> None:
+    site = Probes()
+    await site.good()
+    for _ in range(3):
+        await site.reply(reply, http_status)
+    assert site.backend.state == "unhealthy"
+    assert reason in site.backend.detail
+
+
+async def test_failed_connections_count_like_failed_probes() -> None:
+    site = Probes()
+    await site.good()
+    for _ in range(3):
+        site.backend.failed("cannot connect")
+    assert site.backend.state == "unhealthy"
+
+
+async def test_a_status_overtaken_by_a_newer_one_is_ignored_and_a_restart_is_not() -> None:
+    site = Probes()
+    await site.reply(encode_status(site_status("ams1", sequence=5, inflight=5)))
+    await site.reply(encode_status(site_status("ams1", sequence=4, inflight=4)))
+    assert site.backend.status is not None
+    assert site.backend.status.inflight == 5
+    await site.reply(encode_status(site_status("ams1", sequence=1, inflight=1, pid=2)))
+    assert site.backend.status.inflight == 1
+
+
+async def test_a_status_grows_stale() -> None:
+    site = Probes()
+    await site.good()
+    assert site.backend.view().status_is_fresh
+    site.clock.advance(10.5)
+    assert not site.backend.view().status_is_fresh
+    assert site.backend.view().status is not None
+
+
+async def test_probes_measure_the_round_trip() -> None:
+    site = Probes()
+    assert site.backend.round_trip.ms == pytest.approx(site.backend.round_trip.seed_ms)
+    await site.reply(encode_status(site_status("ams1")), took_s=0.012)
+    assert site.backend.round_trip.ms == pytest.approx(12.0)
+
+
+async def test_the_loop_is_jittered_and_quicker_while_a_site_starts() -> None:
+    site = Probes()
+    site._reply = ConnectionRefusedError()
+    site.chance = 1.0
+    with pytest.raises(asyncio.CancelledError):
+        await site.monitor._watch(site.backend)
+    assert site.slept == pytest.approx([0.3, 0.3, 0.3])
+    site.slept.clear()
+    await site.good()
+    site.chance = 0.0
+    with pytest.raises(asyncio.CancelledError):
+        await site.monitor._watch(site.backend)
+    assert site.slept == pytest.approx([0.8, 0.8, 0.8])
+
+
+def test_inflight_is_a_scope_and_pending_ends_with_the_first_byte() -> None:
+    backend = Probes().backend
+    with backend.inflight(100) as first, backend.inflight(30):
+        assert (backend.view().outstanding, backend.view().pending_requests, backend.view().pending_tokens) == (2, 2, 130)
+        first.answering()
+        assert (backend.view().outstanding, backend.view().pending_requests, backend.view().pending_tokens) == (2, 1, 30)
+    with pytest.raises(RuntimeError), backend.inflight(5):
+        raise RuntimeError
+    assert (backend.view().outstanding, backend.view().pending_requests, backend.view().pending_tokens) == (0, 0, 0)
+
+
+def test_a_status_absorbs_what_was_sent_before_it_was_asked_for() -> None:
+    site = Probes()
+    backend = site.backend
+    with backend.inflight(100):
+        site.clock.advance(1)
+        asked_at = site.clock()
+        site.clock.advance(0.01)
+        with backend.inflight(30):
+            backend.answered(site_status("ams1"), asked_at)
+            assert (backend.view().pending_requests, backend.view().pending_tokens) == (1, 30)
+        assert backend.view().pending_tokens == 0
+
+
+def test_the_seed_is_line_of_sight_over_fibre_with_a_detour() -> None:
+    assert distance_km(PLACES["ams1"], PLACES["iad1"]) == pytest.approx(6190, rel=0.02)
+    assert seed_rtt_ms(PLACES["ams1"], PLACES["iad1"]) == pytest.approx(2 * 6190 / 204 * 2.1, rel=0.02)
+    assert 0 < seed_rtt_ms(PLACES["ams1"], PLACES["ams1"]) < 1
+
+
+def test_the_estimate_falls_at_once_and_rises_slowly() -> None:
+    trip = RoundTrip(128.0)
+    trip.observe(10.0)
+    assert trip.ms == 10.0
+    trip.observe(60.0)
+    assert trip.ms == pytest.approx(12.5)
+    trip.observe(8.5)
+    assert trip.ms == pytest.approx(10.5)
+    for _ in range(200):
+        trip.observe(50.0)
+    assert trip.ms == pytest.approx(50.0, abs=0.1)
+
+
+def test_a_site_status_without_aliases_is_still_read() -> None:
+    raw = msgspec.json.decode(encode_status(site_status("ams1")))
+    del raw["models"][0]["aliases"]
+    from wire.status import decode_status
+
+    assert decode_status(msgspec.json.encode(raw)).models[0].aliases == ()

@@ -1,0 +1,111 @@
+"""The door: what the router reads of a request, refuses of it, and adds to it."""
+
+import time
+
+import pytest
+
+from edge_router.peek import HOPS, Head, ValidRequest, peek, request_id_of
+from wire.errors import ApiError, Dialect
+from wire.headers import HOP, hop_is_genuine, sign_hop
+
+CHAT = "/ai/v1/chat/completions"
+
+
+def head(path: str = CHAT, method: str = "POST", **headers: str) -> Head:
+    return Head(method, path, path, [(name.replace("_", "-"), value) for name, value in headers.items()])
+
+
+def look(body: bytes, at: Head | None = None, secret: str = "", max_hops: int = 4) -> ValidRequest:
+    return peek(at or head(), body, "id-1", secret, max_hops)
+
+
+def test_model_and_stream_flag_are_read_and_the_body_stays_as_it_came() -> None:
+    body = b'{ "stream": true, "model":"ember", "messages": [] }'
+    request = look(body)
+    assert (request.model, request.wants_stream, request.body) == ("ember", True, body)
+
+
+def test_the_model_of_a_run_path_comes_from_the_path() -> None:
+    request = look(b'{"prompt": "hi"}', head("/client/v4/accounts/abc/ai/run/@pilotlight/ember"))
+    assert request.model == "@pilotlight/ember"
+    assert request.head.dialect is Dialect.WORKERS_AI
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [(b'{"model": "ember"', "malformed_json"), (b"model=ember", "malformed_json"), (b"\xff\xfe", "malformed_json"),
+     (b"[" * 3000, "malformed_json"), (b"[1, 2]", "invalid_request"), (b'"hello"', "invalid_request")],
+)  # fmt: skip
+def test_a_body_that_is_no_json_object_is_refused(body: bytes, word: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        look(body)
+    assert refused.value.word == word
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"model": 5, "messages": "x", "stream": "yes", "tools": 3, "prompt_cache_key": []}', b'{"messages": [1, null, {"role": 2}]}',
+     b'{"messages": [], "prompt": {}}', b'{"prompt": [1, 2, 3]}'],
+)  # fmt: skip
+def test_odd_types_are_the_sites_to_refuse(body: bytes) -> None:
+    request = look(body)
+    assert request.model is None
+    assert request.wants_stream is False
+
+
+def test_bodies_that_are_declared_no_json_are_not_parsed() -> None:
+    assert look(b"\xff\xd8\xff", head(content_type="image/jpeg")).model is None
+    assert look(b"", head(method="GET", path="/ai/v1/models")).model is None
+
+
+def test_a_compressed_body_is_refused_with_the_reason() -> None:
+    with pytest.raises(ApiError, match="content-encoding"):
+        look(b"\x1f\x8b", head(content_encoding="gzip"))
+
+
+@pytest.mark.parametrize("geo", ["here", "91,0", "1;2", "nan,0", "0,181", "1"])
+def test_a_malformed_place_is_refused(geo: str) -> None:
+    with pytest.raises(ApiError, match="x-client-geo"):
+        look(b"{}", head(x_client_geo=geo))
+
+
+def test_a_place_is_read() -> None:
+    place = look(b"{}", head(x_client_geo="52.3, -4.8")).client
+    assert place is not None
+    assert (place.latitude, place.longitude) == (52.3, -4.8)
+
+
+def test_a_clients_request_id_is_kept_only_if_short_and_printable() -> None:
+    assert request_id_of(head(x_request_id="trace-7")) == "trace-7"
+    for bad in ("", "x" * 129, "a b", "caf\xe9", "a\x1b[31m"):
+        made = request_id_of(head(x_request_id=bad))
+        assert made != bad
+        assert len(made) == 32
+
+
+def test_forged_headers_of_ours_and_hop_by_hop_headers_do_not_travel() -> None:
+    request = look(b"{}", head(
+        x_pilotlight_route="site=evil", x_pilotlight_hop="1.2", connection="close, x-private", x_private="1", te="trailers",
+        accept_encoding="gzip", authorization="Bearer t", content_length="2", host="h", expect="100-continue", x_other="kept",
+    ))  # fmt: skip
+    assert dict(request.upstream_headers) == {
+        "authorization": "Bearer t", "x-other": "kept", "x-request-id": "id-1", "accept-encoding": "identity", HOPS: "1",
+    }  # fmt: skip
+
+
+def test_the_hop_is_signed_where_the_network_has_a_secret() -> None:
+    signed = dict(look(b"{}", secret="s3cret").upstream_headers)
+    assert hop_is_genuine(signed[HOP], "s3cret", time.time(), "POST", CHAT, "id-1")
+
+
+def test_hops_are_counted_and_a_loop_is_refused() -> None:
+    assert dict(look(b"{}", head(x_pilotlight_hops="3")).upstream_headers)[HOPS] == "4"
+    with pytest.raises(ApiError, match="passed 4 routers"):
+        look(b"{}", head(x_pilotlight_hops="4"))
+
+
+def test_with_a_secret_only_signed_hops_count() -> None:
+    assert dict(look(b"{}", head(x_pilotlight_hops="9"), secret="s").upstream_headers)[HOPS] == "1"
+    signature = sign_hop("s", time.time(), "POST", CHAT, "id-0")
+    with pytest.raises(ApiError, match="passed 4 routers"):
+        look(b"{}", head(x_pilotlight_hops="9", x_pilotlight_hop=signature, x_request_id="id-0"), secret="s")

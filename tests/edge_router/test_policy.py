@@ -1,0 +1,200 @@
+"""The policies are pure: snapshots in, an order with reasons out."""
+
+from dataclasses import replace
+
+import pytest
+
+from edge_router.placement import placement_order
+from edge_router.policy import BackendView, Home, Policy, Preference, RouteRequest
+from edge_router.policy.cost import Assumptions, CostPolicy
+from edge_router.policy.least_outstanding import LeastOutstandingPolicy
+from edge_router.policy.nearest import NearestPolicy
+from edge_router.policy.round_robin import RoundRobinPolicy
+from tests.edge_router.builders import PLACES, view
+from wire.status import Place
+
+ALL_POLICIES = [CostPolicy, NearestPolicy, RoundRobinPolicy, LeastOutstandingPolicy]
+ASK = RouteRequest(model="ember", prompt_tokens=1000)
+
+
+def rank(request: RouteRequest, *backends: BackendView) -> list[Preference]:
+    return CostPolicy().rank(request, backends)
+
+
+def names(preferences: list[Preference]) -> list[str]:
+    return [preference.backend.name for preference in preferences]
+
+
+def term(request: RouteRequest, backend: BackendView, name: str) -> float:
+    return rank(request, backend)[0].terms[name]
+
+
+def test_the_cost_is_the_sum_of_its_five_terms() -> None:
+    backend = view(rtt_ms=7.0, model={"prefill_tokens_per_s": 1000.0, "queued_tokens": 500, "residency": "disk", "wake_ms": 80.0})
+    preference = rank(ASK, backend)[0]
+    assert preference.terms == pytest.approx(
+        {"rtt": 7.0, "queue_ahead": 500.0, "prefill": 1000.0, "wake": 80.0, "decode_crowding": 0.0}
+    )
+    assert preference.cost_ms == pytest.approx(1587.0)
+
+
+def test_the_nearer_of_two_idle_sites_is_chosen() -> None:
+    assert names(rank(ASK, view("iad1", rtt_ms=90.0), view("ams1", rtt_ms=2.0))) == ["ams1", "iad1"]
+
+
+def test_a_queue_longer_than_the_detour_sends_the_request_away() -> None:
+    near = view("ams1", rtt_ms=2.0, model={"queued_tokens": 400, "prefill_tokens_per_s": 2000.0})
+    far = view("iad1", rtt_ms=90.0, model={"prefill_tokens_per_s": 2000.0})
+    assert names(rank(ASK, near, far)) == ["iad1", "ams1"]
+
+
+def test_what_was_sent_since_the_status_counts_as_queued() -> None:
+    assert term(ASK, view(pending_tokens=4000), "queue_ahead") == pytest.approx(2000.0)
+    near, far = view("ams1", pending_tokens=4000, pending_requests=4), view("iad1", rtt_ms=90.0)
+    assert names(rank(ASK, near, far)) == ["iad1", "ams1"]
+
+
+def test_cached_tokens_are_not_prefilled_at_home_and_only_there() -> None:
+    at_home = replace(ASK, home=Home("ams1", 900, by_name=False))
+    assert term(at_home, view("ams1"), "prefill") == pytest.approx(50.0)
+    assert term(at_home, view("iad1"), "prefill") == pytest.approx(500.0)
+
+
+def test_a_long_conversation_goes_to_its_far_home_and_a_short_one_does_not() -> None:
+    near, far = view("ams1", rtt_ms=2.0), view("iad1", rtt_ms=102.0)
+    long = RouteRequest("ember", 1000, b"k", Home("iad1", 950, by_name=False))
+    short = RouteRequest("ember", 60, b"k", Home("iad1", 50, by_name=False))
+    assert [(p.backend.name, p.reason) for p in rank(long, near, far)][0] == ("iad1", "home")
+    assert [(p.backend.name, p.reason) for p in rank(short, near, far)][0] == ("ams1", "home_too_dear")
+
+
+def test_a_client_that_named_its_session_stays_through_small_differences() -> None:
+    home, other = view("ams1", rtt_ms=40.0), view("iad1", rtt_ms=1.0)
+    asked = RouteRequest("ember", 10, b"k", Home("ams1", 0, by_name=True))
+    guessed = RouteRequest("ember", 10, b"k", Home("ams1", 0, by_name=False))
+    assert names(rank(asked, home, other)) == ["ams1", "iad1"]
+    assert names(rank(guessed, home, other)) == ["iad1", "ams1"]
+
+
+def test_an_overloaded_home_is_left_and_a_lost_one_is_named_in_the_reason() -> None:
+    asked = RouteRequest("ember", 1000, b"k", Home("ams1", 1000, by_name=True))
+    overloaded = view("ams1", model={"queued_tokens": 8000})
+    assert [(p.backend.name, p.reason) for p in rank(asked, overloaded, view("iad1"))][0] == ("iad1", "home_too_dear")
+    lost = view("ams1", state="unhealthy")
+    order = rank(asked, lost, view("iad1"), view("sin1"))
+    assert order[0].reason == "home_lost"
+    assert "ams1" not in names(order)
+
+
+def test_new_conversations_spread_over_equal_sites_and_each_key_keeps_its_site() -> None:
+    sites = [view("ams1"), view("iad1", rtt_ms=2.0), view("sin1", rtt_ms=3.0)]
+    chosen = {}
+    for i in range(300):
+        request = RouteRequest("ember", 10, f"conversation {i}".encode())
+        first, again = rank(request, *sites)[0], rank(request, *reversed(sites))[0]
+        assert first.backend.name == again.backend.name
+        assert first.reason == "placed"
+        chosen[i] = first.backend.name
+    for name in ("ams1", "iad1", "sin1"):
+        assert 60 < sum(site == name for site in chosen.values()) < 140
+
+
+def test_losing_a_site_moves_only_its_own_conversations() -> None:
+    sites = [view("ams1"), view("iad1"), view("sin1")]
+    for i in range(200):
+        key = f"conversation {i}".encode()
+        before = placement_order(key, sites)
+        after = placement_order(key, sites[:2])
+        assert [backend.name for backend in after] == [backend.name for backend in before if backend.name != "sin1"]
+
+
+def test_a_site_far_above_the_mean_occupancy_takes_no_new_conversations() -> None:
+    busy = view("ams1", site={"inflight": 200})
+    sites = [busy, view("iad1", site={"inflight": 20}), view("sin1", site={"inflight": 20})]
+    assert all(placement_order(f"{i}".encode(), sites)[-1] is busy for i in range(50))
+
+
+def test_a_far_site_is_not_within_reach_of_placement() -> None:
+    sites = [view("ams1"), view("iad1", rtt_ms=90.0)]
+    assert {rank(RouteRequest("ember", 10, f"{i}".encode()), *sites)[0].backend.name for i in range(50)} == {"ams1"}
+
+
+def test_a_sleeping_model_costs_its_measured_wake_or_a_cautious_guess() -> None:
+    assert term(ASK, view(model={"residency": "host", "wake_ms": 300.0}), "wake") == 300.0
+    assert term(ASK, view(model={"residency": "disk"}), "wake") == Assumptions().wake_ms
+    assert term(ASK, view(model={"residency": "device", "wake_ms": 300.0}), "wake") == 0.0
+
+
+def test_running_neighbours_and_a_full_cache_crowd_a_site() -> None:
+    crowded = {"running": 20, "kv_blocks_total": 100, "kv_blocks_free": 10, "decode_tokens_per_s": 50.0}
+    expected = 150 * 0.9 / 0.1 + 1000 * 64 / 50 * 0.02 * 20
+    assert term(ASK, view(model=crowded), "decode_crowding") == pytest.approx(expected)
+    idle_but_cached = {"running": 0, "kv_blocks_total": 100, "kv_blocks_free": 10}
+    assert term(ASK, view(model=idle_but_cached), "decode_crowding") == 0.0
+
+
+def test_a_site_without_a_free_permit_is_nearly_the_last_resort() -> None:
+    full = view("ams1", site={"inflight": 255}, pending_requests=1)
+    assert names(rank(ASK, full, view("iad1", rtt_ms=900.0))) == ["iad1", "ams1"]
+
+
+@pytest.mark.parametrize("guessed", [{"status": None}, {"status_is_fresh": False}])
+def test_a_site_that_has_not_said_lately_is_taken_for_half_full(guessed: dict[str, object]) -> None:
+    silent = replace(view("ams1"), **guessed)  # type: ignore[arg-type]
+    assert term(ASK, silent, "decode_crowding") == pytest.approx(150.0)
+    assert term(ASK, silent, "queue_ahead") == pytest.approx(512.0)
+    assert names(rank(ASK, silent, view("iad1", rtt_ms=90.0))) == ["iad1", "ams1"]
+
+
+def test_a_measured_rate_outlives_a_stale_status() -> None:
+    stale = view(status_is_fresh=False, model={"prefill_tokens_per_s": 10_000.0})
+    assert term(ASK, stale, "prefill") == pytest.approx(100.0)
+
+
+def test_a_client_place_ranks_by_its_distance_plus_the_excess_we_measured() -> None:
+    client = Place("client", 1.3, 103.9)
+    near_us, near_client = view("ams1"), view("sin1", rtt_ms=216.0, seed_rtt_ms=216.0)
+    request = replace(ASK, client=client)
+    assert names(rank(request, near_us, near_client)) == ["sin1", "ams1"]
+    slow = view("sin1", rtt_ms=266.0, seed_rtt_ms=216.0)
+    assert term(request, slow, "rtt") == pytest.approx(term(request, near_client, "rtt") + 50.0)
+
+
+@pytest.mark.parametrize("policy", ALL_POLICIES)
+def test_every_policy_leaves_out_sites_that_cannot_answer(policy: type[Policy]) -> None:
+    sites = [
+        view("ams1", state="unhealthy"),
+        view("iad1", state="draining"),
+        view("sin1", model={"name": "other"}),
+        view("fra1", model={"residency": "failed"}),
+        view("lhr1", model={"name": "big", "aliases": ("ember",)}),
+        view("cdg1", state="unknown", status=None),
+    ]
+    assert sorted(names(policy().rank(ASK, sites))) == ["cdg1", "lhr1"]
+
+
+@pytest.mark.parametrize("policy", ALL_POLICIES)
+def test_a_model_that_no_site_has_still_goes_to_a_site_which_will_say_so(policy: type[Policy]) -> None:
+    assert sorted(names(policy().rank(RouteRequest("nobody-has-it", 5), [view("ams1"), view("iad1")]))) == ["ams1", "iad1"]
+
+
+@pytest.mark.parametrize("policy", ALL_POLICIES)
+def test_no_usable_site_is_an_empty_order(policy: type[Policy]) -> None:
+    assert policy().rank(ASK, [view(state="unhealthy"), view(state="draining")]) == []
+
+
+def test_the_baselines_do_what_their_names_say() -> None:
+    sites = [
+        view("ams1", rtt_ms=9.0, outstanding=0),
+        view("iad1", rtt_ms=1.0, outstanding=5),
+        view("sin1", rtt_ms=5.0, outstanding=0),
+    ]
+    assert names(NearestPolicy().rank(ASK, sites)) == ["iad1", "sin1", "ams1"]
+    assert names(LeastOutstandingPolicy().rank(ASK, sites)) == ["sin1", "ams1", "iad1"]
+    turns = RoundRobinPolicy()
+    assert [names(turns.rank(ASK, sites))[0] for _ in range(4)] == ["ams1", "iad1", "sin1", "ams1"]
+
+
+def test_nearest_can_stand_where_the_client_stands() -> None:
+    request = replace(ASK, client=PLACES["sin1"])
+    assert names(NearestPolicy().rank(request, [view("ams1"), view("sin1", rtt_ms=216.0)])) == ["sin1", "ams1"]

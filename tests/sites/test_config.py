@@ -1,0 +1,84 @@
+"""Configuration files are read into frozen values or refused with a sentence (I7)."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sites.config import LOCAL, NETWORK_FILE, ConfigError, NetworkConfig, SiteConfig, load_network, load_site, parse
+from sites.schema import FILES, HERE, render
+
+PLACE = {"city": "Amsterdam", "latitude": 52.3, "longitude": 4.8}
+
+
+def site(**changes: object) -> dict[str, object]:
+    model = {"name": "ember", "source": "embedded:ember"}
+    return {"name": "ams1", "place": PLACE, "listen": {"port": 1}, "models": [model], **changes}
+
+
+def refusal(values: dict[str, object]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(SiteConfig, values, "ams1.toml")
+    return str(caught.value)
+
+
+def test_the_shipped_files_agree_with_each_other() -> None:
+    network = load_network(NETWORK_FILE)
+    sites = {path.stem: load_site(path) for path in LOCAL.glob("*.toml")}
+    assert {ref.name for ref in network.sites} == set(sites) == {"ams1", "iad1", "sin1"}
+    for ref in network.sites:
+        listen = sites[ref.name].listen
+        assert ref.url == f"http://{listen.host}:{listen.port}"
+        assert ref.place == sites[ref.name].place
+        assert sites[ref.name].name == ref.name
+
+
+def test_an_unknown_key_names_the_nearest_valid_one() -> None:
+    assert "unknown key 'listen.prot'; did you mean 'port'?" in refusal(site(listen={"port": 1, "prot": 2}))
+    assert "unknown key 'modells'; did you mean 'models'?" in refusal(site(modells=[]))
+    model = {"name": "m", "source": "s", "residensy": "disk"}
+    assert "unknown key 'models.0.residensy'; did you mean 'residency'?" in refusal(site(models=[model]))
+
+
+def test_every_mistake_is_reported_at_once_with_its_file() -> None:
+    message = refusal(site(name="AMS 1", listen={"port": 70000}))
+    assert message.count("ams1.toml: ") == 2
+    assert "name:" in message
+    assert "listen.port:" in message
+
+
+def test_a_model_name_may_not_be_used_twice() -> None:
+    models = [{"name": "a", "source": "s"}, {"name": "b", "source": "s", "aliases": ["a"]}]
+    assert "model name 'a' is used twice" in refusal(site(models=models))
+
+
+def test_a_site_without_models_is_refused() -> None:
+    assert "models" in refusal(site(models=[]))
+
+
+def test_a_url_with_a_path_is_refused() -> None:
+    values = {"listen": {"port": 1}, "place": PLACE, "sites": [{"name": "a", "url": "http://h/x", "place": PLACE}]}
+    with pytest.raises(ConfigError, match="without a path"):
+        parse(NetworkConfig, values, "network.toml")
+
+
+def test_unreadable_files_are_sentences(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        load_site(tmp_path / "missing.toml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_site(tmp_path)
+    (tmp_path / "bad.toml").write_text("name = ")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_site(tmp_path / "bad.toml")
+
+
+def test_values_are_frozen() -> None:
+    config = parse(SiteConfig, site(), "ams1.toml")
+    with pytest.raises(ValueError, match="frozen"):
+        config.name = "x"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("file_name", FILES)
+def test_the_schemas_for_editors_are_current(file_name: str) -> None:
+    assert (HERE / file_name).read_text() == render(FILES[file_name]), "run `python -m sites.schema`"
+    json.loads((HERE / file_name).read_text())

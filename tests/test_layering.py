@@ -1,0 +1,62 @@
+"""The import arrows of ARCHITECTURE.md: who may know whom, and which processes never load torch."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = {"wire", "sites", "kernels", "engine", "runtime", "edge_router", "load_tests"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "wire": set(),
+    "sites": set(),
+    "kernels": set(),
+    "engine": {"kernels"},
+    "runtime": {"engine", "wire", "sites"},
+    "edge_router": {"wire", "sites"},
+    "load_tests": {"wire", "sites", "kernels", "edge_router", "engine"},
+}
+ENGINE_CLIENT_HALF = {"protocol", "frames", "client", "tokenizer", "chat_template", "formats"}
+
+
+def modules(room: str) -> list[Path]:
+    return sorted((ROOT / room).rglob("*.py"))
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide which room they lead to"
+            assert node.module is not None
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("room", sorted(MAY_IMPORT))
+def test_a_room_imports_only_those_it_may_know(room: str) -> None:
+    for path in modules(room):
+        for name in imported(path):
+            target = name.partition(".")[0]
+            assert target not in ROOMS or target == room or target in MAY_IMPORT[room], f"{path} imports {name}"
+
+
+def test_the_runtime_knows_only_the_engines_client_half() -> None:
+    for path in modules("runtime"):
+        for name in imported(path):
+            parts = name.split(".")
+            if parts[0] == "engine" and len(parts) > 1:
+                assert parts[1] in ENGINE_CLIENT_HALF, f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("room", ["runtime", "edge_router"])
+def test_no_front_end_process_loads_torch(room: str) -> None:
+    """Importing torch costs 2-4 s and more than 200 MB, in each of a site's processes but the engine's."""
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in modules(room)]
+    names = [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
+    script = f"import sys, importlib\nfor name in {names!r}: importlib.import_module(name)\nassert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

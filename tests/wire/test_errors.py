@@ -1,0 +1,41 @@
+"""Each word of the error table speaks both dialects."""
+
+import pytest
+
+from wire.errors import ERRORS, ApiError, Dialect, dialect_of
+
+
+@pytest.mark.parametrize("word", ERRORS)
+def test_every_word_has_an_error_status_in_both_dialects(word: str) -> None:
+    error = ApiError(word, "Say what to change.")
+    assert 400 <= error.status(Dialect.OPENAI) <= 599
+    assert 400 <= error.status(Dialect.WORKERS_AI) <= 599
+
+
+def test_an_openai_body_names_the_word_and_the_field() -> None:
+    error = ApiError("invalid_request", "max_tokens must be positive.", param="max_tokens")
+    assert error.body(Dialect.OPENAI) == {
+        "error": {
+            "message": "max_tokens must be positive.",
+            "type": "invalid_request_error",
+            "param": "max_tokens",
+            "code": "invalid_request",
+        }
+    }
+
+
+def test_a_workers_ai_body_is_the_documented_envelope() -> None:
+    body = ApiError("model_not_found", "No such model.").body(Dialect.WORKERS_AI)
+    assert body == {
+        "result": None, "success": False, "errors": [{"code": 5007, "message": "No such model."}], "messages": []
+    }  # fmt: skip
+
+
+def test_retry_after_is_at_least_one_second() -> None:
+    assert ApiError("overloaded", "Full.", retry_after_s=0.2).headers() == [("retry-after", "1")]
+    assert ApiError("overloaded", "Full.").headers() == []
+
+
+def test_the_path_tells_the_dialect() -> None:
+    assert dialect_of("/client/v4/accounts/a/ai/run/m") is Dialect.WORKERS_AI
+    assert dialect_of("/v1/models") is Dialect.OPENAI

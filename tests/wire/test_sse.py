@@ -1,0 +1,66 @@
+"""The SSE codec round-trips through any chunking, and survives what a hostile peer may send."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wire.sse import DONE, HEARTBEAT, EventDecoder, SSEError, encode_event
+
+# LF alone separates data lines on the wire, so that is what comes back for CR and CR LF as well.
+payloads = st.binary(max_size=60).map(lambda data: data.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
+
+
+def in_chunks(stream: bytes, cuts: list[int]) -> list[bytes]:
+    edges = sorted({0, len(stream), *(cut % (len(stream) + 1) for cut in cuts)})
+    return [stream[start:end] for start, end in itertools.pairwise(edges)]
+
+
+@given(st.lists(st.tuples(payloads, st.none() | st.integers(0, 10**9)), max_size=6), st.lists(st.integers(0, 10**6)))
+def test_events_survive_any_chunking(events: list[tuple[bytes, int | None]], cuts: list[int]) -> None:
+    stream = b"".join(encode_event(data, event_id) for data, event_id in events)
+    decoder = EventDecoder()
+    decoded = [event for chunk in in_chunks(stream, cuts) for event in decoder.feed(chunk)]
+    assert [event.data for event in decoded] == [data for data, _ in events]
+    assert [event.event_id for event in decoded] == [None if i is None else str(i).encode() for _, i in events]
+    assert b"".join(event.raw for event in decoded) == stream
+    assert decoder.pending_bytes == 0
+
+
+@given(st.lists(st.binary(max_size=40), max_size=12))
+def test_arbitrary_bytes_lose_nothing_and_never_crash(chunks: list[bytes]) -> None:
+    decoder = EventDecoder()
+    raw = b"".join(event.raw for chunk in chunks for event in decoder.feed(chunk))
+    stream = b"".join(chunks)
+    if len(stream) >= 3:
+        stream = stream.removeprefix(b"\xef\xbb\xbf")
+    assert len(raw) + decoder.pending_bytes == len(stream)
+    assert stream.startswith(raw)
+
+
+@given(st.sampled_from([b"\n", b"\r\n", b"\r"]), st.lists(st.integers(0, 10**6)))
+def test_every_line_ending_of_the_standard_is_understood(newline: bytes, cuts: list[int]) -> None:
+    stream = newline.join([b": hello", b"id: 7", b"event: token", b"data: a", b"data:b", b"", b"data: c", b"", b""])
+    decoder = EventDecoder()
+    decoded = [event for chunk in in_chunks(stream, cuts) for event in decoder.feed(chunk)]
+    decoded += decoder.feed(b"\n")  # a stream that ends in CR shows its last event once the next byte has arrived
+    found = [(event.event_id, event.name, event.data) for event in decoded if event.data is not None]
+    assert found == [(b"7", b"token", b"a\nb"), (None, None, b"c")]
+
+
+def test_a_byte_order_mark_is_skipped() -> None:
+    assert EventDecoder().feed(b"\xef\xbb\xbfdata: x\n\n")[0].data == b"x"
+
+
+def test_heartbeats_and_the_end_are_recognised() -> None:
+    comment, end = EventDecoder().feed(HEARTBEAT + encode_event(DONE))
+    assert comment.data is None
+    assert end.is_done
+
+
+def test_an_endless_event_is_refused() -> None:
+    decoder = EventDecoder(max_event_bytes=100)
+    decoder.feed(b"data: " + b"x" * 60)
+    with pytest.raises(SSEError, match="more than 100 bytes"):
+        decoder.feed(b"x" * 60)
