@@ -242,6 +242,7 @@ def sampling_defaults(config: dict[str, Any]) -> SamplingDefaults:
 def _status(slot: _Slot, load: ModelLoad) -> ModelStatus:
     return ModelStatus(
         name=slot.config.name,
+        aliases=slot.config.aliases,
         residency=slot.residency,
         context_length=slot.info.context_length if slot.info is not None else 0,
         running=load.running,
