@@ -76,11 +76,19 @@ class Exchange:
     def ids(self) -> list[int | None]:
         """The id of every event."""
         blocks = [block for block in self.body.decode().split("\n\n") if "data: " in block]
-        return [int(block.split("\n")[0].removeprefix("id: ")) if block.startswith("id: ") else None for block in blocks]
+        return [
+            int(block.split("\n")[0].removeprefix("id: ")) if block.startswith("id: ") else None for block in blocks
+        ]
 
 
 def start(
-    app: ASGIApp, path: str, json_body: Any = None, *, body: bytes | None = None, method: str | None = None, **headers: str
+    app: ASGIApp,
+    path: str,
+    json_body: Any = None,
+    *,
+    body: bytes | None = None,
+    method: str | None = None,
+    **headers: str,
 ) -> Exchange:
     raw = body if body is not None else (b"" if json_body is None else json.dumps(json_body).encode())
     has_body = body is not None or json_body is not None

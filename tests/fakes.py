@@ -62,7 +62,9 @@ def ids(text: str) -> tuple[int, ...]:
     return tuple(TOKENIZER.encode(text, add_special_tokens=False).ids)
 
 
-def says(text: str, *, finish: str | None = "stop", cached: int = 0, per_step: int = 1, logprobs: bool = False) -> list[Step]:
+def says(
+    text: str, *, finish: str | None = "stop", cached: int = 0, per_step: int = 1, logprobs: bool = False
+) -> list[Step]:
     """The outputs of an engine that samples `text`, then its end token (or runs out of tokens: finish "length")."""
     token_ids = ids(text) + ((EOS,) if finish == "stop" else ())
     groups = [token_ids[i : i + per_step] for i in range(0, len(token_ids), per_step)] or [()]

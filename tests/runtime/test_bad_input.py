@@ -101,7 +101,9 @@ async def refused(site: Site, answer: Any, status: int, code: str, param: str | 
 
 
 @pytest.mark.parametrize(("body", "status", "code", "param"), BAD_BODIES)
-async def test_a_body_that_is_no_object_is_refused(site: Site, body: bytes, status: int, code: str, param: str | None) -> None:
+async def test_a_body_that_is_no_object_is_refused(
+    site: Site, body: bytes, status: int, code: str, param: str | None
+) -> None:
     await refused(site, await call(site.app, CHAT, body=body), status, code, param)
 
 
@@ -111,7 +113,9 @@ async def test_a_bad_chat_is_refused_by_name(site: Site, body: Any, status: int,
 
 
 @pytest.mark.parametrize(("body", "status", "code", "param"), BAD_COMPLETIONS)
-async def test_a_bad_completion_is_refused_by_name(site: Site, body: Any, status: int, code: str, param: str | None) -> None:
+async def test_a_bad_completion_is_refused_by_name(
+    site: Site, body: Any, status: int, code: str, param: str | None
+) -> None:
     await refused(site, await call(site.app, COMPLETIONS, body), status, code, param)
 
 

@@ -41,7 +41,12 @@ async def test_the_status_is_what_a_router_reads(site: Site) -> None:
     assert (first.site, first.ready, first.draining, first.inflight) == ("ams1", True, False, 0)
     assert second.sequence > first.sequence
     (model,) = first.models
-    assert (model.name, model.aliases, model.residency, model.context_length) == ("tiny", ("@test/tiny",), "device", 512)
+    assert (model.name, model.aliases, model.residency, model.context_length) == (
+        "tiny",
+        ("@test/tiny",),
+        "device",
+        512,
+    )
     assert (model.kv_blocks_free, model.kv_blocks_total) == (60, 64)
     assert model.wake_ms > 0
     assert [process.role for process in first.processes] == ["site", "engine"]
@@ -146,7 +151,9 @@ async def test_a_load_that_kills_its_host_is_given_up(make_site: SiteMaker) -> N
         assert "died 3 times" in answer.json["error"]["message"]
 
 
-async def test_a_sleeping_model_is_loaded_once_by_its_first_requests(make_site: SiteMaker, model_directory: Path) -> None:
+async def test_a_sleeping_model_is_loaded_once_by_its_first_requests(
+    make_site: SiteMaker, model_directory: Path
+) -> None:
     models = [{"name": "tiny", "source": str(model_directory), "residency": "disk"}]
     async with make_site(models=models) as site:
         assert (await status(site))["models"][0]["residency"] == "disk"
@@ -202,5 +209,3 @@ async def test_outcomes_are_counted_whatever_they_are(make_site: SiteMaker) -> N
         text = (await call(site.app, "/metrics")).body.decode()
         for outcome in ("request_timeout", "client_left", "overloaded"):
             assert f'outcome="{outcome}"}} 1.0' in text
-
-

@@ -15,7 +15,9 @@ HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 SECRET = "a shared secret"
 
 
-def signed(request_id: str = "r1", *, path: str = CHAT, method: str = "POST", secret: str = SECRET, age_s: float = 0) -> dict[str, str]:
+def signed(
+    request_id: str = "r1", *, path: str = CHAT, method: str = "POST", secret: str = SECRET, age_s: float = 0
+) -> dict[str, str]:
     return {HOP: sign_hop(secret, time.time() - age_s, method, path, request_id), "x-request-id": request_id}
 
 

@@ -38,7 +38,9 @@ async def test_a_chat_is_answered_whole(site: Site) -> None:
 
 
 async def test_the_prompt_is_the_rendered_template(site: Site) -> None:
-    await call(site.app, CHAT, {"model": "tiny", "messages": [{"role": "developer", "content": "Be kind"}, *HELLO["messages"]]})
+    await call(
+        site.app, CHAT, {"model": "tiny", "messages": [{"role": "developer", "content": "Be kind"}, *HELLO["messages"]]}
+    )
     text = "<|im_start|>system\nBe kind<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert site.engine.submits[0].prompt_token_ids == ids(text)
 
@@ -46,7 +48,9 @@ async def test_the_prompt_is_the_rendered_template(site: Site) -> None:
 async def test_text_parts_are_joined(site: Site) -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     await call(site.app, CHAT, {"model": "tiny", "messages": [{"role": "user", "content": parts}]})
-    assert site.engine.submits[0].prompt_token_ids == ids("<|im_start|>user\none\ntwo<|im_end|>\n<|im_start|>assistant\n")
+    assert site.engine.submits[0].prompt_token_ids == ids(
+        "<|im_start|>user\none\ntwo<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 async def test_a_stream_carries_role_text_finish_usage_and_done(site: Site) -> None:
@@ -102,7 +106,15 @@ async def test_length_is_told_as_such(site: Site) -> None:
 
 
 async def test_sampling_reaches_the_engine(site: Site) -> None:
-    asked = {"temperature": 0.3, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "seed": 7, "stop_token_ids": [65], "ignore_eos": True}
+    asked = {
+        "temperature": 0.3,
+        "top_p": 0.9,
+        "top_k": 20,
+        "min_p": 0.05,
+        "seed": 7,
+        "stop_token_ids": [65],
+        "ignore_eos": True,
+    }
     await call(site.app, CHAT, {**HELLO, **asked})
     sampling = site.engine.submits[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.3, 0.9, 20, 0.05)
@@ -182,7 +194,10 @@ async def test_logprobs_of_a_chat(site: Site) -> None:
     answer = await call(site.app, CHAT, {**HELLO, "logprobs": True, "top_logprobs": 2})
     assert site.engine.submits[0].sampling.num_logprobs == 2
     content = answer.json["choices"][0]["logprobs"]["content"]
-    assert [(entry["token"], entry["bytes"], entry["logprob"]) for entry in content] == [("H", [72], -0.5), ("i", [105], -0.5)]
+    assert [(entry["token"], entry["bytes"], entry["logprob"]) for entry in content] == [
+        ("H", [72], -0.5),
+        ("i", [105], -0.5),
+    ]
     assert [top["token"] for top in content[0]["top_logprobs"]] == ["H", "!"]
 
 
@@ -275,7 +290,12 @@ async def test_an_engine_that_fails_in_mid_stream_ends_it_with_an_error_event(si
     site.engine.script = [*says("Hel", finish=None), 0.02, EngineError("engine_error", "a step failed")]
     answer = await call(site.app, CHAT, {**HELLO, "stream": True})
     assert answer.status == 200
-    assert answer.events[-1]["error"] == {"message": "a step failed", "type": "server_error", "param": None, "code": "engine_error"}
+    assert answer.events[-1]["error"] == {
+        "message": "a step failed",
+        "type": "server_error",
+        "param": None,
+        "code": "engine_error",
+    }
     assert "[DONE]" not in answer.events
 
 

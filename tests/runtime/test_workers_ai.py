@@ -25,7 +25,9 @@ async def test_a_raw_prompt_is_continued_as_it_is(site: Site) -> None:
 
 
 async def test_a_stream_of_responses_ends_with_usage_and_done(site: Site) -> None:
-    answer = await call(site.app, RUN, {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "max_tokens": 20})
+    answer = await call(
+        site.app, RUN, {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "max_tokens": 20}
+    )
     *events, last, done = answer.events
     assert done == "[DONE]"
     assert "".join(event["response"] for event in events) == "Hello, world"
