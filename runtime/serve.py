@@ -126,7 +126,9 @@ def bind(listen: ListenConfig) -> socket.socket:
 def _bind_sentence(listen: ListenConfig, error: Exception) -> str:
     code = getattr(error, "errno", None)
     if code == errno.EADDRINUSE:
-        return f"port {listen.port} on {listen.host} is in use; stop the process that holds it or set another listen.port"
+        return (
+            f"port {listen.port} on {listen.host} is in use; stop the process that holds it or set another listen.port"
+        )
     if code == errno.EACCES:
         return f"port {listen.port} needs privileges; set a listen.port above 1023"
     return f"cannot listen on {listen.host} port {listen.port}: {error}"

@@ -208,7 +208,7 @@ class Models:
             client = await self._successor(client)
             slot.detail = "its weights are being loaded"
             try:
-                return await client.load_model(spec, _reporter(slot, "loaded"))
+                return await self._hosts.load_model(client, spec, _reporter(slot, "loaded"))
             except EngineError as error:
                 if error.code != "engine_error":
                     raise
@@ -242,6 +242,7 @@ def sampling_defaults(config: dict[str, Any]) -> SamplingDefaults:
 def _status(slot: _Slot, load: ModelLoad) -> ModelStatus:
     return ModelStatus(
         name=slot.config.name,
+        aliases=slot.config.aliases,
         residency=slot.residency,
         context_length=slot.info.context_length if slot.info is not None else 0,
         running=load.running,
