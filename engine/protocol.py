@@ -47,7 +47,7 @@ class ModelSpec:
     name: str
     path: str
     dtype: Dtype = "auto"
-    kv_tokens: int | None = None  # KV cache size in tokens; None: an even share of what the host's arena has left
+    kv_tokens: int | None = None  # KV cache size in tokens; None: an even share of the arena, see HostConfig.num_models
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class HostConfig:
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 64
     max_waiting: int = 1024
-    deterministic: bool = False  # every reduction independent of its neighbours in the batch
+    num_models: int = 1  # models that will share the arena: one without kv_tokens takes its part of what is left
 
 
 # Front end -> host
@@ -71,7 +71,7 @@ class HostConfig:
 class Submit:
     """Start a sequence. A continuation is a Submit whose prompt ends in the tokens already delivered: positions, hence random numbers, agree."""
 
-    sequence_id: str
+    sequence_id: str  # unique for the life of the host: outputs of an aborted sequence may still be on their way
     model: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams

@@ -1,0 +1,104 @@
+"""One step's input as tensors: decodes first, prompt chunks behind them, all tokens in one varlen dimension.
+
+Built from the scheduler's chunks on the host and copied to the device in a few transfers; knows blocks and positions,
+refuses to know models.
+"""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from engine.scheduler import Chunk
+from kernels.varlen import VarlenBatch
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBatch:
+    block_tables: torch.Tensor  # [seqs, max_blocks] int64
+    context_lens: torch.Tensor  # [seqs] int64
+    max_context_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    token_ids: torch.Tensor  # [tokens] int64
+    positions: torch.Tensor  # [tokens] int64
+    slot_mapping: torch.Tensor  # [tokens] int64
+    num_decodes: int  # the first tokens, one per sequence
+    decode: DecodeBatch | None
+    prefill: VarlenBatch | None
+    sampling_rows: torch.Tensor | None  # tokens whose logits choose a next token; None: all of them
+
+
+def build_batch(chunks: SequenceOf[Chunk], block_size: int, device: torch.device) -> Batch:
+    """`chunks` as scheduled, decodes first."""
+    decodes = [chunk for chunk in chunks if chunk.is_decode]
+    prefills = list(chunks[len(decodes) :])
+    assert not any(chunk.is_decode for chunk in prefills), "decodes must come before prompt chunks"
+    decode = _decode_batch(decodes) if decodes else None
+    prefill = _prefill_batch(prefills) if prefills else None
+    token_ids, positions, slots = [], [], []
+    if decode is not None:
+        last = decode.context_lens - 1
+        token_ids.append(torch.tensor([chunk.sequence.token_ids[chunk.start] for chunk in decodes]))
+        positions.append(last)
+        slots.append(_slots(decode.block_tables, last.unsqueeze(1), block_size).squeeze(1))
+    for i, chunk in enumerate(prefills):
+        assert prefill is not None
+        token_ids.append(torch.tensor(chunk.sequence.token_ids[chunk.start : chunk.end]))
+        positions.append(torch.arange(chunk.start, chunk.end))
+        slots.append(_slots(prefill.block_tables[i : i + 1], positions[-1].unsqueeze(0), block_size).squeeze(0))
+    return Batch(
+        token_ids=torch.cat(token_ids).to(device),
+        positions=torch.cat(positions).to(device),
+        slot_mapping=torch.cat(slots).to(device),
+        num_decodes=len(decodes),
+        decode=decode
+        and DecodeBatch(decode.block_tables.to(device), decode.context_lens.to(device), decode.max_context_len),
+        prefill=prefill
+        and prefill._replace(
+            block_tables=prefill.block_tables.to(device),
+            cu_seqlens_q=prefill.cu_seqlens_q.to(device),
+            context_lens=prefill.context_lens.to(device),
+        ),
+        sampling_rows=_sampling_rows(chunks, device),
+    )
+
+
+def _decode_batch(chunks: SequenceOf[Chunk]) -> DecodeBatch:
+    lens = [chunk.end for chunk in chunks]
+    return DecodeBatch(_block_tables(chunks), torch.tensor(lens), max(lens))
+
+
+def _prefill_batch(chunks: SequenceOf[Chunk]) -> VarlenBatch:
+    q_lens = [chunk.length for chunk in chunks]
+    context_lens = [chunk.end for chunk in chunks]
+    return VarlenBatch(
+        block_tables=_block_tables(chunks),
+        cu_seqlens_q=torch.tensor([0, *q_lens]).cumsum(0).int(),
+        context_lens=torch.tensor(context_lens, dtype=torch.int32),
+        host_q_lens=tuple(q_lens),
+        host_context_lens=tuple(context_lens),
+    )
+
+
+def _block_tables(chunks: SequenceOf[Chunk]) -> torch.Tensor:
+    tables = [chunk.sequence.block_table for chunk in chunks]
+    longest = max(map(len, tables))
+    # Padded with the sequence's own first block: whatever it holds is finite, and attention masks it.
+    return torch.tensor([table + table[:1] * (longest - len(table)) for table in tables])
+
+
+def _slots(block_tables: torch.Tensor, positions: torch.Tensor, block_size: int) -> torch.Tensor:
+    """block_tables [seqs, max_blocks], positions [seqs, n] -> slots [seqs, n]"""
+    return block_tables.gather(1, positions // block_size) * block_size + positions % block_size
+
+
+def _sampling_rows(chunks: SequenceOf[Chunk], device: torch.device) -> torch.Tensor | None:
+    if all(chunk.length == 1 and chunk.samples for chunk in chunks):
+        return None
+    ends = accumulate(chunk.length for chunk in chunks)
+    rows = [end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.samples]
+    return torch.tensor(rows, dtype=torch.int64).to(device)

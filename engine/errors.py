@@ -1,0 +1,10 @@
+"""Errors that cross the engine's layers on their way to a client. Each is one sentence that says what is wrong and what
+to change."""
+
+
+class CheckpointError(Exception):
+    """The checkpoint is missing, truncated, misshapen or unsupported."""
+
+
+class StepError(Exception):
+    """A step could not produce tokens."""

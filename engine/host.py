@@ -1,0 +1,229 @@
+"""The engine host: one process (or thread), several models, one stream of frames.
+
+Knows the order of things between steps: commands, finished loads, one step per model, one frame. Refuses to know
+tensors and HTTP. Imports no torch: the loader's thread does, while the host is already reachable.
+
+    python -m engine.host --address ipc:///run/pilotlight/ams1.sock --config '{"device": "cpu"}'
+"""
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from engine.engine import error_output
+from engine.loader import ModelLoader
+from engine.protocol import (
+    Abort,
+    Command,
+    HostConfig,
+    LoadModel,
+    LoadProgress,
+    ModelFailed,
+    ModelReady,
+    ModelSpec,
+    ModelUnloaded,
+    Shutdown,
+    StepOutput,
+    Submit,
+    TokenOutput,
+    UnloadModel,
+)
+from engine.transport import HostTransport, NewFrontEnd
+
+if TYPE_CHECKING:
+    from engine.loading import LoadedModel
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 0.5
+# how soon a finished load is noticed; the loader's thread has no other way to interrupt the wait for commands
+_LOADING_POLL_S = 0.01
+
+
+class EngineHost:
+    def __init__(
+        self, config: HostConfig, transport: HostTransport, is_orphaned: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._config = config
+        self._transport = transport
+        self._is_orphaned = is_orphaned
+        self._loader = ModelLoader(config)
+        self._models: dict[str, LoadedModel] = {}
+        self._loading: dict[str, ModelSpec] = {}
+        self._outputs: list[TokenOutput] = []
+        self._steps = 0
+        self._last_frame_at = time.monotonic()
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """From a signal handler or another thread: end after the step in progress."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Serve until told to stop, then end every sequence with an error."""
+        while not self._stopping.is_set():
+            for command in self._transport.receive(self._patience_s()):
+                self._obey(command)
+            self._collect_loads()
+            working = [model for model in self._models.values() if model.engine.has_work]
+            for model in working:
+                self._step(model)
+            if working or self._has_outputs() or self._heartbeat_is_due():
+                self._send_frame(working)
+        for model in self._models.values():
+            model.engine.fail_all("engine_error", "the engine host was shut down")
+        self._send_frame([])
+        self._loader.close()
+        self._transport.close()
+
+    def _patience_s(self) -> float:
+        if self._outputs or any(model.engine.has_work for model in self._models.values()):
+            return 0.0
+        if self._loading:
+            return _LOADING_POLL_S
+        return max(0.0, self._last_frame_at + HEARTBEAT_S - time.monotonic())
+
+    def _obey(self, command: Command | NewFrontEnd) -> None:
+        match command:
+            case Submit():
+                self._submit(command)
+            case Abort(sequence_id):
+                for model in self._models.values():
+                    model.engine.abort(sequence_id)
+            case LoadModel(spec):
+                self._load(spec)
+            case UnloadModel(name):
+                self._unload(name)
+            case NewFrontEnd():
+                for model in self._models.values():
+                    model.engine.abort_all()
+            case Shutdown():
+                self.stop()
+
+    def _submit(self, submit: Submit) -> None:
+        model = self._models.get(submit.model)
+        if model is not None:
+            model.engine.submit(submit)
+            return
+        state = "is still loading" if submit.model in self._loading else "is not loaded"
+        message = f"model {submit.model!r} {state}; loaded are: {', '.join(sorted(self._models)) or 'none'}"
+        self._outputs.append(error_output(submit.sequence_id, "model_not_found", message))
+
+    def _load(self, spec: ModelSpec) -> None:
+        loaded = self._models.get(spec.name)
+        known = loaded.spec if loaded else self._loading.get(spec.name)
+        if known is None:
+            self._loading[spec.name] = spec
+            sharing = self._config.num_models - len(self._models) - len(self._loading) + 1
+            self._loader.load(spec, max(1, sharing))
+        elif known != spec:
+            message = f"{spec.name} is already loaded from {known.path}; unload it first"
+            self._transport.send(ModelFailed(spec.name, "model_load_failed", message))
+        elif loaded:
+            self._transport.send(ModelReady(loaded.engine.info))
+
+    def _unload(self, name: str) -> None:
+        self._loading.pop(name, None)  # its result is thrown away when it comes
+        model = self._models.pop(name, None)
+        if model is not None:
+            model.engine.fail_all("model_not_found", f"model {name!r} was unloaded")
+            self._outputs += model.engine.take_outputs()
+            self._loader.release(model)
+        self._transport.send(ModelUnloaded(name))
+
+    def _collect_loads(self) -> None:
+        for result in self._loader.take_results():
+            match result:
+                case LoadProgress(name):
+                    if name in self._loading:
+                        self._transport.send(result)
+                case ModelFailed(name):
+                    if self._loading.pop(name, None):
+                        self._transport.send(result)
+                case _ if self._loading.get(result.spec.name) is not result.spec:
+                    self._loader.release(result)  # unloaded while it loaded
+                case _:
+                    del self._loading[result.spec.name]
+                    self._models[result.spec.name] = result
+                    self._transport.send(ModelReady(result.engine.info))
+
+    def _step(self, model: "LoadedModel") -> None:
+        try:
+            model.engine.step()
+        except Exception as error:  # one model's failure must not end the others' sequences, nor this model's next ones
+            log.exception("a step of %s failed", model.spec.name)
+            message = f"a step of {model.spec.name} failed with {type(error).__name__}: {error}"
+            model.engine.fail_all("engine_error", message)
+
+    def _has_outputs(self) -> bool:
+        return bool(self._outputs) or any(model.engine.has_outputs for model in self._models.values())
+
+    def _heartbeat_is_due(self) -> bool:
+        if time.monotonic() - self._last_frame_at < HEARTBEAT_S:
+            return False
+        if self._is_orphaned():
+            log.error("the parent process is gone; exiting")
+            self.stop()
+        return True
+
+    def _send_frame(self, stepped: "list[LoadedModel]") -> None:
+        started = time.perf_counter()
+        outputs, self._outputs = self._outputs, []
+        for model in self._models.values():
+            outputs += model.engine.take_outputs()
+        self._steps += bool(stepped)
+        times = [model.engine.last_step for model in stepped]
+        loads = {name: model.engine.load() for name, model in self._models.items()}
+        host_s = sum(t.host_s for t in times) + time.perf_counter() - started
+        device_s = sum(t.device_s for t in times)
+        self._transport.send(StepOutput(self._steps, tuple(outputs), loads, host_s * 1000, device_s * 1000))
+        self._last_frame_at = time.monotonic()
+
+
+def main() -> None:
+    import msgspec
+
+    from engine.socket_transport import SocketTransport
+
+    parser = argparse.ArgumentParser(prog="python -m engine.host", description="Serve models over one ZeroMQ socket.")
+    parser.add_argument("--address", required=True, help="where to listen: ipc://PATH or tcp://HOST:PORT")
+    parser.add_argument("--config", default="{}", help="a HostConfig as JSON")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s engine.host %(levelname)s %(message)s")
+    try:
+        config = msgspec.json.decode(arguments.config, type=HostConfig)
+    except msgspec.DecodeError as error:
+        sys.exit(f"engine.host: --config is no HostConfig: {error}")
+    if config.threads is not None:
+        # read when torch is imported, by every thread that computes
+        os.environ["OMP_NUM_THREADS"] = str(config.threads)
+    parent = os.getppid()
+    host = EngineHost(config, SocketTransport(arguments.address), is_orphaned=lambda: os.getppid() != parent)
+    signal.signal(signal.SIGTERM, lambda *_: host.stop())
+    # Ctrl-C reaches the whole group; the parent decides when its hosts end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent(parent, host.stop)
+    host.run()
+
+
+def _die_with_parent(parent: int, stop: Callable[[], None]) -> None:
+    """Ask Linux for a signal when the parent dies. It also comes when merely the thread that started us ends, hence the
+    check. Elsewhere, and as a second line, the heartbeat looks at the parent's id."""
+    if not sys.platform.startswith("linux"):
+        return
+    signal.signal(signal.SIGUSR1, lambda *_: stop() if os.getppid() != parent else None)
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGUSR1.value)
+    if os.getppid() != parent:  # it died before we asked
+        stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Where keys and values live and how they are found again."""

@@ -1,0 +1,27 @@
+"""Matrix products with optional bias, fused where the checkpoint keeps several matrices that read the same input."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from engine.layers.weights import WeightLoader
+
+
+class Linear:
+    """weight [rows, columns], bias [rows] or None."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    @classmethod
+    def load(
+        cls, loader: WeightLoader, names: Sequence[str], rows: Sequence[int], columns: int, bias: bool
+    ) -> "Linear":
+        """The projections called `names`, one below the other."""
+        weight = loader.rows([f"{name}.weight" for name in names], rows, columns)
+        return cls(weight, loader.rows([f"{name}.bias" for name in names], rows) if bias else None)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)

@@ -1,0 +1,62 @@
+"""From `architectures` in config.json to the code that runs it."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+
+from engine.batch import Batch
+from engine.errors import CheckpointError
+from engine.layers.attention import LayerCache
+from engine.layers.weights import WeightLoader
+
+
+class CacheShape(Protocol):
+    """What a model asks of the KV cache, per token and layer."""
+
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
+class ModelConfig(CacheShape, Protocol):
+    """A validated config.json."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def context_length(self) -> int: ...
+
+
+class Model(Protocol):
+    def forward(self, batch: Batch, cache: list[LayerCache]) -> torch.Tensor:
+        """Hidden states of every token, normalised: [tokens, hidden]"""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] -> fp32 [rows, vocab]"""
+
+
+class Family(Protocol):
+    """A module of engine.models."""
+
+    @staticmethod
+    def parse_config(config: Mapping[str, Any]) -> ModelConfig: ...
+
+    @staticmethod
+    def load(config: Any, loader: WeightLoader, context_length: int) -> Model: ...
+
+
+def find_family(config: Mapping[str, Any]) -> Family:
+    from engine.models.llama import LlamaFamily
+
+    families: dict[str, Family] = {"LlamaForCausalLM": LlamaFamily()}
+    names = config.get("architectures") or []
+    for name in names:
+        if name in families:
+            return families[name]
+    raise CheckpointError(
+        f"config.json names architecture {', '.join(map(str, names)) or 'none'}; supported are {', '.join(families)}"
+    )

@@ -1,0 +1,95 @@
+"""From logits to tokens: gathers each sequence's sampling parameters into rows and calls the kernels.
+
+Greedy rows need no random number and pay for none; rows that are drawn get theirs from (seed, position), so neither
+batch nor history matters.
+"""
+
+from collections.abc import Sequence as SequenceOf
+
+import torch
+
+from engine.protocol import SamplingParams, TokenLogprobs
+from engine.results import SampledToken
+from engine.sequence import Sequence
+from kernels.logprobs import token_logprobs
+from kernels.philox import uniform
+from kernels.sample import sample
+
+_MASK32 = 0xFFFFFFFF
+
+
+def choose_tokens(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> list[SampledToken]:
+    """logits [rows, vocab] fp32, one row per sequence."""
+    best = logits.max(dim=-1)  # its value also tells of NaN, which max hands on
+    token_ids = best.indices
+    drawn = [i for i, sequence in enumerate(sequences) if sequence.sampling.temperature > 0]
+    if len(drawn) == len(sequences):
+        token_ids = _draw(logits, sequences)
+    elif drawn:
+        rows = torch.tensor(drawn, device=logits.device)
+        token_ids = token_ids.index_copy(0, rows, _draw(logits.index_select(0, rows), [sequences[i] for i in drawn]))
+    logprobs = _logprobs(logits, token_ids, [sequence.sampling for sequence in sequences])
+    ids, finite = torch.stack((token_ids, best.values.isfinite().long())).tolist()  # one wait for both
+    return [SampledToken(*row) for row in zip(ids, map(bool, finite), logprobs, strict=True)]
+
+
+def prompt_logprobs(logits: torch.Tensor, token_ids: SequenceOf[int], num_top: int) -> list[TokenLogprobs]:
+    """The logprob of each of `token_ids` under its row of logits [tokens, vocab]."""
+    targets = torch.tensor(token_ids, device=logits.device)
+    return _as_messages(*token_logprobs(logits, targets, num_top), [num_top] * len(token_ids))
+
+
+def _draw(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> torch.Tensor:
+    params = [sequence.sampling for sequence in sequences]
+    vocab, device = logits.shape[1], logits.device
+    integers = torch.tensor(
+        [
+            [p.seed & _MASK32 for p in params],
+            [p.seed >> 32 & _MASK32 for p in params],
+            [len(sequence.token_ids) for sequence in sequences],  # the position of the token to be drawn
+            [_top_k(p, vocab) for p in params],
+        ]
+    ).to(device)
+    reals = torch.tensor([[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]]).to(
+        device
+    )
+    seed_low, seed_high, position, top_k = integers.unbind()
+    temperature, top_p, min_p = reals.unbind()
+    largest_top_k = max((k for p in params if (k := _top_k(p, vocab)) < vocab), default=0)
+    return sample(
+        logits,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        uniform(seed_low, seed_high, position),
+        largest_top_k=largest_top_k,
+        truncates=largest_top_k > 0 or any(p.top_p < 1.0 for p in params),
+    )
+
+
+def _top_k(params: SamplingParams, vocab: int) -> int:
+    return vocab if params.top_k is None else min(params.top_k, vocab)
+
+
+def _logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, params: SequenceOf[SamplingParams]
+) -> list[TokenLogprobs | None]:
+    wanted = [i for i, p in enumerate(params) if p.num_logprobs is not None]
+    reported: list[TokenLogprobs | None] = [None] * len(params)
+    if wanted:
+        num_top = [params[i].num_logprobs or 0 for i in wanted]
+        rows = torch.tensor(wanted, device=logits.device)
+        tensors = token_logprobs(logits.index_select(0, rows), token_ids.index_select(0, rows), max(num_top))
+        for i, message in zip(wanted, _as_messages(*tensors, num_top), strict=True):
+            reported[i] = message
+    return reported
+
+
+def _as_messages(
+    chosen: torch.Tensor, top_ids: torch.Tensor, top: torch.Tensor, num_top: SequenceOf[int]
+) -> list[TokenLogprobs]:
+    rows = zip(chosen.tolist(), top_ids.tolist(), top.tolist(), num_top, strict=True)
+    return [
+        TokenLogprobs(logprob, tuple(zip(ids[:n], logprobs[:n], strict=True))) for logprob, ids, logprobs, n in rows
+    ]

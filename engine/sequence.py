@@ -1,0 +1,62 @@
+"""One generation inside the engine: its tokens, how many of them are computed, and the blocks they lie in.
+
+Knows its own lengths; refuses to know who schedules it. `num_computed_tokens` counts tokens whose keys and values are
+in the cache:
+
+    0 <= num_computed_tokens <= len(token_ids) = prompt + output;   the last token is computed by the step that samples
+    the next one
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from engine.protocol import SamplingParams, TokenLogprobs
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    sequence_id: str
+    token_ids: list[int]
+    sampling: SamplingParams
+    chain_root: bytes
+    num_prompt_tokens: int = field(init=False)
+    arrival: int = 0  # order of submission: the youngest is preempted first
+    num_computed_tokens: int = 0
+    block_table: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_registered_blocks: int = 0
+    num_cached_tokens: int | None = None  # of the prompt, when it was first scheduled
+    started: bool = False  # an output has been published
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """Only its newest token is missing from the cache."""
+        return self.num_computed_tokens > 0 and self.num_uncomputed_tokens == 1
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return self.sampling.prompt_logprobs and not self.started
+
+    @classmethod
+    def throwaway(cls, token_ids: list[int], blocks: Iterable[int]) -> "Sequence":
+        """One that is never scheduled: greedy, nobody's, in blocks its maker answers for."""
+        return cls("", token_ids, SamplingParams(max_tokens=1, temperature=0.0), b"", block_table=list(blocks))
+
+    def forget_computed(self) -> None:
+        """The blocks are gone (preemption by recompute); the tokens stay."""
+        self.block_table = []
+        self.num_computed_tokens = 0
+        self.num_registered_blocks = 0
+        self.prompt_logprobs = []

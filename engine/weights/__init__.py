@@ -1,0 +1,1 @@
+"""Weights from files to tensors."""

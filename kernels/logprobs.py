@@ -1,0 +1,15 @@
+"""Log probabilities of chosen tokens and of the likeliest alternatives, from raw logits (before temperature and
+truncation)."""
+
+import torch
+
+
+def token_logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """logits [rows, vocab] fp32, token_ids [rows] -> (chosen [rows], top ids [rows, num_top], top logprobs [rows,
+    num_top])."""
+    normaliser = torch.logsumexp(logits, dim=-1, keepdim=True)
+    chosen = logits.gather(1, token_ids.unsqueeze(1)) - normaliser
+    top = logits.topk(min(num_top, logits.shape[1]), dim=-1)
+    return chosen.squeeze(1), top.indices, top.values - normaliser

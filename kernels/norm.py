@@ -1,0 +1,23 @@
+"""Root-mean-square normalisation, alone and fused with the residual addition before it.
+
+Knows one row at a time; refuses to know which layer it serves. Statistics are taken in fp32 whatever the storage type.
+"""
+
+import torch
+import torch.nn.functional as F
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [tokens, hidden], weight [hidden] -> [tokens, hidden] in x's dtype."""
+    if x.dtype == torch.float32:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    return (F.rms_norm(x.float(), weight.shape, None, eps) * weight).to(x.dtype)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """residual += x, then normalise: returns (normalised, new residual). The sum is rounded to the storage type first,
+    as every unfused implementation does, so that fusing changes no bit of the residual stream."""
+    residual = x + residual
+    return rms_norm(residual, weight, eps), residual

@@ -1,0 +1,86 @@
+"""Writes tiny random checkpoints of the Llama family, as `transformers` itself writes them, with a small byte-level
+tokenizer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+LLAMA3_SCALING = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def tiny_llama_config(**changes: Any) -> LlamaConfig:
+    """Awkward on purpose: odd head counts, a head_dim that is not hidden / heads, a vocabulary that is no multiple of
+    anything."""
+    settings: dict[str, Any] = {
+        "vocab_size": 431,
+        "hidden_size": 42,
+        "intermediate_size": 123,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 10,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        "tie_word_embeddings": False,
+        "eos_token_id": 1,
+        "bos_token_id": None,
+        "pad_token_id": 0,
+        "initializer_range": 0.15,  # logits far enough apart that greedy choices are no ties
+    }
+    return LlamaConfig(**(settings | changes))
+
+
+def write_llama(
+    directory: Path, seed: int = 0, dtype: torch.dtype = torch.float32, max_shard_size: str = "5GB", **changes: Any
+) -> LlamaForCausalLM:
+    """Write config.json, generation_config.json and model.safetensors; return the model that was written."""
+    torch.manual_seed(seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM._from_config(tiny_llama_config(**changes), dtype=dtype).eval()
+        # transformers initialises norms to one and biases to zero: give them values that a mistake would show in.
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "norm" in name:
+                    parameter.add_(torch.randn_like(parameter) * 0.2)
+                elif name.endswith("bias"):
+                    parameter.copy_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(directory, max_shard_size=max_shard_size)
+    return model
+
+
+def write_tokenizer(directory: Path) -> None:
+    """A byte-level BPE of 431 entries, ChatML markers included, that fits `tiny_llama_config`."""
+    tokenizer = Tokenizer(BPE(unk_token=None))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = BpeTrainer(
+        vocab_size=431,
+        special_tokens=["<|endoftext|>", "<|im_end|>", "<|im_start|>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    words = "the pilot light of a gas stove burns small and blue until somebody wants warm water or a hot meal"
+    tokenizer.train_from_iterator([words, words.upper(), words.title()], trainer)
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": CHAT_TEMPLATE}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))

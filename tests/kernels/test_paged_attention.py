@@ -1,0 +1,87 @@
+"""Paged attention against attention written out over each sequence's own keys and values."""
+
+import pytest
+import torch
+
+import kernels.decode_attention
+from kernels.decode_attention import decode_attention
+from kernels.kv_write import kv_write
+from kernels.prefill_attention import prefill_attention
+from kernels.varlen import VarlenBatch
+from tests.closeness import assert_close
+
+SHAPES = [(4, 2, 16, 16), (6, 2, 10, 5), (3, 1, 6, 4)]  # heads, kv heads, head_dim, block_size
+
+
+class Paged:
+    """Sequences of given lengths, scattered over a block-major cache by kv_write, beside their plain keys and
+    values."""
+
+    def __init__(self, lens: list[int], kv_heads: int, head_dim: int, block_size: int) -> None:
+        generator = torch.Generator().manual_seed(sum(lens))
+        blocks_of = [-(-n // block_size) for n in lens]
+        num_blocks = sum(blocks_of) + 3
+        arena = torch.zeros(num_blocks, 2, 2, block_size, kv_heads, head_dim)  # two layers: views of one are strided
+        self.k_cache, self.v_cache = arena[:, 1, 0], arena[:, 1, 1]
+        order = torch.randperm(num_blocks, generator=generator)
+        tables = [t.tolist() for t in torch.split(order[: sum(blocks_of)], blocks_of)]
+        self.block_tables = torch.tensor([t + [t[0]] * (max(blocks_of) - len(t)) for t in tables])
+        self.k = [torch.randn(n, kv_heads, head_dim, generator=generator) for n in lens]
+        self.v = [torch.randn(n, kv_heads, head_dim, generator=generator) for n in lens]
+        for table, k, v in zip(tables, self.k, self.v, strict=True):
+            positions = torch.arange(len(k))
+            slots = torch.tensor(table)[positions // block_size] * block_size + positions % block_size
+            kv_write(k, v, self.k_cache, self.v_cache, slots)
+        assert bool((arena[:, 0] == 0).all()), "the other layer must stay untouched"
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """q [tokens, heads, head_dim], the last tokens of the context k, v [context, kv_heads, head_dim]."""
+    q, k, v = q.double(), k.double(), v.double()
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    position = torch.arange(len(k) - len(q), len(k))
+    scores.masked_fill_(torch.arange(len(k)) > position.unsqueeze(1), -torch.inf)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size"), SHAPES)
+@pytest.mark.parametrize("lens", [[1], [23], [16, 1, 42, 7]])
+@pytest.mark.parametrize("gathered_bytes", [2 << 20, 1])
+def test_decode_attends_to_the_whole_context(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    lens: list[int],
+    gathered_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(kernels.decode_attention._GATHERED_BYTES, "cpu", gathered_bytes)
+    paged = Paged(lens, kv_heads, head_dim, block_size)
+    q = torch.randn(len(lens), heads, head_dim)
+    actual = decode_attention(
+        q, paged.k_cache, paged.v_cache, paged.block_tables, torch.tensor(lens), max(lens), scale=0.3
+    )
+    for i, (k, v) in enumerate(zip(paged.k, paged.v, strict=True)):
+        assert_close(f"sequence {i}", attention(q[i : i + 1], k, v, 0.3), actual[i : i + 1], 1e-5)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size"), SHAPES)
+@pytest.mark.parametrize(("q_lens", "lens"), [([9], [9]), ([1], [1]), ([6], [20]), ([5, 1, 17, 3], [5, 1, 31, 40])])
+def test_prefill_attends_to_the_prefix_and_causally_to_the_chunk(
+    heads: int, kv_heads: int, head_dim: int, block_size: int, q_lens: list[int], lens: list[int]
+) -> None:
+    paged = Paged(lens, kv_heads, head_dim, block_size)
+    q = torch.randn(sum(q_lens), heads, head_dim)
+    batch = VarlenBatch(
+        paged.block_tables,
+        torch.tensor([0, *q_lens]).cumsum(0).int(),
+        torch.tensor(lens, dtype=torch.int32),
+        tuple(q_lens),
+        tuple(lens),
+    )
+    actual = prefill_attention(q, paged.k_cache, paged.v_cache, batch, scale=0.3)
+    pieces = zip(torch.split(q, q_lens), torch.split(actual, q_lens), paged.k, paged.v, strict=True)
+    for i, (q_piece, out, k, v) in enumerate(pieces):
+        assert_close(f"sequence {i}", attention(q_piece, k, v, 0.3), out, 1e-5)

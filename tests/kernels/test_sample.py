@@ -1,0 +1,134 @@
+"""The sampler against enumeration: which tokens survive, and with which probability, from a few lines of plain
+Python."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kernels.sample
+from kernels.sample import pick, sample
+
+
+def reference_distribution(
+    logits: list[float], temperature: float, top_k: int | None, top_p: float, min_p: float
+) -> list[float]:
+    """Probabilities after temperature, then min-p, top-k and top-p, ties kept together."""
+    peak = max(logits)
+    weights = [math.exp((x - peak) / temperature) for x in logits]
+    floor = min_p
+    if top_k is not None:
+        floor = max(floor, sorted(weights, reverse=True)[top_k - 1])
+    kept = sorted((w for w in weights if w >= floor), reverse=True)
+    mass = 0.0
+    for w in kept:
+        mass += w
+        if top_p < 1.0 and mass >= top_p * math.fsum(kept):
+            floor = max(floor, w)
+            break
+    weights = [w if w >= floor else 0.0 for w in weights]
+    return [w / math.fsum(weights) for w in weights]
+
+
+def draw(
+    logits: torch.Tensor, u: torch.Tensor, temperature: float, top_k: int | None, top_p: float, min_p: float
+) -> torch.Tensor:
+    rows, vocab = len(u), logits.shape[-1]
+    return sample(
+        logits.expand(rows, vocab),
+        torch.full((rows,), temperature),
+        torch.full((rows,), vocab if top_k is None else top_k),
+        torch.full((rows,), top_p),
+        torch.full((rows,), min_p),
+        u,
+        largest_top_k=0 if top_k is None else top_k,
+        truncates=top_k is not None or top_p < 1.0,
+    )
+
+
+CASES = [
+    (1.0, None, 1.0, 0.0),
+    (0.7, None, 1.0, 0.0),
+    (1.0, 3, 1.0, 0.0),
+    (1.3, None, 0.8, 0.0),
+    (1.0, None, 1.0, 0.2),
+    (0.9, 20, 0.9, 0.05),
+    (1.0, 1, 1.0, 0.0),
+    (2.0, None, 1e-6, 0.0),
+]
+
+
+@pytest.mark.parametrize(("temperature", "top_k", "top_p", "min_p"), CASES)
+@pytest.mark.parametrize("candidates", [256, 4])
+@pytest.mark.parametrize("piece", [1024, 5])
+def test_an_even_grid_of_numbers_reproduces_the_distribution(
+    temperature: float,
+    top_k: int | None,
+    top_p: float,
+    min_p: float,
+    candidates: int,
+    piece: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kernels.sample, "NUM_CANDIDATES", candidates)  # 4: the nucleus is looked for again and again
+    monkeypatch.setattr(kernels.sample, "_PIECE", piece)  # 5: several pieces, the last one short
+    logits = torch.randn(42, generator=torch.Generator().manual_seed(6)) * 2
+    n = 20_000
+    ids = draw(logits, (torch.arange(n, dtype=torch.float64) + 0.5) / n, temperature, top_k, top_p, min_p)
+    expected = reference_distribution(logits.tolist(), temperature, top_k, top_p, min_p)
+    drawn = torch.bincount(ids, minlength=42) / n
+    for token, probability in enumerate(expected):
+        assert (drawn[token] > 0) == (probability > 1 / n) or 0 < probability <= 1 / n
+        assert abs(drawn[token].item() - probability) <= 2 / n + 1e-6
+
+
+def test_tied_tokens_stay_together() -> None:
+    logits = torch.tensor([1.0, 3.0, 2.0, 2.0, 2.0, 0.0])
+    u = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    assert set(draw(logits, u, 1.0, 2, 1.0, 0.0).tolist()) == {1, 2, 3, 4}
+    assert set(draw(logits, u, 1.0, None, 0.6, 0.0).tolist()) == {1, 2, 3, 4}
+
+
+def test_each_row_follows_its_own_parameters() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]]).expand(4, 4)
+    ids = sample(
+        logits,
+        torch.tensor([1.0, 1.0, 1.0, 0.01]),
+        torch.tensor([4, 1, 4, 4]),
+        torch.tensor([1.0, 1.0, 0.1, 1.0]),
+        torch.tensor([0.0, 0.0, 0.0, 0.0]),
+        torch.tensor([0.0, 0.0, 0.0, 0.5], dtype=torch.float64),
+        largest_top_k=1,
+        truncates=True,
+    )
+    assert ids.tolist() == [0, 3, 3, 3]
+
+
+@given(
+    st.lists(st.floats(0, 1e6, width=32), min_size=1, max_size=40).filter(lambda w: sum(w) > 0),
+    st.floats(0, 1, exclude_max=True),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_token_without_weight_is_never_picked(weights: list[float], u: float) -> None:
+    picked = pick(torch.tensor([weights]), torch.tensor([u], dtype=torch.float64)).item()
+    assert weights[int(picked)] > 0
+
+
+@pytest.mark.parametrize("u", [0.0, 0.5, 1 - 2**-53])
+@pytest.mark.parametrize("vocab", [1023, 1024, 1025, 128_256])
+def test_large_vocabularies_are_picked_from_without_gaps(vocab: int, u: float) -> None:
+    weights = torch.zeros(2, vocab)
+    weights[0, -1] = 1e-30
+    weights[1, 0] = 1.0
+    assert pick(weights, torch.tensor([u, u], dtype=torch.float64)).tolist() == [vocab - 1, 0]
+
+
+def test_a_flat_distribution_over_a_large_vocabulary_keeps_its_nucleus() -> None:
+    logits = torch.zeros(1, 5000)
+    logits[0, :2500] = 1e-3  # half of the tokens are a little likelier: exactly they are the nucleus of 0.5
+    u = (torch.arange(3000, dtype=torch.float64) + 0.5) / 3000
+    ids = draw(logits, u, 1.0, None, 0.5, 0.0)
+    assert ids.max().item() < 2500
+    assert ids.unique().numel() == 2500
