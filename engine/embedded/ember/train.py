@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .chat import Chat
 from .corpus.mixture import MIXTURE, conversations
+from .muon import Muon
 from .network import Network, Shape, save
 
 MUON_RATE, ADAM_RATE = 5e-3, 2.5e-3
@@ -89,7 +90,7 @@ class Trainer:
         matrices = [p for name, p in self.masters.items() if p.dim() == 2 and name != "embed_tokens.weight"]
         others = [p for name, p in self.masters.items() if p.dim() != 2 or name == "embed_tokens.weight"]
         self.optimizers = (
-            torch.optim.Muon(matrices, lr=MUON_RATE, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"),
+            Muon(matrices, lr=MUON_RATE, weight_decay=0.02),
             torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
         )
         self.forward = torch.compile(self.network, dynamic=True) if compile_network else self.network
