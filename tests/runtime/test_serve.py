@@ -12,8 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime.serve import StartError, bind
-from sites.config import ListenConfig
 from tests.asgi import eventually
 from tests.fakes import says
 from tests.runtime.conftest import Site, SiteMaker
@@ -154,22 +152,6 @@ async def test_a_stream_that_outlasts_the_drain_ends_with_an_error_event(make_se
         assert error["code"] == "engine_error"
         assert "shutting down" in error["message"]
     assert site.admission.inflight == 0
-
-
-def test_a_port_in_use_is_one_sentence() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        port = holder.getsockname()[1]
-        with pytest.raises(StartError, match=f"port {port} on 127.0.0.1 is in use; stop the process"):
-            bind(ListenConfig(port=port))
-
-
-def test_accepted_sockets_send_small_events_at_once() -> None:
-    listener = bind(ListenConfig(port=0))
-    with listener, socket.create_connection(listener.getsockname()):
-        listener.setblocking(True)
-        accepted, _ = listener.accept()
-        with accepted:
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 
 
 def site_file(tmp_path: Path, **values: Any) -> Path:
