@@ -53,5 +53,6 @@ def build_app(
         lifespan=lifespan,
         exception_handlers={404: not_found, 405: method_not_allowed},
     )
+    app.router.redirect_slashes = False  # /v1 is not /v1/: a redirect would turn a client's POST into a GET
     app.state.proxy = proxy
     return app

@@ -6,7 +6,7 @@ Holds facts and the rules by which they change; who probes, who sends and who ch
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from edge_router.policy import BackendView, State
+from edge_router.policy import USABLE, BackendView, State
 from edge_router.rtt import RoundTrip
 from sites.config import HealthConfig, SiteRef
 from wire.status import Place, SiteStatus, SiteView
@@ -15,15 +15,18 @@ RECOVER_AFTER = 2  # good probes in a row, after which a site that was healthy b
 
 
 class Ticket:
-    """One request on its way to a site. Until the site begins to answer, its prompt stands in the site's queue."""
+    """One request on its way to a site. Until the site begins to answer, its prompt stands in the site's queue, and the request can still go
+    elsewhere: `on_site_lost` is called when the site fails meanwhile."""
 
     def __init__(self, backend: "Backend", tokens: int, sent_at: float) -> None:
         self.tokens = tokens
         self.sent_at = sent_at
+        self.on_site_lost: Callable[[], None] | None = None
         self._backend = backend
 
     def answering(self) -> None:
         self._backend._settle(self)
+        self._backend._waiting.discard(self)
 
 
 class Backend:
@@ -44,6 +47,11 @@ class Backend:
         self._was_healthy = False
         self._pending: dict[Ticket, None] = {}  # in the order they were sent
         self._pending_tokens = 0
+        self._waiting: set[Ticket] = set()  # nothing has come back yet
+
+    @property
+    def is_usable(self) -> bool:
+        return self.state in USABLE
 
     @property
     def was_ever_healthy(self) -> bool:
@@ -55,11 +63,12 @@ class Backend:
         self.outstanding += 1
         self._pending[ticket] = None
         self._pending_tokens += tokens
+        self._waiting.add(ticket)
         try:
             yield ticket
         finally:
             self.outstanding -= 1
-            self._settle(ticket)
+            ticket.answering()
 
     def answered(self, status: SiteStatus, asked_at: float) -> None:
         """A probe came back. What was sent before the probe was asked is in the status itself."""
@@ -85,6 +94,9 @@ class Backend:
         self._successes = 0
         if self._failures >= self._health.unhealthy_after:
             self._become("unhealthy", reason)
+            for ticket in tuple(self._waiting):
+                if ticket.on_site_lost is not None:
+                    ticket.on_site_lost()
 
     def refused_draining(self) -> None:
         """The site refused a request because it drains; its next status will say the same."""

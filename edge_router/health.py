@@ -93,7 +93,14 @@ class HealthMonitor:
             backend.answered(status, asked_at)
         if backend.state != before:
             level = logging.INFO if backend.state == "healthy" else logging.WARNING
-            log.log(level, "site %s was %s and is %s: %s", backend.name, before, backend.state, backend.detail or "it answers")
+            log.log(
+                level,
+                "site %s was %s and is %s: %s",
+                backend.name,
+                before,
+                backend.state,
+                backend.detail or "it answers",
+            )
 
 
 def status_fetch(session: aiohttp.ClientSession) -> Fetch:

@@ -24,7 +24,12 @@ from wire.status import Place
 HOPS = "x-pilotlight-hops"  # router -> router: how many routers the request has passed
 MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")  # of a message, what reaches the prompt
 TEXT_PIECE_BYTES = 1024  # a plain prompt is fingerprinted in pieces of this size
-NOT_JSON = ("multipart/", "audio/", "image/", "video/", "application/octet-stream")
+NOT_JSON = (
+    "multipart/",
+    "audio/",
+    "image/",
+    "video/",
+)  # everything else is read as JSON: curl calls it a form, others octets
 
 _RUN_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/ai/run/(.+)$")
 _ACCOUNT_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/")

@@ -6,12 +6,13 @@ probes and no HTTP client: it joins them.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from itertools import islice
 
 from starlette.types import Receive, Scope, Send
 
-from edge_router.backend import Backend
+from edge_router.backend import Backend, Ticket
 from edge_router.downstream import ClientGone, Downstream
 from edge_router.metrics import NO_SITE, RouterMetrics
 from edge_router.peek import ValidRequest, hop_secret, peek, request_id_of
@@ -82,11 +83,11 @@ class Proxy:
         request = peek(client.head, body, client.request_id, self.secret, self.relay.max_hops)
         route, preferences = self.rank(request)
         failures: list[tuple[str, SiteFailed]] = []
-        for preference in preferences[: self.relay.max_tries]:
+        for preference in islice(self._still_usable(preferences), self.relay.max_tries):
             backend = self.backends[preference.backend.name]
             with backend.inflight(route.uncached_tokens(backend.name)) as ticket:
                 try:
-                    answer = await self.upstream.ask(backend.url, request)
+                    answer = await self._ask(self.upstream, backend, ticket, request)
                 except SiteFailed as failure:
                     self._note(backend, failure)
                     failures.append((backend.name, failure))
@@ -120,6 +121,22 @@ class Proxy:
         if ".." in client.head.path.split("/"):
             raise ApiError("not_found", "a path must not contain '..'")
         return await client.body(int(self.relay.max_body_mib * 2**20), self.relay.idle_timeout_s)
+
+    def _still_usable(self, preferences: list[Preference]) -> Iterator[Preference]:
+        """Lazily: a site may have failed while another one kept us waiting."""
+        return (preference for preference in preferences if self.backends[preference.backend.name].is_usable)
+
+    async def _ask(self, upstream: Upstream, backend: Backend, ticket: Ticket, request: ValidRequest) -> Answer:
+        """A site that stops answering its probes while we wait for its first byte is left at once: a machine that froze or a cable that was cut
+        closes no connection."""
+        try:
+            async with asyncio.timeout(None) as patience:
+                ticket.on_site_lost = lambda: patience.reschedule(0)  # a moment long past: the patience ends now
+                return await upstream.ask(backend.url, request)
+        except TimeoutError:
+            raise SiteFailed("silent", f"it became unhealthy before its first byte: {backend.detail}") from None
+        finally:
+            ticket.on_site_lost = None
 
     async def _relay(self, client: Downstream, answer: Answer, preference: Preference, tries: int) -> None:
         site = preference.backend.name

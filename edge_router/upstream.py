@@ -5,6 +5,7 @@ may be tried. After that, `Answer.batches` raises Lost. Knows HTTP and framing; 
 """
 
 import asyncio
+import io
 import os
 from collections.abc import AsyncGenerator
 from types import TracebackType
@@ -156,7 +157,7 @@ class Upstream:
                 response = await self._session.request(
                     request.head.method,
                     URL(url + request.head.target, encoded=True),
-                    data=request.body or None,
+                    data=_payload(request.body),
                     headers=request.upstream_headers,
                     allow_redirects=False,
                 )
@@ -209,6 +210,13 @@ class Upstream:
                 raise SiteFailed("malformed", f"its answer is larger than {MAX_ANSWER_BYTES >> 20} MiB")
         _refuse_spent(response, bytes(body))
         return Answer(response, bytes(body), None, [])
+
+
+def _payload(body: bytes) -> bytes | io.BytesIO | None:
+    """aiohttp writes a BytesIO in pieces, and warns of bytes beyond 1 MiB because one write of them holds up the event loop."""
+    if len(body) > 1 << 20:
+        return io.BytesIO(body)
+    return body or None
 
 
 def _refuse_spent(response: aiohttp.ClientResponse, body: bytes) -> None:

@@ -108,6 +108,31 @@ class MessageBody(Body):
     function_call: None = None
 
 
+def _without_echoes(value: Any) -> Any:
+    """Clients send answers back as they got them, with fields of other services and of their own helpers: those are not the author's
+    mistakes. In what an author writes, an unknown field is refused."""
+    if not isinstance(value, dict) or value.get("role") != "assistant":
+        return value
+    message = _only(value, MessageBody)
+    if isinstance(calls := message.get("tool_calls"), list):
+        message["tool_calls"] = [_call_without_echoes(call) if isinstance(call, dict) else call for call in calls]
+    return message
+
+
+def _call_without_echoes(value: dict[str, Any]) -> dict[str, Any]:
+    call = _only(value, CallBody)
+    if isinstance(function := call.get("function"), dict):
+        call["function"] = _only(function, CallFunctionBody)
+    return call
+
+
+def _only(value: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    return {name: item for name, item in value.items() if name in model.model_fields}
+
+
+EchoedMessageBody = Annotated[MessageBody, BeforeValidator(_without_echoes)]
+
+
 class StreamOptionsBody(Body):
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -130,7 +155,7 @@ class SamplingBody(Body):
 
 class ChatBody(SamplingBody):
     model: str
-    messages: list[MessageBody] = Field(min_length=1)
+    messages: list[EchoedMessageBody] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -166,7 +191,7 @@ class RunBody(SamplingBody):
     """Inputs of a text model at /ai/run: a prompt or messages."""
 
     prompt: str | None = Field(None, min_length=1)
-    messages: list[MessageBody] | None = Field(None, min_length=1)
+    messages: list[EchoedMessageBody] | None = Field(None, min_length=1)
     raw: bool | None = None
     tools: list[Annotated[ToolBody, BeforeValidator(_run_tool)]] | None = None
 

@@ -50,14 +50,15 @@ class StopMatcher:
         return len(self._held)
 
     def push(self, text: str) -> tuple[str, bool]:
-        """The text that is safe to show, and whether a stop string ended it. The earliest match wins, then the longest."""
+        """The text that is safe to show, and whether a stop string ended it: the one complete first, of two the longer, so that
+        the answer does not depend on how the text was cut."""
         if not self._stops:
             return text, False
         text = self._held + text
-        found = [position for stop in self._stops if (position := text.find(stop)) >= 0]
+        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         if found:
             self._held = ""
-            return text[: min(found)], True
+            return text[: min(found)[1]], True
         held = held_suffix(text, self._stops)
         self._held = text[len(text) - held :]
         return text[: len(text) - held], False

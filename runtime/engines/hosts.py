@@ -8,12 +8,12 @@ is started is its launcher's business.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Literal, Protocol
 
-from engine.client import EngineClient, EngineError
-from engine.protocol import StepOutput, Submit, TokenOutput
+from engine.client import EngineClient, EngineError, ProgressCallback
+from engine.protocol import ModelInfo, ModelSpec, StepOutput, Submit, TokenOutput
 from sites.config import EngineConfig
 
 log = logging.getLogger("pilotlight.engine")
@@ -60,7 +60,8 @@ class EngineHosts:
         self.restarts = 0
         self._host: RunningHost | None = None
         self._changed = asyncio.Event()  # replaced at every change of host
-        self._open_sequences = 0
+        self._work = 0  # sequences and loads under way
+        self._lost: str | None = None  # what a refused call said
         self._progress_at = 0.0
         self._heard = False  # whether this host has sent anything yet
         self._last_step = -1
@@ -99,20 +100,46 @@ class EngineHosts:
                 return client
             await self._changed.wait()
 
+    async def load_model(self, client: EngineClient, spec: ModelSpec, on_progress: ProgressCallback) -> ModelInfo:
+        with self._working():
+            try:
+                return await client.load_model(spec, on_progress)
+            except EngineError as error:
+                self._suspect(client, error)
+                raise
+
     @asynccontextmanager
     async def generate(self, submit: Submit) -> AsyncIterator[AsyncIterator[TokenOutput]]:
-        """A sequence's scope on the present host. Open ones are what the watch calls work."""
+        """A sequence's scope on the present host."""
         client = self.client
         if client is None:
             raise EngineError("engine_error", f"{self.reason}; try again in a moment")
-        if self._open_sequences == 0:
+        with self._working():
+            is_open = False
+            try:
+                async with client.generate(submit) as outputs:
+                    is_open = True
+                    yield outputs
+            except EngineError as error:
+                if not is_open:
+                    self._suspect(client, error)
+                raise
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """What is under way inside is work: the host must make progress meanwhile."""
+        if self._work == 0:
             self._progress_at = time.monotonic()
-        self._open_sequences += 1
+        self._work += 1
         try:
-            async with client.generate(submit) as outputs:
-                yield outputs
+            yield
         finally:
-            self._open_sequences -= 1
+            self._work -= 1
+
+    def _suspect(self, client: EngineClient, error: EngineError) -> None:
+        """A client that refuses a call at once has lost its host, whether or not the process still runs."""
+        if error.code == "engine_error" and client is self.client:
+            self._lost = str(error)
 
     def fail_open(self, reason: str) -> None:
         """Ends every open sequence with an error: the site will not wait for them any longer."""
@@ -147,7 +174,7 @@ class EngineHosts:
             await host.stop(STOP_GRACE_S if self._heard else 0.0)
 
     def _up(self, host: RunningHost) -> None:
-        self._heard, self._last_step, self._progress_at = False, -1, time.monotonic()
+        self._heard, self._last_step, self._lost, self._progress_at = False, -1, None, time.monotonic()
         host.client.on_step(self._note_step)
         self._host = host
         self.state, self.reason = "up", ""
@@ -189,10 +216,12 @@ class EngineHosts:
 
     def _stuck(self) -> str | None:
         silent_s = time.monotonic() - self._progress_at
+        if self._lost is not None:
+            return self._lost
+        if not self._work:
+            return None
         if not self._heard:
             limit_s = self._config.start_timeout_s
-            return f"the engine host did not answer within {limit_s:g} s of its start" if silent_s > limit_s else None
+            return f"the engine host did not answer within {limit_s:g} s" if silent_s > limit_s else None
         limit_s = self._config.step_deadline_s
-        if self._open_sequences and silent_s > limit_s:
-            return f"the engine host has work and took no step for {limit_s:g} s"
-        return None
+        return f"the engine host has work and took no step for {limit_s:g} s" if silent_s > limit_s else None

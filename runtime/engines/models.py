@@ -75,6 +75,7 @@ class _Slot:
     failed_at: float = 0.0
     task: "asyncio.Task[None] | None" = None
     detail: str = ""
+    loaded_share: float = 0.0  # of the weights, while they are read
     wake_ms: float = 0.0
     text: TextSide | None = None
     directory: Path | None = field(default=None)
@@ -206,9 +207,9 @@ class Models:
         for _ in range(DEATHS_WHILE_LOADING):
             slot.detail = "waiting for the engine host"
             client = await self._successor(client)
-            slot.detail = "its weights are being loaded"
+            slot.detail, slot.loaded_share = "its weights are being loaded", 0.0
             try:
-                return await client.load_model(spec, _reporter(slot, "loaded"))
+                return await self._hosts.load_model(client, spec, _reporter(slot, "loaded"))
             except EngineError as error:
                 if error.code != "engine_error":
                     raise
@@ -242,7 +243,9 @@ def sampling_defaults(config: dict[str, Any]) -> SamplingDefaults:
 def _status(slot: _Slot, load: ModelLoad) -> ModelStatus:
     return ModelStatus(
         name=slot.config.name,
+        aliases=slot.config.aliases,
         residency=slot.residency,
+        loaded=1.0 if slot.loaded is not None else slot.loaded_share,
         context_length=slot.info.context_length if slot.info is not None else 0,
         running=load.running,
         waiting=load.waiting,
@@ -259,6 +262,7 @@ def _status(slot: _Slot, load: ModelLoad) -> ModelStatus:
 def _reporter(slot: _Slot, verb: str) -> Any:
     def report(done: int, total: int) -> None:
         slot.detail = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB {verb}"
+        slot.loaded_share = done / total if total else 0.0
 
     return report
 

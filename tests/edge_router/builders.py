@@ -44,7 +44,13 @@ def view(name: str = "ams1", **fields: Any) -> BackendView:
     if "model" in fields:
         site = {**site, "models": (model_status(**fields.pop("model")),)}
     plain = BackendView(
-        name, "healthy", PLACES.get(name, PLACES["ams1"]), 1.0, 1.0, status=site_status(name, **site), status_is_fresh=True
+        name,
+        "healthy",
+        PLACES.get(name, PLACES["ams1"]),
+        1.0,
+        1.0,
+        status=site_status(name, **site),
+        status_is_fresh=True,
     )
     return replace(plain, **fields)
 
@@ -54,7 +60,11 @@ def network(urls: dict[str, str], **tables: Any) -> NetworkConfig:
         {
             "name": name,
             "url": url,
-            "place": {"city": PLACES[name].city, "latitude": PLACES[name].latitude, "longitude": PLACES[name].longitude},
+            "place": {
+                "city": PLACES[name].city,
+                "latitude": PLACES[name].latitude,
+                "longitude": PLACES[name].longitude,
+            },
         }
         for name, url in urls.items()
     ]

@@ -8,11 +8,13 @@ import pytest
 from edge_router.backend import Backend
 from edge_router.discovery import static_backends
 from edge_router.geo import distance_km
-from edge_router.health import Fetched, HealthMonitor
+from edge_router.health import Fetched, HealthMonitor, ProbeError, connection_trace, status_fetch
 from edge_router.rtt import RoundTrip, seed_rtt_ms
-from sites.config import HealthConfig
+from edge_router.upstream import client_session, connector
+from sites.config import HealthConfig, RelayConfig
 from tests.edge_router.builders import PLACES, Clock, network, site_status
-from wire.status import encode_status
+from tests.edge_router.fakes import sites
+from wire.status import decode_status, encode_status
 
 HEALTH = HealthConfig(interval_s=1.0, timeout_s=0.05, unhealthy_after=3, stale_after_s=10.0)
 
@@ -69,7 +71,9 @@ async def test_the_first_good_probe_makes_a_site_healthy() -> None:
 async def test_a_site_is_unhealthy_only_after_failures_in_a_row() -> None:
     site = Probes()
     await site.good()
-    assert [await site.bad(), await site.bad(), await site.good(), await site.bad(), await site.bad()] == ["healthy"] * 5
+    assert [await site.bad(), await site.bad(), await site.good(), await site.bad(), await site.bad()] == [
+        "healthy"
+    ] * 5
     assert await site.bad() == "unhealthy"
     assert site.backend.detail == "refused"
 
@@ -79,7 +83,10 @@ async def test_a_flapping_site_must_answer_twice_before_it_is_trusted_again() ->
     await site.good()
     for _ in range(3):
         await site.bad()
-    assert [await site.good(), await site.bad(), await site.good(), await site.good()] == [*["unhealthy"] * 3, "healthy"]
+    assert [await site.good(), await site.bad(), await site.good(), await site.good()] == [
+        *["unhealthy"] * 3,
+        "healthy",
+    ]
 
 
 async def test_a_site_that_starts_late_is_trusted_at_its_first_answer() -> None:
@@ -178,9 +185,17 @@ async def test_the_loop_is_jittered_and_quicker_while_a_site_starts() -> None:
 def test_inflight_is_a_scope_and_pending_ends_with_the_first_byte() -> None:
     backend = Probes().backend
     with backend.inflight(100) as first, backend.inflight(30):
-        assert (backend.view().outstanding, backend.view().pending_requests, backend.view().pending_tokens) == (2, 2, 130)
+        assert (backend.view().outstanding, backend.view().pending_requests, backend.view().pending_tokens) == (
+            2,
+            2,
+            130,
+        )
         first.answering()
-        assert (backend.view().outstanding, backend.view().pending_requests, backend.view().pending_tokens) == (2, 1, 30)
+        assert (backend.view().outstanding, backend.view().pending_requests, backend.view().pending_tokens) == (
+            2,
+            1,
+            30,
+        )
     with pytest.raises(RuntimeError), backend.inflight(5):
         raise RuntimeError
     assert (backend.view().outstanding, backend.view().pending_requests, backend.view().pending_tokens) == (0, 0, 0)
@@ -218,9 +233,21 @@ def test_the_estimate_falls_at_once_and_rises_slowly() -> None:
     assert trip.ms == pytest.approx(50.0, abs=0.1)
 
 
+async def test_only_a_new_connection_costs_a_second_round_trip() -> None:
+    async with (
+        sites("ams1") as [site],
+        connector() as tcp,
+        client_session(tcp, RelayConfig(), connection_trace()) as session,
+    ):
+        fetch = status_fetch(session)
+        fetched = [await fetch(site.url + "/status") for _ in range(3)]
+        assert [(reply.http_status, reply.round_trips) for reply in fetched] == [(200, 2), (200, 1), (200, 1)]
+        site.status_body = b" " * (5 << 20)
+        with pytest.raises(ProbeError, match="larger than"):
+            await fetch(site.url + "/status")
+
+
 def test_a_site_status_without_aliases_is_still_read() -> None:
     raw = msgspec.json.decode(encode_status(site_status("ams1")))
     del raw["models"][0]["aliases"]
-    from wire.status import decode_status
-
     assert decode_status(msgspec.json.encode(raw)).models[0].aliases == ()

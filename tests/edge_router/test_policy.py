@@ -30,7 +30,9 @@ def term(request: RouteRequest, backend: BackendView, name: str) -> float:
 
 
 def test_the_cost_is_the_sum_of_its_five_terms() -> None:
-    backend = view(rtt_ms=7.0, model={"prefill_tokens_per_s": 1000.0, "queued_tokens": 500, "residency": "disk", "wake_ms": 80.0})
+    backend = view(
+        rtt_ms=7.0, model={"prefill_tokens_per_s": 1000.0, "queued_tokens": 500, "residency": "disk", "wake_ms": 80.0}
+    )
     preference = rank(ASK, backend)[0]
     assert preference.terms == pytest.approx(
         {"rtt": 7.0, "queue_ahead": 500.0, "prefill": 1000.0, "wake": 80.0, "decode_crowding": 0.0}
@@ -64,8 +66,8 @@ def test_a_long_conversation_goes_to_its_far_home_and_a_short_one_does_not() -> 
     near, far = view("ams1", rtt_ms=2.0), view("iad1", rtt_ms=102.0)
     long = RouteRequest("ember", 1000, b"k", Home("iad1", 950, by_name=False))
     short = RouteRequest("ember", 60, b"k", Home("iad1", 50, by_name=False))
-    assert [(p.backend.name, p.reason) for p in rank(long, near, far)][0] == ("iad1", "home")
-    assert [(p.backend.name, p.reason) for p in rank(short, near, far)][0] == ("ams1", "home_too_dear")
+    assert next((p.backend.name, p.reason) for p in rank(long, near, far)) == ("iad1", "home")
+    assert next((p.backend.name, p.reason) for p in rank(short, near, far)) == ("ams1", "home_too_dear")
 
 
 def test_a_client_that_named_its_session_stays_through_small_differences() -> None:
@@ -79,7 +81,7 @@ def test_a_client_that_named_its_session_stays_through_small_differences() -> No
 def test_an_overloaded_home_is_left_and_a_lost_one_is_named_in_the_reason() -> None:
     asked = RouteRequest("ember", 1000, b"k", Home("ams1", 1000, by_name=True))
     overloaded = view("ams1", model={"queued_tokens": 8000})
-    assert [(p.backend.name, p.reason) for p in rank(asked, overloaded, view("iad1"))][0] == ("iad1", "home_too_dear")
+    assert next((p.backend.name, p.reason) for p in rank(asked, overloaded, view("iad1"))) == ("iad1", "home_too_dear")
     lost = view("ams1", state="unhealthy")
     order = rank(asked, lost, view("iad1"), view("sin1"))
     assert order[0].reason == "home_lost"
@@ -175,7 +177,10 @@ def test_every_policy_leaves_out_sites_that_cannot_answer(policy: type[Policy]) 
 
 @pytest.mark.parametrize("policy", ALL_POLICIES)
 def test_a_model_that_no_site_has_still_goes_to_a_site_which_will_say_so(policy: type[Policy]) -> None:
-    assert sorted(names(policy().rank(RouteRequest("nobody-has-it", 5), [view("ams1"), view("iad1")]))) == ["ams1", "iad1"]
+    assert sorted(names(policy().rank(RouteRequest("nobody-has-it", 5), [view("ams1"), view("iad1")]))) == [
+        "ams1",
+        "iad1",
+    ]
 
 
 @pytest.mark.parametrize("policy", ALL_POLICIES)

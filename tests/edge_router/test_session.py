@@ -89,7 +89,10 @@ def test_two_tenants_never_share_an_entry() -> None:
     stranger = ask(OPENING, headers=named, token="Bearer two").conversation
     assert sessions.home(stranger) is None
     mine = ask(OPENING, headers=named).conversation
-    assert not {mine.session, *(p.digest for p in mine.prefixes)} & {stranger.session, *(p.digest for p in stranger.prefixes)}
+    assert not {mine.session, *(p.digest for p in mine.prefixes)} & {
+        stranger.session,
+        *(p.digest for p in stranger.prefixes),
+    }
 
 
 def test_two_accounts_behind_one_token_are_two_tenants() -> None:

@@ -1,0 +1,64 @@
+"""How people vary a sentence: greetings before it, thanks after it, lower case, a missing full stop, a typo.
+
+Works on templates with `{slots}`; noise never touches the values, because a changed value is a different fact.
+"""
+
+import random
+import re
+from collections.abc import Mapping
+
+from .conversation import Lists, Split
+
+BEFORE = Lists(
+    ("Hi, ", "Hello! ", "Hey, ", "Please tell me: ", "Quick question: ", "Ember, ", "Okay, ", "I wonder: ", "So, ",
+     "Now, ", "Hi Ember! ", "Next question: ", "Please, ", "Hey there, ", "Good morning! ", "One more thing: ", "And ",
+     "Well, ", "Sorry, ", "Another one: ", "Hello, ", "Thanks. ", "Great. ", "Alright, "),
+    ("Hiya, ", "Excuse me, ", "Let me ask you: ", "Good evening! ", "Right, ", "Cool. "),
+)
+AFTER = Lists(
+    (" Thanks!", " Please.", " Thank you.", " Answer briefly.", " I need it for a form.", " Do you know?", " Thx",
+     " Just curious.", " Thanks in advance."),
+    (" Cheers!", " Much appreciated.", " I would like to know."),
+)
+_SLOT = re.compile(r"(\{[a-z_0-9]+\})")
+
+
+def say(rng: random.Random, split: Split, template: str, values: Mapping[str, str], decorate: bool = True) -> str:
+    """Fill a template, with the noise of real typing around the values."""
+    text = template
+    if decorate and rng.random() < 0.22:
+        before = BEFORE.pick(rng, split)
+        text = before + (text if before[-2] in ".!" else _lower_first(text))
+    if decorate and rng.random() < 0.12 and text[-1] in ".?!":
+        text += AFTER.pick(rng, split)
+    if rng.random() < 0.18:
+        text = _lower_words(text)
+    if rng.random() < 0.2:
+        text = text.rstrip(".?!")
+    if rng.random() < 0.05:
+        text = _typo(rng, text)
+    return fill(text, values)
+
+
+def fill(template: str, values: Mapping[str, str]) -> str:
+    return _SLOT.sub(lambda slot: values[slot.group()[1:-1]], template)
+
+
+def _lower_first(text: str) -> str:
+    return text if text.startswith(("I ", "I'", "{")) else text[0].lower() + text[1:]
+
+
+def _lower_words(text: str) -> str:
+    return "".join(part if _SLOT.fullmatch(part) else part.lower() for part in _SLOT.split(text))
+
+
+def _typo(rng: random.Random, text: str) -> str:
+    """Swap or drop one letter inside one word of five letters or more."""
+    places = [m for m in re.finditer(r"(?<![{\w])[a-z]{5,}(?![\w}])", text)]
+    if not places:
+        return text
+    start, end = rng.choice(places).span()
+    at = rng.randrange(start + 1, end - 1)
+    if rng.random() < 0.5:
+        return text[:at] + text[at + 1] + text[at] + text[at + 2 :]
+    return text[:at] + text[at + 1 :]

@@ -1,0 +1,194 @@
+"""Trains Ember from nothing but its own corpus, on two CPU cores in under three hours, on a GPU in minutes.
+
+    python -m engine.embedded.ember.train --out runs/ember --minutes 150
+    python -m engine.embedded.ember.train --out runs/ember --minutes 30 --resume
+
+Matrices learn by Muon, the embedding and the norms by AdamW. Compute is bf16 over fp32 master weights. The learning rate
+warms up, stays, and falls to zero over the last `--decay-minutes`, so a run can be resumed for longer before it decays.
+"""
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .chat import Chat
+from .corpus.mixture import MIXTURE, conversations
+from .muon import Muon
+from .network import Network, Shape, save
+
+MUON_RATE, ADAM_RATE = 5e-3, 2.5e-3
+WARM_UP_STEPS = 100
+TOKENS_PER_STEP = 12_288
+TOKENS_PER_FORWARD = 6_144  # padded; about 0.5 GB of activations
+TASKS = tuple(MIXTURE)
+
+
+@dataclass(frozen=True)
+class Batch:
+    ids: Tensor  # [batch, length], padded on the right
+    at: Tensor  # [learned] flat positions whose next token is learned
+    targets: Tensor  # [learned]
+    tasks: Tensor  # [learned] index into TASKS
+
+
+class Lessons:
+    """An endless stream of steps; each is a fair draw of the mixture, cut into forwards of equal lengths."""
+
+    def __init__(self, chat: Chat, seed: int) -> None:
+        self._chat = chat
+        self._conversations = conversations(seed)
+
+    def step(self) -> list[Batch]:
+        lessons, tokens = [], 0
+        while tokens < TOKENS_PER_STEP:
+            one = next(self._conversations)
+            ids, learned = self._chat.lesson(one.messages, one.tools)
+            if len(ids) <= 4096:
+                lessons.append((ids, learned, TASKS.index("long" if len(ids) > 600 else one.task)))
+                tokens += len(ids)
+        lessons.sort(key=lambda lesson: len(lesson[0]))
+        return [self._pack(group) for group in self._groups(lessons)]
+
+    @staticmethod
+    def _groups(lessons: list) -> Iterator[list]:
+        group: list = []
+        for lesson in lessons:
+            if group and (len(group) + 1) * len(lesson[0]) > TOKENS_PER_FORWARD:
+                yield group
+                group = []
+            group.append(lesson)
+        yield group
+
+    def _pack(self, group: list) -> Batch:
+        length = -(-max(len(ids) for ids, _, _ in group) // 16) * 16
+        table = torch.full((len(group), length), self._chat.pad)
+        at, targets, tasks = [], [], []
+        for row, (ids, learned, task) in enumerate(group):
+            table[row, : len(ids)] = torch.tensor(ids)
+            for position, counts in enumerate(learned):
+                if counts:
+                    at.append(row * length + position - 1)
+                    targets.append(ids[position])
+                    tasks.append(task)
+        return Batch(table, torch.tensor(at), torch.tensor(targets), torch.tensor(tasks))
+
+
+class Trainer:
+    def __init__(self, folder: Path, device: str, compile_network: bool) -> None:
+        torch.manual_seed(1)
+        self.folder, self.device = folder, device
+        self.chat = Chat()
+        self.network = Network(Shape(vocabulary=self.chat.tokenizer.get_vocab_size())).to(device, torch.bfloat16)
+        self.masters = {name: torch.nn.Parameter(p.detach().float()) for name, p in self.network.named_parameters()}
+        matrices = [p for name, p in self.masters.items() if p.dim() == 2 and name != "embed_tokens.weight"]
+        others = [p for name, p in self.masters.items() if p.dim() != 2 or name == "embed_tokens.weight"]
+        self.optimizers = (
+            Muon(matrices, lr=MUON_RATE, weight_decay=0.02),
+            torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+        )
+        self.forward = torch.compile(self.network, dynamic=True) if compile_network else self.network
+        self.steps = 0
+
+    def step(self, batches: list[Batch], scale: float) -> dict[int, list[float]]:
+        """One optimizer step; returns the losses by task."""
+        learned = sum(len(batch.at) for batch in batches)
+        losses: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for batch in batches:
+            hidden = self.forward(batch.ids.to(self.device)).flatten(0, 1)[batch.at.to(self.device)]
+            each = F.cross_entropy(self.network.logits(hidden).float(), batch.targets.to(self.device), reduction="none")
+            (each.sum() / learned).backward()
+            each = each.detach().cpu()
+            for task in batch.tasks.unique().tolist():
+                chosen = each[batch.tasks == task]
+                losses[task][0] += float(chosen.sum())
+                losses[task][1] += len(chosen)
+        self._update(scale)
+        self.steps += 1
+        return losses
+
+    def _update(self, scale: float) -> None:
+        for name, parameter in self.network.named_parameters():
+            assert parameter.grad is not None
+            self.masters[name].grad = parameter.grad.float()
+            parameter.grad = None
+        torch.nn.utils.clip_grad_norm_(self.masters.values(), 1.0)
+        for optimizer, rate in zip(self.optimizers, (MUON_RATE, ADAM_RATE), strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * scale
+            optimizer.step()
+        with torch.no_grad():
+            for name, parameter in self.network.named_parameters():
+                parameter.copy_(self.masters[name])
+
+    def save(self) -> None:
+        save(self.network, self.folder, self.chat.end, self.chat.pad)
+        state = {"masters": dict(self.masters), "optimizers": [one.state_dict() for one in self.optimizers], "steps": self.steps}
+        torch.save(state, self.folder / "checkpoint.tmp")
+        (self.folder / "checkpoint.tmp").replace(self.folder / "checkpoint.pt")
+
+    def resume(self) -> None:
+        state = torch.load(self.folder / "checkpoint.pt", map_location=self.device, weights_only=True)
+        with torch.no_grad():
+            for name, parameter in self.network.named_parameters():
+                self.masters[name].copy_(state["masters"][name])
+                parameter.copy_(self.masters[name])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.steps = state["steps"]
+
+
+def rate_scale(step: int, seconds_left: float, decay_seconds: float) -> float:
+    return min(1.0, (step + 1) / WARM_UP_STEPS, max(0.0, seconds_left / decay_seconds) if decay_seconds else 1.0)
+
+
+def run(trainer: Trainer, minutes: float, decay_minutes: float, seed: int) -> None:
+    lessons = Lessons(trainer.chat, seed * 1_000_003 + trainer.steps)
+    began = said = saved = time.monotonic()
+    deadline = began + minutes * 60
+    totals: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    tokens = 0
+    while (now := time.monotonic()) < deadline:
+        batches = lessons.step()
+        scale = rate_scale(trainer.steps, deadline - now, decay_minutes * 60)
+        for task, (loss, count) in trainer.step(batches, scale).items():
+            totals[task][0] += loss
+            totals[task][1] += count
+        tokens += sum(batch.ids.numel() for batch in batches)
+        if now - said > 20:
+            shown = "  ".join(f"{TASKS[task]} {loss / count:.3f}" for task, (loss, count) in sorted(totals.items()))
+            print(f"{(now - began) / 60:6.1f} min  step {trainer.steps}  rate {scale:.2f}  {tokens / (now - said):,.0f} tok/s  {shown}", flush=True)
+            totals.clear()
+            tokens, said = 0, now
+        if now - saved > 180:
+            trainer.save()
+            saved = now
+    trainer.save()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train Ember.")
+    parser.add_argument("--out", type=Path, required=True, help="folder for weights and checkpoint")
+    parser.add_argument("--minutes", type=float, default=150.0)
+    parser.add_argument("--decay-minutes", type=float, default=None, help="the last part, over which the rate falls to 0 (default: a quarter)")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--compile", action="store_true", help="compile the network (about a third faster on a CPU)")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    trainer = Trainer(arguments.out, arguments.device, arguments.compile)
+    if arguments.resume:
+        trainer.resume()
+    decay = arguments.minutes / 4 if arguments.decay_minutes is None else arguments.decay_minutes
+    run(trainer, arguments.minutes, decay, arguments.seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""Sites that are real HTTP servers on ephemeral ports and misbehave on command, and a real router in front of them.
+
+A behaviour is a coroutine that gets the request and answers it, or does not. The router runs in Hypercorn with its own application, as in
+production; on leaving its scope everything it counts must be zero.
+"""
+
+import asyncio
+import json
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from hypercorn.asyncio import serve
+
+from edge_router.app import build_app
+from edge_router.policy import Policy
+from edge_router.proxy import Proxy
+from tests.edge_router.builders import network, site_status
+from wire.server import bind, hypercorn_config
+from wire.status import encode_status
+
+Behaviour = Callable[["FakeSite", web.Request], Awaitable[web.StreamResponse]]
+SSE = {"content-type": "text/event-stream; charset=utf-8"}
+DONE = b"data: [DONE]\n\n"
+
+
+class FakeSite:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.behave: Behaviour = stream_of(4)
+        self.status_fields: dict[str, Any] = {}
+        self.status_body: bytes | None = None  # instead of a real one
+        self.seen: list[web.Request] = []
+        self.bodies: list[bytes] = []
+        self.active = 0
+        self.cancelled = 0  # handlers that the router left
+        self.asked = asyncio.Event()
+        self.go_on = asyncio.Event()  # what a waiting behaviour waits for
+        self.port = 0
+        self._sequence = 0
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        app = web.Application(client_max_size=64 << 20)
+        app.router.add_get("/status", self._status)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, keepalive_timeout=75, access_log=None, shutdown_timeout=0.1
+        )
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        """From now on its port refuses connections; open ones are cut."""
+        if self._runner is not None:
+            runner, self._runner = self._runner, None
+            await runner.cleanup()
+
+    async def _status(self, request: web.Request) -> web.Response:
+        self._sequence += 1
+        body = self.status_body
+        if body is None:
+            body = encode_status(site_status(self.name, self._sequence, **self.status_fields))
+        return web.Response(body=body, content_type="application/json")
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        self.seen.append(request)
+        self.active += 1
+        try:
+            self.bodies.append(await request.read())
+            self.asked.set()
+            return await self.behave(self, request)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.active -= 1
+
+
+def event(i: int) -> bytes:
+    return b'data: {"i":%d}\n\n' % i
+
+
+async def begin(request: web.Request, headers: Mapping[str, str] = SSE) -> web.StreamResponse:
+    response = web.StreamResponse(headers=headers)
+    await response.prepare(request)
+    return response
+
+
+def reset_connection(request: web.Request) -> None:
+    """RST, not FIN."""
+    assert request.transport is not None
+    request.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    request.transport.abort()
+
+
+def stream_of(count: int) -> Behaviour:
+    async def behave(site: FakeSite, request: web.Request) -> web.StreamResponse:
+        response = await begin(request)
+        for i in range(count):
+            await response.write(event(i))
+        await response.write(DONE)
+        return response
+
+    return behave
+
+
+def answer(status: int, body: object, **headers: str) -> Behaviour:
+    async def behave(site: FakeSite, request: web.Request) -> web.StreamResponse:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return web.Response(
+            body=json.dumps(body).encode(), status=status, content_type="application/json", headers=named
+        )
+
+    return behave
+
+
+def raw_stream(*parts: bytes, end: str = "clean") -> Behaviour:
+    """Writes the parts, then ends the body cleanly, resets, half-closes without the last chunk, or waits to be cancelled."""
+
+    async def behave(site: FakeSite, request: web.Request) -> web.StreamResponse:
+        response = await begin(request)
+        for part in parts:
+            await response.write(part)
+            await asyncio.sleep(0.01)
+        assert request.transport is not None
+        if end == "reset":
+            reset_connection(request)
+        elif end == "half-close":
+            request.transport.write_eof()
+            await asyncio.Event().wait()
+        elif end == "hang":
+            await asyncio.Event().wait()
+        elif end == "on command":
+            await site.go_on.wait()
+            await response.write(event(99) + DONE)
+        return response
+
+    return behave
+
+
+async def hang(site: FakeSite, request: web.Request) -> web.StreamResponse:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def reset_before_first_byte(site: FakeSite, request: web.Request) -> web.StreamResponse:
+    reset_connection(request)
+    return web.Response()
+
+
+class Router:
+    def __init__(self, url: str, proxy: Proxy, session: aiohttp.ClientSession) -> None:
+        self.url = url
+        self.proxy = proxy
+        self.http = session
+
+    def chat(
+        self, path: str = "/ai/v1/chat/completions", headers: Mapping[str, str] | None = None, **fields: Any
+    ) -> "aiohttp.client._RequestContextManager":
+        body = {"model": "ember", "stream": True, "messages": [{"role": "user", "content": "hello"}], **fields}
+        return self.http.post(self.url + path, json=body, headers=headers)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await asyncio.sleep(0.005)
+
+    async def until_states(self, **states: str) -> None:
+        await self.until(lambda: all(self.proxy.backends[name].state == state for name, state in states.items()))
+
+    def counted(self, name: str, **labels: str) -> float:
+        return self.proxy.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+@asynccontextmanager
+async def sites(*names: str) -> AsyncIterator[list[FakeSite]]:
+    running = [FakeSite(name) for name in names]
+    for site in running:
+        await site.start()
+    try:
+        yield running
+    finally:
+        for site in running:
+            await site.stop()
+
+
+@asynccontextmanager
+async def router(
+    fakes: list[FakeSite], *, policy: Policy | None = None, probe_interval_s: float = 0.05, **relay: Any
+) -> AsyncIterator[Router]:
+    health = {"interval_s": probe_interval_s, "timeout_s": 0.5, "unhealthy_after": 2}
+    timeouts = {
+        "connect_timeout_s": 1.0,
+        "first_byte_timeout_s": 5.0,
+        "answer_timeout_s": 5.0,
+        "idle_timeout_s": 5.0,
+        **relay,
+    }
+    config = network({site.name: site.url for site in fakes}, health=health, relay=timeouts)
+    before = asyncio.all_tasks()
+    app = build_app(config, policy=policy)
+    proxy: Proxy = app.state.proxy
+    listener = bind("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    stop = asyncio.Event()
+    server = asyncio.create_task(serve(app, hypercorn_config(listener), shutdown_trigger=stop.wait))  # type: ignore[arg-type]
+    try:
+        async with aiohttp.ClientSession() as session:
+            running = Router(url, proxy, session)
+            async with asyncio.timeout(10):
+                await running.until(lambda: proxy.upstream is not None)
+                await running.until_states(**{site.name: "healthy" for site in fakes})
+            yield running
+            await _assert_nothing_is_left(running)
+    finally:
+        stop.set()
+        await server
+    leaked = {
+        task
+        for task in asyncio.all_tasks() - before - {asyncio.current_task()}
+        if "aiohttp" not in repr(task.get_coro())
+    }
+    assert not leaked, f"tasks outlive the router: {leaked}"
+
+
+async def _assert_nothing_is_left(router: Router) -> None:
+    def settled() -> bool:
+        views = [backend.view() for backend in router.proxy.backends.values()]
+        return router.counted("pilotlight_router_open_requests") == 0 and all(
+            (view.outstanding, view.pending_requests, view.pending_tokens) == (0, 0, 0) for view in views
+        )
+
+    try:
+        async with asyncio.timeout(3):
+            await router.until(settled)
+    except TimeoutError:
+        raise AssertionError(f"the router still counts {[b.view() for b in router.proxy.backends.values()]}") from None

@@ -1,0 +1,158 @@
+"""The router as a process: how it starts, how it refuses to, how it stops."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+from tests.edge_router.fakes import DONE, FakeSite, event, raw_stream, sites
+from wire.server import PARENT_PID_ENV
+
+ROOT = Path(__file__).parents[2]
+
+
+def network_file(folder: Path, site_url: str, port: int = 0, extra: str = "") -> Path:
+    path = folder / "network.toml"
+    place = '{ city = "Amsterdam", latitude = 52.31, longitude = 4.76 }'
+    path.write_text(
+        f"place = {place}\n{extra}\n[listen]\nport = {port}\n[health]\ninterval_s = 0.05\n[relay]\ndrain_timeout_s = 20\n"
+        f'[[sites]]\nname = "ams1"\nurl = "{site_url}"\nplace = {place}\n'
+    )
+    return path
+
+
+@asynccontextmanager
+async def process(file: Path, **environment: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """The router's process and its URL, once it listens."""
+    running = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "edge_router.serve", str(file),
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **environment}, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert running.stdout is not None
+        line = (await running.stdout.readline()).decode().strip()
+        yield running, line.removeprefix("The router listens on ")
+    finally:
+        if running.returncode is None:
+            running.kill()
+        await running.wait()
+        running._transport.close()  # type: ignore[attr-defined]  # asyncio leaves the pipe to the garbage collector
+
+
+def refused_start(file: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "edge_router.serve", str(file)],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+
+
+async def ready(session: aiohttp.ClientSession, url: str) -> None:
+    while True:
+        async with session.get(url + "/readyz") as response:
+            if response.status == 200:
+                return
+        await asyncio.sleep(0.02)
+
+
+async def begun_stream(session: aiohttp.ClientSession, url: str, site: FakeSite) -> aiohttp.ClientResponse:
+    site.behave = raw_stream(event(0), end="on command")
+    response = await session.post(url + "/v1/chat/completions", json={"model": "ember", "stream": True})
+    assert await response.content.readany() == event(0)
+    return response
+
+
+async def test_sigterm_lets_an_open_stream_finish_and_then_stops(tmp_path: Path) -> None:
+    async with (
+        sites("ams1") as [site],
+        process(network_file(tmp_path, site.url)) as (router, url),
+        aiohttp.ClientSession() as session,
+    ):
+        await ready(session, url)
+        response = await begun_stream(session, url, site)
+        router.send_signal(signal.SIGTERM)
+        async with session.get(url + "/readyz") as refused:
+            assert (await refused.json())["draining"] is True
+        site.go_on.set()
+        assert await response.read() == event(99) + DONE
+        assert await router.wait() == 0
+
+
+async def test_a_second_signal_ends_open_streams_with_an_error_event(tmp_path: Path) -> None:
+    async with (
+        sites("ams1") as [site],
+        process(network_file(tmp_path, site.url)) as (router, url),
+        aiohttp.ClientSession() as session,
+    ):
+        await ready(session, url)
+        response = await begun_stream(session, url, site)
+        router.send_signal(signal.SIGTERM)
+        async with session.get(url + "/readyz") as refused:
+            assert refused.status == 503
+        router.send_signal(signal.SIGINT)
+        last = await response.read()
+        assert last.startswith(b"data: ")
+        assert b'"draining"' in last
+        assert await router.wait() == 0
+
+
+def test_the_router_dies_with_the_process_that_asked_for_it(tmp_path: Path) -> None:
+    launcher = (
+        "import os, subprocess, sys, time\n"
+        f"env = {{**os.environ, {PARENT_PID_ENV!r}: str(os.getpid())}}\n"
+        "p = subprocess.Popen([sys.executable, '-m', 'edge_router.serve', sys.argv[1]], env=env, stdout=subprocess.PIPE)\n"
+        "p.stdout.readline()\nprint(p.pid, flush=True)\ntime.sleep(60)\n"
+    )
+    file = network_file(tmp_path, "http://127.0.0.1:9")
+    parent = subprocess.Popen(
+        [sys.executable, "-c", launcher, str(file)], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE
+    )  # fmt: skip
+    with parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert Path(f"/proc/{pid}").exists()
+        parent.kill()
+    for _ in range(1000):
+        if not _is_running(pid):
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"process {pid} outlives its parent")
+
+
+def test_a_port_in_use_is_one_sentence_with_its_remedy(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        result = refused_start(network_file(tmp_path, "http://127.0.0.1:9", port))
+    assert result.returncode == 1
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert f"port {port} on 127.0.0.1 is in use" in result.stderr
+    assert "listen.port" in result.stderr
+
+
+def test_a_misspelt_key_stops_the_start_and_names_the_nearest(tmp_path: Path) -> None:
+    result = refused_start(network_file(tmp_path, "http://127.0.0.1:9", extra="helth = 1"))
+    assert result.returncode == 1
+    assert "did you mean 'health'" in result.stderr
+
+
+def test_the_router_process_never_imports_torch_or_the_engine() -> None:
+    code = "import sys, edge_router.serve; print([m for m in ('torch', 'engine', 'runtime', 'transformers', 'ray') if m in sys.modules])"
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
+    )  # fmt: skip
+    assert result.stdout.strip() == "[]"
+
+
+def _is_running(pid: int) -> bool:
+    """A zombie that nobody has reaped is not running."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

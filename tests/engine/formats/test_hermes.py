@@ -1,0 +1,132 @@
+"""Hermes-style tool calls out of a stream, however it is cut."""
+
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.chat_template import ChatTemplate
+from engine.formats import Content, Part, ToolCall, tool_format_of
+from engine.formats.hermes import HermesParser
+from engine.formats.pieces import held_suffix
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "b"}}\n</tool_call>'
+MADE = ToolCall("f", '{"a": "b"}')
+
+
+def parse(*chunks: str) -> list[Part]:
+    """The parts of a whole text, neighbouring contents joined."""
+    parser = HermesParser()
+    parts = [part for chunk in chunks for part in parser.push(chunk)]
+    parts += parser.finish()
+    joined: list[Part] = []
+    for part in parts:
+        if joined and isinstance(part, Content) and isinstance(joined[-1], Content):
+            joined[-1] = Content(joined[-1].text + part.text)
+        else:
+            joined.append(part)
+    return joined
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", []),
+        ("plain text", [Content("plain text")]),
+        ("trailing space \n", [Content("trailing space \n")]),
+        (CALL, [MADE]),
+        (CALL + "\n", [MADE]),
+        (f"Let me look.\n\n{CALL}", [Content("Let me look."), MADE]),
+        (f"{CALL}\n{CALL}", [MADE, MADE]),
+        (f"{CALL} Done.", [MADE, Content("Done.")]),
+        ("a < b and <tool", [Content("a < b and <tool")]),
+        ('<tool_call>{"name": "f"}</tool_call>', [ToolCall("f", "{}")]),
+        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', [ToolCall("f", '{"a": 1}')]),
+        ('<tool_call>{"name": "f", "arguments": {"a": "\u00e9"}}</tool_call>', [ToolCall("f", '{"a": "\u00e9"}')]),
+        # A model that stops before the closing tag has still called.
+        ('<tool_call>\n{"name": "f", "arguments": {}}', [ToolCall("f", "{}")]),
+    ],
+)
+def test_calls_and_content_are_told_apart(text: str, expected: list[Part]) -> None:
+    assert parse(text) == expected
+    assert parse(*text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>not json</tool_call>",
+        "x <tool_call>{}</tool_call> y",
+        '<tool_call>{"name": 3}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": "[1]"}</tool_call>',
+        '<tool_call>{"name": "f", "argum',
+        "<tool_call>" + "[" * 5000 + "</tool_call>",
+    ],
+)
+def test_what_is_no_call_stays_as_it_was_written(text: str) -> None:
+    assert parse(text) == [Content(text)]
+    assert parse(*text) == [Content(text)]
+
+
+def test_a_good_call_follows_a_bad_one() -> None:
+    bad = "<tool_call>{</tool_call>"
+    assert parse(bad + CALL) == [Content(bad), MADE]
+
+
+PIECES = st.sampled_from(
+    [CALL, "<tool_call>", "</tool_call>", "<tool_call>{}</tool_call>", " ", "\n", "text", "<", "{", '"name"']
+)
+
+
+@given(pieces=st.lists(PIECES | st.text(max_size=5), max_size=8), seed=st.integers(0, 2**32))
+def test_any_chunking_gives_the_same_parts(pieces: list[str], seed: int) -> None:
+    text = "".join(pieces)
+    cuts = sorted(random.Random(seed).choices(range(len(text) + 1), k=5))
+    chunks = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert parse(*chunks) == parse(text) == parse(*text)
+
+
+@given(pieces=st.lists(st.sampled_from(["<tool_call>", "</tool_call>", "{", "a", " ", "<", "\n"]), max_size=10))
+def test_without_a_call_nothing_is_swallowed(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    assert "".join(part.text for part in parse(*text) if isinstance(part, Content)) == text
+
+
+@given(
+    name=st.text(min_size=1),
+    arguments=st.dictionaries(st.text(), st.integers() | st.text() | st.none() | st.lists(st.integers())),
+)
+def test_arguments_come_back_as_the_same_object(name: str, arguments: dict[str, object]) -> None:
+    body = json.dumps({"name": name, "arguments": arguments})  # \u escapes: no tag can occur inside
+    if "</tool_call>" in body:
+        return
+    (call,) = parse(f"<tool_call>{body}</tool_call>")
+    assert isinstance(call, ToolCall)
+    assert (call.name, json.loads(call.arguments)) == (name, arguments)
+
+
+def test_content_is_not_held_longer_than_needed() -> None:
+    parser = HermesParser()
+    assert parser.push("Hello") == [Content("Hello")]
+    assert parser.push(" <to") == []
+    assert parser.held_characters == 4
+    assert parser.push("day") == [Content(" <today")]
+    assert parser.held_characters == 0
+
+
+def test_the_format_is_chosen_by_the_template() -> None:
+    chosen = tool_format_of(ChatTemplate({"default": "{{ '<tool_call>' }}"}, {}))
+    assert chosen is not None
+    assert chosen.name == "hermes"
+    assert tool_format_of(ChatTemplate({"default": "plain"}, {})) is None
+
+
+def test_held_suffix_finds_the_longest_beginning() -> None:
+    assert held_suffix("abc<", ("<tool>",)) == 1
+    assert held_suffix("abc<tool", ("<tool>",)) == 5
+    assert held_suffix("aa", ("aab", "ab")) == 2
+    assert held_suffix("abc", ("x",)) == 0
+    assert held_suffix("", ("x",)) == 0

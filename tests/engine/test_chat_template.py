@@ -1,0 +1,140 @@
+"""Conversations rendered exactly as transformers renders them, in a sandbox."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.chat_template import ChatTemplate, ChatTemplateError
+from tests.fakes import CHATML, byte_tokenizer
+
+LOOPS = """\
+{%- if not messages %}{{ raise_exception('nothing to say') }}{% endif %}
+{{- bos_token }}
+{% for message in messages %}
+    {% if message.role == 'system' %}
+        {% continue %}
+    {% endif %}
+    [{{ message['role'] | upper }}] {{ message.content | trim }}
+    {% if message.role == 'assistant' %}
+        {% generation %}{{ message.content }}{% endgeneration %}
+    {% endif %}
+    {% if loop.index > 3 %}{% break %}{% endif %}
+{% endfor %}
+{%- if add_generation_prompt %}[ASSISTANT]{{ eos_token }}{% endif %}"""
+
+TOOLS_INDENTED = """\
+{%- set ns = namespace(found=false) %}
+{%- if tools is not none %}{% for tool in tools %}{{ tool | tojson(indent=2) }}
+{% set ns.found = true %}{% endfor %}{% endif %}
+{%- for message in messages %}{{ message.role }}: {{ message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function.arguments | tojson }}</tool_call>{% endfor %}
+{% endfor %}{{ ns.found }}{{ tools is defined }}{{ documents is none }}{{ unk_token is defined }}"""
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": 'It\'s <b>"weather"</b> & more \u00e9',
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    }
+]
+CALL = {"type": "function", "function": {"name": "get_weather", "arguments": {"city": "S\u00e3o <Paulo>"}}}
+CONVERSATIONS: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "Hi"}],
+    [{"role": "system", "content": "Be <kind> & 'brief'"}, {"role": "user", "content": "  Hi \n"}],
+    [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "sunny"},
+        {"role": "assistant", "content": "It is sunny."},
+        {"role": "user", "content": "Thanks"},
+    ],
+]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    transformers = pytest.importorskip("transformers")
+    file = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    byte_tokenizer().save(str(file))
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(file), bos_token="<|endoftext|>", eos_token="<|im_end|>"
+    )
+
+
+@pytest.mark.parametrize("source", [CHATML, LOOPS, TOOLS_INDENTED], ids=["chatml", "loops", "tools"])
+@pytest.mark.parametrize("conversation", range(len(CONVERSATIONS)))
+@pytest.mark.parametrize("tools", [None, TOOLS], ids=["no tools", "tools"])
+def test_it_renders_what_transformers_renders(reference: Any, source: str, conversation: int, tools: Any) -> None:
+    messages = CONVERSATIONS[conversation]
+    template = ChatTemplate({"default": source}, {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"})
+    for prompt in (True, False):
+        expected = reference.apply_chat_template(
+            messages, tools=tools, chat_template=source, add_generation_prompt=prompt, tokenize=False
+        )
+        assert template.render(messages, tools, add_generation_prompt=prompt) == expected
+
+
+def test_a_template_may_refuse() -> None:
+    with pytest.raises(ChatTemplateError, match="nothing to say"):
+        ChatTemplate({"default": LOOPS}, {}).render([])
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ messages[0].update({'role': 'x'}) }}",
+        "{% include '/etc/passwd' %}",
+        "{{ range(10**9) }}",
+        "{{ messages[0].missing.deeper }}",
+        "{{ 1 // 0 }}",
+    ],
+)
+def test_a_hostile_or_broken_template_is_an_error_and_nothing_more(attack: str) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    with pytest.raises(ChatTemplateError):
+        ChatTemplate({"default": attack}, {}).render(messages)
+    assert messages == [{"role": "user", "content": "Hi"}]
+
+
+def test_invalid_jinja_is_a_sentence() -> None:
+    with pytest.raises(ChatTemplateError, match="not valid Jinja"):
+        ChatTemplate({"default": "{% if %}"}, {})
+
+
+def test_named_templates_are_chosen_by_tools(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    template = ChatTemplate.from_directory(tmp_path)
+    assert template.render([], None) == "plain"
+    assert template.render([], []) == "plain"
+    assert template.render([], TOOLS) == "with tools"
+
+
+def test_a_jinja_file_wins_over_the_configuration(tmp_path: Path) -> None:
+    config = {"chat_template": "old", "eos_token": {"content": "</s>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "chat_template.jinja").write_text("new {{ eos_token }}")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    template = ChatTemplate.from_directory(tmp_path)
+    assert template.render([]) == "new </s>"
+    assert template.render([], TOOLS) == "tools"
+
+
+def test_a_model_without_a_template_says_what_to_use(tmp_path: Path) -> None:
+    with pytest.raises(ChatTemplateError, match="completions endpoint"):
+        ChatTemplate.from_directory(tmp_path).render([])
+
+
+def test_a_malformed_template_entry_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": [1]}')
+    with pytest.raises(ChatTemplateError, match="a string or a list"):
+        ChatTemplate.from_directory(tmp_path)

@@ -1,0 +1,144 @@
+"""Text to ids and back, and the growing text of a stream."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Backend
+
+from engine.tokenizer import INLINE_CHARACTERS, Tokenizer, TokenizerError
+from tests.fakes import byte_tokenizer, write_model_directory
+
+
+def trained() -> Backend:
+    """Byte-level BPE with merges, so that tokens cut through characters."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|end|>"],
+        show_progress=False,
+    )
+    backend.train_from_iterator(
+        ["the cat sat on the mat", "d\u00e9j\u00e0 vu \u65e5\u672c\u8a9e\u65e5\u672c \U0001f600\U0001f603"] * 20,
+        trainer,
+    )
+    backend.add_tokens([AddedToken("<tool_call>", special=False, normalized=False)])
+    return backend
+
+
+def sentencepiece() -> Backend:
+    """Words marked by U+2581, and every byte as a token for what no piece covers."""
+    vocabulary = {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}, "\u2581": 257, "h": 258, "i": 259}
+    backend = Backend(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    backend.normalizer = normalizers.Replace(" ", "\u2581")
+    backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return backend
+
+
+TRAINED, PIECES = trained(), sentencepiece()
+OURS = {
+    "byte-level": Tokenizer.from_json(TRAINED.to_str(), {}),
+    "sentencepiece": Tokenizer.from_json(PIECES.to_str(), {}),
+}
+BACKENDS = {"byte-level": TRAINED, "sentencepiece": PIECES}
+
+
+@pytest.mark.parametrize("kind", OURS)
+@given(text=st.text())
+def test_text_survives_the_round_trip(kind: str, text: str) -> None:
+    tokenizer = OURS[kind]
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@given(token_ids=st.lists(st.integers(0, TRAINED.get_vocab_size() - 1), max_size=30))
+def test_any_ids_decode_as_the_tokenizers_library_decodes_them(token_ids: list[int]) -> None:
+    special = TRAINED.token_to_id("<tool_call>")
+    if special not in token_ids:  # the library decodes the runs between added tokens apart: half characters do not meet
+        assert OURS["byte-level"].decode(token_ids) == TRAINED.decode(token_ids, skip_special_tokens=True)
+
+
+@given(text=st.text(alphabet=st.characters(min_codepoint=0x80, exclude_categories=["Cs"])))
+def test_a_stream_never_shows_half_a_character(text: str) -> None:
+    tokenizer = OURS["byte-level"]
+    detokenizer = tokenizer.detokenizer()
+    shown = ""
+    for token_id in tokenizer.encode(text):
+        shown += detokenizer.push(token_id)
+        assert text.startswith(shown)
+    assert shown + detokenizer.finish() == text
+    assert not detokenizer.is_pending
+
+
+def test_what_is_pending_is_told() -> None:
+    tokenizer = Tokenizer.from_json(byte_tokenizer().to_str(), {})
+    first, second = tokenizer.encode("\u00e9")
+    detokenizer = tokenizer.detokenizer()
+    assert detokenizer.push(first) == ""
+    assert detokenizer.is_pending
+    assert detokenizer.push(second) == "\u00e9"
+    detokenizer.push(first)
+    assert detokenizer.finish() == "\ufffd"
+
+
+def test_special_tokens_are_not_text_and_other_added_tokens_are() -> None:
+    tokenizer = Tokenizer.from_json(byte_tokenizer().to_str(), {})
+    ids = tokenizer.encode("<tool_call>a<|im_end|>")
+    assert len(ids) == 3
+    assert tokenizer.decode(ids) == "<tool_call>a"
+    assert tokenizer.token_text(ids[2]) == "<|im_end|>"
+    assert tokenizer.token_bytes(ids[0]) == b"<tool_call>"
+    assert (tokenizer.is_special(ids[2]), tokenizer.is_special(ids[0])) == (True, False)
+
+
+def test_ids_outside_the_vocabulary_are_no_text() -> None:
+    assert OURS["byte-level"].decode([999_999]) == ""
+
+
+async def test_a_long_text_is_encoded_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer.from_json(byte_tokenizer().to_str(), {})
+    threads: list[int] = []
+    original = tokenizer.encode
+
+    def noting(text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
+        threads.append(threading.get_ident())
+        return original(text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "encode", noting)
+    assert len(await tokenizer.encode_async("x" * (INLINE_CHARACTERS + 1))) == INLINE_CHARACTERS + 1
+    assert await tokenizer.encode_async("x") == original("x")
+    assert threads[0] != threading.get_ident() == threads[1]
+
+
+def test_a_directory_gives_tokenizer_and_special_tokens(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_directory(write_model_directory(tmp_path))
+    assert tokenizer.special_tokens == {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    assert tokenizer.vocab_size == 261
+
+
+def test_truncation_stored_in_the_file_does_not_cut_prompts() -> None:
+    backend = byte_tokenizer()
+    backend.enable_truncation(4)
+    assert len(Tokenizer.from_json(backend.to_str(), {}).encode("0123456789")) == 10
+
+
+def test_unusable_files_are_sentences(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json is missing"):
+        Tokenizer.from_directory(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(TokenizerError, match="is not a tokenizer"):
+        Tokenizer.from_directory(tmp_path)
+    backend = Backend(models.WordPiece(vocab={"[UNK]": 0}, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece()
+    with pytest.raises(TokenizerError, match=r"decoder \(WordPiece\) is not supported"):
+        Tokenizer.from_json(backend.to_str(), {})
+    write_model_directory(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps([1]))
+    with pytest.raises(TokenizerError, match="must hold a JSON object"):
+        Tokenizer.from_directory(tmp_path)

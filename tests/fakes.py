@@ -1,0 +1,236 @@
+"""Stand-ins for an engine: a client that plays scripts, a launcher of hosts that die on command, a model directory with a tiny tokenizer.
+
+The fake client keeps the promises of engine.client.EngineClient: scopes, aborts, errors and what a dead host does to open calls.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from engine.client import EngineError, ProgressCallback
+from engine.protocol import ModelInfo, ModelLoad, ModelSpec, StepOutput, Submit, TokenLogprobs, TokenOutput
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TAGS = ("<tool_call>", "</tool_call>")
+CHATML = """\
+{%- if tools %}{{ '<|im_start|>system\\n# Tools\\n' }}{% for tool in tools %}{{ tool | tojson + '\\n' }}{% endfor %}{{ '<|im_end|>\\n' }}{% endif %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content }}
+{%- for call in message.tool_calls or [] %}{{ '<tool_call>\\n' + call.function | tojson + '\\n</tool_call>' }}{% endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+Step = TokenOutput | float | asyncio.Event | Exception | Callable[[], Awaitable[None]]
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token per byte, in the order of the bytes' printable forms, then the special tokens and the tags."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={character: i for i, character in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in TAGS])
+    return tokenizer
+
+
+def write_model_directory(directory: Path, *, template: str | None = CHATML, **generation: Any) -> Path:
+    """A checkpoint's text side; its weights are the fake engine's business."""
+    directory.mkdir(parents=True, exist_ok=True)
+    byte_tokenizer().save(str(directory / "tokenizer.json"))
+    config: dict[str, Any] = {"eos_token": SPECIAL[2], "pad_token": {"content": SPECIAL[0]}}
+    if template is not None:
+        config["chat_template"] = template
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    (directory / "generation_config.json").write_text(json.dumps(generation))
+    (directory / "config.json").write_text("{}")
+    return directory
+
+
+TOKENIZER = byte_tokenizer()
+EOS = TOKENIZER.token_to_id("<|im_end|>")
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(TOKENIZER.encode(text, add_special_tokens=False).ids)
+
+
+def says(
+    text: str, *, finish: str | None = "stop", cached: int = 0, per_step: int = 1, logprobs: bool = False
+) -> list[Step]:
+    """The outputs of an engine that samples `text`, then its end token (or runs out of tokens: finish "length")."""
+    token_ids = ids(text) + ((EOS,) if finish == "stop" else ())
+    groups = [token_ids[i : i + per_step] for i in range(0, len(token_ids), per_step)] or [()]
+    outputs: list[Step] = []
+    for position, group in enumerate(groups):
+        is_last = position == len(groups) - 1
+        outputs.append(
+            TokenOutput(
+                "",
+                group,
+                finish_reason=finish if is_last else None,  # type: ignore[arg-type]
+                num_cached_tokens=cached if position == 0 else None,
+                logprobs=tuple(TokenLogprobs(-0.5, ((t, -0.5), (0, -1.5))) for t in group) if logprobs else None,
+            )
+        )
+    return outputs
+
+
+class FakeEngineClient:
+    """Plays `script` to every submitted sequence: outputs; a number waits so long, an event until it is set, an exception is raised."""
+
+    def __init__(self) -> None:
+        self.script: Iterable[Step] = says("Hello, world")
+        self.submits: list[Submit] = []
+        self.aborted: list[str] = []
+        self.open: set[str] = set()
+        self.loaded: list[str] = []
+        self.load_gate: asyncio.Event | None = None
+        self.load_error: EngineError | None = None
+        self.context_length = 512
+        self.loads: dict[str, ModelLoad] = {}
+        self.last_event_at = time.monotonic()
+        self._callbacks: list[Callable[[StepOutput], None]] = []
+        self._death: str | None = None
+        self._dying = asyncio.Event()
+        self._steps = 0
+
+    def on_step(self, callback: Callable[[StepOutput], None]) -> None:
+        self._callbacks.append(callback)
+
+    async def load_model(self, spec: ModelSpec, on_progress: ProgressCallback | None = None) -> ModelInfo:
+        self._check()
+        if on_progress is not None:
+            on_progress(1_000_000, 2_000_000)
+        if self.load_gate is not None:
+            await self._or_death(self.load_gate.wait())
+        if self.load_error is not None:
+            raise self.load_error
+        self.loaded.append(spec.name)
+        self.loads[spec.name] = ModelLoad(free_blocks=60, total_blocks=64)
+        self.heartbeat()
+        return ModelInfo(spec.name, self.context_length, 261, (EOS,), "float32", 16, 64, 1000, 0.1)
+
+    async def unload_model(self, name: str) -> None:
+        self._check()
+        self.loaded.remove(name)
+
+    @asynccontextmanager
+    async def generate(self, submit: Submit) -> AsyncIterator[AsyncIterator[TokenOutput]]:
+        self._check()
+        self.submits.append(submit)
+        self.open.add(submit.sequence_id)
+        is_finished = False
+
+        async def outputs() -> AsyncIterator[TokenOutput]:
+            nonlocal is_finished
+            for step in self.script:
+                self._check()
+                if isinstance(step, TokenOutput):
+                    self.step(step)
+                    is_finished = step.finish_reason is not None
+                    yield step
+                elif isinstance(step, Exception):
+                    is_finished = True
+                    raise step
+                else:
+                    await self._or_death(_wait_for(step))
+
+        try:
+            yield outputs()
+        finally:
+            self.open.discard(submit.sequence_id)
+            if not is_finished:
+                self.aborted.append(submit.sequence_id)
+
+    def step(self, *outputs: TokenOutput) -> None:
+        self._steps += 1
+        self._publish(StepOutput(self._steps, outputs, self.loads, 0.2, 1.0))
+
+    def heartbeat(self) -> None:
+        self._publish(StepOutput(self._steps, (), self.loads))
+
+    def fail(self, message: str) -> None:
+        self._death = self._death or message
+        self._dying.set()
+
+    async def close(self) -> None:
+        self.fail("the client was closed")
+
+    def _publish(self, step: StepOutput) -> None:
+        self.last_event_at = time.monotonic()
+        for callback in self._callbacks:
+            callback(step)
+
+    def _check(self) -> None:
+        if self._death is not None:
+            raise EngineError("engine_error", self._death)
+
+    async def _or_death(self, waiting: Any) -> None:
+        wait = asyncio.ensure_future(waiting)
+        death = asyncio.ensure_future(self._dying.wait())
+        try:
+            await asyncio.wait({wait, death}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            wait.cancel()
+            death.cancel()
+            await asyncio.gather(wait, death, return_exceptions=True)
+        self._check()
+
+
+async def _wait_for(step: Any) -> None:
+    if isinstance(step, float | int):
+        await asyncio.sleep(step)
+    elif isinstance(step, asyncio.Event):
+        await step.wait()
+    else:
+        await step()
+
+
+class FakeHost:
+    def __init__(self, client: FakeEngineClient) -> None:
+        self.client = client
+        self.pid = 4242
+        self.is_stopped = False
+        self._exit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def die(self, how: str = "the engine host (pid 4242) was ended by SIGKILL") -> None:
+        """The process ends; its socket closes with it."""
+        self.client.fail(how)
+        if not self._exit.done():
+            self._exit.set_result(how)
+
+    async def exited(self) -> str:
+        return await asyncio.shield(self._exit)
+
+    async def stop(self, grace_s: float) -> None:
+        self.is_stopped = True
+        self.die("it was stopped")
+
+
+class FakeLauncher:
+    """Every launch makes a host with a client of its own; `prepare` may change it before anybody uses it."""
+
+    def __init__(self, prepare: Callable[[FakeEngineClient], None] = lambda client: None) -> None:
+        self.hosts: list[FakeHost] = []
+        self.prepare = prepare
+        self.failures: list[Exception] = []  # raised by the next launches
+
+    async def launch(self) -> FakeHost:
+        if self.failures:
+            raise self.failures.pop(0)
+        client = FakeEngineClient()
+        self.prepare(client)
+        self.hosts.append(FakeHost(client))
+        return self.hosts[-1]
+
+    @property
+    def client(self) -> FakeEngineClient:
+        return self.hosts[-1].client

@@ -1,0 +1,119 @@
+"""A site with a fake engine, and a real server in front of it where sockets matter."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+
+from runtime.app import build_app
+from runtime.serve import serve_app
+from sites.config import SiteConfig, parse
+from tests.asgi import eventually, running
+from tests.fakes import FakeEngineClient, FakeLauncher, write_model_directory
+from wire.server import bind
+
+
+@pytest.fixture
+def model_directory(tmp_path: Path) -> Path:
+    return write_model_directory(tmp_path / "tiny")
+
+
+def site_config(model_directory: Path, **tables: Any) -> SiteConfig:
+    values: dict[str, Any] = {
+        "name": "ams1",
+        "place": {"city": "Amsterdam", "latitude": 52.31, "longitude": 4.76},
+        "listen": {"port": 0},
+        "models": [{"name": "tiny", "source": str(model_directory), "aliases": ["@test/tiny"]}],
+    }
+    for name, table in tables.items():
+        values[name] = {**values.get(name, {}), **table} if isinstance(table, dict) else table
+    return parse(SiteConfig, values, "test")
+
+
+class Site:
+    """A running site and its engine's strings."""
+
+    def __init__(self, app: Starlette, config: SiteConfig, launcher: FakeLauncher) -> None:
+        self.app = app
+        self.config = config
+        self.launcher = launcher
+        self.url = ""
+        self.stop = asyncio.Event()
+
+    @property
+    def engine(self) -> FakeEngineClient:
+        return self.launcher.client
+
+    @property
+    def admission(self) -> Any:
+        return self.app.state.admission
+
+    async def is_idle(self) -> None:
+        """Everything given back: permits, tokens, sequences (I6)."""
+        await eventually(
+            lambda: self.admission.inflight == 0 and not any(self.admission.reserved.values()) and not self.engine.open
+        )
+
+
+SiteMaker = Callable[..., AbstractAsyncContextManager[Site]]
+
+
+@pytest.fixture
+def make_site(model_directory: Path) -> SiteMaker:
+    @asynccontextmanager
+    async def make(
+        *, launcher: FakeLauncher | None = None, hop_secret: str | None = None, wait: bool = True, **tables: Any
+    ) -> AsyncIterator[Site]:
+        config = site_config(model_directory, **tables)
+        launcher = launcher or FakeLauncher()
+        app = build_app(config, launcher=launcher, hop_secret=hop_secret)
+        async with running(app):
+            if wait:
+                await eventually(lambda: not app.state.health.why_not_ready())
+            yield Site(app, config, launcher)
+
+    return make
+
+
+@pytest.fixture
+async def site(make_site: SiteMaker) -> AsyncIterator[Site]:
+    async with make_site() as made:
+        yield made
+        await made.is_idle()
+
+
+@pytest.fixture
+def make_server(model_directory: Path) -> SiteMaker:
+    """The same behind a real Hypercorn on a port of its own."""
+
+    @asynccontextmanager
+    async def make(**tables: Any) -> AsyncIterator[Site]:
+        config = site_config(model_directory, **tables)
+        launcher = FakeLauncher()
+        app = build_app(config, launcher=launcher)
+        site = Site(app, config, launcher)
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        server = asyncio.create_task(
+            serve_app(
+                app, config, bind(config.listen.host, config.listen.port), stop=site.stop, on_ready=ready.set_result
+            )
+        )
+        site.url = await asyncio.wait_for(ready, 10)
+        try:
+            yield site
+        finally:
+            site.stop.set()
+            await asyncio.wait_for(server, 20)
+
+    return make
+
+
+@pytest.fixture
+async def server(make_server: SiteMaker) -> AsyncIterator[Site]:
+    async with make_server() as made:
+        yield made
+        await made.is_idle()

@@ -1,0 +1,180 @@
+"""Every bad request is a clear error with the right status in the right dialect, and the next request works."""
+
+from typing import Any
+
+import pytest
+
+from tests.asgi import call
+from tests.runtime.conftest import Site, SiteMaker
+
+CHAT = "/ai/v1/chat/completions"
+COMPLETIONS = "/ai/v1/completions"
+HELLO: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+TEXT = {"model": "tiny", "prompt": "Hi"}
+
+
+def user(content: Any, **more: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": content, **more}]}
+
+
+BAD_BODIES = [
+    (b"{", 400, "malformed_json", None),
+    (b"", 400, "malformed_json", None),
+    (b'{"model": "tiny", "messages": [{"role": "user", "content": "\xff"}]}', 400, "malformed_json", None),
+    (b'{"model": "tiny", "temperature": NaN}', 400, "malformed_json", None),
+    (b"[" * 100_000, 400, "malformed_json", None),
+    (b"[1, 2]", 400, "invalid_request", None),
+    (b'"text"', 400, "invalid_request", None),
+]
+
+BAD_CHATS: list[tuple[dict[str, Any], int, str, str | None]] = [
+    ({"messages": HELLO["messages"]}, 400, "invalid_request", "model"),
+    ({**HELLO, "model": "nope"}, 404, "model_not_found", "model"),
+    ({**HELLO, "model": 3}, 400, "invalid_request", "model"),
+    ({"model": "tiny"}, 400, "invalid_request", "messages"),
+    ({"model": "tiny", "messages": []}, 400, "invalid_request", "messages"),
+    ({"model": "tiny", "messages": "Hi"}, 400, "invalid_request", "messages"),
+    ({"model": "tiny", "messages": [{"role": "wizard", "content": "Hi"}]}, 400, "invalid_request", "messages[0].role"),
+    ({"model": "tiny", "messages": [{"role": "user"}]}, 400, "invalid_request", "messages[0].content"),
+    (user(3), 400, "invalid_request", "messages[0].content"),
+    (user([3]), 400, "invalid_request", "messages[0].content"),
+    (user([{"type": "text"}]), 400, "invalid_request", "messages[0].content"),
+    (user([{"type": "image_url", "image_url": {"url": "x"}}]), 400, "unsupported_parameter", "messages[0].content"),
+    (user("Hi", contnt="Hi"), 400, "unknown_parameter", "messages[0].contnt"),
+    (user("Hi" * 300), 400, "context_length_exceeded", "messages"),
+    ({**HELLO, "temprature": 0.5}, 400, "unknown_parameter", "temprature"),
+    ({**HELLO, "temperature": "0.5"}, 400, "invalid_request", "temperature"),
+    ({**HELLO, "temperature": -1}, 400, "invalid_request", "temperature"),
+    ({**HELLO, "max_tokens": 0}, 400, "invalid_request", "max_tokens"),
+    ({**HELLO, "max_tokens": -5}, 400, "invalid_request", "max_tokens"),
+    ({**HELLO, "max_completion_tokens": 0}, 400, "invalid_request", "max_completion_tokens"),
+    ({**HELLO, "max_tokens": 1.5}, 400, "invalid_request", "max_tokens"),
+    ({**HELLO, "max_tokens": True}, 400, "invalid_request", "max_tokens"),
+    ({**HELLO, "top_p": 0}, 400, "invalid_request", "top_p"),
+    ({**HELLO, "stream": "yes"}, 400, "invalid_request", "stream"),
+    ({**HELLO, "stop": ""}, 400, "invalid_request", "stop"),
+    ({**HELLO, "stop": ["a", "b", "c", "d", "e"]}, 400, "invalid_request", "stop"),
+    ({**HELLO, "seed": 2**70}, 400, "invalid_request", "seed"),
+    ({**HELLO, "n": 2}, 400, "unsupported_parameter", "n"),
+    ({**HELLO, "n": True}, 400, "unsupported_parameter", "n"),
+    ({**HELLO, "response_format": {"type": "json_object"}}, 400, "unsupported_parameter", "response_format"),
+    ({**HELLO, "audio": {"voice": "x"}}, 400, "unsupported_parameter", "audio"),
+    ({**HELLO, "frequency_penalty": 0.5}, 400, "unsupported_parameter", "frequency_penalty"),
+    ({**HELLO, "tools": [{"type": "function"}]}, 400, "invalid_request", "tools[0].function"),
+    ({**HELLO, "tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, 400, "unsupported_parameter",
+     "tools[0].function.strict"),
+    ({**HELLO, "tool_choice": "required"}, 400, "unsupported_parameter", "tool_choice"),
+    ({**HELLO, "tool_choice": {"type": "function", "function": {"name": "f"}}}, 400, "unsupported_parameter", "tool_choice"),
+    ({**HELLO, "tool_choice": "perhaps"}, 400, "invalid_request", "tool_choice"),
+    ({**HELLO, "top_logprobs": 2}, 400, "invalid_request", "top_logprobs"),
+    ({**HELLO, "logprobs": True, "top_logprobs": 21}, 400, "invalid_request", "top_logprobs"),
+    ({**HELLO, "stream_options": {"include_usage": True}}, 400, "invalid_request", "stream_options"),
+    ({**HELLO, "stream": True, "stream_options": {"include_usge": True}}, 400, "unknown_parameter",
+     "stream_options.include_usge"),
+    ({**HELLO, "messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]}, 400,
+     "invalid_request", "messages[0].tool_calls[0].function.arguments"),
+]  # fmt: skip
+
+BAD_COMPLETIONS: list[tuple[dict[str, Any], int, str, str | None]] = [
+    ({"model": "tiny"}, 400, "invalid_request", "prompt"),
+    ({**TEXT, "prompt": ""}, 400, "invalid_request", "prompt"),
+    ({**TEXT, "prompt": []}, 400, "invalid_request", "prompt"),
+    ({**TEXT, "prompt": ["a", "b"]}, 400, "unsupported_parameter", "prompt"),
+    ({**TEXT, "prompt": [[1], [2]]}, 400, "unsupported_parameter", "prompt"),
+    ({**TEXT, "prompt": [1, -2]}, 400, "invalid_request", "prompt"),
+    ({**TEXT, "prompt": [1, "a"]}, 400, "invalid_request", "prompt"),
+    ({**TEXT, "prompt": {"a": 1}}, 400, "invalid_request", "prompt"),
+    ({**TEXT, "prompt": [5] * 512}, 400, "context_length_exceeded", "prompt"),
+    ({**TEXT, "echo": True}, 400, "unsupported_parameter", "echo"),
+    ({**TEXT, "best_of": 3}, 400, "unsupported_parameter", "best_of"),
+    ({**TEXT, "suffix": "x"}, 400, "unsupported_parameter", "suffix"),
+    ({**TEXT, "logprobs": True}, 400, "invalid_request", "logprobs"),
+    ({**TEXT, "messages": []}, 400, "unknown_parameter", "messages"),
+]
+
+
+async def refused(site: Site, answer: Any, status: int, code: str, param: str | None) -> None:
+    assert (answer.status, answer.json["error"]["code"], answer.json["error"]["param"]) == (status, code, param)
+    assert len(answer.json["error"]["message"]) > 10
+    assert site.engine.submits == []
+    assert (await call(site.app, CHAT, HELLO)).status == 200
+
+
+@pytest.mark.parametrize(("body", "status", "code", "param"), BAD_BODIES)
+async def test_a_body_that_is_no_object_is_refused(
+    site: Site, body: bytes, status: int, code: str, param: str | None
+) -> None:
+    await refused(site, await call(site.app, CHAT, body=body), status, code, param)
+
+
+@pytest.mark.parametrize(("body", "status", "code", "param"), BAD_CHATS)
+async def test_a_bad_chat_is_refused_by_name(site: Site, body: Any, status: int, code: str, param: str | None) -> None:
+    await refused(site, await call(site.app, CHAT, body), status, code, param)
+
+
+@pytest.mark.parametrize(("body", "status", "code", "param"), BAD_COMPLETIONS)
+async def test_a_bad_completion_is_refused_by_name(
+    site: Site, body: Any, status: int, code: str, param: str | None
+) -> None:
+    await refused(site, await call(site.app, COMPLETIONS, body), status, code, param)
+
+
+async def test_a_misspelt_parameter_names_the_nearest(site: Site) -> None:
+    answer = await call(site.app, CHAT, {**HELLO, "temprature": 1})
+    assert answer.json["error"]["message"] == "unknown parameter 'temprature'; did you mean 'temperature'?"
+
+
+async def test_a_refused_stream_has_a_status_not_an_event(site: Site) -> None:
+    answer = await call(site.app, CHAT, {**user("Hi" * 300), "stream": True})
+    assert answer.status == 400
+    assert answer.headers["content-type"] == "application/json"
+    assert "603 tokens" not in answer.json["error"]["message"]
+    assert "512" in answer.json["error"]["message"]
+
+
+async def test_harmless_and_neutral_parameters_are_accepted(site: Site) -> None:
+    harmless = {
+        "user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "prompt_cache_key": "k", "n": 1,
+        "frequency_penalty": 0.0, "presence_penalty": 0, "response_format": {"type": "text"}, "logit_bias": {}, "audio": None,
+        "parallel_tool_calls": True, "stop": None, "modalities": ["text"], "tools": None, "temperature": None,
+    }  # fmt: skip
+    assert (await call(site.app, CHAT, {**HELLO, **harmless})).status == 200
+
+
+async def test_unknown_paths_and_methods_answer_in_their_dialect(site: Site) -> None:
+    missing = await call(site.app, "/nothing")
+    assert (missing.status, missing.json["error"]["code"]) == (404, "not_found")
+    wrong = await call(site.app, CHAT)
+    assert (wrong.status, wrong.json["error"]["code"]) == (405, "method_not_allowed")
+    cloud = await call(site.app, "/client/v4/accounts/a/ai/run/tiny")
+    assert (cloud.status, cloud.json["errors"][0]["code"]) == (405, 5005)
+
+
+async def test_a_body_over_the_limit_is_413(make_site: SiteMaker) -> None:
+    async with make_site(limits={"max_body_mib": 0.001}) as site:
+        declared = await call(site.app, CHAT, user("x" * 2000), content_length="2100")
+        assert (declared.status, declared.json["error"]["code"]) == (413, "body_too_large")
+        undeclared = await call(site.app, CHAT, user("x" * 2000))
+        assert undeclared.status == 413
+        cloud = await call(site.app, "/client/v4/accounts/a/ai/run/tiny", {"prompt": "x" * 2000})
+        assert (cloud.status, cloud.json["errors"][0]["code"]) == (413, 3006)
+        assert (await call(site.app, CHAT, HELLO)).status == 200
+
+
+async def test_a_template_that_refuses_is_a_400(make_site: SiteMaker, model_directory: Any) -> None:
+    (model_directory / "chat_template.jinja").write_text(
+        "{% if messages[0].role != 'user' %}{{ raise_exception('the first message must come from the user') }}{% endif %}x"
+    )
+    async with make_site() as site:
+        answer = await call(site.app, CHAT, {"model": "tiny", "messages": [{"role": "system", "content": "a"}]})
+        assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_request")
+        assert "the first message must come from the user" in answer.json["error"]["message"]
+        assert (await call(site.app, CHAT, HELLO)).status == 200
+
+
+async def test_an_unforeseen_failure_is_a_500_in_the_dialect(site: Site) -> None:
+    site.engine.script = [RuntimeError("surprise")]
+    for stream in (False, True):
+        answer = await call(site.app, CHAT, {**HELLO, "stream": stream})
+        assert (answer.status, answer.json["error"]["code"]) == (500, "internal_error")
+        assert "surprise" not in answer.json["error"]["message"]

@@ -1,0 +1,211 @@
+"""The engine host's life and the models' residency: started, watched, restarted, loaded (I5)."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from engine.client import EngineError
+from tests.asgi import call, eventually, start
+from tests.fakes import FakeEngineClient, FakeLauncher, says
+from tests.runtime.conftest import Site, SiteMaker
+
+CHAT = "/ai/v1/chat/completions"
+HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+async def status(site: Site) -> Any:
+    return (await call(site.app, "/status")).json
+
+
+async def test_a_site_is_ready_once_its_models_are_on_the_device(make_site: SiteMaker) -> None:
+    gate = asyncio.Event()
+    launcher = FakeLauncher(lambda client: setattr(client, "load_gate", gate))
+    async with make_site(launcher=launcher, wait=False) as site:
+        await eventually(lambda: "loaded" in str(site.app.state.health.why_not_ready()))
+        ready = await call(site.app, "/readyz")
+        assert ready.status == 503
+        assert ready.json["reasons"] == ["model 'tiny': 1 of 2 MB loaded"]
+        assert (await status(site))["models"][0]["residency"] == "loading"
+        assert (await call(site.app, "/livez")).status == 200
+        waiting = start(site.app, CHAT, HELLO)
+        gate.set()
+        assert (await waiting.done()).status == 200
+        assert (await call(site.app, "/readyz")).status == 200
+
+
+async def test_the_status_is_what_a_router_reads(site: Site) -> None:
+    from wire.status import decode_status
+
+    first = decode_status((await call(site.app, "/status")).body)
+    second = decode_status((await call(site.app, "/status")).body)
+    assert (first.site, first.ready, first.draining, first.inflight) == ("ams1", True, False, 0)
+    assert second.sequence > first.sequence
+    (model,) = first.models
+    assert (model.name, model.aliases, model.residency, model.context_length) == (
+        "tiny",
+        ("@test/tiny",),
+        "device",
+        512,
+    )
+    assert (model.kv_blocks_free, model.kv_blocks_total) == (60, 64)
+    assert model.wake_ms > 0
+    assert [process.role for process in first.processes] == ["site", "engine"]
+
+
+async def test_a_host_that_dies_fails_its_streams_and_is_replaced(site: Site) -> None:
+    site.engine.script = [*says("Hel", finish=None), 30]
+    exchange = start(site.app, CHAT, {**HELLO, "stream": True})
+    await exchange.until(b"Hel")
+    first = site.launcher.hosts[0]
+    first.die()
+    await exchange.done()
+    assert exchange.events[-1]["error"]["code"] == "engine_error"
+    assert "SIGKILL" in exchange.events[-1]["error"]["message"]
+    await eventually(lambda: len(site.launcher.hosts) == 2 and not site.app.state.health.why_not_ready())
+    assert first.is_stopped
+    assert site.engine.loaded == ["tiny"]
+    assert (await call(site.app, CHAT, HELLO)).status == 200
+
+
+async def test_readiness_is_lost_while_the_host_is_down(site: Site) -> None:
+    site.launcher.failures = [OSError("no more processes")] * 3
+    site.launcher.hosts[0].die()
+    await eventually(lambda: "no more processes" in str(site.app.state.health.why_not_ready()))
+    ready = await call(site.app, "/readyz")
+    assert ready.status == 503
+    assert (await status(site))["ready"] is False
+    await eventually(lambda: not site.app.state.health.why_not_ready(), 10)
+    assert (await call(site.app, CHAT, HELLO)).status == 200
+
+
+async def test_a_host_with_work_and_no_step_is_killed(make_site: SiteMaker) -> None:
+    async with make_site(engine={"step_deadline_s": 0.2}) as site:
+        site.engine.script = [*says("Hel", finish=None), 30]
+        exchange = await call(site.app, CHAT, {**HELLO, "stream": True})
+        assert "took no step for 0.2 s" in exchange.events[-1]["error"]["message"]
+        assert site.launcher.hosts[0].is_stopped
+        await eventually(lambda: not site.app.state.health.why_not_ready())
+        assert (await call(site.app, CHAT, HELLO)).status == 200
+
+
+async def test_heartbeats_without_steps_are_not_progress(make_site: SiteMaker) -> None:
+    async with make_site(engine={"step_deadline_s": 0.2}) as site:
+
+        async def beat() -> None:
+            for _ in range(200):
+                site.launcher.hosts[0].client.heartbeat()
+                await asyncio.sleep(0.01)
+
+        site.engine.script = [beat]
+        answer = await call(site.app, CHAT, HELLO)
+        assert (answer.status, answer.json["error"]["code"]) == (500, "engine_error")
+
+
+async def test_an_idle_host_may_be_silent(make_site: SiteMaker) -> None:
+    async with make_site(engine={"step_deadline_s": 0.05}) as site:
+        await asyncio.sleep(0.3)
+        assert len(site.launcher.hosts) == 1
+
+
+async def test_a_host_that_never_answers_is_replaced(make_site: SiteMaker) -> None:
+    gates = [asyncio.Event()]  # the first host hangs for ever in its first load
+
+    def prepare(client: FakeEngineClient) -> None:
+        client.load_gate = gates.pop() if gates else None
+
+    async with make_site(launcher=FakeLauncher(prepare), engine={"start_timeout_s": 0.2}) as site:
+        assert len(site.launcher.hosts) == 2
+        assert (await call(site.app, CHAT, HELLO)).status == 200
+
+
+async def test_a_lost_connection_counts_as_a_dead_host(site: Site) -> None:
+    site.engine.fail("the socket was closed")  # the process lives on
+    answer = await call(site.app, CHAT, HELLO)
+    assert answer.json["error"]["code"] == "engine_error"
+    await eventually(lambda: len(site.launcher.hosts) == 2 and not site.app.state.health.why_not_ready())
+    assert (await call(site.app, CHAT, HELLO)).status == 200
+
+
+async def test_a_model_that_cannot_be_loaded_says_why(make_site: SiteMaker) -> None:
+    error = EngineError("model_load_failed", "model.safetensors is truncated")
+    launcher = FakeLauncher(lambda client: setattr(client, "load_error", error))
+    async with make_site(launcher=launcher, wait=False) as site:
+        await eventually(lambda: site.app.state.models.statuses()[0].residency == "failed")
+        answer = await call(site.app, CHAT, HELLO)
+        assert (answer.status, answer.json["error"]["code"]) == (500, "model_load_failed")
+        assert "model.safetensors is truncated" in answer.json["error"]["message"]
+        assert "truncated" in (await call(site.app, "/readyz")).json["reasons"][0]
+
+
+async def test_a_load_that_kills_its_host_is_given_up(make_site: SiteMaker) -> None:
+    launcher = FakeLauncher()
+
+    def prepare(client: FakeEngineClient) -> None:
+        client.load_gate = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.03, lambda: launcher.hosts[-1].die("it ran out of memory"))
+
+    launcher.prepare = prepare
+    async with make_site(launcher=launcher, wait=False) as site:
+        await eventually(lambda: site.app.state.models.statuses()[0].residency == "failed", 10)
+        answer = await call(site.app, CHAT, HELLO)
+        assert "died 3 times" in answer.json["error"]["message"]
+
+
+async def test_a_sleeping_model_is_loaded_once_by_its_first_requests(
+    make_site: SiteMaker, model_directory: Path
+) -> None:
+    models = [{"name": "tiny", "source": str(model_directory), "residency": "disk"}]
+    async with make_site(models=models) as site:
+        assert (await status(site))["models"][0]["residency"] == "disk"
+        await eventually(lambda: site.launcher.hosts)
+        site.engine.load_gate = asyncio.Event()
+        exchanges = [start(site.app, CHAT, HELLO) for _ in range(5)]
+        await eventually(lambda: site.admission.inflight == 5)
+        assert (await status(site))["models"][0]["residency"] == "loading"
+        site.engine.load_gate.set()
+        assert [(await exchange.done()).status for exchange in exchanges] == [200] * 5
+        assert site.engine.loaded == ["tiny"]
+        assert (await status(site))["models"][0]["residency"] == "device"
+
+
+async def test_missing_files_are_a_sentence(make_site: SiteMaker, model_directory: Path) -> None:
+    (model_directory / "tokenizer.json").unlink()
+    async with make_site(wait=False) as site:
+        answer = await call(site.app, CHAT, HELLO)
+        assert (answer.status, answer.json["error"]["code"]) == (500, "model_load_failed")
+        assert "tokenizer.json is missing" in answer.json["error"]["message"]
+
+
+async def test_metrics_name_what_people_chart(site: Site) -> None:
+    site.engine.script = says("Hello", cached=3)
+    await call(site.app, CHAT, HELLO)
+    await call(site.app, CHAT, {**HELLO, "model": "nope"})
+    text = (await call(site.app, "/metrics")).body.decode()
+    for line in (
+        'vllm:num_requests_running{model_name="tiny"} 0.0',
+        'vllm:kv_cache_usage_perc{model_name="tiny"} 0.0625',
+        'vllm:time_to_first_token_seconds_count{model_name="tiny"} 1.0',
+        'vllm:e2e_request_latency_seconds_count{model_name="tiny"} 1.0',
+        'vllm:generation_tokens_total{model_name="tiny"} 6.0',
+        'pilotlight_cached_prompt_tokens_total{model_name="tiny"} 3.0',
+        'pilotlight_requests_total{model_name="tiny",outcome="stop"} 1.0',
+        'pilotlight_http_responses_total{endpoint="chat/completions",status="404"} 1.0',
+        "pilotlight_inflight_requests 0.0",
+        "pilotlight_ready 1.0",
+    ):
+        assert line in text, line
+
+
+async def test_outcomes_are_counted_whatever_they_are(make_site: SiteMaker) -> None:
+    async with make_site(limits={"request_timeout_s": 0.2}) as site:
+        site.engine.script = [30]
+        await call(site.app, CHAT, HELLO)
+        leaver = start(site.app, CHAT, HELLO)
+        await eventually(lambda: site.engine.open)
+        leaver.disconnect()
+        await leaver.done()
+        site.engine.script = [EngineError("overloaded", "the waiting queue is full")]
+        await call(site.app, CHAT, HELLO)
+        text = (await call(site.app, "/metrics")).body.decode()
+        for outcome in ("request_timeout", "client_left", "overloaded"):
+            assert f'outcome="{outcome}"}} 1.0' in text

@@ -1,0 +1,74 @@
+"""Hop signatures, request ids, and the site's name on every response."""
+
+import time
+
+import pytest
+
+from runtime.app import build_app
+from sites.config import ConfigError
+from tests.asgi import call
+from tests.runtime.conftest import Site, SiteMaker, site_config
+from wire.headers import HOP, sign_hop
+
+CHAT = "/ai/v1/chat/completions"
+HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+SECRET = "a shared secret"
+
+
+def signed(
+    request_id: str = "r1", *, path: str = CHAT, method: str = "POST", secret: str = SECRET, age_s: float = 0
+) -> dict[str, str]:
+    return {HOP: sign_hop(secret, time.time() - age_s, method, path, request_id), "x-request-id": request_id}
+
+
+async def test_every_response_names_site_and_request(site: Site) -> None:
+    for path in ("/livez", "/nothing", "/ai/v1/models"):
+        answer = await call(site.app, path)
+        assert answer.headers["x-pilotlight-site"] == "ams1"
+        assert len(answer.headers["x-request-id"]) == 32
+
+
+async def test_a_strangers_request_id_is_replaced(site: Site) -> None:
+    answer = await call(site.app, "/livez", **{"x-request-id": "mine"})
+    assert answer.headers["x-request-id"] != "mine"
+
+
+async def test_a_genuine_hop_keeps_its_request_id(make_site: SiteMaker) -> None:
+    async with make_site(hop_secret=SECRET) as site:
+        answer = await call(site.app, CHAT, HELLO, **signed())
+        assert (answer.status, answer.headers["x-request-id"]) == (200, "r1")
+        assert (await call(site.app, CHAT, HELLO)).status == 200  # unsigned is allowed unless require_hop
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        signed(secret="another secret"),
+        signed(path="/ai/v1/completions"),
+        signed(method="GET"),
+        signed(age_s=120),
+        {**signed(), "x-request-id": "r2"},
+        {HOP: "nonsense", "x-request-id": "r1"},
+    ],
+)
+async def test_a_false_hop_is_403(make_site: SiteMaker, headers: dict[str, str]) -> None:
+    async with make_site(hop_secret=SECRET) as site:
+        answer = await call(site.app, CHAT, HELLO, **headers)
+        assert (answer.status, answer.json["error"]["code"]) == (403, "forbidden")
+        assert answer.headers["x-pilotlight-site"] == "ams1"
+        assert answer.headers["x-request-id"] != "r1"
+
+
+async def test_a_site_can_demand_hops_but_not_of_probes(make_site: SiteMaker) -> None:
+    async with make_site(hop_secret=SECRET, listen={"port": 0, "require_hop": True}) as site:
+        assert (await call(site.app, CHAT, HELLO)).status == 403
+        cloud = await call(site.app, "/client/v4/accounts/a/ai/run/tiny", {"prompt": "Hi"})
+        assert (cloud.status, cloud.json["errors"][0]["code"]) == (403, 5018)
+        assert (await call(site.app, CHAT, HELLO, **signed())).status == 200
+        assert (await call(site.app, "/readyz")).status == 200
+
+
+def test_demanding_hops_without_a_secret_stops_the_start(model_directory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PILOTLIGHT_HOP_SECRET", raising=False)
+    with pytest.raises(ConfigError, match="PILOTLIGHT_HOP_SECRET"):
+        build_app(site_config(model_directory, listen={"port": 0, "require_hop": True}))

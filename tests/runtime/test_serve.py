@@ -1,0 +1,197 @@
+"""A real server on a real socket: what only sockets can show."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.asgi import eventually
+from tests.fakes import says
+from tests.runtime.conftest import Site, SiteMaker
+
+CHAT = "/ai/v1/chat/completions"
+HELLO: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+async def connect(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = site.url.removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+def request_bytes(body: dict[str, Any]) -> bytes:
+    raw = json.dumps(body).encode()
+    return f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(raw)}\r\n\r\n".encode() + raw
+
+
+async def close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+
+
+async def test_a_chat_over_http(server: Site) -> None:
+    async with httpx.AsyncClient(base_url=server.url) as client:
+        answer = await client.post(CHAT, json=HELLO)
+        assert answer.json()["choices"][0]["message"]["content"] == "Hello, world"
+        assert answer.headers["x-pilotlight-site"] == "ams1"
+        assert "server" not in answer.headers
+        status = (await client.get("/status")).json()
+        assert status["processes"][0]["url"] == server.url
+        assert status["processes"][0]["pid"] == os.getpid()
+
+
+async def test_events_arrive_as_they_are_made(server: Site) -> None:
+    second = asyncio.Event()
+    server.engine.script = [*says("one", finish=None), second, *says("two")]
+    async with (
+        httpx.AsyncClient(base_url=server.url) as client,
+        client.stream("POST", CHAT, json={**HELLO, "stream": True}) as answer,
+    ):
+        seen = ""
+        async for text in answer.aiter_text():
+            seen += text
+            if '"one"' in seen:
+                second.set()
+    assert '"two"' in seen
+    assert seen.endswith("data: [DONE]\n\n")
+
+
+async def test_a_20_mb_body_is_refused_and_the_connection_survives(server: Site) -> None:
+    async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+        large = b'{"model": "tiny", "messages": [{"role": "user", "content": "' + b"x" * 20_000_000 + b'"}]}'
+        answer = await client.post(CHAT, content=large)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+
+        async def chunks() -> Any:
+            for _ in range(200):
+                yield b"x" * 100_000
+
+        answer = await client.post(CHAT, content=chunks())
+        assert answer.status_code == 413
+        assert (await client.post("/nothing", content=large)).status_code == 404
+        assert (await client.post(CHAT, json=HELLO)).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_closing_before_the_first_byte_aborts(server: Site, stream: bool) -> None:
+    server.engine.script = [30]
+    _, writer = await connect(server)
+    writer.write(request_bytes({**HELLO, "stream": stream}))
+    await eventually(lambda: server.engine.open)
+    await close(writer)
+    await server.is_idle()
+    assert len(server.engine.aborted) == 1
+
+
+async def test_closing_in_mid_stream_aborts(server: Site) -> None:
+    server.engine.script = [*says("Hello", finish=None), 30]
+    reader, writer = await connect(server)
+    writer.write(request_bytes({**HELLO, "stream": True}))
+    await reader.readuntil(b"ello")
+    await close(writer)
+    await server.is_idle()
+    assert len(server.engine.aborted) == 1
+
+
+async def test_closing_only_the_sending_half_counts_as_leaving(server: Site) -> None:
+    """The server below reports it so; what matters is that nothing is left behind."""
+    server.engine.script = [*says("Hello", finish=None), 30]
+    reader, writer = await connect(server)
+    writer.write(request_bytes({**HELLO, "stream": True}))
+    await reader.readuntil(b"ello")
+    writer.write_eof()
+    await server.is_idle()
+    assert len(server.engine.aborted) == 1
+    await close(writer)
+
+
+async def test_a_drain_lets_open_streams_finish_and_refuses_new_ones(make_server: SiteMaker) -> None:
+    async with make_server() as site:
+        gate = asyncio.Event()
+        site.engine.script = [*says("one", finish=None), gate, *says("two")]
+        async with (
+            httpx.AsyncClient(base_url=site.url) as client,
+            client.stream("POST", CHAT, json={**HELLO, "stream": True}) as answer,
+        ):
+            texts = answer.aiter_text()
+            assert "one" in await anext(texts)
+            site.stop.set()
+            await eventually(lambda: site.admission.draining)
+            ready = await client.get("/readyz")
+            assert (ready.status_code, ready.json()["reasons"]) == (503, ["the site is draining"])
+            assert (await client.get("/status")).json()["draining"] is True
+            refused = await client.post(CHAT, json=HELLO)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+            assert int(refused.headers["retry-after"]) > 0
+            gate.set()
+            rest = "".join([text async for text in texts])
+        assert "two" in rest
+        assert rest.endswith("data: [DONE]\n\n")
+        await eventually(lambda: site.launcher.hosts[0].is_stopped)
+    assert site.admission.inflight == 0
+
+
+async def test_a_stream_that_outlasts_the_drain_ends_with_an_error_event(make_server: SiteMaker) -> None:
+    async with make_server(limits={"drain_timeout_s": 0.1}) as site:
+        site.engine.script = [*says("one", finish=None), 30]
+        async with (
+            httpx.AsyncClient(base_url=site.url) as client,
+            client.stream("POST", CHAT, json={**HELLO, "stream": True}) as answer,
+        ):
+            texts = answer.aiter_text()
+            assert "one" in await anext(texts)
+            site.stop.set()
+            rest = "".join([text async for text in texts])
+        error = json.loads(rest.rpartition("data: ")[2])["error"]
+        assert error["code"] == "engine_error"
+        assert "shutting down" in error["message"]
+    assert site.admission.inflight == 0
+
+
+def site_file(tmp_path: Path, **values: Any) -> Path:
+    file = tmp_path / "ams1.toml"
+    port, source = values.get("port", 0), values.get("source", "embedded:nothing")
+    file.write_text(
+        'name = "ams1"\nplace = {city = "A", latitude = 0.0, longitude = 0.0}\n'
+        f'[listen]\nport = {port}\n[[models]]\nname = "m"\nsource = "{source}"\n' + values.get("more", "")
+    )
+    return file
+
+
+def serve_process(file: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "runtime.serve", str(file)], capture_output=True, text=True, timeout=30
+    )
+
+
+def test_a_site_that_cannot_start_says_why_and_exits_with_1(tmp_path: Path, model_directory: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        taken = serve_process(site_file(tmp_path, port=port, source=model_directory))
+        assert (taken.returncode, taken.stderr.count("\n")) == (1, 1)
+        assert f"port {port} on 127.0.0.1 is in use" in taken.stderr
+    missing = serve_process(site_file(tmp_path, source="/no/such/directory"))
+    assert (missing.returncode, missing.stderr.count("\n")) == (1, 1)
+    assert "there is no directory /no/such/directory" in missing.stderr
+    misspelt = serve_process(site_file(tmp_path, more="[limits]\nmax_inflght = 3\n"))
+    assert misspelt.returncode == 1
+    assert "did you mean 'max_inflight'" in misspelt.stderr
+
+
+def test_the_runtime_never_imports_torch() -> None:
+    """2 to 4 s and 200 MB of a process that does HTTP."""
+    code = (
+        "import importlib, pkgutil, sys, runtime\n"
+        "for module in pkgutil.walk_packages(runtime.__path__, 'runtime.'):\n"
+        "    if not module.name.startswith('runtime.cli') and module.name != 'runtime.__main__':\n"
+        "        importlib.import_module(module.name)\n"
+        "print([name for name in ('torch', 'transformers', 'huggingface_hub') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[]\n", "")

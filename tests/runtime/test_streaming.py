@@ -1,0 +1,132 @@
+"""The pure middle: tokens to pieces, whatever arrives together."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.formats.hermes import HermesParser
+from engine.protocol import TokenOutput
+from engine.tokenizer import Tokenizer
+from runtime.streaming import Assembler, Piece, StopMatcher
+from tests.fakes import EOS, byte_tokenizer, ids
+
+TOKENIZER = Tokenizer.from_json(byte_tokenizer().to_str(), {})
+
+
+def assembler(*stop: str, tools: bool = False) -> Assembler:
+    parser = HermesParser() if tools else None
+    return Assembler(TOKENIZER.detokenizer(), stop=stop, hidden_token_ids=frozenset({EOS}), parser=parser)
+
+
+def run(made: Assembler, groups: list[tuple[int, ...]], finish: str = "stop") -> list[Piece]:
+    pieces = []
+    for position, group in enumerate(groups):
+        last = position == len(groups) - 1
+        made.push(TokenOutput("s", group, finish_reason=finish if last else None))  # type: ignore[arg-type]
+        if (piece := made.take()) is not None:
+            pieces.append(piece)
+        if made.finish_reason is not None:
+            break
+    return pieces
+
+
+def cut(tokens: tuple[int, ...], seed: int) -> list[tuple[int, ...]]:
+    cuts = sorted(random.Random(seed).choices(range(len(tokens) + 1), k=4))
+    return [tokens[start:end] for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True)]
+
+
+TEXTS = st.text(alphabet="ab<E\u00e9\u65e5 \n", max_size=30)
+
+
+@given(
+    text=TEXTS,
+    stops=st.lists(st.text(alphabet="abE\u00e9", min_size=1, max_size=3), max_size=3),
+    seed=st.integers(0, 2**32),
+)
+def test_the_text_is_what_comes_before_the_first_stop_string(text: str, stops: list[str], seed: int) -> None:
+    found = [(start + len(stop), start) for stop in stops if (start := text.find(stop)) >= 0]
+    made = assembler(*stops)
+    pieces = run(made, cut((*ids(text), EOS), seed))
+    assert pieces[-1].finish_reason == made.finish_reason == "stop"
+    assert "".join(piece.text for piece in pieces) == (text[: min(found)[1]] if found else text)
+
+
+@given(
+    text=TEXTS, stops=st.lists(st.text(alphabet="abE", min_size=1, max_size=3), max_size=3), seed=st.integers(0, 2**32)
+)
+def test_the_matcher_does_not_depend_on_how_text_is_cut(text: str, stops: list[str], seed: int) -> None:
+    def shown(chunks: list[str]) -> str:
+        matcher, out = StopMatcher(tuple(stops)), ""
+        for chunk in chunks:
+            safe, is_stopped = matcher.push(chunk)
+            out += safe
+            if is_stopped:
+                return out
+        return out + matcher.finish()
+
+    cuts = sorted(random.Random(seed).choices(range(len(text) + 1), k=3))
+    chunks = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert shown(chunks) == shown([text]) == shown(list(text))
+
+
+@given(text=TEXTS, seed=st.integers(0, 2**32), tools=st.booleans())
+def test_every_token_is_carried_once_and_in_order(text: str, seed: int, tools: bool) -> None:
+    tokens = (*ids(text), EOS)
+    made = assembler("EE", tools=tools)
+    pieces = run(made, cut(tokens, seed))
+    carried = [token for piece in pieces for token in piece.tokens]
+    assert [token.position for token in carried] == list(range(made.completion_tokens))
+    assert [token.token_id for token in carried] == list(tokens[: made.completion_tokens])
+
+
+@given(text=TEXTS, seed=st.integers(0, 2**32))
+def test_a_stream_cut_after_any_piece_can_be_continued(text: str, seed: int) -> None:
+    """The tokens up to a piece's last id decode to no more than the text shown so far."""
+    tokens = (*ids(text), EOS)
+    shown = ""
+    for piece in run(assembler("EE", tools=True), cut(tokens, seed))[:-1]:
+        shown += piece.text
+        if piece.tokens:
+            whole = TOKENIZER.detokenizer()
+            text_of_carried = "".join(whole.push(token) for token in tokens[: piece.tokens[-1].position + 1])
+            assert shown.startswith(text_of_carried)
+
+
+def test_the_end_token_is_counted_and_not_shown() -> None:
+    made = assembler()
+    (piece,) = run(made, [(*ids("a"), EOS)])
+    assert (piece.text, made.completion_tokens) == ("a", 2)
+    assert [token.is_shown for token in piece.tokens] == [True, False]
+
+
+def test_half_a_character_at_the_end_is_shown_as_what_it_is() -> None:
+    (piece,) = run(assembler(), [ids("\u00e9")[:1]], finish="length")
+    assert (piece.text, piece.finish_reason) == ("\ufffd", "length")
+
+
+def test_an_answer_without_text_still_finishes() -> None:
+    (piece,) = run(assembler(), [(EOS,)])
+    assert (piece.parts, piece.finish_reason) == ((), "stop")
+
+
+def test_tokens_after_a_stop_string_do_not_count() -> None:
+    made = assembler("END")
+    (piece,) = run(made, [ids("a END b c d")])
+    assert (piece.text, made.completion_tokens) == ("a ", 5)
+
+
+def test_a_cut_call_is_content_and_the_reason_is_length() -> None:
+    made = assembler(tools=True)
+    pieces = run(made, [ids('<tool_call>{"name": "f"')], finish="length")
+    assert pieces[-1].text == '<tool_call>{"name": "f"'
+    assert pieces[-1].finish_reason == "length"
+
+
+def test_the_matcher_holds_no_more_than_a_stop_string_can_need() -> None:
+    matcher = StopMatcher(("abcd",))
+    assert matcher.push("xxabc") == ("xx", False)
+    assert matcher.held_characters == 3
+    assert matcher.push("abcx") == ("abcabcx", False)
+    assert matcher.push("ab") == ("", False)
+    assert matcher.finish() == "ab"

@@ -1,0 +1,77 @@
+"""Cloudflare Workers AI's native paths."""
+
+from tests.asgi import call
+from tests.fakes import ids, says
+from tests.runtime.conftest import Site
+
+RUN = "/client/v4/accounts/acc1/ai/run/@test/tiny"
+CALL_TEXT = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+
+
+async def test_a_prompt_is_answered_in_an_envelope(site: Site) -> None:
+    site.engine.script = says("Hello", cached=2)
+    answer = await call(site.app, RUN, {"prompt": "Hi"})
+    assert answer.status == 200
+    body = answer.json
+    assert (body["success"], body["errors"], body["messages"]) == (True, [], [])
+    assert body["result"]["response"] == "Hello"
+    assert body["result"]["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+    assert site.engine.submits[0].prompt_token_ids == ids("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+
+
+async def test_a_raw_prompt_is_continued_as_it_is(site: Site) -> None:
+    await call(site.app, RUN, {"prompt": "Once", "raw": True})
+    assert site.engine.submits[0].prompt_token_ids == ids("Once")
+
+
+async def test_a_stream_of_responses_ends_with_usage_and_done(site: Site) -> None:
+    answer = await call(
+        site.app, RUN, {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "max_tokens": 20}
+    )
+    *events, last, done = answer.events
+    assert done == "[DONE]"
+    assert "".join(event["response"] for event in events) == "Hello, world"
+    assert last["response"] == ""
+    assert last["usage"]["completion_tokens"] == 13
+    assert site.engine.submits[0].sampling.max_tokens == 20
+
+
+async def test_tools_come_in_either_form_and_calls_carry_objects(site: Site) -> None:
+    site.engine.script = says(CALL_TEXT)
+    for tool in ({"name": "f", "parameters": {}}, {"type": "function", "function": {"name": "f"}}):
+        answer = await call(site.app, RUN, {"prompt": "Hi", "tools": [tool]})
+        assert answer.json["result"]["tool_calls"] == [{"name": "f", "arguments": {"a": 1}}]
+        assert answer.json["result"]["response"] == ""
+    streamed = await call(site.app, RUN, {"prompt": "Hi", "tools": [{"name": "f"}], "stream": True})
+    assert streamed.events[0]["tool_calls"] == [{"name": "f", "arguments": {"a": 1}}]
+
+
+async def test_errors_have_the_dialects_codes(site: Site) -> None:
+    missing = await call(site.app, "/client/v4/accounts/acc1/ai/run/@cf/nope", {"prompt": "Hi"})
+    assert (missing.status, missing.json["errors"][0]["code"], missing.json["success"]) == (400, 5007, False)
+    bad = await call(site.app, RUN, {"promt": "Hi"})
+    assert (bad.status, bad.json["errors"][0]["code"]) == (400, 5004)
+    assert "'prompt'" in bad.json["errors"][0]["message"]
+    neither = await call(site.app, RUN, {})
+    assert "either prompt or messages" in neither.json["errors"][0]["message"]
+    queued = await call(site.app, RUN + "?queueRequest=true", {"prompt": "Hi"})
+    assert "queueRequest" in queued.json["errors"][0]["message"]
+    long = await call(site.app, RUN, {"prompt": "x" * 600})
+    assert (long.status, long.json["errors"][0]["code"]) == (413, 3006)
+    unknown = await call(site.app, "/client/v4/accounts/acc1/nothing")
+    assert (unknown.status, unknown.json["errors"][0]["code"]) == (404, 3042)
+
+
+async def test_accounts_are_tenants(site: Site) -> None:
+    await call(site.app, RUN, {"prompt": "Hi"})
+    await call(site.app, RUN.replace("acc1", "acc2"), {"prompt": "Hi"})
+    first, second = (submit.salt for submit in site.engine.submits)
+    assert first != second
+
+
+async def test_models_can_be_searched(site: Site) -> None:
+    found = await call(site.app, "/client/v4/accounts/acc1/ai/models/search?search=tiny")
+    assert [model["name"] for model in found.json["result"]] == ["tiny"]
+    assert found.json["result"][0]["task"]["name"] == "Text Generation"
+    nothing = await call(site.app, "/client/v4/accounts/acc1/ai/models/search?search=zzz")
+    assert nothing.json["result"] == []

@@ -1,0 +1,70 @@
+"""The shapes of answers, as their clients read them."""
+
+import json
+
+import msgspec
+
+from wire.chat import (
+    ChatCompletion,
+    Choice,
+    Chunk,
+    ChunkChoice,
+    Delta,
+    FunctionCall,
+    Message,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+)
+from wire.workers_ai import Call, Envelope, TextResult
+
+
+def encoded(value: object) -> object:
+    return json.loads(msgspec.json.encode(value))
+
+
+def test_absent_and_null_are_told_apart() -> None:
+    assert encoded(Chunk("c", 1, "m", (ChunkChoice(Delta(content="a")),))) == {
+        "id": "c",
+        "created": 1,
+        "model": "m",
+        "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None, "logprobs": None}],
+        "object": "chat.completion.chunk",
+    }
+    with_usage = encoded(Chunk("c", 1, "m", (), None))
+    assert isinstance(with_usage, dict)
+    assert with_usage["usage"] is None
+
+
+def test_usage_adds_up() -> None:
+    usage = Usage.of(prompt_tokens=10, completion_tokens=5, cached_tokens=8)
+    assert (usage.total_tokens, usage.prompt_tokens_details.cached_tokens) == (15, 8)
+
+
+def test_whole_answers_and_chunks_survive_the_round_trip() -> None:
+    function = FunctionCall("f", '{"a": 1}')
+    message = Message(None, (ToolCall("call_1", function),))
+    whole = ChatCompletion("c", 1, "m", (Choice(message, "tool_calls"),), Usage.of(1, 2, 0))
+    assert msgspec.json.decode(msgspec.json.encode(whole), type=ChatCompletion) == whole
+    chunk = Chunk("c", 1, "m", (ChunkChoice(Delta(tool_calls=(ToolCallDelta(0, "call_1", function),)), "tool_calls"),))
+    assert msgspec.json.decode(msgspec.json.encode(chunk), type=Chunk) == chunk
+
+
+def test_official_models_accept_the_shapes() -> None:
+    from openai.types.chat import ChatCompletion as Official
+    from openai.types.chat import ChatCompletionChunk as OfficialChunk
+
+    whole = ChatCompletion("c", 1, "m", (Choice(Message("Hi"), "stop"),), Usage.of(1, 2, 1))
+    assert Official.model_validate_json(msgspec.json.encode(whole)).choices[0].message.content == "Hi"
+    chunk = Chunk("c", 1, "m", (ChunkChoice(Delta(role="assistant", content="")),), Usage.of(1, 2, 1))
+    assert OfficialChunk.model_validate_json(msgspec.json.encode(chunk)).usage.total_tokens == 3
+
+
+def test_the_native_envelope() -> None:
+    result = TextResult("", (Call("f", {"a": 1}),))
+    assert encoded(Envelope(result)) == {
+        "result": {"response": "", "tool_calls": [{"name": "f", "arguments": {"a": 1}}]},
+        "success": True,
+        "errors": [],
+        "messages": [],
+    }
