@@ -39,6 +39,8 @@ Argument = TypeVar("Argument")
 if TYPE_CHECKING:
     import zmq.asyncio
 
+_LAST_WORD_S = 1.0  # how long a Shutdown may take to be obeyed
+
 ProgressCallback = Callable[[int, int], None]  # (bytes done, bytes in total)
 
 
@@ -114,6 +116,7 @@ class _Client(ABC):
     def __init__(self) -> None:
         self._streams: dict[str, _SequenceStream] = {}
         self._loads: dict[str, asyncio.Future[ModelInfo]] = {}
+        self._load_specs: dict[str, ModelSpec] = {}  # what each of them is about
         self._unloads: dict[str, asyncio.Future[None]] = {}
         self._progress: dict[str, ProgressCallback] = {}
         self._step_callbacks: list[Callable[[StepOutput], None]] = []
@@ -134,6 +137,9 @@ class _Client(ABC):
 
     async def load_model(self, spec: ModelSpec, on_progress: ProgressCallback | None = None) -> ModelInfo:
         self._start()
+        if spec.name in self._loads and (other := self._load_specs[spec.name]) != spec:
+            raise EngineError("model_load_failed", f"{spec.name} is being loaded from {other.path}; unload it first")
+        self._load_specs[spec.name] = spec
         if on_progress:
             self._progress[spec.name] = on_progress
         try:
@@ -256,10 +262,10 @@ class SocketEngineClient(_Client):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._socket.disable_monitor()  # before its reader goes: ZeroMQ would wait for ever to report to a closed one
         self._monitor.close(linger=0)
-        self._socket.disable_monitor()
-        self._socket.close(linger=500)
-        self._context.term()
+        self._socket.close(linger=round(_LAST_WORD_S * 1000))
+        await asyncio.to_thread(self._context.term)  # waits for the last frame, or for its time to run out
         self._context = None
 
     def _start(self) -> None:
@@ -273,9 +279,16 @@ class SocketEngineClient(_Client):
         self._socket.setsockopt(zmq.IDENTITY, uuid.uuid4().bytes)
         self._socket.set_hwm(0)  # commands are few and must not be dropped
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(self._address)
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
+        for task in self._tasks:
+            task.add_done_callback(self._on_task_end)
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        """Nobody would hear from the host again: then the open calls must hear of that."""
+        if not task.cancelled() and (error := task.exception()):
+            self.fail(f"the engine client failed with {type(error).__name__}: {error}")
 
     def _send(self, command: Command) -> None:
         from engine.frames import encode
@@ -296,11 +309,10 @@ class SocketEngineClient(_Client):
         import zmq
         from zmq.utils.monitor import parse_monitor_message
 
-        while True:
-            event = parse_monitor_message(await self._monitor.recv_multipart())
-            if event["event"] == zmq.EVENT_DISCONNECTED:
-                self.fail(f"the engine host at {self._address} went away")
-                return
+        event = parse_monitor_message(await self._monitor.recv_multipart())
+        assert event["event"] == zmq.EVENT_DISCONNECTED, "no other event was asked for"
+        self.fail(f"the engine host at {self._address} went away")
+        self._socket.disconnect(self._address)  # a successor at the same address knows nothing of this client's calls
 
 
 class InProcessEngineClient(_Client):
@@ -312,9 +324,9 @@ class InProcessEngineClient(_Client):
         self._thread: threading.Thread | None = None
 
     async def close(self) -> None:
-        if self._thread is not None and self._death is None:
-            self._send(Shutdown())
-            await asyncio.to_thread(self._thread.join)
+        if self._thread is not None:
+            self._transport.put(Shutdown())  # also to one that was declared dead: it may merely have been slow
+            await asyncio.to_thread(self._thread.join, _LAST_WORD_S)
         self.fail("the client was closed")
 
     def _start(self) -> None:

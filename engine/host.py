@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -36,6 +35,7 @@ from engine.protocol import (
     UnloadModel,
 )
 from engine.transport import HostTransport, NewFrontEnd
+from engine.validation import host_problem
 
 if TYPE_CHECKING:
     from engine.loading import LoadedModel
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
-# how soon a finished load is noticed; the loader's thread has no other way to interrupt the wait for commands
+# How soon a finished load is noticed: the loader's thread has no way to interrupt the wait for commands.
 _LOADING_POLL_S = 0.01
 
 
@@ -51,6 +51,9 @@ class EngineHost:
     def __init__(
         self, config: HostConfig, transport: HostTransport, is_orphaned: Callable[[], bool] = lambda: False
     ) -> None:
+        problem = host_problem(config)
+        if problem:
+            raise ValueError(problem)
         self._config = config
         self._transport = transport
         self._is_orphaned = is_orphaned
@@ -60,22 +63,22 @@ class EngineHost:
         self._outputs: list[TokenOutput] = []
         self._steps = 0
         self._last_frame_at = time.monotonic()
-        self._stopping = threading.Event()
+        self._stopping = False
 
     def stop(self) -> None:
-        """From a signal handler or another thread: end after the step in progress."""
-        self._stopping.set()
+        """From a signal handler too: end after the step in progress."""
+        self._stopping = True
 
     def run(self) -> None:
         """Serve until told to stop, then end every sequence with an error."""
-        while not self._stopping.is_set():
+        while not self._stopping and not self._is_orphaned():
             for command in self._transport.receive(self._patience_s()):
                 self._obey(command)
             self._collect_loads()
             working = [model for model in self._models.values() if model.engine.has_work]
             for model in working:
                 self._step(model)
-            if working or self._has_outputs() or self._heartbeat_is_due():
+            if working or self._has_outputs() or self._until_heartbeat_s() <= 0:
                 self._send_frame(working)
         for model in self._models.values():
             model.engine.fail_all("engine_error", "the engine host was shut down")
@@ -88,7 +91,7 @@ class EngineHost:
             return 0.0
         if self._loading:
             return _LOADING_POLL_S
-        return max(0.0, self._last_frame_at + HEARTBEAT_S - time.monotonic())
+        return max(0.0, self._until_heartbeat_s())
 
     def _obey(self, command: Command | NewFrontEnd) -> None:
         match command:
@@ -139,20 +142,21 @@ class EngineHost:
         self._transport.send(ModelUnloaded(name))
 
     def _collect_loads(self) -> None:
-        for result in self._loader.take_results():
+        for spec, result in self._loader.take_results():
+            wanted = self._loading.get(spec.name) is spec  # else it was unloaded while it loaded
             match result:
-                case LoadProgress(name):
-                    if name in self._loading:
-                        self._transport.send(result)
-                case ModelFailed(name):
-                    if self._loading.pop(name, None):
-                        self._transport.send(result)
-                case _ if self._loading.get(result.spec.name) is not result.spec:
-                    self._loader.release(result)  # unloaded while it loaded
-                case _:
-                    del self._loading[result.spec.name]
-                    self._models[result.spec.name] = result
-                    self._transport.send(ModelReady(result.engine.info))
+                case LoadProgress() | ModelFailed() if wanted:
+                    if isinstance(result, ModelFailed):
+                        del self._loading[spec.name]
+                    self._transport.send(result)
+                case LoadProgress() | ModelFailed():
+                    pass
+                case loaded if wanted:
+                    del self._loading[spec.name]
+                    self._models[spec.name] = loaded
+                    self._transport.send(ModelReady(loaded.engine.info))
+                case loaded:
+                    self._loader.release(loaded)
 
     def _step(self, model: "LoadedModel") -> None:
         try:
@@ -165,13 +169,8 @@ class EngineHost:
     def _has_outputs(self) -> bool:
         return bool(self._outputs) or any(model.engine.has_outputs for model in self._models.values())
 
-    def _heartbeat_is_due(self) -> bool:
-        if time.monotonic() - self._last_frame_at < HEARTBEAT_S:
-            return False
-        if self._is_orphaned():
-            log.error("the parent process is gone; exiting")
-            self.stop()
-        return True
+    def _until_heartbeat_s(self) -> float:
+        return self._last_frame_at + HEARTBEAT_S - time.monotonic()
 
     def _send_frame(self, stepped: "list[LoadedModel]") -> None:
         started = time.perf_counter()
@@ -201,13 +200,15 @@ def main() -> None:
         config = msgspec.json.decode(arguments.config, type=HostConfig)
     except msgspec.DecodeError as error:
         sys.exit(f"engine.host: --config is no HostConfig: {error}")
+    if problem := host_problem(config):
+        sys.exit(f"engine.host: {problem}")
     if config.threads is not None:
-        # read when torch is imported, by every thread that computes
+        # Read when torch is imported, by every thread that computes.
         os.environ["OMP_NUM_THREADS"] = str(config.threads)
     parent = os.getppid()
     host = EngineHost(config, SocketTransport(arguments.address), is_orphaned=lambda: os.getppid() != parent)
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
-    # Ctrl-C reaches the whole group; the parent decides when its hosts end
+    # A terminal's Ctrl-C reaches the whole process group; the parent decides when its hosts end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent(parent, host.stop)
     host.run()

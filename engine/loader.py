@@ -10,11 +10,14 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from engine.errors import CheckpointError
 from engine.protocol import HostConfig, LoadProgress, ModelFailed, ModelSpec
 
 if TYPE_CHECKING:
     from engine.kv.arena import Arena
     from engine.loading import LoadedModel
+
+    LoadResult = LoadProgress | LoadedModel | ModelFailed
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +28,7 @@ class ModelLoader:
     def __init__(self, config: HostConfig) -> None:
         self._config = config
         self._specs: queue.SimpleQueue[tuple[ModelSpec, int] | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[LoadProgress | LoadedModel | ModelFailed] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[ModelSpec, LoadResult]] = queue.SimpleQueue()
         self._arena: Arena | None = None
         self._thread = threading.Thread(target=self._run, name="model-loader", daemon=True)
         self._thread.start()
@@ -38,7 +41,7 @@ class ModelLoader:
         assert self._arena is not None, "a model was loaded without an arena"
         self._arena.give_back(model.slab)
 
-    def take_results(self) -> "list[LoadProgress | LoadedModel | ModelFailed]":
+    def take_results(self) -> "list[tuple[ModelSpec, LoadResult]]":
         results = []
         while not self._results.empty():
             results.append(self._results.get())
@@ -54,19 +57,17 @@ class ModelLoader:
             log.exception("torch cannot be imported")
         while (job := self._specs.get()) is not None:
             spec, num_sharing = job
-            try:
-                self._results.put(self._load(spec, num_sharing))
-            # whatever a damaged checkpoint or a full device raises is the answer to this load alone
-            except Exception as error:
-                from engine.errors import CheckpointError
+            self._results.put((spec, self._try_to_load(spec, num_sharing)))
 
-                expected = isinstance(error, CheckpointError)
-                if not expected:
-                    log.exception("loading %s failed", spec.name)
-                message = str(error) if expected else f"{type(error).__name__}: {error}"
-                self._results.put(
-                    ModelFailed(spec.name, "model_load_failed", f"{spec.name} cannot be loaded: {message}")
-                )
+    def _try_to_load(self, spec: ModelSpec, num_sharing: int) -> "LoadedModel | ModelFailed":
+        try:
+            return self._load(spec, num_sharing)
+        except CheckpointError as error:
+            reason = str(error)
+        except Exception as error:  # whatever a full device or a broken disk raises is the answer to this load alone
+            log.exception("loading %s failed", spec.name)
+            reason = f"{type(error).__name__}: {error}"
+        return ModelFailed(spec.name, "model_load_failed", f"{spec.name} cannot be loaded: {reason}")
 
     def _load(self, spec: ModelSpec, num_sharing: int) -> "LoadedModel":
         from engine.loading import load_model, make_arena
@@ -80,6 +81,6 @@ class ModelLoader:
             now = time.monotonic()
             if done == total or now - reported_at >= _PROGRESS_INTERVAL_S:
                 reported_at = now
-                self._results.put(LoadProgress(spec.name, done, total))
+                self._results.put((spec, LoadProgress(spec.name, done, total)))
 
         return load_model(spec, self._config, self._arena, num_sharing, report)

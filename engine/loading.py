@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from engine.engine import Engine
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, StepError
 from engine.kv.arena import ALIGNMENT, Arena, ArenaFullError, Slab
 from engine.layers.weights import WeightLoader
 from engine.models.registry import CacheShape, find_family
@@ -72,13 +72,17 @@ def load_model(
         slab = arena.borrow(num_blocks * _block_bytes(config, host.block_size, dtype))
         try:
             context_length = min(config.context_length, num_blocks * host.block_size)
+            if context_length < 2:
+                raise CheckpointError(f"{spec.name} has room for {context_length} token; raise kv_tokens or kv_bytes")
             model = family.load(config, WeightLoader(reader, dtype, arena.device), context_length)
             reader.finish()
             runner = ModelRunner(model, _as_cache(slab, config, host.block_size, num_blocks, dtype))
-            runner.warm_up([0] * min(_WARM_UP_TOKENS, context_length - 1))
+            runner.warm_up(min(_WARM_UP_TOKENS, context_length - 1))
         except BaseException:
             arena.give_back(slab)
             raise
+    except StepError as error:
+        raise CheckpointError(str(error)) from error
     except ArenaFullError as error:
         raise CheckpointError(
             f"the KV arena is too fragmented for {spec.name}: {error}; unload a model first"

@@ -13,6 +13,7 @@ from itertools import accumulate
 import torch
 
 from engine.batch import build_batch
+from engine.errors import StepError
 from engine.layers.attention import LayerCache
 from engine.models.registry import Model
 from engine.protocol import TokenLogprobs
@@ -60,15 +61,15 @@ class ModelRunner:
     def reset(self) -> None:
         self.kv_cache.zero_()
 
-    def warm_up(self, token_ids: SequenceOf[int]) -> None:
+    def warm_up(self, num_tokens: int) -> None:
         """A short prompt and one more token, in blocks that nobody holds yet: the first request should not pay for lazy
-        initialisation."""
-        sequence = Sequence.throwaway(list(token_ids), blocks=range(-(-(len(token_ids) + 1) // self.block_size)))
-        for length in (len(token_ids), 1):
-            result = self.run([Chunk(sequence, sequence.num_computed_tokens, length)])
+        initialisation, and a model that yields no numbers should not seem ready."""
+        sequence = Sequence.throwaway([0] * num_tokens, blocks=range(-(-(num_tokens + 1) // self.block_size)))
+        for length in (num_tokens, 1):
+            token = self.run([Chunk(sequence, sequence.num_computed_tokens, length)]).chunks[0].token
+            if token is None or not token.is_finite:
+                raise StepError("its logits are not finite; the weights do not fit config.json or the chosen dtype")
             sequence.num_computed_tokens += length
-            token = result.chunks[0].token
-            assert token is not None
             sequence.token_ids.append(token.token_id)
 
     def _prompt_logprobs(self, chunk: Chunk, hidden: torch.Tensor) -> tuple[TokenLogprobs, ...]:

@@ -32,14 +32,16 @@ class SocketTransport:
         wait = self._socket.poll(int(timeout_s * 1000))
         while wait:
             peer, *frames = self._socket.recv_multipart()
-            if peer != self._peer:
-                self._peer = peer
-                received.append(NewFrontEnd())
             for frame in frames:
                 try:
-                    received.append(decode_command(frame))
+                    command = decode_command(frame)
                 except msgspec.DecodeError as error:
                     log.error("a frame of %d bytes is no command of this protocol version: %s", len(frame), error)
+                    continue
+                if peer != self._peer:  # whoever commands is the front end; whoever stutters is not
+                    self._peer = peer
+                    received.append(NewFrontEnd())
+                received.append(command)
             wait = self._socket.poll(0)
         return received
 

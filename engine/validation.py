@@ -1,9 +1,23 @@
-"""Why a submitted sequence cannot be generated at all, in a sentence with its numbers; everything behind this door may
-rely on the opposite."""
+"""The engine's door: why a configuration or a submitted sequence cannot work, in a sentence with its numbers.
+
+Everything behind it relies on the opposite.
+"""
 
 import math
 
-from engine.protocol import ErrorCode, ModelInfo, SamplingParams, Submit
+from engine.protocol import ErrorCode, HostConfig, ModelInfo, SamplingParams, Submit
+
+
+def host_problem(config: HostConfig) -> str | None:
+    for name in ("block_size", "max_num_batched_tokens", "max_num_seqs", "max_waiting", "num_models"):
+        value = getattr(config, name)
+        if value < 1:
+            return f"{name} is {value}; it must be at least 1"
+    if config.kv_bytes < 0:
+        return f"kv_bytes is {config.kv_bytes}; it must be 0 or more"
+    if config.threads is not None and config.threads < 1:
+        return f"threads is {config.threads}; it must be at least 1"
+    return None
 
 
 def refusal(submit: Submit, model: ModelInfo) -> tuple[ErrorCode, str] | None:

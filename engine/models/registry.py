@@ -9,6 +9,7 @@ from engine.batch import Batch
 from engine.errors import CheckpointError
 from engine.layers.attention import LayerCache
 from engine.layers.weights import WeightLoader
+from engine.models.llama import LlamaFamily
 
 
 class CacheShape(Protocol):
@@ -49,14 +50,14 @@ class Family(Protocol):
     def load(config: Any, loader: WeightLoader, context_length: int) -> Model: ...
 
 
-def find_family(config: Mapping[str, Any]) -> Family:
-    from engine.models.llama import LlamaFamily
+_FAMILIES: dict[str, Family] = {"LlamaForCausalLM": LlamaFamily()}
 
-    families: dict[str, Family] = {"LlamaForCausalLM": LlamaFamily()}
+
+def find_family(config: Mapping[str, Any]) -> Family:
     names = config.get("architectures") or []
     for name in names:
-        if name in families:
-            return families[name]
+        if name in _FAMILIES:
+            return _FAMILIES[name]
     raise CheckpointError(
-        f"config.json names architecture {', '.join(map(str, names)) or 'none'}; supported are {', '.join(families)}"
+        f"config.json names architecture {', '.join(map(str, names)) or 'none'}; supported are {', '.join(_FAMILIES)}"
     )

@@ -148,6 +148,17 @@ def test_a_refused_model_leaves_the_arena_as_it_was(directory: Path) -> None:
     assert arena.free_bytes == 1 << 20
 
 
+def test_a_model_that_yields_no_numbers_is_not_ready(directory: Path) -> None:
+    change_tensors(directory, lambda tensors: tensors["lm_head.weight"].fill_(3e38))
+    with pytest.raises(CheckpointError, match="logits are not finite"):
+        load_engine(directory)
+
+
+def test_a_cache_for_less_than_two_tokens_is_refused(directory: Path) -> None:
+    with pytest.raises(CheckpointError, match="has room for 1 token"):
+        load_engine(directory, kv_tokens=1, block_size=1)
+
+
 def test_models_share_what_is_left_of_the_arena_evenly(directory: Path) -> None:
     from engine.loading import load_model, make_arena
 
