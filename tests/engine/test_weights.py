@@ -149,7 +149,8 @@ def test_a_refused_model_leaves_the_arena_as_it_was(directory: Path) -> None:
 
 
 def test_a_model_that_yields_no_numbers_is_not_ready(directory: Path) -> None:
-    change_tensors(directory, lambda tensors: tensors["lm_head.weight"].fill_(3e38))
+    large = {"lm_head.weight": torch.full((431, 42), 3e38), "model.norm.weight": torch.full((42,), 1e5)}
+    change_tensors(directory, lambda tensors: tensors.update(large))
     with pytest.raises(CheckpointError, match="logits are not finite"):
         load_engine(directory)
 
