@@ -95,7 +95,7 @@ class Models:
         self._slots = {config.name: _Slot(config) for config in configs}
         self._names = {name: config.name for config in configs for name in (config.name, *config.aliases)}
         self.created = int(time.time())
-        hosts.on_down = self._forget
+        hosts.on_down, hosts.on_up = self._forget, self._remember
 
     def resolve(self, name: str) -> str | None:
         """A model's own name, from its name or an alias."""
@@ -163,6 +163,12 @@ class Models:
                 slot.loaded, slot.detail = None, reason
                 self._begin(slot)
 
+    def _remember(self) -> None:
+        """There is a host again: what could not be loaded for want of one is wanted still."""
+        for slot in self._slots.values():
+            if slot.failure is not None and slot.failure.word == "overloaded":
+                self._begin(slot)
+
     async def _load(self, slot: _Slot) -> None:
         """Ends with `slot.loaded` or `slot.failure` set; never raises but for cancellation."""
         began = time.monotonic()
@@ -182,7 +188,9 @@ class Models:
             slot.task = None
 
     def _fail(self, slot: _Slot, word: str, detail: str) -> None:
-        slot.failure = ApiError(word, f"model {slot.config.name!r} cannot be used: {detail}")
+        retry_after_s = RETRY_FAILED_S if word == "overloaded" else None
+        message = f"model {slot.config.name!r} cannot be used: {detail}"
+        slot.failure = ApiError(word, message, retry_after_s=retry_after_s)
         slot.failed_at, slot.detail = time.monotonic(), detail
         log.error("%s", slot.failure.message)
 
