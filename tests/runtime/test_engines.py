@@ -25,7 +25,8 @@ async def test_a_site_is_ready_once_its_models_are_on_the_device(make_site: Site
         ready = await call(site.app, "/readyz")
         assert ready.status == 503
         assert ready.json["reasons"] == ["model 'tiny': 1 of 2 MB loaded"]
-        assert (await status(site))["models"][0]["residency"] == "loading"
+        (model,) = (await status(site))["models"]
+        assert (model["residency"], model["loaded"]) == ("loading", 0.5)
         assert (await call(site.app, "/livez")).status == 200
         waiting = start(site.app, CHAT, HELLO)
         gate.set()
