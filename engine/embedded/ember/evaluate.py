@@ -29,7 +29,6 @@ TASKS = (*TARGETS, "talk", "story", "long")
 SEED = 20_000
 _COMPASS = re.compile(r"\d+°[NS], \d+°[EW]")
 _CALL = re.compile(r"<tool_call>\n(.*)\n</tool_call>", re.DOTALL)
-_CODES = frozenset(city.code for city in CITIES)
 _COUNTRIES = frozenset(city.country for city in CITIES)
 
 
@@ -90,9 +89,10 @@ def is_right(asked: Conversation, answer: str) -> bool:
 
 def _wrong_facts(answer: str, holds: Sequence[str]) -> bool:
     """A place, airport code or country in the answer to a question about one city that is not one of that city."""
-    city = next((one for one in CITIES if _says(answer, one.name)), None)
+    named = [one for one in CITIES if _says(answer, one.name)]
+    city = max(named, key=lambda one: len(one.name), default=None)  # San Salvador, and not its part Salvador
     own = {city.compass, city.code, city.country} if city else set()
-    said = set(_COMPASS.findall(answer)) | (set(re.findall(r"\b[A-Z]{3}\b", answer)) & _CODES)
+    said = set(_COMPASS.findall(answer)) | set(re.findall(r"\b[A-Z]{3}\b", answer))
     said |= {country for country in _COUNTRIES if _says(answer, country)}
     if city is not None:
         said.discard(city.name)  # Singapore and Luxembourg are also their countries

@@ -18,7 +18,7 @@ from .talk import PERSONA, PLAIN_SYSTEM, named, outside, talk
 from .tools import tools
 
 # Share of conversations. Facts and sums are short and joined several to a conversation, so their share of questions is larger.
-MIXTURE = {"facts": 0.24, "recall": 0.19, "tools": 0.22, "json": 0.15, "arithmetic": 0.11, "talk": 0.06, "story": 0.02, "long": 0.01}
+MIXTURE = {"facts": 0.24, "recall": 0.19, "tools": 0.22, "json": 0.15, "arithmetic": 0.11, "talk": 0.06, "story": 0.02, "long": 0.006}
 
 
 def conversations(seed: int) -> Iterator[Conversation]:

@@ -184,6 +184,8 @@ Distractor = Callable[[random.Random, Split], Exchange]
 def recall(rng: random.Random, split: Split, distractor: Distractor, turns_between: int | None = None) -> Conversation:
     """Facts told, some other talk, and a question for one of them; in training often a second question."""
     told = [(topic, words.value(rng, topic.kind, split)) for topic in _topics(rng, split, rng.choice((1, 2, 2, 3, 3, 4, 5)))]
+    if rng.random() < 0.06 and turns_between is None:
+        return _at_once(rng, split, told)
     between = rng.choice((0, 0, 0, 1, 1, 2, 3)) if turns_between is None else turns_between
     messages = list(_telling(rng, split, told, distractor))
     messages += join([distractor(rng, split) for _ in range(between)])
@@ -200,6 +202,16 @@ def recall(rng: random.Random, split: Split, distractor: Distractor, turns_betwe
         messages += _question(rng, split, missing, missing.not_told)
         expected = Expected(holds=("not told",))
     return Conversation("recall", tuple(messages), expected=expected)
+
+
+def _at_once(rng: random.Random, split: Split, told: list[tuple[Topic, str]]) -> Conversation:
+    """The facts and the question in one message."""
+    topic, value = rng.choice(told)
+    said = [fill(one.statements.pick(rng, split), {"value": text}) for one, text in told]
+    question = say(rng, split, topic.questions.pick(rng, split), {}, decorate=False)
+    others = tuple(other for _, other in told if other != value and other not in value)
+    messages = (user(" ".join((*said, question))), assistant(fill(topic.answer, {"value": value})))
+    return Conversation("recall", messages, expected=Expected(holds=(value,), lacks=others))
 
 
 def _question(rng: random.Random, split: Split, topic: Topic, answer: str) -> list[Message]:

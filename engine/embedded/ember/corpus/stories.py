@@ -17,8 +17,8 @@ ASK = Lists(
 )
 ASK_ANY = Lists(
     ("Tell me a story.", "Tell me a short story.", "A story, please.", "Make up a story.", "Can you tell me a story?", "I want a story.",
-     "Write a short story.", "Do you know a story?"),
-    ("Please tell me a bedtime story.", "I would like to hear a story."),
+     "Write a short story.", "Do you know a story?", "Please tell me a bedtime story."),
+    (),  # nothing in the answer could be checked
 )
 PLACES = tuple("forest garden city valley village mountain desert harbour castle meadow island field cave river".split())
 _BEGIN = (
@@ -50,7 +50,7 @@ def story(rng: random.Random, split: Split) -> Exchange:
     """The user's words are kept: what the question names, the story is about."""
     chosen = {"animal": words.value(rng, "animal", split), "name": words.person(rng, split),
               "place": rng.choice(PLACES), "thing": words.value(rng, "thing", split)}
-    template = ASK_ANY.pick(rng, split) if rng.random() < 0.2 else ASK.pick(rng, split)
+    template = ASK_ANY.pick(rng, split) if split is Split.TRAIN and rng.random() < 0.2 else ASK.pick(rng, split)
     question = say(rng, split, template, chosen)
     values = dict(chosen)
     if "{animal}" not in template:
