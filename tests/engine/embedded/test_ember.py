@@ -13,7 +13,20 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from engine.embedded.ember import evaluate
 from engine.embedded.ember.chat import HERE, MARKS, Chat, render
 from engine.embedded.ember.cities import CITIES
-from engine.embedded.ember.corpus import arithmetic, extraction, facts, phrasing, recall, stories, talk, tools, words
+from engine.embedded.ember.corpus import (
+    arithmetic,
+    extraction,
+    facts,
+    fields,
+    phrasing,
+    recall,
+    stories,
+    talk,
+    tool_kinds,
+    tools,
+    topics,
+    words,
+)
 from engine.embedded.ember.corpus.conversation import Conversation, Expected, Lists, Split
 from engine.embedded.ember.corpus.mixture import MIXTURE, conversation, conversations
 
@@ -34,6 +47,9 @@ TURNS: list[dict[str, Any]] = [
     {"role": "assistant", "content": "The sky is clear & <warm>."},
     {"role": "user", "content": [{"type": "text", "text": "And "}, {"type": "text", "text": "Oslo?"}]},
 ]
+
+
+CORPUS = (arithmetic, extraction, facts, fields, phrasing, recall, stories, talk, tool_kinds, tools, topics, words)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +73,7 @@ def _lists() -> list[Lists]:
             for name in thing.__dataclass_fields__:
                 collect(getattr(thing, name))
 
-    for module in (arithmetic, extraction, facts, phrasing, recall, stories, talk, tools, words):
+    for module in CORPUS:
         collect(tuple(vars(module).values()))
     return found
 
@@ -136,7 +152,9 @@ def test_a_call_the_model_wrote_renders_to_the_same_text_again(chat: Chat) -> No
 
 def test_only_the_assistants_words_are_learned(chat: Chat) -> None:
     ids, learned = chat.lesson(TURNS[:5], [WEATHER])
-    text = chat.tokenizer.decode([one for one, counts in zip(ids, learned, strict=True) if counts], skip_special_tokens=False)
+    text = chat.tokenizer.decode(
+        [one for one, counts in zip(ids, learned, strict=True) if counts], skip_special_tokens=False
+    )
     assert text == (
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Málaga"}}\n</tool_call><|im_end|>'
         "The sky is clear & <warm>.<|im_end|>"
