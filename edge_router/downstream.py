@@ -58,6 +58,9 @@ class Downstream:
 
     async def while_present(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Runs `work` until it is done, the client leaves (ClientGone) or somebody cuts it (the ApiError given there). Nothing outlives this."""
+        if self._cut is not None:
+            work.close()
+            raise self._cut
         task: asyncio.Task[Result] = asyncio.ensure_future(work)
         self._work = task
         watch = asyncio.ensure_future(self._gone())

@@ -6,8 +6,9 @@ probes and no HTTP client: it joins them.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from itertools import islice
 
 from starlette.types import Receive, Scope, Send
 
@@ -82,7 +83,7 @@ class Proxy:
         request = peek(client.head, body, client.request_id, self.secret, self.relay.max_hops)
         route, preferences = self.rank(request)
         failures: list[tuple[str, SiteFailed]] = []
-        for preference in preferences[: self.relay.max_tries]:
+        for preference in islice(self._still_usable(preferences), self.relay.max_tries):
             backend = self.backends[preference.backend.name]
             with backend.inflight(route.uncached_tokens(backend.name)) as ticket:
                 try:
@@ -120,6 +121,10 @@ class Proxy:
         if ".." in client.head.path.split("/"):
             raise ApiError("not_found", "a path must not contain '..'")
         return await client.body(int(self.relay.max_body_mib * 2**20), self.relay.idle_timeout_s)
+
+    def _still_usable(self, preferences: list[Preference]) -> Iterator[Preference]:
+        """Lazily: a site may have failed while another one kept us waiting."""
+        return (preference for preference in preferences if self.backends[preference.backend.name].is_usable)
 
     async def _ask(self, upstream: Upstream, backend: Backend, ticket: Ticket, request: ValidRequest) -> Answer:
         """A site that stops answering its probes while we wait for its first byte is left at once: a machine that froze or a cable that was cut

@@ -37,7 +37,20 @@ class LoadedModel(NamedTuple):
 def make_arena(config: HostConfig) -> Arena:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    return Arena(config.kv_bytes, torch.device(config.device))
+    return Arena(config.kv_bytes, choose_device(config.device))
+
+
+def choose_device(name: str) -> torch.device:
+    """ "auto" is the first CUDA device that works here, else the CPU. Raises CheckpointError for a device there is not."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"device {name!r} cannot be used here: {reason}; say auto, cpu, cuda or cuda:N") from None
+    return device
 
 
 @torch.inference_mode()

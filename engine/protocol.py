@@ -54,7 +54,7 @@ class ModelSpec:
 class HostConfig:
     """What an engine host is started with. Sizes are bytes unless the name says otherwise."""
 
-    device: str = "cpu"
+    device: str = "auto"  # "auto", "cpu", "cuda" or "cuda:N"
     threads: int | None = None  # intra-op threads of torch; None: torch's choice
     kv_bytes: int = 256 << 20  # one arena for all models of the host
     block_size: int = 16  # tokens in a KV block

@@ -34,6 +34,9 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
 
 
 async def _read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
+    encoding = header(scope, b"content-encoding")
+    if encoding is not None and encoding.lower() != "identity":
+        raise ApiError("invalid_request", "a request body must not be compressed; drop the content-encoding header")
     declared = header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
         raise _too_large(limit_bytes)

@@ -6,10 +6,7 @@ error event; only then does the server close. Hypercorn's own grace (3 s, stream
 
 import asyncio
 import contextlib
-import ctypes
-import errno
 import logging
-import os
 import signal
 import socket
 import sys
@@ -17,23 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hypercorn.asyncio import serve
-from hypercorn.config import Config
 from starlette.applications import Starlette
 
 from runtime.app import build_app
 from runtime.engines.sources import SourceError, local_directory
-from sites.config import ConfigError, ListenConfig, SiteConfig, load_site
+from sites.config import ConfigError, SiteConfig, load_site
+from wire.server import ListenError, bind, follow_parent, hypercorn_config, loop_factory, url_of
 
 log = logging.getLogger("pilotlight.site")
 
-PARENT_PID_ENV = "PILOTLIGHT_PARENT_PID"
-BACKLOG = 1024
-KEEP_ALIVE_S = 75.0  # longer than any client's or router's pool keeps an idle connection: the client closes first, so no request races a close
 GRACE_S = 3.0  # for answers whose last bytes are on their way when the drain ends
-
-
-class StartError(Exception):
-    """The site cannot start; the message says what to change."""
 
 
 def main() -> int:
@@ -47,20 +37,21 @@ def main() -> int:
         return 1
 
 
-def run(site: SiteConfig, *, on_ready: Callable[[str], None] | None = None) -> int:
-    """Returns the process's exit code. `on_ready` gets the URL once the site answers requests with its models loaded."""
+def run(site: SiteConfig) -> int:
+    """Returns the process's exit code."""
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {site.name} %(levelname)s %(message)s")
     try:
-        die_with_parent()
+        if not follow_parent():
+            return 1
         for model in site.models:
             local_directory(model.source)
-        listener = bind(site.listen)
+        listener = bind(site.listen.host, site.listen.port)
         app = build_app(site)
-    except (StartError, ConfigError, SourceError) as error:
+    except (ListenError, ConfigError, SourceError) as error:
         print(f"site {site.name} cannot start: {error}", file=sys.stderr)
         return 1
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(serve_app(app, site, listener, on_ready=on_ready))
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(serve_app(app, site, listener))
     return 0
 
 
@@ -72,10 +63,9 @@ async def serve_app(
     stop: asyncio.Event | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serves on a bound socket, which it takes over. `stop` begins the drain, as do SIGTERM and SIGINT when none is given; a second
-    signal cuts it short."""
-    host, port = listener.getsockname()[:2]
-    url = app.state.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    """Serves on a bound socket, which it takes over. `stop` begins the drain, as do SIGTERM and SIGINT when none is given, of which a second one
+    cuts it short; `on_ready` gets the URL once the site answers requests with its models loaded."""
+    url = app.state.url = url_of(listener)
     log.info("listening on %s", url)
     hurry = asyncio.Event()
     stopping = stop or _stop_on_signals(hurry)
@@ -92,48 +82,6 @@ async def serve_app(
         with contextlib.suppress(asyncio.CancelledError):
             await announcing
     log.info("stopped")
-
-
-def hypercorn_config(listener: socket.socket) -> Config:
-    """Hypercorn's defaults are made for short requests; each line here undoes one that hurts streams."""
-    config = Config()
-    config.bind = [f"fd://{listener.detach()}"]
-    config.backlog = BACKLOG
-    config.keep_alive_timeout = KEEP_ALIVE_S  # default 5
-    config.keep_alive_max_requests = 2**31  # the default of 1000 fails the HTTP/2 streams in flight when it is reached
-    config.h2_max_concurrent_streams = 1024  # default 100: a router's single connection carries all its streams
-    config.h11_max_incomplete_size = 64 << 10
-    config.graceful_timeout = GRACE_S
-    config.include_server_header = False
-    config.loglevel = "WARNING"
-    return config
-
-
-def bind(listen: ListenConfig) -> socket.socket:
-    """Listens at once, so that a port in use is known before an engine is started for nothing."""
-    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets inherit it
-        listener.bind((listen.host, listen.port))
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        raise StartError(_bind_sentence(listen, error)) from None
-    return listener
-
-
-def _bind_sentence(listen: ListenConfig, error: Exception) -> str:
-    code = getattr(error, "errno", None)
-    if code == errno.EADDRINUSE:
-        return (
-            f"port {listen.port} on {listen.host} is in use; stop the process that holds it or set another listen.port"
-        )
-    if code == errno.EACCES:
-        return f"port {listen.port} needs privileges; set a listen.port above 1023"
-    return f"cannot listen on {listen.host} port {listen.port}: {error}"
 
 
 async def _drain(app: Starlette, timeout_s: float, hurry: asyncio.Event) -> None:
@@ -170,25 +118,6 @@ def _stop_on_signals(hurry: asyncio.Event) -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     return stop
-
-
-def die_with_parent() -> None:
-    """Where a parent asks for it, the kernel sends SIGTERM when that parent dies, so that no site is left behind."""
-    if os.environ.get(PARENT_PID_ENV) != str(os.getppid()) or sys.platform != "linux":
-        return
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
-    if os.environ[PARENT_PID_ENV] != str(os.getppid()):  # it died in between
-        raise StartError("the process that started it is gone")
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:  # not made for every platform; asyncio's own loop serves as well, at half the speed
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 if __name__ == "__main__":

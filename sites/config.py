@@ -133,7 +133,9 @@ class RelayConfig(Table):
         120.0, gt=0, description="silence before the first byte, after which the next site is tried"
     )
     answer_timeout_s: float = Field(
-        600.0, gt=0, description="the same for an answer that is not streamed: it is generated whole before its first byte"
+        600.0,
+        gt=0,
+        description="the same for an answer that is not streamed: it is generated whole before its first byte",
     )
     idle_timeout_s: float = Field(60.0, gt=0, description="silence inside a stream, after which the upstream is lost")
     max_tries: int = Field(3, ge=1, description="sites tried for one request")

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from wire.status import ModelStatus, Place, SiteStatus
 
 State = Literal["unknown", "healthy", "unhealthy", "draining"]
+USABLE: tuple[State, ...] = ("healthy", "unknown")  # a router that has just started asks before it knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class BackendView:
 
     @property
     def is_usable(self) -> bool:
-        return self.state in ("healthy", "unknown")
+        return self.state in USABLE
 
     @property
     def occupancy(self) -> float | None:

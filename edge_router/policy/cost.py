@@ -7,6 +7,7 @@ conservative stand-in takes its place. Differences too small to trust do not mov
 new conversation to one of several equal sites: among equals the home wins, then rendezvous hashing.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -66,18 +67,13 @@ class CostPolicy:
         order = [backend for backend, _ in priced]
         if len(order) <= 1:
             return order, "only"
-        cheapest = priced[0][1]
-        reason = "cheapest"
-        if request.home is not None:
-            loyalty = self.assumptions.loyalty_ms if request.home.by_name else self.assumptions.reach_ms
-            for backend, cost in priced:
-                if backend.name == request.home.site:
-                    if cost <= cheapest + loyalty:
-                        return [backend, *(other for other in order if other is not backend)], "home"
-                    reason = "home_too_dear"
-                    break
-            else:
-                reason = "home_lost"
+        cheapest, home, reason = priced[0][1], request.home, "cheapest"
+        if home is not None:
+            costs = {backend.name: cost for backend, cost in priced}
+            loyalty = self.assumptions.loyalty_ms if home.by_name else self.assumptions.reach_ms
+            if costs.get(home.site, math.inf) <= cheapest + loyalty:
+                return sorted(order, key=lambda backend: backend.name != home.site), "home"
+            reason = "home_too_dear" if home.site in costs else "home_lost"
         near = [backend for backend, cost in priced if cost <= cheapest + self.assumptions.reach_ms]
         if request.placement_key is None or len(near) == 1:
             return order, reason

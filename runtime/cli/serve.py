@@ -1,5 +1,8 @@
 """`pilotlight serve`: one site with one model and no router, for people who come from other engines."""
 
+import os
+import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -47,8 +50,13 @@ def show_start(site: SiteConfig) -> None:
     url = f"http://{site.listen.host}:{site.listen.port}"
     model = site.models[0]
     console.print(f"Serving {model.source} as {model.name}.", highlight=False, markup=False)
-    progress = StartProgress(console, [Starting(site.name, url, publishes_status=True)])
+    server = Starting(site.name, url, publishes_status=True)
+    progress = StartProgress(console, [server])
     with progress.shown():
         while not progress.poll():
+            if server.failure is not None:
+                print(f"pilotlight: {server.failure}", file=sys.stderr)
+                os.kill(os.getpid(), signal.SIGTERM)  # the server in the main thread drains and ends
+                return
             time.sleep(POLL_S)
     console.print(f"Ready: {url}/v1/chat/completions", highlight=False, markup=False)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from runtime.cli.api import Api
-from wire.status import ModelStatus, SiteStatus, decode_status
+from wire.status import SiteStatus, decode_status
 
 PROBE_TIMEOUT_S = 2.0
 
@@ -24,6 +24,7 @@ class Starting:
         self.ready = False
         self.state = "starting"
         self.loaded = 0.0  # share of the weights read
+        self.failure: str | None = None  # why it will not become ready by itself
         self._api = Api(url, PROBE_TIMEOUT_S)
         self._publishes_status = publishes_status
 
@@ -46,21 +47,17 @@ class Starting:
         except msgspec.DecodeError:
             self.state = "answers, but is not a Pilotlight site"
             return
+        failed = [model for model in status.models if model.residency == "failed"]
+        self.failure = failed[0].detail if failed else None
         self.state, self.loaded = _describe(status)
 
 
 def _describe(status: SiteStatus) -> tuple[str, float]:
     loading = [model for model in status.models if model.residency == "loading"]
-    failed = [model for model in status.models if model.residency == "failed"]
-    if failed:
-        return f"cannot load {failed[0].name}: {failed[0].detail}", 0.0
-    if loading:
-        return f"loading {', '.join(model.name for model in loading)}", sum(map(_share, loading)) / len(loading)
-    return "starting its engine", 0.0
-
-
-def _share(model: ModelStatus) -> float:
-    return model.loaded
+    if not loading:
+        return "starting its engine", 0.0
+    share = sum(model.loaded for model in loading) / len(loading)
+    return f"loading {', '.join(model.name for model in loading)}", share
 
 
 class StartProgress:

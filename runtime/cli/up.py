@@ -144,6 +144,9 @@ def wait_until_ready(console: Console, children: list[Child], servers: list[Star
             for child in children:
                 if child.exit_code is not None:
                     raise CliError(f"{child.name} did not start: {child.last_words()} (log: {child.log})")
+            for server in servers:
+                if server.failure is not None:
+                    raise CliError(f"{server.name} did not start: {server.failure}")
             if time.monotonic() > deadline:
                 late = ", ".join(f"{server.name} ({server.state})" for server in servers if not server.ready)
                 raise CliError(

@@ -10,7 +10,6 @@ import signal
 import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, Process, create_subprocess_exec
-from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -77,7 +76,7 @@ class HostProcess:
 
 def host_config(config: EngineConfig) -> HostConfig:
     return HostConfig(
-        device=device_of(config.device),
+        device=config.device,
         threads=config.threads,
         kv_bytes=round(config.kv_gib * GIB),
         block_size=config.block_size,
@@ -85,14 +84,6 @@ def host_config(config: EngineConfig) -> HostConfig:
         max_num_seqs=config.max_num_seqs,
         max_waiting=config.max_waiting,
     )
-
-
-def device_of(device: str) -> str:
-    """What "auto" means here, found out without importing torch: an NVIDIA device, and a torch that is made for one."""
-    if device != "auto":
-        return device
-    has_gpu = any(Path("/dev").glob("nvidia[0-9]*"))
-    return "cuda" if has_gpu and not version("torch").endswith("+cpu") else "cpu"
 
 
 def _connect(address: str) -> EngineClient:

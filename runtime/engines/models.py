@@ -75,7 +75,7 @@ class _Slot:
     failed_at: float = 0.0
     task: "asyncio.Task[None] | None" = None
     detail: str = ""
-    loaded_share: float = 0.0  # of the weights
+    loaded_share: float = 0.0  # of the bytes downloaded or, later, loaded
     wake_ms: float = 0.0
     text: TextSide | None = None
     directory: Path | None = field(default=None)
@@ -195,7 +195,7 @@ class Models:
         log.error("%s", slot.failure.message)
 
     async def _load_on_a_host(self, slot: _Slot) -> LoadedModel:
-        slot.detail, slot.loaded_share = "its files are being fetched", 0.0
+        slot.detail = "its files are being fetched"
         slot.directory = await directory_of(slot.config.source, _reporter(slot, "downloaded"))
         # Beside the weights; before them, so that a missing tokenizer is told without reading gigabytes first.
         text = asyncio.create_task(asyncio.to_thread(TextSide.from_directory, slot.directory))
@@ -216,7 +216,7 @@ class Models:
         for _ in range(DEATHS_WHILE_LOADING):
             slot.detail = "waiting for the engine host"
             client = await self._successor(client)
-            slot.detail = "its weights are being loaded"
+            slot.detail, slot.loaded_share = "its weights are being loaded", 0.0
             try:
                 return await self._hosts.load_model(client, spec, _reporter(slot, "loaded"))
             except EngineError as error:
@@ -271,7 +271,6 @@ def _status(slot: _Slot, load: ModelLoad) -> ModelStatus:
 def _reporter(slot: _Slot, verb: str) -> ProgressCallback:
     def report(done: int, total: int) -> None:
         slot.detail = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB {verb}"
-        if verb == "loaded" and total:
-            slot.loaded_share = done / total
+        slot.loaded_share = done / total if total else 0.0
 
     return report

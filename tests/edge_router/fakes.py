@@ -19,9 +19,8 @@ from hypercorn.asyncio import serve
 from edge_router.app import build_app
 from edge_router.policy import Policy
 from edge_router.proxy import Proxy
-from edge_router.serve import hypercorn_config, listen
-from sites.config import ListenConfig
 from tests.edge_router.builders import network, site_status
+from wire.server import bind, hypercorn_config
 from wire.status import encode_status
 
 Behaviour = Callable[["FakeSite", web.Request], Awaitable[web.StreamResponse]]
@@ -210,7 +209,7 @@ async def router(
     before = asyncio.all_tasks()
     app = build_app(config, policy=policy)
     proxy: Proxy = app.state.proxy
-    listener = listen(ListenConfig(port=0))
+    listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     stop = asyncio.Event()
     server = asyncio.create_task(serve(app, hypercorn_config(listener), shutdown_trigger=stop.wait))  # type: ignore[arg-type]

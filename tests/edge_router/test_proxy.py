@@ -173,6 +173,39 @@ async def test_a_frozen_site_is_left_as_soon_as_its_probes_fail(wants_stream: bo
         await running.until(lambda: fakes[0].active == 0)
 
 
+async def test_a_site_that_froze_while_another_one_did_is_not_waited_for() -> None:
+    async with (
+        sites("ams1", "iad1", "sin1") as fakes,
+        router(fakes, policy=FirstThen("ams1", "iad1", "sin1"), first_byte_timeout_s=60) as running,
+    ):
+        fakes[0].behave = fakes[1].behave = hang
+        waiting = asyncio.ensure_future(running.chat().__aenter__())
+        await fakes[0].asked.wait()
+        fakes[1].status_body = b"frozen"
+        await running.until_states(iad1="unhealthy")
+        fakes[0].status_body = b"frozen"
+        response = await waiting
+        assert "site=sin1" in response.headers["x-pilotlight-route"]
+        assert await response.read() == WHOLE
+        response.close()
+        assert fakes[1].bodies == []
+
+
+async def test_a_drain_that_finds_a_client_still_sending_its_body_does_not_forward_it() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{")
+        await running.until(lambda: running.counted("pilotlight_router_open_requests") == 1)
+        drain = asyncio.ensure_future(running.proxy.drain(0.0))
+        await asyncio.sleep(0)
+        writer.write(b"}")
+        assert b" 503 " in await reader.readline()
+        writer.close()
+        await drain
+        assert fakes[0].bodies == []
+
+
 async def test_a_site_that_only_sends_heartbeats_is_at_work_and_the_client_is_told_so() -> None:
     async with sites("ams1") as fakes, router(fakes, first_byte_timeout_s=0.1) as running:
         fakes[0].behave = raw_stream(b": keep-alive\n\n", end="on command")

@@ -33,7 +33,8 @@ def test_rows_do_not_influence_each_other() -> None:
 def test_uniform_numbers_fill_the_unit_interval_evenly() -> None:
     position = torch.arange(50_000)
     numbers = uniform(torch.full_like(position, 7), torch.zeros_like(position), position)
-    assert numbers.min() >= 0.0 and numbers.max() < 1.0
+    assert numbers.min() >= 0.0
+    assert numbers.max() < 1.0
     counts = torch.histc(numbers.float(), bins=50, min=0.0, max=1.0)
     chi_square = ((counts - 1000) ** 2 / 1000).sum().item()
     assert chi_square < 94  # 49 degrees of freedom: beyond the 99.99th percentile, and the numbers are fixed

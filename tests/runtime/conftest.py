@@ -10,10 +10,11 @@ import pytest
 from starlette.applications import Starlette
 
 from runtime.app import build_app
-from runtime.serve import bind, serve_app
+from runtime.serve import serve_app
 from sites.config import SiteConfig, parse
 from tests.asgi import eventually, running
 from tests.fakes import FakeEngineClient, FakeLauncher, write_model_directory
+from wire.server import bind
 
 
 @pytest.fixture
@@ -97,7 +98,9 @@ def make_server(model_directory: Path) -> SiteMaker:
         site = Site(app, config, launcher)
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         server = asyncio.create_task(
-            serve_app(app, config, bind(config.listen), stop=site.stop, on_ready=ready.set_result)
+            serve_app(
+                app, config, bind(config.listen.host, config.listen.port), stop=site.stop, on_ready=ready.set_result
+            )
         )
         site.url = await asyncio.wait_for(ready, 10)
         try:

@@ -16,8 +16,7 @@ import pytest
 
 from runtime import connection
 from runtime.middleware import unread
-from runtime.serve import StartError, _drain, bind
-from sites.config import ListenConfig
+from runtime.serve import _drain
 from tests.asgi import eventually, start
 from tests.fakes import says
 from tests.runtime.conftest import Site, SiteMaker
@@ -208,22 +207,6 @@ async def test_a_second_signal_cuts_the_drain_short(make_site: SiteMaker) -> Non
         await asyncio.wait_for(stopping, 5)
         await exchange.done()
         assert "shutting down" in exchange.events[-1]["error"]["message"]
-
-
-def test_a_port_in_use_is_one_sentence() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        port = holder.getsockname()[1]
-        with pytest.raises(StartError, match=f"port {port} on 127.0.0.1 is in use; stop the process"):
-            bind(ListenConfig(port=port))
-
-
-def test_accepted_sockets_send_small_events_at_once() -> None:
-    listener = bind(ListenConfig(port=0))
-    with listener, socket.create_connection(listener.getsockname()):
-        listener.setblocking(True)
-        accepted, _ = listener.accept()
-        with accepted:
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 
 
 def site_file(tmp_path: Path, **values: Any) -> Path:

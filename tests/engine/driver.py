@@ -1,0 +1,74 @@
+"""Drives an Engine step by step and gathers what each sequence was told."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.engine import Engine
+from engine.loading import load_model, make_arena
+from engine.protocol import HostConfig, ModelSpec, SamplingParams, Submit, TokenLogprobs, TokenOutput
+
+
+@dataclass
+class Heard:
+    """Everything one sequence's client would have received."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    num_cached_tokens: int | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+    num_outputs: int = 0
+
+    def hear(self, output: TokenOutput) -> None:
+        assert self.finish_reason is None, f"{output.sequence_id} heard more after its end"
+        assert (output.num_cached_tokens is not None) == (self.num_outputs == 0 and bool(output.token_ids))
+        self.num_outputs += 1
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs or ()
+        self.finish_reason = output.finish_reason
+        self.error = output.error_message
+        if output.num_cached_tokens is not None:
+            self.num_cached_tokens = output.num_cached_tokens
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+
+
+def load_engine(
+    directory: Path, name: str = "tiny", kv_tokens: int = 1024, dtype: Any = "auto", **limits: Any
+) -> Engine:
+    config = HostConfig(kv_bytes=64 << 20, threads=1, **limits)
+    return load_model(ModelSpec(name, str(directory), dtype, kv_tokens), config, make_arena(config), 1).engine
+
+
+def submit(sequence_id: str, prompt: list[int], salt: bytes = b"", **sampling: Any) -> Submit:
+    settings: dict[str, Any] = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True} | sampling
+    return Submit(sequence_id, "tiny", tuple(prompt), SamplingParams(**settings), salt)
+
+
+def drain(engine: Engine, submits: list[Submit], max_steps: int = 2000) -> dict[str, Heard]:
+    """Submit all at once and step until nothing is left to do."""
+    for message in submits:
+        engine.submit(message)
+    heard: dict[str, Heard] = {}
+    for _ in range(max_steps):
+        for output in engine.take_outputs():
+            heard.setdefault(output.sequence_id, Heard()).hear(output)
+        if not engine.has_work:
+            break
+        engine.step()
+    assert not engine.has_work, f"{max_steps} steps were not enough"
+    engine.scheduler.pool.assert_consistent()
+    assert engine.scheduler.pool.num_held == 0
+    return heard
+
+
+def one(engine: Engine, message: Submit) -> Heard:
+    return drain(engine, [message])[message.sequence_id]
+
+
+def random_prompt(length: int, seed: int, vocab: int = 431) -> list[int]:
+    return torch.randint(2, vocab, (length,), generator=torch.Generator().manual_seed(seed)).tolist()

@@ -1,0 +1,136 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.kv.block_pool import BlockPool
+from engine.kv.prefix_index import chain_root, extend_chain
+
+
+def test_the_block_unused_for_longest_is_evicted_first() -> None:
+    pool = BlockPool(3)
+    blocks = [pool.allocate() for _ in range(3)]
+    for block in blocks:
+        assert block is not None
+        pool.register(block, bytes([block]))
+        pool.release([block])
+    first = pool.find_prefix([bytes([blocks[0] or 0])])
+    pool.hold(first)
+    pool.release(first)  # used again: now the newest
+    assert pool.allocate() == blocks[1]
+    assert pool.find_prefix([bytes([blocks[1] or 0])]) == []
+    pool.assert_consistent()
+
+
+def test_a_tail_goes_before_the_head_it_hangs_on() -> None:
+    pool = BlockPool(2)
+    head, tail = pool.allocate(), pool.allocate()
+    assert head is not None
+    assert tail is not None
+    pool.register(head, b"head")
+    pool.register(tail, b"tail")
+    pool.release([head, tail])
+    assert pool.allocate() == tail
+    assert pool.find_prefix([b"head", b"tail"]) == [head]
+
+
+def test_held_blocks_are_never_handed_out_again() -> None:
+    pool = BlockPool(2)
+    assert {pool.allocate(), pool.allocate()} == {0, 1}
+    assert pool.allocate() is None
+
+
+def test_a_twin_of_a_cached_block_stays_private() -> None:
+    pool = BlockPool(2)
+    first, second = pool.allocate(), pool.allocate()
+    assert first is not None
+    assert second is not None
+    pool.register(first, b"same")
+    pool.register(second, b"same")
+    assert pool.find_prefix([b"same"]) == [first]
+    pool.release([second])
+    assert pool.find_prefix([b"same"]) == [first]
+    pool.assert_consistent()
+
+
+def test_forgotten_content_is_not_found_though_the_block_is_held() -> None:
+    pool = BlockPool(1)
+    block = pool.allocate()
+    assert block is not None
+    pool.register(block, b"bad")
+    pool.forget([block])
+    assert pool.find_prefix([b"bad"]) == []
+    pool.release([block])
+    assert pool.num_available == 1
+    pool.assert_consistent()
+
+
+def test_releasing_too_often_is_noticed() -> None:
+    pool = BlockPool(1)
+    block = pool.allocate()
+    assert block is not None
+    pool.release([block])
+    with pytest.raises(AssertionError, match="more often"):
+        pool.release([block])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["allocate", "release", "register", "share", "forget"]), st.integers(0, 9))))
+@settings(deadline=None)
+def test_every_block_is_held_evictable_or_free(actions: list[tuple[str, int]]) -> None:
+    pool = BlockPool(5)
+    held: list[int] = []
+    for action, n in actions:
+        if action == "allocate":
+            block = pool.allocate()
+            assert (block is None) == (len(set(held)) == 5)
+            held += [] if block is None else [block]
+        elif action == "share":
+            found = pool.find_prefix([bytes([n])])
+            pool.hold(found)
+            held += found
+        elif held:
+            block = held[n % len(held)]
+            if action == "release":
+                held.remove(block)
+                pool.release([block])
+            elif action == "register":
+                pool.register(block, bytes([n]))
+            else:
+                pool.forget([block])
+        pool.assert_consistent()
+        assert pool.num_held == len(set(held))
+
+
+def chain(root: bytes, tokens: list[int]) -> list[bytes]:
+    hashes: list[bytes] = []
+    extend_chain(hashes, root, tokens, block_size=4)
+    return hashes
+
+
+def test_a_hash_covers_every_token_before_its_end() -> None:
+    root = chain_root(b"", "m", "float32")
+    base = chain(root, list(range(12)))
+    assert len(base) == 3
+    changed = chain(root, [99, *range(1, 12)])
+    assert not set(base) & set(changed)
+    late = chain(root, [*range(11), 99])
+    assert late[:2] == base[:2]
+    assert late[2] != base[2]
+
+
+def test_a_chain_grown_in_steps_is_the_chain_of_the_whole() -> None:
+    root, tokens = chain_root(b"s", "m", "float32"), list(range(30))
+    grown: list[bytes] = []
+    for end in (3, 4, 5, 17, 30):
+        extend_chain(grown, root, tokens[:end], block_size=4)
+    assert grown == chain(root, tokens)
+
+
+def test_tenant_model_and_type_each_start_a_chain_of_their_own() -> None:
+    roots = {
+        chain_root(b"a", "bc", "float32"),
+        chain_root(b"ab", "c", "float32"),
+        chain_root(b"a", "bc", "bfloat16"),
+        chain_root(b"", "abc", "float32"),
+        chain_root(b"", "bc", "float32"),
+    }
+    assert len(roots) == 5

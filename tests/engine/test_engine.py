@@ -1,0 +1,167 @@
+"""What an engine promises about ends, refusals, failures and blocks, over a runner without a model."""
+
+import pytest
+
+from engine.protocol import SamplingParams, Submit
+from tests.engine.driver import drain, one, submit
+from tests.engine.fake_runner import VOCAB, fake_engine, next_token
+
+PROMPT = [5, 6, 7, 8, 9, 10]
+
+
+def expected_tokens(prompt: list[int], n: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(n):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+def test_a_sequence_ends_with_length_at_max_tokens() -> None:
+    heard = one(fake_engine()[0], submit("a", PROMPT, max_tokens=5))
+    assert heard.token_ids == expected_tokens(PROMPT, 5)
+    assert heard.finish_reason == "length"
+
+
+def test_the_token_that_stops_is_delivered_with_the_reason() -> None:
+    third = expected_tokens(PROMPT, 3)
+    engine, _ = fake_engine(eos_token_ids=(third[-1],))
+    heard = one(engine, submit("a", PROMPT, max_tokens=9, ignore_eos=False))
+    assert (heard.token_ids, heard.finish_reason) == (third, "stop")
+    ignoring = one(engine, submit("b", PROMPT, max_tokens=9))
+    assert (len(ignoring.token_ids), ignoring.finish_reason) == (9, "length")
+    by_request = one(fake_engine()[0], submit("c", PROMPT, max_tokens=9, stop_token_ids=(third[-1],)))
+    assert (by_request.token_ids, by_request.finish_reason) == (third, "stop")
+
+
+def test_a_sequence_ends_with_length_when_the_context_is_full() -> None:
+    engine, _ = fake_engine(num_blocks=3, block_size=4)
+    heard = one(engine, submit("a", PROMPT, max_tokens=100))
+    assert (len(heard.token_ids), heard.finish_reason) == (6, "length")
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (submit("a", []), "empty"),
+        (submit("a", [1, VOCAB, 2]), f"token id {VOCAB}"),
+        (submit("a", [1, -1]), "token id -1"),
+        (submit("a", [1], max_tokens=0), "max_tokens is 0"),
+        (submit("a", [1], temperature=-0.1), "temperature is -0.1"),
+        (submit("a", [1], temperature=float("nan")), "temperature is nan"),
+        (submit("a", [1], top_k=0), "top_k is 0"),
+        (submit("a", [1], top_p=0.0), "top_p is 0.0"),
+        (submit("a", [1], min_p=1.5), "min_p is 1.5"),
+        (submit("a", [1], num_logprobs=-1), "num_logprobs is -1"),
+        (submit("a", [1] * 128), "at most 127"),
+    ],
+)
+def test_what_cannot_be_generated_is_refused_with_its_number(message: Submit, words: str) -> None:
+    engine, _ = fake_engine()
+    heard = one(engine, message)
+    assert heard.finish_reason == "error"
+    assert words in (heard.error or "")
+    assert one(engine, submit("next", PROMPT, max_tokens=2)).token_ids == expected_tokens(PROMPT, 2)
+
+
+def test_a_full_waiting_queue_refuses_the_next() -> None:
+    engine, _ = fake_engine(max_waiting=2)
+    for name in "abc":
+        engine.submit(submit(name, PROMPT))
+    (refused,) = engine.take_outputs()
+    assert (refused.sequence_id, refused.error_code) == ("c", "overloaded")
+
+
+def test_an_id_in_use_is_refused() -> None:
+    engine, _ = fake_engine()
+    engine.submit(submit("a", PROMPT))
+    engine.submit(submit("a", PROMPT))
+    (refused,) = engine.take_outputs()
+    assert refused.error_code == "invalid_request"
+
+
+def test_an_abort_returns_the_blocks_at_once() -> None:
+    engine, _ = fake_engine()
+    engine.submit(submit("a", PROMPT, max_tokens=50))
+    engine.submit(submit("b", PROMPT * 3, max_tokens=50))
+    engine.step()
+    before = engine.load().free_blocks
+    engine.abort("b")
+    assert engine.load().free_blocks > before
+    engine.abort("a")
+    assert engine.load().free_blocks == 32
+    assert [o.finish_reason for o in engine.take_outputs()[-2:]] == ["abort", "abort"]
+    assert not engine.has_work
+    engine.abort("a")  # a second time, and after its end, means nothing
+    assert engine.take_outputs() == []
+
+
+def test_a_failed_step_ends_its_sequences_and_the_next_request_works() -> None:
+    engine, runner = fake_engine()
+    one(engine, submit("warm", PROMPT))
+    engine.submit(submit("a", PROMPT, max_tokens=50))
+    engine.step()
+    runner.explode = True
+    with pytest.raises(RuntimeError):
+        engine.step()
+    engine.fail_all("engine_error", "a step failed")
+    assert [o.error_code for o in engine.take_outputs()] == [None, "engine_error"]
+    runner.explode = False
+    heard = one(engine, submit("b", PROMPT, max_tokens=3))
+    assert heard.token_ids == expected_tokens(PROMPT, 3)
+    assert heard.num_cached_tokens == 0, "the cache of a failed step must not be trusted"
+    assert engine.load().prefix_queries == 3 * len(PROMPT)
+
+
+def test_logits_that_are_not_numbers_end_one_sequence_and_poison_no_cache() -> None:
+    engine, runner = fake_engine()
+    runner.bad_sequences.add("bad")
+    heard = drain(engine, [submit("bad", PROMPT * 2), submit("good", PROMPT, max_tokens=4)])
+    assert heard["bad"].finish_reason == "error"
+    assert "not finite" in (heard["bad"].error or "")
+    assert heard["good"].token_ids == expected_tokens(PROMPT, 4)
+    assert len(runner.scrubbed) == 3
+    assert one(engine, submit("again", PROMPT * 2)).num_cached_tokens == 4, "only what the good one left may be found"
+
+
+def test_a_fully_cached_prompt_still_computes_its_last_token() -> None:
+    engine, runner = fake_engine()
+    prompt = [*PROMPT, 1, 2]
+    one(engine, submit("a", prompt, max_tokens=1))
+    heard = one(engine, submit("b", prompt, max_tokens=1))
+    assert heard.num_cached_tokens == 4
+    assert runner.batch_tokens == [8, 4]
+    assert heard.token_ids == expected_tokens(prompt, 1)
+
+
+def test_decodes_go_before_prompts_and_prompts_fill_the_budget() -> None:
+    engine, runner = fake_engine(max_num_batched_tokens=10)
+    engine.submit(submit("a", PROMPT, max_tokens=20))
+    engine.step()
+    engine.submit(submit("b", list(range(25)), max_tokens=2))
+    while engine.has_work:
+        engine.step()
+    assert runner.batch_tokens[:5] == [6, 10, 10, 8, 2]
+
+
+def test_load_counts_what_was_computed() -> None:
+    engine, _ = fake_engine()
+    drain(engine, [submit("a", PROMPT, max_tokens=3), submit("b", PROMPT, max_tokens=4)])
+    load = engine.load()
+    assert (load.prompt_tokens, load.output_tokens) == (12, 7)
+    assert (load.running, load.waiting, load.waiting_tokens) == (0, 0, 0)
+    engine.submit(submit("c", PROMPT))
+    assert engine.load().waiting_tokens == 6
+
+
+def test_the_oldest_sequence_is_never_preempted_for_a_younger_one() -> None:
+    engine, _ = fake_engine(num_blocks=6, block_size=4)
+    engine.submit(Submit("old", "tiny", tuple(PROMPT), SamplingParams(18)))
+    engine.submit(Submit("young", "tiny", tuple(PROMPT), SamplingParams(18)))
+    ended = []
+    old = engine.scheduler.waiting[0]
+    while engine.has_work:
+        engine.step()
+        assert old.num_computed_tokens > 0
+        ended += [o.sequence_id for o in engine.take_outputs() if o.finish_reason]
+    assert ended == ["old", "young"]
+    assert engine.scheduler.num_preemptions > 0

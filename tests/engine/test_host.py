@@ -1,0 +1,387 @@
+"""An engine host and its client: in the same process, and over a real socket in a process of its own."""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+from safetensors.torch import load_file, save_file
+
+from engine.client import EngineClient, EngineError, InProcessEngineClient, SocketEngineClient
+from engine.protocol import HostConfig, ModelSpec, SamplingParams, StepOutput, Submit, TokenOutput
+from tests.checkpoints import write_llama
+from tests.engine.driver import load_engine, one, random_prompt, submit
+
+CONFIG = HostConfig(threads=1, kv_bytes=1 << 20, num_models=3)
+PROMPT = random_prompt(40, seed=1)
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("llama")
+    write_llama(directory)
+    return directory
+
+
+@contextlib.asynccontextmanager
+async def host_process(
+    directory: Path, config: HostConfig = CONFIG
+) -> AsyncIterator[tuple[subprocess.Popen[bytes], str]]:
+    address = f"ipc://{directory}/engine"
+    arguments = ["-m", "engine.host", "--address", address, "--config", msgspec.json.encode(config).decode()]
+    with subprocess.Popen([sys.executable, *arguments], cwd=ROOT) as process:  # noqa: ASYNC220 (a fork, then nothing waits)
+        try:
+            yield process, address
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+async def in_process() -> AsyncIterator[InProcessEngineClient]:
+    client = InProcessEngineClient(CONFIG)
+    yield client
+    await client.close()
+
+
+@pytest.fixture(params=["in process", "socket"])
+async def client(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[EngineClient]:
+    """Either form. A process of its own takes seconds to start, so what the host's loop alone decides is shown in process."""
+    if request.param == "in process":
+        in_process = InProcessEngineClient(CONFIG)
+        yield in_process
+        await in_process.close()
+        return
+    async with host_process(tmp_path) as (process, address):
+        over_socket = SocketEngineClient(address)
+        yield over_socket
+        await over_socket.close()
+        assert await asyncio.to_thread(process.wait, 10) == 0
+
+
+async def load(client: EngineClient, checkpoint: Path, name: str = "tiny") -> None:
+    await client.load_model(ModelSpec(name, str(checkpoint), kv_tokens=512))
+
+
+async def collect(
+    client: EngineClient, message: Submit, then: Callable[[], Awaitable[None]] | None = None
+) -> list[TokenOutput]:
+    """Every output of a sequence; `then` happens after the first of them."""
+    collected = []
+    async with client.generate(message) as outputs:
+        async for output in outputs:
+            collected.append(output)
+            if then and len(collected) == 1:
+                await then()
+    return collected
+
+
+def at_once(act: Callable[..., None], *arguments: str) -> Callable[[], Awaitable[None]]:
+    async def then() -> None:
+        act(*arguments)
+
+    return then
+
+
+async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """A test that never sees its condition fails here rather than by timeout."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        await asyncio.sleep(0.005)
+
+
+async def test_tokens_arrive_in_order_and_as_the_engine_alone_computes_them(
+    client: EngineClient, checkpoint: Path
+) -> None:
+    progress: list[tuple[int, int]] = []
+    info = await client.load_model(
+        ModelSpec("tiny", str(checkpoint), kv_tokens=512), lambda done, total: progress.append((done, total))
+    )
+    assert (info.context_length, info.vocab_size, info.total_blocks) == (256, 431, 32)
+    assert progress[-1] == (info.weights_bytes, info.weights_bytes)
+    frames: list[StepOutput] = []
+    client.on_step(frames.append)
+    requests = [submit(f"s{i}", PROMPT, temperature=1.0, seed=i, max_tokens=20) for i in range(6)]
+    answers = await asyncio.gather(*(collect(client, request) for request in requests))
+    alone = load_engine(checkpoint)
+    for request, outputs in zip(requests, answers, strict=True):
+        assert [t for output in outputs for t in output.token_ids] == one(alone, request).token_ids
+        assert [output.finish_reason for output in outputs] == [None] * 19 + ["length"]
+        assert outputs[0].num_cached_tokens is not None
+    assert max(len(frame.outputs) for frame in frames) > 1, "one frame must carry every sequence's tokens"
+    await until(lambda: client.loads["tiny"].free_blocks == 32)
+    assert client.loads["tiny"].output_tokens == 120
+
+
+async def test_leaving_the_scope_aborts_and_frees_the_blocks(client: EngineClient, checkpoint: Path) -> None:
+    await load(client, checkpoint)
+    frames: list[StepOutput] = []
+    client.on_step(frames.append)
+    async with client.generate(submit("a", PROMPT, max_tokens=200)) as outputs:
+        async for _ in outputs:
+            break
+    await until(lambda: any(o.finish_reason == "abort" for frame in frames for o in frame.outputs))
+    (last,) = [frame for frame in frames if any(o.finish_reason == "abort" for o in frame.outputs)]
+    assert last.loads["tiny"].free_blocks == 32
+    assert last.loads["tiny"].running == 0
+
+
+async def test_a_cancelled_reader_aborts_its_sequence(in_process: EngineClient, checkpoint: Path) -> None:
+    await load(in_process, checkpoint)
+    started = asyncio.Event()
+
+    async def read() -> None:
+        async with in_process.generate(submit("a", PROMPT, max_tokens=200)) as outputs:
+            async for _ in outputs:
+                started.set()
+
+    task = asyncio.create_task(read())
+    await started.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await until(lambda: in_process.loads["tiny"].free_blocks == 32)
+    assert len(await collect(in_process, submit("b", PROMPT, max_tokens=3))) == 3
+
+
+async def test_refusals_are_errors_with_a_code_and_a_sentence(client: EngineClient, checkpoint: Path) -> None:
+    with pytest.raises(EngineError, match="loaded are: none") as missing:
+        await collect(client, submit("a", PROMPT))
+    assert missing.value.code == "model_not_found"
+    await load(client, checkpoint)
+    with pytest.raises(EngineError, match="at most 255") as too_long:
+        await collect(client, submit("b", [3] * 300))
+    assert too_long.value.code == "context_length_exceeded"
+    async with client.generate(submit("c", PROMPT, max_tokens=100)):
+        with pytest.raises(EngineError, match="already in use"):
+            await collect(client, submit("c", PROMPT))
+
+
+async def test_a_checkpoint_that_fails_to_load_leaves_the_host_serving(
+    client: EngineClient, checkpoint: Path, tmp_path: Path
+) -> None:
+    await load(client, checkpoint)
+    damaged = tmp_path / "damaged"
+    write_llama(damaged)
+    weights = damaged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(EngineError, match="truncated") as failed:
+        await load(client, damaged, "damaged")
+    assert failed.value.code == "model_load_failed"
+    assert len(await collect(client, submit("a", PROMPT, max_tokens=3))) == 3
+    write_llama(damaged)
+    await load(client, damaged, "damaged")
+
+
+async def test_models_are_loaded_and_unloaded_while_others_serve(in_process: EngineClient, checkpoint: Path) -> None:
+    await load(in_process, checkpoint)
+    async with in_process.generate(submit("a", PROMPT, max_tokens=200)) as outputs:
+        first = [await anext(outputs)]
+        await load(in_process, checkpoint, "other")
+        message = Submit("b", "other", tuple(PROMPT), SamplingParams(5, temperature=0.0))
+        assert len(await collect(in_process, message)) == 5
+        await in_process.unload_model("other")
+        rest = [output async for output in outputs]
+    assert len(first + rest) == 200
+    assert set(in_process.loads) == {"tiny"}
+    with pytest.raises(EngineError, match="'other' is not loaded"):
+        await collect(in_process, message)
+
+
+async def test_unloading_ends_the_models_sequences(in_process: EngineClient, checkpoint: Path) -> None:
+    await load(in_process, checkpoint)
+    with pytest.raises(EngineError, match="was unloaded"):
+        await collect(in_process, submit("a", PROMPT, max_tokens=200), then=lambda: in_process.unload_model("tiny"))
+    await load(in_process, checkpoint)
+    assert len(await collect(in_process, submit("b", PROMPT, max_tokens=3))) == 3
+
+
+async def test_a_model_is_loaded_once_however_often_it_is_asked_for(in_process: EngineClient, checkpoint: Path) -> None:
+    await asyncio.gather(*(load(in_process, checkpoint) for _ in range(3)))
+    await load(in_process, checkpoint)
+    with pytest.raises(EngineError, match="unload it first"):
+        await in_process.load_model(ModelSpec("tiny", str(checkpoint), kv_tokens=256))
+
+
+async def test_an_idle_host_is_heard_from(client: EngineClient, checkpoint: Path) -> None:
+    await load(client, checkpoint)
+    heard = client.last_event_at
+    await until(lambda: client.last_event_at > heard)
+    assert client.loads["tiny"].running == 0
+
+
+async def test_numbers_gone_bad_end_the_request_but_not_the_model(in_process: EngineClient, tmp_path: Path) -> None:
+    """Finite weights whose product overflows for one token: its request fails with a reason, and leaves nothing behind."""
+    write_llama(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    layer = "model.layers.0"
+    tensors["model.embed_tokens.weight"][:, 0] = 0.0  # the first dimension is token 300's alone
+    tensors["model.embed_tokens.weight"][300, 0] = 10.0
+    tensors[f"{layer}.self_attn.o_proj.weight"][0] = 0.0
+    for part in ("gate", "up"):
+        tensors[f"{layer}.mlp.{part}_proj.weight"][0, 0] = 1e20
+    save_file(tensors, tmp_path / "model.safetensors")
+    await load(in_process, tmp_path)
+    prompt = random_prompt(40, seed=2, vocab=299)
+    before = [o.token_ids for o in await collect(in_process, submit("a", prompt, max_tokens=1))]
+    with pytest.raises(EngineError, match="not finite"):
+        await collect(in_process, submit("b", [*prompt[:35], 300, 5]))
+    assert [o.token_ids for o in await collect(in_process, submit("c", prompt, max_tokens=1))] == before
+
+
+async def test_a_failed_step_fails_its_requests_and_the_next_one_works(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from engine.runner import ModelRunner
+
+    client = InProcessEngineClient(CONFIG)
+    await load(client, checkpoint)
+    expected = await collect(client, submit("a", PROMPT, max_tokens=4))
+    run, calls = ModelRunner.run, iter(range(1000))
+
+    def fail_third(self: ModelRunner, chunks: list[object]) -> object:
+        if next(calls) == 3:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return run(self, chunks)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ModelRunner, "run", fail_third)
+    with pytest.raises(EngineError, match="illegal memory access") as failed:
+        await collect(client, submit("b", PROMPT, max_tokens=50))
+    assert failed.value.code == "engine_error"
+    again = await collect(client, submit("c", PROMPT, max_tokens=4))
+    assert [o.token_ids for o in again] == [o.token_ids for o in expected]
+    assert again[0].num_cached_tokens == 0
+    assert client.loads["tiny"].free_blocks == 32
+    await client.close()
+
+
+async def test_a_killed_host_ends_every_stream_with_an_error(tmp_path: Path, checkpoint: Path) -> None:
+    async with host_process(tmp_path) as (process, address):
+        client = SocketEngineClient(address)
+        await load(client, checkpoint)
+        reading = [collect(client, submit(name, PROMPT, max_tokens=200), then=at_once(process.kill)) for name in "abc"]
+        errors = await asyncio.gather(*reading, return_exceptions=True)
+        assert [getattr(error, "code", error) for error in errors] == ["engine_error"] * 3
+        with pytest.raises(EngineError, match="went away"):
+            await load(client, checkpoint, "other")
+        with pytest.raises(EngineError, match="went away"):
+            await collect(client, submit("d", PROMPT))
+        assert client.loads == {}
+        await client.close()
+
+
+async def test_a_supervisor_may_declare_the_host_dead(checkpoint: Path) -> None:
+    client = InProcessEngineClient(CONFIG)
+    await load(client, checkpoint)
+    with pytest.raises(EngineError, match="no step for 30 s"):
+        await collect(client, submit("a", PROMPT, max_tokens=200), then=at_once(client.fail, "no step for 30 s"))
+    await client.close()
+
+
+async def test_closing_the_client_ends_open_calls_and_the_host(checkpoint: Path) -> None:
+    client = InProcessEngineClient(CONFIG)
+    await load(client, checkpoint)
+    async with client.generate(submit("a", PROMPT, max_tokens=200)) as outputs:
+        await anext(outputs)
+        await client.close()
+        with pytest.raises(EngineError):
+            async for _ in outputs:
+                pass
+    with pytest.raises(EngineError):
+        await load(client, checkpoint)
+
+
+async def test_sigterm_ends_streams_with_a_reason_and_the_process_cleanly(tmp_path: Path, checkpoint: Path) -> None:
+    async with host_process(tmp_path) as (process, address):
+        client = SocketEngineClient(address)
+        await load(client, checkpoint)
+        with pytest.raises(EngineError, match=r"shut down|went away"):
+            await collect(client, submit("a", PROMPT, max_tokens=200), then=at_once(process.terminate))
+        assert await asyncio.to_thread(process.wait, 10) == 0
+        await client.close()
+
+
+async def test_a_host_ends_with_its_parent(tmp_path: Path) -> None:
+    script = (
+        "import subprocess, sys, time\n"
+        f"host = subprocess.Popen([sys.executable, '-m', 'engine.host', '--address', 'ipc://{tmp_path}/engine'])\n"
+        "print(host.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as parent:  # noqa: ASYNC220
+        assert parent.stdout is not None
+        host_pid = int(parent.stdout.readline())
+        client = SocketEngineClient(f"ipc://{tmp_path}/engine")
+        await client.unload_model("nothing")  # it is up
+        parent.kill()
+    await until(lambda: not is_alive(host_pid))
+    await client.close()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+async def test_a_new_front_end_takes_over_and_the_old_ones_sequences_end(tmp_path: Path, checkpoint: Path) -> None:
+    async with host_process(tmp_path) as (_, address):
+        old, new = SocketEngineClient(address), SocketEngineClient(address)
+        await load(old, checkpoint)
+        async with old.generate(submit("a", PROMPT, max_tokens=200)) as outputs:
+            await anext(outputs)
+            await load(new, checkpoint)
+            await until(lambda: "tiny" in new.loads and new.loads["tiny"].free_blocks == 32)
+            assert len(await collect(new, submit("b", PROMPT, max_tokens=3))) == 3
+            old.fail("replaced")
+        await new.close()
+        await old.close()
+
+
+async def test_frames_that_are_no_commands_are_ignored(tmp_path: Path, checkpoint: Path) -> None:
+    async with host_process(tmp_path) as (process, address):
+        with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+            stranger.linger = 1000
+            stranger.connect(address)
+            stranger.send(b"\xc1 nonsense")
+            stranger.send_multipart([b"", b"\x93\x01\x02\x03"])
+        client = SocketEngineClient(address)
+        await load(client, checkpoint)
+        assert process.poll() is None
+        await client.close()
+
+
+async def test_a_wrong_configuration_is_one_sentence() -> None:
+    arguments = ["-m", "engine.host", "--address", "ipc:///nowhere", "--config", '{"threads": "many"}']
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("engine.host: --config is no HostConfig")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_host_answers_before_torch_is_imported() -> None:
+    """The socket is bound first; importing torch takes a second or two and happens in the loader's thread."""
+    script = "import sys, engine.host, engine.client, engine.socket_transport\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+def test_the_engine_imports_neither_compilers_nor_transformers() -> None:
+    """torch._dynamo alone would add seconds to every start; in-process use needs neither msgspec nor pyzmq."""
+    script = (
+        "import sys, engine.loading, engine.client, engine.host\n"
+        "heavy = ('torch._dynamo', 'torch._inductor', 'transformers', 'triton', 'zmq', 'msgspec', 'safetensors')\n"
+        "found = [name for name in heavy if name in sys.modules]\n"
+        "assert not found, found\n"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)

@@ -1,0 +1,104 @@
+"""Invariants I3, I4, I8 and I9: what was asked decides the tokens; batch, chunks, caches, preemption and resumption do not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.protocol import Submit
+from tests.checkpoints import write_llama
+from tests.engine.driver import drain, load_engine, one, random_prompt, submit
+
+SAMPLING: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0, "seed": 11},
+    {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "seed": 2**64 - 1},
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("llama")
+    write_llama(directory)
+    return directory
+
+
+def requests() -> list[Submit]:
+    return [
+        submit(f"{n}-{i}", random_prompt(n, seed=n), max_tokens=25, **sampling)
+        for n in (3, 32, 50)
+        for i, sampling in enumerate(SAMPLING)
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoint: Path) -> dict[str, list[int]]:
+    """Each request by itself, on an engine that has seen nothing."""
+    return {r.sequence_id: one(load_engine(checkpoint), r).token_ids for r in requests()}
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"max_num_batched_tokens": 13},
+        {"block_size": 5, "max_num_seqs": 4},
+        {"kv_tokens": 160, "max_num_batched_tokens": 50},
+    ],
+    ids=["one batch", "small chunks", "small blocks, few at a time", "preempted"],
+)
+def test_company_and_chunks_and_preemption_change_no_token(
+    checkpoint: Path, alone: dict[str, list[int]], limits: dict[str, Any]
+) -> None:
+    engine = load_engine(checkpoint, **limits)
+    heard = drain(engine, requests())
+    assert {name: h.token_ids for name, h in heard.items()} == alone
+    assert ("kv_tokens" in limits) == (engine.scheduler.num_preemptions > 0)
+
+
+def test_a_warm_cache_changes_no_token(checkpoint: Path, alone: dict[str, list[int]]) -> None:
+    engine = load_engine(checkpoint)
+    drain(engine, requests())
+    heard = drain(engine, requests())
+    assert sum(h.num_cached_tokens or 0 for h in heard.values()) > 0
+    assert {name: h.token_ids for name, h in heard.items()} == alone
+
+
+@pytest.mark.parametrize("cut", [1, 10, 24])
+def test_a_resumed_stream_continues_as_if_never_cut(checkpoint: Path, alone: dict[str, list[int]], cut: int) -> None:
+    engine = load_engine(checkpoint)
+    for request in requests():
+        delivered = alone[request.sequence_id][:cut]
+        sampling = {
+            name: getattr(request.sampling, name) for name in ("temperature", "seed", "top_k", "top_p", "min_p")
+        }
+        rest = one(engine, submit("resumed", [*request.prompt_token_ids, *delivered], max_tokens=25 - cut, **sampling))
+        assert delivered + rest.token_ids == alone[request.sequence_id]
+
+
+def test_another_seed_gives_other_tokens(checkpoint: Path) -> None:
+    engine = load_engine(checkpoint)
+    prompt = random_prompt(20, seed=9)
+    streams = {tuple(one(engine, submit("a", prompt, temperature=1.0, seed=s)).token_ids) for s in range(5)}
+    assert len(streams) == 5
+
+
+def test_tenants_with_different_salts_share_no_blocks(checkpoint: Path) -> None:
+    engine = load_engine(checkpoint)
+    prompt = random_prompt(80, seed=10)
+    cached = [
+        one(engine, submit(name, prompt, salt=salt)).num_cached_tokens
+        for name, salt in [("a", b"one"), ("b", b"two"), ("c", b""), ("d", b"one"), ("e", b"two")]
+    ]
+    assert cached == [0, 0, 0, 64, 64]
+
+
+def test_a_conversations_second_turn_finds_its_first(checkpoint: Path) -> None:
+    engine = load_engine(checkpoint)
+    prompt = random_prompt(40, seed=11)
+    answer = one(engine, submit("a", prompt, max_tokens=30)).token_ids
+    second = one(engine, submit("b", prompt + answer + random_prompt(9, seed=12)))
+    assert second.num_cached_tokens == (40 + 29) // 16 * 16  # the last token of the answer was never computed
+    load = engine.load()
+    assert load.prefix_queries == 40 + 79
+    assert load.prefix_hits == 64

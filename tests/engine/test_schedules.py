@@ -1,0 +1,113 @@
+"""Random schedules of arrivals and aborts over tiny pools: every sequence ends, with the right tokens, and nothing is left behind."""
+
+from typing import NamedTuple
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from engine.engine import Engine
+from engine.protocol import SamplingParams, Submit
+from tests.engine.driver import Heard
+from tests.engine.fake_runner import fake_engine, next_token
+
+
+class Arrival(NamedTuple):
+    step: int
+    prompt_length: int
+    family: int  # prompts of one family share a prefix
+    max_tokens: int
+    salt: bytes
+    abort_after: int | None  # steps
+
+
+class Shape(NamedTuple):
+    num_blocks: int
+    block_size: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+
+
+arrivals = st.lists(
+    st.builds(
+        Arrival,
+        step=st.integers(0, 30),
+        prompt_length=st.integers(1, 40),
+        family=st.integers(1, 2),
+        max_tokens=st.integers(1, 20),
+        salt=st.sampled_from([b"", b"a"]),
+        abort_after=st.none() | st.integers(0, 25),
+    ),
+    min_size=1,
+    max_size=14,
+)
+shapes = st.builds(
+    Shape,
+    num_blocks=st.integers(2, 14),
+    block_size=st.sampled_from([1, 3, 4, 16]),
+    max_num_batched_tokens=st.integers(1, 40),
+    max_num_seqs=st.integers(1, 6),
+)
+
+
+@given(shapes, arrivals)
+@settings(max_examples=300, deadline=None)
+def test_every_sequence_ends_rightly_and_every_block_returns(shape: Shape, plan: list[Arrival]) -> None:
+    engine, runner = fake_engine(**shape._asdict())
+    heard = play(engine, plan)
+
+    for i, arrival in enumerate(plan):
+        check(heard[str(i)], arrival, engine.info.context_length)
+    pool = engine.scheduler.pool
+    assert pool.num_held == 0
+    assert pool.num_available == shape.num_blocks
+    assert max(runner.batch_tokens, default=0) <= shape.max_num_batched_tokens
+    event("preempted" if engine.scheduler.num_preemptions else "not preempted")
+    event("prefix hit" if engine.scheduler.prefix_hits else "no prefix hit")
+
+
+def play(engine: Engine, plan: list[Arrival]) -> dict[str, Heard]:
+    heard = {str(i): Heard() for i in range(len(plan))}
+    step = 0
+    while engine.has_work or step <= 60:
+        for i, arrival in enumerate(plan):
+            if arrival.step == step:
+                engine.submit(as_submit(str(i), arrival))
+            if arrival.abort_after is not None and arrival.step + arrival.abort_after == step:
+                held = engine.scheduler.pool.num_held
+                engine.abort(str(i))
+                assert engine.scheduler.pool.num_held <= held
+        if engine.has_work:
+            engine.step()
+        for output in engine.take_outputs():
+            heard[output.sequence_id].hear(output)
+        engine.scheduler.pool.assert_consistent()
+        assert len(engine.scheduler.running) <= engine.scheduler.limits.max_num_seqs
+        step += 1
+        assert step < 5000, "no end in sight"
+    return heard
+
+
+def as_submit(name: str, arrival: Arrival) -> Submit:
+    return Submit(name, "tiny", prompt_of(arrival), SamplingParams(arrival.max_tokens), arrival.salt)
+
+
+def prompt_of(arrival: Arrival) -> tuple[int, ...]:
+    return tuple((arrival.family * 100 + i) % 1000 for i in range(arrival.prompt_length))
+
+
+def check(heard: Heard, arrival: Arrival, context_length: int) -> None:
+    if arrival.prompt_length >= context_length:
+        assert heard.finish_reason == "error"
+        assert str(context_length) in (heard.error or "")
+        return
+    tokens = list(prompt_of(arrival))
+    expected = min(arrival.max_tokens, context_length - len(tokens))
+    for token in heard.token_ids:
+        assert token == next_token(tokens)
+        tokens.append(token)
+    if heard.finish_reason == "abort":
+        assert arrival.abort_after is not None
+        assert len(heard.token_ids) < expected
+    else:
+        assert heard.finish_reason == "length"
+        assert len(heard.token_ids) == expected

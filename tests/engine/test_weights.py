@@ -1,0 +1,196 @@
+"""Checkpoints that cannot be loaded: each is refused with a sentence naming the tensor or key and the file."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.errors import CheckpointError
+from engine.protocol import HostConfig, ModelSpec
+from engine.weights.reader import CheckpointReader, index_checkpoint
+from tests.checkpoints import write_llama
+from tests.engine.driver import load_engine, one, submit
+
+EMBEDDING = "model.embed_tokens.weight"
+NORM = "model.layers.1.input_layernorm.weight"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    write_llama(tmp_path)
+    return tmp_path
+
+
+def change_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+def change_config(directory: Path, **changes: Any) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | changes))
+
+
+def test_a_missing_tensor_is_named(directory: Path) -> None:
+    change_tensors(directory, lambda tensors: tensors.pop(NORM))
+    with pytest.raises(CheckpointError, match=f"{NORM} is missing from model.safetensors"):
+        load_engine(directory)
+
+
+def test_an_unexpected_tensor_is_named(directory: Path) -> None:
+    change_tensors(directory, lambda tensors: tensors.update({"model.surprise.weight": torch.zeros(3)}))
+    with pytest.raises(CheckpointError, match=r"model\.surprise\.weight"):
+        load_engine(directory)
+
+
+def test_a_misshapen_tensor_is_named_with_both_shapes(directory: Path) -> None:
+    change_tensors(directory, lambda tensors: tensors.update({NORM: torch.zeros(41)}))
+    with pytest.raises(CheckpointError, match=r"has shape \[41\], but config.json makes it \[42\]"):
+        load_engine(directory)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_value_that_is_no_number_is_named_by_its_tensor(directory: Path, value: float) -> None:
+    change_tensors(directory, lambda tensors: tensors[NORM].index_fill_(0, torch.tensor([7]), value))
+    with pytest.raises(CheckpointError, match=f"{NORM} in model.safetensors holds NaN or infinity"):
+        load_engine(directory)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, 0.5, -1])
+def test_a_truncated_file_is_noticed_before_it_is_read(directory: Path, keep: float) -> None:
+    file = directory / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[: int(keep * len(content)) if 0 < keep < 1 else int(keep)])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is truncated"):
+        load_engine(directory)
+
+
+def test_a_damaged_header_is_no_crash(directory: Path) -> None:
+    file = directory / "model.safetensors"
+    for header in (
+        b"not json",
+        b"[1]",
+        b'{"a": {"dtype": "F32"}}',
+        b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}',
+    ):
+        file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+        with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+            load_engine(directory)
+
+
+def test_a_type_that_is_not_supported_is_named(directory: Path) -> None:
+    change_tensors(directory, lambda tensors: tensors.update({NORM: torch.zeros(42, dtype=torch.int8)}))
+    with pytest.raises(CheckpointError, match=f"{NORM} in model.safetensors has type I8"):
+        load_engine(directory)
+
+
+def test_a_shard_that_the_index_lists_must_be_there(tmp_path: Path) -> None:
+    write_llama(tmp_path, max_shard_size="150KB")
+    victim = sorted(tmp_path.glob("*.safetensors"))[1]
+    victim.unlink()
+    with pytest.raises(CheckpointError, match=f"{victim.name} is missing"):
+        load_engine(tmp_path)
+
+
+def test_an_index_cannot_reach_outside_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../secret.safetensors"}}))
+    with pytest.raises(CheckpointError, match="outside its directory"):
+        index_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM; supported are LlamaForCausalLM"),
+        ({"hidden_act": "gelu"}, "activation 'gelu'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
+        ({"vocab_size": "many"}, "vocab_size = 'many'"),
+        ({"num_key_value_heads": 4}, "6 heads, 4 key-value heads"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'; supported are default, linear, llama3"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 4.0}}, "without low_freq_factor"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantized .awq."),
+    ],
+)
+def test_a_configuration_beyond_the_model_is_refused(directory: Path, changes: dict[str, Any], words: str) -> None:
+    change_config(directory, **changes)
+    with pytest.raises(CheckpointError, match=words):
+        load_engine(directory)
+
+
+def test_a_directory_that_is_none_says_what_a_model_is(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"a model is a directory with config\.json"):
+        load_engine(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match=r"holds no config\.json"):
+        load_engine(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read as JSON"):
+        load_engine(tmp_path)
+
+
+def test_a_cache_that_does_not_fit_is_refused_with_both_sizes(directory: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"asks for 10000000 tokens of KV cache, 4800000000 bytes.*67108864"):
+        load_engine(directory, kv_tokens=10_000_000)
+
+
+def test_a_refused_model_leaves_the_arena_as_it_was(directory: Path) -> None:
+    from engine.loading import load_model, make_arena
+
+    config = HostConfig(kv_bytes=1 << 20)
+    arena = make_arena(config)
+    change_tensors(directory, lambda tensors: tensors.pop(NORM))
+    with pytest.raises(CheckpointError):
+        load_model(ModelSpec("tiny", str(directory)), config, arena, 1)
+    assert arena.free_bytes == 1 << 20
+
+
+def test_models_share_what_is_left_of_the_arena_evenly(directory: Path) -> None:
+    from engine.loading import load_model, make_arena
+
+    config = HostConfig(kv_bytes=1 << 20, max_num_seqs=1000)
+    arena = make_arena(config)
+    blocks = [
+        load_model(ModelSpec(name, str(directory)), config, arena, sharing).engine.info.total_blocks
+        for name, sharing in (("a", 3), ("b", 2), ("c", 1))
+    ]
+    assert max(blocks) - min(blocks) <= 1
+    with pytest.raises(CheckpointError, match="raise kv_bytes"):
+        load_model(ModelSpec("d", str(directory)), config, arena, 1)
+
+
+def test_old_configurations_and_leftovers_of_old_checkpoints_are_understood(directory: Path) -> None:
+    tokens = one(load_engine(directory), submit("a", [5, 6, 7])).token_ids
+    config = json.loads((directory / "config.json").read_text())
+    del config["rope_parameters"]
+    (directory / "config.json").write_text(json.dumps(config | {"rope_theta": 10_000.0, "rope_scaling": None}))
+    leftover = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(5)}
+    change_tensors(directory, lambda tensors: tensors.update(leftover))
+    assert one(load_engine(directory), submit("a", [5, 6, 7])).token_ids == tokens
+
+
+def test_ends_of_turns_come_from_both_configurations(directory: Path) -> None:
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    assert load_engine(directory).info.eos_token_ids == (1, 7, 9)
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": "seven"}))
+    with pytest.raises(CheckpointError, match="eos_token_id = 'seven'"):
+        load_engine(directory)
+
+
+def test_progress_rises_to_the_total(directory: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    reader = CheckpointReader(directory, lambda done, total: seen.append((done, total)))
+    for name, stored in index_checkpoint(directory).items():
+        reader.read(name, torch.empty(stored.shape))
+    reader.finish()
+    assert seen == sorted(seen)
+    assert seen[-1] == (reader.total_bytes, reader.total_bytes)
+    assert reader.total_bytes == sum(t.nbytes for t in load_file(directory / "model.safetensors").values())
+
+
+def test_the_context_is_the_smaller_of_model_and_cache(directory: Path) -> None:
+    assert load_engine(directory, kv_tokens=4096).info.context_length == 256
+    assert load_engine(directory, kv_tokens=100).info.context_length == 112  # whole blocks

@@ -1,0 +1,33 @@
+"""The listening socket: had at once and set for streams, or refused with one sentence."""
+
+import socket
+
+import pytest
+
+from wire.server import ListenError, bind, url_of
+
+
+def test_a_port_in_use_is_named_with_its_remedy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        with pytest.raises(ListenError, match=f"port {port} on 127.0.0.1 is in use; stop the process"):
+            bind("127.0.0.1", port)
+
+
+def test_an_address_that_is_not_ours_is_named() -> None:
+    with pytest.raises(ListenError, match=r"cannot listen on 192.0.2.1 port 0: .*change \[listen\]"):
+        bind("192.0.2.1", 0)
+
+
+def test_accepted_sockets_send_small_events_at_once() -> None:
+    listener = bind("127.0.0.1", 0)
+    with listener, socket.create_connection(listener.getsockname()):
+        listener.setblocking(True)
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+
+
+def test_the_url_names_the_port_that_was_given() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        assert url_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
