@@ -18,9 +18,9 @@ from sites.config import EngineConfig
 
 log = logging.getLogger("pilotlight.engine")
 
-FIRST_PAUSE_S = 0.2  # before the first restart; doubled for each host that did not live, up to:
+FIRST_PAUSE_S = 0.2  # before the second restart in a row; doubled for each further host that does not live, up to:
 LONGEST_PAUSE_S = 10.0
-LIVED_S = 30.0  # a host that was up for so long was healthy: its successor starts without delay
+LIVED_S = 30.0  # a host that was up for so long has lived, even if it never had work
 STOP_GRACE_S = 3.0
 HOPELESS_AFTER = 3  # hosts in a row that did not live: requests are then sent elsewhere instead of kept waiting
 
@@ -160,7 +160,11 @@ class EngineHosts:
             log.error("%s; restarting it", reason)
             if time.monotonic() - started_at > LIVED_S:
                 self._failures = 0
-            await asyncio.sleep(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self._failures))
+            await asyncio.sleep(self._pause_s())
+
+    def _pause_s(self) -> float:
+        """None after a first death: most hosts that die have lived well, and their models are missed."""
+        return 0.0 if self._failures < 2 else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures - 2))
 
     async def _run_one(self) -> str:
         """One host from launch to death; returns why it died."""
