@@ -37,9 +37,9 @@ def main() -> int:
         return 1
 
 
-def run(site: SiteConfig) -> int:
+def run(site: SiteConfig, log_level: int = logging.INFO) -> int:
     """Returns the process's exit code."""
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {site.name} %(levelname)s %(message)s")
+    logging.basicConfig(level=log_level, format=f"%(asctime)s {site.name} %(levelname)s %(message)s")
     try:
         if not follow_parent():
             return 1
