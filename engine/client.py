@@ -299,7 +299,7 @@ class SocketEngineClient(_Client):
         while True:
             event = parse_monitor_message(await self._monitor.recv_multipart())
             if event["event"] == zmq.EVENT_DISCONNECTED:
-                self.fail(f"the engine host at {self._address} went away")
+                self.fail("the engine host went away")
                 return
 
 
