@@ -36,6 +36,10 @@ class RunningHost(Protocol):
     @property
     def pid(self) -> int | None: ...
 
+    @property
+    def url(self) -> str | None:
+        """Where its socket listens."""
+
     async def exited(self) -> str:
         """Returns when the process has ended: a sentence that says how."""
 
@@ -90,6 +94,10 @@ class EngineHosts:
     @property
     def pid(self) -> int | None:
         return self._host.pid if self._host is not None else None
+
+    @property
+    def url(self) -> str | None:
+        return self._host.url if self._host is not None else None
 
     def on_step(self, callback: Callable[[StepOutput], None]) -> None:
         """Call back for every frame of every host there will be."""
