@@ -29,6 +29,7 @@ KEEP_ALIVE_S = 4.0  # below Hypercorn's default of 5 s, so that a connection is 
 LAST_CHUNK_S = 0.5  # after the last event, the end of the HTTP body: then the connection can be used again
 SPENT_STATUSES = frozenset({502, 503, 504})
 WORKERS_AI_FULL = 3040
+ENGINE_LOST = ("engine_error", 5000)  # in either dialect: the engine died or failed before it had said anything
 OUR_OWN_HEADERS = frozenset({"server", "date"})  # our server writes its own
 
 
@@ -221,9 +222,13 @@ def _payload(body: bytes) -> bytes | io.BytesIO | None:
 
 def _refuse_spent(response: aiohttp.ClientResponse, body: bytes) -> None:
     """A site that is full, draining or a broken gateway says so with a status; what is the client's own fault passes through."""
-    if response.status not in SPENT_STATUSES and response.status != 429:
+    if response.status not in SPENT_STATUSES and response.status not in (429, 500):
         return
     error = _error_of(body)
+    if response.status == 500:
+        if error.get("code") in ENGINE_LOST:
+            raise SiteFailed("lost", f"its engine failed: {str(error.get('message', ''))[:200]}")
+        return
     if response.status == 429 and error.get("code") != WORKERS_AI_FULL:
         return  # the tenant's own quota: every site would say the same
     kind: Failure = "draining" if error.get("code") == "draining" else "full"

@@ -129,7 +129,7 @@ def _choose_num_blocks(
         if not 0 < num_blocks <= largest:
             raise CheckpointError(
                 f"{spec.name} asks for {spec.kv_tokens} tokens of KV cache, {num_blocks * block_bytes} bytes; "
-                f"the arena can give {arena.largest_gap_bytes}: lower kv_tokens or raise kv_bytes"
+                f"the arena can give {arena.largest_gap_bytes}: lower kv_tokens or raise kv_gib"
             )
         return num_blocks
     useful = host.max_num_seqs * -(-context_length // host.block_size)  # every sequence at its full length
@@ -138,7 +138,7 @@ def _choose_num_blocks(
         raise CheckpointError(
             f"the KV arena has {arena.free_bytes} bytes left for {num_sharing} models, "
             f"and one block of {spec.name} takes {block_bytes}: "
-            "raise kv_bytes, give each model kv_tokens, or raise num_models before the first load"
+            "give the host more KV memory (kv_gib) or each model its own share (kv_tokens)"
         )
     return num_blocks
 

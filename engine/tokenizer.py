@@ -7,14 +7,20 @@ list of ids into text that never ends in half a character. Refuses to know templ
 import asyncio
 import codecs
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from tokenizers import Tokenizer as Backend
 
+# Round a special token that a user wrote: two of Unicode's noncharacters, which no text is meant to hold.
+SHIELD_BEGIN, SHIELD_END = "\ufdd0", "\ufdd1"
 INLINE_CHARACTERS = 4_000  # about 1 ms of encoding: shorter texts are not worth a thread's hand-over
 WORD_MARK = "\u2581"  # SentencePiece writes a space as this
+
+JSON = Any  # str, number, bool, None, and lists, tuples and dicts of them
 
 
 class TokenizerError(Exception):
@@ -32,6 +38,8 @@ class Tokenizer:
             for token_id, token in backend.get_added_tokens_decoder().items()
         }
         self._bytes: dict[int, bytes] = {}
+        self._special_text = _any_of(content for spelled, content in self._added.values() if not spelled)
+        self._plain: Backend | None = None
         self.special_tokens = special_tokens  # as templates call them: bos_token, eos_token, ...
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
 
@@ -58,17 +66,32 @@ class Tokenizer:
         return cls(backend, decoder=decoder, special_tokens=special_tokens_of(config))
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
-        """A rendered template already spells its special tokens; a bare text wants the tokenizer's own, such as a BOS."""
+        """`add_special_tokens`: with the tokenizer's own round the text, such as a BOS."""
         try:
             return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
         except Exception as error:  # as above
             raise TokenizerError(f"the text cannot be encoded: {error}") from None
 
-    async def encode_async(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
+    def encode_rendered(self, text: str) -> tuple[int, ...]:
+        """A rendered template, which spells its special tokens itself. Between shields they are text."""
+        if SHIELD_BEGIN not in text:
+            return self.encode(text)
+        # Odd pieces lay between the marks; a mark without its partner is dropped.
+        pieces = re.split(f"{SHIELD_BEGIN}([^{SHIELD_BEGIN}]*?){SHIELD_END}", text)
+        runs = [(self._plain_backend() if i % 2 else self._backend, _unmarked(p)) for i, p in enumerate(pieces)]
+        return tuple(i for backend, piece in runs for i in backend.encode(piece, add_special_tokens=False).ids)
+
+    async def encode_prompt(self, text: str, *, is_rendered: bool) -> tuple[int, ...]:
         """Encodes a long text in a worker thread, so that other streams keep flowing."""
-        if len(text) <= INLINE_CHARACTERS:
-            return self.encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(self.encode, text, add_special_tokens=add_special_tokens)
+        encode = self.encode_rendered if is_rendered else partial(self.encode, add_special_tokens=True)
+        return encode(text) if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(encode, text)
+
+    def shield(self, value: JSON) -> JSON:
+        """A conversation's strings with their special tokens marked, so that `encode_rendered` takes those as the text they are: what a user
+        writes must not end a turn or open another. Without any, it is the very same value."""
+        if not self._holds_special(value):
+            return value
+        return self._marked(value)
 
     def token_bytes(self, token_id: int) -> bytes:
         """What the token adds to the text: nothing for a special token or an id outside the vocabulary."""
@@ -93,11 +116,44 @@ class Tokenizer:
         detokenizer = self.detokenizer()
         return "".join(map(detokenizer.push, token_ids)) + detokenizer.finish()
 
+    def _plain_backend(self) -> Backend:
+        """The same tokenizer, to which special tokens are text like any other."""
+        if self._plain is None:
+            plain = Backend.from_str(self._backend.to_str())
+            plain.encode_special_tokens = True
+            self._plain = plain
+        return self._plain
+
+    def _holds_special(self, value: JSON) -> bool:
+        if isinstance(value, str):
+            return SHIELD_BEGIN in value or SHIELD_END in value or self._special_text.search(value) is not None
+        if isinstance(value, dict):
+            return any(map(self._holds_special, value.values()))
+        return isinstance(value, list | tuple) and any(map(self._holds_special, value))
+
+    def _marked(self, value: JSON) -> JSON:
+        if isinstance(value, str):
+            return self._special_text.sub(f"{SHIELD_BEGIN}\\g<0>{SHIELD_END}", _unmarked(value))
+        if isinstance(value, dict):
+            return {key: self._marked(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(map(self._marked, value))
+        return value
+
     def _spell(self, token_id: int) -> bytes:
         if token_id in self._added:
             return self._added[token_id][0]
         token = self._backend.id_to_token(token_id) if token_id >= 0 else None
         return b"" if token is None else self._spelling.to_bytes(token)
+
+
+def _any_of(words: Iterable[str]) -> re.Pattern[str]:
+    """Longer words first: they win over the shorter ones they begin with."""
+    return re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True))) or "(?!)")
+
+
+def _unmarked(text: str) -> str:
+    return text.replace(SHIELD_BEGIN, "").replace(SHIELD_END, "")
 
 
 class IncrementalDetokenizer:

@@ -14,6 +14,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from wire.errors import ApiError, Dialect
 
+BODY_TIMEOUT_S = 60.0  # for the whole body: 140 kB/s for the largest one a site takes by default
+
 Headers = Iterable[tuple[str, str]]
 
 
@@ -22,7 +24,19 @@ class ClientGone(Exception):
 
 
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
-    """Never holds more than the limit: a longer body is refused while it is still coming in."""
+    """Never holds more than the limit: a longer body is refused while it is still coming in, and one that never ends as well."""
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await _read_body(scope, receive, limit_bytes)
+    except TimeoutError:
+        message = f"the body did not arrive within {BODY_TIMEOUT_S:g} s; send it faster or send less"
+        raise ApiError("request_timeout", message) from None
+
+
+async def _read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
+    encoding = header(scope, b"content-encoding")
+    if encoding is not None and encoding.lower() != "identity":
+        raise ApiError("invalid_request", "a request body must not be compressed; drop the content-encoding header")
     declared = header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
         raise _too_large(limit_bytes)

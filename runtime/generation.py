@@ -103,10 +103,11 @@ async def encode(model: LoadedModel, request: ValidGeneration) -> tuple[int, ...
     """The prompt's token ids, which fit the model's context with room for at least one more."""
     prompt = request.prompt
     if isinstance(prompt, Conversation):
-        text = model.text.template.render(prompt.messages, prompt.tools or None)
-        token_ids = await model.text.tokenizer.encode_async(text)
+        messages, tools = model.text.tokenizer.shield((prompt.messages, prompt.tools))
+        text = model.text.template.render(messages, tools or None)
+        token_ids = await model.text.tokenizer.encode_prompt(text, is_rendered=True)
     elif isinstance(prompt, str):
-        token_ids = await model.text.tokenizer.encode_async(prompt, add_special_tokens=True)
+        token_ids = await model.text.tokenizer.encode_prompt(prompt, is_rendered=False)
     else:
         token_ids = prompt
     if not token_ids:

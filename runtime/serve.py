@@ -37,9 +37,9 @@ def main() -> int:
         return 1
 
 
-def run(site: SiteConfig) -> int:
+def run(site: SiteConfig, log_level: int = logging.INFO) -> int:
     """Returns the process's exit code."""
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {site.name} %(levelname)s %(message)s")
+    logging.basicConfig(level=log_level, format=f"%(asctime)s {site.name} %(levelname)s %(message)s")
     try:
         if not follow_parent():
             return 1
@@ -63,16 +63,17 @@ async def serve_app(
     stop: asyncio.Event | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serves on a bound socket, which it takes over. `stop` begins the drain, as do SIGTERM and SIGINT when none is given; `on_ready` gets the URL
-    once the site answers requests with its models loaded."""
+    """Serves on a bound socket, which it takes over. `stop` begins the drain, as do SIGTERM and SIGINT when none is given, of which a second one
+    cuts it short; `on_ready` gets the URL once the site answers requests with its models loaded."""
     url = app.state.url = url_of(listener)
     log.info("listening on %s", url)
-    stopping = stop or _stop_on_signals()
+    hurry = asyncio.Event()
+    stopping = stop or _stop_on_signals(hurry)
     announcing = asyncio.create_task(_announce(app, url, on_ready), name="announce")
 
     async def drained() -> None:
         await stopping.wait()
-        await _drain(app, site.limits.drain_timeout_s)
+        await _drain(app, site.limits.drain_timeout_s, hurry)
 
     try:
         await serve(app, hypercorn_config(listener), shutdown_trigger=drained)  # type: ignore[arg-type]
@@ -83,22 +84,21 @@ async def serve_app(
     log.info("stopped")
 
 
-async def _drain(app: Starlette, timeout_s: float) -> None:
+async def _drain(app: Starlette, timeout_s: float, hurry: asyncio.Event) -> None:
     admission, hosts = app.state.admission, app.state.hosts
     admission.draining = True
     log.info("draining: %d requests at work", admission.inflight)
-    if not await _empty(app, timeout_s):
-        hosts.fail_open(f"the site is shutting down and the answer was not complete after {timeout_s:g} s")
-        await _empty(app, GRACE_S)
-
-
-async def _empty(app: Starlette, timeout_s: float) -> bool:
-    """Whether every permit was given back in time."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            await app.state.admission.wait_until_empty()
-            return True
-    return False
+    empty = asyncio.create_task(admission.wait_until_empty())
+    hurried = asyncio.create_task(hurry.wait())
+    try:
+        await asyncio.wait({empty, hurried}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not empty.done():
+            hosts.fail_open("the site is shutting down and does not wait for this answer any longer")
+            await asyncio.wait({empty}, timeout=GRACE_S)
+    finally:
+        empty.cancel()
+        hurried.cancel()
+        await asyncio.gather(empty, hurried, return_exceptions=True)
 
 
 async def _announce(app: Starlette, url: str, on_ready: Callable[[str], None] | None) -> None:
@@ -109,10 +109,14 @@ async def _announce(app: Starlette, url: str, on_ready: Callable[[str], None] | 
         on_ready(url)
 
 
-def _stop_on_signals() -> asyncio.Event:
+def _stop_on_signals(hurry: asyncio.Event) -> asyncio.Event:
     stop = asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
     return stop
 
 

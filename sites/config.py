@@ -177,7 +177,8 @@ def parse(table: type[TableT], values: dict[str, Any], origin: str) -> TableT:
     try:
         return table.model_validate(values)
     except ValidationError as error:
-        lines = [_sentence(table, mistake) for mistake in error.errors(include_url=False)]
+        mistakes = error.errors(include_url=False)
+        lines = [_sentence(table, mistake) for mistake in mistakes if not _follows_from_another(mistake, mistakes)]
         raise ConfigError("\n".join(f"{origin}: {line}" for line in lines)) from None
 
 
@@ -190,6 +191,14 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
+
+
+def _follows_from_another(mistake: Any, mistakes: Any) -> bool:
+    """An array whose only entry is wrong is also reported as too short, which would send its reader the wrong way."""
+    where = mistake["loc"]
+    return mistake["type"] == "too_short" and any(
+        len(other["loc"]) > len(where) and other["loc"][: len(where)] == where for other in mistakes
+    )
 
 
 def _sentence(table: type[Table], mistake: Any) -> str:

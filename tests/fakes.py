@@ -198,6 +198,7 @@ class FakeHost:
     def __init__(self, client: FakeEngineClient) -> None:
         self.client = client
         self.pid = 4242
+        self.url = "inproc://fake"
         self.is_stopped = False
         self._exit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 

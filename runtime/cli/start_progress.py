@@ -48,8 +48,10 @@ class Starting:
             self.state = "answers, but is not a Pilotlight site"
             return
         failed = [model for model in status.models if model.residency == "failed"]
-        self.failure = failed[0].detail if failed else None
-        self.state, self.loaded = _describe(status)
+        if failed:
+            self.state = self.failure = failed[0].detail
+        else:
+            self.state, self.loaded = _describe(status)
 
 
 def _describe(status: SiteStatus) -> tuple[str, float]:
@@ -85,7 +87,7 @@ class StartProgress:
             if not server.ready:
                 server.poll()
             self._bar.update(self._tasks[server.name], completed=server.loaded, state=server.state)
-            if not self._console.is_terminal and self._printed.get(server.name) != server.state:
+            if server.failure is None and not self._console.is_terminal and self._printed.get(server.name) != server.state:
                 self._printed[server.name] = server.state
                 self._console.print(f"  {server.name}: {server.state}", highlight=False, soft_wrap=True)
         return all(server.ready for server in self._servers)

@@ -18,10 +18,11 @@ from sites.config import EngineConfig
 
 log = logging.getLogger("pilotlight.engine")
 
-FIRST_PAUSE_S = 0.2  # before the first restart; doubled for each host that did not live, up to:
+FIRST_PAUSE_S = 0.2  # before the second restart in a row; doubled for each further host that does not live, up to:
 LONGEST_PAUSE_S = 10.0
-LIVED_S = 30.0  # a host that was up for so long was healthy: its successor starts without delay
+LIVED_S = 30.0  # a host that was up for so long has lived, even if it never had work
 STOP_GRACE_S = 3.0
+HOPELESS_AFTER = 3  # hosts in a row that did not live: requests are then sent elsewhere instead of kept waiting
 
 State = Literal["starting", "up", "restarting", "stopped"]
 
@@ -34,6 +35,10 @@ class RunningHost(Protocol):
 
     @property
     def pid(self) -> int | None: ...
+
+    @property
+    def url(self) -> str | None:
+        """Where its socket listens."""
 
     async def exited(self) -> str:
         """Returns when the process has ended: a sentence that says how."""
@@ -55,9 +60,11 @@ class EngineHosts:
         self._launcher = launcher
         self._config = config
         self.on_down = on_down
+        self.on_up: Callable[[], None] = lambda: None
         self.state: State = "starting"
         self.reason = "the engine host is starting"  # why the state is not "up"
         self.restarts = 0
+        self._failures = 0  # hosts in a row that did not live
         self._host: RunningHost | None = None
         self._changed = asyncio.Event()  # replaced at every change of host
         self._work = 0  # sequences and loads under way
@@ -88,16 +95,23 @@ class EngineHosts:
     def pid(self) -> int | None:
         return self._host.pid if self._host is not None else None
 
+    @property
+    def url(self) -> str | None:
+        return self._host.url if self._host is not None else None
+
     def on_step(self, callback: Callable[[StepOutput], None]) -> None:
         """Call back for every frame of every host there will be."""
         self._observers.append(callback)
 
     async def next_client(self, after: EngineClient | None = None) -> EngineClient:
-        """Waits for a host whose client is not `after`."""
+        """Waits for a host whose client is not `after`. Raises EngineError when host after host does not live."""
         while True:
             client = self.client
             if client is not None and client is not after:
                 return client
+            if self._failures >= HOPELESS_AFTER:
+                message = f"this site's engine host does not start ({self.reason}); try another site"
+                raise EngineError("overloaded", message)
             await self._changed.wait()
 
     async def load_model(self, client: EngineClient, spec: ModelSpec, on_progress: ProgressCallback) -> ModelInfo:
@@ -113,7 +127,7 @@ class EngineHosts:
         """A sequence's scope on the present host."""
         client = self.client
         if client is None:
-            raise EngineError("engine_error", f"{self.reason}; try again in a moment")
+            raise EngineError("overloaded", f"{self.reason}; try again in a moment")
         with self._working():
             is_open = False
             try:
@@ -147,16 +161,18 @@ class EngineHosts:
             self.client.fail(reason)
 
     async def _supervise(self) -> None:
-        pause_s = FIRST_PAUSE_S
         while True:
             started_at = time.monotonic()
             reason = await self._run_one()
             self.restarts += 1
             log.error("%s; restarting it", reason)
             if time.monotonic() - started_at > LIVED_S:
-                pause_s = FIRST_PAUSE_S
-            await asyncio.sleep(pause_s)
-            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+                self._failures = 0
+            await asyncio.sleep(self._pause_s())
+
+    def _pause_s(self) -> float:
+        """None after a first death: most hosts that die have lived well, and their models are missed."""
+        return 0.0 if self._failures < 2 else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures - 2))
 
     async def _run_one(self) -> str:
         """One host from launch to death; returns why it died."""
@@ -179,11 +195,13 @@ class EngineHosts:
         self._host = host
         self.state, self.reason = "up", ""
         self._notify()
+        self.on_up()
 
     def _down(self, reason: str) -> str:
         self._host = None
         self._heard = False  # it is not asked politely: its process is gone or hangs
         self.state, self.reason = "restarting", reason
+        self._failures += 1
         self._notify()
         self.on_down(reason)
         return reason
@@ -194,6 +212,8 @@ class EngineHosts:
 
     def _note_step(self, step: StepOutput) -> None:
         self._heard = True
+        if step.outputs:
+            self._failures = 0  # it lives
         if step.outputs or step.step != self._last_step:
             self._last_step, self._progress_at = step.step, time.monotonic()
         for observer in self._observers:

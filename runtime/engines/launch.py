@@ -40,13 +40,14 @@ class ProcessLauncher:
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
-        return HostProcess(process, _connect(address), directory)
+        return HostProcess(process, _connect(address), directory, address)
 
 
 class HostProcess:
-    def __init__(self, process: Process, client: EngineClient, directory: Path) -> None:
+    def __init__(self, process: Process, client: EngineClient, directory: Path, url: str) -> None:
         self._process = process
         self.client = client
+        self.url = url
         self._directory = directory
 
     @property

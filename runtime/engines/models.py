@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.chat_template import ChatTemplate, ChatTemplateError
-from engine.client import EngineClient, EngineError
+from engine.client import EngineClient, EngineError, ProgressCallback
 from engine.formats import ToolFormat, tool_format_of
 from engine.protocol import ModelInfo, ModelLoad, ModelSpec
 from engine.tokenizer import Tokenizer, TokenizerError, read_json
@@ -75,7 +75,7 @@ class _Slot:
     failed_at: float = 0.0
     task: "asyncio.Task[None] | None" = None
     detail: str = ""
-    loaded_share: float = 0.0  # of the weights, while they are read
+    loaded_share: float = 0.0  # of the bytes downloaded or, later, loaded
     wake_ms: float = 0.0
     text: TextSide | None = None
     directory: Path | None = field(default=None)
@@ -95,7 +95,7 @@ class Models:
         self._slots = {config.name: _Slot(config) for config in configs}
         self._names = {name: config.name for config in configs for name in (config.name, *config.aliases)}
         self.created = int(time.time())
-        hosts.on_down = self._forget
+        hosts.on_down, hosts.on_up = self._forget, self._remember
 
     def resolve(self, name: str) -> str | None:
         """A model's own name, from its name or an alias."""
@@ -163,6 +163,12 @@ class Models:
                 slot.loaded, slot.detail = None, reason
                 self._begin(slot)
 
+    def _remember(self) -> None:
+        """There is a host again: what could not be loaded for want of one is wanted still."""
+        for slot in self._slots.values():
+            if slot.failure is not None and slot.failure.word == "overloaded":
+                self._begin(slot)
+
     async def _load(self, slot: _Slot) -> None:
         """Ends with `slot.loaded` or `slot.failure` set; never raises but for cancellation."""
         began = time.monotonic()
@@ -172,33 +178,36 @@ class Models:
             slot.wake_ms = 1e3 * (time.monotonic() - began)
             log.info("model %s is ready after %.0f ms", slot.config.name, slot.wake_ms)
         except (SourceError, TokenizerError, ChatTemplateError) as error:
-            self._fail(slot, ApiError("model_load_failed", f"model {slot.config.name!r}: {error}"))
+            self._fail(slot, "model_load_failed", str(error))
         except EngineError as error:
-            word = "model_load_failed" if error.code == "engine_error" else error.code
-            self._fail(slot, ApiError(word, f"model {slot.config.name!r}: {error}"))
+            self._fail(slot, "model_load_failed" if error.code == "engine_error" else error.code, str(error))
         except Exception as error:  # whatever it is, requests must hear of it rather than wait
             log.exception("loading %s", slot.config.name)
-            self._fail(slot, ApiError("model_load_failed", f"model {slot.config.name!r}: {error!r}"))
+            self._fail(slot, "model_load_failed", repr(error))
         finally:
             slot.task = None
 
-    def _fail(self, slot: _Slot, failure: ApiError) -> None:
-        log.error("%s", failure.message)
-        slot.failure, slot.failed_at, slot.detail = failure, time.monotonic(), failure.message
+    def _fail(self, slot: _Slot, word: str, detail: str) -> None:
+        retry_after_s = RETRY_FAILED_S if word == "overloaded" else None
+        message = f"model {slot.config.name!r} cannot be used: {detail}"
+        slot.failure = ApiError(word, message, retry_after_s=retry_after_s)
+        slot.failed_at, slot.detail = time.monotonic(), detail
+        log.error("%s", slot.failure.message)
 
     async def _load_on_a_host(self, slot: _Slot) -> LoadedModel:
         slot.detail = "its files are being fetched"
         slot.directory = await directory_of(slot.config.source, _reporter(slot, "downloaded"))
-        if slot.text is None:
-            text = asyncio.create_task(asyncio.to_thread(TextSide.from_directory, slot.directory))
-        else:
-            text = asyncio.create_task(_value(slot.text))
+        # Beside the weights; before them, so that a missing tokenizer is told without reading gigabytes first.
+        text = asyncio.create_task(asyncio.to_thread(TextSide.from_directory, slot.directory))
+        weights = asyncio.create_task(self._load_weights(slot))
         try:
-            info = await self._load_weights(slot)
+            await asyncio.wait({text, weights}, return_when=asyncio.FIRST_EXCEPTION)
             slot.text = await text
+            return LoadedModel(slot.config, await weights, slot.text)
         finally:
             text.cancel()
-        return LoadedModel(slot.config, info, slot.text)
+            weights.cancel()
+            await asyncio.gather(text, weights, return_exceptions=True)
 
     async def _load_weights(self, slot: _Slot) -> ModelInfo:
         config = slot.config
@@ -259,13 +268,9 @@ def _status(slot: _Slot, load: ModelLoad) -> ModelStatus:
     )
 
 
-def _reporter(slot: _Slot, verb: str) -> Any:
+def _reporter(slot: _Slot, verb: str) -> ProgressCallback:
     def report(done: int, total: int) -> None:
         slot.detail = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB {verb}"
         slot.loaded_share = done / total if total else 0.0
 
     return report
-
-
-async def _value(text: TextSide) -> TextSide:
-    return text

@@ -69,7 +69,7 @@ class Health:
         place = self._site.place
         processes = [ProcessStatus("site", os.getpid(), self._site.name, self._url())]
         if (pid := self._hosts.pid) is not None:
-            processes.append(ProcessStatus("engine", pid, self._site.name))
+            processes.append(ProcessStatus("engine", pid, self._site.name, self._hosts.url))
         return SiteStatus(
             site=self._site.name,
             version=self._version,

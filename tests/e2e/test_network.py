@@ -188,7 +188,7 @@ def test_status_lists_every_process(network: LocalNetwork) -> None:
     assert sorted((process["role"], process["site"] or "") for process in listed) == sorted(
         [("router", ""), *((role, site) for role in ("site", "engine") for site in network.site_urls)]
     )
-    assert all(process["pid"] > 0 for process in listed)
+    assert all(process["pid"] > 0 and process["url"] for process in listed)
     assert {process["url"] for process in listed if process["role"] == "site"} == set(network.site_urls.values())
 
 

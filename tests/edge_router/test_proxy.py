@@ -119,6 +119,8 @@ FAILURES: dict[str, Behaviour] = {
     "a page of HTML called an event stream": raw_stream(b"<html>\n<body>\n\n</html>\n"),
     "502": answer(502, {}),
     "503 draining": answer(503, DRAINING),
+    "500 engine_error": answer(500, {"error": {"message": "the engine host went away", "code": "engine_error"}}),
+    "500 in the Workers AI dialect": answer(500, {"errors": [{"code": 5000, "message": "the engine host went away"}]}),
     "503 that is no JSON object": answer(503, [1]),
     "504": answer(504, {"error": "late"}),
     "429 with Workers AI's code for full": answer(429, FULL_WORKERS_AI),

@@ -161,6 +161,13 @@ async def test_a_body_over_the_limit_is_413(make_site: SiteMaker) -> None:
         assert (await call(site.app, CHAT, HELLO)).status == 200
 
 
+async def test_a_compressed_body_is_refused_by_name(site: Site) -> None:
+    answer = await call(site.app, CHAT, body=b"\x1f\x8b", content_encoding="gzip")
+    assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_request")
+    assert "content-encoding" in answer.json["error"]["message"]
+    assert (await call(site.app, CHAT, HELLO, content_encoding="identity")).status == 200
+
+
 async def test_a_template_that_refuses_is_a_400(make_site: SiteMaker, model_directory: Any) -> None:
     (model_directory / "chat_template.jinja").write_text(
         "{% if messages[0].role != 'user' %}{{ raise_exception('the first message must come from the user') }}{% endif %}x"

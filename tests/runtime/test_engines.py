@@ -25,7 +25,8 @@ async def test_a_site_is_ready_once_its_models_are_on_the_device(make_site: Site
         ready = await call(site.app, "/readyz")
         assert ready.status == 503
         assert ready.json["reasons"] == ["model 'tiny': 1 of 2 MB loaded"]
-        assert (await status(site))["models"][0]["residency"] == "loading"
+        (model,) = (await status(site))["models"]
+        assert (model["residency"], model["loaded"]) == ("loading", 0.5)
         assert (await call(site.app, "/livez")).status == 200
         waiting = start(site.app, CHAT, HELLO)
         gate.set()
@@ -76,6 +77,18 @@ async def test_readiness_is_lost_while_the_host_is_down(site: Site) -> None:
     assert (await status(site))["ready"] is False
     await eventually(lambda: not site.app.state.health.why_not_ready(), 10)
     assert (await call(site.app, CHAT, HELLO)).status == 200
+
+
+async def test_requests_are_sent_elsewhere_when_no_host_lives_and_the_site_recovers(make_site: SiteMaker) -> None:
+    launcher = FakeLauncher()
+    launcher.failures = [OSError("no more processes")] * 3
+    async with make_site(launcher=launcher, wait=False) as site:
+        waiting = await call(site.app, CHAT, HELLO)
+        assert (waiting.status, waiting.json["error"]["code"]) == (503, "overloaded")
+        assert "does not start" in waiting.json["error"]["message"]
+        assert int(waiting.headers["retry-after"]) > 0
+        await eventually(lambda: not site.app.state.health.why_not_ready(), 10)
+        assert (await call(site.app, CHAT, HELLO)).status == 200
 
 
 async def test_a_host_with_work_and_no_step_is_killed(make_site: SiteMaker) -> None:

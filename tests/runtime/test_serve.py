@@ -9,10 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import h2.connection
+import h2.events
 import httpx
 import pytest
 
-from tests.asgi import eventually
+from runtime import connection
+from runtime.middleware import unread
+from runtime.serve import _drain
+from tests.asgi import eventually, start
 from tests.fakes import says
 from tests.runtime.conftest import Site, SiteMaker
 
@@ -111,6 +116,42 @@ async def test_closing_only_the_sending_half_counts_as_leaving(server: Site) -> 
     await close(writer)
 
 
+@pytest.mark.parametrize("has_data", [False, True])
+async def test_resetting_an_http2_stream_aborts_it_alone(server: Site, has_data: bool) -> None:
+    server.engine.script = [*says("Hello", finish=None), 30] if has_data else [30]
+    reader, writer = await connect(server)
+    http2 = h2.connection.H2Connection()
+    http2.initiate_connection()
+    for stream_id in (1, 3):
+        path = [(":method", "POST"), (":path", CHAT), (":scheme", "http"), (":authority", "x")]
+        http2.send_headers(stream_id, path)
+        http2.send_data(stream_id, json.dumps({**HELLO, "stream": True}).encode(), end_stream=True)
+    writer.write(http2.data_to_send())
+    seen: set[int] = set()
+    while has_data and seen != {1, 3}:
+        for event in http2.receive_data(await reader.read(65536)):
+            if isinstance(event, h2.events.DataReceived):
+                seen.add(event.stream_id)
+    await eventually(lambda: len(server.engine.open) == 2)
+    http2.reset_stream(1)
+    writer.write(http2.data_to_send())
+    await eventually(lambda: server.admission.inflight == 1)
+    assert len(server.engine.aborted) == 1
+    await close(writer)
+    await server.is_idle()
+
+
+async def test_a_body_that_never_ends_is_refused(server: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "BODY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(unread, "DISCARD_S", 0.1)
+    reader, writer = await connect(server)
+    writer.write(request_bytes(HELLO)[:-5])
+    answer = await reader.readuntil(b"send less")
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"request_timeout" in answer + await reader.read()
+    await close(writer)
+
+
 async def test_a_drain_lets_open_streams_finish_and_refuses_new_ones(make_server: SiteMaker) -> None:
     async with make_server() as site:
         gate = asyncio.Event()
@@ -152,6 +193,20 @@ async def test_a_stream_that_outlasts_the_drain_ends_with_an_error_event(make_se
         assert error["code"] == "engine_error"
         assert "shutting down" in error["message"]
     assert site.admission.inflight == 0
+
+
+async def test_a_second_signal_cuts_the_drain_short(make_site: SiteMaker) -> None:
+    async with make_site() as site:
+        site.engine.script = [*says("one", finish=None), 30]
+        exchange = start(site.app, CHAT, {**HELLO, "stream": True})
+        await exchange.until(b"one")
+        stopping = asyncio.get_running_loop().create_task(_drain(site.app, 30, hurry := asyncio.Event()))
+        await eventually(lambda: site.admission.draining)
+        assert not exchange.task.done()
+        hurry.set()
+        await asyncio.wait_for(stopping, 5)
+        await exchange.done()
+        assert "shutting down" in exchange.events[-1]["error"]["message"]
 
 
 def site_file(tmp_path: Path, **values: Any) -> Path:

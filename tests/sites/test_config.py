@@ -56,6 +56,12 @@ def test_a_site_without_models_is_refused() -> None:
     assert "models" in refusal(site(models=[]))
 
 
+def test_an_array_whose_only_entry_is_wrong_is_not_also_called_too_short() -> None:
+    message = refusal(site(models=[{"name": "m", "source": "s", "dtype": "int8"}]))
+    assert message.count("\n") == 0
+    assert "models.0.dtype: Input should be 'auto', 'float32' or 'bfloat16'" in message
+
+
 def test_a_url_with_a_path_is_refused() -> None:
     values = {"listen": {"port": 1}, "place": PLACE, "sites": [{"name": "a", "url": "http://h/x", "place": PLACE}]}
     with pytest.raises(ConfigError, match="without a path"):

@@ -38,8 +38,8 @@ class Chat:
 
     def __init__(self, tokenizer: Tokenizer | None = None) -> None:
         self.tokenizer = tokenizer or Tokenizer.from_file(str(TOKENIZER_FILE))
-        self.end = self.tokenizer.token_to_id(END)
-        self.pad = self.tokenizer.token_to_id(END_OF_TEXT)
+        vocabulary: dict[str, int] = self.tokenizer.get_vocab()
+        self.end, self.pad = vocabulary[END], vocabulary[END_OF_TEXT]
         self._opening = self.tokenizer.encode(f"{START}assistant\n", add_special_tokens=False).ids
 
     def encode(self, text: str) -> list[int]:
@@ -52,7 +52,9 @@ class Chat:
     def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         return self.encode(render(messages, tools, ask=True))
 
-    def lesson(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[list[int], list[bool]]:
+    def lesson(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[list[int], list[bool]]:
         """The ids of a whole conversation, and which of them an assistant wrote (its end mark included)."""
         ids = self.encode(render(messages, tools))
         learned = [False] * len(ids)

@@ -21,7 +21,9 @@ def greedy(network: Network, end: int) -> Generate:
         answers: list[list[int]] = [[] for _ in prompts]
         for start in range(0, len(order), ROWS):
             group = order[start : start + ROWS]
-            for index, answer in zip(group, _answer(network, [prompts[i] for i in group], max_tokens, end), strict=True):
+            for index, answer in zip(
+                group, _answer(network, [prompts[i] for i in group], max_tokens, end), strict=True
+            ):
                 answers[index] = answer
         return answers
 
@@ -60,23 +62,29 @@ def _forward(network: Network, ids: Tensor, padding: Tensor, seen: int, caches: 
     cos, sin = network.cos[positions][:, None].to(x.dtype), network.sin[positions][:, None].to(x.dtype)
     keys = torch.arange(seen + length, device=ids.device)
     visible = (keys[None, None, :] <= at[None, :, None]) & (keys[None, None, :] >= padding[:, None, None])
-    visible = visible | (keys[None, None, :] == at[None, :, None])  # a padded row sees itself, so that no softmax is empty
+    visible = visible | (
+        keys[None, None, :] == at[None, :, None]
+    )  # a padded row sees itself, so that no softmax is empty
     for layer, cache in zip(network.layers, caches, strict=True):
         assert isinstance(layer, Layer)
         x = _layer(layer, x, cos, sin, visible[:, None], cache)
-    return network.norm(x[:, -1])
+    last: Tensor = network.norm(x[:, -1])
+    return last
 
 
 def _layer(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, visible: Tensor, cache: list[Tensor]) -> Tensor:
     batch, length, _ = x.shape
     attention = layer.self_attn
     h = layer.input_layernorm(x)
-    q, k, v = (project(h).view(batch, length, -1, attention.shape.head_dim).transpose(1, 2)
-               for project in (attention.q_proj, attention.k_proj, attention.v_proj))
+    q, k, v = (
+        project(h).view(batch, length, -1, attention.shape.head_dim).transpose(1, 2)
+        for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
     q, k = rotate(q, cos, sin), rotate(k, cos, sin)
     cache[:] = [torch.cat((cache[0], k), 2), torch.cat((cache[1], v), 2)] if cache else [k, v]
     group = attention.shape.heads // attention.shape.kv_heads
     k, v = cache[0].repeat_interleave(group, 1), cache[1].repeat_interleave(group, 1)
     mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
     x = x + attention.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
-    return x + layer.mlp(layer.post_attention_layernorm(x))
+    out: Tensor = x + layer.mlp(layer.post_attention_layernorm(x))
+    return out

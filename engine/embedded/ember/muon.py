@@ -1,4 +1,4 @@
-"""Muon for matrices: momentum whose direction is made orthogonal, so that every direction of a matrix learns at one speed.
+"""Muon for matrices: momentum whose direction is made orthogonal, so that all of a matrix learns at one speed.
 
 torch has `torch.optim.Muon`; on a CPU it is kept from speed by `addmm` in bf16 (1.5 s a step for Ember's 42 matrices on
 two cores, where these plain products take 0.1 s). Knows matrices only: embeddings and norms go to AdamW.
@@ -15,11 +15,13 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 
 
 class Muon(torch.optim.Optimizer):
-    def __init__(self, params: Iterable[torch.nn.Parameter], lr: float, weight_decay: float = 0.0, momentum: float = 0.95) -> None:
+    def __init__(
+        self, params: Iterable[torch.nn.Parameter], lr: float, weight_decay: float = 0.0, momentum: float = 0.95
+    ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state[parameter]
@@ -42,4 +44,5 @@ def orthogonal(matrix: Tensor, iterations: int = 5) -> Tensor:
     for _ in range(iterations):
         gram = x @ x.mT
         x = _A * x + (_B * gram + _C * (gram @ gram)) @ x
-    return (x.mT if tall else x).to(matrix.dtype)
+    direction: Tensor = (x.mT if tall else x).to(matrix.dtype)
+    return direction

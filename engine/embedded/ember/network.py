@@ -49,7 +49,8 @@ class Attention(nn.Module):
         group = self.shape.heads // self.shape.kv_heads
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         mixed = attend(q, k, v)
-        return self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return out
 
     def _heads(self, x: Tensor, batch: int, length: int) -> Tensor:
         return x.view(batch, length, -1, self.shape.head_dim).transpose(1, 2)
@@ -80,7 +81,8 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(shape.feed_forward, shape.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
 
 
 class Layer(nn.Module):
@@ -93,7 +95,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class Network(nn.Module):
@@ -104,6 +107,8 @@ class Network(nn.Module):
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
         cos, sin = rope_tables(shape)
+        self.cos: Tensor
+        self.sin: Tensor
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
         self._initialise()
@@ -115,7 +120,8 @@ class Network(nn.Module):
         cos, sin = self.cos[:length].to(x.dtype), self.sin[:length].to(x.dtype)
         for layer in self.layers:
             x = layer(x, cos, sin)
-        return self.norm(x)
+        out: Tensor = self.norm(x)
+        return out
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.embed_tokens.weight)
@@ -136,28 +142,59 @@ def rope_tables(shape: Shape) -> tuple[Tensor, Tensor]:
 
 def save(network: Network, folder: Path, eos: int, pad: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {f"model.{name}": tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in network.named_parameters()}
+    tensors = {
+        f"model.{name}": tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in network.named_parameters()
+    }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     shape = network.shape
-    (folder / "config.json").write_text(json.dumps({
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "torch_dtype": "bfloat16",
-        "vocab_size": shape.vocabulary, "hidden_size": shape.width, "intermediate_size": shape.feed_forward,
-        "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim, "hidden_act": "silu", "max_position_embeddings": shape.max_positions,
-        "rms_norm_eps": shape.norm_eps, "rope_theta": shape.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta}, "attention_bias": False, "mlp_bias": False,
-        "tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": eos, "pad_token_id": pad,
-    }, indent=2) + "\n", encoding="utf-8")
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["LlamaForCausalLM"],
+                "model_type": "llama",
+                "dtype": "bfloat16",
+                "torch_dtype": "bfloat16",
+                "vocab_size": shape.vocabulary,
+                "hidden_size": shape.width,
+                "intermediate_size": shape.feed_forward,
+                "num_hidden_layers": shape.layers,
+                "num_attention_heads": shape.heads,
+                "num_key_value_heads": shape.kv_heads,
+                "head_dim": shape.head_dim,
+                "hidden_act": "silu",
+                "max_position_embeddings": shape.max_positions,
+                "rms_norm_eps": shape.norm_eps,
+                "rope_theta": shape.rope_theta,
+                "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+                "attention_bias": False,
+                "mlp_bias": False,
+                "tie_word_embeddings": True,
+                "bos_token_id": None,
+                "eos_token_id": eos,
+                "pad_token_id": pad,
+            },
+            indent=2,
+        )
+        + "\n",
+        encoding="utf-8",
+    )
     (folder / "generation_config.json").write_text(
-        json.dumps({"do_sample": False, "eos_token_id": eos, "pad_token_id": pad}, indent=2) + "\n", encoding="utf-8")
+        json.dumps({"do_sample": False, "eos_token_id": eos, "pad_token_id": pad}, indent=2) + "\n", encoding="utf-8"
+    )
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Network:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    network = Network(Shape(
-        vocabulary=config["vocab_size"], width=config["hidden_size"], layers=config["num_hidden_layers"],
-        heads=config["num_attention_heads"], kv_heads=config["num_key_value_heads"], feed_forward=config["intermediate_size"],
-    ))
+    network = Network(
+        Shape(
+            vocabulary=config["vocab_size"],
+            width=config["hidden_size"],
+            layers=config["num_hidden_layers"],
+            heads=config["num_attention_heads"],
+            kv_heads=config["num_key_value_heads"],
+            feed_forward=config["intermediate_size"],
+        )
+    )
     tensors = load_file(folder / "model.safetensors")
     network.load_state_dict({name.removeprefix("model."): tensor.float() for name, tensor in tensors.items()})
     return network.to(dtype)

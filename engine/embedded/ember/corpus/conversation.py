@@ -32,6 +32,11 @@ class Lists:
         return rng.choice(self[split])
 
 
+def barred(train: str, held_out: str) -> Lists:
+    """Two lists written as one string each, with bars between."""
+    return Lists(tuple(train.split("|")), tuple(held_out.split("|")))
+
+
 @dataclass(frozen=True)
 class Expected:
     """A right answer: it holds every word of `holds` and none of `lacks`; or it is this call; or it is this object."""

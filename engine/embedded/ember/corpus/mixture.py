@@ -4,7 +4,7 @@
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from . import words
 from .arithmetic import arithmetic
@@ -17,8 +17,18 @@ from .stories import story
 from .talk import PERSONA, PLAIN_SYSTEM, named, outside, talk
 from .tools import tools
 
-# Share of conversations. Facts and sums are short and joined several to a conversation, so their share of questions is larger.
-MIXTURE = {"facts": 0.24, "recall": 0.19, "tools": 0.22, "json": 0.15, "arithmetic": 0.11, "talk": 0.06, "story": 0.02, "long": 0.01}
+# Share of conversations. Facts and sums are short and joined several to a conversation, so that their share of
+# questions is larger.
+MIXTURE = {
+    "facts": 0.21,
+    "recall": 0.17,
+    "tools": 0.21,
+    "json": 0.14,
+    "arithmetic": 0.18,
+    "talk": 0.06,
+    "story": 0.02,
+    "long": 0.006,
+}
 
 
 def conversations(seed: int) -> Iterator[Conversation]:
@@ -43,7 +53,7 @@ def conversation(rng: random.Random, task: str, split: Split = Split.TRAIN) -> C
     if task == "facts":
         return _with_system(rng, split, task, _several(rng, split, facts, (1, 2, 3, 4)))
     if task == "arithmetic":
-        return _with_system(rng, split, task, _several(rng, split, arithmetic, (1, 2, 3, 4, 6)))
+        return _with_system(rng, split, task, _several(rng, split, arithmetic, (1, 3, 5, 7)))
     raise ValueError(f"There is no task {task!r}; the tasks are {', '.join(MIXTURE)}.")
 
 
@@ -57,7 +67,9 @@ def inside(rng: random.Random, split: Split) -> Exchange:
     return rng.choices((facts, arithmetic, talk), (4, 3, 2))[0](rng, split)
 
 
-def _several(rng, split, make, counts) -> list[Exchange]:
+def _several(
+    rng: random.Random, split: Split, make: Callable[[random.Random, Split], Exchange], counts: tuple[int, ...]
+) -> list[Exchange]:
     """One exchange when evaluating, several in training: each costs few tokens, and a chat has many turns."""
     return [make(rng, split) for _ in range(rng.choice(counts) if split is Split.TRAIN else 1)]
 

@@ -10,14 +10,46 @@ from collections.abc import Mapping
 from .conversation import Lists, Split
 
 BEFORE = Lists(
-    ("Hi, ", "Hello! ", "Hey, ", "Please tell me: ", "Quick question: ", "Ember, ", "Okay, ", "I wonder: ", "So, ",
-     "Now, ", "Hi Ember! ", "Next question: ", "Please, ", "Hey there, ", "Good morning! ", "One more thing: ", "And ",
-     "Well, ", "Sorry, ", "Another one: ", "Hello, ", "Thanks. ", "Great. ", "Alright, "),
+    (
+        "Hi, ",
+        "Hello! ",
+        "Hey, ",
+        "Please tell me: ",
+        "Quick question: ",
+        "Ember, ",
+        "Okay, ",
+        "I wonder: ",
+        "So, ",
+        "Now, ",
+        "Hi Ember! ",
+        "Next question: ",
+        "Please, ",
+        "Hey there, ",
+        "Good morning! ",
+        "One more thing: ",
+        "And ",
+        "Well, ",
+        "Sorry, ",
+        "Another one: ",
+        "Hello, ",
+        "Thanks. ",
+        "Great. ",
+        "Alright, ",
+    ),
     ("Hiya, ", "Excuse me, ", "Let me ask you: ", "Good evening! ", "Right, ", "Cool. "),
 )
 AFTER = Lists(
-    (" Thanks!", " Please.", " Thank you.", " Answer briefly.", " I need it for a form.", " Do you know?", " Thx",
-     " Just curious.", " Thanks in advance."),
+    (
+        " Thanks!",
+        " Please.",
+        " Thank you.",
+        " Answer briefly.",
+        " I need it for a form.",
+        " Do you know?",
+        " Thx",
+        " Just curious.",
+        " Thanks in advance.",
+    ),
     (" Cheers!", " Much appreciated.", " I would like to know."),
 )
 _SLOT = re.compile(r"(\{[a-z_0-9]+\})")

@@ -1,178 +1,23 @@
-"""Facts that somebody states, and is asked for later, with other facts and other talk in between.
-
-A `Topic` is one thing that can be stated: how it is said, how it is asked, how it is answered. Most topics are built
-from an owner (I, Anna, the shop) and a noun, so that the skill is finding the words again and not knowing the noun.
-"""
+"""Facts that somebody states, and is asked for later, with other facts and other talk in between."""
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from . import words
 from .conversation import Conversation, Exchange, Expected, Lists, Message, Split, assistant, join, system, user
 from .phrasing import fill, say
+from .topics import Topic, draw_topic
 
-MINE = Lists(
-    ("My {key} is {value}.", "My {key} is {value}.", "Remember that my {key} is {value}.", "Note that my {key} is {value}.",
-     "By the way, my {key} is {value}.", "Just so you know, my {key} is {value}.", "{value} is my {key}.",
-     "Please remember: my {key} is {value}.", "I have to tell you my {key}: {value}.", "My {key}: {value}.",
-     "Keep in mind that my {key} is {value}.", "You should know that my {key} is {value}.", "Remember my {key}: {value}.",
-     "For my {key} I have {value}.", "I picked {value} as my {key}."),
-    ("Do not forget that my {key} is {value}.", "I want you to know my {key} is {value}.", "Also, my {key} is {value}.",
-     "Let me tell you that my {key} is {value}.", "Write down that my {key} is {value}."),
-)
-ASK_MINE = Lists(
-    ("What is my {key}?", "What is my {key}?", "Tell me my {key}.", "Do you remember my {key}?", "What did I say my {key} was?",
-     "Which {key} did I tell you?", "My {key}?", "Remind me of my {key}.", "I forgot my {key}. What is it?", "What was my {key}?",
-     "Do you know my {key}?", "Say my {key}.", "Which {key} do I have?", "What's my {key}?"),
-    ("Can you tell me my {key}?", "What was my {key} again?", "Please remind me what my {key} is.", "Do you still know my {key}?",
-     "Could you repeat my {key}?"),
-)
-THEIRS = Lists(
-    ("{owner}'s {key} is {value}.", "The {key} of {owner} is {value}.", "Remember that {owner}'s {key} is {value}.",
-     "By the way, {owner}'s {key} is {value}.", "Note that the {key} of {owner} is {value}.", "{owner} has {value} as {key}.",
-     "I know that {owner}'s {key} is {value}.", "{owner} told me that the {key} is {value}."),
-    ("Do not forget that {owner}'s {key} is {value}.", "Also, {owner}'s {key} is {value}.",
-     "Let me tell you that {owner}'s {key} is {value}."),
-)
-ASK_THEIRS = Lists(
-    ("What is {owner}'s {key}?", "What is the {key} of {owner}?", "Tell me {owner}'s {key}.", "Do you remember {owner}'s {key}?",
-     "Which {key} does {owner} have?", "What was {owner}'s {key}?", "{owner}'s {key}?", "Remind me of the {key} of {owner}."),
-    ("Can you tell me {owner}'s {key}?", "What was the {key} of {owner} again?", "Please remind me what {owner}'s {key} is."),
-)
-THE = Lists(
-    ("The {key} is {value}.", "Remember that the {key} is {value}.", "By the way, the {key} is {value}.", "Note: the {key} is {value}.",
-     "Please remember: the {key} is {value}.", "The {key}: {value}.", "{value} is the {key}.", "Remember the {key}: {value}.",
-     "They told me the {key} is {value}.", "We agreed that the {key} is {value}."),
-    ("Do not forget that the {key} is {value}.", "Also, the {key} is {value}.", "Write down that the {key} is {value}."),
-)
-ASK_THE = Lists(
-    ("What is the {key}?", "Tell me the {key}.", "Do you remember the {key}?", "What did I say the {key} was?", "The {key}?",
-     "Remind me of the {key}.", "I forgot the {key}. What is it?", "What was the {key}?", "Which {key} did I give you?"),
-    ("Can you tell me the {key}?", "What was the {key} again?", "Please remind me what the {key} is.", "Could you repeat the {key}?"),
-)
-
-_MY_KEYS = {
-    "favourite colour": "colour", "favourite food": "food", "favourite animal": "animal", "favourite number": "number",
-    "favourite city": "city", "favourite word": "word", "favourite day": "day", "lucky number": "number", "hobby": "hobby",
-    "last name": "proper", "surname": "proper", "nickname": "proper", "home town": "city", "locker number": "number",
-    "room number": "number", "house number": "number", "password": "word", "secret word": "word", "pin": "number",
-    "flight number": "code", "order number": "code", "customer number": "number", "dog's name": "person",
-    "cat's name": "person", "sister's name": "person", "brother's name": "person", "boss's name": "person",
-    "teacher's name": "person", "best friend": "person", "seat": "code", "hotel": "proper", "street": "proper",
-    "birthday": "date", "email": "email", "shoe size": "small", "user name": "word", "job": "job", "team": "proper",
-    "car colour": "colour", "language": "language", "doctor": "person", "gym": "proper", "bank": "proper",
-    "neighbour": "person", "desk number": "number", "ticket number": "code", "pet": "animal", "school": "proper",
-    "mother's name": "person", "father's name": "person", "wifi name": "word", "badge": "code",
-}
-_MY_HELD_OUT_KEYS = {
-    "favourite drink": "food", "parrot's name": "person", "cousin's name": "person", "license plate": "code",
-    "favourite sport": "hobby", "bike colour": "colour", "favourite season": "word", "membership number": "number",
-    "middle name": "proper", "village": "proper", "passport number": "code", "parking spot": "code",
-}
-_THE_KEYS = {
-    "meeting time": "time", "meeting room": "proper", "door code": "number", "wifi password": "word", "code word": "word",
-    "train time": "time", "deadline": "date", "address": "proper", "budget": "number", "project name": "proper",
-    "table number": "number", "gate": "code", "safe code": "number", "guest of honour": "person", "winner": "person",
-    "party date": "date", "colour of the door": "colour", "name of the ship": "proper", "dinner": "food", "price": "number",
-    "magic word": "word", "bus number": "number", "score": "number", "captain": "person", "name of the cat": "person",
-}
-_THE_HELD_OUT_KEYS = {
-    "alarm code": "number", "lunch time": "time", "password of the router": "word", "name of the horse": "person",
-    "exam date": "date", "platform": "code", "driver": "person", "colour of the car": "colour",
-}
-
-@dataclass(frozen=True)
-class Topic:
-    """One thing that can be stated, asked and answered; `key` keeps two topics of a conversation apart."""
-
-    key: str
-    statements: Lists
-    questions: Lists
-    answer: str
-    not_told: str
-    kind: str
-
-
-def _lists(train: str, held_out: str) -> Lists:
-    return Lists(tuple(train.split("|")), tuple(held_out.split("|")))
-
-
-_SPECIAL = (
-    Topic("name",
-          _lists("My name is {value}.|I am {value}.|I'm {value}.|Call me {value}.|My name's {value}.|I am called {value}.|"
-                 "People call me {value}.|You can call me {value}.|This is {value}.|{value} is my name.|Remember my name: {value}.",
-                 "They call me {value}.|The name is {value}.|Please call me {value}.|Let me introduce myself: I am {value}."),
-          _lists("What is my name?|What's my name?|Who am I?|Do you remember my name?|Tell me my name.|What am I called?|"
-                 "Do you know who I am?|What did I say my name was?|Do you know my name?|Say my name.|Which name did I give you?",
-                 "Can you tell me my name?|What was my name again?|Do you still know my name?|Please say what I am called."),
-          "Your name is {value}.", "You have not told me your name.", "person"),
-    Topic("home",
-          _lists("I live in {value}.|I'm from {value}.|My home is in {value}.|I come from {value}.|I am living in {value}.|"
-                 "My house is in {value}.|I moved to {value}.",
-                 "My flat is in {value}.|These days I live in {value}."),
-          _lists("Where do I live?|Which city do I live in?|Where is my home?|Do you know where I live?|In which city do I live?|"
-                 "Where did I say I live?|What city do I live in?",
-                 "Can you tell me where I live?|Do you remember where I live?"),
-          "You live in {value}.", "You have not told me where you live.", "city"),
-    Topic("work",
-          _lists("I work as a {value}.|I am a {value}.|My job is {value}.|I earn my money as a {value}.|By trade I am a {value}.",
-                 "I make my living as a {value}.|My profession is {value}."),
-          _lists("What is my job?|What do I do for work?|What do I work as?|Do you remember my job?|What did I say my job is?",
-                 "What do I do for a living?|Can you tell me what my job is?"),
-          "You work as a {value}.", "You have not told me your job.", "job"),
-    Topic("age",
-          _lists("I am {value} years old.|I'm {value} years old.|My age is {value}.|I turned {value} this year.|I am {value}.",
-                 "I have just turned {value}.|By now I am {value} years old."),
-          _lists("How old am I?|What is my age?|Do you remember how old I am?|Tell me my age.|What age am I?",
-                 "Can you tell me how old I am?|What was my age again?"),
-          "You are {value} years old.", "You have not told me how old you are.", "small"),
-    Topic("dog",
-          _lists("I have a dog called {value}.|My dog is called {value}.|Our dog is named {value}.|My dog's name is {value}.|"
-                 "I walk my dog {value} every day.|We have a dog named {value}.",
-                 "The name of my dog is {value}.|I own a dog called {value}."),
-          _lists("What is my dog called?|What is the name of my dog?|What's my dog's name?|Do you remember my dog's name?|How is my dog called?",
-                 "Can you tell me what my dog is called?|What was the name of my dog?"),
-          "Your dog is called {value}.", "You have not told me about a dog.", "person"),
-    Topic("cat",
-          _lists("I have a cat called {value}.|My cat is called {value}.|Our cat is named {value}.|My cat's name is {value}.|"
-                 "We have a cat named {value}.",
-                 "The name of my cat is {value}.|I own a cat called {value}."),
-          _lists("What is my cat called?|What is the name of my cat?|What's my cat's name?|Do you remember my cat's name?|How is my cat called?",
-                 "Can you tell me what my cat is called?|What was the name of my cat?"),
-          "Your cat is called {value}.", "You have not told me about a cat.", "person"),
-    Topic("meeting",
-          _lists("The meeting is at {value}.|My meeting starts at {value}.|We meet at {value}.|The meeting starts at {value}.|"
-                 "Our meeting was moved to {value}.|I have a meeting at {value}.",
-                 "The meeting begins at {value}.|My meeting is planned for {value}."),
-          _lists("When is the meeting?|At what time is the meeting?|When does the meeting start?|What time is my meeting?|"
-                 "When do we meet?|What time does the meeting start?",
-                 "When does my meeting begin?|Can you tell me when the meeting is?"),
-          "The meeting is at {value}.", "You have not told me when the meeting is.", "time"),
-    Topic("food",
-          _lists("I love {value}.|I like {value} most.|My favourite food is {value}.|I love to eat {value}.|Nothing tastes better than {value}.|"
-                 "I eat {value} every day.",
-                 "The food I like best is {value}.|I really enjoy {value}."),
-          _lists("What do I love to eat?|What is my favourite food?|What food do I like?|What do I like to eat?|Which food do I love?",
-                 "Can you tell me what I like to eat?|What food did I say I like?"),
-          "You like {value}.", "You have not told me what you like to eat.", "food"),
-    Topic("colour",
-          _lists("I like the colour {value}.|{value} is the colour I like best.|My favourite colour is {value}.|My favorite color is {value}.|"
-                 "The colour I love is {value}.",
-                 "Of all colours I like {value} best.|The best colour is {value} to me."),
-          _lists("What is my favourite colour?|Which colour do I like best?|What colour do I like?|What's my favorite color?|What is my favorite color?",
-                 "Can you tell me my favourite colour?|Which colour did I say I like?"),
-          "Your favourite colour is {value}.", "You have not told me your favourite colour.", "colour"),
-    Topic("hobby",
-          _lists("I enjoy {value}.|In my free time I do {value}.|My hobby is {value}.|On weekends I go {value}.|I spend my evenings with {value}.",
-                 "I relax with {value}.|For fun I do {value}."),
-          _lists("What is my hobby?|What do I do in my free time?|Which hobby do I have?|What do I enjoy?|Do you remember my hobby?",
-                 "Can you tell me my hobby?|What do I like to do for fun?"),
-          "Your hobby is {value}.", "You have not told me your hobby.", "hobby"),
-)
 INTRO = Lists(
-    ("Please remember this.", "Here are some facts about me.", "Let me tell you something.", "I will tell you a few things.",
-     "Listen.", "Remember these things.", "Some facts first."),
+    (
+        "Please remember this.",
+        "Here are some facts about me.",
+        "Let me tell you something.",
+        "I will tell you a few things.",
+        "Listen.",
+        "Remember these things.",
+        "Some facts first.",
+    ),
     ("Please keep these facts in mind.", "Let me share some details."),
 )
 _ACKS = ("Okay.", "Noted.", "Got it.", "All right, I will remember.", "I will remember that.", "Understood.")
@@ -183,7 +28,11 @@ Distractor = Callable[[random.Random, Split], Exchange]
 
 def recall(rng: random.Random, split: Split, distractor: Distractor, turns_between: int | None = None) -> Conversation:
     """Facts told, some other talk, and a question for one of them; in training often a second question."""
-    told = [(topic, words.value(rng, topic.kind, split)) for topic in _topics(rng, split, rng.choice((1, 2, 2, 3, 3, 4, 5)))]
+    told = [
+        (topic, words.value(rng, topic.kind, split)) for topic in _topics(rng, split, rng.choice((1, 2, 2, 3, 3, 4, 5)))
+    ]
+    if rng.random() < 0.06 and turns_between is None:
+        return _at_once(rng, split, told)
     between = rng.choice((0, 0, 0, 1, 1, 2, 3)) if turns_between is None else turns_between
     messages = list(_telling(rng, split, told, distractor))
     messages += join([distractor(rng, split) for _ in range(between)])
@@ -202,14 +51,32 @@ def recall(rng: random.Random, split: Split, distractor: Distractor, turns_betwe
     return Conversation("recall", tuple(messages), expected=expected)
 
 
+def _at_once(rng: random.Random, split: Split, told: list[tuple[Topic, str]]) -> Conversation:
+    """The facts and the question in one message."""
+    topic, value = rng.choice(told)
+    said = [fill(one.statements.pick(rng, split), {"value": text}) for one, text in told]
+    question = say(rng, split, topic.questions.pick(rng, split), {}, decorate=False)
+    others = tuple(other for _, other in told if other != value and other not in value)
+    messages = (user(" ".join((*said, question))), assistant(fill(topic.answer, {"value": value})))
+    return Conversation("recall", messages, expected=Expected(holds=(value,), lacks=others))
+
+
 def _question(rng: random.Random, split: Split, topic: Topic, answer: str) -> list[Message]:
     return [user(say(rng, split, topic.questions.pick(rng, split), {})), assistant(answer)]
 
 
 def _clashes(told: list[tuple[Topic, str]]) -> set[str]:
     """Keys that mean the same as one already told."""
-    same = ({"food", "favourite food"}, {"colour", "favourite colour"}, {"hobby", "hobby!"}, {"dog", "dog's name"},
-            {"cat", "cat's name"}, {"work", "job"}, {"home", "favourite city", "home town"}, {"meeting", "meeting time"})
+    same = (
+        {"food", "favourite food"},
+        {"colour", "favourite colour"},
+        {"hobby", "hobby!"},
+        {"dog", "dog's name"},
+        {"cat", "cat's name"},
+        {"work", "job"},
+        {"home", "favourite city", "home town"},
+        {"meeting", "meeting time"},
+    )
     keys = {topic.key for topic, _ in told}
     return {key for group in same if group & keys for key in group}
 
@@ -218,48 +85,17 @@ def _topics(rng: random.Random, split: Split, count: int, taken: set[str] | None
     topics: list[Topic] = []
     used = set(taken or ())
     while len(topics) < count:
-        topic = _topic(rng, split)
+        topic = draw_topic(rng, split)
         if topic.key not in used and not used & _clashes([(topic, "")]):
             topics.append(topic)
             used.add(topic.key)
     return topics
 
 
-def _topic(rng: random.Random, split: Split) -> Topic:
-    draw = rng.random()
-    if draw < 0.42:
-        return rng.choice(_SPECIAL)
-    if draw < 0.72:
-        key, kind = _key(rng, split, _MY_KEYS, _MY_HELD_OUT_KEYS)
-        return _from(key, kind, key, MINE, ASK_MINE, f"Your {key} is {{value}}.", f"You have not told me your {key}.", "")
-    if draw < 0.87:
-        key, kind = _key(rng, split, _THE_KEYS, _THE_HELD_OUT_KEYS)
-        return _from(f"the {key}", kind, key, THE, ASK_THE, f"The {key} is {{value}}.", f"You have not told me the {key}.", "")
-    owner = words.person(rng, split)
-    key, kind = _key(rng, split, _MY_KEYS, _MY_HELD_OUT_KEYS)
-    return _from(f"{owner} {key}", kind, key, THEIRS, ASK_THEIRS, f"{owner}'s {key} is {{value}}.",
-                 f"You have not told me {owner}'s {key}.", owner)
-
-
-def _key(rng: random.Random, split: Split, train: dict[str, str], held_out: dict[str, str]) -> tuple[str, str]:
-    if split is Split.TRAIN and rng.random() < 0.2:
-        return words.made_up(rng, split), rng.choice(("word", "proper", "number", "code"))
-    table = {**train, **held_out} if split is Split.HELD_OUT else train
-    return rng.choice(tuple(table.items()))
-
-
-def _from(key: str, kind: str, noun: str, statements: Lists, questions: Lists, answer: str, not_told: str, owner: str) -> Topic:
-    def bind(lists: Lists) -> Lists:
-        def put(template: str) -> str:
-            return template.replace("{key}", noun).replace("{owner}", owner)
-
-        return Lists(tuple(map(put, lists.train)), tuple(map(put, lists.held_out)))
-
-    return Topic(key, bind(statements), bind(questions), answer, not_told, kind)
-
-
 def _telling(rng: random.Random, split: Split, told: list[tuple[Topic, str]], distractor: Distractor) -> list[Message]:
-    said = [say(rng, split, topic.statements.pick(rng, split), {"value": value}, decorate=False) for topic, value in told]
+    said = [
+        say(rng, split, topic.statements.pick(rng, split), {"value": value}, decorate=False) for topic, value in told
+    ]
     draw = rng.random()
     if draw < 0.4:
         opening = [INTRO.pick(rng, split)] if rng.random() < 0.3 else []
@@ -267,7 +103,8 @@ def _telling(rng: random.Random, split: Split, told: list[tuple[Topic, str]], di
         return [user(text), assistant(_acknowledge(rng, told))]
     if draw < 0.5:
         text = rng.choice(_SYSTEM_FACTS) + " ".join(
-            sentence if sentence[-1] in ".!?" else sentence + "." for sentence in said)
+            sentence if sentence[-1] in ".!?" else sentence + "." for sentence in said
+        )
         return [system(text)]
     messages: list[Message] = []
     for sentence, one in zip(said, told, strict=True):

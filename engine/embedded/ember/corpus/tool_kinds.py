@@ -1,0 +1,613 @@
+"""The sorts of tool that training lists: their names, parameters, requests and results.
+
+A `Kind` is data. Names and phrasings come in two lists, so that the evaluation uses tools by names no training has met.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from . import words
+from .conversation import Lists, Split, barred
+
+
+@dataclass(frozen=True)
+class Param:
+    """`slot` is the word in the phrasings; `names` what a tool may call it; `kind` where its values come from."""
+
+    slot: str
+    names: Lists
+    kind: str
+    about: str
+    json_type: str = "string"
+    choices: tuple[str, ...] = ()
+    mention: Lists | None = None  # how an optional argument is mentioned; None: required
+
+    def draw(self, rng: random.Random, split: Split) -> tuple[str, Any]:
+        """The words of the user, and the argument they mean."""
+        if self.choices:
+            choice = rng.choice(self.choices)
+            return choice, choice
+        text = words.value(rng, self.kind, split)
+        return text, int(text) if self.json_type == "integer" else text
+
+
+@dataclass(frozen=True)
+class Kind:
+    names: Lists
+    about: tuple[str, ...]
+    params: tuple[Param, ...]
+    asks: Lists
+    result: Callable[[random.Random], Mapping[str, Any]]
+
+
+DONE = ({"status": "ok"}, {"status": "done"}, {"ok": True}, {"success": True})
+
+
+def _done(rng: random.Random) -> Mapping[str, Any]:
+    return rng.choice(DONE)
+
+
+def _words_result(*keys: str) -> Callable[[random.Random], Mapping[str, Any]]:
+    def make(rng: random.Random) -> Mapping[str, Any]:
+        result: dict[str, Any] = {}
+        for key in keys:
+            name, kind = key.split(":")
+            text = words.value(rng, kind, Split.TRAIN)
+            result[name] = int(text) if kind in ("number", "small") else text
+        return result
+
+    return make
+
+
+_UNIT = Param(
+    "unit",
+    barred("unit|units|scale", "temperature_unit|degrees_in"),
+    "",
+    "The unit",
+    choices=("celsius", "fahrenheit"),
+    mention=barred(
+        " in {unit}| in {unit} please|, {unit} please|, use {unit}", " using {unit}|, and give it in {unit}"
+    ),
+)
+_CITY = Param(
+    "city", barred("city|location|place|town|city_name", "where|destination_city|municipality"), "city", "The city"
+)
+_DAY = Param(
+    "day",
+    barred("day|date|when", "on_day|which_day"),
+    "day",
+    "The day",
+    mention=barred(" on {day}| for {day}|, {day}", ", on {day} please"),
+)
+_TIME = Param("time", barred("time|at|clock|hour", "at_time|start"), "time", "The time as HH:MM")
+_WHO = Param("who", barred("to|recipient|person|contact|name", "addressee|receiver"), "person", "The person")
+
+KINDS: tuple[Kind, ...] = (
+    Kind(
+        barred(
+            "get_weather|weather|current_weather|fetch_weather|check_weather|weather_lookup|get_forecast",
+            "weather_report|forecast_for|look_up_weather",
+        ),
+        ("Get the weather in a city", "Current weather for a place", "Weather forecast"),
+        (_CITY, _UNIT, _DAY),
+        barred(
+            "What is the weather in {city}?|How is the weather in {city}?|Weather in {city}?|"
+            "Is it raining in {city}?|Do I need an umbrella in {city}?|"
+            "Tell me the weather in {city}.|How warm is it in {city}?|Is it cold in {city}?|"
+            "Check the weather for {city}.|What's the weather like in {city}?",
+            "Can you tell me how the weather is in {city}?|Is it sunny in {city}?|I need the weather for {city}.",
+        ),
+        _words_result("temperature:small", "condition:word"),
+    ),
+    Kind(
+        barred("get_time|current_time|time_in|clock|local_time|world_clock", "time_now_in|fetch_time"),
+        ("Get the local time in a city", "Current time in a place"),
+        (_CITY,),
+        barred(
+            "What time is it in {city}?|Time in {city}?|Tell me the time in {city}.|"
+            "What is the local time in {city}?|How late is it in {city}?|Current time in {city}, please.",
+            "Can you tell me the time in {city}?|What does the clock say in {city}?",
+        ),
+        _words_result("time:time"),
+    ),
+    Kind(
+        barred("send_message|message|text_person|send_text|send_sms", "write_message|post_message"),
+        ("Send a message to a person", "Send a text message"),
+        (_WHO, Param("text", barred("text|message|body|content", "words|note_text"), "task", "What to say")),
+        barred(
+            "Send {who} the message {text}.|Tell {who}: {text}.|Message {who}: {text}.|Text {who}: {text}.|"
+            "Send a message to {who}: {text}.|Write to {who}: {text}.",
+            "Let {who} know: {text}.|Please send {who} this message: {text}.",
+        ),
+        _done,
+    ),
+    Kind(
+        barred("set_alarm|alarm|add_alarm|create_alarm|wake_up", "new_alarm|schedule_alarm"),
+        ("Set an alarm", "Set an alarm for a time"),
+        (
+            _TIME,
+            Param(
+                "label",
+                barred("label|title|name", "caption|tag"),
+                "word",
+                "A label",
+                mention=barred(" called {label}| with the label {label}| named {label}", " labelled {label}"),
+            ),
+        ),
+        barred(
+            "Set an alarm for {time}|Wake me at {time}|Wake me up at {time}|Alarm at {time}|"
+            "I need an alarm at {time}|Please set an alarm at {time}|Make an alarm for {time}",
+            "I want an alarm for {time}|Add an alarm at {time}",
+        ),
+        _done,
+    ),
+    Kind(
+        barred("create_reminder|remind|add_reminder|set_reminder|reminder", "new_reminder|remember_task"),
+        ("Create a reminder", "Remind the user of a task"),
+        (
+            Param("task", barred("task|what|text|title", "to_do|matter"), "task", "What to remember"),
+            Param(
+                "time",
+                barred("time|at|when", "at_time|due"),
+                "time",
+                "When, as HH:MM",
+                mention=barred(" at {time}|, at {time}", ", at {time} please"),
+            ),
+        ),
+        barred(
+            "Remind me to {task}|Please remind me to {task}|Set a reminder to {task}|"
+            "Do not let me forget to {task}|I have to {task}, remind me|Reminder: {task}",
+            "Make a reminder to {task}|I want a reminder to {task}",
+        ),
+        _done,
+    ),
+    Kind(
+        barred("add_todo|add_task|todo|create_task|new_task", "put_on_list|append_task"),
+        ("Add a task to the list", "Add a to-do item"),
+        (Param("task", barred("task|item|title|what", "to_do|entry"), "task", "The task"),),
+        barred(
+            "Add {task} to my list.|Put {task} on my to-do list.|New task: {task}.|Add a task: {task}.|"
+            "To do: {task}.|Add to my tasks: {task}.",
+            "Please put {task} on the list.|Write {task} on my list.",
+        ),
+        _done,
+    ),
+    Kind(
+        barred("set_timer|timer|start_timer|countdown", "begin_timer|run_timer"),
+        ("Start a timer", "Set a countdown in minutes"),
+        (
+            Param(
+                "minutes",
+                barred("minutes|duration|length|min", "minute_count|for_minutes"),
+                "small",
+                "Minutes",
+                "integer",
+            ),
+        ),
+        barred(
+            "Set a timer for {minutes} minutes.|Timer for {minutes} minutes.|Start a timer of {minutes} minutes.|"
+            "Count down {minutes} minutes.|{minutes} minute timer, please.|"
+            "Give me {minutes} minutes on the timer.",
+            "I need a timer for {minutes} minutes.|Please run a timer of {minutes} minutes.",
+        ),
+        _done,
+    ),
+    Kind(
+        barred("play_music|play_song|play|music_player|start_music", "put_on_music|song_player"),
+        ("Play a song", "Play music"),
+        (
+            Param("song", barred("song|title|track|music", "piece|tune"), "proper", "The song"),
+            Param(
+                "artist",
+                barred("artist|singer|by|band", "performer"),
+                "person",
+                "The artist",
+                mention=barred(" by {artist}| from {artist}", " sung by {artist}"),
+            ),
+        ),
+        barred(
+            "Play {song}|Play the song {song}|I want to hear {song}|Put on {song}|Start the song {song}|"
+            "Please play {song}",
+            "Let me hear {song}|Could you play {song}",
+        ),
+        _done,
+    ),
+    Kind(
+        barred("translate|translate_text|translator|to_language", "translation|convert_language"),
+        ("Translate a word", "Translate text into a language"),
+        (
+            Param("text", barred("text|word|phrase|input", "source|expression"), "word", "What to translate"),
+            Param("language", barred("language|target|to|lang", "target_language|into"), "language", "The language"),
+        ),
+        barred(
+            "Translate {text} into {language}.|Translate {text} to {language}.|What is {text} in {language}?|"
+            "How do you say {text} in {language}?|Say {text} in {language}.|Give me {text} in {language}.",
+            "Please translate {text} to {language}.|What does one say in {language} for {text}?",
+        ),
+        _words_result("translation:word"),
+    ),
+    Kind(
+        barred("turn_on|lights|switch_light|set_light|light", "light_switch|lamp_control"),
+        ("Switch a light on or off", "Control the light in a room"),
+        (
+            Param(
+                "room",
+                barred("room|where|place|area", "space|zone"),
+                "",
+                "The room",
+                choices=("kitchen", "bedroom", "bathroom", "hall", "garden", "office", "cellar", "garage"),
+            ),
+            Param("state", barred("state|mode|switch|status", "position"), "", "on or off", choices=("on", "off")),
+        ),
+        barred(
+            "Turn the light in the {room} {state}.|Switch {state} the {room} light.|{room} light {state}.|"
+            "Turn {state} the light in the {room}.|Lights {state} in the {room}.|"
+            "Please turn the {room} light {state}.",
+            "I want the light {state} in the {room}.|Set the {room} light to {state}.",
+        ),
+        _done,
+    ),
+    Kind(
+        barred("set_temperature|thermostat|heating|set_heat|temperature", "heat_control|adjust_temperature"),
+        ("Set the temperature at home", "Set the heating in degrees"),
+        (
+            Param(
+                "degrees", barred("degrees|temperature|value|target", "heat_level|deg"), "small", "Degrees", "integer"
+            ),
+        ),
+        barred(
+            "Set the heating to {degrees} degrees.|Make it {degrees} degrees.|Set the temperature to {degrees}.|"
+            "Heat the house to {degrees} degrees.|Thermostat to {degrees}.|I want {degrees} degrees in here.",
+            "Put the heating at {degrees} degrees.|Please set {degrees} degrees at home.",
+        ),
+        _done,
+    ),
+    Kind(
+        barred("book_hotel|reserve_room|hotel_booking|find_hotel|hotel", "hotel_reservation|get_room"),
+        ("Book a hotel in a city", "Reserve a hotel room"),
+        (
+            _CITY,
+            Param(
+                "nights",
+                barred("nights|stay|num_nights", "night_count"),
+                "small",
+                "How many nights",
+                "integer",
+                mention=barred(" for {nights} nights|, {nights} nights", ", staying {nights} nights"),
+            ),
+        ),
+        barred(
+            "Book a hotel in {city}|I need a hotel in {city}|Find me a hotel in {city}|Reserve a room in {city}|"
+            "Book me a room in {city}|Get me a hotel in {city}",
+            "Please arrange a hotel in {city}|I want to book a hotel in {city}",
+        ),
+        _words_result("hotel:proper", "price:number"),
+    ),
+    Kind(
+        barred("book_flight|find_flights|flight_search|search_flights|flights", "get_flight|flight_finder"),
+        ("Search flights between two cities", "Book a flight"),
+        (
+            Param(
+                "origin",
+                barred("origin|from|from_city|start", "departure|leaving_from"),
+                "city",
+                "Where the flight starts",
+            ),
+            Param("goal", barred("destination|to|to_city|goal", "arrival|flying_to"), "city", "Where the flight goes"),
+            _DAY,
+        ),
+        barred(
+            "Find a flight from {origin} to {goal}|Book a flight from {origin} to {goal}|"
+            "I want to fly from {origin} to {goal}|Flights from {origin} to {goal}|"
+            "Search flights from {origin} to {goal}|Is there a flight from {origin} to {goal}",
+            "I need a flight from {origin} to {goal}|Please look for flights from {origin} to {goal}",
+        ),
+        _words_result("flight:code", "price:number"),
+    ),
+    Kind(
+        barred("get_stock|stock_price|share_price|quote|stock", "market_price|price_of_share"),
+        ("Get the price of a share", "Look up a stock price"),
+        (Param("company", barred("company|symbol|ticker|name", "firm|issuer"), "proper", "The company"),),
+        barred(
+            "What is the share price of {company}?|Stock price of {company}?|How much is a share of {company}?|"
+            "Get me the stock price of {company}.|How is the stock of {company} doing?|"
+            "Price of {company} shares, please.",
+            "Look up the share price of {company}.|What does one share of {company} cost?",
+        ),
+        _words_result("price:number"),
+    ),
+    Kind(
+        barred("convert_currency|currency|exchange|money_convert", "exchange_money|currency_change"),
+        ("Convert money into another currency", "Currency conversion"),
+        (
+            Param("amount", barred("amount|value|sum|quantity", "how_much"), "number", "How much money", "integer"),
+            Param(
+                "source",
+                barred("from|source|from_currency", "old_currency"),
+                "",
+                "Currency to convert from",
+                choices=("euros", "dollars", "pounds", "yen", "francs", "rupees"),
+            ),
+            Param(
+                "target",
+                barred("to|target|to_currency", "new_currency"),
+                "",
+                "Currency to convert to",
+                choices=("kroner", "pesos", "zloty", "won", "rand", "lira"),
+            ),
+        ),
+        barred(
+            "Convert {amount} {source} to {target}.|How much is {amount} {source} in {target}?|"
+            "Change {amount} {source} into {target}.|What is {amount} {source} in {target}?|"
+            "{amount} {source} to {target}, please.",
+            "Exchange {amount} {source} for {target}.|I have {amount} {source}, how much is that in {target}?",
+        ),
+        _words_result("amount:number"),
+    ),
+    Kind(
+        barred("search_web|web_search|search|find|look_up", "internet_search|query_web"),
+        ("Search the web", "Look something up on the internet"),
+        (
+            Param("query", barred("query|q|text|term", "search_term|keywords"), "word", "What to look for"),
+            Param(
+                "limit",
+                barred("limit|count|max_results|n", "top"),
+                "small",
+                "How many results",
+                "integer",
+                mention=barred(
+                    ", {limit} results| and give me {limit} results|, at most {limit} results", ", show {limit} results"
+                ),
+            ),
+        ),
+        barred(
+            "Search the web for {query}|Look up {query} on the internet|Search for {query}|Find {query} online|"
+            "Google {query}|Do a web search for {query}",
+            "Search online for {query}|Please look for {query} on the web",
+        ),
+        _words_result("title:proper"),
+    ),
+    Kind(
+        barred("define_word|dictionary|define|meaning|word_meaning", "lookup_definition|explain_word"),
+        ("Look up the meaning of a word", "Dictionary"),
+        (Param("word", barred("word|term|text", "vocable|entry"), "word", "The word"),),
+        barred(
+            "What does {word} mean?|Define {word}.|What is the meaning of {word}?|Look up the word {word}.|"
+            "Meaning of {word}?|Give me the definition of {word}.",
+            "Find the definition of {word}.|What is meant by {word}?",
+        ),
+        _words_result("meaning:word"),
+    ),
+    Kind(
+        barred("order_food|food_order|order_meal|order|buy_food", "meal_order|deliver_food"),
+        ("Order food", "Order a meal for delivery"),
+        (
+            Param("food", barred("food|dish|meal|item", "what_to_eat"), "food", "The dish"),
+            Param(
+                "count",
+                barred("count|quantity|amount|portions", "servings"),
+                "small",
+                "How many portions",
+                "integer",
+                mention=barred(", {count} portions| for {count} people|, {count} times", ", make it {count} portions"),
+            ),
+        ),
+        barred(
+            "Order {food}|I want to order {food}|Get me {food}|Please order {food}|Order some {food}|"
+            "I am hungry, order {food}",
+            "Have {food} delivered|I would like {food}",
+        ),
+        _words_result("order:code"),
+    ),
+    Kind(
+        barred("create_event|add_event|calendar|schedule_meeting|new_event", "plan_event|put_in_calendar"),
+        ("Add an event to the calendar", "Schedule a meeting"),
+        (
+            Param("person", barred("person|with|guest|attendee", "participant"), "person", "Whom to meet"),
+            Param("day", barred("day|date|on", "on_day"), "day", "The day"),
+            Param(
+                "time",
+                barred("time|at|start", "at_time"),
+                "time",
+                "The time",
+                mention=barred(" at {time}|, at {time}", ", starting {time}"),
+            ),
+        ),
+        barred(
+            "Schedule a meeting with {person} {day}|Plan a meeting with {person} {day}|"
+            "Put a meeting with {person} in my calendar for {day}|Meet {person} {day}|"
+            "Add a meeting with {person} on {day}|I meet {person} on {day}, note it",
+            "Arrange a meeting with {person} for {day}|Set up a meeting with {person} {day}",
+        ),
+        _done,
+    ),
+    Kind(
+        barred("call_person|phone|call|dial|make_call", "start_call|ring"),
+        ("Call a person", "Make a phone call"),
+        (Param("who", barred("person|name|contact|who", "callee|whom"), "person", "Whom to call"),),
+        barred(
+            "Call {who}.|Phone {who}.|Ring {who}, please.|Make a call to {who}.|Dial {who}.|"
+            "I want to talk to {who} on the phone.|Please call {who}.",
+            "Give {who} a call.|Get {who} on the phone.",
+        ),
+        _done,
+    ),
+    Kind(
+        barred("send_email|email|mail|write_email", "email_sender|compose_mail"),
+        ("Send an email", "Write an email to an address"),
+        (
+            Param("address", barred("to|address|email|recipient", "mail_address|mailbox"), "email", "The address"),
+            Param(
+                "subject",
+                barred("subject|title|about|topic", "heading"),
+                "word",
+                "The subject",
+                mention=barred(" about {subject}| with the subject {subject}", " with subject {subject}"),
+            ),
+        ),
+        barred(
+            "Send an email to {address}|Email {address}|Write an email to {address}|Mail {address}|"
+            "Send a mail to {address}",
+            "Please email {address}|Compose an email to {address}",
+        ),
+        _done,
+    ),
+    Kind(
+        barred("track_order|order_status|find_parcel|parcel|tracking", "where_is_parcel|shipment_status"),
+        ("Track an order", "Find out where a parcel is"),
+        (Param("order", barred("order|order_id|id|number", "parcel_code|shipment"), "code", "The order number"),),
+        barred(
+            "Where is my order {order}?|Track order {order}.|What is the status of order {order}?|"
+            "Track my parcel {order}.|Find parcel {order}.|Has {order} arrived?",
+            "Please track {order} for me.|Where has parcel {order} got to?",
+        ),
+        _words_result("status:word", "day:day"),
+    ),
+    Kind(
+        barred("get_distance|distance|route_length|measure_distance|how_far", "distance_between|compute_distance"),
+        ("Distance between two cities", "How far two places are apart"),
+        (
+            Param("origin", barred("from|origin|start|a", "first_place"), "city", "The first place"),
+            Param("goal", barred("to|destination|end|b", "second_place"), "city", "The second place"),
+        ),
+        barred(
+            "How far is it from {origin} to {goal}?|Distance from {origin} to {goal}?|"
+            "What is the distance between {origin} and {goal}?|How many kilometres from {origin} to {goal}?|"
+            "Measure from {origin} to {goal}.",
+            "How long is the way from {origin} to {goal}?|Tell me the distance from {origin} to {goal}.",
+        ),
+        _words_result("kilometres:number"),
+    ),
+    Kind(
+        barred("take_note|note|add_note|save_note|write_note", "new_note|store_note"),
+        ("Save a note", "Write a note"),
+        (Param("text", barred("text|note|content|body", "memo|lines"), "task", "The note"),),
+        barred(
+            "Note: {text}.|Take a note: {text}.|Write down: {text}.|Save a note: {text}.|Make a note: {text}.|"
+            "Keep this note: {text}.",
+            "Please note down: {text}.|Store the note: {text}.",
+        ),
+        _done,
+    ),
+    Kind(
+        barred("set_volume|volume|loudness|sound", "sound_level|change_volume"),
+        ("Set the volume", "Set how loud the speaker is"),
+        (Param("level", barred("level|volume|percent|value", "strength"), "small", "The volume", "integer"),),
+        barred(
+            "Set the volume to {level}.|Volume {level}.|Make the volume {level}.|Turn the sound to {level}.|"
+            "Volume to {level}, please.|Change the volume to {level}.",
+            "Put the volume at {level}.|I want the volume at {level}.",
+        ),
+        _done,
+    ),
+    Kind(
+        barred("open_app|launch|start_app|open|run_app", "app_starter|launch_program"),
+        ("Open an app", "Start a program"),
+        (Param("app", barred("app|name|program|application", "app_name|software"), "word", "The app"),),
+        barred(
+            "Open {app}.|Start {app}.|Launch {app}.|Open the app {app}.|Please open {app}.|Start the program {app}.",
+            "Could you open {app}?|Bring up the app {app}.",
+        ),
+        _done,
+    ),
+    Kind(
+        barred("find_recipe|recipe|get_recipe|recipes|cook", "recipe_for|cooking_help"),
+        ("Find a recipe", "Get a recipe for a dish"),
+        (
+            Param("dish", barred("dish|food|meal|name", "what_to_cook"), "food", "The dish"),
+            Param(
+                "vegan",
+                barred("vegan|vegetarian|no_meat", "plant_based"),
+                "",
+                "Without animals",
+                "boolean",
+                mention=barred(", vegan|, it must be vegan| without meat", ", strictly vegan"),
+            ),
+        ),
+        barred(
+            "Find a recipe for {dish}|How do I cook {dish}|Recipe for {dish}|I want to cook {dish}|"
+            "Give me a recipe for {dish}|How do I make {dish}",
+            "Look up a recipe for {dish}|Please find me a {dish} recipe",
+        ),
+        _words_result("recipe:proper", "minutes:small"),
+    ),
+    Kind(
+        barred("lock_door|door|door_lock|set_lock", "door_control|secure_door"),
+        ("Lock or unlock a door", "Control the lock of a door"),
+        (
+            Param(
+                "door",
+                barred("door|which|name", "entrance"),
+                "",
+                "Which door",
+                choices=("front", "back", "garage", "cellar", "garden"),
+            ),
+            Param("action", barred("action|mode|do", "operation"), "", "lock or unlock", choices=("lock", "unlock")),
+        ),
+        barred(
+            "{action} the {door} door.|Please {action} the {door} door.|Can you {action} the {door} door?|"
+            "I want you to {action} the {door} door.",
+            "Would you {action} the {door} door?|Now {action} the {door} door please.",
+        ),
+        _done,
+    ),
+    Kind(
+        barred("get_population|population|people_count|inhabitants", "count_people|population_lookup"),
+        ("Population of a city", "How many people live in a place"),
+        (_CITY,),
+        barred(
+            "How many people live in {city}?|Population of {city}?|What is the population of {city}?|"
+            "How big is {city}?|Tell me how many people live in {city}.",
+            "How many inhabitants are in {city}?|What population has {city}?",
+        ),
+        _words_result("population:number"),
+    ),
+    Kind(
+        barred("buy_ticket|tickets|book_ticket|get_tickets", "ticket_office|purchase_tickets"),
+        ("Buy tickets for a show", "Buy tickets"),
+        (
+            Param("show", barred("show|event|film|title", "performance"), "proper", "The show"),
+            Param(
+                "count",
+                barred("count|tickets|quantity|number", "how_many|seats"),
+                "small",
+                "How many tickets",
+                "integer",
+            ),
+        ),
+        barred(
+            "Buy {count} tickets for {show}.|Get me {count} tickets for {show}.|"
+            "I need {count} tickets to {show}.|Book {count} tickets for {show}.|"
+            "{count} tickets for {show}, please.",
+            "I would like {count} tickets for {show}.|Order {count} tickets to see {show}.",
+        ),
+        _words_result("order:code"),
+    ),
+    Kind(
+        barred("calculate|calculator|multiply|compute", "do_math|calc_product"),
+        ("Multiply two numbers", "Product of two numbers"),
+        (
+            Param("a", barred("a|x|first", "left"), "number", "First number", "integer"),
+            Param("b", barred("b|y|second", "right"), "number", "Second number", "integer"),
+        ),
+        barred(
+            "What is {a} times {b}?|Multiply {a} by {b}.|Calculate {a} times {b}.|{a} times {b}?|"
+            "Compute {a} times {b}.|How much is {a} times {b}?",
+            "What is {a} multiplied by {b}?|Work out {a} times {b}.",
+        ),
+        _words_result("result:number"),
+    ),
+    Kind(
+        barred("find_contact|contact|phone_book|get_contact|lookup_person", "person_info|address_book"),
+        ("Find the phone number of a person", "Look up a contact"),
+        (Param("who", barred("name|person|contact|who", "full_name|individual"), "full_name", "The person"),),
+        barred(
+            "What is the phone number of {who}?|Find the number of {who}.|Look up {who} in my contacts.|"
+            "Phone number of {who}?|Give me the contact of {who}.|Do you have the number of {who}?",
+            "Search my contacts for {who}.|Which phone number has {who}?",
+        ),
+        _words_result("phone:number"),
+    ),
+)

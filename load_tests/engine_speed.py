@@ -1,0 +1,173 @@
+"""How fast the engine's step is, against what the device can do: decode and prefill of a model shape with random weights made on the device.
+
+The ceilings come first, measured in the same run: bytes moved per second (decode's floor is reading every weight once) and matrix products per
+second (prefill's floor). Nothing is loaded from disk; nothing outside torch and the engine is imported, so that it runs on a bare GPU machine.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+
+from engine.layers.weights import WeightLoader
+from engine.models.llama import LlamaConfig, LlamaFamily
+from engine.runner import ModelRunner
+from engine.scheduler import Chunk
+from engine.sequence import Sequence
+from engine.weights.reader import CheckpointReader
+
+BLOCK_SIZE = 16
+WARM_UPS, REPEATS = 3, 10
+DECODE_CONTEXT = 512  # tokens cached per sequence while decode is timed
+
+
+def llama_shape(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocab: int) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=vocab, hidden_size=hidden, intermediate_size=intermediate, num_layers=layers, num_heads=heads,
+        num_kv_heads=kv_heads, head_dim=hidden // heads, context_length=65536, norm_eps=1e-5,
+        rotary={"rope_type": "default", "rope_theta": 500000.0}, attention_bias=False, mlp_bias=False, tied=False,
+    )  # fmt: skip
+
+
+SHAPES = {
+    "8b": llama_shape(4096, 14336, 32, 32, 8, 128256),  # Llama 3.1 8B's
+    "0.5b": llama_shape(1024, 4096, 28, 16, 8, 32000),
+    "tiny": llama_shape(256, 704, 4, 4, 2, 2048),
+}
+
+
+class RandomWeights:
+    """Stands where a CheckpointReader would, and fills each tensor with small random numbers where it lies."""
+
+    def read(self, name: str, into: torch.Tensor) -> None:
+        into.normal_(0.0, 0.02) if into.dim() > 1 else into.fill_(1.0)
+
+    def skip(self, pattern: str) -> None:
+        pass
+
+
+@torch.inference_mode()
+def make_runner(config: LlamaConfig, device: torch.device, dtype: torch.dtype, kv_tokens: int) -> ModelRunner:
+    loader = WeightLoader(cast(CheckpointReader, RandomWeights()), dtype, device)
+    model = LlamaFamily.load(config, loader, config.context_length)
+    shape = (-(-kv_tokens // BLOCK_SIZE), config.num_layers, 2, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+    return ModelRunner(model, torch.zeros(shape, dtype=dtype, device=device))
+
+
+def weight_bytes(config: LlamaConfig, dtype: torch.dtype) -> int:
+    """Read once for every decode step, whatever the batch; the embedding is looked up, not read."""
+    attention = config.hidden_size * config.head_dim * 2 * (config.num_heads + config.num_kv_heads)
+    mlp = 3 * config.hidden_size * config.intermediate_size
+    return (config.num_layers * (attention + mlp) + config.vocab_size * config.hidden_size) * dtype.itemsize
+
+
+def kv_bytes_per_token(config: LlamaConfig, dtype: torch.dtype) -> int:
+    return config.num_layers * 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+
+def prefill_flops(config: LlamaConfig, tokens: int) -> float:
+    """Matrix products of a prompt: 2 per weight and token, and causal attention's 4 per head element and pair, halved. One row of logits."""
+    per_token = weight_bytes(config, torch.uint8) - config.vocab_size * config.hidden_size
+    attention = 2 * config.num_layers * config.num_heads * config.head_dim * tokens * tokens
+    return 2.0 * per_token * tokens + attention + 2.0 * config.vocab_size * config.hidden_size
+
+
+def median_s(device: torch.device, work: Callable[[], object]) -> float:
+    """Median wall time with the device idle before and after, so that host time counts as a user would feel it."""
+    times = []
+    for repeat in range(WARM_UPS + REPEATS):
+        _wait(device)
+        started = time.perf_counter()
+        work()
+        _wait(device)
+        if repeat >= WARM_UPS:
+            times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@torch.inference_mode()
+def ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """Copy bandwidth counts both directions; read bandwidth sums a large tensor; matmul is square, large and random."""
+    num_bytes = (4 << 30) if device.type == "cuda" else (256 << 20)
+    side = 8192 if device.type == "cuda" else 2048
+    source = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    copy_s = median_s(device, lambda: target.copy_(source))
+    read_s = median_s(device, source.sum)
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    matmul_s = median_s(device, lambda: a @ b)
+    return {
+        "copy_gb_per_s": 2 * num_bytes / copy_s / 1e9,
+        "read_gb_per_s": num_bytes / read_s / 1e9,
+        "matmul_tflop_per_s": 2 * side**3 / matmul_s / 1e12,
+    }
+
+
+def decode_speed(runner: ModelRunner, config: LlamaConfig, batch: int, bandwidth_gb_per_s: float) -> dict[str, Any]:
+    dtype, device = runner.kv_cache.dtype, runner.kv_cache.device
+    blocks = -(-(DECODE_CONTEXT + 1) // BLOCK_SIZE)
+    rows = [range(i * blocks, (i + 1) * blocks) for i in range(batch)]
+    sequences = [Sequence.throwaway([7] * (DECODE_CONTEXT + 1), row) for row in rows]
+    chunks = [Chunk(sequence, DECODE_CONTEXT, 1) for sequence in sequences]
+    step_s = median_s(device, lambda: runner.run(chunks))
+    moved = weight_bytes(config, dtype) + batch * DECODE_CONTEXT * kv_bytes_per_token(config, dtype)
+    result = {
+        "batch": batch,
+        "step_ms": step_s * 1e3,
+        "tokens_per_s": batch / step_s,
+        "share_of_bandwidth": moved / step_s / 1e9 / bandwidth_gb_per_s,
+    }
+    return result | (launches(lambda: runner.run(chunks)) if device.type == "cuda" else {})
+
+
+def prefill_speed(runner: ModelRunner, config: LlamaConfig, tokens: int, matmul_tflop_per_s: float) -> dict[str, Any]:
+    device = runner.kv_cache.device
+    sequence = Sequence.throwaway([i % config.vocab_size for i in range(tokens)], range(-(-tokens // BLOCK_SIZE)))
+    chunk = [Chunk(sequence, 0, tokens)]
+    step_s = median_s(device, lambda: runner.run(chunk))
+    return {
+        "tokens": tokens,
+        "step_ms": step_s * 1e3,
+        "tokens_per_s": tokens / step_s,
+        "mfu": prefill_flops(config, tokens) / step_s / 1e12 / matmul_tflop_per_s,
+    }
+
+
+def launches(work: Callable[[], object]) -> dict[str, float]:
+    """Kernels of one step, and the share of its time in which the device computes."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+        started = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        wall_s = time.perf_counter() - started
+    kernels = [event for event in trace.events() if event.device_type.name == "CUDA"]
+    busy_s = sum(event.time_range.elapsed_us() for event in kernels) / 1e6
+    return {"kernels": len(kernels), "device_busy_share_profiled": busy_s / wall_s}
+
+
+def measure(
+    shape: str, device: torch.device, dtype: torch.dtype, batches: list[int], prompts: list[int]
+) -> dict[str, Any]:
+    """Everything, for one shape. Memory-bound work is held against the larger of the two measured bandwidths."""
+    config = SHAPES[shape]
+    limits = ceilings(device, dtype)
+    bandwidth = max(limits["copy_gb_per_s"], limits["read_gb_per_s"])
+    kv_tokens = max(max(batches) * (DECODE_CONTEXT + BLOCK_SIZE), *prompts) + BLOCK_SIZE
+    runner = make_runner(config, device, dtype, kv_tokens)
+    return {
+        "shape": shape,
+        "dtype": str(dtype).removeprefix("torch."),
+        "weight_gb": weight_bytes(config, dtype) / 1e9,
+        "ceilings": limits,
+        "decode": [decode_speed(runner, config, batch, bandwidth) for batch in batches],
+        "prefill": [prefill_speed(runner, config, tokens, limits["matmul_tflop_per_s"]) for tokens in prompts],
+    }

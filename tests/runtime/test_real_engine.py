@@ -1,0 +1,140 @@
+"""A site as a process of its own, with a real engine host and a tiny random checkpoint: start, answer, survive, drain, leave nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.checkpoints import write_llama, write_tokenizer
+
+CHAT = "/ai/v1/chat/completions"
+HELLO: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "Hi"}],
+    "temperature": 0,
+    "max_tokens": 5,
+}
+ENDLESS = {**HELLO, "max_tokens": 200, "ignore_eos": True, "stream": True}
+
+
+class Process:
+    """`python -m runtime.serve FILE`."""
+
+    def __init__(self, file: Path, log: Path, **environment: str) -> None:
+        self.log = log
+        with log.open("wb") as sink:
+            command = [sys.executable, "-m", "runtime.serve", str(file)]
+            self.popen = subprocess.Popen(
+                command, stderr=sink, env={**os.environ, **environment, "OMP_NUM_THREADS": "1"}
+            )
+        self.url = self.wait_for("ready: ").split()[0]
+
+    def wait_for(self, text: str) -> str:
+        deadline = time.monotonic() + 60
+        while text not in (said := self.log.read_text()):
+            assert self.popen.poll() is None, said
+            assert time.monotonic() < deadline, said
+            time.sleep(0.02)
+        return said.partition(text)[2]
+
+    def engine(self) -> psutil.Process:
+        processes = httpx.get(self.url + "/status").json()["processes"]
+        return psutil.Process(next(process["pid"] for process in processes if process["role"] == "engine"))
+
+    def stop(self) -> int:
+        self.popen.send_signal(signal.SIGTERM)
+        return self.popen.wait(30)
+
+
+@pytest.fixture(scope="module")
+def site_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("site")
+    write_llama(directory / "tiny")
+    write_tokenizer(directory / "tiny")
+    file = directory / "ams1.toml"
+    file.write_text(
+        'name = "ams1"\nplace = {city = "A", latitude = 0.0, longitude = 0.0}\n[listen]\nport = 0\n'
+        '[engine]\ndevice = "cpu"\nthreads = 1\nkv_gib = 0.01\n'
+        f'[[models]]\nname = "tiny"\nsource = "{directory}/tiny"\n'
+    )
+    return file
+
+
+@pytest.fixture
+def process(site_file: Path, tmp_path: Path) -> Iterator[Process]:
+    started = Process(site_file, tmp_path / "log")
+    yield started
+    if started.popen.poll() is None:
+        started.popen.kill()
+        started.popen.wait()
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_site_answers_survives_its_engine_and_leaves_nothing_behind(process: Process) -> None:
+    with httpx.Client(base_url=process.url, timeout=30) as client:
+        first = client.post(CHAT, json=HELLO).json()
+        assert first["usage"]["completion_tokens"] == 5
+        streamed = client.post(CHAT, json={**HELLO, "stream": True}).text
+        assert streamed.endswith("data: [DONE]\n\n")
+        engine = process.engine()
+        with client.stream("POST", CHAT, json=ENDLESS) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            engine.kill()
+            assert '"error"' in [line for line in lines if line][-1]
+        eventually(lambda: client.get("/readyz").status_code == 200)
+        again = client.post(CHAT, json=HELLO).json()
+        assert again["choices"][0]["message"] == first["choices"][0]["message"]
+        successor = process.engine()
+        assert successor.pid != engine.pid
+        with client.stream("POST", CHAT, json=ENDLESS) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.popen.send_signal(signal.SIGTERM)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+    assert process.popen.wait(30) == 0
+    assert is_gone(successor)
+
+
+def test_a_killed_site_takes_its_engine_with_it(process: Process) -> None:
+    engine = process.engine()
+    process.popen.kill()
+    eventually(lambda: is_gone(engine))
+
+
+def test_a_site_dies_with_the_parent_that_asks_for_it(site_file: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    parent_code = (
+        "import os, subprocess, sys, time\n"
+        "environment = {**os.environ, 'PILOTLIGHT_PARENT_PID': str(os.getpid())}\n"
+        f"child = subprocess.Popen([sys.executable, '-m', 'runtime.serve', {str(site_file)!r}], env=environment,\n"
+        f"                         stderr=open({str(log)!r}, 'w'))\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", parent_code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent.stdout:
+        site = psutil.Process(int(parent.stdout.readline()))
+    eventually(lambda: log.exists() and "listening" in log.read_text())
+    parent.kill()
+    parent.wait()
+    eventually(lambda: is_gone(site))
