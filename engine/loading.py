@@ -73,11 +73,12 @@ def load_model(
         try:
             context_length = min(config.context_length, num_blocks * host.block_size)
             if context_length < 2:
-                raise CheckpointError(f"{spec.name} has room for {context_length} token; raise kv_tokens or kv_bytes")
+                raise CheckpointError(f"{spec.name} has room for {context_length} token; raise kv_tokens or kv_gib")
             model = family.load(config, WeightLoader(reader, dtype, arena.device), context_length)
             reader.finish()
             runner = ModelRunner(model, _as_cache(slab, config, host.block_size, num_blocks, dtype))
-            runner.warm_up(min(_WARM_UP_TOKENS, context_length - 1))
+            # Not token 0: that is often a padding token whose embedding is zero, which would prove nothing.
+            runner.warm_up([i % config.vocab_size for i in range(1, 1 + min(_WARM_UP_TOKENS, context_length - 1))])
         except BaseException:
             arena.give_back(slab)
             raise

@@ -61,11 +61,11 @@ class ModelRunner:
     def reset(self) -> None:
         self.kv_cache.zero_()
 
-    def warm_up(self, num_tokens: int) -> None:
+    def warm_up(self, prompt: SequenceOf[int]) -> None:
         """A short prompt and one more token, in blocks that nobody holds yet: the first request should not pay for lazy
         initialisation, and a model that yields no numbers should not seem ready."""
-        sequence = Sequence.throwaway([0] * num_tokens, blocks=range(-(-(num_tokens + 1) // self.block_size)))
-        for length in (num_tokens, 1):
+        sequence = Sequence.throwaway(list(prompt), blocks=range(-(-(len(prompt) + 1) // self.block_size)))
+        for length in (len(prompt), 1):
             token = self.run([Chunk(sequence, sequence.num_computed_tokens, length)]).chunks[0].token
             if token is None or not token.is_finite:
                 raise StepError("its logits are not finite; the weights do not fit config.json or the chosen dtype")
