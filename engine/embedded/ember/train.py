@@ -66,7 +66,7 @@ class Lessons:
         group: list = []
         for lesson in lessons:
             padded = (len(group) + 1) * len(lesson[0])
-            # A forward below 1,000 tokens wastes the cores; above that, longer rows waste padding (15 % so, 31 % without).
+            # A forward below 1,000 tokens wastes the cores; above that, longer rows waste padding (15 %, or 31 %).
             if group and (padded > TOKENS_PER_FORWARD or (padded > 1000 and len(lesson[0]) > 1.25 * len(group[0][0]))):
                 yield group
                 group = []

@@ -20,6 +20,7 @@ from engine.embedded.ember.corpus import (
     fields,
     phrasing,
     recall,
+    repeat,
     stories,
     talk,
     tool_kinds,
@@ -49,7 +50,21 @@ TURNS: list[dict[str, Any]] = [
 ]
 
 
-CORPUS = (arithmetic, extraction, facts, fields, phrasing, recall, stories, talk, tool_kinds, tools, topics, words)
+CORPUS = (
+    arithmetic,
+    extraction,
+    facts,
+    fields,
+    phrasing,
+    recall,
+    repeat,
+    stories,
+    talk,
+    tool_kinds,
+    tools,
+    topics,
+    words,
+)
 
 
 @pytest.fixture(scope="module")

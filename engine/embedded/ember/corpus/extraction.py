@@ -41,7 +41,7 @@ LEAD = Lists(
 
 
 def extraction(rng: random.Random, split: Split) -> Conversation:
-    properties, sentences, result = _plain(rng, split) if rng.random() < 0.25 else _told(rng, split)
+    properties, sentences, result = _plain(rng, split) if rng.random() < 0.35 else _told(rng, split)
     names = list(properties)
     rng.shuffle(names)
     schema: dict[str, Any] = {"type": "object", "properties": {name: properties[name] for name in names}}
