@@ -12,7 +12,7 @@ from typing import Any
 from . import words
 from .conversation import Conversation, Exchange, Expected, Lists, Message, Split, assistant, user
 from .phrasing import fill, say
-from .tool_kinds import DONE, KINDS, Kind, Param
+from .tool_kinds import DONE, KINDS, UNSEEN_KINDS, Kind, Param
 
 
 def tools(rng: random.Random, split: Split, other: Callable[[random.Random, Split], Exchange]) -> Conversation:
@@ -45,6 +45,17 @@ def tools(rng: random.Random, split: Split, other: Callable[[random.Random, Spli
             question, arguments = called.request(rng, split)
             messages += [user(question), _calling({"name": called.name, "arguments": arguments})]
     return Conversation("tools", (*before, *messages), tuple(order), expected)
+
+
+def unseen_tools(rng: random.Random) -> Conversation:
+    """For the evaluation alone: a request for a sort of tool that training never lists, beside one or two others."""
+    called = _Tool(rng, Split.HELD_OUT, rng.choice(UNSEEN_KINDS))
+    listed = [called, *(_Tool(rng, Split.HELD_OUT, kind) for kind in rng.sample(KINDS, rng.choice((1, 2))))]
+    rng.shuffle(listed)
+    question, arguments = called.request(rng, Split.HELD_OUT)
+    call = {"name": called.name, "arguments": arguments}
+    definitions = tuple(tool.definition for tool in listed)
+    return Conversation("unseen tools", (user(question), _calling(call)), definitions, Expected(call=call))
 
 
 def _calling(call: Mapping[str, Any]) -> Message:

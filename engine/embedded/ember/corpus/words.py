@@ -87,8 +87,8 @@ PLACES = Lists(
     (
         *listed(
             "Paris London Rome Oslo Lima Cairo Tokyo Berlin Madrid Vienna Dublin Boston Chicago Delhi Seoul Sydney "
-            "Lagos Nairobi Toronto Prague Warsaw Lisbon Athens Miami Denver Geneva Milan Lyon Porto Bergen Perth Dallas "
-            "Munich Hamburg Kyiv Riga Hanoi Manila Quito Bogota Havana Dakar Accra Tunis"
+            "Lagos Nairobi Toronto Prague Warsaw Lisbon Athens Miami Denver Geneva Milan Lyon Porto Bergen Perth "
+            "Dallas Munich Hamburg Kyiv Riga Hanoi Manila Quito Bogota Havana Dakar Accra Tunis"
         ),
         *listed("New York;San Diego;Hong Kong;Cape Town;Buenos Aires;Rio de Janeiro", ";"),
     ),
