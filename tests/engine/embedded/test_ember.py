@@ -113,6 +113,12 @@ def test_held_out_phrasings_and_values_are_not_trained_on() -> None:
         assert not {text for text in one.held_out if text} & set(one.train), one
 
 
+def test_no_word_of_the_copying_pool_is_kept_for_the_evaluation() -> None:
+    assert len(words.POOL) > 500
+    kept = (words.PEOPLE, words.COLOURS, words.FOODS, words.ANIMALS, words.HOBBIES, words.JOBS, words.THINGS)
+    assert not {word.lower() for one in kept for word in one.held_out} & set(words.POOL)
+
+
 @pytest.mark.parametrize("task", ["facts", "recall", "tools", "json", "arithmetic"])
 def test_no_question_of_the_evaluation_occurs_in_training(task: str) -> None:
     def question(one: Conversation) -> str:

@@ -28,7 +28,7 @@ MIXTURE = {
     "arithmetic": 0.18,
     "talk": 0.06,
     "story": 0.02,
-    "repeat": 0.07,
+    "repeat": 0.08,
     "long": 0.006,
 }
 
@@ -51,7 +51,7 @@ def conversation(rng: random.Random, task: str, split: Split = Split.TRAIN) -> C
     if task == "story":
         return _with_system(rng, split, task, [story(rng, split)])
     if task == "repeat":
-        return _with_system(rng, split, task, [repeat(rng, split)])
+        return _with_system(rng, split, task, [repeat(rng, split, small)])
     if task == "talk":
         return _talk(rng, split)
     if task == "facts":

@@ -128,14 +128,15 @@ class _Tool:
         self.name = kind.names.pick(rng, split)
         if split is Split.TRAIN and rng.random() < 0.35:
             made_up = words.made_up(rng, split)
-            self.name = rng.choice((f"{self.name}_{made_up}", f"{made_up}_{self.name}", made_up))
+            self.name = rng.choice((f"{self.name}_{made_up}", f"{made_up}_{self.name}", words.identifier(rng, split)))
         for param in kind.params:
             if param.mention is not None and rng.random() < 0.4:
                 continue
             name = param.names.pick(rng, split)
-            if split is Split.TRAIN and rng.random() < 0.2:
+            if split is Split.TRAIN and rng.random() < 0.35:
+                made_up = words.made_up(rng, split)
                 name = rng.choice(
-                    (f"{name}_{words.made_up(rng, split)}", f"the_{name}", f"{name}_value", f"target_{name}")
+                    (f"{name}_{made_up}", f"{made_up}_{name}", f"the_{name}", words.identifier(rng, split))
                 )
             if name not in [taken for taken, _ in self.params]:
                 self.params.append((name, param))
@@ -152,7 +153,7 @@ class _Tool:
             )
         )
         for _ in range(rng.choice((1, 1, 2, 2, 3))):
-            name = words.made_up(rng, split)
+            name = words.identifier(rng, split)
             kind = rng.choice(("word", "proper", "number", "code", "person", "city", "colour", "thing"))
             if name not in [taken for taken, _ in self.params]:
                 integer = "integer" if kind == "number" else "string"
