@@ -21,11 +21,12 @@ from .chat import HERE, Chat
 from .cities import CITIES
 from .corpus.conversation import Conversation, Split
 from .corpus.mixture import conversation
+from .corpus.tools import unseen_tools
 from .generate import Generate
 
 # Task to the share that must be right; the others are shown for information.
 TARGETS = {"facts": 0.95, "recall": 0.95, "tools": 0.95, "json": 0.95, "arithmetic": 0.90}
-TASKS = (*TARGETS, "talk", "story", "long")
+TASKS = (*TARGETS, "talk", "story", "repeat", "long", "unseen tools")
 SEED = 20_000
 _COMPASS = re.compile(r"\d+°[NS], \d+°[EW]")
 _CALL = re.compile(r"<tool_call>\n(.*)\n</tool_call>", re.DOTALL)
@@ -57,6 +58,8 @@ class Score:
 
 def questions(task: str, count: int, seed: int = SEED) -> list[Conversation]:
     """The same questions each time, all of held-out phrasings and values."""
+    if task == "unseen tools":
+        return [unseen_tools(random.Random(f"{task} {seed + index}")) for index in range(count)]
     return [conversation(random.Random(f"{task} {seed + index}"), task, Split.HELD_OUT) for index in range(count)]
 
 
@@ -121,12 +124,12 @@ def _wanted(message: Mapping[str, Any]) -> str:
 
 
 def show(scores: Sequence[Score], failures: int) -> None:
-    print(f"{'task':<12}{'right':>8}{'asked':>8}{'share':>9}{'target':>9}")
+    print(f"{'task':<14}{'right':>8}{'asked':>8}{'share':>9}{'target':>9}")
     for score in scores:
         target = TARGETS.get(score.task)
         wanted = f"{target:.0%}" if target else "-"
         missed = "" if score.reached else "  missed"
-        print(f"{score.task:<12}{score.right:>8}{score.asked:>8}{score.share:>9.1%}{wanted:>9}{missed}")
+        print(f"{score.task:<14}{score.right:>8}{score.asked:>8}{score.share:>9.1%}{wanted:>9}{missed}")
     for score in scores:
         for failure in score.failures[:failures]:
             print(f"\n{score.task}: {failure.question}\n  answered {failure.answer!r}\n  wanted   {failure.wanted!r}")

@@ -20,6 +20,7 @@ from engine.embedded.ember.corpus import (
     fields,
     phrasing,
     recall,
+    repeat,
     stories,
     talk,
     tool_kinds,
@@ -49,7 +50,21 @@ TURNS: list[dict[str, Any]] = [
 ]
 
 
-CORPUS = (arithmetic, extraction, facts, fields, phrasing, recall, stories, talk, tool_kinds, tools, topics, words)
+CORPUS = (
+    arithmetic,
+    extraction,
+    facts,
+    fields,
+    phrasing,
+    recall,
+    repeat,
+    stories,
+    talk,
+    tool_kinds,
+    tools,
+    topics,
+    words,
+)
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +111,12 @@ def test_held_out_phrasings_and_values_are_not_trained_on() -> None:
         if one is extraction.INSTRUCTION:
             continue
         assert not {text for text in one.held_out if text} & set(one.train), one
+
+
+def test_no_word_of_the_copying_pool_is_kept_for_the_evaluation() -> None:
+    assert len(words.POOL) > 500
+    kept = (words.PEOPLE, words.COLOURS, words.FOODS, words.ANIMALS, words.HOBBIES, words.JOBS, words.THINGS)
+    assert not {word.lower() for one in kept for word in one.held_out} & set(words.POOL)
 
 
 @pytest.mark.parametrize("task", ["facts", "recall", "tools", "json", "arithmetic"])

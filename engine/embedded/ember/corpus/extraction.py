@@ -41,7 +41,7 @@ LEAD = Lists(
 
 
 def extraction(rng: random.Random, split: Split) -> Conversation:
-    properties, sentences, result = _plain(rng, split) if rng.random() < 0.25 else _told(rng, split)
+    properties, sentences, result = _plain(rng, split) if rng.random() < 0.35 else _told(rng, split)
     names = list(properties)
     rng.shuffle(names)
     schema: dict[str, Any] = {"type": "object", "properties": {name: properties[name] for name in names}}
@@ -73,6 +73,9 @@ def _told(rng: random.Random, split: Split) -> _Parts:
     sentences = []
     for field in chosen:
         name = field.names.pick(rng, split)
+        if split is Split.TRAIN and rng.random() < 0.2:
+            made_up = words.made_up(rng, split)
+            name = rng.choice((f"{name}_{made_up}", f"{made_up}_{name}"))
         if name in properties:
             continue
         properties[name] = _schema(field)
@@ -117,7 +120,7 @@ def _plain(rng: random.Random, split: Split) -> _Parts:
     result: dict[str, Any] = {}
     sentences = []
     for _ in range(rng.choice((1, 2, 3, 3, 4))):
-        name = words.made_up(rng, split)
+        name = words.identifier(rng, split)
         if name in properties:
             continue
         json_type = rng.choice(("string", "string", "integer"))

@@ -13,6 +13,7 @@ from .extraction import extraction
 from .facts import facts
 from .phrasing import fill
 from .recall import recall
+from .repeat import repeat
 from .stories import story
 from .talk import PERSONA, PLAIN_SYSTEM, named, outside, talk
 from .tools import tools
@@ -27,6 +28,7 @@ MIXTURE = {
     "arithmetic": 0.18,
     "talk": 0.06,
     "story": 0.02,
+    "repeat": 0.08,
     "long": 0.006,
 }
 
@@ -48,6 +50,8 @@ def conversation(rng: random.Random, task: str, split: Split = Split.TRAIN) -> C
         return _long(rng, split)
     if task == "story":
         return _with_system(rng, split, task, [story(rng, split)])
+    if task == "repeat":
+        return _with_system(rng, split, task, [repeat(rng, split, small)])
     if task == "talk":
         return _talk(rng, split)
     if task == "facts":

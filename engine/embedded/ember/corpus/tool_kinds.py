@@ -611,3 +611,52 @@ KINDS: tuple[Kind, ...] = (
         _words_result("phone:number"),
     ),
 )
+
+# Sorts of tool that training never lists in any form: how far the skill reaches beyond the sorts above.
+UNSEEN_KINDS: tuple[Kind, ...] = (
+    Kind(
+        Lists((), ("rent_car", "car_rental")),
+        ("Rent a car in a city",),
+        (_CITY, Param("days", Lists((), ("days", "rental_days")), "small", "How many days", "integer")),
+        Lists((), ("Rent a car in {city} for {days} days.", "I need a car in {city} for {days} days.")),
+        _done,
+    ),
+    Kind(
+        Lists((), ("water_plants", "irrigation")),
+        ("Water the plants for some minutes",),
+        (Param("minutes", Lists((), ("minutes", "run_minutes")), "small", "Minutes", "integer"),),
+        Lists((), ("Water the plants for {minutes} minutes.", "Give the plants water for {minutes} minutes.")),
+        _done,
+    ),
+    Kind(
+        Lists((), ("paint_wall", "wall_painter")),
+        ("Paint a wall in a colour",),
+        (Param("colour", Lists((), ("colour", "paint_colour")), "colour", "The colour"),),
+        Lists((), ("Paint the wall {colour}.", "I want the wall in {colour}.")),
+        _done,
+    ),
+    Kind(
+        Lists((), ("invite_guest", "guest_invitation")),
+        ("Invite a guest to a party",),
+        (
+            Param("guest", Lists((), ("guest", "guest_name")), "person", "The guest"),
+            Param("day", Lists((), ("day", "party_day")), "day", "The day of the party"),
+        ),
+        Lists((), ("Invite {guest} to the party on {day}.", "Please invite {guest} for {day}.")),
+        _done,
+    ),
+    Kind(
+        Lists((), ("block_card", "card_blocker")),
+        ("Block a bank card",),
+        (Param("card", Lists((), ("card", "card_number")), "code", "The number of the card"),),
+        Lists((), ("Block my card {card}.", "I lost my card {card}, block it.")),
+        _done,
+    ),
+    Kind(
+        Lists((), ("buy_thing", "shop_order")),
+        ("Buy a thing in the shop",),
+        (Param("thing", Lists((), ("thing", "article")), "thing", "What to buy"),),
+        Lists((), ("Buy me a {thing}.", "I need a new {thing}, buy one.")),
+        _done,
+    ),
+)

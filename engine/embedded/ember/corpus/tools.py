@@ -12,7 +12,7 @@ from typing import Any
 from . import words
 from .conversation import Conversation, Exchange, Expected, Lists, Message, Split, assistant, user
 from .phrasing import fill, say
-from .tool_kinds import DONE, KINDS, Kind, Param
+from .tool_kinds import DONE, KINDS, UNSEEN_KINDS, Kind, Param
 
 
 def tools(rng: random.Random, split: Split, other: Callable[[random.Random, Split], Exchange]) -> Conversation:
@@ -45,6 +45,17 @@ def tools(rng: random.Random, split: Split, other: Callable[[random.Random, Spli
             question, arguments = called.request(rng, split)
             messages += [user(question), _calling({"name": called.name, "arguments": arguments})]
     return Conversation("tools", (*before, *messages), tuple(order), expected)
+
+
+def unseen_tools(rng: random.Random) -> Conversation:
+    """For the evaluation alone: a request for a sort of tool that training never lists, beside one or two others."""
+    called = _Tool(rng, Split.HELD_OUT, rng.choice(UNSEEN_KINDS))
+    listed = [called, *(_Tool(rng, Split.HELD_OUT, kind) for kind in rng.sample(KINDS, rng.choice((1, 2))))]
+    rng.shuffle(listed)
+    question, arguments = called.request(rng, Split.HELD_OUT)
+    call = {"name": called.name, "arguments": arguments}
+    definitions = tuple(tool.definition for tool in listed)
+    return Conversation("unseen tools", (user(question), _calling(call)), definitions, Expected(call=call))
 
 
 def _calling(call: Mapping[str, Any]) -> Message:
@@ -117,14 +128,15 @@ class _Tool:
         self.name = kind.names.pick(rng, split)
         if split is Split.TRAIN and rng.random() < 0.35:
             made_up = words.made_up(rng, split)
-            self.name = rng.choice((f"{self.name}_{made_up}", f"{made_up}_{self.name}", made_up))
+            self.name = rng.choice((f"{self.name}_{made_up}", f"{made_up}_{self.name}", words.identifier(rng, split)))
         for param in kind.params:
             if param.mention is not None and rng.random() < 0.4:
                 continue
             name = param.names.pick(rng, split)
-            if split is Split.TRAIN and rng.random() < 0.2:
+            if split is Split.TRAIN and rng.random() < 0.35:
+                made_up = words.made_up(rng, split)
                 name = rng.choice(
-                    (f"{name}_{words.made_up(rng, split)}", f"the_{name}", f"{name}_value", f"target_{name}")
+                    (f"{name}_{made_up}", f"{made_up}_{name}", f"the_{name}", words.identifier(rng, split))
                 )
             if name not in [taken for taken, _ in self.params]:
                 self.params.append((name, param))
@@ -141,7 +153,7 @@ class _Tool:
             )
         )
         for _ in range(rng.choice((1, 1, 2, 2, 3))):
-            name = words.made_up(rng, split)
+            name = words.identifier(rng, split)
             kind = rng.choice(("word", "proper", "number", "code", "person", "city", "colour", "thing"))
             if name not in [taken for taken, _ in self.params]:
                 integer = "integer" if kind == "number" else "string"

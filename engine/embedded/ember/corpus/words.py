@@ -87,8 +87,8 @@ PLACES = Lists(
     (
         *listed(
             "Paris London Rome Oslo Lima Cairo Tokyo Berlin Madrid Vienna Dublin Boston Chicago Delhi Seoul Sydney "
-            "Lagos Nairobi Toronto Prague Warsaw Lisbon Athens Miami Denver Geneva Milan Lyon Porto Bergen Perth Dallas "
-            "Munich Hamburg Kyiv Riga Hanoi Manila Quito Bogota Havana Dakar Accra Tunis"
+            "Lagos Nairobi Toronto Prague Warsaw Lisbon Athens Miami Denver Geneva Milan Lyon Porto Bergen Perth "
+            "Dallas Munich Hamburg Kyiv Riga Hanoi Manila Quito Bogota Havana Dakar Accra Tunis"
         ),
         *listed("New York;San Diego;Hong Kong;Cape Town;Buenos Aires;Rio de Janeiro", ";"),
     ),
@@ -116,13 +116,84 @@ LANGUAGES = Lists(
 MONTHS = listed("January February March April May June July August September October November December")
 
 
+_PLAIN = listed(
+    """
+    ability account advice airline amount animal answer apple arrow artist autumn avenue bakery balance balcony ballot
+    banner barrel basic battery beacon bishop blanket blossom border bottom branch breeze bridge bucket budget bundle
+    butter button cabin cable camel candle canyon capital carbon career carpet castle caution ceiling central chapter
+    charm cheap cherry circle citizen clever client cloth cluster coffee column comfort common compass concert contract
+    copper corner cotton council country couple courage cousin cradle cream credit cricket crystal culture current
+    curtain custom damage decade degree delight desert detail device diamond digital dinner direct discount district
+    doctor dollar domain double dragon drawer dream drift eagle early echo edge effort eight elbow electric elegant
+    empire energy engine enough entry equal escape evening event exact example exchange expert fabric factory faith
+    famous feather feeling fellow fiction figure filter final finger flavour flight floor flower focus forest formal
+    fortune forward foundation fragile frame freedom frequent fridge friend frozen future gallery garlic gather general
+    gentle giant ginger glass glove golden grammar grand gravel guard guess guest habit handle harbour harvest hazard
+    health heart heavy helmet height hidden history hollow honest hotel house human humble hunter iceberg image impact
+    income index industry insect invoice iron island ivory jacket jewel journey jungle junior justice kernel kettle
+    kingdom kitchen knight label ladder language laptop latitude laundry leader leather legend lemon lesson letter
+    library liquid logic lottery luggage lunch machine magnet manual marble margin market master matter measure medal
+    memory mental metal method middle mineral minute mirror mixture modern moment monitor monkey motion motor muscle
+    museum mystery narrow nation nature needle network neutral noble normal notice novel nuclear number object ocean
+    office onion opinion orbit orchard organ origin outdoor oven oxygen package palace panel paper parade parent
+    partner passage patient pattern pearl pencil people pepper perfect permit phrase picnic picture pigeon planet
+    plastic plate pocket poetry police polite portrait powder prefer premium present pretty prince prison private prize
+    problem produce profit program promise proper public pulse puzzle quality quantity quarter question quote rabbit
+    railway random rapid ratio reason recent record reduce region regular relief remote repair report reserve result
+    reward rhythm ribbon ritual rocket rough round royal rubber sample sandal satin science scissors screen season
+    second secret section segment senior sentence series service session shadow shelter shield shoulder signal silence
+    simple single sister sketch smooth soldier source speech spider spirit sponsor square stable station statue steady
+    stone storage stream street strong student studio subject sudden sugar summer supply surface switch symbol system
+    talent target temple tender tennis theatre theory thread throat thunder ticket tiger timber tissue title tongue
+    topic tower traffic transfer travel treasure triangle trouble tunnel twelve twenty umpire uncle uniform unique
+    useful valley vendor venture version vessel victory village vintage violin virtual vision visitor vital volume
+    voyage wallet warning water wealth weapon weather wedding weekend weight whisper window winter wisdom wonder wooden
+    worker yellow yesterday young zebra zero"""
+)
+
+
+def _pool() -> tuple[str, ...]:
+    """Real words to say again whole or in pieces, none of which the evaluation keeps for itself."""
+    lists = (PEOPLE, COLOURS, FOODS, ANIMALS, HOBBIES, JOBS, THINGS, TASKS, PLACES, DAYS, LANGUAGES)
+    kept = {word.lower() for one in lists for phrase in one.held_out for word in phrase.split()}
+    known = (*_PLAIN, *(word for one in lists for phrase in one.train for word in phrase.split()), *MONTHS)
+    return tuple(dict.fromkeys(word.lower() for word in known if word.lower() not in kept))
+
+
+POOL = _pool()
+
+
 def made_up(rng: random.Random, split: Split, syllables: int = 0) -> str:
-    """A lowercase word of 1 to 3 syllables that no list holds."""
+    """A lowercase word that no list holds: syllables, in training also pieces of real words, so that every token of
+    the vocabulary is copied now and then, and not only those that the syllables are made of."""
+    if split is Split.TRAIN and not syllables:
+        draw = rng.random()
+        if draw < 0.4:
+            return _pieces(rng)
+        if draw < 0.55:
+            return rng.choice(POOL)
+        if draw < 0.6:
+            return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.choice((3, 4, 5, 6))))
     onsets = _ONSETS if split is Split.TRAIN else _HELD_OUT_ONSETS
     word = ""
     for _ in range(syllables or rng.choice((1, 2, 2, 2, 3))):
         word += rng.choice(onsets) + rng.choice(_VOWELS) + rng.choice(_CODAS)
         onsets = _ONSETS
+    return word if len(word) > 2 else word + "zo"
+
+
+def identifier(rng: random.Random, split: Split) -> str:
+    """A name as programs have it: one or two words, joined by an underscore."""
+    return "_".join(made_up(rng, split) for _ in range(rng.choice((1, 1, 2))))
+
+
+def _pieces(rng: random.Random) -> str:
+    word = ""
+    for _ in range(rng.choice((2, 2, 3))):
+        whole = rng.choice(POOL)
+        length = rng.choice((1, 2, 3, 4, 5))
+        start = rng.choice((0, rng.randrange(len(whole)), max(0, len(whole) - length)))
+        word += whole[start : start + length]
     return word if len(word) > 2 else word + "zo"
 
 
