@@ -1,0 +1,66 @@
+"""`pilotlight serve`, as people who come from other engines use it: one directory, one port, and a sentence when the checkpoint is bad."""
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import openai
+
+from load_tests.local_network import free_ports
+
+EMBER = Path(__file__).parents[2] / "engine" / "embedded" / "ember"
+CHECKPOINT = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+
+
+def serve(*arguments: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "runtime.cli.app", "serve", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def copy_of_ember(folder: Path) -> Path:
+    folder.mkdir()
+    for name in CHECKPOINT:
+        shutil.copy(EMBER / name, folder / name)
+    return folder
+
+
+def test_a_directory_is_served_under_its_own_name_until_sigterm(tmp_path: Path) -> None:
+    port = free_ports(1)[0]
+    with serve(str(copy_of_ember(tmp_path / "my-model")), "--port", str(port), "--dtype", "float32") as server:
+        assert server.stdout is not None
+        url = next(line for line in server.stdout if line.startswith("Ready: ")).split()[1]
+        client = openai.OpenAI(base_url=url.removesuffix("/chat/completions"), api_key="anything")
+        assert [model.id for model in client.models.list()] == ["my-model"]
+        question = "What is the airport code of Lisbon?"
+        answer = client.chat.completions.create(model="my-model", messages=[{"role": "user", "content": question}])
+        assert "LIS" in (answer.choices[0].message.content or "")
+        client.close()
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
+
+
+def refusal(*arguments: str) -> str:
+    with serve(*arguments, "--port", str(free_ports(1)[0])) as server:
+        _, complaint = server.communicate(timeout=60)
+        assert server.returncode == 1
+    assert complaint.count("\n") == 1, complaint
+    return complaint
+
+
+def test_a_missing_weight_file_is_one_sentence(tmp_path: Path) -> None:
+    folder = copy_of_ember(tmp_path / "m")
+    (folder / "model.safetensors").unlink()
+    assert "holds neither model.safetensors nor" in refusal(str(folder))
+
+
+def test_a_truncated_weight_file_is_one_sentence(tmp_path: Path) -> None:
+    folder = copy_of_ember(tmp_path / "m")
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    assert "model.safetensors is truncated" in refusal(str(folder))
+
+
+def test_a_directory_that_is_not_there_is_one_sentence() -> None:
+    assert "there is no directory /no/such/model" in refusal("/no/such/model")
