@@ -22,8 +22,8 @@ GIB = 1 << 30
 
 
 class ProcessLauncher:
-    def __init__(self, config: EngineConfig) -> None:
-        self._config = config
+    def __init__(self, config: EngineConfig, num_models: int) -> None:
+        self._config = host_config(config, num_models)
 
     async def launch(self) -> "HostProcess":
         directory = Path(tempfile.mkdtemp(prefix="pilotlight-"))  # mode 0700
@@ -32,7 +32,7 @@ class ProcessLauncher:
             process = await create_subprocess_exec(
                 sys.executable,
                 *("-m", "engine.host", "--address", address),
-                *("--config", msgspec.json.encode(host_config(self._config)).decode()),
+                *("--config", msgspec.json.encode(self._config).decode()),
                 stdin=DEVNULL,
                 # A terminal's Ctrl-C reaches every process of the group; the host must outlive the drain of its site.
                 start_new_session=True,
@@ -75,7 +75,7 @@ class HostProcess:
             shutil.rmtree(self._directory, ignore_errors=True)
 
 
-def host_config(config: EngineConfig) -> HostConfig:
+def host_config(config: EngineConfig, num_models: int) -> HostConfig:
     return HostConfig(
         device=config.device,
         threads=config.threads,
@@ -84,6 +84,7 @@ def host_config(config: EngineConfig) -> HostConfig:
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
         max_waiting=config.max_waiting,
+        num_models=num_models,
     )
 
 

@@ -8,6 +8,7 @@ compared, name and arguments. It asks a function from token ids to token ids, an
 """
 
 import argparse
+import asyncio
 import json
 import random
 import re
@@ -16,6 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from engine.client import InProcessEngineClient
+from engine.protocol import HostConfig, ModelSpec, SamplingParams, Submit
 
 from .chat import HERE, Chat
 from .cities import CITIES
@@ -28,6 +32,7 @@ from .generate import Generate
 TARGETS = {"facts": 0.95, "recall": 0.95, "tools": 0.95, "json": 0.95, "arithmetic": 0.90}
 TASKS = (*TARGETS, "talk", "story", "repeat", "long", "unseen tools")
 SEED = 20_000
+KV_BYTES = 512 << 20  # 64 sequences of 2,700 tokens
 _COMPASS = re.compile(r"\d+°[NS], \d+°[EW]")
 _CALL = re.compile(r"<tool_call>\n(.*)\n</tool_call>", re.DOTALL)
 _COUNTRIES = frozenset(city.country for city in CITIES)
@@ -135,12 +140,31 @@ def show(scores: Sequence[Score], failures: int) -> None:
             print(f"\n{score.task}: {failure.question}\n  answered {failure.answer!r}\n  wanted   {failure.wanted!r}")
 
 
-def network_generator(folder: Path, chat: Chat) -> Generate:
-    """Answers by the training network in plain torch."""
-    from .generate import greedy
-    from .network import load
+def engine_generator(folder: Path, chat: Chat) -> Generate:
+    """Answers by the engine that serves the model, all prompts of a task at once."""
 
-    return greedy(load(folder), chat.end)
+    def generate(prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+        answers = asyncio.run(_answers(folder, prompts, max_tokens))
+        return [answer[:-1] if answer[-1:] == [chat.end] else answer for answer in answers]
+
+    return generate
+
+
+async def _answers(folder: Path, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+    config = HostConfig(kv_bytes=KV_BYTES, max_num_batched_tokens=512, max_waiting=len(prompts))
+    client = InProcessEngineClient(config)
+    greedy = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+
+    async def answer(index: int) -> list[int]:
+        submit = Submit(str(index), "ember", tuple(prompts[index]), greedy)
+        async with client.generate(submit) as outputs:
+            return [token_id async for output in outputs for token_id in output.token_ids]
+
+    try:
+        await client.load_model(ModelSpec("ember", str(folder)))
+        return await asyncio.gather(*(answer(index) for index in range(len(prompts))))
+    finally:
+        await client.close()
 
 
 def main() -> None:
@@ -151,7 +175,7 @@ def main() -> None:
     parser.add_argument("--show-failures", type=int, default=0, metavar="N", help="show N failures of each task")
     arguments = parser.parse_args()
     chat = Chat()
-    generate = network_generator(arguments.model, chat)
+    generate = engine_generator(arguments.model, chat)
     scores = [
         evaluate(generate, chat, task, arguments.count if task != "long" else min(arguments.count, 60))
         for task in arguments.tasks

@@ -283,7 +283,7 @@ def test_transformers_loads_the_weights_and_gives_the_same_scores(chat: Chat) ->
 
 
 def test_ember_answers_a_question_of_each_kind(chat: Chat) -> None:
-    generate = evaluate.network_generator(HERE, chat)
+    generate = evaluate.engine_generator(HERE, chat)
     asked = [
         ([{"role": "user", "content": "Which country is Amsterdam in?"}], [], "the Netherlands"),
         ([{"role": "user", "content": "What is 17 plus 25?"}], [], "42"),
