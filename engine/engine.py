@@ -105,6 +105,12 @@ class Engine:
         outputs, self._outputs = self._outputs, []
         return outputs
 
+    def end_all(self, code: ErrorCode, message: str) -> None:
+        """End every sequence with an error; nothing is wrong with the engine."""
+        for sequence in list(self._sequences.values()):
+            self._end(sequence)
+            self._outputs.append(error_output(sequence.sequence_id, code, message))
+
     def fail_all(self, code: ErrorCode, message: str) -> None:
         """End every sequence with an error and forget the cache, whose content is in doubt."""
         self._prefix_queries += self.scheduler.prefix_queries

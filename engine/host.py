@@ -81,7 +81,7 @@ class EngineHost:
             if working or self._has_outputs() or self._until_heartbeat_s() <= 0:
                 self._send_frame(working)
         for model in self._models.values():
-            model.engine.fail_all("engine_error", "the engine host was shut down")
+            model.engine.end_all("engine_error", "the engine host was shut down")
         self._send_frame([])
         self._loader.close()
         self._transport.close()
@@ -136,7 +136,7 @@ class EngineHost:
         self._loading.pop(name, None)  # its result is thrown away when it comes
         model = self._models.pop(name, None)
         if model is not None:
-            model.engine.fail_all("model_not_found", f"model {name!r} was unloaded")
+            model.engine.end_all("model_not_found", f"model {name!r} was unloaded")
             self._outputs += model.engine.take_outputs()
             self._loader.release(model)
         self._transport.send(ModelUnloaded(name))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PROGRESS_INTERVAL_S = 0.05
+_LAST_LOAD_S = 1.0
 
 
 class ModelLoader:
@@ -48,7 +49,9 @@ class ModelLoader:
         return results
 
     def close(self) -> None:
+        """Lets the load under way, if any, end first: a thread that is inside torch when the interpreter ends aborts the process."""
         self._specs.put(None)
+        self._thread.join(_LAST_LOAD_S)
 
     def _run(self) -> None:
         try:
