@@ -1,4 +1,4 @@
-"""Writes tiny random checkpoints of the Llama family, as `transformers` itself writes them, with a small byte-level
+"""Writes tiny random checkpoints of any family, as `transformers` itself writes them, with a small byte-level
 tokenizer."""
 
 import json
@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 LLAMA3_SCALING = {
     "rope_type": "llama3",
@@ -19,6 +19,24 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+# Odd head counts, a head_dim that is not hidden / heads, a vocabulary that is no multiple of anything.
+AWKWARD: dict[str, Any] = {
+    "vocab_size": 431,
+    "hidden_size": 42,
+    "intermediate_size": 123,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    "tie_word_embeddings": False,
+    "eos_token_id": 1,
+    "bos_token_id": None,
+    "pad_token_id": 0,
+    "initializer_range": 0.15,  # logits far enough apart that greedy choices are no ties
+}
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -26,42 +44,32 @@ CHAT_TEMPLATE = (
 
 
 def tiny_llama_config(**changes: Any) -> LlamaConfig:
-    """Awkward on purpose: odd head counts, a head_dim that is not hidden / heads, a vocabulary that is no multiple of
-    anything."""
-    settings: dict[str, Any] = {
-        "vocab_size": 431,
-        "hidden_size": 42,
-        "intermediate_size": 123,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 10,
-        "max_position_embeddings": 256,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
-        "tie_word_embeddings": False,
-        "eos_token_id": 1,
-        "bos_token_id": None,
-        "pad_token_id": 0,
-        "initializer_range": 0.15,  # logits far enough apart that greedy choices are no ties
-    }
-    return LlamaConfig(**(settings | changes))
+    return LlamaConfig(**(AWKWARD | changes))
 
 
 def write_llama(
     directory: Path, seed: int = 0, dtype: torch.dtype = torch.float32, max_shard_size: str = "5GB", **changes: Any
-) -> LlamaForCausalLM:
+) -> PreTrainedModel:
+    return write_checkpoint(directory, tiny_llama_config(**changes), seed, dtype, max_shard_size)
+
+
+def write_checkpoint(
+    directory: Path,
+    config: PreTrainedConfig,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str = "5GB",
+) -> PreTrainedModel:
     """Write config.json, generation_config.json and model.safetensors; return the model that was written."""
-    torch.manual_seed(seed)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = LlamaForCausalLM._from_config(tiny_llama_config(**changes), dtype=dtype).eval()
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
         # transformers initialises norms to one and biases to zero: give them values that a mistake would show in.
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "norm" in name:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
-                elif name.endswith("bias"):
+                elif name.endswith(("bias", "sinks")):
                     parameter.copy_(torch.randn_like(parameter) * 0.2)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     return model

@@ -9,6 +9,7 @@ from engine.batch import Batch
 from engine.errors import CheckpointError
 from engine.layers.attention import LayerCache
 from engine.layers.weights import WeightLoader
+from engine.models import llama, mistral, qwen2, qwen3
 
 
 class CacheShape(Protocol):
@@ -42,21 +43,24 @@ class Model(Protocol):
 class Family(Protocol):
     """A module of engine.models."""
 
-    @staticmethod
-    def parse_config(config: Mapping[str, Any]) -> ModelConfig: ...
+    def parse_config(self, config: Mapping[str, Any]) -> ModelConfig: ...
 
-    @staticmethod
-    def load(config: Any, loader: WeightLoader, context_length: int) -> Model: ...
+    def load(self, config: Any, loader: WeightLoader, context_length: int) -> Model: ...
+
+
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": llama,
+    "MistralForCausalLM": mistral,
+    "Qwen2ForCausalLM": qwen2,
+    "Qwen3ForCausalLM": qwen3,
+}
 
 
 def find_family(config: Mapping[str, Any]) -> Family:
-    from engine.models.llama import LlamaFamily
-
-    families: dict[str, Family] = {"LlamaForCausalLM": LlamaFamily()}
     names = config.get("architectures") or []
     for name in names:
-        if name in families:
-            return families[name]
+        if name in FAMILIES:
+            return FAMILIES[name]
     raise CheckpointError(
-        f"config.json names architecture {', '.join(map(str, names)) or 'none'}; supported are {', '.join(families)}"
+        f"config.json names architecture {', '.join(map(str, names)) or 'none'}; supported are {', '.join(FAMILIES)}"
     )
