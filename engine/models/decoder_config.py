@@ -135,3 +135,10 @@ def mixed_layers(
 def sliding_window(config: Mapping[str, Any], default: int | None) -> int | None:
     value = config.get("sliding_window", default)
     return None if value is None else positive_int(config, "sliding_window", default)
+
+
+def read_top_k(config: Mapping[str, Any], num_experts: int, default: int = 8) -> int:
+    top_k = positive_int(config, "num_experts_per_tok", default)
+    if top_k > num_experts:
+        raise CheckpointError(f"config.json has num_experts_per_tok = {top_k} of {num_experts} experts")
+    return top_k

@@ -9,7 +9,7 @@ from engine.batch import Batch
 from engine.errors import CheckpointError
 from engine.layers.attention import LayerCache
 from engine.layers.weights import WeightLoader
-from engine.models import llama, mistral, qwen2, qwen3
+from engine.models import llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
 
 
 class CacheShape(Protocol):
@@ -51,8 +51,10 @@ class Family(Protocol):
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
+    "MixtralForCausalLM": mixtral,
     "Qwen2ForCausalLM": qwen2,
     "Qwen3ForCausalLM": qwen3,
+    "Qwen3MoeForCausalLM": qwen3_moe,
 }
 
 

@@ -10,10 +10,12 @@ import pytest
 from transformers import (
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from tests.checkpoints import AWKWARD, LLAMA3_SCALING, write_checkpoint
@@ -50,6 +52,31 @@ MODELS: dict[str, PreTrainedConfig] = {
     ),
     "mistral, window": config(MistralConfig, sliding_window=7, num_attention_heads=9, num_key_value_heads=3),
     "mistral, no window": config(MistralConfig, sliding_window=None),
+    "qwen3-moe, three of five experts, renormalised": config(
+        Qwen3MoeConfig, num_experts=5, num_experts_per_tok=3, moe_intermediate_size=27, norm_topk_prob=True
+    ),
+    "qwen3-moe, one dense layer, biased, window": config(
+        Qwen3MoeConfig,
+        num_experts=7,
+        num_experts_per_tok=2,
+        moe_intermediate_size=30,
+        mlp_only_layers=[1],
+        attention_bias=True,
+        use_sliding_window=True,
+        sliding_window=20,
+    ),
+    "qwen3-moe, every second layer, tied": config(
+        Qwen3MoeConfig,
+        num_experts=4,
+        num_experts_per_tok=4,
+        moe_intermediate_size=9,
+        decoder_sparse_step=2,
+        tie_word_embeddings=True,
+    ),
+    "mixtral, two of five experts": config(MixtralConfig, num_local_experts=5, num_experts_per_tok=2),
+    "mixtral, one of three experts, window": config(
+        MixtralConfig, num_local_experts=3, num_experts_per_tok=1, sliding_window=18
+    ),
 }
 
 
