@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from transformers import (
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -76,6 +77,28 @@ MODELS: dict[str, PreTrainedConfig] = {
     "mixtral, two of five experts": config(MixtralConfig, num_local_experts=5, num_experts_per_tok=2),
     "mixtral, one of three experts, window": config(
         MixtralConfig, num_local_experts=3, num_experts_per_tok=1, sliding_window=18
+    ),
+    "gemma3, windows but in layer 2, tied": config(
+        Gemma3TextConfig,
+        hidden_activation="gelu_pytorch_tanh",
+        layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        num_hidden_layers=4,
+        sliding_window=11,
+        query_pre_attn_scalar=6,
+        tie_word_embeddings=True,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1_000.0},
+        },
+    ),
+    "gemma3, one kv head, untied": config(
+        Gemma3TextConfig,
+        hidden_activation="gelu_pytorch_tanh",
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        sliding_window=33,
+        query_pre_attn_scalar=10,
+        rope_parameters=None,
     ),
 }
 
