@@ -1,23 +1,26 @@
 """MXFP4 (OCP Microscaling Formats 1.0): blocks of 32 four-bit floats (e2m1) under one shared power of two (e8m0).
 
-Unpacks to a type that models compute in, and nothing else: every e2m1 value times every scale within the type's range
-is exact in bf16.
+Unpacks to a type that models compute in, and nothing else. Every product of value and scale that is within bf16's range
+is exact in bf16, so that one table look-up for two values and one multiplication lose nothing.
 """
+
+import math
 
 import torch
 
 BLOCK = 32  # values under one scale
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by exponent and mantissa; the fourth bit is the sign
-_SCALE_BIAS = 127
-SCALE_NAN = 255
+_E8M0 = (*(2.0 ** (i - 127) for i in range(255)), math.nan)
 
 
 def unpack_mxfp4(blocks: torch.Tensor, scales: torch.Tensor, into: torch.Tensor) -> None:
-    """blocks [rows, num_blocks, 16] uint8, the earlier value of each pair in the low four bits; scales
-    [rows, num_blocks] uint8 -> into [rows, num_blocks * 32]."""
-    values = torch.tensor(_E2M1 + tuple(-x for x in _E2M1), dtype=torch.float32, device=blocks.device)
-    pairs = torch.cartesian_prod(values, values).flip(1)  # [256, 2]: a byte's two values, the low one first
-    unpacked = pairs.index_select(0, blocks.reshape(-1).int()).view(*scales.shape, BLOCK)
-    # fp32 products: 6 * 2^127 is beyond every type, and its infinity is then found where weights are checked
-    exponents = scales.int() - _SCALE_BIAS
-    into.copy_(torch.ldexp(unpacked, exponents.unsqueeze(-1)).view(into.shape))
+    """blocks [..., 16] uint8, the earlier value of each pair in the low four bits; scales [...] uint8 -> into, strided
+    or not, whose values in order are those of the blocks; bf16 or fp32. A scale that is no number unpacks to NaN."""
+    device, dtype = blocks.device, into.dtype
+    values = torch.tensor((*_E2M1, *(-x for x in _E2M1)), dtype=dtype, device=device)
+    high, low = torch.meshgrid(values, values, indexing="ij")
+    pairs = torch.stack((low, high), dim=-1).view(256, 2)  # what each byte holds
+    as_words = pairs.view({2: torch.int32, 4: torch.int64}[dtype.itemsize]).squeeze(1)
+    unpacked = as_words[blocks.reshape(-1).int()].view(dtype).view(-1, BLOCK)
+    unpacked *= torch.tensor(_E8M0, dtype=dtype, device=device)[scales.reshape(-1, 1).int()]
+    into.copy_(unpacked.view(into.shape))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
@@ -75,6 +76,27 @@ def write_checkpoint(
                     parameter.copy_(torch.randn_like(parameter) * 0.2)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     return model
+
+
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
+
+
+def pack_experts(directory: Path, model: PreTrainedModel) -> None:
+    """Store the experts of a gpt-oss checkpoint in MXFP4, as published ones are; `model` is rounded alike."""
+    tensors = load_file(directory / "model.safetensors")
+    for name, parameter in model.named_parameters():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            del tensors[name]
+            rows = parameter.data.transpose(1, 2).unflatten(2, (-1, 32))  # [experts, rows, blocks, 32]
+            exponents = rows.abs().amax(-1, keepdim=True).log2().floor() - 2
+            codes = (rows / exponents.exp2()).unsqueeze(-1).sub(E2M1).abs().argmin(-1)
+            tensors[f"{name}_blocks"] = (codes[..., 0::2] | codes[..., 1::2] << 4).byte()
+            tensors[f"{name}_scales"] = (exponents.squeeze(-1) + 127).byte()
+            parameter.data.copy_((E2M1[codes] * exponents.exp2()).flatten(2).transpose(1, 2))
+    save_file(tensors, directory / "model.safetensors")
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (directory / "config.json").write_text(json.dumps(config))
 
 
 def write_tokenizer(directory: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.errors import CheckpointError
-from engine.weights.config import flag, number
+from engine.weights.config import flag, number, positive_number
 
 
 class RotaryRule(NamedTuple):
@@ -61,12 +61,10 @@ def parse_rotary_rule(config: Mapping[str, Any], described: Mapping[str, Any], d
     partial = number(described, "partial_rotary_factor", number(config, "partial_rotary_factor", 1.0))
     if partial != 1.0:
         raise CheckpointError(f"config.json has partial_rotary_factor = {partial}; supported is 1.0, whole heads")
-    values = {key: number(described, key) for key in _RULES[rope_type]}
+    values = {key: positive_number(described, key) for key in _RULES[rope_type]}
     if rope_type == "yarn":
         values |= _yarn_values(described)
-    if min(values.get("factor", 1.0), values.get("original_max_position_embeddings", 1.0)) <= 0:
-        raise CheckpointError(f"config.json asks for rotary scaling {rope_type!r} by numbers that are not positive")
-    return RotaryRule(rope_type, number(described, "rope_theta", default_theta), values)
+    return RotaryRule(rope_type, positive_number(described, "rope_theta", default_theta), values)
 
 
 def rotary_frequencies(rule: RotaryRule, head_dim: int) -> torch.Tensor:
@@ -131,7 +129,7 @@ def _yarn_values(described: Mapping[str, Any]) -> dict[str, float]:
     inferred = sharpening(mscale) / sharpening(mscale_all_dim) if mscale and mscale_all_dim else sharpening(1.0)
     return {
         "attention_factor": number(described, "attention_factor", inferred),
-        "beta_fast": number(described, "beta_fast", 32.0) or 32.0,
-        "beta_slow": number(described, "beta_slow", 1.0) or 1.0,
+        "beta_fast": positive_number(described, "beta_fast", 32.0),
+        "beta_slow": positive_number(described, "beta_slow", 1.0),
         "truncate": float(flag(described, "truncate", True)),
     }

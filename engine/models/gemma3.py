@@ -5,14 +5,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine.errors import CheckpointError
 from engine.layers.attention import Attention
 from engine.layers.mlp import GatedMLP
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RotaryRule, parse_rotary_rule
 from engine.layers.weights import WeightLoader
 from engine.models.decoder import Decoder, DecoderLayer, load_decoder
-from engine.models.decoder_config import DecoderConfig, LayerKind, mixed_layers, refuse_unless, sliding_window
-from engine.weights.config import flag, number, positive_int
+from engine.models.decoder_config import (
+    LAYER_TYPES,
+    DecoderConfig,
+    LayerKind,
+    mixed_layers,
+    refuse_unless,
+    sliding_window,
+)
+from engine.weights.config import flag, number, positive_int, positive_number
 from kernels.activation import gelu_tanh_and_mul
 
 _FULL, _SLIDING = 0, 1  # the two rotary rules
@@ -36,7 +44,7 @@ def parse_config(config: Mapping[str, Any]) -> Gemma3Config:
         rotary=_rotary(config),
         default_head_dim=256,
         norm_offset=1.0,
-        attention_scale=number(config, "query_pre_attn_scalar", 256.0) ** -0.5,
+        attention_scale=positive_number(config, "query_pre_attn_scalar", 256.0) ** -0.5,
         default_tied=True,
         intermediate_size=positive_int(config, "intermediate_size"),
         attention_bias=flag(config, "attention_bias", False),
@@ -75,6 +83,11 @@ def _layers(config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
 def _rotary(config: Mapping[str, Any]) -> tuple[RotaryRule, ...]:
     """Scaling and `rope_theta` are for layers that see everything; newer checkpoints keep one rule per layer type."""
     nested = config.get("rope_parameters") or {}
+    if not isinstance(nested, dict) or not nested.keys() <= set(LAYER_TYPES):
+        raise CheckpointError(
+            f"config.json has rope_parameters = {nested!r}; for Gemma 3 they must be an object per layer type, "
+            f"{' and '.join(LAYER_TYPES)}"
+        )
     full = nested.get("full_attention") or config.get("rope_scaling") or {}
     sliding = nested.get("sliding_attention") or {}
     return (

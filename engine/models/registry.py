@@ -9,7 +9,7 @@ from engine.batch import Batch
 from engine.errors import CheckpointError
 from engine.layers.attention import LayerCache
 from engine.layers.weights import WeightLoader
-from engine.models import gemma3, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
+from engine.models import gemma3, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
 
 
 class CacheShape(Protocol):
@@ -50,6 +50,7 @@ class Family(Protocol):
 
 FAMILIES: dict[str, Family] = {
     "Gemma3ForCausalLM": gemma3,
+    "GptOssForCausalLM": gpt_oss,
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
     "MixtralForCausalLM": mixtral,

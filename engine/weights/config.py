@@ -27,6 +27,13 @@ def number(config: Mapping[str, Any], key: str, default: float | None = None) ->
     return float(value)
 
 
+def positive_number(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value = number(config, key, default)
+    if value <= 0:
+        raise CheckpointError(f"config.json has {key} = {value!r}; it must be a positive number")
+    return value
+
+
 def flag(config: Mapping[str, Any], key: str, default: bool) -> bool:
     value = config.get(key)
     if value is None:
