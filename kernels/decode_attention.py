@@ -1,11 +1,14 @@
-"""Paged attention of one new token per sequence over everything the sequence has cached (grouped-query heads).
+"""Paged attention of one new token per sequence over everything the sequence has cached (grouped-query heads), or over
+the last tokens of it.
 
 The torch form gathers each sequence's blocks into a padded copy. The copy is bounded, so a batch of long sequences is
-worked off in groups.
+worked off in groups; blocks that lie wholly before a window are not gathered.
 """
 
 import torch
 import torch.nn.functional as F
+
+from kernels.sinks import attention_with_sinks
 
 # Bytes of keys and values gathered at once. On a CPU the copy should stay in a core's cache: 64 sequences of 310
 # tokens took 2.3 ms in groups of 2 MiB and 6.9 ms in one. On a GPU the copy only has to leave room for the rest.
@@ -20,21 +23,55 @@ def decode_attention(
     context_lens: torch.Tensor,
     max_context_len: int,
     scale: float,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """q [seqs, heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim]; block_tables [seqs, max_blocks]
     int64, padded with any valid block; context_lens [seqs] int64 counts the new token, which is already written;
-    max_context_len is their maximum, known to the host. Returns [seqs, heads, head_dim].
+    max_context_len is their maximum, known to the host; window: the last tokens seen, the new one included; sinks
+    [heads]. Returns [seqs, heads, head_dim].
 
     Padded positions are masked, not skipped: whatever lies in them must be finite (0 * NaN is NaN), which the arena
     guarantees.
     """
     seqs = q.shape[0]
+    if window is not None and window >= max_context_len:
+        window = None
+    if window is not None:
+        block_tables, context_lens = _last_blocks(block_tables, context_lens, window, k_cache.shape[1])
+        max_context_len = min(max_context_len, block_tables.shape[1] * k_cache.shape[1])
+    whole = seqs == 1 and window is None and sinks is None  # one sequence without padding: nothing to mask
     bytes_per_seq = 2 * block_tables.shape[1] * k_cache[0].numel() * k_cache.element_size()
     group = max(1, _GATHERED_BYTES[q.device.type] // bytes_per_seq)
-    if seqs <= group:
-        return _attend(q, k_cache, v_cache, block_tables, None if seqs == 1 else context_lens, max_context_len, scale)
     parts = zip(torch.split(q, group), torch.split(block_tables, group), torch.split(context_lens, group), strict=True)
-    return torch.cat([_attend(q, k_cache, v_cache, tables, lens, max_context_len, scale) for q, tables, lens in parts])
+    outputs = [
+        _attend(
+            q, k_cache, v_cache, tables, None if whole else _visible(lens, max_context_len, window), max_context_len,
+            scale, sinks,
+        )
+        for q, tables, lens in parts
+    ]  # fmt: skip
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _last_blocks(
+    block_tables: torch.Tensor, context_lens: torch.Tensor, window: int, block_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The blocks that hold each sequence's last `window` tokens, and the lengths counted from the first of them."""
+    num_blocks = min(block_tables.shape[1], (window - 2) // block_size + 2)  # so many can `window` tokens touch
+    first = (context_lens - window).clamp(min=0) // block_size
+    index = first.unsqueeze(1) + torch.arange(num_blocks, device=block_tables.device)
+    # what would lie beyond the table lies beyond the context too, and is masked
+    tables = block_tables.gather(1, index.clamp(max=block_tables.shape[1] - 1))
+    return tables, context_lens - first * block_size
+
+
+def _visible(context_lens: torch.Tensor, max_context_len: int, window: int | None) -> torch.Tensor:
+    """[seqs, max_context_len]"""
+    positions = torch.arange(max_context_len, device=context_lens.device)
+    ends = context_lens.unsqueeze(1)
+    visible = positions < ends
+    return visible if window is None else visible & (positions >= ends - window)
 
 
 def _attend(
@@ -42,11 +79,11 @@ def _attend(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_tables: torch.Tensor,
-    context_lens: torch.Tensor | None,
+    visible: torch.Tensor | None,
     max_context_len: int,
     scale: float,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Without context_lens every context is max_context_len long."""
     seqs, heads, head_dim = q.shape
     _, block_size, kv_heads, _ = k_cache.shape
     flat = block_tables.reshape(-1)
@@ -55,9 +92,9 @@ def _attend(
     v = v_cache.index_select(0, flat).view(shape)[:, :max_context_len].transpose(1, 2)
     # The query heads of one kv head become the rows of one small matrix: no key or value is repeated.
     grouped = q.view(seqs, kv_heads, heads // kv_heads, head_dim)
-    mask = None
-    if context_lens is not None:
-        mask = (torch.arange(max_context_len, device=q.device) < context_lens.unsqueeze(1)).view(
-            seqs, 1, 1, max_context_len
-        )
+    if sinks is not None:
+        assert visible is not None
+        out = attention_with_sinks(grouped.unsqueeze(3), k, v, visible.unsqueeze(1), scale, sinks)
+        return out.reshape(seqs, heads, head_dim)
+    mask = None if visible is None else visible.view(seqs, 1, 1, max_context_len)
     return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale).reshape(seqs, heads, head_dim)

@@ -21,3 +21,9 @@ def add_rms_norm(
     as every unfused implementation does, so that fusing changes no bit of the residual stream."""
     residual = x + residual
     return rms_norm(residual, weight, eps), residual
+
+
+def head_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [tokens, heads, head_dim], strided or not; weight [heads, head_dim] -> the same shape as x, each head
+    normalised for itself."""
+    return (F.rms_norm(x.float(), x.shape[-1:], None, eps) * weight).to(x.dtype)

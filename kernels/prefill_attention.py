@@ -1,4 +1,5 @@
-"""Causal paged attention of prompt chunks over their cached prefix (varlen batch, grouped-query heads).
+"""Causal paged attention of prompt chunks over their cached prefix (varlen batch, grouped-query heads), or over the
+last tokens of it.
 
 The chunk's own keys and values are already written; the torch form reads prefix and chunk alike from the cache, so that
 a chunked prompt sees exactly what a whole one would.
@@ -7,16 +8,28 @@ a chunked prompt sees exactly what a whole one would.
 import torch
 import torch.nn.functional as F
 
+from kernels.sinks import attention_with_sinks
 from kernels.varlen import VarlenBatch
+
+# Queries that go through a window or past sinks at once. With a window each tile meets the window and itself only, so
+# a long prompt costs tokens * (window + tile); with sinks the tile bounds the scores that are written out.
+_TILE = 256
 
 
 def prefill_attention(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: VarlenBatch, scale: float
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: VarlenBatch,
+    scale: float,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """q [tokens, heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim] -> [tokens, heads, head_dim]."""
+    """q [tokens, heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim]; window: the last tokens that a
+    query sees, itself included; sinks [heads] -> [tokens, heads, head_dim]."""
     pieces = torch.split(q, list(batch.host_q_lens))
     outputs = [
-        _attend(piece, k_cache, v_cache, batch.block_tables[i], context_len, scale)
+        _attend(piece, k_cache, v_cache, batch.block_tables[i], context_len, scale, window, sinks)
         for i, (piece, context_len) in enumerate(zip(pieces, batch.host_context_lens, strict=True))
     ]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -29,23 +42,69 @@ def _attend(
     block_table: torch.Tensor,
     context_len: int,
     scale: float,
+    window: int | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    tokens, heads, head_dim = q.shape
+    tokens, _, head_dim = q.shape
     _, block_size, kv_heads, _ = k_cache.shape
-    blocks = block_table[: -(-context_len // block_size)]
-    k = k_cache.index_select(0, blocks).view(-1, kv_heads, head_dim)[:context_len].transpose(0, 1).unsqueeze(0)
-    v = v_cache.index_select(0, blocks).view(-1, kv_heads, head_dim)[:context_len].transpose(0, 1).unsqueeze(0)
+    if window is not None and window >= context_len:
+        window = None
+    # Blocks before the first query's window are not read; positions are counted from the first that is.
+    skipped = 0 if window is None else max(0, context_len - tokens - window + 1) // block_size
+    blocks = block_table[skipped : -(-context_len // block_size)]
+    context_len -= skipped * block_size
+    k = k_cache.index_select(0, blocks).view(-1, kv_heads, head_dim)[:context_len].transpose(0, 1)
+    v = v_cache.index_select(0, blocks).view(-1, kv_heads, head_dim)[:context_len].transpose(0, 1)
+    if window is None and sinks is None:
+        return _attend_fused(q, k, v, scale)
+    prefix = context_len - tokens
+    outputs = []
+    for start in range(0, tokens, _TILE):
+        tile = q[start : start + _TILE]
+        end = prefix + start + len(tile)  # keys up to the tile's last query
+        first = 0 if window is None else max(0, prefix + start - window + 1)
+        mask = _causal(len(tile), end - first, window, q.device)
+        outputs.append(_attend_tile(tile, k[:, first:end], v[:, first:end], mask, scale, sinks))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _attend_fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """q [tokens, heads, head_dim], the last of the context; k, v [kv_heads, context, head_dim]."""
+    tokens, heads, _ = q.shape
+    kv_heads, context_len, _ = k.shape
     prefix = context_len - tokens
     mask = None
     if prefix and tokens > 1:  # query i may look at the prefix and at the chunk up to itself
-        mask = torch.ones(tokens, context_len, dtype=torch.bool, device=q.device).tril(prefix)
+        mask = _causal(tokens, context_len, None, q.device)
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1).unsqueeze(0),
-        k,
-        v,
+        k.unsqueeze(0),
+        v.unsqueeze(0),
         attn_mask=mask,
         is_causal=prefix == 0,
         scale=scale,
         enable_gqa=heads != kv_heads,
     )
     return out.squeeze(0).transpose(0, 1)
+
+
+def _attend_tile(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, sinks: torch.Tensor | None
+) -> torch.Tensor:
+    """As _attend_fused, where `mask` [tokens, context] says what is seen."""
+    tokens, heads, head_dim = q.shape
+    kv_heads = k.shape[0]
+    if sinks is None:
+        queries = q.transpose(0, 1).unsqueeze(0)
+        gqa = heads != kv_heads
+        out = F.scaled_dot_product_attention(queries, k[None], v[None], attn_mask=mask, scale=scale, enable_gqa=gqa)
+        return out.squeeze(0).transpose(0, 1)
+    grouped = q.view(tokens, kv_heads, heads // kv_heads, head_dim).permute(1, 2, 0, 3)
+    out = attention_with_sinks(grouped[None], k[None], v[None], mask[None], scale, sinks)
+    return out.squeeze(0).permute(2, 0, 1, 3).reshape(tokens, heads, head_dim)
+
+
+def _causal(tokens: int, context_len: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """[tokens, context_len]: the queries are the last of the context."""
+    mask = torch.ones(tokens, context_len, dtype=torch.bool, device=device).tril_(context_len - tokens)
+    return mask if window is None else mask.triu_(context_len - tokens - window + 1)

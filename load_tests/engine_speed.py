@@ -11,8 +11,11 @@ from typing import Any, cast
 
 import torch
 
+from engine.layers.norm import NormKind
+from engine.layers.rotary import RotaryRule
 from engine.layers.weights import WeightLoader
-from engine.models.llama import LlamaConfig, LlamaFamily
+from engine.models.decoder_config import LayerKind
+from engine.models.dense import DenseConfig, load
 from engine.runner import ModelRunner
 from engine.scheduler import Chunk
 from engine.sequence import Sequence
@@ -23,11 +26,11 @@ WARM_UPS, REPEATS = 3, 10
 DECODE_CONTEXT = 512  # tokens cached per sequence while decode is timed
 
 
-def llama_shape(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocab: int) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=vocab, hidden_size=hidden, intermediate_size=intermediate, num_layers=layers, num_heads=heads,
-        num_kv_heads=kv_heads, head_dim=hidden // heads, context_length=65536, norm_eps=1e-5,
-        rotary={"rope_type": "default", "rope_theta": 500000.0}, attention_bias=False, mlp_bias=False, tied=False,
+def llama_shape(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocab: int) -> DenseConfig:
+    return DenseConfig(
+        vocab_size=vocab, hidden_size=hidden, intermediate_size=intermediate, num_heads=heads, num_kv_heads=kv_heads,
+        head_dim=hidden // heads, context_length=65536, norm=NormKind(1e-5), rotary=(RotaryRule("default", 500_000.0),),
+        tied=False, layers=(LayerKind(),) * layers, attention_scale=(hidden // heads) ** -0.5,
     )  # fmt: skip
 
 
@@ -49,25 +52,25 @@ class RandomWeights:
 
 
 @torch.inference_mode()
-def make_runner(config: LlamaConfig, device: torch.device, dtype: torch.dtype, kv_tokens: int) -> ModelRunner:
+def make_runner(config: DenseConfig, device: torch.device, dtype: torch.dtype, kv_tokens: int) -> ModelRunner:
     loader = WeightLoader(cast(CheckpointReader, RandomWeights()), dtype, device)
-    model = LlamaFamily.load(config, loader, config.context_length)
+    model = load(config, loader, config.context_length)
     shape = (-(-kv_tokens // BLOCK_SIZE), config.num_layers, 2, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
     return ModelRunner(model, torch.zeros(shape, dtype=dtype, device=device))
 
 
-def weight_bytes(config: LlamaConfig, dtype: torch.dtype) -> int:
+def weight_bytes(config: DenseConfig, dtype: torch.dtype) -> int:
     """Read once for every decode step, whatever the batch; the embedding is looked up, not read."""
     attention = config.hidden_size * config.head_dim * 2 * (config.num_heads + config.num_kv_heads)
     mlp = 3 * config.hidden_size * config.intermediate_size
     return (config.num_layers * (attention + mlp) + config.vocab_size * config.hidden_size) * dtype.itemsize
 
 
-def kv_bytes_per_token(config: LlamaConfig, dtype: torch.dtype) -> int:
+def kv_bytes_per_token(config: DenseConfig, dtype: torch.dtype) -> int:
     return config.num_layers * 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 
-def prefill_flops(config: LlamaConfig, tokens: int) -> float:
+def prefill_flops(config: DenseConfig, tokens: int) -> float:
     """Matrix products of a prompt: 2 per weight and token, and causal attention's 4 per head element and pair, halved. One row of logits."""
     per_token = weight_bytes(config, torch.uint8) - config.vocab_size * config.hidden_size
     attention = 2 * config.num_layers * config.num_heads * config.head_dim * tokens * tokens
@@ -110,7 +113,7 @@ def ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     }
 
 
-def decode_speed(runner: ModelRunner, config: LlamaConfig, batch: int, bandwidth_gb_per_s: float) -> dict[str, Any]:
+def decode_speed(runner: ModelRunner, config: DenseConfig, batch: int, bandwidth_gb_per_s: float) -> dict[str, Any]:
     dtype, device = runner.kv_cache.dtype, runner.kv_cache.device
     blocks = -(-(DECODE_CONTEXT + 1) // BLOCK_SIZE)
     rows = [range(i * blocks, (i + 1) * blocks) for i in range(batch)]
@@ -127,7 +130,7 @@ def decode_speed(runner: ModelRunner, config: LlamaConfig, batch: int, bandwidth
     return result | (launches(lambda: runner.run(chunks)) if device.type == "cuda" else {})
 
 
-def prefill_speed(runner: ModelRunner, config: LlamaConfig, tokens: int, matmul_tflop_per_s: float) -> dict[str, Any]:
+def prefill_speed(runner: ModelRunner, config: DenseConfig, tokens: int, matmul_tflop_per_s: float) -> dict[str, Any]:
     device = runner.kv_cache.device
     sequence = Sequence.throwaway([i % config.vocab_size for i in range(tokens)], range(-(-tokens // BLOCK_SIZE)))
     chunk = [Chunk(sequence, 0, tokens)]

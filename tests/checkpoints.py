@@ -1,4 +1,4 @@
-"""Writes tiny random checkpoints of the Llama family, as `transformers` itself writes them, with a small byte-level
+"""Writes tiny random checkpoints of any family, as `transformers` itself writes them, with a small byte-level
 tokenizer."""
 
 import json
@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 LLAMA3_SCALING = {
     "rope_type": "llama3",
@@ -19,6 +20,24 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+# Odd head counts, a head_dim that is not hidden / heads, a vocabulary that is no multiple of anything.
+AWKWARD: dict[str, Any] = {
+    "vocab_size": 431,
+    "hidden_size": 42,
+    "intermediate_size": 123,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    "tie_word_embeddings": False,
+    "eos_token_id": 1,
+    "bos_token_id": None,
+    "pad_token_id": 0,
+    "initializer_range": 0.15,  # logits far enough apart that greedy choices are no ties
+}
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -26,45 +45,58 @@ CHAT_TEMPLATE = (
 
 
 def tiny_llama_config(**changes: Any) -> LlamaConfig:
-    """Awkward on purpose: odd head counts, a head_dim that is not hidden / heads, a vocabulary that is no multiple of
-    anything."""
-    settings: dict[str, Any] = {
-        "vocab_size": 431,
-        "hidden_size": 42,
-        "intermediate_size": 123,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 10,
-        "max_position_embeddings": 256,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
-        "tie_word_embeddings": False,
-        "eos_token_id": 1,
-        "bos_token_id": None,
-        "pad_token_id": 0,
-        "initializer_range": 0.15,  # logits far enough apart that greedy choices are no ties
-    }
-    return LlamaConfig(**(settings | changes))
+    return LlamaConfig(**(AWKWARD | changes))
 
 
 def write_llama(
     directory: Path, seed: int = 0, dtype: torch.dtype = torch.float32, max_shard_size: str = "5GB", **changes: Any
-) -> LlamaForCausalLM:
+) -> PreTrainedModel:
+    return write_checkpoint(directory, tiny_llama_config(**changes), seed, dtype, max_shard_size)
+
+
+def write_checkpoint(
+    directory: Path,
+    config: PreTrainedConfig,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str = "5GB",
+) -> PreTrainedModel:
     """Write config.json, generation_config.json and model.safetensors; return the model that was written."""
-    torch.manual_seed(seed)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = LlamaForCausalLM._from_config(tiny_llama_config(**changes), dtype=dtype).eval()
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+        if hasattr(model, "set_experts_implementation"):  # the grouped one wants sizes that are multiples of four
+            model.set_experts_implementation("eager")
         # transformers initialises norms to one and biases to zero: give them values that a mistake would show in.
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "norm" in name:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
-                elif name.endswith("bias"):
+                elif name.endswith(("bias", "sinks")):
                     parameter.copy_(torch.randn_like(parameter) * 0.2)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     return model
+
+
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
+
+
+def pack_experts(directory: Path, model: PreTrainedModel) -> None:
+    """Store the experts of a gpt-oss checkpoint in MXFP4, as published ones are; `model` is rounded alike."""
+    tensors = load_file(directory / "model.safetensors")
+    for name, parameter in model.named_parameters():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            del tensors[name]
+            rows = parameter.data.transpose(1, 2).unflatten(2, (-1, 32))  # [experts, rows, blocks, 32]
+            exponents = rows.abs().amax(-1, keepdim=True).log2().floor() - 2
+            codes = (rows / exponents.exp2()).unsqueeze(-1).sub(E2M1).abs().argmin(-1)
+            tensors[f"{name}_blocks"] = (codes[..., 0::2] | codes[..., 1::2] << 4).byte()
+            tensors[f"{name}_scales"] = (exponents.squeeze(-1) + 127).byte()
+            parameter.data.copy_((E2M1[codes] * exponents.exp2()).flatten(2).transpose(1, 2))
+    save_file(tensors, directory / "model.safetensors")
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (directory / "config.json").write_text(json.dumps(config))
 
 
 def write_tokenizer(directory: Path) -> None:

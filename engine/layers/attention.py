@@ -7,6 +7,7 @@ import torch
 
 from engine.batch import Batch
 from engine.layers.linear import Linear
+from engine.layers.norm import HeadNorm, NormKind
 from engine.layers.weights import WeightLoader
 from kernels.decode_attention import decode_attention
 from kernels.kv_write import kv_write
@@ -18,6 +19,8 @@ class AttentionShape(NamedTuple):
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    scale: float
+    window: int | None = None  # tokens that a query sees, itself included; None: all before it
 
 
 class LayerCache(NamedTuple):
@@ -28,32 +31,61 @@ class LayerCache(NamedTuple):
 
 
 class Attention:
-    def __init__(self, qkv_proj: Linear, o_proj: Linear, shape: AttentionShape) -> None:
+    def __init__(
+        self,
+        qkv_proj: Linear,
+        o_proj: Linear,
+        shape: AttentionShape,
+        qk_norm: HeadNorm | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> None:
         self.qkv_proj = qkv_proj
         self.o_proj = o_proj
         self.shape = shape
+        self.qk_norm = qk_norm
+        self.sinks = sinks
 
     @classmethod
-    def load(cls, loader: WeightLoader, name: str, hidden_size: int, shape: AttentionShape, bias: bool) -> "Attention":
+    def load(
+        cls,
+        loader: WeightLoader,
+        name: str,
+        hidden_size: int,
+        shape: AttentionShape,
+        *,
+        qkv_bias: bool = False,
+        o_bias: bool = False,
+        qk_norm: NormKind | None = None,
+        sinks: bool = False,
+    ) -> "Attention":
         q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         names = [f"{name}.{part}_proj" for part in "qkv"]
-        qkv_proj = Linear.load(loader, names, [q_size, kv_size, kv_size], hidden_size, bias)
-        return cls(qkv_proj, Linear.load(loader, [f"{name}.o_proj"], [hidden_size], q_size, bias), shape)
+        norm_names = [f"{name}.{part}_norm" for part in "qk"]
+        return cls(
+            Linear.load(loader, names, [q_size, kv_size, kv_size], hidden_size, qkv_bias),
+            Linear.load(loader, [f"{name}.o_proj"], [hidden_size], q_size, o_bias),
+            shape,
+            qk_norm
+            and HeadNorm.load(loader, norm_names, [shape.num_heads, shape.num_kv_heads], shape.head_dim, qk_norm),
+            loader.tensor(f"{name}.sinks", shape.num_heads) if sinks else None,
+        )
 
     def __call__(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, cache: LayerCache, batch: Batch
     ) -> torch.Tensor:
         """x [tokens, hidden] -> [tokens, hidden]"""
-        heads, kv_heads, head_dim = self.shape
+        heads, kv_heads, head_dim = self.shape[:3]
         tokens = x.shape[0]
         qkv = self.qkv_proj(x).view(tokens, heads + 2 * kv_heads, head_dim)
-        qk = rotary(qkv[:, : heads + kv_heads], cos, sin)  # queries and keys turn alike: one call for both
-        q, k = qk[:, :heads], qk[:, heads:]
-        kv_write(k, qkv[:, heads + kv_heads :], cache.k, cache.v, batch.slot_mapping)
-        return self.o_proj(self._attend(q, cache, batch).reshape(tokens, heads * head_dim))
+        qk = qkv[:, : heads + kv_heads]  # queries and keys turn alike: one call for both
+        if self.qk_norm is not None:
+            qk = self.qk_norm(qk)
+        qk = rotary(qk, cos, sin)
+        kv_write(qk[:, heads:], qkv[:, heads + kv_heads :], cache.k, cache.v, batch.slot_mapping)
+        return self.o_proj(self._attend(qk[:, :heads], cache, batch).reshape(tokens, heads * head_dim))
 
     def _attend(self, q: torch.Tensor, cache: LayerCache, batch: Batch) -> torch.Tensor:
-        scale = self.shape.head_dim**-0.5
+        scale, window = self.shape.scale, self.shape.window
         outputs = []
         if batch.decode is not None:
             decode = batch.decode
@@ -66,8 +98,11 @@ class Attention:
                     decode.context_lens,
                     decode.max_context_len,
                     scale,
+                    window,
+                    self.sinks,
                 )
             )
         if batch.prefill is not None:
-            outputs.append(prefill_attention(q[batch.num_decodes :], cache.k, cache.v, batch.prefill, scale))
+            prompts = q[batch.num_decodes :]
+            outputs.append(prefill_attention(prompts, cache.k, cache.v, batch.prefill, scale, window, self.sinks))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

@@ -7,17 +7,22 @@ from engine.layers.weights import WeightLoader
 
 
 class Embedding:
-    """weight [vocab, hidden]"""
+    """weight [vocab, hidden]; `scale` multiplies what is looked up, never the head's logits."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: torch.Tensor, scale: float | None = None) -> None:
         self.weight = weight
+        # Rounded to the storage type, as the models were trained: Gemma's sqrt(1152) is 34.0 in bf16, not 33.94.
+        self.scale = None if scale is None else torch.tensor(scale, dtype=weight.dtype).item()
 
     @classmethod
-    def load(cls, loader: WeightLoader, name: str, vocab_size: int, hidden_size: int) -> "Embedding":
-        return cls(loader.tensor(f"{name}.weight", vocab_size, hidden_size))
+    def load(
+        cls, loader: WeightLoader, name: str, vocab_size: int, hidden_size: int, scale: float | None = None
+    ) -> "Embedding":
+        return cls(loader.tensor(f"{name}.weight", vocab_size, hidden_size), scale)
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return F.embedding(token_ids, self.weight)
+        embedded = F.embedding(token_ids, self.weight)
+        return embedded if self.scale is None else embedded * self.scale
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The transposed use, as an output head: fp32 logits [rows, vocab]."""

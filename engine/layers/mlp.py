@@ -1,4 +1,6 @@
-"""The gated feed-forward of the Llama family: gate and up in one matmul, then down."""
+"""The gated feed-forward: gate and up in one matmul, then down."""
+
+from collections.abc import Callable
 
 import torch
 
@@ -6,18 +8,30 @@ from engine.layers.linear import Linear
 from engine.layers.weights import WeightLoader
 from kernels.activation import silu_and_mul
 
+GatedActivation = Callable[[torch.Tensor], torch.Tensor]  # [tokens, 2 * intermediate] -> [tokens, intermediate]
+
 
 class GatedMLP:
-    def __init__(self, gate_up_proj: Linear, down_proj: Linear) -> None:
+    def __init__(self, gate_up_proj: Linear, down_proj: Linear, activation: GatedActivation = silu_and_mul) -> None:
         self.gate_up_proj = gate_up_proj
         self.down_proj = down_proj
+        self.activation = activation
 
     @classmethod
-    def load(cls, loader: WeightLoader, name: str, hidden_size: int, intermediate_size: int, bias: bool) -> "GatedMLP":
+    def load(
+        cls,
+        loader: WeightLoader,
+        name: str,
+        hidden_size: int,
+        intermediate_size: int,
+        bias: bool = False,
+        activation: GatedActivation = silu_and_mul,
+    ) -> "GatedMLP":
         gate_up = Linear.load(
             loader, [f"{name}.gate_proj", f"{name}.up_proj"], [intermediate_size] * 2, hidden_size, bias
         )
-        return cls(gate_up, Linear.load(loader, [f"{name}.down_proj"], [hidden_size], intermediate_size, bias))
+        down = Linear.load(loader, [f"{name}.down_proj"], [hidden_size], intermediate_size, bias)
+        return cls(gate_up, down, activation)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(silu_and_mul(self.gate_up_proj(x)))
+        return self.down_proj(self.activation(self.gate_up_proj(x)))

@@ -1,9 +1,17 @@
-"""RMS normalisation with its weight, alone or behind the residual addition."""
+"""RMS normalisation with its weight: of hidden states, alone or behind the residual addition, and of attention heads."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from engine.layers.weights import WeightLoader
-from kernels.norm import add_rms_norm, rms_norm
+from kernels.norm import add_rms_norm, head_rms_norm, rms_norm
+
+
+class NormKind(NamedTuple):
+    eps: float
+    offset: float = 0.0  # added to the stored weight: Gemma stores what is to be added to one
 
 
 class RMSNorm:
@@ -12,8 +20,8 @@ class RMSNorm:
         self.eps = eps
 
     @classmethod
-    def load(cls, loader: WeightLoader, name: str, size: int, eps: float) -> "RMSNorm":
-        return cls(loader.tensor(f"{name}.weight", size), eps)
+    def load(cls, loader: WeightLoader, name: str, size: int, kind: NormKind) -> "RMSNorm":
+        return cls(_load_weight(loader, name, size, kind), kind.eps)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, self.weight, self.eps)
@@ -21,3 +29,31 @@ class RMSNorm:
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm(x + residual), x + residual)"""
         return add_rms_norm(x, residual, self.weight, self.eps)
+
+
+class HeadNorm:
+    """weight [heads, head_dim]: each head is normalised for itself; query and key heads in one call."""
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        self.weight = weight
+        self.eps = eps
+
+    @classmethod
+    def load(
+        cls, loader: WeightLoader, names: Sequence[str], heads: Sequence[int], head_dim: int, kind: NormKind
+    ) -> "HeadNorm":
+        """The checkpoint keeps one row for all query heads and one for all key heads."""
+        rows = [
+            _load_weight(loader, name, head_dim, kind).expand(n, head_dim) for name, n in zip(names, heads, strict=True)
+        ]
+        return cls(torch.cat(rows), kind.eps)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return head_rms_norm(x, self.weight, self.eps)
+
+
+def _load_weight(loader: WeightLoader, name: str, size: int, kind: NormKind) -> torch.Tensor:
+    if not kind.offset:
+        return loader.tensor(f"{name}.weight", size)
+    # 1 + weight in bf16 would round the weight to 8 bits below one: the sum stays in fp32, as the kernel's products do.
+    return loader._replace(dtype=torch.float32).tensor(f"{name}.weight", size).add_(kind.offset)

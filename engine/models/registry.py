@@ -9,7 +9,7 @@ from engine.batch import Batch
 from engine.errors import CheckpointError
 from engine.layers.attention import LayerCache
 from engine.layers.weights import WeightLoader
-from engine.models.llama import LlamaFamily
+from engine.models import gemma3, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
 
 
 class CacheShape(Protocol):
@@ -43,21 +43,28 @@ class Model(Protocol):
 class Family(Protocol):
     """A module of engine.models."""
 
-    @staticmethod
-    def parse_config(config: Mapping[str, Any]) -> ModelConfig: ...
+    def parse_config(self, config: Mapping[str, Any]) -> ModelConfig: ...
 
-    @staticmethod
-    def load(config: Any, loader: WeightLoader, context_length: int) -> Model: ...
+    def load(self, config: Any, loader: WeightLoader, context_length: int) -> Model: ...
 
 
-_FAMILIES: dict[str, Family] = {"LlamaForCausalLM": LlamaFamily()}
+FAMILIES: dict[str, Family] = {
+    "Gemma3ForCausalLM": gemma3,
+    "GptOssForCausalLM": gpt_oss,
+    "LlamaForCausalLM": llama,
+    "MistralForCausalLM": mistral,
+    "MixtralForCausalLM": mixtral,
+    "Qwen2ForCausalLM": qwen2,
+    "Qwen3ForCausalLM": qwen3,
+    "Qwen3MoeForCausalLM": qwen3_moe,
+}
 
 
 def find_family(config: Mapping[str, Any]) -> Family:
     names = config.get("architectures") or []
     for name in names:
-        if name in _FAMILIES:
-            return _FAMILIES[name]
+        if name in FAMILIES:
+            return FAMILIES[name]
     raise CheckpointError(
-        f"config.json names architecture {', '.join(map(str, names)) or 'none'}; supported are {', '.join(_FAMILIES)}"
+        f"config.json names architecture {', '.join(map(str, names)) or 'none'}; supported are {', '.join(FAMILIES)}"
     )

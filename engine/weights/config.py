@@ -1,5 +1,6 @@
 """Fields of a checkpoint's JSON files, read once with their types: what is wrong is named with its key and value."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,42 @@ def positive_int(config: Mapping[str, Any], key: str, default: int | None = None
     return value
 
 
+def number(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value = config.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise CheckpointError(f"config.json has {key} = {value!r}; it must be a number")
+    return float(value)
+
+
+def positive_number(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value = number(config, key, default)
+    if value <= 0:
+        raise CheckpointError(f"config.json has {key} = {value!r}; it must be a positive number")
+    return value
+
+
+def flag(config: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = config.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise CheckpointError(f"config.json has {key} = {value!r}; it must be true or false")
+    return value
+
+
+def quantization(config: Mapping[str, Any]) -> str | None:
+    """The method by which the weights are quantized, if they are."""
+    described = config.get("quantization_config")
+    if not described:
+        return None
+    method = described.get("quant_method") if isinstance(described, dict) else None
+    return str(method or "by an unnamed method")
+
+
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json, once it is known to describe plain weights."""
-    config = read_json(directory, "config.json", wanted=("architectures",))
-    if config.get("quantization_config"):
-        method = dict(config["quantization_config"]).get("quant_method", "unknown")
-        raise CheckpointError(
-            f"{directory} is quantized ({method}); supported are float32, float16 and bfloat16 weights"
-        )
-    return config
+    return read_json(directory, "config.json", wanted=("architectures",))
 
 
 def eos_token_ids(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]:

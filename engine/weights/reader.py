@@ -10,7 +10,7 @@ because copying from the map into the final place needs no second buffer.
 import json
 import mmap
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +19,10 @@ import torch
 from engine.errors import CheckpointError
 
 ReadingProgress = Callable[[int, int], None]  # (bytes done, bytes in total)
+Arrange = Callable[[torch.Tensor], torch.Tensor]  # a view of what is stored, in the order the model wants
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_PACKED_DTYPES = {"U8": torch.uint8}
 _MAX_HEADER_BYTES = 100 << 20
 
 
@@ -53,30 +55,56 @@ class CheckpointReader:
 
     @property
     def num_parameters(self) -> int:
-        return sum(torch.Size(stored.shape).numel() for stored in self._index.values())
+        """A byte of packed weights counts as the two it holds (and its scales with them: 6 % too many)."""
+        return sum(
+            torch.Size(stored.shape).numel() * (2 if stored.dtype in _PACKED_DTYPES else 1)
+            for stored in self._index.values()
+        )
 
     def __contains__(self, name: str) -> bool:
         return name in self._index
 
-    def read(self, name: str, into: torch.Tensor) -> None:
-        """Copy tensor `name` to its final place, converting the type. The shape must agree exactly."""
+    def read(
+        self, name: str, into: torch.Tensor, stored_shape: tuple[int, ...] | None = None, arrange: Arrange | None = None
+    ) -> None:
+        """Copy tensor `name` to its final place, converting the type. The shape must agree exactly: with into's, or
+        with `stored_shape`, from which `arrange` makes into's."""
+        source = self._source(name, stored_shape or tuple(into.shape), _DTYPES)
+        into.copy_(source if arrange is None else arrange(source))
+        self.expect_finite(name, into)
+        self._count(name)
+
+    def packed(self, name: str, *shape: int) -> torch.Tensor:
+        """The bytes of tensor `name` where they lie in the file, for a caller who unpacks them."""
+        source = self._source(name, shape, _PACKED_DTYPES)
+        self._count(name)
+        return source
+
+    def expect_finite(self, name: str, values: torch.Tensor) -> None:
+        """`finish` will complain of tensor `name` unless the values made from it are numbers."""
+        self._sums.append((name, values, values.sum(dtype=torch.float32)))
+
+    def _source(self, name: str, shape: tuple[int, ...], dtypes: Mapping[str, torch.dtype]) -> torch.Tensor:
         stored = self._index.get(name)
         if stored is None:
             files = ", ".join(sorted({s.file.name for s in self._index.values()}))
             raise CheckpointError(f"tensor {name} is missing from {files}; config.json asks for it")
-        if stored.shape != tuple(into.shape):
+        if stored.shape != shape:
             raise CheckpointError(
                 f"tensor {name} in {stored.file.name} has shape {list(stored.shape)}, "
-                f"but config.json makes it {list(into.shape)}"
+                f"but config.json makes it {list(shape)}"
             )
-        dtype = _DTYPES.get(stored.dtype)
+        dtype = dtypes.get(stored.dtype)
         if dtype is None:
             raise CheckpointError(
-                f"tensor {name} in {stored.file.name} has type {stored.dtype}; supported are {', '.join(_DTYPES)}"
+                f"tensor {name} in {stored.file.name} has type {stored.dtype}; supported are {', '.join(dtypes)}"
             )
-        source = torch.frombuffer(self._map(stored.file), dtype=dtype, count=into.numel(), offset=stored.start)
-        into.copy_(source.view(stored.shape))
-        self._sums.append((name, into, into.sum(dtype=torch.float32)))
+        count = torch.Size(shape).numel()
+        source = torch.frombuffer(self._map(stored.file), dtype=dtype, count=count, offset=stored.start)
+        return source.view(shape)
+
+    def _count(self, name: str) -> None:
+        stored = self._index[name]
         self._unread.discard(name)
         self.done_bytes += stored.end - stored.start
         if self._on_progress:
@@ -181,7 +209,8 @@ def _stored_tensor(file: Path, name: str, entry: Any, data_start: int, file_size
             f"{file.name} is truncated: tensor {name} ends at byte {end}, the file at {file_size}; "
             "fetch the checkpoint again"
         )
-    if dtype in _DTYPES and end - start != torch.Size(shape).numel() * _DTYPES[dtype].itemsize:
+    known = (_DTYPES | _PACKED_DTYPES).get(dtype)
+    if known is not None and end - start != torch.Size(shape).numel() * known.itemsize:
         raise CheckpointError(
             f"tensor {name} in {file.name} has {end - start} bytes, which shape {list(shape)} of {dtype} does not"
         )

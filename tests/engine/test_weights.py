@@ -106,14 +106,26 @@ def test_an_index_cannot_reach_outside_its_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM; supported are LlamaForCausalLM"),
-        ({"hidden_act": "gelu"}, "activation 'gelu'"),
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM; supported are .*LlamaForCausalLM"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu'; supported for LlamaForCausalLM is 'silu'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
         ({"vocab_size": "many"}, "vocab_size = 'many'"),
         ({"num_key_value_heads": 4}, "6 heads, 4 key-value heads"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'; supported are default, linear, llama3"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}},
+            "'dynamic'; supported are default, linear, llama3, yarn",
+        ),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "'yarn' without factor"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 0}}, "factor = 0.0; it must be a positive"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": "four"}}, "factor = 'four'; it must be a number"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings = 'yes'; it must be true or false"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 4.0}}, "without low_freq_factor"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantized .awq."),
+        (
+            {"quantization_config": {"quant_method": "awq"}},
+            r"quantized \(awq\); supported for LlamaForCausalLM are float32,",
+        ),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, r"quantized \(mxfp4\); supported for LlamaForCausalLM"),
     ],
 )
 def test_a_configuration_beyond_the_model_is_refused(directory: Path, changes: dict[str, Any], words: str) -> None:

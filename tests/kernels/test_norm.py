@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels.norm import add_rms_norm, rms_norm
+from kernels.norm import add_rms_norm, head_rms_norm, rms_norm
 from tests.closeness import assert_close
 
 
@@ -22,3 +22,13 @@ def test_fusing_the_residual_addition_changes_no_bit(dtype: torch.dtype) -> None
     normalised, summed = add_rms_norm(x, residual, weight, 1e-6)
     assert torch.equal(summed, x + residual)
     assert torch.equal(normalised, rms_norm(x + residual, weight, 1e-6))
+
+
+@pytest.mark.parametrize(("dtype", "ratio"), [(torch.float32, 1e-6), (torch.bfloat16, 5e-3)])
+def test_heads_are_normalised_each_for_itself(dtype: torch.dtype, ratio: float) -> None:
+    projected = torch.randn(6, 5, 10).to(dtype)
+    x, weight = projected[:, :3], torch.randn(3, 10).to(dtype)  # heads of a fused projection: strided
+    actual = head_rms_norm(x, weight, 1e-5)
+    assert actual.dtype == dtype
+    for head in range(3):
+        assert_close(f"head {head}", rms_norm(x[:, head].double(), weight[head].double(), 1e-5), actual[:, head], ratio)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import kernels.decode_attention
+import kernels.prefill_attention
 from kernels.decode_attention import decode_attention
 from kernels.kv_write import kv_write
 from kernels.prefill_attention import prefill_attention
@@ -11,6 +12,8 @@ from kernels.varlen import VarlenBatch
 from tests.closeness import assert_close
 
 SHAPES = [(4, 2, 16, 16), (6, 2, 10, 5), (3, 1, 6, 4)]  # heads, kv heads, head_dim, block_size
+# Windows of one token, of less and more than a block, and of more than any context; sinks alone and with a window.
+VARIANTS = [(None, False), (1, False), (6, False), (17, False), (1000, False), (None, True), (6, True)]
 
 
 class Paged:
@@ -35,19 +38,32 @@ class Paged:
         assert bool((arena[:, 0] == 0).all()), "the other layer must stay untouched"
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
     """q [tokens, heads, head_dim], the last tokens of the context k, v [context, kv_heads, head_dim]."""
     q, k, v = q.double(), k.double(), v.double()
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) * scale
     position = torch.arange(len(k) - len(q), len(k))
     scores.masked_fill_(torch.arange(len(k)) > position.unsqueeze(1), -torch.inf)
-    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+    if window is not None:
+        scores.masked_fill_(torch.arange(len(k)) <= position.unsqueeze(1) - window, -torch.inf)
+    if sinks is not None:  # a last key for each head, which has a score and no value
+        column = sinks.double().view(-1, 1, 1).expand(-1, len(q), 1)
+        scores = torch.cat((scores, column), dim=-1)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(k)], v)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size"), SHAPES)
 @pytest.mark.parametrize("lens", [[1], [23], [16, 1, 42, 7]])
 @pytest.mark.parametrize("gathered_bytes", [2 << 20, 1])
+@pytest.mark.parametrize(("window", "has_sinks"), VARIANTS)
 def test_decode_attends_to_the_whole_context(
     heads: int,
     kv_heads: int,
@@ -55,25 +71,41 @@ def test_decode_attends_to_the_whole_context(
     block_size: int,
     lens: list[int],
     gathered_bytes: int,
+    window: int | None,
+    has_sinks: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(kernels.decode_attention._GATHERED_BYTES, "cpu", gathered_bytes)
     paged = Paged(lens, kv_heads, head_dim, block_size)
     q = torch.randn(len(lens), heads, head_dim)
+    sinks = torch.randn(heads) if has_sinks else None
     actual = decode_attention(
-        q, paged.k_cache, paged.v_cache, paged.block_tables, torch.tensor(lens), max(lens), scale=0.3
+        q, paged.k_cache, paged.v_cache, paged.block_tables, torch.tensor(lens), max(lens), 0.3, window, sinks
     )
     for i, (k, v) in enumerate(zip(paged.k, paged.v, strict=True)):
-        assert_close(f"sequence {i}", attention(q[i : i + 1], k, v, 0.3), actual[i : i + 1], 1e-5)
+        assert_close(f"sequence {i}", attention(q[i : i + 1], k, v, 0.3, window, sinks), actual[i : i + 1], 1e-5)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size"), SHAPES)
 @pytest.mark.parametrize(("q_lens", "lens"), [([9], [9]), ([1], [1]), ([6], [20]), ([5, 1, 17, 3], [5, 1, 31, 40])])
+@pytest.mark.parametrize(("window", "has_sinks"), VARIANTS)
+@pytest.mark.parametrize("tile", [256, 4])
 def test_prefill_attends_to_the_prefix_and_causally_to_the_chunk(
-    heads: int, kv_heads: int, head_dim: int, block_size: int, q_lens: list[int], lens: list[int]
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    q_lens: list[int],
+    lens: list[int],
+    window: int | None,
+    has_sinks: bool,
+    tile: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(kernels.prefill_attention, "_TILE", tile)
     paged = Paged(lens, kv_heads, head_dim, block_size)
     q = torch.randn(sum(q_lens), heads, head_dim)
+    sinks = torch.randn(heads) if has_sinks else None
     batch = VarlenBatch(
         paged.block_tables,
         torch.tensor([0, *q_lens]).cumsum(0).int(),
@@ -81,7 +113,22 @@ def test_prefill_attends_to_the_prefix_and_causally_to_the_chunk(
         tuple(q_lens),
         tuple(lens),
     )
-    actual = prefill_attention(q, paged.k_cache, paged.v_cache, batch, scale=0.3)
+    actual = prefill_attention(q, paged.k_cache, paged.v_cache, batch, 0.3, window, sinks)
     pieces = zip(torch.split(q, q_lens), torch.split(actual, q_lens), paged.k, paged.v, strict=True)
     for i, (q_piece, out, k, v) in enumerate(pieces):
-        assert_close(f"sequence {i}", attention(q_piece, k, v, 0.3), out, 1e-5)
+        assert_close(f"sequence {i}", attention(q_piece, k, v, 0.3, window, sinks), out, 1e-5)
+
+
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_what_lies_before_a_window_is_never_read(has_sinks: bool) -> None:
+    paged = Paged([40, 37], 2, 8, 5)
+    for table, length in zip(paged.block_tables, (40, 37), strict=True):
+        unseen = table[: (length - 7) // 5]  # blocks wholly before the last seven tokens
+        paged.k_cache[unseen] = torch.nan
+        paged.v_cache[unseen] = torch.nan
+    q, lens, sinks = torch.randn(2, 4, 8), torch.tensor([40, 37]), torch.randn(4) if has_sinks else None
+    decoded = decode_attention(q, paged.k_cache, paged.v_cache, paged.block_tables, lens, 40, 0.3, 7, sinks)
+    batch = VarlenBatch(paged.block_tables, torch.tensor([0, 1, 2]).int(), lens.int(), (1, 1), (40, 37))
+    prefilled = prefill_attention(q, paged.k_cache, paged.v_cache, batch, 0.3, 7, sinks)
+    assert bool(decoded.isfinite().all())
+    assert_close("the same token", decoded, prefilled, 1e-5)

@@ -1,0 +1,68 @@
+"""The sparse feed-forward: a router and the experts it chooses from.
+
+Knows how checkpoints keep experts, one tensor per expert or one for all; refuses to know the families that do so.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from engine.layers.linear import Linear
+from engine.layers.mlp import GatedActivation
+from engine.layers.weights import WeightLoader
+from kernels.activation import silu_and_mul
+from kernels.moe import moe_experts, route
+
+
+class ExpertsShape(NamedTuple):
+    num_experts: int
+    hidden_size: int
+    intermediate_size: int
+
+
+class Experts:
+    """gate_up [experts, 2 * intermediate, hidden], gate rows above up rows; down [experts, hidden, intermediate]."""
+
+    def __init__(
+        self,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        activation: GatedActivation = silu_and_mul,
+        gate_up_bias: torch.Tensor | None = None,
+        down_bias: torch.Tensor | None = None,
+    ) -> None:
+        self.gate_up = gate_up
+        self.down = down
+        self.activation = activation
+        self.gate_up_bias = gate_up_bias
+        self.down_bias = down_bias
+
+    @classmethod
+    def load_each(cls, loader: WeightLoader, name: str, shape: ExpertsShape, parts: Sequence[str]) -> "Experts":
+        """One tensor per expert and part; `parts` are what the checkpoint calls gate, up and down."""
+        gate, up, down = parts
+        num_experts, hidden, intermediate = shape
+        experts = range(num_experts)
+        gate_ups = [f"{name}.{i}.{part}.weight" for i in experts for part in (gate, up)]
+        downs = [f"{name}.{i}.{down}.weight" for i in experts]
+        return cls(
+            loader.rows(gate_ups, [intermediate] * len(gate_ups), hidden).view(num_experts, 2 * intermediate, hidden),
+            loader.rows(downs, [hidden] * num_experts, intermediate).view(num_experts, hidden, intermediate),
+        )
+
+
+class SparseMLP:
+    def __init__(self, router: Linear, experts: Experts, top_k: int, renormalise: bool) -> None:
+        self.router = router
+        self.experts = experts
+        self.top_k = top_k
+        self.renormalise = renormalise
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        weights, expert_ids = route(self.router(x), self.top_k, self.renormalise)
+        experts = self.experts
+        return moe_experts(
+            x, weights, expert_ids, experts.gate_up, experts.down, experts.activation, experts.gate_up_bias,
+            experts.down_bias,
+        )  # fmt: skip

@@ -1,0 +1,144 @@
+"""What every decoder's config.json says, read once: sizes, layers, rotary rules.
+
+Knows the keys that families share and refuses, by name, what no part of the engine computes. A family's own keys are
+read in its own file.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+from engine.errors import CheckpointError
+from engine.layers.attention import AttentionShape
+from engine.layers.norm import NormKind
+from engine.layers.rotary import RotaryRule, read_rotary_rule
+from engine.weights.config import flag, number, positive_int, quantization
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+class LayerKind(NamedTuple):
+    """How one layer's attention differs from another's."""
+
+    window: int | None = None  # tokens that a query sees, itself included; None: all before it
+    rotary: int = 0  # which of the model's rotary rules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    vocab_size: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    context_length: int
+    norm: NormKind
+    tied: bool
+    rotary: tuple[RotaryRule, ...]
+    layers: tuple[LayerKind, ...]
+    attention_scale: float  # what the product of query and key is multiplied with
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    def attention(self, layer: int) -> AttentionShape:
+        return AttentionShape(
+            self.num_heads, self.num_kv_heads, self.head_dim, self.attention_scale, self.layers[layer].window
+        )
+
+    @classmethod
+    def read(
+        cls,
+        config: Mapping[str, Any],
+        *,
+        layers: tuple[LayerKind, ...] | None = None,
+        rotary: tuple[RotaryRule, ...] | None = None,
+        activation_key: str = "hidden_act",
+        activation: str = "silu",
+        quantizations: tuple[str, ...] = (),
+        default_head_dim: int | None = None,
+        default_eps: float = 1e-6,
+        norm_offset: float = 0.0,
+        attention_scale: float | None = None,
+        default_tied: bool = False,
+        **own: Any,
+    ) -> Self:
+        """`own`: the fields that a family adds. Without `layers` every layer sees everything."""
+        refuse_unless(config, activation_key, activation)
+        method = quantization(config)
+        if method is not None and method not in quantizations:
+            supported = ["float32", "float16", "bfloat16", *quantizations]
+            raise CheckpointError(
+                f"the checkpoint is quantized ({method}); supported for {architecture(config)} are {', '.join(supported)}"
+            )
+        heads, hidden = positive_int(config, "num_attention_heads"), positive_int(config, "hidden_size")
+        kv_heads = positive_int(config, "num_key_value_heads", heads)
+        head_dim = positive_int(config, "head_dim", default_head_dim or hidden // heads)
+        if heads % kv_heads or head_dim % 2:
+            raise CheckpointError(
+                f"config.json has {heads} heads, {kv_heads} key-value heads and head_dim {head_dim}: "
+                "heads must be a multiple of key-value heads, and head_dim even"
+            )
+        return cls(
+            vocab_size=positive_int(config, "vocab_size"),
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            context_length=positive_int(config, "max_position_embeddings"),
+            norm=NormKind(number(config, "rms_norm_eps", default_eps), norm_offset),
+            tied=flag(config, "tie_word_embeddings", default_tied),
+            rotary=rotary or (read_rotary_rule(config),),
+            layers=layers or (LayerKind(),) * positive_int(config, "num_hidden_layers"),
+            attention_scale=head_dim**-0.5 if attention_scale is None else attention_scale,
+            **own,
+        )
+
+
+def architecture(config: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, config.get("architectures") or ["this architecture"]))
+
+
+def refuse_unless(config: Mapping[str, Any], key: str, *supported: Any) -> None:
+    """Complain when config.json asks for something else than what the engine computes; a key may be absent."""
+    value = config.get(key, supported[0])
+    if value not in supported:
+        raise CheckpointError(
+            f"config.json has {key} = {value!r}; supported for {architecture(config)} is "
+            f"{' or '.join(map(repr, supported))}"
+        )
+
+
+def uniform_layers(config: Mapping[str, Any], window: int | None) -> tuple[LayerKind, ...]:
+    return (LayerKind(window),) * positive_int(config, "num_hidden_layers")
+
+
+def mixed_layers(
+    config: Mapping[str, Any], window: int | None, default: tuple[str, ...], sliding_rotary: int = 0
+) -> tuple[LayerKind, ...]:
+    """Layers as `layer_types` lists them, or as in `default` where a checkpoint is older than that key."""
+    num_layers = positive_int(config, "num_hidden_layers")
+    types = config.get("layer_types") or default
+    if len(types) != num_layers:
+        raise CheckpointError(f"config.json has {len(types)} layer_types for num_hidden_layers = {num_layers}")
+    for layer_type in types:
+        if layer_type not in LAYER_TYPES:
+            raise CheckpointError(
+                f"config.json has a layer of type {layer_type!r}; supported are {', '.join(LAYER_TYPES)}"
+            )
+    return tuple(
+        LayerKind(window, sliding_rotary) if layer_type == "sliding_attention" else LayerKind() for layer_type in types
+    )
+
+
+def sliding_window(config: Mapping[str, Any], default: int | None) -> int | None:
+    value = config.get("sliding_window", default)
+    return None if value is None else positive_int(config, "sliding_window", default)
+
+
+def read_top_k(config: Mapping[str, Any], num_experts: int, default: int = 8) -> int:
+    top_k = positive_int(config, "num_experts_per_tok", default)
+    if top_k > num_experts:
+        raise CheckpointError(f"config.json has num_experts_per_tok = {top_k} of {num_experts} experts")
+    return top_k

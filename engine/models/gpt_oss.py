@@ -1,0 +1,126 @@
+"""gpt-oss as a table of parts: attention with sinks, every second layer looking through a window, experts with biases
+and a clamped activation, their weights plain or in MXFP4."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from engine.errors import CheckpointError
+from engine.layers.attention import Attention
+from engine.layers.linear import Linear
+from engine.layers.moe import Experts, ExpertsShape, SparseMLP
+from engine.layers.norm import RMSNorm
+from engine.layers.rotary import RotaryRule, parse_rotary_rule
+from engine.layers.weights import WeightLoader
+from engine.models.decoder import Decoder, DecoderLayer, load_decoder
+from engine.models.decoder_config import DecoderConfig, LayerKind, mixed_layers, read_top_k, sliding_window
+from engine.weights.config import flag, number, positive_int, quantization
+from kernels.activation import clamped_swiglu
+from kernels.mxfp4 import BLOCK
+
+# What a config.json without rotary parameters means.
+_YARN = {
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GptOssConfig(DecoderConfig):
+    attention_bias: bool
+    experts: ExpertsShape
+    top_k: int
+    swiglu_alpha: float
+    swiglu_limit: float
+    mxfp4: bool
+
+
+def parse_config(config: Mapping[str, Any]) -> GptOssConfig:
+    hidden, intermediate = positive_int(config, "hidden_size"), positive_int(config, "intermediate_size")
+    num_experts = positive_int(config, "num_local_experts", config.get("num_experts", 128))
+    mxfp4 = quantization(config) == "mxfp4"
+    if mxfp4 and (hidden % BLOCK or intermediate % BLOCK):
+        raise CheckpointError(
+            f"config.json has hidden_size {hidden} and intermediate_size {intermediate}: "
+            f"mxfp4 keeps {BLOCK} values under one scale, so both must be multiples of it"
+        )
+    return GptOssConfig.read(
+        config,
+        layers=_layers(config),
+        rotary=(_rotary(config),),
+        quantizations=("mxfp4",),
+        default_head_dim=64,
+        default_eps=1e-5,
+        attention_bias=flag(config, "attention_bias", True),
+        experts=ExpertsShape(num_experts, hidden, intermediate),
+        top_k=read_top_k(config, num_experts, 4),
+        swiglu_alpha=number(config, "swiglu_alpha", 1.702),
+        swiglu_limit=number(config, "swiglu_limit", 7.0),
+        mxfp4=mxfp4,
+    )
+
+
+def load(config: GptOssConfig, loader: WeightLoader, context_length: int) -> Decoder:
+    hidden, norm, bias = config.hidden_size, config.norm, config.attention_bias
+
+    def layer(i: int, name: str) -> DecoderLayer:
+        return DecoderLayer(
+            attention_norm=RMSNorm.load(loader, f"{name}.input_layernorm", hidden, norm),
+            attention=Attention.load(
+                loader, f"{name}.self_attn", hidden, config.attention(i), qkv_bias=bias, o_bias=bias, sinks=True
+            ),
+            feed_forward_norm=RMSNorm.load(loader, f"{name}.post_attention_layernorm", hidden, norm),
+            feed_forward=SparseMLP(
+                Linear.load(loader, [f"{name}.mlp.router"], [config.experts.num_experts], hidden, bias=True),
+                _load_experts(config, loader, f"{name}.mlp.experts"),
+                config.top_k,
+                renormalise=True,
+            ),
+        )
+
+    return load_decoder(config, loader, context_length, layer)
+
+
+def _load_experts(config: GptOssConfig, loader: WeightLoader, name: str) -> Experts:
+    """The checkpoint keeps one tensor for all experts, gate and up taking turns in its rows, and transposes it unless
+    it is packed."""
+    experts, hidden, intermediate = config.experts
+    gate_up = loader.empty(experts, 2, intermediate, hidden)
+    down = loader.empty(experts, hidden, intermediate)
+    if config.mxfp4:
+        loader.mxfp4(f"{name}.gate_up_proj", gate_up.transpose(1, 2), experts, 2 * intermediate, hidden)
+        loader.mxfp4(f"{name}.down_proj", down, experts, hidden, intermediate)
+    else:
+        loader.reader.read(
+            f"{name}.gate_up_proj",
+            gate_up,
+            (experts, hidden, 2 * intermediate),
+            lambda stored: stored.view(experts, hidden, intermediate, 2).permute(0, 3, 2, 1),
+        )
+        loader.reader.read(
+            f"{name}.down_proj", down, (experts, intermediate, hidden), lambda stored: stored.transpose(1, 2)
+        )
+    gate_up_bias = loader.empty(experts, 2, intermediate)
+    loader.reader.read(
+        f"{name}.gate_up_proj_bias",
+        gate_up_bias,
+        (experts, 2 * intermediate),
+        lambda stored: stored.view(experts, intermediate, 2).transpose(1, 2),
+    )
+    down_bias: torch.Tensor = loader.tensor(f"{name}.down_proj_bias", experts, hidden)
+    activation = partial(clamped_swiglu, alpha=config.swiglu_alpha, limit=config.swiglu_limit)
+    return Experts(gate_up.flatten(1, 2), down, activation, gate_up_bias.flatten(1), down_bias)
+
+
+def _layers(config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
+    num_layers = positive_int(config, "num_hidden_layers")
+    default = tuple("full_attention" if i % 2 else "sliding_attention" for i in range(num_layers))
+    return mixed_layers(config, sliding_window(config, 128), default)
+
+
+def _rotary(config: Mapping[str, Any]) -> RotaryRule:
+    described = config.get("rope_parameters") or config.get("rope_scaling") or _YARN
+    return parse_rotary_rule(config, described, number(config, "rope_theta", 150_000.0))

@@ -1,0 +1,56 @@
+"""Mixture of experts: which experts a token goes to and with what weight, and the experts' gated feed-forwards.
+
+Knows one layout for every family: gate rows above up rows in one matrix per expert. Loaders bring checkpoints into it.
+The torch form sorts tokens by expert and takes two matmuls per expert that has any; learning how many each has waits
+for the device, which a fused kernel need not.
+"""
+
+from collections.abc import Callable
+from itertools import accumulate
+
+import torch
+import torch.nn.functional as F
+
+
+def route(logits: torch.Tensor, top_k: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """logits [tokens, experts] -> weights [tokens, top_k] fp32, expert ids [tokens, top_k] int64.
+
+    Weights are probabilities among all experts; renormalised they sum to one, which is a softmax over the chosen
+    logits alone, whichever of the two a family does first.
+    """
+    logits = logits.float()
+    chosen, expert_ids = logits.topk(top_k, dim=-1)
+    if renormalise:
+        return chosen.softmax(-1), expert_ids
+    return (chosen - logits.logsumexp(-1, keepdim=True)).exp(), expert_ids
+
+
+def moe_experts(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    activation: Callable[[torch.Tensor], torch.Tensor],
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x [tokens, hidden]; weights, expert_ids [tokens, top_k]; gate_up [experts, 2 * intermediate, hidden], down
+    [experts, hidden, intermediate], biases [experts, rows]; activation as of a gated feed-forward ->
+    [tokens, hidden]: each token's weighted sum over its experts, added in fp32 and in the order of expert_ids, so that
+    no other token changes it."""
+    tokens, top_k = expert_ids.shape
+    flat_ids = expert_ids.flatten()
+    order = flat_ids.argsort(stable=True)  # pairs of token and expert, one expert behind the other
+    counts = torch.bincount(flat_ids, minlength=gate_up.shape[0]).tolist()
+    by_expert = x.index_select(0, order // top_k)
+    outputs = torch.empty_like(by_expert)
+    for expert, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
+        if not count:
+            continue
+        rows = slice(end - count, end)
+        hidden = F.linear(by_expert[rows], gate_up[expert], None if gate_up_bias is None else gate_up_bias[expert])
+        outputs[rows] = F.linear(activation(hidden), down[expert], None if down_bias is None else down_bias[expert])
+    in_order = torch.empty_like(outputs)
+    in_order[order] = outputs
+    return (in_order.view(tokens, top_k, -1) * weights.unsqueeze(-1)).sum(1).to(x.dtype)

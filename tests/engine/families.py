@@ -1,0 +1,139 @@
+"""A tiny checkpoint or more of every model family.
+
+Sizes are awkward on purpose; windows are shorter than the tests' prompts, so that every path crosses them. A new family
+adds its row here, and every test of paths runs over it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    Gemma3TextConfig,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from tests.checkpoints import AWKWARD, LLAMA3_SCALING, pack_experts, write_checkpoint
+
+UNSET = ("bos_token_id", "sliding_window")  # whose None is a value
+YARN = {
+    "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64
+}  # fmt: skip
+
+
+def config(kind: type[PreTrainedConfig], **changes: Any) -> PreTrainedConfig:
+    """None leaves a setting to the family's own default."""
+    return kind(**{key: value for key, value in (AWKWARD | changes).items() if value is not None or key in UNSET})
+
+
+MODELS: dict[str, PreTrainedConfig] = {
+    "llama, six heads over two": config(LlamaConfig),
+    "llama, three heads over one, tied": config(
+        LlamaConfig, num_attention_heads=3, num_key_value_heads=1, head_dim=14, tie_word_embeddings=True
+    ),
+    "llama, biased": config(LlamaConfig, attention_bias=True, mlp_bias=True, num_key_value_heads=6),
+    "llama, llama3 scaling": config(LlamaConfig, rope_parameters=LLAMA3_SCALING),
+    "llama, linear scaling": config(
+        LlamaConfig, rope_parameters={"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+    ),
+    "qwen3, yarn, tied": config(Qwen3Config, rope_parameters=YARN, tie_word_embeddings=True),
+    "qwen3, biased, windows from layer 1": config(
+        Qwen3Config, attention_bias=True, use_sliding_window=True, sliding_window=13, max_window_layers=1
+    ),
+    "qwen2, five heads": config(
+        Qwen2Config, hidden_size=60, num_attention_heads=5, num_key_value_heads=5, head_dim=None
+    ),
+    "mistral, window": config(MistralConfig, sliding_window=7, num_attention_heads=9, num_key_value_heads=3),
+    "mistral, no window": config(MistralConfig, sliding_window=None),
+    "qwen3-moe, three of five experts, renormalised": config(
+        Qwen3MoeConfig, num_experts=5, num_experts_per_tok=3, moe_intermediate_size=27, norm_topk_prob=True
+    ),
+    "qwen3-moe, one dense layer, biased, window": config(
+        Qwen3MoeConfig,
+        num_experts=7,
+        num_experts_per_tok=2,
+        moe_intermediate_size=30,
+        mlp_only_layers=[1],
+        attention_bias=True,
+        use_sliding_window=True,
+        sliding_window=20,
+    ),
+    "qwen3-moe, every second layer, tied": config(
+        Qwen3MoeConfig,
+        num_experts=4,
+        num_experts_per_tok=4,
+        moe_intermediate_size=9,
+        decoder_sparse_step=2,
+        tie_word_embeddings=True,
+    ),
+    "mixtral, two of five experts": config(MixtralConfig, num_local_experts=5, num_experts_per_tok=2),
+    "mixtral, one of three experts, window": config(
+        MixtralConfig, num_local_experts=3, num_experts_per_tok=1, sliding_window=18
+    ),
+    "gemma3, windows but in layer 2, tied": config(
+        Gemma3TextConfig,
+        hidden_activation="gelu_pytorch_tanh",
+        layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        num_hidden_layers=4,
+        sliding_window=11,
+        query_pre_attn_scalar=6,
+        tie_word_embeddings=True,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1_000.0},
+        },
+    ),
+    "gemma3, one kv head, untied": config(
+        Gemma3TextConfig,
+        hidden_activation="gelu_pytorch_tanh",
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        sliding_window=33,
+        query_pre_attn_scalar=10,
+        rope_parameters=None,
+    ),
+    "gpt-oss, three of five experts": config(
+        GptOssConfig,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        num_local_experts=5,
+        num_experts_per_tok=3,
+        sliding_window=15,
+        swiglu_limit=0.5,  # low enough to be met
+        rope_parameters=YARN | {"truncate": False, "beta_fast": 8.0},
+    ),
+    "gpt-oss, no biases, window in layer 2, tied": config(
+        GptOssConfig,
+        num_local_experts=4,
+        num_experts_per_tok=1,
+        sliding_window=8,
+        attention_bias=False,
+        layer_types=["full_attention", "full_attention", "sliding_attention"],
+        tie_word_embeddings=True,
+    ),
+    "gpt-oss, experts in mxfp4": config(
+        GptOssConfig,
+        hidden_size=64,
+        intermediate_size=96,
+        num_local_experts=3,
+        num_experts_per_tok=2,
+        sliding_window=40,
+        swiglu_alpha=1.5,
+    ),
+}
+PACKED = "gpt-oss, experts in mxfp4"
+
+
+def write_family(directory: Path, name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    model = write_checkpoint(directory, MODELS[name], dtype=dtype)
+    if name == PACKED:
+        pack_experts(directory, model)
+    return model

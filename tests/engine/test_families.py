@@ -1,0 +1,80 @@
+"""Every model family against `transformers`, along every path a token can take through the scheduler and the cache."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tests.engine.agreement import as_distribution, assert_agrees, full
+from tests.engine.driver import drain, load_engine, one, random_prompt
+from tests.engine.families import MODELS, write_family
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
+    directory = tmp_path_factory.mktemp("family")
+    return directory, write_family(directory, request.param)
+
+
+def test_a_whole_prompt_and_its_continuation_agree(written: tuple[Path, PreTrainedModel]) -> None:
+    directory, model = written
+    prompt = random_prompt(77, seed=1)
+    heard = one(load_engine(directory), full("a", prompt, max_tokens=9, prompt_logprobs=True))
+    assert len(heard.logprobs) == 9
+    assert heard.prompt_logprobs is not None
+    assert len(heard.prompt_logprobs) == 76
+    assert_agrees(model, prompt, heard)
+
+
+@pytest.mark.parametrize("budget", [1, 7, 16, 50])
+def test_a_chunked_prompt_agrees(written: tuple[Path, PreTrainedModel], budget: int) -> None:
+    directory, model = written
+    engine = load_engine(directory, max_num_batched_tokens=budget)
+    prompt = random_prompt(61, seed=2)
+    heard = one(engine, full("a", prompt, max_tokens=4, prompt_logprobs=True))
+    assert heard.prompt_logprobs is not None
+    assert len(heard.prompt_logprobs) == 60
+    assert_agrees(model, prompt, heard)
+
+
+def test_sequences_in_one_batch_agree_each_for_itself(written: tuple[Path, PreTrainedModel]) -> None:
+    directory, model = written
+    engine = load_engine(directory, max_num_batched_tokens=64, block_size=5)
+    prompts = {str(n): random_prompt(n, seed=n) for n in (1, 4, 5, 33, 70)}
+    heard = drain(engine, [full(name, prompt, max_tokens=6) for name, prompt in prompts.items()])
+    for name, prompt in prompts.items():
+        assert_agrees(model, prompt, heard[name])
+
+
+def test_a_prefix_hit_agrees(written: tuple[Path, PreTrainedModel]) -> None:
+    directory, model = written
+    engine = load_engine(directory)
+    prompt = random_prompt(64, seed=3)
+    first = one(engine, full("a", prompt, max_tokens=4))
+    again = one(engine, full("b", prompt, max_tokens=4))
+    longer = one(engine, full("c", prompt + random_prompt(21, seed=4), max_tokens=4))
+    assert (first.num_cached_tokens, again.num_cached_tokens, longer.num_cached_tokens) == (0, 48, 64)
+    assert_agrees(model, prompt, again)
+    assert_agrees(model, prompt + random_prompt(21, seed=4), longer)
+
+
+def test_preempted_sequences_agree(written: tuple[Path, PreTrainedModel]) -> None:
+    directory, model = written
+    engine = load_engine(directory, kv_tokens=144, max_num_batched_tokens=40)
+    prompts = {str(n): random_prompt(n, seed=n) for n in (30, 31, 32)}
+    heard = drain(engine, [full(name, prompt, max_tokens=30) for name, prompt in prompts.items()])
+    assert engine.scheduler.num_preemptions > 0
+    for name, prompt in prompts.items():
+        assert len(heard[name].token_ids) == 30
+        assert_agrees(model, prompt, heard[name])
+
+
+@pytest.mark.parametrize("name", ["gemma3, one kv head, untied", "qwen3, yarn, tied", "gpt-oss, experts in mxfp4"])
+def test_bf16_follows_the_reference_in_bf16(tmp_path: Path, name: str) -> None:
+    model = write_family(tmp_path, name, torch.bfloat16)
+    prompt = random_prompt(40, seed=5)
+    heard = one(load_engine(tmp_path, dtype="bfloat16"), full("a", prompt, max_tokens=1))
+    with torch.inference_mode():
+        expected = model(torch.tensor([prompt])).logits[0, -1].float().log_softmax(-1)
+    assert (as_distribution(heard.logprobs[0]) - expected).abs().mean() <= 0.05

@@ -1,0 +1,148 @@
+"""What families read from config.json and tensors: older keys, and what is refused with its name."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+from transformers import Gemma3TextConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from engine.errors import CheckpointError
+from engine.models.registry import find_family
+from engine.weights.config import read_config
+from tests.checkpoints import write_checkpoint
+from tests.engine.agreement import full
+from tests.engine.driver import load_engine, one, random_prompt
+from tests.engine.families import MODELS, PACKED, config, write_family
+
+
+def change_config(directory: Path, **changes: Any) -> None:
+    file = directory / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def test_gemmas_older_keys_mean_the_same(tmp_path: Path) -> None:
+    write_checkpoint(
+        tmp_path,
+        config(
+            Gemma3TextConfig,
+            hidden_activation="gelu_pytorch_tanh",
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            sliding_window=9,
+            tie_word_embeddings=True,
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50_000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1_000.0},
+            },
+        ),
+    )
+    request = full("a", random_prompt(40, seed=8), max_tokens=2)
+    expected = one(load_engine(tmp_path), request)
+    written = json.loads((tmp_path / "config.json").read_text())
+    for key in ("layer_types", "rope_parameters", "tie_word_embeddings"):
+        del written[key]
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    change_config(
+        tmp_path,
+        sliding_window_pattern=2,
+        rope_theta=50_000.0,
+        rope_local_base_freq=1_000.0,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+    )
+    assert one(load_engine(tmp_path), request).logprobs == expected.logprobs
+
+
+# One tensor of every layout that is fused or stacked while it is read, with the shape that config.json makes it.
+LAYOUTS = {
+    "qwen3, biased, windows from layer 1": [
+        ("self_attn.q_norm.weight", (10,)),
+        ("self_attn.k_proj.bias", (20,)),
+    ],
+    "qwen3-moe, three of five experts, renormalised": [
+        ("mlp.experts.4.up_proj.weight", (27, 42)),
+        ("mlp.experts.0.down_proj.weight", (42, 27)),
+        ("mlp.gate.weight", (5, 42)),
+    ],
+    "mixtral, two of five experts": [("block_sparse_moe.experts.3.w3.weight", (123, 42))],
+    "gemma3, one kv head, untied": [("post_feedforward_layernorm.weight", (42,))],
+    "gpt-oss, three of five experts": [
+        ("mlp.experts.gate_up_proj", (5, 42, 246)),
+        ("mlp.experts.gate_up_proj_bias", (5, 246)),
+        ("mlp.experts.down_proj", (5, 123, 42)),
+        ("self_attn.sinks", (9,)),
+    ],
+    "gpt-oss, experts in mxfp4": [
+        ("mlp.experts.gate_up_proj_blocks", (3, 192, 2, 16)),
+        ("mlp.experts.down_proj_scales", (3, 64, 3)),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_missing_misshapen_and_unexpected_tensors_are_named_in_every_layout(tmp_path: Path, name: str) -> None:
+    write_family(tmp_path, name)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    for part, shape in LAYOUTS[name]:
+        tensor = f"model.layers.1.{part}"
+        stored = tensors[tensor]
+        assert tuple(stored.shape) == shape
+        save_file({key: value for key, value in tensors.items() if key != tensor}, file)
+        with pytest.raises(CheckpointError, match=f"tensor {tensor} is missing"):
+            load_engine(tmp_path)
+        save_file(tensors | {tensor: stored[:-1].contiguous()}, file)
+        shapes = re.escape(f"has shape {list(stored[:-1].shape)}, but config.json makes it {list(shape)}")
+        with pytest.raises(CheckpointError, match=f"tensor {tensor} in model.safetensors {shapes}"):
+            load_engine(tmp_path)
+        surprise = f"model.layers.1.{part}.surprise"
+        save_file(tensors | {surprise: stored.clone()}, file)
+        with pytest.raises(CheckpointError, match=surprise):
+            load_engine(tmp_path)
+
+
+def test_a_scale_that_is_no_number_is_named_by_its_tensor(tmp_path: Path) -> None:
+    write_family(tmp_path, PACKED)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.2.mlp.experts.down_proj_scales"
+    tensors[name][1, 5, 2] = 255
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"{name} in model.safetensors holds NaN or infinity"):
+        load_engine(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("qwen3, yarn, tied", {"layer_types": ["full_attention"]}, "1 layer_types for num_hidden_layers = 3"),
+        ("qwen3, yarn, tied", {"layer_types": ["full_attention", "chunked_attention", "full_attention"]},
+         "'chunked_attention'; supported are full_attention, sliding_attention"),
+        ("mistral, window", {"sliding_window": 0}, "sliding_window = 0"),
+        ("mixtral, two of five experts", {"num_experts_per_tok": 6}, "num_experts_per_tok = 6 of 5 experts"),
+        ("qwen3-moe, one dense layer, biased, window", {"mlp_only_layers": [3]}, r"mlp_only_layers = \[3\]"),
+        ("qwen3-moe, one dense layer, biased, window", {"decoder_sparse_step": 0}, "decoder_sparse_step = 0"),
+        ("gemma3, one kv head, untied", {"hidden_activation": "gelu"}, "hidden_activation = 'gelu'; supported"),
+        ("gemma3, one kv head, untied", {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
+        ("gemma3, one kv head, untied", {"rope_parameters": {"rope_type": "linear"}}, "an object per layer type"),
+        ("gemma3, one kv head, untied", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar = 0"),
+        ("gpt-oss, three of five experts", {"quantization_config": {"quant_method": "mxfp4"}},
+         "hidden_size 42 and intermediate_size 123: mxfp4 keeps 32"),
+        ("gpt-oss, three of five experts", {"quantization_config": {"quant_method": "gptq"}},
+         r"quantized \(gptq\); supported for GptOssForCausalLM are float32, float16, bfloat16, mxfp4"),
+        ("gpt-oss, three of five experts", {"rope_parameters": {"rope_type": "longrope"}}, "'longrope'; supported are"),
+    ],
+)  # fmt: skip
+def test_a_configuration_beyond_the_family_is_refused(
+    tmp_path: Path, name: str, changes: dict[str, Any], words: str
+) -> None:
+    written = MODELS[name].to_dict()
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[written["model_type"]]
+    (tmp_path / "config.json").write_text(json.dumps(written | {"architectures": [architecture]}))
+    raw = read_config(tmp_path)
+    find_family(raw).parse_config(raw)  # as it is, it is fine
+    change_config(tmp_path, **changes)
+    raw = read_config(tmp_path)
+    with pytest.raises(CheckpointError, match=words):
+        find_family(raw).parse_config(raw)

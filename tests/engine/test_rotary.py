@@ -1,0 +1,54 @@
+"""Rotary rules with the numbers of published checkpoints against `transformers`' own tables."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from engine.errors import CheckpointError
+from engine.layers.rotary import RotaryTable, read_rotary_rule, rotary_frequencies
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "llama 3.1": {
+        "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    },
+    "gpt-oss": {
+        "rope_type": "yarn", "rope_theta": 150_000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+        "truncate": False, "original_max_position_embeddings": 4096,
+    },
+    "qwen3, stretched": {
+        "rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 4.0, "original_max_position_embeddings": 32768
+    },
+    "deepseek-v3": {
+        "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.5,
+        "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_rules_turn_as_the_reference_does(name: str) -> None:
+    described = PUBLISHED[name]
+    config = LlamaConfig(head_dim=64, max_position_embeddings=131072, rope_parameters=dict(described))
+    expected, factor = ROPE_INIT_FUNCTIONS[described["rope_type"]](config, torch.device("cpu"))
+    rule = read_rotary_rule({"rope_parameters": described})
+    torch.testing.assert_close(rotary_frequencies(rule, 64), expected, rtol=1e-6, atol=0.0)
+    table = RotaryTable(rule, 64, 3, torch.device("cpu"))
+    torch.testing.assert_close(table.cos[0], torch.full((32,), float(factor)))
+    torch.testing.assert_close(table.sin[2], (2 * expected).sin() * factor)
+
+
+def test_old_and_new_places_of_a_rule_are_read_alike() -> None:
+    described = {"factor": 4.0, "original_max_position_embeddings": 32768}
+    new = read_rotary_rule({"rope_parameters": described | {"rope_type": "yarn", "rope_theta": 1e6}})
+    old = read_rotary_rule({"rope_theta": 1e6, "rope_scaling": described | {"type": "yarn"}})
+    assert old == new
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope", "proportional", "su"])
+def test_other_rules_are_refused_by_name(rope_type: str) -> None:
+    with pytest.raises(CheckpointError, match=f"{rope_type!r}; supported are default, linear, llama3, yarn"):
+        read_rotary_rule({"rope_scaling": {"type": rope_type, "factor": 2.0}})
