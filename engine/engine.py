@@ -75,7 +75,8 @@ class Engine:
             self._outputs.append(error_output(submit.sequence_id, *refused))
             return
         root = chain_root(submit.salt, self.info.name, self.info.dtype)
-        sequence = Sequence(submit.sequence_id, list(submit.prompt_token_ids), submit.sampling, root)
+        prompt, delivered = list(submit.prompt_token_ids), submit.num_delivered_tokens
+        sequence = Sequence(submit.sequence_id, prompt, submit.sampling, root, delivered)
         self._sequences[submit.sequence_id] = sequence
         self.scheduler.add(sequence)
 

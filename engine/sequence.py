@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine.protocol import SamplingParams, TokenLogprobs
+from engine.token_counts import TokenCounts
 
 
 @dataclass(eq=False, slots=True)
@@ -19,7 +20,9 @@ class Sequence:
     token_ids: list[int]
     sampling: SamplingParams
     chain_root: bytes
+    num_delivered_tokens: int = 0  # at the end of the prompt: output of the sequence that this one continues
     num_prompt_tokens: int = field(init=False)
+    counts: TokenCounts | None = field(init=False)  # None: penalties and biases are off
     arrival: int = 0  # order of submission: the youngest is preempted first
     num_computed_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
@@ -31,6 +34,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)
+        self.counts = TokenCounts.wanted_by(self.sampling, self.num_prompt_tokens - self.num_delivered_tokens)
 
     @property
     def num_output_tokens(self) -> int:

@@ -135,6 +135,12 @@ def sampling_params(model: LoadedModel, sampling: Sampling, prompt_tokens: int) 
         top_p=defaults.top_p if sampling.top_p is None else sampling.top_p,
         min_p=defaults.min_p if sampling.min_p is None else sampling.min_p,
         seed=sampling.seed,
+        repetition_penalty=(
+            defaults.repetition_penalty if sampling.repetition_penalty is None else sampling.repetition_penalty
+        ),
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=sampling.logit_bias,
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
         num_logprobs=sampling.num_logprobs,

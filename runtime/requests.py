@@ -10,6 +10,8 @@ from pydantic_core import PydanticCustomError
 
 MAX_STOPS = 4
 MAX_LOGPROBS = 20
+MAX_BIASES = 1024
+MAX_BIAS = 100.0
 
 
 def _mistake(sentence: str) -> PydanticCustomError:
@@ -65,6 +67,27 @@ def _tool_choice(value: Any) -> Any:
     if value == "required" or isinstance(value, dict):
         raise _unsupported('only "auto" and "none" are supported so far: the model decides whether to call')
     raise _mistake('must be "auto" or "none"')
+
+
+def _biases(value: Any) -> Any:
+    """{"token id": bias} with the ids as numbers."""
+    if not isinstance(value, dict):
+        raise _mistake('must be an object such as {"1234": -100}: token ids and their biases')
+    if len(value) > MAX_BIASES:
+        raise _mistake(f"may name at most {MAX_BIASES} tokens")
+    biases: dict[int, float] = {}
+    for token_id, bias in value.items():
+        if not (token_id.isascii() and token_id.isdigit() and len(token_id) < 10):
+            raise _mistake(f'{token_id[:50]!r} is no token id; the keys are token ids such as "1234"')
+        if type(bias) not in (int, float) or not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise _mistake(f"the bias of token {token_id} must be a number from {-MAX_BIAS:g} to {MAX_BIAS:g}")
+        biases[int(token_id)] = float(bias)
+    return biases
+
+
+def _zero_is_off(value: Any) -> Any:
+    """Clients of Workers AI send 0 where they want no repetition penalty; a factor of 0 would mean nothing."""
+    return None if type(value) in (int, float) and value == 0 else value
 
 
 class Body(BaseModel):
@@ -147,6 +170,10 @@ class SamplingBody(Body):
     top_k: int | None = Field(None, ge=-1)  # -1 and 0: no limit, as other engines have it
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: Annotated[float | None, BeforeValidator(_zero_is_off)] = Field(None, ge=0.01, le=100)
+    logit_bias: Annotated[dict[int, float] | None, BeforeValidator(_biases)] = None
     stop: Annotated[list[str] | None, BeforeValidator(_listed_stops)] = None
     stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(None, max_length=64)
     ignore_eos: bool | None = None
@@ -213,10 +240,6 @@ REFUSED: dict[str, Refused] = {
     "response_format": Refused((_TEXT_FORMAT,), 'only {"type": "text"} is supported so far'),
     "json_schema": Refused((), "answers are not constrained to a schema yet"),
     "guided_json": Refused((), "answers are not constrained to a schema yet"),
-    "frequency_penalty": Refused((0,), "penalties are not supported yet; leave it at 0"),
-    "presence_penalty": Refused((0,), "penalties are not supported yet; leave it at 0"),
-    "repetition_penalty": Refused((1, 0), "penalties are not supported yet; leave it at 1"),
-    "logit_bias": Refused(({},), "biases are not supported yet"),
     "modalities": Refused((["text"],), 'only ["text"] is supported'),
     "audio": Refused((), "audio is not supported"),
     "image": Refused((), "images are not supported"),

@@ -48,6 +48,10 @@ class Sampling:
     top_k: int | None
     min_p: float | None
     seed: int
+    repetition_penalty: float | None
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: tuple[tuple[int, float], ...]
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
@@ -238,6 +242,10 @@ def _sampling(body: SamplingBody, max_tokens: int | None, num_logprobs: int | No
         min_p=body.min_p,
         # A request without a seed gets one, so that a cut stream can be continued with the same random numbers.
         seed=secrets.randbits(63) if body.seed is None else body.seed % 2**63,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=tuple((body.logit_bias or {}).items()),
         stop=tuple(body.stop or ()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
