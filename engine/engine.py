@@ -78,7 +78,10 @@ class Engine:
         prompt, delivered = list(submit.prompt_token_ids), submit.num_delivered_tokens
         sequence = Sequence(submit.sequence_id, prompt, submit.sampling, root, delivered)
         self._sequences[submit.sequence_id] = sequence
-        self.scheduler.add(sequence)
+        leader = self._sequences.get(submit.leader) if submit.leader is not None else None
+        if leader is not None and not sequence.shares_prompt_with(leader):
+            leader = None
+        self.scheduler.add(sequence, leader)
 
     def abort(self, sequence_id: str) -> None:
         """End the sequence now; of one that has ended already there is nothing to do."""
@@ -119,7 +122,7 @@ class Engine:
         scheduler = self.scheduler
         return ModelLoad(
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            waiting=scheduler.num_waiting,
             waiting_tokens=scheduler.waiting_tokens,
             free_blocks=scheduler.pool.num_available,
             total_blocks=scheduler.pool.num_blocks,

@@ -90,6 +90,9 @@ class Submit:
     # of a continuation, how many of the prompt's last tokens are its earlier output: penalties count them as such.
     # `sampling.max_tokens` counts from here: what was delivered, whoever continues has taken off.
     num_delivered_tokens: int = 0
+    # an earlier sequence of the same prompt and salt, if it is still computing that prompt: this one waits, then finds it
+    # cached. A hint: of anything else named here nobody takes notice
+    leader: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from engine.kv.block_pool import BlockPool
 from engine.kv.prefix_index import extend_chain
 from engine.sequence import Sequence
+from engine.siblings import Siblings
 
 
 class Limits(NamedTuple):
@@ -50,6 +51,7 @@ class Scheduler:
         self.limits = limits
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # ordered by arrival
+        self.siblings = Siblings()  # held back until the first of their prompt has computed it
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.num_preemptions = 0
@@ -60,19 +62,28 @@ class Scheduler:
         return bool(self.running or self.waiting)
 
     @property
+    def num_waiting(self) -> int:
+        return len(self.waiting) + len(self.siblings)
+
+    @property
     def is_full(self) -> bool:
-        return len(self.waiting) >= self.limits.max_waiting
+        return self.num_waiting >= self.limits.max_waiting
 
     @property
     def waiting_tokens(self) -> int:
         """Tokens to compute before every sequence decodes."""
         prefilling = sum(sequence.num_uncomputed_tokens for sequence in self.running if not sequence.is_decoding)
-        return prefilling + sum(sequence.num_uncomputed_tokens for sequence in self.waiting)
+        waiting = sum(sequence.num_uncomputed_tokens for sequence in self.waiting)
+        return prefilling + waiting + len(self.siblings)  # each of these will find all but a few tokens cached
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: Sequence, leader: Sequence | None = None) -> None:
+        """`leader`: one of the same prompt, which has not ended."""
         sequence.arrival = self._arrivals
         self._arrivals += 1
-        self.waiting.append(sequence)
+        if leader is not None and not leader.has_computed_prompt and self._sharable_blocks(sequence):
+            self.siblings.hold(sequence, leader)
+        else:
+            self.waiting.append(sequence)
 
     def schedule(self) -> list[Chunk]:
         """The next step's chunks, decodes before the rest. Empty only when there is no work."""
@@ -93,6 +104,9 @@ class Scheduler:
         for i in range(sequence.num_registered_blocks, complete):
             self.pool.register(sequence.block_table[i], sequence.block_hashes[i])
         sequence.num_registered_blocks = complete
+        if sequence.has_computed_prompt:
+            for sibling in self.siblings.release(sequence):
+                self._queue(sibling)
 
     def remove(self, sequence: Sequence) -> None:
         """The sequence has ended, for whatever reason: its blocks are available from now on."""
@@ -100,8 +114,17 @@ class Scheduler:
             self.running.remove(sequence)
             self.pool.release(sequence.block_table)
             sequence.block_table = []
-        else:
+        elif not self.siblings.drop(sequence):
             self.waiting.remove(sequence)
+        if orphans := self.siblings.release(sequence):  # it ended before its prompt was computed: the next one does it
+            self._queue(orphans[0])
+            for sibling in orphans[1:]:
+                self.siblings.hold(sibling, orphans[0])
+
+    def _queue(self, sequence: Sequence) -> None:
+        """Back into the waiting queue, in its place by arrival: nearly always the front."""
+        place = next((i for i, s in enumerate(self.waiting) if s.arrival > sequence.arrival), len(self.waiting))
+        self.waiting.insert(place, sequence)
 
     def _schedule_running(self, plan: "_Plan", sequences: list[Sequence]) -> bool:
         """Give each sequence its next chunk, oldest first. True if any sequence was preempted for it."""
@@ -154,8 +177,10 @@ class Scheduler:
         if sequence.wants_prompt_logprobs:
             return []
         extend_chain(sequence.block_hashes, sequence.chain_root, sequence.token_ids, self.limits.block_size)
-        usable = (len(sequence.token_ids) - 1) // self.limits.block_size
-        return self.pool.find_prefix(sequence.block_hashes[:usable])
+        return self.pool.find_prefix(sequence.block_hashes[: self._sharable_blocks(sequence)])
+
+    def _sharable_blocks(self, sequence: Sequence) -> int:
+        return (len(sequence.token_ids) - 1) // self.limits.block_size
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Extend the block table to `num_tokens`. Blocks taken before a failure stay: the next attempt needs fewer."""
@@ -170,7 +195,7 @@ class Scheduler:
         self.running.remove(sequence)
         self.pool.release(sequence.block_table)
         sequence.forget_computed()
-        self.waiting.appendleft(sequence)
+        self._queue(sequence)
         self.num_preemptions += 1
 
     def _num_blocks(self, num_tokens: int) -> int:

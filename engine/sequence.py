@@ -45,6 +45,11 @@ class Sequence:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
+    def has_computed_prompt(self) -> bool:
+        """All of its prompt's blocks are in the cache, or were when it was last preempted."""
+        return self.num_computed_tokens >= self.num_prompt_tokens or self.num_output_tokens > 0
+
+    @property
     def is_decoding(self) -> bool:
         """Only its newest token is missing from the cache."""
         return self.num_computed_tokens > 0 and self.num_uncomputed_tokens == 1
@@ -57,6 +62,15 @@ class Sequence:
     def throwaway(cls, token_ids: list[int], blocks: Iterable[int]) -> "Sequence":
         """One that is never scheduled: greedy, nobody's, in blocks its maker answers for."""
         return cls("", token_ids, SamplingParams(max_tokens=1, temperature=0.0), b"", block_table=list(blocks))
+
+    def shares_prompt_with(self, other: "Sequence") -> bool:
+        """Its prompt's blocks, once computed by the other, are this one's as well."""
+        return (
+            other is not self
+            and other.chain_root == self.chain_root
+            and other.token_ids[: other.num_prompt_tokens] == self.token_ids[: self.num_prompt_tokens]
+            and not self.wants_prompt_logprobs
+        )
 
     def forget_computed(self) -> None:
         """The blocks are gone (preemption by recompute); the tokens stay."""

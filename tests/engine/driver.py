@@ -45,10 +45,15 @@ def load_engine(
 
 
 def submit(
-    sequence_id: str, prompt: list[int], salt: bytes = b"", num_delivered_tokens: int = 0, **sampling: Any
+    sequence_id: str,
+    prompt: list[int],
+    salt: bytes = b"",
+    num_delivered_tokens: int = 0,
+    leader: str | None = None,
+    **sampling: Any,
 ) -> Submit:
     settings: dict[str, Any] = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True} | sampling
-    return Submit(sequence_id, "tiny", tuple(prompt), SamplingParams(**settings), salt, num_delivered_tokens)
+    return Submit(sequence_id, "tiny", tuple(prompt), SamplingParams(**settings), salt, num_delivered_tokens, leader)
 
 
 def drain(engine: Engine, submits: list[Submit], max_steps: int = 2000) -> dict[str, Heard]:
