@@ -126,6 +126,7 @@ class TokenLogprobs(NamedTuple):
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), most likely first
+    rank: int | None = None  # 1 for the likeliest token; counted for prompt tokens alone
 
 
 class TokenOutput(NamedTuple):

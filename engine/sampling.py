@@ -16,7 +16,7 @@ from engine.protocol import SamplingParams, TokenLogprobs
 from engine.results import SampledToken
 from engine.sequence import Sequence
 from engine.token_counts import TokenCounts
-from kernels.logprobs import token_logprobs
+from kernels.logprobs import token_logprobs, token_ranks
 from kernels.penalties import LogitEntries, penalize_, restore_
 from kernels.philox import uniform
 from kernels.sample import sample
@@ -52,9 +52,11 @@ def choose_tokens(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> list
 
 
 def prompt_logprobs(logits: torch.Tensor, token_ids: SequenceOf[int], num_top: int) -> list[TokenLogprobs]:
-    """The logprob of each of `token_ids` under its row of logits [tokens, vocab]."""
+    """The logprob and rank of each of `token_ids` under its row of logits [tokens, vocab]."""
     targets = torch.tensor(token_ids, device=logits.device)
-    return _as_messages(*token_logprobs(logits, targets, num_top), [num_top] * len(token_ids))
+    reported = _as_messages(*token_logprobs(logits, targets, num_top), [num_top] * len(token_ids))
+    ranks = token_ranks(logits, targets).tolist()
+    return [message._replace(rank=rank) for message, rank in zip(reported, ranks, strict=True)]
 
 
 def _entries(sequences: SequenceOf[Sequence], adjusted: SequenceOf[int], device: torch.device) -> LogitEntries:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 MAX_STOPS = 4
+MAX_CHOICES = 16
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
@@ -183,9 +184,11 @@ class SamplingBody(Body):
 class ChatBody(SamplingBody):
     model: str
     messages: list[EchoedMessageBody] = Field(min_length=1)
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     stream_options: StreamOptionsBody | None = None
     tools: list[ToolBody] | None = None
     tool_choice: Annotated[str | None, BeforeValidator(_tool_choice)] = None
@@ -194,8 +197,12 @@ class ChatBody(SamplingBody):
 
 class CompletionBody(SamplingBody):
     model: str
+    max_tokens: int | None = Field(None, ge=0)  # 0: the prompt alone, with echo
+    echo: bool | None = None
     prompt: Annotated[str | list[int], BeforeValidator(_one_prompt)]
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     stream_options: StreamOptionsBody | None = None
 
 
@@ -233,9 +240,9 @@ class Refused(NamedTuple):
 _TEXT_FORMAT = {"type": "text"}
 
 REFUSED: dict[str, Refused] = {
-    "n": Refused((1,), "one answer per request is supported; send several requests"),
-    "best_of": Refused((1,), "one answer per request is supported; send several requests"),
-    "echo": Refused((False,), "only the continuation is returned"),
+    "n": Refused((1,), "one answer per request is supported here; send several requests"),
+    "best_of": Refused((1,), "answers are not ranked; ask for n and choose among them"),
+    "echo": Refused((False,), "only the continuation is returned; /ai/v1/completions echoes"),
     "suffix": Refused(("",), "inserting before a suffix is not supported"),
     "response_format": Refused((_TEXT_FORMAT,), 'only {"type": "text"} is supported so far'),
     "json_schema": Refused((), "answers are not constrained to a schema yet"),
@@ -251,7 +258,7 @@ REFUSED: dict[str, Refused] = {
     "web_search_options": Refused((), "web search is not supported"),
     "lora": Refused(("",), "adapters are not supported yet"),
     "requests": Refused((), "batches are not supported yet; send one request per prompt"),
-    "prompt_logprobs": Refused((), "logprobs of the prompt are not returned yet"),
+    "prompt_logprobs": Refused((), "logprobs are not part of this answer; see /ai/v1/chat/completions"),
 }
 
 # Bookkeeping of other services: answering as if it were absent is exactly what was asked for.
