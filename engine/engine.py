@@ -75,8 +75,15 @@ class Engine:
             self._outputs.append(error_output(submit.sequence_id, *refused))
             return
         root = chain_root(submit.salt, self.info.name, self.info.dtype)
-        prompt, delivered = list(submit.prompt_token_ids), submit.num_delivered_tokens
-        sequence = Sequence(submit.sequence_id, prompt, submit.sampling, root, delivered)
+        sequence = Sequence(
+            submit.sequence_id,
+            list(submit.prompt_token_ids),
+            submit.sampling,
+            root,
+            num_delivered_tokens=submit.num_delivered_tokens,
+            tenant=submit.salt,
+            priority=submit.priority,
+        )
         self._sequences[submit.sequence_id] = sequence
         leader = self._sequences.get(submit.leader) if submit.leader is not None else None
         if leader is not None and not sequence.shares_prompt_with(leader):

@@ -8,6 +8,8 @@ processes, text and torch.
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+PRIORITIES = range(-8, 9)
+
 Dtype = Literal["auto", "float32", "bfloat16"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 ErrorCode = Literal[
@@ -86,13 +88,16 @@ class Submit:
     model: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
-    salt: bytes = b""  # tenant salt: seeds the prefix cache's hash chain
+    salt: bytes = b""  # tenant salt: seeds the prefix cache's hash chain; tenants share admission fairly
     # of a continuation, how many of the prompt's last tokens are its earlier output: penalties count them as such.
     # `sampling.max_tokens` counts from here: what was delivered, whoever continues has taken off.
     num_delivered_tokens: int = 0
     # an earlier sequence of the same prompt and salt, if it is still computing that prompt: this one waits, then finds it
     # cached. A hint: of anything else named here nobody takes notice
     leader: str | None = None
+    # smaller is admitted sooner, strictly, but no priority starves (engine/fairness.py says the bound). It decides about
+    # admission alone: what has started is preempted by age
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

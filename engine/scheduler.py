@@ -1,15 +1,16 @@
 """Which sequences compute which tokens in the next step, and which blocks they get for it.
 
 Knows lengths, blocks and order; refuses to know tensors, models and clients. Running decodes come first, then prompt
-chunks of running sequences, then waiting ones, until the token budget is spent. When blocks run out the youngest
-running sequence is preempted: it gives its blocks back, keeps its tokens and waits at the front. No sequence is
-preempted for a younger one, so the oldest always advances.
+chunks of running sequences, then waiting ones, until the token budget is spent. Who is admitted next is fairness.py's
+business. When blocks run out the youngest running sequence is preempted: it gives its blocks back, keeps its tokens
+and waits before the others of its tenant. No sequence is preempted for a younger one, whatever their priorities, so
+the oldest running one always advances, and an admission that ageing won is not lost to the next more urgent arrival.
 """
 
 from bisect import insort
-from collections import deque
 from typing import NamedTuple
 
+from engine.fairness import FairQueue
 from engine.kv.block_pool import BlockPool
 from engine.kv.prefix_index import extend_chain
 from engine.sequence import Sequence
@@ -49,7 +50,7 @@ class Scheduler:
     def __init__(self, pool: BlockPool, limits: Limits) -> None:
         self.pool = pool
         self.limits = limits
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = FairQueue(limits.max_num_batched_tokens)  # a turn is worth a step's prompt tokens
         self.running: list[Sequence] = []  # ordered by arrival
         self.siblings = Siblings()  # held back until the first of their prompt has computed it
         self.prefix_queries = 0
@@ -73,8 +74,8 @@ class Scheduler:
     def waiting_tokens(self) -> int:
         """Tokens to compute before every sequence decodes."""
         prefilling = sum(sequence.num_uncomputed_tokens for sequence in self.running if not sequence.is_decoding)
-        waiting = sum(sequence.num_uncomputed_tokens for sequence in self.waiting)
-        return prefilling + waiting + len(self.siblings)  # each of these will find all but a few tokens cached
+        # each sibling will find all but a few tokens cached
+        return prefilling + self.waiting.num_tokens + len(self.siblings)
 
     def add(self, sequence: Sequence, leader: Sequence | None = None) -> None:
         """`leader`: one of the same prompt, which has not ended."""
@@ -83,7 +84,7 @@ class Scheduler:
         if leader is not None and not leader.has_computed_prompt and self._sharable_blocks(sequence):
             self.siblings.hold(sequence, leader)
         else:
-            self.waiting.append(sequence)
+            self.waiting.add(sequence)
 
     def schedule(self) -> list[Chunk]:
         """The next step's chunks, decodes before the rest. Empty only when there is no work."""
@@ -106,7 +107,7 @@ class Scheduler:
         sequence.num_registered_blocks = complete
         if sequence.has_computed_prompt:
             for sibling in self.siblings.release(sequence):
-                self._queue(sibling)
+                self.waiting.add(sibling)
 
     def remove(self, sequence: Sequence) -> None:
         """The sequence has ended, for whatever reason: its blocks are available from now on."""
@@ -117,14 +118,9 @@ class Scheduler:
         elif not self.siblings.drop(sequence):
             self.waiting.remove(sequence)
         if orphans := self.siblings.release(sequence):  # it ended before its prompt was computed: the next one does it
-            self._queue(orphans[0])
+            self.waiting.add(orphans[0])
             for sibling in orphans[1:]:
                 self.siblings.hold(sibling, orphans[0])
-
-    def _queue(self, sequence: Sequence) -> None:
-        """Back into the waiting queue, in its place by arrival: nearly always the front."""
-        place = next((i for i, s in enumerate(self.waiting) if s.arrival > sequence.arrival), len(self.waiting))
-        self.waiting.insert(place, sequence)
 
     def _schedule_running(self, plan: "_Plan", sequences: list[Sequence]) -> bool:
         """Give each sequence its next chunk, oldest first. True if any sequence was preempted for it."""
@@ -147,13 +143,13 @@ class Scheduler:
 
     def _admit(self, plan: "_Plan") -> None:
         while self.waiting and len(self.running) < self.limits.max_num_seqs and plan.budget > 0:
-            sequence = self.waiting[0]
+            sequence = self.waiting.peek()
             cached = self._cached_blocks(sequence)
             needed = self._num_blocks(len(sequence.token_ids)) - len(cached)
             # One spare block for each running sequence: without it the newcomer would be preempted within a few tokens.
             if needed + len(self.running) > self.pool.num_available - self.pool.num_evictable(cached):
-                return  # first come, first served: a smaller sequence behind must not starve a larger one
-            self.waiting.popleft()
+                return  # whose turn it is keeps it: a smaller sequence behind must not starve a larger one
+            self.waiting.pop(len(sequence.token_ids) - len(cached) * self.limits.block_size)
             self._start(sequence, cached)
             length = min(sequence.num_uncomputed_tokens, plan.budget)
             grown = self._grow(sequence, sequence.num_computed_tokens + length)
@@ -195,7 +191,7 @@ class Scheduler:
         self.running.remove(sequence)
         self.pool.release(sequence.block_table)
         sequence.forget_computed()
-        self._queue(sequence)
+        self.waiting.add(sequence)
         self.num_preemptions += 1
 
     def _num_blocks(self, num_tokens: int) -> int:

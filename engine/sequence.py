@@ -21,6 +21,8 @@ class Sequence:
     sampling: SamplingParams
     chain_root: bytes
     num_delivered_tokens: int = 0  # at the end of the prompt: output of the sequence that this one continues
+    tenant: bytes = b""
+    priority: int = 0
     num_prompt_tokens: int = field(init=False)
     counts: TokenCounts | None = field(init=False)  # None: penalties and biases are off
     arrival: int = 0  # order of submission: the youngest is preempted first

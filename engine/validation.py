@@ -3,7 +3,7 @@ rely on the opposite."""
 
 import math
 
-from engine.protocol import ErrorCode, ModelInfo, SamplingParams, Submit
+from engine.protocol import PRIORITIES, ErrorCode, ModelInfo, SamplingParams, Submit
 
 
 def refusal(submit: Submit, model: ModelInfo) -> tuple[ErrorCode, str] | None:
@@ -17,6 +17,11 @@ def refusal(submit: Submit, model: ModelInfo) -> tuple[ErrorCode, str] | None:
         return (
             "invalid_request",
             f"num_delivered_tokens is {submit.num_delivered_tokens}; it must be at least 0 and leave a prompt before it",
+        )
+    if submit.priority not in PRIORITIES:
+        return (
+            "invalid_request",
+            f"priority is {submit.priority}; it must be from {PRIORITIES[0]} (first) to {PRIORITIES[-1]} (last)",
         )
     problem = _sampling_problem(sampling, model.vocab_size)
     if problem:

@@ -50,10 +50,13 @@ def submit(
     salt: bytes = b"",
     num_delivered_tokens: int = 0,
     leader: str | None = None,
+    priority: int = 0,
     **sampling: Any,
 ) -> Submit:
     settings: dict[str, Any] = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True} | sampling
-    return Submit(sequence_id, "tiny", tuple(prompt), SamplingParams(**settings), salt, num_delivered_tokens, leader)
+    return Submit(
+        sequence_id, "tiny", tuple(prompt), SamplingParams(**settings), salt, num_delivered_tokens, leader, priority
+    )
 
 
 def drain(engine: Engine, submits: list[Submit], max_steps: int = 2000) -> dict[str, Heard]:

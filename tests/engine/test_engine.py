@@ -62,6 +62,7 @@ def test_a_sequence_ends_with_length_when_the_context_is_full() -> None:
         (submit("a", [1], logit_bias=((3, 1.0), (3, 2.0))), "twice"),
         (submit("a", [1], num_delivered_tokens=1), "num_delivered_tokens is 1"),
         (submit("a", [1], num_delivered_tokens=-1), "num_delivered_tokens is -1"),
+        (submit("a", [1], priority=9), "priority is 9"),
         (submit("a", [1] * 128), "at most 127"),
     ],
 )
@@ -168,7 +169,7 @@ def test_the_oldest_sequence_is_never_preempted_for_a_younger_one() -> None:
     engine.submit(Submit("old", "tiny", tuple(PROMPT), SamplingParams(18)))
     engine.submit(Submit("young", "tiny", tuple(PROMPT), SamplingParams(18)))
     ended = []
-    old = engine.scheduler.waiting[0]
+    old = engine.scheduler.waiting.peek()
     while engine.has_work:
         engine.step()
         assert old.num_computed_tokens > 0

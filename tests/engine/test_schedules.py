@@ -19,6 +19,7 @@ class Arrival(NamedTuple):
     salt: bytes
     abort_after: int | None  # steps
     siblings: int  # of the same prompt, submitted with it
+    priority: int
 
 
 class Shape(NamedTuple):
@@ -35,9 +36,10 @@ arrivals = st.lists(
         prompt_length=st.integers(1, 40),
         family=st.integers(1, 2),
         max_tokens=st.integers(1, 20),
-        salt=st.sampled_from([b"", b"a"]),
+        salt=st.sampled_from([b"", b"a", b"b"]),
         abort_after=st.none() | st.integers(0, 25),
         siblings=st.integers(0, 3),
+        priority=st.sampled_from([0, 0, -1, 5]),
     ),
     min_size=1,
     max_size=10,
@@ -98,7 +100,15 @@ def names(i: int, arrival: Arrival) -> list[str]:
 def as_submit(name: str, arrival: Arrival) -> Submit:
     first, is_sibling, _ = name.partition(".")
     sampling = SamplingParams(arrival.max_tokens)
-    return Submit(name, "tiny", prompt_of(arrival), sampling, arrival.salt, leader=first if is_sibling else None)
+    return Submit(
+        name,
+        "tiny",
+        prompt_of(arrival),
+        sampling,
+        arrival.salt,
+        leader=first if is_sibling else None,
+        priority=arrival.priority,
+    )
 
 
 def prompt_of(arrival: Arrival) -> tuple[int, ...]:
