@@ -75,9 +75,20 @@ class Engine:
             self._outputs.append(error_output(submit.sequence_id, *refused))
             return
         root = chain_root(submit.salt, self.info.name, self.info.dtype)
-        sequence = Sequence(submit.sequence_id, list(submit.prompt_token_ids), submit.sampling, root)
+        sequence = Sequence(
+            submit.sequence_id,
+            list(submit.prompt_token_ids),
+            submit.sampling,
+            root,
+            num_delivered_tokens=submit.num_delivered_tokens,
+            tenant=submit.salt,
+            priority=submit.priority,
+        )
         self._sequences[submit.sequence_id] = sequence
-        self.scheduler.add(sequence)
+        leader = self._sequences.get(submit.leader) if submit.leader is not None else None
+        if leader is not None and not sequence.shares_prompt_with(leader):
+            leader = None
+        self.scheduler.add(sequence, leader)
 
     def abort(self, sequence_id: str) -> None:
         """End the sequence now; of one that has ended already there is nothing to do."""
@@ -124,7 +135,7 @@ class Engine:
         scheduler = self.scheduler
         return ModelLoad(
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            waiting=scheduler.num_waiting,
             waiting_tokens=scheduler.waiting_tokens,
             free_blocks=scheduler.pool.num_available,
             total_blocks=scheduler.pool.num_blocks,

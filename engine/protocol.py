@@ -8,6 +8,8 @@ processes, text and torch.
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+PRIORITIES = range(-8, 9)
+
 Dtype = Literal["auto", "float32", "bfloat16"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 ErrorCode = Literal[
@@ -30,6 +32,10 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    repetition_penalty: float = 1.0  # of tokens in prompt or output; 1: off. Defined in kernels/penalties.py
+    presence_penalty: float = 0.0  # of tokens in the output
+    frequency_penalty: float = 0.0  # of tokens in the output, once for each time
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit); no token twice
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     num_logprobs: int | None = (
@@ -38,6 +44,13 @@ class SamplingParams:
     prompt_logprobs: bool = (
         False  # report the logprob of every prompt token but the first (prefix hits are then recomputed)
     )
+    num_prompt_logprobs: int | None = None  # alternatives beside each of them; None: as many as num_logprobs says
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Some logits are changed before the choice, greedy or not."""
+        penalizes = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return penalizes or bool(self.logit_bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +88,16 @@ class Submit:
     model: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
-    salt: bytes = b""  # tenant salt: seeds the prefix cache's hash chain
+    salt: bytes = b""  # tenant salt: seeds the prefix cache's hash chain; tenants share admission fairly
+    # of a continuation, how many of the prompt's last tokens are its earlier output: penalties count them as such.
+    # `sampling.max_tokens` counts from here: what was delivered, whoever continues has taken off.
+    num_delivered_tokens: int = 0
+    # an earlier sequence of the same prompt and salt, if it is still computing that prompt: this one waits, then finds it
+    # cached. A hint: of anything else named here nobody takes notice
+    leader: str | None = None
+    # smaller is admitted sooner, strictly, but no priority starves (engine/fairness.py says the bound). It decides about
+    # admission alone: what has started is preempted by age
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +127,11 @@ Command = Submit | Abort | LoadModel | UnloadModel | Shutdown
 
 
 class TokenLogprobs(NamedTuple):
-    """Natural-log probabilities before temperature and truncation, as the field reports them."""
+    """Natural-log probabilities of the model itself: before bias, penalties, temperature and truncation, as the field reports them."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), most likely first
+    rank: int | None = None  # 1 for the likeliest token; counted for prompt tokens alone
 
 
 class TokenOutput(NamedTuple):

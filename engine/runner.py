@@ -77,10 +77,12 @@ class ModelRunner:
         sequence = chunk.sequence
         if not sequence.wants_prompt_logprobs:
             return ()
+        sampling = sequence.sampling
+        num_top = sampling.num_logprobs if sampling.num_prompt_logprobs is None else sampling.num_prompt_logprobs
         targets = sequence.token_ids[chunk.start + 1 : min(chunk.end + 1, sequence.num_prompt_tokens)]
         reported: list[TokenLogprobs] = []
         for i in range(0, len(targets), _PROMPT_LOGPROB_ROWS):
             part = targets[i : i + _PROMPT_LOGPROB_ROWS]
             logits = self.model.logits(hidden[i : i + len(part)])
-            reported += prompt_logprobs(logits, part, sequence.sampling.num_logprobs or 0)
+            reported += prompt_logprobs(logits, part, num_top or 0)
         return tuple(reported)

@@ -1,17 +1,23 @@
 """From logits to tokens: gathers each sequence's sampling parameters into rows and calls the kernels.
 
 Greedy rows need no random number and pay for none; rows that are drawn get theirs from (seed, position), so neither
-batch nor history matters.
+batch nor history matters. Rows without penalties or biases pay for none either: those of others are changed entry by
+entry, and restored after the choice, because logprobs are reported as the model gave them.
 """
 
+from array import array
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
+from typing import Any
 
 import torch
 
 from engine.protocol import SamplingParams, TokenLogprobs
 from engine.results import SampledToken
 from engine.sequence import Sequence
-from kernels.logprobs import token_logprobs
+from engine.token_counts import TokenCounts
+from kernels.logprobs import token_logprobs, token_ranks
+from kernels.penalties import LogitEntries, penalize_, restore_
 from kernels.philox import uniform
 from kernels.sample import sample
 
@@ -19,24 +25,76 @@ _MASK32 = 0xFFFFFFFF
 
 
 def choose_tokens(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> list[SampledToken]:
-    """logits [rows, vocab] fp32, one row per sequence."""
+    """logits [rows, vocab] fp32, one row per sequence; changed meanwhile, the same afterwards."""
     best = logits.max(dim=-1)  # its value also tells of NaN, which max hands on
+    adjusted = [i for i, sequence in enumerate(sequences) if sequence.counts is not None]
+    if adjusted:
+        entries = _entries(sequences, adjusted, logits.device)
+        before = penalize_(logits, entries)
     token_ids = best.indices
+    greedy = [i for i in adjusted if sequences[i].sampling.temperature == 0]
+    if len(greedy) == len(sequences):
+        token_ids = logits.argmax(dim=-1)
+    elif greedy:
+        rows = torch.tensor(greedy, device=logits.device)
+        token_ids = token_ids.index_copy(0, rows, logits.index_select(0, rows).argmax(dim=-1))
     drawn = [i for i, sequence in enumerate(sequences) if sequence.sampling.temperature > 0]
     if len(drawn) == len(sequences):
         token_ids = _draw(logits, sequences)
     elif drawn:
         rows = torch.tensor(drawn, device=logits.device)
         token_ids = token_ids.index_copy(0, rows, _draw(logits.index_select(0, rows), [sequences[i] for i in drawn]))
+    if adjusted:
+        restore_(logits, entries, before)
     logprobs = _logprobs(logits, token_ids, [sequence.sampling for sequence in sequences])
     ids, finite = torch.stack((token_ids, best.values.isfinite().long())).tolist()  # one wait for both
     return [SampledToken(*row) for row in zip(ids, map(bool, finite), logprobs, strict=True)]
 
 
 def prompt_logprobs(logits: torch.Tensor, token_ids: SequenceOf[int], num_top: int) -> list[TokenLogprobs]:
-    """The logprob of each of `token_ids` under its row of logits [tokens, vocab]."""
+    """The logprob and rank of each of `token_ids` under its row of logits [tokens, vocab]."""
     targets = torch.tensor(token_ids, device=logits.device)
-    return _as_messages(*token_logprobs(logits, targets, num_top), [num_top] * len(token_ids))
+    reported = _as_messages(*token_logprobs(logits, targets, num_top), [num_top] * len(token_ids))
+    ranks = token_ranks(logits, targets).tolist()
+    return [message._replace(rank=rank) for message, rank in zip(reported, ranks, strict=True)]
+
+
+def _entries(sequences: SequenceOf[Sequence], adjusted: SequenceOf[int], device: torch.device) -> LogitEntries:
+    """What the adjusted rows change, each row's part behind the other's. All but the newest token was counted before."""
+    counted: list[TokenCounts] = []
+    for i in adjusted:
+        counts = sequences[i].counts
+        assert counts is not None
+        counts.catch_up(sequences[i].token_ids)
+        counted.append(counts)
+    params = [sequences[i].sampling for i in adjusted]
+    by_row = torch.tensor(
+        [
+            adjusted,
+            [p.repetition_penalty for p in params],
+            [p.presence_penalty for p in params],
+            [p.frequency_penalty for p in params],
+        ]
+    )
+    lengths = torch.tensor([len(counts) for counts in counted])
+    rows, repetition, presence, frequency = by_row.repeat_interleave(lengths, dim=1).to(device).unbind()
+    return LogitEntries(
+        rows.long(),
+        token_ids=_joined((counts.token_ids for counts in counted), "q", torch.int64).to(device),
+        bias=_joined((counts.bias for counts in counted), "f", torch.float32).to(device),
+        seen=_joined((counts.seen for counts in counted), "f", torch.float32).to(device),
+        num_outputs=_joined((counts.num_outputs for counts in counted), "f", torch.float32).to(device),
+        repetition=repetition,
+        presence=presence,
+        frequency=frequency,
+    )
+
+
+def _joined(parts: "Iterable[array[int]] | Iterable[array[float]]", code: str, dtype: torch.dtype) -> torch.Tensor:
+    joined: array[Any] = array(code)
+    for part in parts:
+        joined.extend(part)
+    return torch.frombuffer(joined, dtype=dtype) if joined else torch.empty(0, dtype=dtype)
 
 
 def _draw(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> torch.Tensor:

@@ -1,18 +1,20 @@
 """Which sequences compute which tokens in the next step, and which blocks they get for it.
 
 Knows lengths, blocks and order; refuses to know tensors, models and clients. Running decodes come first, then prompt
-chunks of running sequences, then waiting ones, until the token budget is spent. When blocks run out the youngest
-running sequence is preempted: it gives its blocks back, keeps its tokens and waits at the front. No sequence is
-preempted for a younger one, so the oldest always advances.
+chunks of running sequences, then waiting ones, until the token budget is spent. Who is admitted next is fairness.py's
+business. When blocks run out the youngest running sequence is preempted: it gives its blocks back, keeps its tokens
+and waits before the others of its tenant. No sequence is preempted for a younger one, whatever their priorities, so
+the oldest running one always advances, and an admission that ageing won is not lost to the next more urgent arrival.
 """
 
 from bisect import insort
-from collections import deque
 from typing import NamedTuple
 
+from engine.fairness import FairQueue
 from engine.kv.block_pool import BlockPool
 from engine.kv.prefix_index import extend_chain
 from engine.sequence import Sequence
+from engine.siblings import Siblings
 
 
 class Limits(NamedTuple):
@@ -48,8 +50,9 @@ class Scheduler:
     def __init__(self, pool: BlockPool, limits: Limits) -> None:
         self.pool = pool
         self.limits = limits
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = FairQueue(limits.max_num_batched_tokens)  # a turn is worth a step's prompt tokens
         self.running: list[Sequence] = []  # ordered by arrival
+        self.siblings = Siblings()  # held back until the first of their prompt has computed it
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.num_preemptions = 0
@@ -60,19 +63,28 @@ class Scheduler:
         return bool(self.running or self.waiting)
 
     @property
+    def num_waiting(self) -> int:
+        return len(self.waiting) + len(self.siblings)
+
+    @property
     def is_full(self) -> bool:
-        return len(self.waiting) >= self.limits.max_waiting
+        return self.num_waiting >= self.limits.max_waiting
 
     @property
     def waiting_tokens(self) -> int:
         """Tokens to compute before every sequence decodes."""
         prefilling = sum(sequence.num_uncomputed_tokens for sequence in self.running if not sequence.is_decoding)
-        return prefilling + sum(sequence.num_uncomputed_tokens for sequence in self.waiting)
+        # each sibling will find all but a few tokens cached
+        return prefilling + self.waiting.num_tokens + len(self.siblings)
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: Sequence, leader: Sequence | None = None) -> None:
+        """`leader`: one of the same prompt, which has not ended."""
         sequence.arrival = self._arrivals
         self._arrivals += 1
-        self.waiting.append(sequence)
+        if leader is not None and not leader.has_computed_prompt and self._sharable_blocks(sequence):
+            self.siblings.hold(sequence, leader)
+        else:
+            self.waiting.add(sequence)
 
     def schedule(self) -> list[Chunk]:
         """The next step's chunks, decodes before the rest. Empty only when there is no work."""
@@ -93,6 +105,9 @@ class Scheduler:
         for i in range(sequence.num_registered_blocks, complete):
             self.pool.register(sequence.block_table[i], sequence.block_hashes[i])
         sequence.num_registered_blocks = complete
+        if sequence.has_computed_prompt:
+            for sibling in self.siblings.release(sequence):
+                self.waiting.add(sibling)
 
     def remove(self, sequence: Sequence) -> None:
         """The sequence has ended, for whatever reason: its blocks are available from now on."""
@@ -100,8 +115,12 @@ class Scheduler:
             self.running.remove(sequence)
             self.pool.release(sequence.block_table)
             sequence.block_table = []
-        else:
+        elif not self.siblings.drop(sequence):
             self.waiting.remove(sequence)
+        if orphans := self.siblings.release(sequence):  # it ended before its prompt was computed: the next one does it
+            self.waiting.add(orphans[0])
+            for sibling in orphans[1:]:
+                self.siblings.hold(sibling, orphans[0])
 
     def _schedule_running(self, plan: "_Plan", sequences: list[Sequence]) -> bool:
         """Give each sequence its next chunk, oldest first. True if any sequence was preempted for it."""
@@ -124,13 +143,13 @@ class Scheduler:
 
     def _admit(self, plan: "_Plan") -> None:
         while self.waiting and len(self.running) < self.limits.max_num_seqs and plan.budget > 0:
-            sequence = self.waiting[0]
+            sequence = self.waiting.peek()
             cached = self._cached_blocks(sequence)
             needed = self._num_blocks(len(sequence.token_ids)) - len(cached)
             # One spare block for each running sequence: without it the newcomer would be preempted within a few tokens.
             if needed + len(self.running) > self.pool.num_available - self.pool.num_evictable(cached):
-                return  # first come, first served: a smaller sequence behind must not starve a larger one
-            self.waiting.popleft()
+                return  # whose turn it is keeps it: a smaller sequence behind must not starve a larger one
+            self.waiting.pop(len(sequence.token_ids) - len(cached) * self.limits.block_size)
             self._start(sequence, cached)
             length = min(sequence.num_uncomputed_tokens, plan.budget)
             grown = self._grow(sequence, sequence.num_computed_tokens + length)
@@ -154,8 +173,10 @@ class Scheduler:
         if sequence.wants_prompt_logprobs:
             return []
         extend_chain(sequence.block_hashes, sequence.chain_root, sequence.token_ids, self.limits.block_size)
-        usable = (len(sequence.token_ids) - 1) // self.limits.block_size
-        return self.pool.find_prefix(sequence.block_hashes[:usable])
+        return self.pool.find_prefix(sequence.block_hashes[: self._sharable_blocks(sequence)])
+
+    def _sharable_blocks(self, sequence: Sequence) -> int:
+        return (len(sequence.token_ids) - 1) // self.limits.block_size
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Extend the block table to `num_tokens`. Blocks taken before a failure stay: the next attempt needs fewer."""
@@ -170,7 +191,7 @@ class Scheduler:
         self.running.remove(sequence)
         self.pool.release(sequence.block_table)
         sequence.forget_computed()
-        self.waiting.appendleft(sequence)
+        self.waiting.add(sequence)
         self.num_preemptions += 1
 
     def _num_blocks(self, num_tokens: int) -> int:

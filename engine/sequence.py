@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine.protocol import SamplingParams, TokenLogprobs
+from engine.token_counts import TokenCounts
 
 
 @dataclass(eq=False, slots=True)
@@ -19,7 +20,11 @@ class Sequence:
     token_ids: list[int]
     sampling: SamplingParams
     chain_root: bytes
+    num_delivered_tokens: int = 0  # at the end of the prompt: output of the sequence that this one continues
+    tenant: bytes = b""
+    priority: int = 0
     num_prompt_tokens: int = field(init=False)
+    counts: TokenCounts | None = field(init=False)  # None: penalties and biases are off
     arrival: int = 0  # order of submission: the youngest is preempted first
     num_computed_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
@@ -31,6 +36,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)
+        self.counts = TokenCounts.wanted_by(self.sampling, self.num_prompt_tokens - self.num_delivered_tokens)
 
     @property
     def num_output_tokens(self) -> int:
@@ -39,6 +45,11 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def has_computed_prompt(self) -> bool:
+        """All of its prompt's blocks are in the cache, or were when it was last preempted."""
+        return self.num_computed_tokens >= self.num_prompt_tokens or self.num_output_tokens > 0
 
     @property
     def is_decoding(self) -> bool:
@@ -53,6 +64,15 @@ class Sequence:
     def throwaway(cls, token_ids: list[int], blocks: Iterable[int]) -> "Sequence":
         """One that is never scheduled: greedy, nobody's, in blocks its maker answers for."""
         return cls("", token_ids, SamplingParams(max_tokens=1, temperature=0.0), b"", block_table=list(blocks))
+
+    def shares_prompt_with(self, other: "Sequence") -> bool:
+        """Its prompt's blocks, once computed by the other, are this one's as well."""
+        return (
+            other is not self
+            and other.chain_root == self.chain_root
+            and other.token_ids[: other.num_prompt_tokens] == self.token_ids[: self.num_prompt_tokens]
+            and not self.wants_prompt_logprobs
+        )
 
     def forget_computed(self) -> None:
         """The blocks are gone (preemption by recompute); the tokens stay."""

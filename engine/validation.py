@@ -5,7 +5,7 @@ Everything behind it relies on the opposite.
 
 import math
 
-from engine.protocol import ErrorCode, HostConfig, ModelInfo, SamplingParams, Submit
+from engine.protocol import PRIORITIES, ErrorCode, HostConfig, ModelInfo, SamplingParams, Submit
 
 
 def host_problem(config: HostConfig) -> str | None:
@@ -27,6 +27,16 @@ def refusal(submit: Submit, model: ModelInfo) -> tuple[ErrorCode, str] | None:
     if min(prompt) < 0 or max(prompt) >= model.vocab_size:
         wrong = next(token for token in prompt if not 0 <= token < model.vocab_size)
         return "invalid_request", f"token id {wrong} is outside the vocabulary of {model.vocab_size} tokens"
+    if not 0 <= submit.num_delivered_tokens < len(prompt):
+        return (
+            "invalid_request",
+            f"num_delivered_tokens is {submit.num_delivered_tokens}; it must be at least 0 and leave a prompt before it",
+        )
+    if submit.priority not in PRIORITIES:
+        return (
+            "invalid_request",
+            f"priority is {submit.priority}; it must be from {PRIORITIES[0]} (first) to {PRIORITIES[-1]} (last)",
+        )
     problem = _sampling_problem(sampling, model.vocab_size)
     if problem:
         return "invalid_request", problem
@@ -50,6 +60,30 @@ def _sampling_problem(sampling: SamplingParams, vocab_size: int) -> str | None:
         return f"top_p is {sampling.top_p}; it must be above 0 and at most 1"
     if not 0.0 <= sampling.min_p <= 1.0:
         return f"min_p is {sampling.min_p}; it must be from 0 to 1"
-    if sampling.num_logprobs is not None and not 0 <= sampling.num_logprobs <= vocab_size:
-        return f"num_logprobs is {sampling.num_logprobs}; it must be from 0 to {vocab_size}"
+    for name in ("num_logprobs", "num_prompt_logprobs"):
+        count = getattr(sampling, name)
+        if count is not None and not 0 <= count <= vocab_size:
+            return f"{name} is {count}; it must be from 0 to {vocab_size}"
+    return _penalty_problem(sampling) or _bias_problem(sampling, vocab_size)
+
+
+def _penalty_problem(sampling: SamplingParams) -> str | None:
+    # Bounds that keep a logit finite: a factor of 1e-30 would not.
+    if not 0.01 <= sampling.repetition_penalty <= 100.0:
+        return f"repetition_penalty is {sampling.repetition_penalty}; it must be from 0.01 to 100"
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not -2.0 <= getattr(sampling, name) <= 2.0:
+            return f"{name} is {getattr(sampling, name)}; it must be from -2 to 2"
+    return None
+
+
+def _bias_problem(sampling: SamplingParams, vocab_size: int) -> str | None:
+    biases = sampling.logit_bias
+    if len({token_id for token_id, _ in biases}) < len(biases):
+        return "logit_bias names a token twice"
+    for token_id, bias in biases:
+        if not 0 <= token_id < vocab_size:
+            return f"logit_bias names token id {token_id}, outside the vocabulary of {vocab_size} tokens"
+        if not -100.0 <= bias <= 100.0:
+            return f"logit_bias of token {token_id} is {bias}; it must be from -100 to 100"
     return None

@@ -13,3 +13,8 @@ def token_logprobs(
     chosen = logits.gather(1, token_ids.unsqueeze(1)) - normaliser
     top = logits.topk(min(num_top, logits.shape[1]), dim=-1)
     return chosen.squeeze(1), top.indices, top.values - normaliser
+
+
+def token_ranks(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """logits [rows, vocab], token_ids [rows] -> [rows] int64: 1 plus the number of likelier tokens."""
+    return (logits > logits.gather(1, token_ids.unsqueeze(1))).sum(dim=-1) + 1

@@ -70,10 +70,10 @@ class Permit:
         self._model: str | None = None
         self._tokens = 0
 
-    def reserve(self, model: str, prompt_tokens: int, max_tokens: int, kv_tokens: int) -> None:
+    def reserve(self, model: str, prompt_tokens: int, max_tokens: int, kv_tokens: int, choices: int = 1) -> None:
         """Refuses when the model's queue would be too long. A request alone on its model is always taken: the engine knows what fits."""
         assert self._model is None, "a permit reserves once"
-        tokens = prompt_tokens + self._admission.expected_output(model, max_tokens)
+        tokens = prompt_tokens + choices * self._admission.expected_output(model, max_tokens)
         held = self._admission.reserved.get(model, 0)
         if held and held + tokens > QUEUED_CACHES * kv_tokens:
             message = f"{held} tokens are reserved for {model!r}, {QUEUED_CACHES} times its KV cache; try again later"
@@ -82,7 +82,7 @@ class Permit:
         self._admission.reserved[model] = held + tokens
 
     def settle(self, output_tokens: int) -> None:
-        """The request has ended by itself: what it really took improves the next guess."""
+        """The request has ended by itself: what it really took, for each choice, improves the next guess."""
         if self._model is not None:
             self._admission.settle(self._model, output_tokens)
 

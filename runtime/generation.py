@@ -1,28 +1,29 @@
-"""One request's generation as a scope: permit, model, tokens, sequence, deadline.
+"""One request's generation as a scope: permit, model, tokens, sequences, deadline.
 
-`generate` reads as the life of a request behind validation. Leaving it, for whatever reason, aborts the sequence and gives the permit back
+`generate` reads as the life of a request behind validation. Leaving it, for whatever reason, aborts the sequences and gives the permit back
 (I2, I6); everything that goes wrong inside comes out as an ApiError (I1). Refuses to know HTTP and dialects.
 """
 
 import asyncio
 import uuid
-from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from engine.chat_template import ChatTemplateError
 from engine.client import EngineError
 from engine.formats import ToolParser
-from engine.protocol import SamplingParams, Submit, TokenOutput
+from engine.protocol import SamplingParams, Submit, TokenLogprobs, TokenOutput
 from engine.tokenizer import TokenizerError
 from runtime.accounts import Tenant
 from runtime.admission import RETRY_AFTER_S, Admission
 from runtime.engines.hosts import EngineHosts
 from runtime.engines.models import LoadedModel, Models
 from runtime.metrics import Metrics
-from runtime.streaming import Assembler, Piece
-from runtime.validation import Conversation, Sampling, ValidGeneration
-from wire.chat import Usage
+from runtime.pump import Pump, pumping
+from runtime.streaming import Assembler, Piece, joined
+from runtime.validation import Conversation, ValidGeneration
+from wire.chat import FinishReason, Usage
 from wire.errors import ApiError
 
 
@@ -45,14 +46,18 @@ class Generator:
                 async with asyncio.timeout(self._request_timeout_s):
                     model = await self.models.ready(request.model)
                     prompt = await encode(model, request)
-                    params = sampling_params(model, request.sampling, len(prompt))
-                    permit.reserve(request.model, len(prompt), params.max_tokens, model.kv_tokens)
-                    submit = Submit(uuid.uuid4().hex, request.model, prompt, params, tenant.salt)
-                    async with self.hosts.generate(submit) as outputs, _pumping(outputs) as pump:
-                        generation = Generation(len(prompt), assembler_for(model, request), pump)
+                    params = sampling_params(model, request, len(prompt))
+                    permit.reserve(request.model, len(prompt), params.max_tokens, model.kv_tokens, request.n)
+                    submits = as_submits(request, prompt, params, tenant)
+                    async with pumping(self.hosts, submits) as pump:
+                        assemblers = [assembler_for(model, request) for _ in submits]
+                        generation = Generation(prompt, params.prompt_logprobs, assemblers, pump)
+                        if request.wants_prompt_only:
+                            generation.end_with_prompt()
                         measure.follow(generation)
                         yield generation
-                        permit.settle(generation.assembler.completion_tokens)
+                        if not request.wants_prompt_only:
+                            permit.settle(generation.usage.completion_tokens // request.n)
         except TimeoutError:
             message = f"the answer was not complete after {self._request_timeout_s:g} s; ask for fewer tokens"
             raise ApiError("request_timeout", message) from None
@@ -64,39 +69,96 @@ class Generator:
 
 
 class Generation:
-    """An answer under way."""
+    """An answer under way: one choice, or several of the same prompt."""
 
-    def __init__(self, prompt_tokens: int, assembler: Assembler, pump: "_Pump") -> None:
-        self.prompt_tokens = prompt_tokens
+    def __init__(
+        self, prompt: tuple[int, ...], awaits_prompt_logprobs: bool, assemblers: list[Assembler], pump: Pump
+    ) -> None:
+        self.prompt = prompt
+        self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens after the first; there before any piece
+        self._awaits_prompt_logprobs = awaits_prompt_logprobs
+        self._ends_with_prompt = False
         self.cached_tokens = 0
-        self.assembler = assembler
-        self.on_piece: Callable[[], None] = lambda: None
+        self.on_piece: Callable[[int], None] = lambda choice: None
+        self._assemblers = assemblers
         self._pump = pump
 
     @property
     def usage(self) -> Usage:
-        return Usage.of(self.prompt_tokens, self.assembler.completion_tokens, self.cached_tokens)
+        """The prompt counts once, however many choices it has; what was found cached is what its first choice found."""
+        completion_tokens = sum(assembler.completion_tokens for assembler in self._assemblers)
+        return Usage.of(len(self.prompt), completion_tokens, self.cached_tokens)
+
+    @property
+    def is_finished(self) -> bool:
+        """The last piece of every choice has been handed out."""
+        return all(assembler.is_taken for assembler in self._assemblers)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """The first choice's, once all have ended."""
+        return self._assemblers[0].finish_reason if self.is_finished else None
+
+    def end_with_prompt(self) -> None:
+        """Each choice ends, with nothing, when its first token comes: only the prompt was asked for."""
+        self._ends_with_prompt = True
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """All that is ready at a time as one piece. Ends after the piece with a finish reason."""
-        while self.assembler.finish_reason is None:
-            for output in await self._pump.take():
-                if output.num_cached_tokens is not None:
-                    self.cached_tokens = output.num_cached_tokens
-                if output.finish_reason == "abort":
-                    raise ApiError("aborted", "the engine was told to end this answer")
-                self.assembler.push(output)
-            if (piece := self.assembler.take()) is not None:
-                self.on_piece()
-                yield piece
+        """All that is ready of a choice at a time as one piece. Each choice ends with a piece that has a finish reason."""
+        touched: dict[int, None] = {}  # choices, in order
+        while not self.is_finished:
+            for choice, output in await self._pump.take():
+                touched[choice] = None
+                self._push(choice, output)
+            if self._awaits_prompt_logprobs:  # every choice is shown behind the prompt, whose numbers the first brings
+                if all(assembler.finish_reason is not None for assembler in self._assemblers):
+                    raise EngineError("engine_error", "the engine ended the answer without the prompt's logprobs")
+                continue
+            for choice in touched:
+                if (piece := self._assemblers[choice].take()) is not None:
+                    if piece.finish_reason is not None:
+                        await self._pump.close(choice)  # its stop string was found: the engine need not go on
+                    self.on_piece(choice)
+                    yield piece._replace(choice=choice)
+            touched = {}
 
-    async def whole(self) -> Piece:
+    async def whole(self) -> list[Piece]:
+        """Every choice as one piece."""
         pieces = [piece async for piece in self.pieces()]
-        return Piece(
-            tuple(part for piece in pieces for part in piece.parts),
-            tuple(token for piece in pieces for token in piece.tokens),
-            pieces[-1].finish_reason,
-        )
+        return [
+            joined([piece for piece in pieces if piece.choice == choice]) for choice in range(len(self._assemblers))
+        ]
+
+    def _push(self, choice: int, output: TokenOutput) -> None:
+        if output.num_cached_tokens is not None and choice == 0:
+            self.cached_tokens = output.num_cached_tokens
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs, self._awaits_prompt_logprobs = output.prompt_logprobs, False
+        if output.finish_reason == "abort":
+            raise ApiError("aborted", "the engine was told to end this answer")
+        if self._ends_with_prompt:
+            output = output._replace(token_ids=(), logprobs=None, finish_reason="length")
+        self._assemblers[choice].push(output)
+
+
+def as_submits(
+    request: ValidGeneration, prompt: tuple[int, ...], params: SamplingParams, tenant: Tenant
+) -> list[Submit]:
+    """One sequence per choice. Choice i draws with seed + i, so choice 0 is what a request for one choice would get; the
+    others wait for the first to compute the prompt."""
+    first = Submit(uuid.uuid4().hex, request.model, prompt, params, tenant.salt)
+    return [
+        first,
+        *(
+            replace(
+                first,
+                sequence_id=uuid.uuid4().hex,
+                sampling=replace(params, seed=(params.seed + i) % 2**63, prompt_logprobs=False),
+                leader=first.sequence_id,
+            )
+            for i in range(1, request.n)
+        ),
+    ]
 
 
 async def encode(model: LoadedModel, request: ValidGeneration) -> tuple[int, ...]:
@@ -123,21 +185,30 @@ async def encode(model: LoadedModel, request: ValidGeneration) -> tuple[int, ...
     return token_ids
 
 
-def sampling_params(model: LoadedModel, sampling: Sampling, prompt_tokens: int) -> SamplingParams:
+def sampling_params(model: LoadedModel, request: ValidGeneration, prompt_tokens: int) -> SamplingParams:
     """The request's wishes, the checkpoint's recommendations where it has none, and never more tokens than the context leaves."""
-    defaults = model.text.defaults
+    sampling, defaults = request.sampling, model.text.defaults
     room = model.info.context_length - prompt_tokens
     top_k = defaults.top_k if sampling.top_k is None else sampling.top_k
+    max_tokens = model.config.default_max_tokens or room if sampling.max_tokens is None else sampling.max_tokens
     return SamplingParams(
-        max_tokens=min(room, sampling.max_tokens or model.config.default_max_tokens or room),
+        max_tokens=min(room, max(1, max_tokens)),  # for the prompt alone, too: a token ends its computation
         temperature=defaults.temperature if sampling.temperature is None else sampling.temperature,
         top_k=top_k if top_k is not None and top_k > 0 else None,
         top_p=defaults.top_p if sampling.top_p is None else sampling.top_p,
         min_p=defaults.min_p if sampling.min_p is None else sampling.min_p,
         seed=sampling.seed,
+        repetition_penalty=(
+            defaults.repetition_penalty if sampling.repetition_penalty is None else sampling.repetition_penalty
+        ),
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=sampling.logit_bias,
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
         num_logprobs=sampling.num_logprobs,
+        prompt_logprobs=request.num_prompt_alternatives is not None,
+        num_prompt_logprobs=request.num_prompt_alternatives,
     )
 
 
@@ -153,48 +224,3 @@ def assembler_for(model: LoadedModel, request: ValidGeneration) -> Assembler:
         parser=parser,
         one_call_only=isinstance(prompt, Conversation) and not prompt.parallel_tool_calls,
     )
-
-
-class _Pump:
-    """Collects outputs while the last ones are being sent, so that a slow reader costs fewer, larger events."""
-
-    def __init__(self, outputs: AsyncIterator[TokenOutput]) -> None:
-        self._outputs = outputs
-        self._ready: deque[TokenOutput] = deque()
-        self._news = asyncio.Event()
-        self._error: BaseException | None = None
-        self._is_done = False
-
-    async def run(self) -> None:
-        try:
-            async for output in self._outputs:
-                self._ready.append(output)
-                self._news.set()
-        except EngineError as error:
-            self._error = error
-        finally:
-            self._is_done = True
-            self._news.set()
-
-    async def take(self) -> list[TokenOutput]:
-        """At least one output. Raises the engine's error once everything before it has been taken."""
-        await self._news.wait()
-        if not self._ready:
-            raise self._error or EngineError("engine_error", "the engine ended the answer without a finish reason")
-        taken = list(self._ready)
-        self._ready.clear()
-        if not self._is_done:
-            self._news.clear()
-        return taken
-
-
-@asynccontextmanager
-async def _pumping(outputs: AsyncIterator[TokenOutput]) -> AsyncIterator[_Pump]:
-    pump = _Pump(outputs)
-    task = asyncio.create_task(pump.run(), name="pump")
-    try:
-        yield pump
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task

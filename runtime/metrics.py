@@ -107,12 +107,12 @@ class Measure:
         self._metrics = metrics
         self._model = model
         self._began = time.monotonic()
-        self._last: float | None = None
+        self._last: dict[int, float] = {}  # by choice
         self._generation: Generation | None = None
 
     @property
     def finish_reason(self) -> str | None:
-        return self._generation.assembler.finish_reason if self._generation is not None else None
+        return self._generation.finish_reason if self._generation is not None else None
 
     def follow(self, generation: "Generation") -> None:
         self._generation = generation
@@ -128,13 +128,13 @@ class Measure:
         if self.finish_reason is not None:
             metrics._e2e.labels(self._model).observe(time.monotonic() - self._began)
 
-    def _note_piece(self) -> None:
+    def _note_piece(self, choice: int) -> None:
         now = time.monotonic()
-        if self._last is None:
+        if choice in self._last:
+            self._metrics._itl.labels(self._model).observe(now - self._last[choice])
+        elif not self._last:
             self._metrics._ttft.labels(self._model).observe(now - self._began)
-        else:
-            self._metrics._itl.labels(self._model).observe(now - self._last)
-        self._last = now
+        self._last[choice] = now
 
 
 class _LoadCollector(Collector):

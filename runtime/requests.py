@@ -9,7 +9,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 MAX_STOPS = 4
+MAX_CHOICES = 16
 MAX_LOGPROBS = 20
+MAX_BIASES = 1024
+MAX_BIAS = 100.0
 
 
 def _mistake(sentence: str) -> PydanticCustomError:
@@ -65,6 +68,27 @@ def _tool_choice(value: Any) -> Any:
     if value == "required" or isinstance(value, dict):
         raise _unsupported('only "auto" and "none" are supported so far: the model decides whether to call')
     raise _mistake('must be "auto" or "none"')
+
+
+def _biases(value: Any) -> Any:
+    """{"token id": bias} with the ids as numbers."""
+    if not isinstance(value, dict):
+        raise _mistake('must be an object such as {"1234": -100}: token ids and their biases')
+    if len(value) > MAX_BIASES:
+        raise _mistake(f"may name at most {MAX_BIASES} tokens")
+    biases: dict[int, float] = {}
+    for token_id, bias in value.items():
+        if not (token_id.isascii() and token_id.isdigit() and len(token_id) < 10):
+            raise _mistake(f'{token_id[:50]!r} is no token id; the keys are token ids such as "1234"')
+        if type(bias) not in (int, float) or not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise _mistake(f"the bias of token {token_id} must be a number from {-MAX_BIAS:g} to {MAX_BIAS:g}")
+        biases[int(token_id)] = float(bias)
+    return biases
+
+
+def _zero_is_off(value: Any) -> Any:
+    """Clients of Workers AI send 0 where they want no repetition penalty; a factor of 0 would mean nothing."""
+    return None if type(value) in (int, float) and value == 0 else value
 
 
 class Body(BaseModel):
@@ -147,6 +171,10 @@ class SamplingBody(Body):
     top_k: int | None = Field(None, ge=-1)  # -1 and 0: no limit, as other engines have it
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: Annotated[float | None, BeforeValidator(_zero_is_off)] = Field(None, ge=0.01, le=100)
+    logit_bias: Annotated[dict[int, float] | None, BeforeValidator(_biases)] = None
     stop: Annotated[list[str] | None, BeforeValidator(_listed_stops)] = None
     stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(None, max_length=64)
     ignore_eos: bool | None = None
@@ -156,9 +184,11 @@ class SamplingBody(Body):
 class ChatBody(SamplingBody):
     model: str
     messages: list[EchoedMessageBody] = Field(min_length=1)
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     stream_options: StreamOptionsBody | None = None
     tools: list[ToolBody] | None = None
     tool_choice: Annotated[str | None, BeforeValidator(_tool_choice)] = None
@@ -167,8 +197,12 @@ class ChatBody(SamplingBody):
 
 class CompletionBody(SamplingBody):
     model: str
+    max_tokens: int | None = Field(None, ge=0)  # 0: the prompt alone, with echo
+    echo: bool | None = None
     prompt: Annotated[str | list[int], BeforeValidator(_one_prompt)]
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     stream_options: StreamOptionsBody | None = None
 
 
@@ -206,17 +240,13 @@ class Refused(NamedTuple):
 _TEXT_FORMAT = {"type": "text"}
 
 REFUSED: dict[str, Refused] = {
-    "n": Refused((1,), "one answer per request is supported; send several requests"),
-    "best_of": Refused((1,), "one answer per request is supported; send several requests"),
-    "echo": Refused((False,), "only the continuation is returned"),
+    "n": Refused((1,), "one answer per request is supported here; send several requests"),
+    "best_of": Refused((1,), "answers are not ranked; ask for n and choose among them"),
+    "echo": Refused((False,), "only the continuation is returned; /ai/v1/completions echoes"),
     "suffix": Refused(("",), "inserting before a suffix is not supported"),
     "response_format": Refused((_TEXT_FORMAT,), 'only {"type": "text"} is supported so far'),
     "json_schema": Refused((), "answers are not constrained to a schema yet"),
     "guided_json": Refused((), "answers are not constrained to a schema yet"),
-    "frequency_penalty": Refused((0,), "penalties are not supported yet; leave it at 0"),
-    "presence_penalty": Refused((0,), "penalties are not supported yet; leave it at 0"),
-    "repetition_penalty": Refused((1, 0), "penalties are not supported yet; leave it at 1"),
-    "logit_bias": Refused(({},), "biases are not supported yet"),
     "modalities": Refused((["text"],), 'only ["text"] is supported'),
     "audio": Refused((), "audio is not supported"),
     "image": Refused((), "images are not supported"),
@@ -228,7 +258,7 @@ REFUSED: dict[str, Refused] = {
     "web_search_options": Refused((), "web search is not supported"),
     "lora": Refused(("",), "adapters are not supported yet"),
     "requests": Refused((), "batches are not supported yet; send one request per prompt"),
-    "prompt_logprobs": Refused((), "logprobs of the prompt are not returned yet"),
+    "prompt_logprobs": Refused((), "logprobs are not part of this answer; see /ai/v1/chat/completions"),
 }
 
 # Bookkeeping of other services: answering as if it were absent is exactly what was asked for.

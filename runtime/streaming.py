@@ -28,6 +28,7 @@ class Piece(NamedTuple):
     parts: tuple[Part, ...]
     tokens: tuple[CarriedToken, ...]  # those whose text is complete with this piece
     finish_reason: FinishReason | None
+    choice: int = 0  # of a request for several answers, which one
 
     @property
     def text(self) -> str:
@@ -36,6 +37,12 @@ class Piece(NamedTuple):
     @property
     def calls(self) -> tuple[ToolCall, ...]:
         return tuple(part for part in self.parts if isinstance(part, ToolCall))
+
+
+def joined(pieces: list[Piece]) -> Piece:
+    """One choice's pieces, its last included, as one."""
+    parts = tuple(part for piece in pieces for part in piece.parts)
+    return pieces[-1]._replace(parts=parts, tokens=tuple(token for piece in pieces for token in piece.tokens))
 
 
 class StopMatcher:
@@ -97,6 +104,11 @@ class Assembler:
         self._is_finish_taken = False
         self.completion_tokens = 0
         self.finish_reason: FinishReason | None = None
+
+    @property
+    def is_taken(self) -> bool:
+        """The answer has ended, and nothing of it is left to take."""
+        return self._is_finish_taken
 
     def push(self, output: TokenOutput) -> None:
         """Tokens after the end of the answer (its stop string lay inside this output) are not part of it."""

@@ -48,10 +48,14 @@ class Sampling:
     top_k: int | None
     min_p: float | None
     seed: int
+    repetition_penalty: float | None
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: tuple[tuple[int, float], ...]
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
-    num_logprobs: int | None
+    num_logprobs: int | None  # of each token of the answer; None: none
 
 
 Prompt = Conversation | str | tuple[int, ...]
@@ -59,13 +63,25 @@ Prompt = Conversation | str | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ValidGeneration:
-    """What every endpoint's request comes down to. `model` is the site's own name, `requested_model` what the client called it."""
+    """What every endpoint's request comes down to. `model` is the site's own name, `requested_model` what the client called it, `n` how many
+    answers it wants."""
 
     model: str
     requested_model: str
     prompt: Prompt
     sampling: Sampling
     stream: bool
+    n: int = 1
+    num_prompt_logprobs: int | None = None  # alternatives in the table of the prompt's tokens; None: no table
+
+    @property
+    def num_prompt_alternatives(self) -> int | None:
+        """What the engine is to report of each prompt token; None: nothing."""
+        return self.num_prompt_logprobs
+
+    @property
+    def wants_prompt_only(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +92,18 @@ class ValidChat(ValidGeneration):
 @dataclass(frozen=True, slots=True)
 class ValidCompletion(ValidGeneration):
     include_usage: bool = False
+    echo: bool = False
+
+    @property
+    def num_prompt_alternatives(self) -> int | None:
+        echoed = self.sampling.num_logprobs if self.echo else None
+        if echoed is None or self.num_prompt_logprobs is None:
+            return self.num_prompt_logprobs if echoed is None else echoed
+        return max(echoed, self.num_prompt_logprobs)
+
+    @property
+    def wants_prompt_only(self) -> bool:
+        return self.sampling.max_tokens == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +123,26 @@ def parse_chat(raw: bytes, resolve: Resolve) -> ValidChat:
         prompt=_conversation(body.messages, tools, parallel=body.parallel_tool_calls is not False),
         sampling=_sampling(body, max_tokens, num_logprobs=(body.top_logprobs or 0) if body.logprobs else None),
         stream=bool(body.stream),
+        n=body.n or 1,
+        num_prompt_logprobs=_num_prompt_logprobs(body),
         include_usage=_include_usage(body),
     )
 
 
 def parse_completion(raw: bytes, resolve: Resolve) -> ValidCompletion:
     body = _parse(CompletionBody, raw)
+    if body.max_tokens == 0 and not body.echo:
+        raise ApiError("invalid_request", "max_tokens: must be at least 1, or echo true", param="max_tokens")
     return ValidCompletion(
         model=_known(body.model, resolve),
         requested_model=body.model,
         prompt=body.prompt if isinstance(body.prompt, str) else tuple(body.prompt),
         sampling=_sampling(body, body.max_tokens, num_logprobs=body.logprobs),
         stream=bool(body.stream),
+        n=body.n or 1,
+        num_prompt_logprobs=_num_prompt_logprobs(body),
         include_usage=_include_usage(body),
+        echo=bool(body.echo),
     )
 
 
@@ -229,6 +264,12 @@ def _include_usage(body: ChatBody | CompletionBody) -> bool:
     return body.stream_options.include_usage
 
 
+def _num_prompt_logprobs(body: ChatBody | CompletionBody) -> int | None:
+    if body.prompt_logprobs is not None and body.stream:
+        raise ApiError("invalid_request", "prompt_logprobs needs stream: false", param="prompt_logprobs")
+    return body.prompt_logprobs
+
+
 def _sampling(body: SamplingBody, max_tokens: int | None, num_logprobs: int | None) -> Sampling:
     return Sampling(
         max_tokens=max_tokens,
@@ -238,6 +279,10 @@ def _sampling(body: SamplingBody, max_tokens: int | None, num_logprobs: int | No
         min_p=body.min_p,
         # A request without a seed gets one, so that a cut stream can be continued with the same random numbers.
         seed=secrets.randbits(63) if body.seed is None else body.seed % 2**63,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=tuple((body.logit_bias or {}).items()),
         stop=tuple(body.stop or ()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),

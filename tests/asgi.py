@@ -73,12 +73,11 @@ class Exchange:
         return [item if item == "[DONE]" else json.loads(item) for item in data]
 
     @property
-    def ids(self) -> list[int | None]:
-        """The id of every event."""
+    def ids(self) -> list[int | str | None]:
+        """The id of every event, a number where it is one."""
         blocks = [block for block in self.body.decode().split("\n\n") if "data: " in block]
-        return [
-            int(block.split("\n")[0].removeprefix("id: ")) if block.startswith("id: ") else None for block in blocks
-        ]
+        ids = [block.split("\n")[0].removeprefix("id: ") if block.startswith("id: ") else None for block in blocks]
+        return [int(event_id) if event_id is not None and event_id.isdigit() else event_id for event_id in ids]
 
 
 def start(

@@ -84,10 +84,12 @@ def says(
 
 
 class FakeEngineClient:
-    """Plays `script` to every submitted sequence: outputs; a number waits so long, an event until it is set, an exception is raised."""
+    """Plays `script` to every submitted sequence: outputs; a number waits so long, an event until it is set, an exception is raised.
+    `scripts`, while there are any, come first: one for each sequence."""
 
     def __init__(self) -> None:
         self.script: Iterable[Step] = says("Hello, world")
+        self.scripts: list[Iterable[Step]] = []
         self.submits: list[Submit] = []
         self.aborted: list[str] = []
         self.open: set[str] = set()
@@ -127,11 +129,12 @@ class FakeEngineClient:
         self._check()
         self.submits.append(submit)
         self.open.add(submit.sequence_id)
+        script = self.scripts.pop(0) if self.scripts else self.script
         is_finished = False
 
         async def outputs() -> AsyncIterator[TokenOutput]:
             nonlocal is_finished
-            for step in self.script:
+            for step in script:
                 self._check()
                 if isinstance(step, TokenOutput):
                     self.step(step)

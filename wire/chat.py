@@ -102,21 +102,34 @@ class Choice(msgspec.Struct, frozen=True):
     index: int = 0
 
 
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """vLLM's shape."""
+
+    logprob: float
+    rank: int | None  # 1 for the likeliest
+    decoded_token: str
+
+
+PromptLogprobs = tuple[dict[str, PromptLogprob] | None, ...]  # per prompt token, by token id; None for the first
+
+
 class ChatCompletion(msgspec.Struct, frozen=True):
     id: str
     created: int
     model: str
     choices: tuple[Choice, ...]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET  # beyond OpenAI's fields, where it was asked for
     object: Literal["chat.completion"] = "chat.completion"
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """The older endpoint's parallel lists; `text_offset` counts characters from the beginning of the answer."""
+    """The older endpoint's parallel lists; `text_offset` counts characters from the beginning of the answer. An echoed prompt's first token
+    has no probability."""
 
     tokens: tuple[str, ...]
-    token_logprobs: tuple[float, ...]
-    top_logprobs: tuple[dict[str, float], ...]
+    token_logprobs: tuple[float | None, ...]
+    top_logprobs: tuple[dict[str, float] | None, ...]
     text_offset: tuple[int, ...]
 
 
@@ -125,6 +138,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None = None
     logprobs: CompletionLogprobs | None = None
     index: int = 0
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True):

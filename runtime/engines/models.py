@@ -37,6 +37,7 @@ class SamplingDefaults:
     top_p: float = 1.0
     top_k: int | None = None
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,14 +239,16 @@ class Models:
 
 def sampling_defaults(config: dict[str, Any]) -> SamplingDefaults:
     """Only an explicit `do_sample: false` means greedy: many chat checkpoints leave the word out and mean to be sampled."""
+    repetition_penalty = float(config.get("repetition_penalty") or 1.0)
     if config.get("do_sample") is False:
-        return SamplingDefaults(temperature=0.0)
+        return SamplingDefaults(temperature=0.0, repetition_penalty=repetition_penalty)
     top_k = config.get("top_k")
     return SamplingDefaults(
         temperature=float(config.get("temperature") or 1.0),
         top_p=float(config.get("top_p") or 1.0),
         top_k=int(top_k) if top_k else None,
         min_p=float(config.get("min_p") or 0.0),
+        repetition_penalty=repetition_penalty,
     )
 
 

@@ -11,10 +11,9 @@ from starlette.types import Receive, Scope, Send
 
 from runtime.accounts import Tenant, tenant_of
 from runtime.connection import EventWriter, error_body, header, read_body, send_json, until_disconnect
-from runtime.generation import Generator
+from runtime.generation import Generation, Generator
 from runtime.streaming import Piece
 from runtime.validation import ValidGeneration
-from wire.chat import Usage
 from wire.errors import ApiError, Dialect
 from wire.sse import CONTENT_TYPE, HEARTBEAT, encode_event
 
@@ -26,14 +25,14 @@ MIB = 1 << 20
 class Answer(Protocol):
     """One answer in one dialect."""
 
-    def events(self, piece: Piece) -> bytes:
+    def events(self, piece: Piece, generation: Generation) -> bytes:
         """The server-sent events that carry a piece."""
 
-    def ending(self, usage: Usage) -> bytes:
+    def ending(self, generation: Generation) -> bytes:
         """The events after the last piece."""
 
-    def whole(self, piece: Piece, usage: Usage) -> bytes:
-        """The JSON object that carries the entire answer."""
+    def whole(self, pieces: list[Piece], generation: Generation) -> bytes:
+        """The JSON object that carries the entire answer, one piece per choice."""
 
 
 RequestT = TypeVar("RequestT", bound=ValidGeneration)
@@ -67,8 +66,8 @@ class Endpoint(Generic[RequestT]):
 
     async def _send_whole(self, request: RequestT, tenant: Tenant, send: Send) -> None:
         async with self._generator.generate(request, tenant) as generation:
-            piece = await generation.whole()
-        await send_json(send, self._answer(request, self._generator).whole(piece, generation.usage))
+            pieces = await generation.whole()
+        await send_json(send, self._answer(request, self._generator).whole(pieces, generation))
 
     async def _stream(self, request: RequestT, tenant: Tenant, send: Send) -> None:
         async with EventWriter(send, CONTENT_TYPE, HEARTBEAT, self._heartbeat_s) as writer:
@@ -90,7 +89,5 @@ class Endpoint(Generic[RequestT]):
         answer = self._answer(request, self._generator)
         async with self._generator.generate(request, tenant) as generation:
             async for piece in generation.pieces():
-                events = answer.events(piece)
-                if piece.finish_reason is not None:
-                    events += answer.ending(generation.usage)
-                await writer.write(events)
+                events = answer.events(piece, generation)
+                await writer.write(events + answer.ending(generation) if generation.is_finished else events)

@@ -13,12 +13,11 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 
 from engine.formats import Content, ToolCall
-from runtime.generation import Generator
+from runtime.generation import Generation, Generator
 from runtime.routes.endpoint import Endpoint
 from runtime.streaming import Piece
 from runtime.validation import ValidRun, parse_run
 from sites.config import LimitsConfig
-from wire.chat import Usage
 from wire.errors import ApiError, Dialect
 from wire.sse import DONE, encode_event
 from wire.workers_ai import Call, Envelope, ModelCard, Property, TextResult
@@ -48,19 +47,20 @@ class RunAnswer:
     def __init__(self, request: ValidRun, generator: Generator) -> None:
         pass  # the native shape carries neither an id nor the model's name
 
-    def events(self, piece: Piece) -> bytes:
+    def events(self, piece: Piece, generation: Generation) -> bytes:
         events = b""
         for position, part in enumerate(piece.parts):
             event_id = piece.tokens[-1].position if piece.tokens and position == len(piece.parts) - 1 else None
             events += encode_event(_encoder.encode(_result(part)), event_id)
         return events
 
-    def ending(self, usage: Usage) -> bytes:
-        return encode_event(_encoder.encode(TextResult("", usage=usage))) + encode_event(DONE)
+    def ending(self, generation: Generation) -> bytes:
+        return encode_event(_encoder.encode(TextResult("", usage=generation.usage))) + encode_event(DONE)
 
-    def whole(self, piece: Piece, usage: Usage) -> bytes:
+    def whole(self, pieces: list[Piece], generation: Generation) -> bytes:
+        (piece,) = pieces
         calls = tuple(_call(call) for call in piece.calls)
-        return _encoder.encode(Envelope(TextResult(piece.text, calls or UNSET, usage)))
+        return _encoder.encode(Envelope(TextResult(piece.text, calls or UNSET, generation.usage)))
 
 
 class _Search:

@@ -44,9 +44,19 @@ def load_engine(
     return load_model(ModelSpec(name, str(directory), dtype, kv_tokens), config, make_arena(config), 1).engine
 
 
-def submit(sequence_id: str, prompt: list[int], salt: bytes = b"", **sampling: Any) -> Submit:
+def submit(
+    sequence_id: str,
+    prompt: list[int],
+    salt: bytes = b"",
+    num_delivered_tokens: int = 0,
+    leader: str | None = None,
+    priority: int = 0,
+    **sampling: Any,
+) -> Submit:
     settings: dict[str, Any] = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True} | sampling
-    return Submit(sequence_id, "tiny", tuple(prompt), SamplingParams(**settings), salt)
+    return Submit(
+        sequence_id, "tiny", tuple(prompt), SamplingParams(**settings), salt, num_delivered_tokens, leader, priority
+    )
 
 
 def drain(engine: Engine, submits: list[Submit], max_steps: int = 2000) -> dict[str, Heard]:

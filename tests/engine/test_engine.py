@@ -52,6 +52,17 @@ def test_a_sequence_ends_with_length_when_the_context_is_full() -> None:
         (submit("a", [1], top_p=0.0), "top_p is 0.0"),
         (submit("a", [1], min_p=1.5), "min_p is 1.5"),
         (submit("a", [1], num_logprobs=-1), "num_logprobs is -1"),
+        (submit("a", [1], num_prompt_logprobs=VOCAB + 1), f"num_prompt_logprobs is {VOCAB + 1}"),
+        (submit("a", [1], repetition_penalty=0.0), "repetition_penalty is 0.0"),
+        (submit("a", [1], repetition_penalty=float("nan")), "repetition_penalty is nan"),
+        (submit("a", [1], presence_penalty=2.5), "presence_penalty is 2.5"),
+        (submit("a", [1], frequency_penalty=-2.5), "frequency_penalty is -2.5"),
+        (submit("a", [1], logit_bias=((VOCAB, 1.0),)), f"token id {VOCAB}"),
+        (submit("a", [1], logit_bias=((3, 101.0),)), "logit_bias of token 3 is 101.0"),
+        (submit("a", [1], logit_bias=((3, 1.0), (3, 2.0))), "twice"),
+        (submit("a", [1], num_delivered_tokens=1), "num_delivered_tokens is 1"),
+        (submit("a", [1], num_delivered_tokens=-1), "num_delivered_tokens is -1"),
+        (submit("a", [1], priority=9), "priority is 9"),
         (submit("a", [1] * 128), "at most 127"),
     ],
 )
@@ -158,7 +169,7 @@ def test_the_oldest_sequence_is_never_preempted_for_a_younger_one() -> None:
     engine.submit(Submit("old", "tiny", tuple(PROMPT), SamplingParams(18)))
     engine.submit(Submit("young", "tiny", tuple(PROMPT), SamplingParams(18)))
     ended = []
-    old = engine.scheduler.waiting[0]
+    old = engine.scheduler.waiting.peek()
     while engine.has_work:
         engine.step()
         assert old.num_computed_tokens > 0

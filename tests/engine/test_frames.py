@@ -30,6 +30,7 @@ from engine.protocol import (
 
 COMMANDS: list[Command] = [
     Submit("s1", "ember", (1, 2, 3), SamplingParams(max_tokens=5, top_k=3, stop_token_ids=(7,)), salt=b"\x00\xff"),
+    Submit("s2", "ember", (1, 2), SamplingParams(5, repetition_penalty=1.1, logit_bias=((3, -1.5),)), num_delivered_tokens=1),
     Abort("s1"), LoadModel(ModelSpec("ember", "/m", kv_tokens=64)), UnloadModel("ember"), Shutdown(),
 ]  # fmt: skip
 EVENTS: list[Event] = [

@@ -18,6 +18,8 @@ class Arrival(NamedTuple):
     max_tokens: int
     salt: bytes
     abort_after: int | None  # steps
+    siblings: int  # of the same prompt, submitted with it
+    priority: int
 
 
 class Shape(NamedTuple):
@@ -34,11 +36,13 @@ arrivals = st.lists(
         prompt_length=st.integers(1, 40),
         family=st.integers(1, 2),
         max_tokens=st.integers(1, 20),
-        salt=st.sampled_from([b"", b"a"]),
+        salt=st.sampled_from([b"", b"a", b"b"]),
         abort_after=st.none() | st.integers(0, 25),
+        siblings=st.integers(0, 3),
+        priority=st.sampled_from([0, 0, -1, 5]),
     ),
     min_size=1,
-    max_size=14,
+    max_size=10,
 )
 shapes = st.builds(
     Shape,
@@ -56,7 +60,8 @@ def test_every_sequence_ends_rightly_and_every_block_returns(shape: Shape, plan:
     heard = play(engine, plan)
 
     for i, arrival in enumerate(plan):
-        check(heard[str(i)], arrival, engine.info.context_length)
+        for name in names(i, arrival):
+            check(heard[name], arrival, engine.info.context_length)
     pool = engine.scheduler.pool
     assert pool.num_held == 0
     assert pool.num_available == shape.num_blocks
@@ -66,15 +71,16 @@ def test_every_sequence_ends_rightly_and_every_block_returns(shape: Shape, plan:
 
 
 def play(engine: Engine, plan: list[Arrival]) -> dict[str, Heard]:
-    heard = {str(i): Heard() for i in range(len(plan))}
+    heard = {name: Heard() for i, arrival in enumerate(plan) for name in names(i, arrival)}
     step = 0
     while engine.has_work or step <= 60:
         for i, arrival in enumerate(plan):
             if arrival.step == step:
-                engine.submit(as_submit(str(i), arrival))
+                for name in names(i, arrival):
+                    engine.submit(as_submit(name, arrival))
             if arrival.abort_after is not None and arrival.step + arrival.abort_after == step:
                 held = engine.scheduler.pool.num_held
-                engine.abort(str(i))
+                engine.abort(str(i))  # the first of them: the others go on
                 assert engine.scheduler.pool.num_held <= held
         if engine.has_work:
             engine.step()
@@ -87,8 +93,22 @@ def play(engine: Engine, plan: list[Arrival]) -> dict[str, Heard]:
     return heard
 
 
+def names(i: int, arrival: Arrival) -> list[str]:
+    return [str(i), *(f"{i}.{k}" for k in range(arrival.siblings))]
+
+
 def as_submit(name: str, arrival: Arrival) -> Submit:
-    return Submit(name, "tiny", prompt_of(arrival), SamplingParams(arrival.max_tokens), arrival.salt)
+    first, is_sibling, _ = name.partition(".")
+    sampling = SamplingParams(arrival.max_tokens)
+    return Submit(
+        name,
+        "tiny",
+        prompt_of(arrival),
+        sampling,
+        arrival.salt,
+        leader=first if is_sibling else None,
+        priority=arrival.priority,
+    )
 
 
 def prompt_of(arrival: Arrival) -> tuple[int, ...]:

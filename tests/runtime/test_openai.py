@@ -121,6 +121,25 @@ async def test_sampling_reaches_the_engine(site: Site) -> None:
     assert (sampling.seed, sampling.stop_token_ids, sampling.ignore_eos) == (7, (65,), True)
 
 
+async def test_penalties_and_biases_reach_the_engine(site: Site) -> None:
+    asked = {
+        "presence_penalty": 0.5,
+        "frequency_penalty": -1,
+        "repetition_penalty": 1.2,
+        "logit_bias": {"65": -100, "7": 2.5},
+    }
+    for path, body in ((CHAT, HELLO), ("/v1/completions", {"model": "tiny", "prompt": "x"})):
+        assert (await call(site.app, path, {**body, **asked})).status == 200
+        sampling = site.engine.submits[-1].sampling
+        assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0.5, -1, 1.2)
+        assert sampling.logit_bias == ((65, -100.0), (7, 2.5))
+
+
+async def test_a_repetition_penalty_of_zero_is_none(site: Site) -> None:
+    await call(site.app, CHAT, {**HELLO, "repetition_penalty": 0, "presence_penalty": None})
+    assert not site.engine.submits[-1].sampling.adjusts_logits
+
+
 async def test_requests_without_a_seed_get_different_ones(site: Site) -> None:
     await call(site.app, CHAT, HELLO)
     await call(site.app, CHAT, HELLO)
@@ -129,11 +148,14 @@ async def test_requests_without_a_seed_get_different_ones(site: Site) -> None:
 
 
 async def test_the_checkpoint_recommends_where_a_request_is_silent(make_site: SiteMaker, model_directory) -> None:
-    (model_directory / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
+    recommended = '{"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05}'
+    (model_directory / "generation_config.json").write_text(recommended)
     async with make_site() as site:
         await call(site.app, CHAT, HELLO)
         assert (site.engine.submits[0].sampling.temperature, site.engine.submits[0].sampling.top_k) == (0.6, 20)
-        await call(site.app, CHAT, {**HELLO, "temperature": 1.0, "top_k": 0})
+        assert site.engine.submits[0].sampling.repetition_penalty == 1.05
+        await call(site.app, CHAT, {**HELLO, "temperature": 1.0, "top_k": 0, "repetition_penalty": 1})
+        assert site.engine.submits[1].sampling.repetition_penalty == 1.0
         assert (site.engine.submits[1].sampling.temperature, site.engine.submits[1].sampling.top_k) == (1.0, None)
 
 

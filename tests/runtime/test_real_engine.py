@@ -138,3 +138,25 @@ def test_a_site_dies_with_the_parent_that_asks_for_it(site_file: Path, tmp_path:
     parent.kill()
     parent.wait()
     eventually(lambda: is_gone(site))
+
+
+def test_choices_share_their_prompt_and_draw_as_if_alone(process: Process) -> None:
+    prompt = "the pilot light of a gas stove burns small and blue until somebody wants warm water " * 2
+    asked = {"model": "tiny", "prompt": prompt, "max_tokens": 12, "ignore_eos": True, "temperature": 1, "seed": 40}
+    asked |= {"presence_penalty": 0.5, "repetition_penalty": 1.1}
+    with httpx.Client(base_url=process.url, timeout=30) as client:
+        together = client.post("/v1/completions", json={**asked, "n": 3}).json()
+        alone = [client.post("/v1/completions", json={**asked, "seed": 40 + i}).json() for i in range(3)]
+        assert [c["text"] for c in together["choices"]] == [answer["choices"][0]["text"] for answer in alone]
+        assert len({c["text"] for c in together["choices"]}) == 3
+        assert together["usage"]["completion_tokens"] == 36
+        assert together["usage"]["prompt_tokens"] == alone[0]["usage"]["prompt_tokens"]
+        echoed = client.post(
+            "/v1/completions", json={**asked, "max_tokens": 0, "echo": True, "logprobs": 1, "prompt_logprobs": 0}
+        ).json()["choices"][0]
+        assert echoed["text"] == prompt
+        assert "".join(echoed["logprobs"]["tokens"]) == prompt
+        own = [next(iter(entry.values())) for entry in echoed["prompt_logprobs"][1:]]
+        assert [entry["logprob"] for entry in own] == echoed["logprobs"]["token_logprobs"][1:]
+        for entry, top in zip(own, echoed["logprobs"]["top_logprobs"][1:], strict=True):
+            assert (entry["rank"] == 1) == (max(top.values()) <= entry["logprob"])

@@ -1,0 +1,32 @@
+"""What every object and chunk of one answer has in common: its identity, its event ids, its model's tokenizer."""
+
+import secrets
+import time
+
+import msgspec
+
+from engine.tokenizer import Tokenizer
+from runtime.generation import Generator
+from runtime.validation import ValidGeneration
+
+encoder = msgspec.json.Encoder()
+
+
+class Named:
+    def __init__(self, request: ValidGeneration, generator: Generator, prefix: str) -> None:
+        self.id = f"{prefix}-{secrets.token_hex(12)}"
+        self.created = int(time.time())
+        self.model = request.requested_model
+        self.num_choices = request.n
+        self._models = generator.models
+        self._name = request.model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        tokenizer = self._models.tokenizer(self._name)
+        assert tokenizer is not None, "an answer has pieces only once its model has been loaded"
+        return tokenizer
+
+    def event_id(self, choice: int, position: int | None) -> int | str | None:
+        """The index of the last token that an event carries; of several choices `CHOICE:INDEX`, as each has tokens of its own."""
+        return position if position is None or self.num_choices == 1 else f"{choice}:{position}"
