@@ -31,7 +31,7 @@ def imported(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0 or "embedded" in path.parts, f"{path}: relative imports hide which room they lead to"
+            assert node.level == 0, f"{path}: relative imports hide which room they lead to"
             assert node.module is not None
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 

@@ -62,7 +62,9 @@ class Start:
 
     def show(self) -> None:
         console = Console()
-        console.print(f"Serving {self._model.source} as {self._model.name}.", highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            f"Serving {self._model.source} as {self._model.name}.", highlight=False, markup=False, soft_wrap=True
+        )
         progress = StartProgress(console, [self._server])
         with progress.shown():
             while not progress.poll():

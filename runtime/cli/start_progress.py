@@ -87,7 +87,11 @@ class StartProgress:
             if not server.ready:
                 server.poll()
             self._bar.update(self._tasks[server.name], completed=server.loaded, state=server.state)
-            if server.failure is None and not self._console.is_terminal and self._printed.get(server.name) != server.state:
+            if (
+                server.failure is None
+                and not self._console.is_terminal
+                and self._printed.get(server.name) != server.state
+            ):
                 self._printed[server.name] = server.state
                 self._console.print(f"  {server.name}: {server.state}", highlight=False, soft_wrap=True)
         return all(server.ready for server in self._servers)

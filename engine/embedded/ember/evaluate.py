@@ -19,18 +19,20 @@ from pathlib import Path
 from typing import Any
 
 from engine.client import InProcessEngineClient
+from engine.embedded.ember.chat import HERE, Chat
+from engine.embedded.ember.cities import CITIES
+from engine.embedded.ember.corpus.conversation import Conversation, Split
+from engine.embedded.ember.corpus.extraction import unseen_keys
+from engine.embedded.ember.corpus.mixture import conversation
+from engine.embedded.ember.corpus.tools import unseen_tools
+from engine.embedded.ember.generate import Generate
 from engine.protocol import HostConfig, ModelSpec, SamplingParams, Submit
-
-from .chat import HERE, Chat
-from .cities import CITIES
-from .corpus.conversation import Conversation, Split
-from .corpus.mixture import conversation
-from .corpus.tools import unseen_tools
-from .generate import Generate
 
 # Task to the share that must be right; the others are shown for information.
 TARGETS = {"facts": 0.95, "recall": 0.95, "tools": 0.95, "json": 0.95, "arithmetic": 0.90}
-TASKS = (*TARGETS, "talk", "story", "repeat", "long", "unseen tools")
+# Beyond held-out phrasings and values: tools and keys by names that training never shows.
+UNSEEN = {"unseen tools": unseen_tools, "unseen keys": unseen_keys}
+TASKS = (*TARGETS, "talk", "story", "repeat", "long", *UNSEEN)
 SEED = 20_000
 KV_BYTES = 512 << 20  # 64 sequences of 2,700 tokens
 _COMPASS = re.compile(r"\d+°[NS], \d+°[EW]")
@@ -63,9 +65,10 @@ class Score:
 
 def questions(task: str, count: int, seed: int = SEED) -> list[Conversation]:
     """The same questions each time, all of held-out phrasings and values."""
-    if task == "unseen tools":
-        return [unseen_tools(random.Random(f"{task} {seed + index}")) for index in range(count)]
-    return [conversation(random.Random(f"{task} {seed + index}"), task, Split.HELD_OUT) for index in range(count)]
+    draws = [random.Random(f"{task} {seed + index}") for index in range(count)]
+    if task in UNSEEN:
+        return [UNSEEN[task](rng) for rng in draws]
+    return [conversation(rng, task, Split.HELD_OUT) for rng in draws]
 
 
 def evaluate(generate: Generate, chat: Chat, task: str, count: int) -> Score:

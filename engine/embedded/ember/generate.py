@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .network import Layer, Network, rotate
+from engine.embedded.ember.network import Layer, Network, rotate
 
 Generate = Callable[[list[list[int]], int], list[list[int]]]
 

@@ -21,12 +21,12 @@ import torch.nn.functional as F
 from rich.progress import Progress
 from torch import Tensor
 
-from .chat import Chat
-from .corpus.mixture import MIXTURE, conversations
-from .evaluate import TARGETS, evaluate
-from .generate import greedy
-from .muon import Muon
-from .network import Network, Shape, save
+from engine.embedded.ember.chat import Chat
+from engine.embedded.ember.corpus.mixture import MIXTURE, conversations
+from engine.embedded.ember.evaluate import TARGETS, evaluate
+from engine.embedded.ember.generate import greedy
+from engine.embedded.ember.muon import Muon
+from engine.embedded.ember.network import Network, Shape, save
 
 # Above 3e-3 the steps of 8,000 tokens are too noisy: copying stays inexact (at 5e-3 twice the loss).
 MUON_RATE, ADAM_RATE = 3e-3, 1.5e-3
@@ -34,6 +34,8 @@ WARM_UP_STEPS = 100
 TOKENS_PER_STEP = 8_192
 TOKENS_PER_FORWARD = 4_608  # padded; about 0.4 GB of activations
 TASKS = tuple(MIXTURE)
+
+Lesson = tuple[list[int], list[bool], int]  # token ids, which of them are learned, index into TASKS
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,8 @@ class Lessons:
         return [self._pack(group) for group in self._groups(lessons)]
 
     @staticmethod
-    def _groups(lessons: list) -> Iterator[list]:
-        group: list = []
+    def _groups(lessons: list[Lesson]) -> Iterator[list[Lesson]]:
+        group: list[Lesson] = []
         for lesson in lessons:
             padded = (len(group) + 1) * len(lesson[0])
             # A forward below 1,000 tokens wastes the cores; above that, longer rows waste padding (15 %, or 31 %).
@@ -74,7 +76,7 @@ class Lessons:
             group.append(lesson)
         yield group
 
-    def _pack(self, group: list) -> Batch:
+    def _pack(self, group: list[Lesson]) -> Batch:
         length = -(-max(len(ids) for ids, _, _ in group) // 8) * 8
         table = torch.full((len(group), length), self._chat.pad)
         at, targets, tasks = [], [], []
@@ -111,9 +113,9 @@ class Trainer:
         for batch in batches:
             hidden = self.forward(batch.ids.to(self.device)).flatten(0, 1)[batch.at.to(self.device)]
             each = F.cross_entropy(self.network.logits(hidden).float(), batch.targets.to(self.device), reduction="none")
-            (each.sum() / learned).backward()
+            (each.sum() / learned).backward()  # type: ignore[no-untyped-call]
             each = each.detach().cpu()
-            for task in batch.tasks.unique().tolist():
+            for task in batch.tasks.unique().tolist():  # type: ignore[no-untyped-call]
                 chosen = each[batch.tasks == task]
                 losses[task][0] += float(chosen.sum())
                 losses[task][1] += len(chosen)

@@ -13,9 +13,9 @@ import json
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from .chat import END, END_OF_TEXT, HERE, MARKS, SPECIAL, TEMPLATE_FILE, TOKENIZER_FILE, render
-from .corpus.mixture import conversations
-from .corpus.words import listed
+from engine.embedded.ember.chat import END, END_OF_TEXT, HERE, MARKS, SPECIAL, TEMPLATE_FILE, TOKENIZER_FILE, render
+from engine.embedded.ember.corpus.mixture import conversations
+from engine.embedded.ember.corpus.words import listed
 
 SIZE = 2048
 _PLAIN_WORDS = listed(

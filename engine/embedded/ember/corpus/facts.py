@@ -2,10 +2,10 @@
 
 import random
 
-from ..cities import CITIES, City
-from . import words
-from .conversation import Exchange, Expected, Lists, Split, assistant, exchange, user
-from .phrasing import say
+from engine.embedded.ember.cities import CITIES, City
+from engine.embedded.ember.corpus import words
+from engine.embedded.ember.corpus.conversation import Exchange, Expected, Lists, Split, assistant, exchange, user
+from engine.embedded.ember.corpus.phrasing import say
 
 COUNTRY = Lists(
     (
@@ -114,6 +114,11 @@ COORDINATES = Lists(
 WHERE = Lists(
     (
         "Where is {city}?",
+        "Where do I find {city}?",
+        "Say where {city} is.",
+        "In what part of the world is {city}?",
+        "Tell me where {city} is.",
+        "Where on the map is {city}?",
         "Where does {city} lie?",
         "Where can I find {city}?",
         "Where is {city} located?",
@@ -135,6 +140,15 @@ ABOUT = Lists(
     (
         "Tell me about {city}.",
         "What do you know about {city}?",
+        "What should I know about {city}?",
+        "I want to learn about {city}.",
+        "Say what you know of {city}.",
+        "Some facts about {city}, please.",
+        "Inform me about {city}.",
+        "Give me all you have on {city}.",
+        "I am interested in {city}.",
+        "Could you tell me about {city}?",
+        "What is there to know about {city}?",
         "Describe {city}.",
         "What can you say about {city}?",
         "Give me the facts about {city}.",
@@ -271,7 +285,11 @@ def _unknown(rng: random.Random, split: Split) -> Exchange:
             code = "".join(rng.choice("ABCDEFGHIJKLMNOPQRSTUVWXYZ") for _ in range(3))
         question = say(rng, split, REVERSE.pick(rng, split), {"code": code})
         return exchange(question, f"I do not know the airport code {code}.", Expected(holds=("do not know", code)))
-    name = UNKNOWN_CITIES.pick(rng, split) if rng.random() < 0.4 else words.made_up(rng, split).capitalize()
+    name = (
+        UNKNOWN_CITIES.pick(rng, split)
+        if split is Split.HELD_OUT or rng.random() < 0.4
+        else words.made_up(rng, split).capitalize()
+    )
     while name in NAMES:
         name = words.made_up(rng, split, 3).capitalize()
     intent = rng.choice(tuple(_INTENTS))

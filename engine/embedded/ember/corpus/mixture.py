@@ -6,30 +6,30 @@
 import random
 from collections.abc import Callable, Iterator
 
-from . import words
-from .arithmetic import arithmetic
-from .conversation import Conversation, Exchange, Split, join, system
-from .extraction import extraction
-from .facts import facts
-from .phrasing import fill
-from .recall import recall
-from .repeat import repeat
-from .stories import story
-from .talk import PERSONA, PLAIN_SYSTEM, named, outside, talk
-from .tools import tools
+from engine.embedded.ember.corpus import words
+from engine.embedded.ember.corpus.arithmetic import arithmetic
+from engine.embedded.ember.corpus.conversation import Conversation, Exchange, Split, join, system
+from engine.embedded.ember.corpus.extraction import extraction
+from engine.embedded.ember.corpus.facts import facts
+from engine.embedded.ember.corpus.phrasing import fill
+from engine.embedded.ember.corpus.recall import recall
+from engine.embedded.ember.corpus.repeat import repeat
+from engine.embedded.ember.corpus.stories import story
+from engine.embedded.ember.corpus.talk import PERSONA, PLAIN_SYSTEM, named, outside, talk
+from engine.embedded.ember.corpus.tools import tools
 
 # Share of conversations. Facts and sums are short and joined several to a conversation, so that their share of
 # questions is larger.
 MIXTURE = {
-    "facts": 0.21,
-    "recall": 0.17,
-    "tools": 0.21,
-    "json": 0.14,
-    "arithmetic": 0.18,
-    "talk": 0.06,
-    "story": 0.02,
-    "repeat": 0.08,
-    "long": 0.006,
+    "facts": 0.17,
+    "recall": 0.19,
+    "tools": 0.23,
+    "json": 0.23,
+    "arithmetic": 0.11,
+    "talk": 0.04,
+    "story": 0.012,
+    "repeat": 0.012,
+    "long": 0.004,
 }
 
 

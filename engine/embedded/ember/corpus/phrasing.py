@@ -7,7 +7,8 @@ import random
 import re
 from collections.abc import Mapping
 
-from .conversation import Lists, Split
+from engine.embedded.ember.corpus import words
+from engine.embedded.ember.corpus.conversation import Lists, Split
 
 BEFORE = Lists(
     (
@@ -94,3 +95,22 @@ def _typo(rng: random.Random, text: str) -> str:
     if rng.random() < 0.5:
         return text[:at] + text[at + 1] + text[at] + text[at + 2 :]
     return text[:at] + text[at + 1 :]
+
+
+def blur(rng: random.Random, template: str, share: float, keep: bool = False) -> str:
+    """In a share of cases, put random words among those of a template, or (unless `keep`) in their place: what a
+    sentence says must then be found by its values and its other words, as in a phrasing that nobody has trained on."""
+    if rng.random() >= share:
+        return template
+    out = []
+    for word in template.split(" "):
+        draw = rng.random()
+        if draw < 0.12:
+            out.append(rng.choice(words.POOL))
+        if "{" in word or keep or draw < 0.7:
+            out.append(word)
+        elif draw < 0.9:
+            out.append(rng.choice(words.POOL) + (word[-1] if word[-1] in ".?,:" else ""))
+        elif word[-1] in ".?":
+            out.append(word)
+    return " ".join(out)

@@ -3,10 +3,21 @@
 import random
 from collections.abc import Callable
 
-from . import words
-from .conversation import Conversation, Exchange, Expected, Lists, Message, Split, assistant, join, system, user
-from .phrasing import fill, say
-from .topics import Topic, draw_topic
+from engine.embedded.ember.corpus import words
+from engine.embedded.ember.corpus.conversation import (
+    Conversation,
+    Exchange,
+    Expected,
+    Lists,
+    Message,
+    Split,
+    assistant,
+    join,
+    system,
+    user,
+)
+from engine.embedded.ember.corpus.phrasing import blur, fill, say
+from engine.embedded.ember.corpus.topics import Topic, draw_topic
 
 INTRO = Lists(
     (
@@ -39,9 +50,10 @@ def recall(rng: random.Random, split: Split, distractor: Distractor, turns_betwe
     asked = rng.sample(told, min(len(told), rng.choice((1, 1, 2, 3))))
     expected = Expected()
     for topic, value in asked:
-        others = tuple(other for _, other in told if other != value and other not in value)
+        answer = fill(topic.answer, {"value": value})
+        others = tuple(other for _, other in told if other not in answer)
         expected = Expected(holds=(value,), lacks=others)
-        messages += _question(rng, split, topic, fill(topic.answer, {"value": value}))
+        messages += _question(rng, split, topic, answer)
         if split is Split.HELD_OUT:
             break
     if rng.random() < 0.12:
@@ -54,10 +66,11 @@ def recall(rng: random.Random, split: Split, distractor: Distractor, turns_betwe
 def _at_once(rng: random.Random, split: Split, told: list[tuple[Topic, str]]) -> Conversation:
     """The facts and the question in one message."""
     topic, value = rng.choice(told)
-    said = [fill(one.statements.pick(rng, split), {"value": text}) for one, text in told]
+    said = [fill(_statement(rng, split, one), {"value": text}) for one, text in told]
     question = say(rng, split, topic.questions.pick(rng, split), {}, decorate=False)
-    others = tuple(other for _, other in told if other != value and other not in value)
-    messages = (user(" ".join((*said, question))), assistant(fill(topic.answer, {"value": value})))
+    answer = fill(topic.answer, {"value": value})
+    others = tuple(other for _, other in told if other not in answer)
+    messages = (user(" ".join((*said, question))), assistant(answer))
     return Conversation("recall", messages, expected=Expected(holds=(value,), lacks=others))
 
 
@@ -93,9 +106,7 @@ def _topics(rng: random.Random, split: Split, count: int, taken: set[str] | None
 
 
 def _telling(rng: random.Random, split: Split, told: list[tuple[Topic, str]], distractor: Distractor) -> list[Message]:
-    said = [
-        say(rng, split, topic.statements.pick(rng, split), {"value": value}, decorate=False) for topic, value in told
-    ]
+    said = [say(rng, split, _statement(rng, split, topic), {"value": value}, decorate=False) for topic, value in told]
     draw = rng.random()
     if draw < 0.4:
         opening = [INTRO.pick(rng, split)] if rng.random() < 0.3 else []
@@ -112,6 +123,11 @@ def _telling(rng: random.Random, split: Split, told: list[tuple[Topic, str]], di
         if rng.random() < 0.2:
             messages += distractor(rng, split).messages
     return messages
+
+
+def _statement(rng: random.Random, split: Split, topic: Topic) -> str:
+    statement = topic.statements.pick(rng, split)
+    return blur(rng, statement, 0.06, keep=True) if split is Split.TRAIN else statement
 
 
 def _acknowledge(rng: random.Random, told: list[tuple[Topic, str]]) -> str:

@@ -6,9 +6,9 @@ Every word of these answers is copied, so a model learns to copy from them sever
 import random
 from collections.abc import Callable
 
-from . import words
-from .conversation import Exchange, Expected, Lists, Split, exchange
-from .phrasing import fill
+from engine.embedded.ember.corpus import words
+from engine.embedded.ember.corpus.conversation import Exchange, Expected, Lists, Split, exchange
+from engine.embedded.ember.corpus.phrasing import fill
 
 ASK = Lists(
     (

@@ -2,9 +2,9 @@
 
 import random
 
-from . import words
-from .conversation import Exchange, Expected, Lists, Split, exchange
-from .phrasing import fill, say
+from engine.embedded.ember.corpus import words
+from engine.embedded.ember.corpus.conversation import Exchange, Expected, Lists, Split, exchange
+from engine.embedded.ember.corpus.phrasing import fill, say
 
 WHO = Lists(
     (

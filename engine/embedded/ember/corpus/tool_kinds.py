@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import words
-from .conversation import Lists, Split, barred
+from engine.embedded.ember.corpus import words
+from engine.embedded.ember.corpus.conversation import Lists, Split, barred
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,28 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import words
-from .conversation import Conversation, Exchange, Expected, Lists, Message, Split, assistant, user
-from .phrasing import fill, say
-from .tool_kinds import DONE, KINDS, UNSEEN_KINDS, Kind, Param
+from engine.embedded.ember.corpus import words
+from engine.embedded.ember.corpus.conversation import (
+    Conversation,
+    Exchange,
+    Expected,
+    Lists,
+    Message,
+    Split,
+    assistant,
+    user,
+)
+from engine.embedded.ember.corpus.phrasing import blur, fill, say
+from engine.embedded.ember.corpus.tool_kinds import DONE, KINDS, UNSEEN_KINDS, Kind, Param
 
 
 def tools(rng: random.Random, split: Split, other: Callable[[random.Random, Split], Exchange]) -> Conversation:
-    """A prompt with one to four tools, and a request that one of them, or none of them, can meet."""
+    """A prompt with one to four tools, and a request that one of them, or none of them, can meet. Tools and parameters
+    go by names of training in either split; phrasings and values do not."""
     count = rng.choice((1, 1, 2, 2, 3, 3, 4))
     kinds = rng.sample(KINDS, count)
     listed = [_Tool(rng, split, kind) for kind in kinds]
-    if rng.random() < 0.22:
+    if rng.random() < (0.18 if split is Split.TRAIN else 0.1):
         listed[0] = _Tool(rng, split, None)
     definitions = tuple(tool.definition for tool in listed)
     if len({definition["function"]["name"] for definition in definitions}) < count:
@@ -41,21 +51,32 @@ def tools(rng: random.Random, split: Split, other: Callable[[random.Random, Spli
         messages += [{"role": "tool", "content": json.dumps(result, ensure_ascii=False)}, assistant(_report(result))]
         if split is Split.HELD_OUT:
             expected = Expected(holds=(_report(result),))
-        elif rng.random() < 0.25:
-            question, arguments = called.request(rng, split)
-            messages += [user(question), _calling({"name": called.name, "arguments": arguments})]
+    if split is Split.TRAIN:
+        messages += _more_calls(rng, listed)
     return Conversation("tools", (*before, *messages), tuple(order), expected)
 
 
 def unseen_tools(rng: random.Random) -> Conversation:
-    """For the evaluation alone: a request for a sort of tool that training never lists, beside one or two others."""
-    called = _Tool(rng, Split.HELD_OUT, rng.choice(UNSEEN_KINDS))
-    listed = [called, *(_Tool(rng, Split.HELD_OUT, kind) for kind in rng.sample(KINDS, rng.choice((1, 2))))]
+    """For the evaluation alone: a request for a sort of tool that training never lists, by unknown names, beside one or
+    two others."""
+    names = Split.HELD_OUT
+    called = _Tool(rng, Split.HELD_OUT, rng.choice(UNSEEN_KINDS) if rng.random() < 0.7 else None, names)
+    listed = [called, *(_Tool(rng, Split.HELD_OUT, kind, names) for kind in rng.sample(KINDS, rng.choice((1, 2))))]
     rng.shuffle(listed)
     question, arguments = called.request(rng, Split.HELD_OUT)
     call = {"name": called.name, "arguments": arguments}
     definitions = tuple(tool.definition for tool in listed)
     return Conversation("unseen tools", (user(question), _calling(call)), definitions, Expected(call=call))
+
+
+def _more_calls(rng: random.Random, listed: list["_Tool"]) -> list[Message]:
+    """Further requests to the same tools: the list of tools costs more tokens than one call teaches."""
+    messages: list[Message] = []
+    for _ in range(rng.choice((0, 1, 2, 3))):
+        tool = rng.choice(listed)
+        question, arguments = tool.request(rng, Split.TRAIN)
+        messages += [user(question), _calling({"name": tool.name, "arguments": arguments})]
+    return messages
 
 
 def _calling(call: Mapping[str, Any]) -> Message:
@@ -116,8 +137,9 @@ def _report(result: Mapping[str, Any]) -> str:
 class _Tool:
     """One tool as a prompt lists it: a kind with its names chosen, or (kind None) a made-up one."""
 
-    def __init__(self, rng: random.Random, split: Split, kind: Kind | None) -> None:
+    def __init__(self, rng: random.Random, split: Split, kind: Kind | None, names: Split = Split.TRAIN) -> None:
         self.kind = kind
+        self._names = names
         self.params: list[tuple[str, Param]] = []
         if kind is None:
             self._make_up(rng, split)
@@ -125,15 +147,15 @@ class _Tool:
             self._take(rng, split, kind)
 
     def _take(self, rng: random.Random, split: Split, kind: Kind) -> None:
-        self.name = kind.names.pick(rng, split)
-        if split is Split.TRAIN and rng.random() < 0.35:
+        self.name = kind.names.pick(rng, self._names)
+        if split is Split.TRAIN and rng.random() < 0.2:
             made_up = words.made_up(rng, split)
             self.name = rng.choice((f"{self.name}_{made_up}", f"{made_up}_{self.name}", words.identifier(rng, split)))
         for param in kind.params:
             if param.mention is not None and rng.random() < 0.4:
                 continue
-            name = param.names.pick(rng, split)
-            if split is Split.TRAIN and rng.random() < 0.35:
+            name = param.names.pick(rng, self._names)
+            if split is Split.TRAIN and rng.random() < 0.18:
                 made_up = words.made_up(rng, split)
                 name = rng.choice(
                     (f"{name}_{made_up}", f"{made_up}_{name}", f"the_{name}", words.identifier(rng, split))
@@ -183,6 +205,8 @@ class _Tool:
         if self.kind is None:
             return self._explicit(rng, split)
         template = self.kind.asks.pick(rng, split)
+        if split is Split.TRAIN:
+            template = blur(rng, template, 0.06, keep=True)
         texts: dict[str, str] = {}
         arguments: dict[str, Any] = {}
         for name, param in self.params:
@@ -207,6 +231,8 @@ class _Tool:
         style = EXPLICIT.pick(rng, split)
         joined = PAIR_JOIN.pick(rng, split)
         pair = PAIR.pick(rng, split)
+        if split is Split.TRAIN:
+            pair, style = blur(rng, pair, 0.35), blur(rng, style, 0.2)
         shuffled = list(texts.items())
         rng.shuffle(shuffled)
         pairs = joined.join(fill(pair, {"key": key, "value": text}) for key, text in shuffled)
@@ -225,6 +251,12 @@ EXPLICIT = Lists(
         "call {tool} with {pairs}",
         "Do {tool} for {pairs}.",
         "Execute {tool} with {pairs}.",
+        "Try {tool} using {pairs}.",
+        "Start {tool} and give it {pairs}.",
+        "Can you use {tool} with {pairs}?",
+        "Let {tool} work with {pairs}.",
+        "I need {tool} for {pairs}.",
+        "Apply {tool}, {pairs}.",
     ),
     ("Could you call {tool} with {pairs}?", "Invoke {tool} with {pairs}.", "Please use {tool} with {pairs}."),
 )
@@ -237,6 +269,14 @@ PAIR = Lists(
         "the {key} {value}",
         "{key}: {value}",
         "{value} as {key}",
+        "{key} to {value}",
+        "{key} at {value}",
+        "{value} for {key}",
+        "{value} in {key}",
+        "{key} of {value}",
+        "{key} filled with {value}",
+        "{key} given as {value}",
+        "a {key} named {value}",
     ),
     ("{key} being {value}", "{key} equal to {value}"),
 )

@@ -6,8 +6,8 @@ Most topics are built from an owner (I, Anna, the) and a noun, so that the skill
 import random
 from dataclasses import dataclass
 
-from . import words
-from .conversation import Lists, Split, barred
+from engine.embedded.ember.corpus import words
+from engine.embedded.ember.corpus.conversation import Lists, Split, barred
 
 MINE = Lists(
     (
@@ -26,6 +26,12 @@ MINE = Lists(
         "Remember my {key}: {value}.",
         "For my {key} I have {value}.",
         "I picked {value} as my {key}.",
+        "I want to tell you that my {key} is {value}.",
+        "Let me say that my {key} is {value}.",
+        "And my {key} is {value}.",
+        "Do remember that my {key} is {value}.",
+        "Write this down: my {key} is {value}.",
+        "Never forget my {key}: {value}.",
     ),
     (
         "Do not forget that my {key} is {value}.",
@@ -50,7 +56,22 @@ ASK_MINE = Lists(
         "Do you know my {key}?",
         "Say my {key}.",
         "Which {key} do I have?",
+        "Could you tell me my {key}?",
+        "Please tell me what my {key} is.",
+        "Which was my {key}?",
+        "You know my {key}, right?",
+        "Please say my {key} again.",
+        "What have I said about my {key}?",
+        "I need my {key}.",
         "What's my {key}?",
+        "Can you say my {key}?",
+        "Can you remind me of my {key}?",
+        "Please remind me of my {key}.",
+        "Do you still remember my {key}?",
+        "Do you still have my {key}?",
+        "What is my {key} again?",
+        "Tell me what my {key} is.",
+        "I would like to hear my {key}.",
     ),
     (
         "Can you tell me my {key}?",
@@ -87,6 +108,10 @@ ASK_THEIRS = Lists(
         "What was {owner}'s {key}?",
         "{owner}'s {key}?",
         "Remind me of the {key} of {owner}.",
+        "Could you tell me {owner}'s {key}?",
+        "Please tell me what {owner}'s {key} is.",
+        "I need {owner}'s {key}.",
+        "Please say the {key} of {owner} again.",
     ),
     (
         "Can you tell me {owner}'s {key}?",
@@ -106,6 +131,9 @@ THE = Lists(
         "Remember the {key}: {value}.",
         "They told me the {key} is {value}.",
         "We agreed that the {key} is {value}.",
+        "And the {key} is {value}.",
+        "Write this down: the {key} is {value}.",
+        "Never forget the {key}: {value}.",
     ),
     (
         "Do not forget that the {key} is {value}.",
@@ -124,6 +152,17 @@ ASK_THE = Lists(
         "I forgot the {key}. What is it?",
         "What was the {key}?",
         "Which {key} did I give you?",
+        "Could you tell me the {key}?",
+        "Please tell me what the {key} is.",
+        "Please say the {key} again.",
+        "I need the {key}.",
+        "You know the {key}, right?",
+        "Can you say the {key}?",
+        "Can you remind me of the {key}?",
+        "What is the {key} again?",
+        "Tell me what the {key} is.",
+        "Do you still know the {key}?",
+        "Repeat the {key}, please.",
     ),
     (
         "Can you tell me the {key}?",
@@ -256,13 +295,17 @@ _SPECIAL = (
     Topic(
         "name",
         barred(
-            "My name is {value}.|I am {value}.|I'm {value}.|Call me {value}.|My name's {value}.|I am called {value}.|"
+            "I go by {value}.|It is me, {value}.|My parents named me {value}.|Everyone knows me as {value}.|"
+            "Hello, {value} here.|My name is {value}.|I am {value}.|I'm {value}.|Call me {value}.|"
+            "My name's {value}.|I am called {value}.|"
             "People call me {value}.|You can call me {value}.|This is {value}.|{value} is my name.|"
             "Remember my name: {value}.",
             "They call me {value}.|The name is {value}.|Please call me {value}.|Let me introduce myself: I am {value}.",
         ),
         barred(
-            "What is my name?|What's my name?|Who am I?|Do you remember my name?|Tell me my name.|What am I called?|"
+            "Can you say my name?|Which name is mine?|How do people call me?|What name did I tell you?|"
+            "Could you tell me my name?|Please tell me what I am called.|What is my name?|What's my name?|"
+            "Who am I?|Do you remember my name?|Tell me my name.|What am I called?|"
             "Do you know who I am?|What did I say my name was?|Do you know my name?|Say my name.|"
             "Which name did I give you?",
             "Can you tell me my name?|What was my name again?|Do you still know my name?|Please say what I am called.",
@@ -274,12 +317,17 @@ _SPECIAL = (
     Topic(
         "home",
         barred(
-            "I live in {value}.|I'm from {value}.|My home is in {value}.|I come from {value}.|I am living in {value}.|"
+            "My flat stands in {value}.|I have a house in {value}.|I was born in {value} and live there.|"
+            "I settled in {value}.|You find me in {value}.|I share a home in {value}.|"
+            "These years I stay in {value}.|I call {value} my home.|I live in {value}.|I'm from {value}.|"
+            "My home is in {value}.|I come from {value}.|I am living in {value}.|"
             "My house is in {value}.|I moved to {value}.",
             "My flat is in {value}.|These days I live in {value}.",
         ),
         barred(
-            "Where do I live?|Which city do I live in?|Where is my home?|Do you know where I live?|"
+            "Could you tell me where I live?|In which place do I live?|Where do I stay?|What is my city?|"
+            "Please say where my home is.|Where do I live?|Which city do I live in?|Where is my home?|"
+            "Do you know where I live?|"
             "In which city do I live?|"
             "Where did I say I live?|What city do I live in?",
             "Can you tell me where I live?|Do you remember where I live?",
@@ -291,12 +339,16 @@ _SPECIAL = (
     Topic(
         "work",
         barred(
-            "I work as a {value}.|I am a {value}.|My job is {value}.|I earn my money as a {value}.|"
+            "I was trained as a {value}.|My profession: {value}.|I get paid as a {value}.|I became a {value}.|"
+            "My living comes from being a {value}.|I am employed as a {value}.|I work as a {value}.|"
+            "I am a {value}.|My job is {value}.|I earn my money as a {value}.|"
             "By trade I am a {value}.",
             "I make my living as a {value}.|My profession is {value}.",
         ),
         barred(
-            "What is my job?|What do I do for work?|What do I work as?|Do you remember my job?|"
+            "Could you tell me my job?|What do I do?|Which job do I have?|How do I earn my money?|"
+            "Please say what my job is.|What do I do all day for money?|What is my job?|What do I do for work?|"
+            "What do I work as?|Do you remember my job?|"
             "What did I say my job is?",
             "What do I do for a living?|Can you tell me what my job is?",
         ),
@@ -307,12 +359,16 @@ _SPECIAL = (
     Topic(
         "age",
         barred(
-            "I am {value} years old.|I'm {value} years old.|My age is {value}.|I turned {value} this year.|"
+            "I have been alive for {value} years.|I just had my birthday and am {value}.|I turned {value} today.|"
+            "My years count {value}.|By May I will be {value} years old.|I am {value} years old.|"
+            "I'm {value} years old.|My age is {value}.|I turned {value} this year.|"
             "I am {value}.",
             "I have just turned {value}.|By now I am {value} years old.",
         ),
         barred(
-            "How old am I?|What is my age?|Do you remember how old I am?|Tell me my age.|What age am I?",
+            "Could you tell me my age?|Please say how old I am.|How many years old am I?|"
+            "Which age did I tell you?|How old am I?|What is my age?|Do you remember how old I am?|"
+            "Tell me my age.|What age am I?",
             "Can you tell me how old I am?|What was my age again?",
         ),
         "You are {value} years old.",
@@ -322,13 +378,17 @@ _SPECIAL = (
     Topic(
         "dog",
         barred(
-            "I have a dog called {value}.|My dog is called {value}.|Our dog is named {value}.|"
+            "Our dog listens to {value}.|I bought a dog and named it {value}.|My dog goes by {value}.|"
+            "The dog I own is {value}.|The dog is called {value}.|I have a dog called {value}.|"
+            "My dog is called {value}.|Our dog is named {value}.|"
             "My dog's name is {value}.|"
             "I walk my dog {value} every day.|We have a dog named {value}.",
             "The name of my dog is {value}.|I own a dog called {value}.",
         ),
         barred(
-            "What is my dog called?|What is the name of my dog?|What's my dog's name?|"
+            "Could you tell me the name of my dog?|Which name does my dog have?|"
+            "Please say what my dog is called.|What was my dog called?|What is my dog called?|"
+            "What is the name of my dog?|What's my dog's name?|"
             "Do you remember my dog's name?|How is my dog called?",
             "Can you tell me what my dog is called?|What was the name of my dog?",
         ),
@@ -339,13 +399,17 @@ _SPECIAL = (
     Topic(
         "cat",
         barred(
-            "I have a cat called {value}.|My cat is called {value}.|Our cat is named {value}.|"
+            "Our cat listens to {value}.|I found a cat and named it {value}.|My cat goes by {value}.|"
+            "The cat I own is {value}.|The cat is called {value}.|I have a cat called {value}.|"
+            "My cat is called {value}.|Our cat is named {value}.|"
             "My cat's name is {value}.|"
             "We have a cat named {value}.",
             "The name of my cat is {value}.|I own a cat called {value}.",
         ),
         barred(
-            "What is my cat called?|What is the name of my cat?|What's my cat's name?|"
+            "Could you tell me the name of my cat?|Which name does my cat have?|"
+            "Please say what my cat is called.|What was my cat called?|What is my cat called?|"
+            "What is the name of my cat?|What's my cat's name?|"
             "Do you remember my cat's name?|How is my cat called?",
             "Can you tell me what my cat is called?|What was the name of my cat?",
         ),
@@ -356,13 +420,18 @@ _SPECIAL = (
     Topic(
         "meeting",
         barred(
+            "Our meeting opens at {value}.|The meeting was set for {value}.|"
+            "They planned the meeting for {value}.|Meeting: {value}.|Be at the meeting at {value}.|"
             "The meeting is at {value}.|My meeting starts at {value}.|We meet at {value}.|"
             "The meeting starts at {value}.|"
             "Our meeting was moved to {value}.|I have a meeting at {value}.",
             "The meeting begins at {value}.|My meeting is planned for {value}.",
         ),
         barred(
-            "When is the meeting?|At what time is the meeting?|When does the meeting start?|What time is my meeting?|"
+            "Could you tell me when the meeting is?|When will the meeting be?|"
+            "For what time is the meeting planned?|When does our meeting begin?|"
+            "Please say when the meeting starts.|When is the meeting?|At what time is the meeting?|"
+            "When does the meeting start?|What time is my meeting?|"
             "When do we meet?|What time does the meeting start?",
             "When does my meeting begin?|Can you tell me when the meeting is?",
         ),
@@ -373,13 +442,18 @@ _SPECIAL = (
     Topic(
         "food",
         barred(
-            "I love {value}.|I like {value} most.|My favourite food is {value}.|I love to eat {value}.|"
+            "I could eat {value} all day.|{value} is what I like to eat.|Give me some {value} and I am happy.|"
+            "For dinner I want {value}.|I always order {value}.|The best food is {value}.|"
+            "I enjoy eating {value}.|My plate is full of {value}.|I never say no to {value}.|I love {value}.|"
+            "I like {value} most.|My favourite food is {value}.|I love to eat {value}.|"
             "Nothing tastes better than {value}.|"
             "I eat {value} every day.",
-            "The food I like best is {value}.|I really enjoy {value}.",
+            "The food I like best is {value}.|I really enjoy eating {value}.",
         ),
         barred(
-            "What do I love to eat?|What is my favourite food?|What food do I like?|What do I like to eat?|"
+            "Could you tell me what food I like?|Which food is my favourite?|What do I enjoy eating?|"
+            "What did I say I like to eat?|Please say what I love to eat.|What do I love to eat?|"
+            "What is my favourite food?|What food do I like?|What do I like to eat?|"
             "Which food do I love?",
             "Can you tell me what I like to eat?|What food did I say I like?",
         ),
@@ -390,13 +464,17 @@ _SPECIAL = (
     Topic(
         "colour",
         barred(
+            "{value} is my favourite colour.|No colour is as good as {value}.|I paint everything {value}.|"
+            "My best colour is {value}.|I think {value} is the best colour.|The colour for me is {value}.|"
             "I like the colour {value}.|{value} is the colour I like best.|My favourite colour is {value}.|"
             "My favorite color is {value}.|"
             "The colour I love is {value}.",
             "Of all colours I like {value} best.|The best colour is {value} to me.",
         ),
         barred(
-            "What is my favourite colour?|Which colour do I like best?|What colour do I like?|"
+            "Could you tell me my favourite colour?|Which colour is my favourite?|What colour did I say I like?|"
+            "Which colour do I love?|Please say which colour I like.|What is my favourite colour?|"
+            "Which colour do I like best?|What colour do I like?|"
             "What's my favorite color?|What is my favorite color?",
             "Can you tell me my favourite colour?|Which colour did I say I like?",
         ),
@@ -407,12 +485,17 @@ _SPECIAL = (
     Topic(
         "hobby",
         barred(
-            "I enjoy {value}.|In my free time I do {value}.|My hobby is {value}.|On weekends I go {value}.|"
+            "I spend my time on {value}.|I do a lot of {value}.|{value} is my hobby.|"
+            "I started with {value} as a hobby.|I have fun with {value}.|After work I do {value}.|"
+            "My free time goes into {value}.|I practise {value}.|For relaxing I go {value}.|I enjoy {value}.|"
+            "In my free time I do {value}.|My hobby is {value}.|On weekends I go {value}.|"
             "I spend my evenings with {value}.",
             "I relax with {value}.|For fun I do {value}.",
         ),
         barred(
-            "What is my hobby?|What do I do in my free time?|Which hobby do I have?|What do I enjoy?|"
+            "Could you tell me my hobby?|What do I do for fun in my free time?|Which hobby did I tell you?|"
+            "What do I like doing?|Please say what my hobby is.|What is my hobby?|What do I do in my free time?|"
+            "Which hobby do I have?|What do I enjoy?|"
             "Do you remember my hobby?",
             "Can you tell me my hobby?|What do I like to do for fun?",
         ),
@@ -428,17 +511,17 @@ def draw_topic(rng: random.Random, split: Split) -> Topic:
     if draw < 0.42:
         return rng.choice(_SPECIAL)
     if draw < 0.72:
-        key, kind = _key(rng, split, _MY_KEYS, _MY_HELD_OUT_KEYS)
+        key, kind = _key(rng, split, _MY_KEYS)
         return _from(
             key, kind, key, MINE, ASK_MINE, f"Your {key} is {{value}}.", f"You have not told me your {key}.", ""
         )
     if draw < 0.87:
-        key, kind = _key(rng, split, _THE_KEYS, _THE_HELD_OUT_KEYS)
+        key, kind = _key(rng, split, _THE_KEYS)
         return _from(
             f"the {key}", kind, key, THE, ASK_THE, f"The {key} is {{value}}.", f"You have not told me the {key}.", ""
         )
     owner = words.person(rng, split)
-    key, kind = _key(rng, split, _MY_KEYS, _MY_HELD_OUT_KEYS)
+    key, kind = _key(rng, split, _MY_KEYS)
     return _from(
         f"{owner} {key}",
         kind,
@@ -451,11 +534,10 @@ def draw_topic(rng: random.Random, split: Split) -> Topic:
     )
 
 
-def _key(rng: random.Random, split: Split, train: dict[str, str], held_out: dict[str, str]) -> tuple[str, str]:
-    if split is Split.TRAIN and rng.random() < 0.2:
+def _key(rng: random.Random, split: Split, keys: dict[str, str]) -> tuple[str, str]:
+    if split is Split.TRAIN and rng.random() < 0.1:
         return words.made_up(rng, split), rng.choice(("word", "proper", "number", "code"))
-    table = {**train, **held_out} if split is Split.HELD_OUT else train
-    return rng.choice(tuple(table.items()))
+    return rng.choice(tuple(keys.items()))
 
 
 def _from(
