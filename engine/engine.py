@@ -33,8 +33,10 @@ class Runner(Protocol):
 
 
 class StepTimes(NamedTuple):
-    host_s: float = 0.0
+    schedule_s: float = 0.0
+    prepare_s: float = 0.0
     device_s: float = 0.0
+    publish_s: float = 0.0
 
 
 class Engine:
@@ -105,12 +107,15 @@ class Engine:
         """Compute the next tokens of as many sequences as the limits allow."""
         started = self._clock()
         chunks = self.scheduler.schedule()
+        scheduled = self._clock()
         result = self._runner.run(chunks)
+        computed_at = self._clock()
         for chunk, computed in zip(chunks, result.chunks, strict=True):
             self._publish(chunk, computed)
-        step_s = self._clock() - started
-        self._rates.count(chunks, step_s)
-        self.last_step = StepTimes(step_s - result.device_s, result.device_s)
+        ended = self._clock()
+        self._rates.count(chunks, ended - started)
+        prepare_s = computed_at - scheduled - result.device_s
+        self.last_step = StepTimes(scheduled - started, prepare_s, result.device_s, ended - computed_at)
 
     def take_outputs(self) -> list[TokenOutput]:
         outputs, self._outputs = self._outputs, []

@@ -22,6 +22,7 @@ from engine.protocol import (
     Abort,
     Command,
     HostConfig,
+    HostPhases,
     LoadModel,
     LoadProgress,
     ModelFailed,
@@ -180,9 +181,13 @@ class EngineHost:
         self._steps += bool(stepped)
         times = [model.engine.last_step for model in stepped]
         loads = {name: model.engine.load() for name, model in self._models.items()}
-        host_s = sum(t.host_s for t in times) + time.perf_counter() - started
         device_s = sum(t.device_s for t in times)
-        self._transport.send(StepOutput(self._steps, tuple(outputs), loads, host_s * 1000, device_s * 1000))
+        phases = HostPhases(
+            schedule_ms=1000 * sum(t.schedule_s for t in times),
+            prepare_ms=1000 * sum(t.prepare_s for t in times),
+            publish_ms=1000 * (sum(t.publish_s for t in times) + time.perf_counter() - started),
+        )
+        self._transport.send(StepOutput(self._steps, tuple(outputs), loads, sum(phases), device_s * 1000, phases))
         self._last_frame_at = time.monotonic()
 
 

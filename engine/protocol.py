@@ -179,6 +179,17 @@ class ModelInfo:
     load_s: float
 
 
+class HostPhases(NamedTuple):
+    """What the host's time of a step went into."""
+
+    schedule_ms: float = 0.0  # who computes what, in which blocks
+    prepare_ms: float = 0.0  # the batch as tensors, until the model is launched
+    publish_ms: float = 0.0  # results counted and written into messages; their encoding comes later
+
+
+NO_TIME = HostPhases()
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """One frame per step: every sequence's new tokens, and the load of every model. Also sent, without tokens, as a heartbeat when idle."""
@@ -186,8 +197,9 @@ class StepOutput:
     step: int
     outputs: tuple[TokenOutput, ...]
     loads: dict[str, ModelLoad]
-    host_time_ms: float = 0.0  # schedule + prepare + publish of this step
+    host_time_ms: float = 0.0  # of this step, all but the device's: the sum of the phases
     device_time_ms: float = 0.0
+    phases: HostPhases = NO_TIME
 
 
 @dataclass(frozen=True, slots=True)

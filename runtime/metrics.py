@@ -55,6 +55,10 @@ class Metrics:
             "pilotlight_engine_step_host_ms", "Host time of an engine step", registry=registry,
             buckets=(0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64),
         )  # fmt: skip
+        self._phase_ms = Histogram(
+            "pilotlight_engine_step_phase_ms", "Host time of an engine step by what it went into", ["phase"],
+            registry=registry, buckets=(0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32),
+        )  # fmt: skip
         self._device_ms = Histogram(
             "pilotlight_engine_step_device_ms", "Device time of an engine step", registry=registry,
             buckets=(0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
@@ -71,6 +75,8 @@ class Metrics:
         if step.outputs:
             self._host_ms.observe(step.host_time_ms)
             self._device_ms.observe(step.device_time_ms)
+            for field, milliseconds in step.phases._asdict().items():
+                self._phase_ms.labels(field.removesuffix("_ms")).observe(milliseconds)
 
     def response(self, endpoint: str, status: int) -> None:
         self._http.labels(endpoint, str(status)).inc()

@@ -176,3 +176,13 @@ def test_the_oldest_sequence_is_never_preempted_for_a_younger_one() -> None:
         ended += [o.sequence_id for o in engine.take_outputs() if o.finish_reason]
     assert ended == ["old", "young"]
     assert engine.scheduler.num_preemptions > 0
+
+
+def test_a_steps_time_is_told_by_phase() -> None:
+    engine, runner = fake_engine()
+    ticks = iter(range(0, 400, 100))  # at the start, then after scheduling, computing and publishing
+    engine._clock = lambda: next(ticks)
+    engine.submit(submit("a", PROMPT, max_tokens=1))
+    engine.step()
+    assert engine.last_step == (100, 100, 0.0, 100), "the fake device takes no time"
+    assert runner.batch_tokens == [len(PROMPT)]

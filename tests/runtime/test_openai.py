@@ -375,3 +375,10 @@ def bytes_of(site: Site) -> bytes:
 
 def test_the_end_token_is_special() -> None:
     assert EOS == 258
+
+
+async def test_a_steps_host_time_is_charted_by_phase(site: Site) -> None:
+    await call(site.app, CHAT, HELLO)
+    text = (await call(site.app, "/metrics")).body.decode()
+    for phase in ("schedule", "prepare", "publish"):
+        assert f'pilotlight_engine_step_phase_ms_count{{phase="{phase}"}}' in text
