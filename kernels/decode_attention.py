@@ -40,18 +40,18 @@ def decode_attention(
     if window is not None:
         block_tables, context_lens = _last_blocks(block_tables, context_lens, window, k_cache.shape[1])
         max_context_len = min(max_context_len, block_tables.shape[1] * k_cache.shape[1])
-    whole = seqs == 1 and window is None and sinks is None  # one sequence without padding: nothing to mask
+    # One sequence without padding has nothing to mask.
+    visible = None
+    if seqs > 1 or window is not None or sinks is not None:
+        visible = _visible(context_lens, max_context_len, window)
     bytes_per_seq = 2 * block_tables.shape[1] * k_cache[0].numel() * k_cache.element_size()
     group = max(1, _GATHERED_BYTES[q.device.type] // bytes_per_seq)
-    parts = zip(torch.split(q, group), torch.split(block_tables, group), torch.split(context_lens, group), strict=True)
-    outputs = [
-        _attend(
-            q, k_cache, v_cache, tables, None if whole else _visible(lens, max_context_len, window), max_context_len,
-            scale, sinks,
-        )
-        for q, tables, lens in parts
-    ]  # fmt: skip
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    if seqs <= group or visible is None:
+        return _attend(q, k_cache, v_cache, block_tables, visible, max_context_len, scale, sinks)
+    parts = zip(torch.split(q, group), torch.split(block_tables, group), torch.split(visible, group), strict=True)
+    return torch.cat(
+        [_attend(q, k_cache, v_cache, tables, seen, max_context_len, scale, sinks) for q, tables, seen in parts]
+    )
 
 
 def _last_blocks(

@@ -21,6 +21,7 @@ def unpack_mxfp4(blocks: torch.Tensor, scales: torch.Tensor, into: torch.Tensor)
     high, low = torch.meshgrid(values, values, indexing="ij")
     pairs = torch.stack((low, high), dim=-1).view(256, 2)  # what each byte holds
     as_words = pairs.view({2: torch.int32, 4: torch.int64}[dtype.itemsize]).squeeze(1)
-    unpacked = as_words[blocks.reshape(-1).int()].view(dtype).view(-1, BLOCK)
+    # index_select: 3 ms for an expert of gpt-oss-20b on a CPU core, where indexing with brackets took 55
+    unpacked = as_words.index_select(0, blocks.reshape(-1).int()).view(dtype).view(-1, BLOCK)
     unpacked *= torch.tensor(_E8M0, dtype=dtype, device=device)[scales.reshape(-1, 1).int()]
     into.copy_(unpacked.view(into.shape))

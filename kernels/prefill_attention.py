@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from kernels.sinks import attention_with_sinks
 from kernels.varlen import VarlenBatch
 
-# Queries that go through a window or past sinks at once. With a window each tile meets the window and itself only, so
-# a long prompt costs tokens * (window + tile); with sinks the tile bounds the scores that are written out.
+# Queries that go through a window at once: a tile meets the window and itself only, so that a long prompt costs
+# tokens * (window + tile).
 _TILE = 256
+# Scores that are written out at once, with sinks: 64 heads over 128k keys are 34 MB for each query.
+_SCORE_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
 
 
 def prefill_attention(
@@ -45,7 +47,7 @@ def _attend(
     window: int | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    tokens, _, head_dim = q.shape
+    tokens, heads, head_dim = q.shape
     _, block_size, kv_heads, _ = k_cache.shape
     if window is not None and window >= context_len:
         window = None
@@ -58,9 +60,13 @@ def _attend(
     if window is None and sinks is None:
         return _attend_fused(q, k, v, scale)
     prefix = context_len - tokens
+    rows = _TILE
+    if sinks is not None:
+        keys = context_len if window is None else min(context_len, window + _TILE)
+        rows = max(1, min(_TILE, _SCORE_BYTES[q.device.type] // (4 * heads * keys)))
     outputs = []
-    for start in range(0, tokens, _TILE):
-        tile = q[start : start + _TILE]
+    for start in range(0, tokens, rows):
+        tile = q[start : start + rows]
         end = prefix + start + len(tile)  # keys up to the tile's last query
         first = 0 if window is None else max(0, prefix + start - window + 1)
         mask = _causal(len(tile), end - first, window, q.device)
