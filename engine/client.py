@@ -69,6 +69,10 @@ class EngineClient(Protocol):
     def last_event_at(self) -> float:
         """time.monotonic() of the newest frame from the host: liveness is progress."""
 
+    @property
+    def death(self) -> str | None:
+        """Why the host is known to be gone; None while nothing says so."""
+
     def on_step(self, callback: Callable[[StepOutput], None]) -> None:
         """Call back once per frame (for metrics)."""
 
@@ -131,6 +135,10 @@ class _Client(ABC):
     @property
     def last_event_at(self) -> float:
         return self._last_event_at
+
+    @property
+    def death(self) -> str | None:
+        return self._death
 
     def on_step(self, callback: Callable[[StepOutput], None]) -> None:
         self._step_callbacks.append(callback)

@@ -160,6 +160,10 @@ class FakeEngineClient:
     def heartbeat(self) -> None:
         self._publish(StepOutput(self._steps, (), self.loads))
 
+    @property
+    def death(self) -> str | None:
+        return self._death
+
     def fail(self, message: str) -> None:
         self._death = self._death or message
         self._dying.set()

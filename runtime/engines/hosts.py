@@ -68,7 +68,6 @@ class EngineHosts:
         self._host: RunningHost | None = None
         self._changed = asyncio.Event()  # replaced at every change of host
         self._work = 0  # sequences and loads under way
-        self._lost: str | None = None  # what a refused call said
         self._progress_at = 0.0
         self._heard = False  # whether this host has sent anything yet
         self._last_step = -1
@@ -99,6 +98,13 @@ class EngineHosts:
     def url(self) -> str | None:
         return self._host.url if self._host is not None else None
 
+    @property
+    def why_down(self) -> str | None:
+        """None while there is a host that answers. A closed socket tells of a death before the process's exit is seen."""
+        if self.state != "up" or self._host is None:
+            return self.reason
+        return self._host.client.death
+
     def on_step(self, callback: Callable[[StepOutput], None]) -> None:
         """Call back for every frame of every host there will be."""
         self._observers.append(callback)
@@ -116,28 +122,17 @@ class EngineHosts:
 
     async def load_model(self, client: EngineClient, spec: ModelSpec, on_progress: ProgressCallback) -> ModelInfo:
         with self._working():
-            try:
-                return await client.load_model(spec, on_progress)
-            except EngineError as error:
-                self._suspect(client, error)
-                raise
+            return await client.load_model(spec, on_progress)
 
     @asynccontextmanager
     async def generate(self, submit: Submit) -> AsyncIterator[AsyncIterator[TokenOutput]]:
         """A sequence's scope on the present host."""
         client = self.client
-        if client is None:
-            raise EngineError("overloaded", f"{self.reason}; try again in a moment")
+        if client is None or client.death is not None:
+            raise EngineError("overloaded", f"{self.why_down}; try again in a moment")
         with self._working():
-            is_open = False
-            try:
-                async with client.generate(submit) as outputs:
-                    is_open = True
-                    yield outputs
-            except EngineError as error:
-                if not is_open:
-                    self._suspect(client, error)
-                raise
+            async with client.generate(submit) as outputs:
+                yield outputs
 
     @contextmanager
     def _working(self) -> Iterator[None]:
@@ -149,11 +144,6 @@ class EngineHosts:
             yield
         finally:
             self._work -= 1
-
-    def _suspect(self, client: EngineClient, error: EngineError) -> None:
-        """A client that refuses a call at once has lost its host, whether or not the process still runs."""
-        if error.code == "engine_error" and client is self.client:
-            self._lost = str(error)
 
     def fail_open(self, reason: str) -> None:
         """Ends every open sequence with an error: the site will not wait for them any longer."""
@@ -190,7 +180,7 @@ class EngineHosts:
             await host.stop(STOP_GRACE_S if self._heard else 0.0)
 
     def _up(self, host: RunningHost) -> None:
-        self._heard, self._last_step, self._lost, self._progress_at = False, -1, None, time.monotonic()
+        self._heard, self._last_step, self._progress_at = False, -1, time.monotonic()
         host.client.on_step(self._note_step)
         self._host = host
         self.state, self.reason = "up", ""
@@ -226,8 +216,8 @@ class EngineHosts:
         try:
             while not exited.done():
                 await asyncio.wait({exited}, timeout=tick_s)
-                if not exited.done() and (stuck := self._stuck()) is not None:
-                    return stuck
+                if not exited.done() and (dead := host.client.death or self._stuck()) is not None:
+                    return dead
             return exited.result()
         finally:
             exited.cancel()
@@ -236,8 +226,6 @@ class EngineHosts:
 
     def _stuck(self) -> str | None:
         silent_s = time.monotonic() - self._progress_at
-        if self._lost is not None:
-            return self._lost
         if not self._work:
             return None
         if not self._heard:

@@ -44,8 +44,8 @@ class Health:
 
     def why_not_ready(self) -> list[str]:
         reasons = ["the site is draining"] if self._admission.draining else []
-        if self._hosts.state != "up":
-            return [*reasons, self._hosts.reason]
+        if (why := self._hosts.why_down) is not None:
+            return [*reasons, why]
         return reasons + self._models.missing()
 
     async def livez(self, request: Request) -> Response:

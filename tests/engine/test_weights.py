@@ -182,7 +182,7 @@ def test_models_share_what_is_left_of_the_arena_evenly(directory: Path) -> None:
         for name, sharing in (("a", 3), ("b", 2), ("c", 1))
     ]
     assert max(blocks) - min(blocks) <= 1
-    with pytest.raises(CheckpointError, match="raise kv_bytes"):
+    with pytest.raises(CheckpointError, match="give the host more KV memory"):
         load_model(ModelSpec("d", str(directory)), config, arena, 1)
 
 
