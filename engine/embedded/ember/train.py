@@ -2,6 +2,7 @@
 
     python -m engine.embedded.ember.train --out runs/ember --minutes 150
     python -m engine.embedded.ember.train --out runs/ember --minutes 30 --resume
+    python -m engine.embedded.ember.train --out runs/ember --minutes 90 --start-from engine/embedded/ember
 
 Matrices learn by Muon, the embedding and the norms by AdamW. Compute is bf16 over fp32 master weights. The learning
 rate warms up, stays, and falls to zero over the last `--decay-minutes`; before that, a run can be resumed for longer.
@@ -26,7 +27,7 @@ from engine.embedded.ember.corpus.mixture import MIXTURE, conversations
 from engine.embedded.ember.evaluate import TARGETS, evaluate
 from engine.embedded.ember.generate import greedy
 from engine.embedded.ember.muon import Muon
-from engine.embedded.ember.network import Network, Shape, save
+from engine.embedded.ember.network import Network, Shape, load, save
 
 # Above 3e-3 the steps of 8,000 tokens are too noisy: copying stays inexact (at 5e-3 twice the loss).
 MUON_RATE, ADAM_RATE = 3e-3, 1.5e-3
@@ -147,6 +148,14 @@ class Trainer:
         torch.save(state, self.folder / "checkpoint.tmp")
         (self.folder / "checkpoint.tmp").replace(self.folder / "checkpoint.pt")
 
+    def start_from(self, folder: Path) -> None:
+        """The weights of a finished run, without its optimizer: what ships can be trained further."""
+        with torch.no_grad():
+            for name, parameter in load(folder).named_parameters():
+                self.masters[name].copy_(parameter)
+            for name, parameter in self.network.named_parameters():
+                parameter.copy_(self.masters[name])
+
     def resume(self) -> None:
         state = torch.load(self.folder / "checkpoint.pt", map_location=self.device, weights_only=True)
         with torch.no_grad():
@@ -242,13 +251,18 @@ def main() -> None:
         help="the last part, over which the rate falls to 0 (default: two thirds)",
     )
     parser.add_argument("--evaluate-minutes", type=float, default=15.0, help="held-out accuracy this often (0: never)")
-    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
+    parser.add_argument(
+        "--start-from", type=Path, help="begin with the weights of this folder, such as the shipped ones"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--compile", action="store_true", help="compile the network (about a third faster on a CPU)")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(arguments.out, arguments.device, arguments.compile)
+    if arguments.start_from is not None:
+        trainer.start_from(arguments.start_from)
     if arguments.resume:
         trainer.resume()
     decay = arguments.minutes * 2 / 3 if arguments.decay_minutes is None else arguments.decay_minutes
