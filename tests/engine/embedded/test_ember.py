@@ -218,6 +218,57 @@ def test_city_codes_and_names_are_unique_and_places_are_on_the_globe() -> None:
         assert -180 < city.longitude < 180
 
 
+def test_a_draw_of_lessons_learns_exactly_the_next_token_of_each_answer(chat: Chat) -> None:
+    from engine.embedded.ember.train import Lessons
+
+    for batch in Lessons(chat, seed=5).step():
+        flat = batch.ids.flatten()
+        assert flat[batch.at + 1].tolist() == batch.targets.tolist()
+        assert chat.pad not in batch.targets.tolist()
+
+
+def test_the_learning_rate_warms_up_stays_and_falls_to_zero() -> None:
+    from engine.embedded.ember.train import WARM_UP_STEPS, rate_scale
+
+    assert rate_scale(0, 600.0, 60.0) == 1 / WARM_UP_STEPS
+    assert rate_scale(5000, 600.0, 60.0) == 1.0
+    assert rate_scale(5000, 30.0, 60.0) == 0.5
+    assert rate_scale(5000, 0.0, 60.0) == 0.0
+    assert rate_scale(5000, 1.0, 0.0) == 1.0
+
+
+# No square shape: it would have a singular value near 0, which five iterations cannot lift.
+@pytest.mark.parametrize("shape", [(6, 42), (123, 6), (64, 48)])
+def test_muons_direction_has_singular_values_near_one(shape: tuple[int, int]) -> None:
+    import torch
+
+    from engine.embedded.ember.muon import orthogonal
+
+    torch.manual_seed(0)
+    values = torch.linalg.svdvals(orthogonal(torch.randn(shape)))
+    assert 0.3 < values.min() <= values.max() < 1.4  # the quintic trades exactness for few iterations
+
+
+def test_cached_answers_equal_those_of_the_whole_prompt(chat: Chat) -> None:
+    import torch
+
+    from engine.embedded.ember.generate import greedy
+    from engine.embedded.ember.network import Network, Shape
+
+    torch.manual_seed(0)
+    network = Network(Shape(width=64, layers=2, heads=2, kv_heads=1, feed_forward=96))
+    prompts = [chat.encode("Where is Oslo?"), chat.encode("Hi"), chat.encode("What is 17 plus 25, and what is 3?")]
+    for prompt, answer in zip(prompts, greedy(network, chat.end)(prompts, 6), strict=True):
+        ids = list(prompt)
+        with torch.inference_mode():
+            for _ in range(6):
+                token = int(network.logits(network(torch.tensor([ids])))[0, -1].argmax())
+                if token == chat.end:
+                    break
+                ids.append(token)
+        assert ids[len(prompt) :] == answer
+
+
 def test_degrees_carry_their_compass_letters() -> None:
     by_name = {city.name: city for city in CITIES}
     assert by_name["Amsterdam"].compass == "52°N, 5°E"
