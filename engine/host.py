@@ -199,6 +199,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m engine.host", description="Serve models over one ZeroMQ socket.")
     parser.add_argument("--address", required=True, help="where to listen: ipc://PATH or tcp://HOST:PORT")
     parser.add_argument("--config", default="{}", help="a HostConfig as JSON")
+    parser.add_argument("--parent", type=int, help="the process to end with, should it die before this one can look")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s engine.host %(levelname)s %(message)s")
     try:
@@ -210,7 +211,7 @@ def main() -> None:
     if config.threads is not None:
         # Read when torch is imported, by every thread that computes.
         os.environ["OMP_NUM_THREADS"] = str(config.threads)
-    parent = os.getppid()
+    parent = arguments.parent if arguments.parent is not None else os.getppid()
     host = EngineHost(config, SocketTransport(arguments.address), is_orphaned=lambda: os.getppid() != parent)
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
     # A terminal's Ctrl-C reaches the whole process group; the parent decides when its hosts end.

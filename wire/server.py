@@ -79,11 +79,12 @@ def follow_parent() -> bool:
 
     False: the parent is gone already, and this process should end.
     """
-    if os.environ.get(PARENT_PID_ENV) != str(os.getppid()) or sys.platform != "linux":
+    parent = os.environ.pop(PARENT_PID_ENV, None)  # not for this process's own children
+    if parent is None or sys.platform != "linux":
         return True
     pr_set_pdeathsig = 1
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
-    return os.environ[PARENT_PID_ENV] == str(os.getppid())  # else it died in between
+    return parent == str(os.getppid())  # else it died before the call
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -5,6 +5,7 @@ The process ends itself when its parent dies; here it is asked to end, and kille
 
 import asyncio
 import contextlib
+import os
 import shutil
 import signal
 import sys
@@ -31,7 +32,7 @@ class ProcessLauncher:
         try:
             process = await create_subprocess_exec(
                 sys.executable,
-                *("-m", "engine.host", "--address", address),
+                *("-m", "engine.host", "--address", address, "--parent", str(os.getpid())),
                 *("--config", msgspec.json.encode(self._config).decode()),
                 stdin=DEVNULL,
                 # A terminal's Ctrl-C reaches every process of the group; the host must outlive the drain of its site.

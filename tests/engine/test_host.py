@@ -325,6 +325,13 @@ async def test_a_host_ends_with_its_parent(tmp_path: Path) -> None:
     await client.close()
 
 
+def test_a_host_whose_parent_died_before_it_looked_ends_at_once(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    command = [sys.executable, "-m", "engine.host", "--address", f"ipc://{tmp_path}/engine", "--parent", str(gone.pid)]
+    assert subprocess.run(command, cwd=ROOT, timeout=60).returncode == 0
+
+
 def is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

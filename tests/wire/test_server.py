@@ -1,10 +1,13 @@
 """The listening socket: had at once and set for streams, or refused with one sentence."""
 
+import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
-from wire.server import ListenError, bind, url_of
+from wire.server import PARENT_PID_ENV, ListenError, bind, url_of
 
 
 def test_a_port_in_use_is_named_with_its_remedy() -> None:
@@ -31,3 +34,16 @@ def test_accepted_sockets_send_small_events_at_once() -> None:
 def test_the_url_names_the_port_that_was_given() -> None:
     with bind("127.0.0.1", 0) as listener:
         assert url_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def followed(parent_pid: int) -> str:
+    environment = {**os.environ, PARENT_PID_ENV: str(parent_pid)}
+    command = [sys.executable, "-c", "from wire.server import follow_parent; print(follow_parent())"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_process_whose_parent_is_gone_is_told_so() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    assert followed(gone.pid) == "False"
+    assert followed(os.getpid()) == "True"
