@@ -54,6 +54,8 @@ BACKENDS = {"byte-level": TRAINED, "sentencepiece": PIECES}
 @given(text=st.text())
 def test_text_survives_the_round_trip(kind: str, text: str) -> None:
     tokenizer = OURS[kind]
+    if kind == "sentencepiece":
+        text = text.replace("▁", "")  # its own sign for a space: the format cannot tell the two apart
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
