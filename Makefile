@@ -45,7 +45,7 @@ eval-ember: $(BASE)
 	@$(BIN)/python -m engine.embedded.ember.evaluate
 
 train-ember: $(BASE)
-	@$(BIN)/python -m engine.embedded.ember.train
+	@$(BIN)/python -m engine.embedded.ember.train --out runs/ember --compile
 
 # On a GPU machine these run from the bare tree, with whatever Python has torch: GPU_PYTHON=python3 make gpu-check
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
