@@ -226,20 +226,6 @@ _MY_KEYS = {
     "wifi name": "word",
     "badge": "code",
 }
-_MY_HELD_OUT_KEYS = {
-    "favourite drink": "food",
-    "parrot's name": "person",
-    "cousin's name": "person",
-    "license plate": "code",
-    "favourite sport": "hobby",
-    "bike colour": "colour",
-    "favourite season": "word",
-    "membership number": "number",
-    "middle name": "proper",
-    "village": "proper",
-    "passport number": "code",
-    "parking spot": "code",
-}
 _THE_KEYS = {
     "meeting time": "time",
     "meeting room": "proper",
@@ -266,16 +252,6 @@ _THE_KEYS = {
     "score": "number",
     "captain": "person",
     "name of the cat": "person",
-}
-_THE_HELD_OUT_KEYS = {
-    "alarm code": "number",
-    "lunch time": "time",
-    "password of the router": "word",
-    "name of the horse": "person",
-    "exam date": "date",
-    "platform": "code",
-    "driver": "person",
-    "colour of the car": "colour",
 }
 
 
