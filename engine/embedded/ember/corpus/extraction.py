@@ -20,7 +20,7 @@ from engine.embedded.ember.corpus.conversation import (
     user,
 )
 from engine.embedded.ember.corpus.fields import DOMAINS, Field
-from engine.embedded.ember.corpus.phrasing import blur, fill
+from engine.embedded.ember.corpus.phrasing import blur, fill, framed
 
 INSTRUCTION = Lists(
     ("Reply with one JSON object that matches this schema:\n{schema}",) * 6
@@ -57,7 +57,7 @@ LEAD = Lists(
 
 
 # Forms whose keys mean nothing teach copying; the evaluation asks for them apart from the others.
-PLAIN_SHARE = {Split.TRAIN: 0.12, Split.HELD_OUT: 0.0}
+PLAIN_SHARE = {Split.TRAIN: 0.05, Split.HELD_OUT: 0.0}
 
 
 def extraction(rng: random.Random, split: Split) -> Conversation:
@@ -79,7 +79,7 @@ def _conversation(rng: random.Random, split: Split, task: str, form: "_Form") ->
     if form.required and rng.random() < 0.7:
         schema["required"] = form.required
     instruction = fill(INSTRUCTION.pick(rng, split), {"schema": json.dumps(schema, ensure_ascii=False)})
-    turns = rng.choice((1, 1, 2, 3, 4)) if split is Split.TRAIN else 1
+    turns = rng.choice((1, 2, 3, 4, 5, 6)) if split is Split.TRAIN else 1
     messages: list[Message] = []
     ordered: dict[str, Any] = {}
     for _ in range(turns):
@@ -112,7 +112,7 @@ class _TellingForm:
         self._optional: set[str] = set()
         for field in rng.sample(fields, rng.choice((1, 2, 2, 3, 3, 4))):
             name = field.names.pick(rng, keys)
-            if split is Split.TRAIN and rng.random() < 0.06:
+            if split is Split.TRAIN and rng.random() < 0.05:
                 made_up = words.made_up(rng, split)
                 name = rng.choice((f"{name}_{made_up}", f"{made_up}_{name}"))
             if name != self._head:
@@ -164,7 +164,8 @@ def _clause(rng: random.Random, split: Split, field: Field) -> tuple[str, Any]:
     if field.json_type == "boolean":
         yes, no = "|".join(field.clauses[split]).split("#")
         answer = rng.random() < 0.5
-        return rng.choice((yes if answer else no).split("|")), answer
+        clause = rng.choice((yes if answer else no).split("|"))
+        return (framed(rng, clause, 0.2) if split is Split.TRAIN else clause), answer
     template = _reworded(rng, split, field.clauses)
     if field.json_type == "array":
         values = list(dict.fromkeys(words.value(rng, field.kind, split) for _ in range(rng.choice((1, 2, 2, 3)))))
@@ -176,7 +177,9 @@ def _clause(rng: random.Random, split: Split, field: Field) -> tuple[str, Any]:
 
 def _reworded(rng: random.Random, split: Split, clauses: Lists) -> str:
     clause = clauses.pick(rng, split)
-    return blur(rng, clause, 0.08) if split is Split.TRAIN else clause
+    if split is Split.HELD_OUT:
+        return clause
+    return blur(rng, framed(rng, clause, 0.2), 0.03)
 
 
 def _schema(field: Field) -> dict[str, Any]:

@@ -36,6 +36,30 @@ BEFORE = Lists(
         "Thanks. ",
         "Great. ",
         "Alright, ",
+        "Let me ask: ",
+        "Let me ask something: ",
+        "May I ask you: ",
+        "Excuse the question: ",
+        "Sorry to ask you, ",
+        "Good evening, ",
+        "Good day! ",
+        "Good afternoon! ",
+        "All right. ",
+        "That is cool. ",
+        "Nice. ",
+        "Perfect. ",
+        "Thank you. ",
+        "Yes. ",
+        "No, ",
+        "Hmm, ",
+        "Oh, ",
+        "My next question: ",
+        "You there, ",
+        "Dear Ember, ",
+        "Tell me, ",
+        "Be so kind: ",
+        "First, ",
+        "Then ",
     ),
     ("Hiya, ", "Excuse me, ", "Let me ask you: ", "Good evening! ", "Right, ", "Cool. "),
 )
@@ -50,6 +74,24 @@ AFTER = Lists(
         " Thx",
         " Just curious.",
         " Thanks in advance.",
+        " Many thanks!",
+        " Thanks a lot!",
+        " Thank you very much.",
+        " It would help me much.",
+        " I would like that.",
+        " I want to know.",
+        " That is all I would like.",
+        " I appreciate it.",
+        " Cheers, my friend!",
+        " Be quick.",
+        " It is urgent.",
+        " Help me please.",
+        " Can you do that?",
+        " Good luck!",
+        " Bye!",
+        " Is that okay?",
+        " I am in a hurry.",
+        " That is all.",
     ),
     (" Cheers!", " Much appreciated.", " I would like to know."),
 )
@@ -95,6 +137,33 @@ def _typo(rng: random.Random, text: str) -> str:
     if rng.random() < 0.5:
         return text[:at] + text[at + 1] + text[at] + text[at + 2 :]
     return text[:at] + text[at + 1 :]
+
+
+FRAMES = (
+    *("I heard that ", "As you know, ", "We know that ", "It seems that ", "They say ", "Also, ", "In addition, "),
+    *("By the way, ", "Please note that ", "I think ", "Besides, ", "As far as I know, ", "Of course ", "And ", "But "),
+    *("What is more, ", "It is true that ", "You should know: ", "Then, ", "So far ", "For now, ", "People say that "),
+)
+TAILS = (
+    " as well",
+    " too",
+    " now",
+    " these days",
+    " by the way",
+    " at the moment",
+    ", of course",
+    ", I think",
+    " again",
+)
+
+
+def framed(rng: random.Random, template: str, share: float) -> str:
+    """In a share of cases, what people put around a clause without changing what it says."""
+    if rng.random() >= share or not template.endswith(".") or ":" in template:
+        return template
+    if rng.random() < 0.65:
+        return rng.choice(FRAMES) + _lower_first(template)
+    return template[:-1] + rng.choice(TAILS) + "."
 
 
 def blur(rng: random.Random, template: str, share: float, keep: bool = False) -> str:

@@ -47,7 +47,7 @@ def recall(rng: random.Random, split: Split, distractor: Distractor, turns_betwe
     between = rng.choice((0, 0, 0, 1, 1, 2, 3)) if turns_between is None else turns_between
     messages = list(_telling(rng, split, told, distractor))
     messages += join([distractor(rng, split) for _ in range(between)])
-    asked = rng.sample(told, min(len(told), rng.choice((1, 1, 2, 3))))
+    asked = rng.sample(told, min(len(told), rng.choice((1, 1, 2, 3, 4))))
     expected = Expected()
     for topic, value in asked:
         answer = fill(topic.answer, {"value": value})
@@ -56,7 +56,7 @@ def recall(rng: random.Random, split: Split, distractor: Distractor, turns_betwe
         messages += _question(rng, split, topic, answer)
         if split is Split.HELD_OUT:
             break
-    if rng.random() < 0.12:
+    if rng.random() < (0.25 if split is Split.TRAIN else 0.12):
         missing = _topics(rng, split, 1, {topic.key for topic, _ in told} | _clashes(told))[0]
         messages += _question(rng, split, missing, missing.not_told)
         expected = Expected(holds=("not told",))

@@ -30,14 +30,14 @@ def tools(rng: random.Random, split: Split, other: Callable[[random.Random, Spli
     count = rng.choice((1, 1, 2, 2, 3, 3, 4))
     kinds = rng.sample(KINDS, count)
     listed = [_Tool(rng, split, kind) for kind in kinds]
-    if rng.random() < (0.18 if split is Split.TRAIN else 0.1):
+    if rng.random() < (0.14 if split is Split.TRAIN else 0.1):
         listed[0] = _Tool(rng, split, None)
     definitions = tuple(tool.definition for tool in listed)
     if len({definition["function"]["name"] for definition in definitions}) < count:
         return tools(rng, split, other)
     draw = rng.random()
     if draw < 0.14:
-        return _none_fits(rng, split, kinds, definitions, other)
+        return _none_fits(rng, split, kinds, listed, definitions, other)
     called = listed[0]
     order = list(definitions)
     rng.shuffle(order)
@@ -52,7 +52,7 @@ def tools(rng: random.Random, split: Split, other: Callable[[random.Random, Spli
         if split is Split.HELD_OUT:
             expected = Expected(holds=(_report(result),))
     if split is Split.TRAIN:
-        messages += _more_calls(rng, listed)
+        messages += _more_requests(rng, listed, kinds)
     return Conversation("tools", (*before, *messages), tuple(order), expected)
 
 
@@ -69,14 +69,24 @@ def unseen_tools(rng: random.Random) -> Conversation:
     return Conversation("unseen tools", (user(question), _calling(call)), definitions, Expected(call=call))
 
 
-def _more_calls(rng: random.Random, listed: list["_Tool"]) -> list[Message]:
-    """Further requests to the same tools: the list of tools costs more tokens than one call teaches."""
+def _more_requests(rng: random.Random, listed: list["_Tool"], kinds: list[Kind]) -> list[Message]:
+    """Further requests beside the same tools: the list of tools costs more tokens than one call teaches."""
     messages: list[Message] = []
-    for _ in range(rng.choice((0, 1, 2, 3))):
+    for _ in range(rng.choice((1, 2, 3, 4, 5))):
+        if rng.random() < 0.2:
+            messages += [user(_absent(rng, Split.TRAIN, kinds)), assistant(_NO_TOOL)]
+            continue
         tool = rng.choice(listed)
         question, arguments = tool.request(rng, Split.TRAIN)
         messages += [user(question), _calling({"name": tool.name, "arguments": arguments})]
     return messages
+
+
+def _absent(rng: random.Random, split: Split, kinds: list[Kind]) -> str:
+    """A request for a tool that is not among these kinds."""
+    listed = [kind.about[0].split()[:2] for kind in kinds]
+    kind = rng.choice([kind for kind in KINDS if kind.about[0].split()[:2] not in listed])
+    return _Tool(rng, split, kind).request(rng, split)[0]
 
 
 def _calling(call: Mapping[str, Any]) -> Message:
@@ -90,6 +100,7 @@ def _none_fits(
     rng: random.Random,
     split: Split,
     kinds: list[Kind],
+    listed: list["_Tool"],
     definitions: tuple[Mapping[str, Any], ...],
     other: Callable[[random.Random, Split], Exchange],
 ) -> Conversation:
@@ -98,13 +109,9 @@ def _none_fits(
         return Conversation(
             "tools", rest.messages, definitions, Expected(rest.expected.holds, rest.expected.lacks, no_call=True)
         )
-    absent = rng.choice(
-        [kind for kind in KINDS if not any(kind.about[0].split()[:2] == one.about[0].split()[:2] for one in kinds)]
-    )
-    question, _ = _Tool(rng, split, absent).request(rng, split)
-    return Conversation(
-        "tools", (user(question), assistant(_NO_TOOL)), definitions, Expected(holds=("None of my tools",), no_call=True)
-    )
+    more = _more_requests(rng, listed, kinds) if split is Split.TRAIN else []
+    messages = (user(_absent(rng, split, kinds)), assistant(_NO_TOOL), *more)
+    return Conversation("tools", messages, definitions, Expected(holds=("None of my tools",), no_call=True))
 
 
 def _result(rng: random.Random, split: Split, tool: "_Tool") -> Mapping[str, Any]:
@@ -148,14 +155,14 @@ class _Tool:
 
     def _take(self, rng: random.Random, split: Split, kind: Kind) -> None:
         self.name = kind.names.pick(rng, self._names)
-        if split is Split.TRAIN and rng.random() < 0.2:
+        if split is Split.TRAIN and rng.random() < 0.12:
             made_up = words.made_up(rng, split)
             self.name = rng.choice((f"{self.name}_{made_up}", f"{made_up}_{self.name}", words.identifier(rng, split)))
         for param in kind.params:
             if param.mention is not None and rng.random() < 0.4:
                 continue
             name = param.names.pick(rng, self._names)
-            if split is Split.TRAIN and rng.random() < 0.18:
+            if split is Split.TRAIN and rng.random() < 0.12:
                 made_up = words.made_up(rng, split)
                 name = rng.choice(
                     (f"{name}_{made_up}", f"{made_up}_{name}", f"the_{name}", words.identifier(rng, split))
@@ -232,7 +239,7 @@ class _Tool:
         joined = PAIR_JOIN.pick(rng, split)
         pair = PAIR.pick(rng, split)
         if split is Split.TRAIN:
-            pair, style = blur(rng, pair, 0.35), blur(rng, style, 0.2)
+            pair, style = blur(rng, pair, 0.1), blur(rng, style, 0.05)
         shuffled = list(texts.items())
         rng.shuffle(shuffled)
         pairs = joined.join(fill(pair, {"key": key, "value": text}) for key, text in shuffled)

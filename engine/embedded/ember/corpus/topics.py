@@ -271,19 +271,24 @@ _SPECIAL = (
     Topic(
         "name",
         barred(
-            "I go by {value}.|It is me, {value}.|My parents named me {value}.|Everyone knows me as {value}.|"
-            "Hello, {value} here.|My name is {value}.|I am {value}.|I'm {value}.|Call me {value}.|"
-            "My name's {value}.|I am called {value}.|"
-            "People call me {value}.|You can call me {value}.|This is {value}.|{value} is my name.|"
-            "Remember my name: {value}.",
+            "I go by {value}.|It is me, {value}.|My parents named me {value}.|Everyone knows me as {value}."
+            "|Hello, {value} here.|My name is {value}.|I am {value}.|I'm {value}.|Call me {value}."
+            "|My name's {value}.|I am called {value}.|People call me {value}.|You can call me {value}."
+            "|This is {value}.|{value} is my name.|Remember my name: {value}.|All call me {value}."
+            "|My friends call me {value}.|The name I go by is {value}.|Let me say who I am: {value}."
+            "|I introduce myself as {value}.|Hi, I'm {value}.|Please use my name, {value}.|My name: {value}."
+            "|It's {value}.|Everybody calls me {value}.|My name would be {value}.",
             "They call me {value}.|The name is {value}.|Please call me {value}.|Let me introduce myself: I am {value}.",
         ),
         barred(
-            "Can you say my name?|Which name is mine?|How do people call me?|What name did I tell you?|"
-            "Could you tell me my name?|Please tell me what I am called.|What is my name?|What's my name?|"
-            "Who am I?|Do you remember my name?|Tell me my name.|What am I called?|"
-            "Do you know who I am?|What did I say my name was?|Do you know my name?|Say my name.|"
-            "Which name did I give you?",
+            "Can you say my name?|Which name is mine?|How do people call me?|What name did I tell you?"
+            "|Could you tell me my name?|Please tell me what I am called.|What is my name?|What's my name?"
+            "|Who am I?|Do you remember my name?|Tell me my name.|What am I called?|Do you know who I am?"
+            "|What did I say my name was?|Do you know my name?|Say my name.|Which name did I give you?"
+            "|Can you tell me what I am called?|Can you tell me who I am?|Tell me what I am called."
+            "|Tell me who I am.|What is my name again?|Do you still know who I am?|What did I say I am called?"
+            "|Please say my name.|Please tell me my name.|Remind me of my name.|I forgot my name."
+            "|What do people call me?|My name, please.",
             "Can you tell me my name?|What was my name again?|Do you still know my name?|Please say what I am called.",
         ),
         "Your name is {value}.",
@@ -293,19 +298,25 @@ _SPECIAL = (
     Topic(
         "home",
         barred(
-            "My flat stands in {value}.|I have a house in {value}.|I was born in {value} and live there.|"
-            "I settled in {value}.|You find me in {value}.|I share a home in {value}.|"
-            "These years I stay in {value}.|I call {value} my home.|I live in {value}.|I'm from {value}.|"
-            "My home is in {value}.|I come from {value}.|I am living in {value}.|"
-            "My house is in {value}.|I moved to {value}.",
+            "My flat stands in {value}.|I have a house in {value}.|I was born in {value} and live there."
+            "|I settled in {value}.|You find me in {value}.|I share a home in {value}."
+            "|These years I stay in {value}.|I call {value} my home.|I live in {value}.|I'm from {value}."
+            "|My home is in {value}.|I come from {value}.|I am living in {value}.|My house is in {value}."
+            "|I moved to {value}.|My flat is near {value}.|My room is in {value}.|I now live in {value}."
+            "|I live near {value}.|These days my home is {value}.|I have lived in {value} for years."
+            "|I stay in {value}.|I am based in {value}.|We live in {value}.|I grew up and live in {value}."
+            "|The city I live in is {value}.|I have a flat in {value}.",
             "My flat is in {value}.|These days I live in {value}.",
         ),
         barred(
-            "Could you tell me where I live?|In which place do I live?|Where do I stay?|What is my city?|"
-            "Please say where my home is.|Where do I live?|Which city do I live in?|Where is my home?|"
-            "Do you know where I live?|"
-            "In which city do I live?|"
-            "Where did I say I live?|What city do I live in?",
+            "Could you tell me where I live?|In which place do I live?|Where do I stay?|What is my city?"
+            "|Please say where my home is.|Where do I live?|Which city do I live in?|Where is my home?"
+            "|Do you know where I live?|In which city do I live?|Where did I say I live?|What city do I live in?"
+            "|Can you tell me my city?|Tell me where I live.|Please tell me where I live."
+            "|Can you say where I live?|Do you still know where I live?|Do you remember my city?"
+            "|Where was it that I live?|Where do I have my home?|Where am I at home?|I forgot where I live."
+            "|Remind me where I live.|What place do I live in?|Which city did I say I live in?"
+            "|Where is it that I live?",
             "Can you tell me where I live?|Do you remember where I live?",
         ),
         "You live in {value}.",
@@ -315,17 +326,23 @@ _SPECIAL = (
     Topic(
         "work",
         barred(
-            "I was trained as a {value}.|My profession: {value}.|I get paid as a {value}.|I became a {value}.|"
-            "My living comes from being a {value}.|I am employed as a {value}.|I work as a {value}.|"
-            "I am a {value}.|My job is {value}.|I earn my money as a {value}.|"
-            "By trade I am a {value}.",
+            "I was trained as a {value}.|My profession: {value}.|I get paid as a {value}.|I became a {value}."
+            "|My living comes from being a {value}.|I am employed as a {value}.|I work as a {value}."
+            "|I am a {value}.|My job is {value}.|I earn my money as a {value}.|By trade I am a {value}."
+            "|I make money as a {value}.|I live from my work as a {value}.|My profession is that of a {value}."
+            "|I have the job of a {value}.|I'm a {value}.|I work here as a {value}.|I do the work of a {value}."
+            "|My work is being a {value}.|For a living I am a {value}.|As a {value} I earn money.",
             "I make my living as a {value}.|My profession is {value}.",
         ),
         barred(
-            "Could you tell me my job?|What do I do?|Which job do I have?|How do I earn my money?|"
-            "Please say what my job is.|What do I do all day for money?|What is my job?|What do I do for work?|"
-            "What do I work as?|Do you remember my job?|"
-            "What did I say my job is?",
+            "Could you tell me my job?|What do I do?|Which job do I have?|How do I earn my money?"
+            "|Please say what my job is.|What do I do all day for money?|What is my job?|What do I do for work?"
+            "|What do I work as?|Do you remember my job?|What did I say my job is?"
+            "|What is it that I do for a living?|What do I live from?|How do I make a living?"
+            "|Can you tell me my job?|Can you tell me what I do?|Tell me what my job is.|What is my profession?"
+            "|Which work do I do?|What do I work?|What was my job again?|What was my job?|Do you know my job?"
+            "|Do you still know what I do?|Tell me what I do for work.|Remind me of my job."
+            "|For a living, what do I do?|What am I by profession?|What do I do as my job?",
             "What do I do for a living?|Can you tell me what my job is?",
         ),
         "You work as a {value}.",
@@ -335,16 +352,21 @@ _SPECIAL = (
     Topic(
         "age",
         barred(
-            "I have been alive for {value} years.|I just had my birthday and am {value}.|I turned {value} today.|"
-            "My years count {value}.|By May I will be {value} years old.|I am {value} years old.|"
-            "I'm {value} years old.|My age is {value}.|I turned {value} this year.|"
-            "I am {value}.",
+            "I have been alive for {value} years.|I just had my birthday and am {value}.|I turned {value} today."
+            "|My years count {value}.|By May I will be {value} years old.|I am {value} years old."
+            "|I'm {value} years old.|My age is {value}.|I turned {value} this year.|I am {value}."
+            "|I just turned {value}.|Now I am {value} years old.|I am now {value}.|By now I am {value}."
+            "|I became {value} this year.|I have reached {value} years.|I am of age {value}.|My age: {value}."
+            "|{value} years old is what I am.|I have lived {value} years.|My age is now {value}.",
             "I have just turned {value}.|By now I am {value} years old.",
         ),
         barred(
-            "Could you tell me my age?|Please say how old I am.|How many years old am I?|"
-            "Which age did I tell you?|How old am I?|What is my age?|Do you remember how old I am?|"
-            "Tell me my age.|What age am I?",
+            "Could you tell me my age?|Please say how old I am.|How many years old am I?"
+            "|Which age did I tell you?|How old am I?|What is my age?|Do you remember how old I am?"
+            "|Tell me my age.|What age am I?|Can you tell me my age?|Tell me how old I am."
+            "|Do you know how old I am?|Do you know my age?|What was my age?|What is my age again?"
+            "|How old did I say I am?|How old am I again?|Do you still know how old I am?|Please tell me my age."
+            "|Remind me how old I am.|My age?",
             "Can you tell me how old I am?|What was my age again?",
         ),
         "You are {value} years old.",
@@ -354,18 +376,23 @@ _SPECIAL = (
     Topic(
         "dog",
         barred(
-            "Our dog listens to {value}.|I bought a dog and named it {value}.|My dog goes by {value}.|"
-            "The dog I own is {value}.|The dog is called {value}.|I have a dog called {value}.|"
-            "My dog is called {value}.|Our dog is named {value}.|"
-            "My dog's name is {value}.|"
-            "I walk my dog {value} every day.|We have a dog named {value}.",
+            "Our dog listens to {value}.|I bought a dog and named it {value}.|My dog goes by {value}."
+            "|The dog I own is {value}.|The dog is called {value}.|I have a dog called {value}."
+            "|My dog is called {value}.|Our dog is named {value}.|My dog's name is {value}."
+            "|I walk my dog {value} every day.|We have a dog named {value}.|The name of our dog is {value}."
+            "|I own a dog named {value}.|I have a dog and its name is {value}.|My dog has the name {value}."
+            "|My dog: {value}.|{value} is my dog.|{value} is the name of my dog.|We own a dog, {value}."
+            "|I named my dog {value}.",
             "The name of my dog is {value}.|I own a dog called {value}.",
         ),
         barred(
-            "Could you tell me the name of my dog?|Which name does my dog have?|"
-            "Please say what my dog is called.|What was my dog called?|What is my dog called?|"
-            "What is the name of my dog?|What's my dog's name?|"
-            "Do you remember my dog's name?|How is my dog called?",
+            "Could you tell me the name of my dog?|Which name does my dog have?|Please say what my dog is called."
+            "|What was my dog called?|What is my dog called?|What is the name of my dog?|What's my dog's name?"
+            "|Do you remember my dog's name?|How is my dog called?|Can you tell me the name of my dog?"
+            "|Tell me what my dog is called.|Tell me my dog's name.|What was my dog's name?"
+            "|What is my dog's name?|What was the name my dog has?|Do you know the name of my dog?"
+            "|Do you still know what my dog is called?|What name has my dog?|Remind me of my dog's name."
+            "|How did I call my dog?|What is my dog called again?",
             "Can you tell me what my dog is called?|What was the name of my dog?",
         ),
         "Your dog is called {value}.",
@@ -375,18 +402,22 @@ _SPECIAL = (
     Topic(
         "cat",
         barred(
-            "Our cat listens to {value}.|I found a cat and named it {value}.|My cat goes by {value}.|"
-            "The cat I own is {value}.|The cat is called {value}.|I have a cat called {value}.|"
-            "My cat is called {value}.|Our cat is named {value}.|"
-            "My cat's name is {value}.|"
-            "We have a cat named {value}.",
+            "Our cat listens to {value}.|I found a cat and named it {value}.|My cat goes by {value}."
+            "|The cat I own is {value}.|The cat is called {value}.|I have a cat called {value}."
+            "|My cat is called {value}.|Our cat is named {value}.|My cat's name is {value}."
+            "|We have a cat named {value}.|The name of our cat is {value}.|I own a cat named {value}."
+            "|I have a cat and its name is {value}.|My cat has the name {value}.|My cat: {value}."
+            "|{value} is my cat.|{value} is the name of my cat.|We own a cat, {value}.|I named my cat {value}.",
             "The name of my cat is {value}.|I own a cat called {value}.",
         ),
         barred(
-            "Could you tell me the name of my cat?|Which name does my cat have?|"
-            "Please say what my cat is called.|What was my cat called?|What is my cat called?|"
-            "What is the name of my cat?|What's my cat's name?|"
-            "Do you remember my cat's name?|How is my cat called?",
+            "Could you tell me the name of my cat?|Which name does my cat have?|Please say what my cat is called."
+            "|What was my cat called?|What is my cat called?|What is the name of my cat?|What's my cat's name?"
+            "|Do you remember my cat's name?|How is my cat called?|Can you tell me the name of my cat?"
+            "|Tell me what my cat is called.|Tell me my cat's name.|What was my cat's name?"
+            "|What is my cat's name?|What was the name my cat has?|Do you know the name of my cat?"
+            "|Do you still know what my cat is called?|What name has my cat?|Remind me of my cat's name."
+            "|How did I call my cat?|What is my cat called again?",
             "Can you tell me what my cat is called?|What was the name of my cat?",
         ),
         "Your cat is called {value}.",
@@ -396,19 +427,26 @@ _SPECIAL = (
     Topic(
         "meeting",
         barred(
-            "Our meeting opens at {value}.|The meeting was set for {value}.|"
-            "They planned the meeting for {value}.|Meeting: {value}.|Be at the meeting at {value}.|"
-            "The meeting is at {value}.|My meeting starts at {value}.|We meet at {value}.|"
-            "The meeting starts at {value}.|"
-            "Our meeting was moved to {value}.|I have a meeting at {value}.",
+            "Our meeting opens at {value}.|The meeting was set for {value}.|They planned the meeting for {value}."
+            "|Meeting: {value}.|Be at the meeting at {value}.|The meeting is at {value}."
+            "|My meeting starts at {value}.|We meet at {value}.|The meeting starts at {value}."
+            "|Our meeting was moved to {value}.|I have a meeting at {value}.|Our meeting begins {value}."
+            "|The meeting will begin at {value}.|I planned my meeting for {value}."
+            "|The meeting is planned for {value}.|My meeting is at {value}.|At {value} the meeting begins."
+            "|At {value} we have a meeting.|My meeting was put at {value}.|The time of the meeting is {value}."
+            "|Meeting at {value}.",
             "The meeting begins at {value}.|My meeting is planned for {value}.",
         ),
         barred(
-            "Could you tell me when the meeting is?|When will the meeting be?|"
-            "For what time is the meeting planned?|When does our meeting begin?|"
-            "Please say when the meeting starts.|When is the meeting?|At what time is the meeting?|"
-            "When does the meeting start?|What time is my meeting?|"
-            "When do we meet?|What time does the meeting start?",
+            "Could you tell me when the meeting is?|When will the meeting be?"
+            "|For what time is the meeting planned?|When does our meeting begin?"
+            "|Please say when the meeting starts.|When is the meeting?|At what time is the meeting?"
+            "|When does the meeting start?|What time is my meeting?|When do we meet?"
+            "|What time does the meeting start?|When does the meeting begin?|When does my meeting start?"
+            "|When is my meeting?|When will my meeting begin?|Tell me when the meeting is."
+            "|Can you tell me the time of the meeting?|Can you say when my meeting is?"
+            "|Do you know when the meeting is?|When was the meeting?|Remind me when the meeting is."
+            "|What time is the meeting?|What time did I say the meeting is?|When should I be at the meeting?",
             "When does my meeting begin?|Can you tell me when the meeting is?",
         ),
         "The meeting is at {value}.",
@@ -418,19 +456,26 @@ _SPECIAL = (
     Topic(
         "food",
         barred(
-            "I could eat {value} all day.|{value} is what I like to eat.|Give me some {value} and I am happy.|"
-            "For dinner I want {value}.|I always order {value}.|The best food is {value}.|"
-            "I enjoy eating {value}.|My plate is full of {value}.|I never say no to {value}.|I love {value}.|"
-            "I like {value} most.|My favourite food is {value}.|I love to eat {value}.|"
-            "Nothing tastes better than {value}.|"
-            "I eat {value} every day.",
+            "I could eat {value} all day.|{value} is what I like to eat.|Give me some {value} and I am happy."
+            "|For dinner I want {value}.|I always order {value}.|The best food is {value}."
+            "|I enjoy eating {value}.|My plate is full of {value}.|I never say no to {value}.|I love {value}."
+            "|I like {value} most.|My favourite food is {value}.|I love to eat {value}."
+            "|Nothing tastes better than {value}.|I eat {value} every day.|The food I like is {value}."
+            "|The food I love is {value}.|Best of all food I like {value}.|I like {value} best."
+            "|I really like {value}.|I really love to eat {value}.|I like to eat {value}.|I like eating {value}."
+            "|Of all food I love {value}.|I enjoy {value} for dinner.|My food is {value}.|What I eat is {value}."
+            "|I am fond of {value} for lunch.",
             "The food I like best is {value}.|I really enjoy eating {value}.",
         ),
         barred(
-            "Could you tell me what food I like?|Which food is my favourite?|What do I enjoy eating?|"
-            "What did I say I like to eat?|Please say what I love to eat.|What do I love to eat?|"
-            "What is my favourite food?|What food do I like?|What do I like to eat?|"
-            "Which food do I love?",
+            "Could you tell me what food I like?|Which food is my favourite?|What do I enjoy eating?"
+            "|What did I say I like to eat?|Please say what I love to eat.|What do I love to eat?"
+            "|What is my favourite food?|What food do I like?|What do I like to eat?|Which food do I love?"
+            "|Can you tell me my favourite food?|Tell me what I like to eat.|Tell me what food I like."
+            "|What did I say I eat?|What food did I tell you of?|What food do I like best?"
+            "|Which food did I say I love?|Which food do I like?|What do I like eating?|What do I eat?"
+            "|What was it that I like to eat?|Do you know what I like to eat?|Remind me what I like to eat."
+            "|What is the food I like?|What was my favourite food?",
             "Can you tell me what I like to eat?|What food did I say I like?",
         ),
         "You like {value}.",
@@ -440,18 +485,26 @@ _SPECIAL = (
     Topic(
         "colour",
         barred(
-            "{value} is my favourite colour.|No colour is as good as {value}.|I paint everything {value}.|"
-            "My best colour is {value}.|I think {value} is the best colour.|The colour for me is {value}.|"
-            "I like the colour {value}.|{value} is the colour I like best.|My favourite colour is {value}.|"
-            "My favorite color is {value}.|"
-            "The colour I love is {value}.",
+            "{value} is my favourite colour.|No colour is as good as {value}.|I paint everything {value}."
+            "|My best colour is {value}.|I think {value} is the best colour.|The colour for me is {value}."
+            "|I like the colour {value}.|{value} is the colour I like best.|My favourite colour is {value}."
+            "|My favorite color is {value}.|The colour I love is {value}.|Of all colours I love {value}."
+            "|I like {value} best of all colours.|The best colour I know is {value}."
+            "|The best of all colours is {value}.|To me {value} is the best colour.|I prefer the colour {value}."
+            "|The colour I like is {value}.|My colour is {value}.|I love the colour {value}."
+            "|For me the best colour is {value}.|As a colour I like {value}.",
             "Of all colours I like {value} best.|The best colour is {value} to me.",
         ),
         barred(
-            "Could you tell me my favourite colour?|Which colour is my favourite?|What colour did I say I like?|"
-            "Which colour do I love?|Please say which colour I like.|What is my favourite colour?|"
-            "Which colour do I like best?|What colour do I like?|"
-            "What's my favorite color?|What is my favorite color?",
+            "Could you tell me my favourite colour?|Which colour is my favourite?|What colour did I say I like?"
+            "|Which colour do I love?|Please say which colour I like.|What is my favourite colour?"
+            "|Which colour do I like best?|What colour do I like?|What's my favorite color?"
+            "|What is my favorite color?|Can you tell me which colour I like?|Can you say my favourite colour?"
+            "|Tell me my favourite colour.|Tell me which colour I like.|Which colour did I tell you?"
+            "|Which colour did I name?|Which colour do I like?|What colour do I love?"
+            "|What colour was it that I like?|Which is my favourite colour?|Do you know my favourite colour?"
+            "|Do you remember which colour I like?|Remind me of my favourite colour."
+            "|What was my favourite colour?",
             "Can you tell me my favourite colour?|Which colour did I say I like?",
         ),
         "Your favourite colour is {value}.",
@@ -461,18 +514,24 @@ _SPECIAL = (
     Topic(
         "hobby",
         barred(
-            "I spend my time on {value}.|I do a lot of {value}.|{value} is my hobby.|"
-            "I started with {value} as a hobby.|I have fun with {value}.|After work I do {value}.|"
-            "My free time goes into {value}.|I practise {value}.|For relaxing I go {value}.|I enjoy {value}.|"
-            "In my free time I do {value}.|My hobby is {value}.|On weekends I go {value}.|"
-            "I spend my evenings with {value}.",
+            "I spend my time on {value}.|I do a lot of {value}.|{value} is my hobby."
+            "|I started with {value} as a hobby.|I have fun with {value}.|After work I do {value}."
+            "|My free time goes into {value}.|I practise {value}.|For relaxing I go {value}.|I enjoy {value}."
+            "|In my free time I do {value}.|My hobby is {value}.|On weekends I go {value}."
+            "|I spend my evenings with {value}.|I like to relax with {value}.|To relax I do {value}."
+            "|For fun there is {value}.|For fun I go {value}.|I do {value} for fun.|{value} is what I do for fun."
+            "|I like {value} as a hobby.|I love {value} as a hobby.|As a hobby I have {value}.|I am into {value}."
+            "|My hobby: {value}.|I fill my time with {value}.",
             "I relax with {value}.|For fun I do {value}.",
         ),
         barred(
-            "Could you tell me my hobby?|What do I do for fun in my free time?|Which hobby did I tell you?|"
-            "What do I like doing?|Please say what my hobby is.|What is my hobby?|What do I do in my free time?|"
-            "Which hobby do I have?|What do I enjoy?|"
-            "Do you remember my hobby?",
+            "Could you tell me my hobby?|What do I do for fun in my free time?|Which hobby did I tell you?"
+            "|What do I like doing?|Please say what my hobby is.|What is my hobby?|What do I do in my free time?"
+            "|Which hobby do I have?|What do I enjoy?|Do you remember my hobby?|Can you tell me what my hobby is?"
+            "|Can you say my hobby?|Tell me my hobby.|Tell me what my hobby is.|What do I do for fun?"
+            "|What do I like to do?|What do I like to do in my free time?|For fun, what do I do?"
+            "|What was my hobby?|What is my hobby again?|Do you know my hobby?"
+            "|Do you still know what I do for fun?|Remind me of my hobby.|What fun thing do I do?|My hobby?",
             "Can you tell me my hobby?|What do I like to do for fun?",
         ),
         "Your hobby is {value}.",
