@@ -12,6 +12,7 @@ from itertools import accumulate
 import torch
 
 from engine.batch import Batch, build_batch
+from engine.decode_graphs import CudaRecorder, DecodeGraphs
 from engine.errors import StepError
 from engine.layers.attention import LayerCache
 from engine.models.registry import Model
@@ -32,6 +33,7 @@ class ModelRunner:
         self.num_blocks = kv_cache.shape[0]
         self.block_size = kv_cache.shape[3]
         self.overlaps = kv_cache.is_cuda
+        self.graphs = DecodeGraphs(self._forward, self.block_size, CudaRecorder()) if kv_cache.is_cuda else None
         self._layers = [LayerCache(kv_cache[:, i, 0], kv_cache[:, i, 1]) for i in range(kv_cache.shape[1])]
         self._choices: Choices | None = None  # of the last step
         self._choice_of: dict[Sequence, int] = {}
@@ -42,7 +44,9 @@ class ModelRunner:
         batch = build_batch(chunks, self.block_size, device)
         self._put_pending_tokens(batch, chunks)
         began = time.perf_counter()
-        hidden = self.model.forward(batch, self._layers)
+        hidden = self.graphs.run(batch) if self.graphs is not None else None
+        if hidden is None:
+            hidden = self._forward(batch)
         sampling = [chunk.sequence for chunk in chunks if chunk.samples]
         choices: Choices | None = None
         if sampling:
@@ -57,6 +61,9 @@ class ModelRunner:
         ]
         computed_s = 0.0 if self.overlaps else time.perf_counter() - began
         return LaunchedStep([chunk.samples for chunk in chunks], choices, logprobs, Mark(device), computed_s)
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        return self.model.forward(batch, self._layers)
 
     def _put_pending_tokens(self, batch: Batch, chunks: SequenceOf[Chunk]) -> None:
         """Fill in, on the device, the tokens that the step before this one chooses."""

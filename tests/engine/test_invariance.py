@@ -47,7 +47,14 @@ def alone(checkpoint: Path) -> dict[str, list[int]]:
         {"overlaps": True},
         {"overlaps": True, "kv_tokens": 160, "max_num_batched_tokens": 50},
     ],
-    ids=["one batch", "small chunks", "small blocks, few at a time", "preempted", "overlapped", "overlapped and preempted"],
+    ids=[
+        "one batch",
+        "small chunks",
+        "small blocks, few at a time",
+        "preempted",
+        "overlapped",
+        "overlapped and preempted",
+    ],
 )
 def test_company_and_chunks_and_preemption_change_no_token(
     checkpoint: Path, alone: dict[str, list[int]], limits: dict[str, Any]
