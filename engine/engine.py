@@ -1,5 +1,9 @@
 """One model's engine: sequences in, one step at a time, tokens out.
 
+Where the runner computes beside the host (a GPU), steps overlap: each is scheduled and launched while the one before it
+still runs, and that one's tokens are read afterwards. A sequence that turns out to have ended has then been computed
+once too often, which is thrown away.
+
 Knows sequences, their ends and their failures; refuses to know sockets, processes and (through its runner) tensors.
 Every sequence that was accepted ends with exactly one output that carries a finish reason, whatever happens to the step
 it was in.
@@ -20,16 +24,31 @@ from engine.sequence import Sequence
 from engine.validation import refusal
 
 
+class Launched(Protocol):
+    """A step that has been started."""
+
+    def collect(self) -> RunResult:
+        """Waits until it has ended."""
+
+
 class Runner(Protocol):
     """What computes: a ModelRunner, or a fake in tests."""
 
-    def run(self, chunks: SequenceOf[Chunk]) -> RunResult: ...
+    overlaps: bool  # what it launches runs on while the host goes on: steps are collected one step late
+
+    def launch(self, chunks: SequenceOf[Chunk]) -> Launched:
+        """Start the next step. It may read tokens that the step before it, still running, chooses (PENDING)."""
 
     def scrub(self, blocks: SequenceOf[int]) -> None:
         """Zero these blocks."""
 
     def reset(self) -> None:
         """Zero all of them."""
+
+
+class _Flight(NamedTuple):
+    chunks: list[Chunk]
+    launched: Launched
 
 
 class StepTimes(NamedTuple):
@@ -45,19 +64,20 @@ class Engine:
     ) -> None:
         self.info = info
         self.scheduler = Scheduler(BlockPool(info.total_blocks), limits)
-        self._runner = runner
+        self.runner = runner
         self._limits = limits
         self._clock = clock
         self._sequences: dict[str, Sequence] = {}
         self._outputs: list[TokenOutput] = []
         self._rates = Rates()
+        self._flight: _Flight | None = None  # launched, not collected
         self._prefix_queries = self._prefix_hits = 0  # of schedulers that a failed step has ended
         self._prompt_tokens = self._output_tokens = 0
         self.last_step = StepTimes()
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or self._flight is not None
 
     @property
     def has_outputs(self) -> bool:
@@ -85,6 +105,7 @@ class Engine:
             num_delivered_tokens=submit.num_delivered_tokens,
             tenant=submit.salt,
             priority=submit.priority,
+            length_limit=min(len(submit.prompt_token_ids) + submit.sampling.max_tokens, self.info.context_length),
         )
         self._sequences[submit.sequence_id] = sequence
         leader = self._sequences.get(submit.leader) if submit.leader is not None else None
@@ -106,16 +127,27 @@ class Engine:
     def step(self) -> None:
         """Compute the next tokens of as many sequences as the limits allow."""
         started = self._clock()
+        if self._flight is not None and self.scheduler.needs_known_tokens:
+            early, self._flight = self._flight, None
+            self._publish(early.chunks, early.launched.collect())
         chunks = self.scheduler.schedule()
         scheduled = self._clock()
-        result = self._runner.run(chunks)
-        computed_at = self._clock()
-        for chunk, computed in zip(chunks, result.chunks, strict=True):
-            self._publish(chunk, computed)
+        flight = _Flight(chunks, self.runner.launch(chunks)) if chunks else None
+        for chunk in chunks:
+            self.scheduler.launch(chunk)
+        if self.runner.overlaps:
+            landing, self._flight = self._flight, flight
+        else:
+            landing = flight
+        result = landing.launched.collect() if landing is not None else RunResult([], 0.0)
+        collected = self._clock()
+        if landing is not None:
+            self._publish(landing.chunks, result)
         ended = self._clock()
-        self._rates.count(chunks, ended - started)
-        prepare_s = computed_at - scheduled - result.device_s
-        self.last_step = StepTimes(scheduled - started, prepare_s, result.device_s, ended - computed_at)
+        if landing is not None:
+            self._rates.count(landing.chunks, ended - started)
+        prepare_s = collected - scheduled - result.device_s
+        self.last_step = StepTimes(scheduled - started, prepare_s, result.device_s, ended - collected)
 
     def take_outputs(self) -> list[TokenOutput]:
         outputs, self._outputs = self._outputs, []
@@ -131,7 +163,8 @@ class Engine:
         """End every sequence with an error and forget the cache, whose content is in doubt."""
         self._prefix_queries += self.scheduler.prefix_queries
         self._prefix_hits += self.scheduler.prefix_hits
-        self._runner.reset()
+        self._flight = None
+        self.runner.reset()
         self.scheduler = Scheduler(BlockPool(self.info.total_blocks), self._limits)
         self._outputs.extend(error_output(sequence_id, code, message) for sequence_id in self._sequences)
         self._sequences.clear()
@@ -152,27 +185,36 @@ class Engine:
             decode_tokens_per_s=self._rates.decode_tokens_per_s,
         )
 
-    def _publish(self, chunk: Chunk, computed: ChunkResult) -> None:
+    def _publish(self, chunks: SequenceOf[Chunk], result: RunResult) -> None:
+        for chunk, computed in zip(chunks, result.chunks, strict=True):
+            if self._sequences.get(chunk.sequence.sequence_id) is chunk.sequence:  # else it has ended meanwhile
+                self._publish_chunk(chunk, computed)
+
+    def _publish_chunk(self, chunk: Chunk, computed: ChunkResult) -> None:
         sequence, token = chunk.sequence, computed.token
         if token is not None and not token.is_finite:
             self._fail(sequence, "the model's logits were not finite; its weights or its cache are damaged")
             return
-        self.scheduler.advance(chunk)
         self._prompt_tokens += max(0, min(chunk.end, sequence.num_prompt_tokens) - chunk.start)
+        if sequence.num_computed_tokens < chunk.end and sequence.wants_prompt_logprobs:
+            # It was preempted since, and computes its prompt once more: then come all its logprobs, and this token.
+            sequence.token_ids = sequence.token_ids[: chunk.end]
+            return
+        self.scheduler.complete(chunk)
         sequence.prompt_logprobs.extend(computed.prompt_logprobs)
         if token is not None:
-            self._append(sequence, token)
+            self._append(sequence, chunk.end, token)
 
-    def _append(self, sequence: Sequence, token: SampledToken) -> None:
+    def _append(self, sequence: Sequence, position: int, token: SampledToken) -> None:
         first = not sequence.started
         prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
         if sequence.wants_prompt_logprobs:
             prompt_logprobs = tuple(sequence.prompt_logprobs)
             sequence.prompt_logprobs = []
-        sequence.token_ids.append(token.token_id)
+        sequence.token_ids[position] = token.token_id
         sequence.started = True
         self._output_tokens += 1
-        reason = self._finish_reason(sequence, token.token_id)
+        reason = self._finish_reason(sequence, position, token.token_id)
         self._outputs.append(
             TokenOutput(
                 sequence.sequence_id,
@@ -186,7 +228,7 @@ class Engine:
         if reason:
             self._end(sequence)
 
-    def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
+    def _finish_reason(self, sequence: Sequence, position: int, token_id: int) -> FinishReason | None:
         """A token that stops is delivered like any other: the front end hides it, and every sampled token is accounted
         for."""
         sampling = sequence.sampling
@@ -194,9 +236,7 @@ class Engine:
             return "stop"
         if token_id in self.info.eos_token_ids and not sampling.ignore_eos:
             return "stop"
-        if sequence.num_output_tokens >= sampling.max_tokens or len(sequence.token_ids) >= self.info.context_length:
-            return "length"
-        return None
+        return "length" if position + 1 >= sequence.length_limit else None
 
     def _end(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
@@ -207,7 +247,7 @@ class Engine:
         nor through a reused block."""
         pool, blocks = self.scheduler.pool, sequence.block_table
         pool.forget(blocks)
-        self._runner.scrub([block for block in blocks if pool.num_holders(block) == 1])
+        self.runner.scrub([block for block in blocks if pool.num_holders(block) == 1])
         self._end(sequence)
         self._outputs.append(error_output(sequence.sequence_id, "engine_error", message))
 

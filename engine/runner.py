@@ -6,21 +6,22 @@ strided view.
 """
 
 import time
-from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from itertools import accumulate
 
 import torch
 
-from engine.batch import build_batch
+from engine.batch import Batch, build_batch
+from engine.decode_graphs import CudaRecorder, DecodeGraphs
 from engine.errors import StepError
 from engine.layers.attention import LayerCache
 from engine.models.registry import Model
 from engine.protocol import TokenLogprobs
-from engine.results import ChunkResult, RunResult, SampledToken
-from engine.sampling import choose_tokens, prompt_logprobs
+from engine.results import ChunkResult, RunResult
+from engine.sampling import Choices, choose_tokens, prompt_logprobs
 from engine.scheduler import Chunk
 from engine.sequence import Sequence
+from engine.transfer import Mark, to_device
 
 _PROMPT_LOGPROB_ROWS = 128  # logits held at once: 64 MiB at a vocabulary of 128k
 
@@ -31,26 +32,48 @@ class ModelRunner:
         self.kv_cache = kv_cache
         self.num_blocks = kv_cache.shape[0]
         self.block_size = kv_cache.shape[3]
+        self.overlaps = kv_cache.is_cuda
+        self.graphs = DecodeGraphs(self._forward, self.block_size, CudaRecorder()) if kv_cache.is_cuda else None
         self._layers = [LayerCache(kv_cache[:, i, 0], kv_cache[:, i, 1]) for i in range(kv_cache.shape[1])]
+        self._choices: Choices | None = None  # of the last step
+        self._choice_of: dict[Sequence, int] = {}
 
     @torch.inference_mode()
-    def run(self, chunks: SequenceOf[Chunk]) -> RunResult:
-        batch = build_batch(chunks, self.block_size, self.kv_cache.device)
-        launched = time.perf_counter()
-        hidden = self.model.forward(batch, self._layers)
+    def launch(self, chunks: SequenceOf[Chunk]) -> "LaunchedStep":
+        device = self.kv_cache.device
+        batch = build_batch(chunks, self.block_size, device)
+        self._put_pending_tokens(batch, chunks)
+        began = time.perf_counter()
+        hidden = self.graphs.run(batch) if self.graphs is not None else None
+        if hidden is None:
+            hidden = self._forward(batch)
         sampling = [chunk.sequence for chunk in chunks if chunk.samples]
-        tokens: Iterator[SampledToken] = iter(())
+        choices: Choices | None = None
         if sampling:
             rows = hidden if batch.sampling_rows is None else hidden.index_select(0, batch.sampling_rows)
-            tokens = iter(choose_tokens(self.model.logits(rows), sampling))
+            choices = choose_tokens(self.model.logits(rows), sampling)
+        self._choices = choices
+        self._choice_of = {sequence: row for row, sequence in enumerate(sampling)}
         ends = accumulate(chunk.length for chunk in chunks)
-        results = [
-            ChunkResult(
-                next(tokens) if chunk.samples else None, self._prompt_logprobs(chunk, hidden[end - chunk.length : end])
-            )
+        logprobs = [
+            self._prompt_logprobs(chunk, hidden[end - chunk.length : end])
             for chunk, end in zip(chunks, ends, strict=True)
         ]
-        return RunResult(results, time.perf_counter() - launched)
+        computed_s = 0.0 if self.overlaps else time.perf_counter() - began
+        return LaunchedStep([chunk.samples for chunk in chunks], choices, logprobs, Mark(device), computed_s)
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        return self.model.forward(batch, self._layers)
+
+    def _put_pending_tokens(self, batch: Batch, chunks: SequenceOf[Chunk]) -> None:
+        """Fill in, on the device, the tokens that the step before this one chooses."""
+        pending = [i for i, chunk in enumerate(chunks) if chunk.is_decode and chunk.sequence.is_pending]
+        if not pending:
+            return
+        assert self._choices is not None, "a token is pending and no step has chosen it"
+        rows = [self._choice_of[chunks[i].sequence] for i in pending]
+        places, rows_there = to_device(torch.tensor([pending, rows]), self.kv_cache.device).unbind()
+        batch.token_ids.index_copy_(0, places, self._choices.token_ids.index_select(0, rows_there))
 
     @torch.inference_mode()
     def scrub(self, blocks: SequenceOf[int]) -> None:
@@ -66,7 +89,7 @@ class ModelRunner:
         initialisation, and a model that yields no numbers should not seem ready."""
         sequence = Sequence.throwaway(list(prompt), blocks=range(-(-(len(prompt) + 1) // self.block_size)))
         for length in (len(prompt), 1):
-            token = self.run([Chunk(sequence, sequence.num_computed_tokens, length)]).chunks[0].token
+            token = self.launch([Chunk.next_of(sequence, length)]).collect().chunks[0].token
             if token is None or not token.is_finite:
                 raise StepError("its logits are not finite; the weights do not fit config.json or the chosen dtype")
             sequence.num_computed_tokens += length
@@ -86,3 +109,29 @@ class ModelRunner:
             logits = self.model.logits(hidden[i : i + len(part)])
             reported += prompt_logprobs(logits, part, num_top or 0)
         return tuple(reported)
+
+
+class LaunchedStep:
+    def __init__(
+        self,
+        samples: list[bool],
+        choices: Choices | None,
+        prompt_logprobs: list[tuple[TokenLogprobs, ...]],
+        mark: Mark,
+        computed_s: float,
+    ) -> None:
+        self._samples = samples
+        self._choices = choices
+        self._prompt_logprobs = prompt_logprobs
+        self._mark = mark
+        self._computed_s = computed_s
+
+    def collect(self) -> RunResult:
+        began = time.perf_counter()
+        self._mark.wait()
+        tokens = iter(self._choices.read() if self._choices is not None else ())
+        results = [
+            ChunkResult(next(tokens) if samples else None, logprobs)
+            for samples, logprobs in zip(self._samples, self._prompt_logprobs, strict=True)
+        ]
+        return RunResult(results, self._computed_s + time.perf_counter() - began)

@@ -8,6 +8,7 @@ entry, and restored after the choice, because logprobs are reported as the model
 from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from engine.protocol import SamplingParams, TokenLogprobs
 from engine.results import SampledToken
 from engine.sequence import Sequence
 from engine.token_counts import TokenCounts
+from engine.transfer import to_device, to_host
 from kernels.logprobs import token_logprobs, token_ranks
 from kernels.penalties import LogitEntries, penalize_, restore_
 from kernels.philox import uniform
@@ -24,8 +26,23 @@ from kernels.sample import sample
 _MASK32 = 0xFFFFFFFF
 
 
-def choose_tokens(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> list[SampledToken]:
-    """logits [rows, vocab] fp32, one row per sequence; changed meanwhile, the same afterwards."""
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The next token of each row, on the device until `read`."""
+
+    token_ids: torch.Tensor  # [rows] int64, on the device
+    _read: torch.Tensor  # [2, rows]: the same and whether its logits were numbers; on the host once the device is done
+    _logprobs: "_Logprobs | None"
+
+    def read(self) -> list[SampledToken]:
+        """For a host that has waited for the device."""
+        ids, finite = self._read.tolist()
+        logprobs = self._logprobs.by_row(len(ids)) if self._logprobs is not None else [None] * len(ids)
+        return [SampledToken(*row) for row in zip(ids, map(bool, finite), logprobs, strict=True)]
+
+
+def choose_tokens(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> Choices:
+    """logits [rows, vocab] fp32, one row per sequence; changed meanwhile, the same afterwards. Waits for no device."""
     best = logits.max(dim=-1)  # its value also tells of NaN, which max hands on
     adjusted = [i for i, sequence in enumerate(sequences) if sequence.counts is not None]
     if adjusted:
@@ -36,19 +53,18 @@ def choose_tokens(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> list
     if len(greedy) == len(sequences):
         token_ids = logits.argmax(dim=-1)
     elif greedy:
-        rows = torch.tensor(greedy, device=logits.device)
+        rows = to_device(torch.tensor(greedy), logits.device)
         token_ids = token_ids.index_copy(0, rows, logits.index_select(0, rows).argmax(dim=-1))
     drawn = [i for i, sequence in enumerate(sequences) if sequence.sampling.temperature > 0]
     if len(drawn) == len(sequences):
         token_ids = _draw(logits, sequences)
     elif drawn:
-        rows = torch.tensor(drawn, device=logits.device)
+        rows = to_device(torch.tensor(drawn), logits.device)
         token_ids = token_ids.index_copy(0, rows, _draw(logits.index_select(0, rows), [sequences[i] for i in drawn]))
     if adjusted:
         restore_(logits, entries, before)
     logprobs = _logprobs(logits, token_ids, [sequence.sampling for sequence in sequences])
-    ids, finite = torch.stack((token_ids, best.values.isfinite().long())).tolist()  # one wait for both
-    return [SampledToken(*row) for row in zip(ids, map(bool, finite), logprobs, strict=True)]
+    return Choices(token_ids, to_host(torch.stack((token_ids, best.values.isfinite().long()))), logprobs)
 
 
 def prompt_logprobs(logits: torch.Tensor, token_ids: SequenceOf[int], num_top: int) -> list[TokenLogprobs]:
@@ -77,13 +93,13 @@ def _entries(sequences: SequenceOf[Sequence], adjusted: SequenceOf[int], device:
         ]
     )
     lengths = torch.tensor([len(counts) for counts in counted])
-    rows, repetition, presence, frequency = by_row.repeat_interleave(lengths, dim=1).to(device).unbind()
+    rows, repetition, presence, frequency = to_device(by_row.repeat_interleave(lengths, dim=1), device).unbind()
     return LogitEntries(
         rows.long(),
-        token_ids=_joined((counts.token_ids for counts in counted), "q", torch.int64).to(device),
-        bias=_joined((counts.bias for counts in counted), "f", torch.float32).to(device),
-        seen=_joined((counts.seen for counts in counted), "f", torch.float32).to(device),
-        num_outputs=_joined((counts.num_outputs for counts in counted), "f", torch.float32).to(device),
+        token_ids=to_device(_joined((counts.token_ids for counts in counted), "q", torch.int64), device),
+        bias=to_device(_joined((counts.bias for counts in counted), "f", torch.float32), device),
+        seen=to_device(_joined((counts.seen for counts in counted), "f", torch.float32), device),
+        num_outputs=to_device(_joined((counts.num_outputs for counts in counted), "f", torch.float32), device),
         repetition=repetition,
         presence=presence,
         frequency=frequency,
@@ -100,16 +116,19 @@ def _joined(parts: "Iterable[array[int]] | Iterable[array[float]]", code: str, d
 def _draw(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> torch.Tensor:
     params = [sequence.sampling for sequence in sequences]
     vocab, device = logits.shape[1], logits.device
-    integers = torch.tensor(
-        [
-            [p.seed & _MASK32 for p in params],
-            [p.seed >> 32 & _MASK32 for p in params],
-            [len(sequence.token_ids) for sequence in sequences],  # the position of the token to be drawn
-            [_top_k(p, vocab) for p in params],
-        ]
-    ).to(device)
-    reals = torch.tensor([[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]]).to(
-        device
+    integers = to_device(
+        torch.tensor(
+            [
+                [p.seed & _MASK32 for p in params],
+                [p.seed >> 32 & _MASK32 for p in params],
+                [len(sequence.token_ids) for sequence in sequences],  # the position of the token to be drawn
+                [_top_k(p, vocab) for p in params],
+            ]
+        ),
+        device,
+    )
+    reals = to_device(
+        torch.tensor([[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]]), device
     )
     seed_low, seed_high, position, top_k = integers.unbind()
     temperature, top_p, min_p = reals.unbind()
@@ -130,18 +149,27 @@ def _top_k(params: SamplingParams, vocab: int) -> int:
     return vocab if params.top_k is None else min(params.top_k, vocab)
 
 
-def _logprobs(
-    logits: torch.Tensor, token_ids: torch.Tensor, params: SequenceOf[SamplingParams]
-) -> list[TokenLogprobs | None]:
+@dataclass(frozen=True, slots=True)
+class _Logprobs:
+    rows: list[int]  # those that want any
+    num_top: list[int]
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # as token_logprobs gives them, on their way to the host
+
+    def by_row(self, num_rows: int) -> list[TokenLogprobs | None]:
+        reported: list[TokenLogprobs | None] = [None] * num_rows
+        for row, message in zip(self.rows, _as_messages(*self.tensors, self.num_top), strict=True):
+            reported[row] = message
+        return reported
+
+
+def _logprobs(logits: torch.Tensor, token_ids: torch.Tensor, params: SequenceOf[SamplingParams]) -> _Logprobs | None:
     wanted = [i for i, p in enumerate(params) if p.num_logprobs is not None]
-    reported: list[TokenLogprobs | None] = [None] * len(params)
-    if wanted:
-        num_top = [params[i].num_logprobs or 0 for i in wanted]
-        rows = torch.tensor(wanted, device=logits.device)
-        tensors = token_logprobs(logits.index_select(0, rows), token_ids.index_select(0, rows), max(num_top))
-        for i, message in zip(wanted, _as_messages(*tensors, num_top), strict=True):
-            reported[i] = message
-    return reported
+    if not wanted:
+        return None
+    num_top = [params[i].num_logprobs or 0 for i in wanted]
+    rows = to_device(torch.tensor(wanted), logits.device)
+    chosen, ids, top = token_logprobs(logits.index_select(0, rows), token_ids.index_select(0, rows), max(num_top))
+    return _Logprobs(wanted, num_top, (to_host(chosen), to_host(ids), to_host(top)))
 
 
 def _as_messages(

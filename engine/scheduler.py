@@ -13,7 +13,7 @@ from typing import NamedTuple
 from engine.fairness import FairQueue
 from engine.kv.block_pool import BlockPool
 from engine.kv.prefix_index import extend_chain
-from engine.sequence import Sequence
+from engine.sequence import PENDING, Sequence
 from engine.siblings import Siblings
 
 
@@ -30,6 +30,12 @@ class Chunk(NamedTuple):
     sequence: Sequence
     start: int
     length: int
+    samples: bool  # it reaches the newest token: its last logits choose the next one
+
+    @classmethod
+    def next_of(cls, sequence: Sequence, length: int) -> "Chunk":
+        start = sequence.num_computed_tokens
+        return cls(sequence, start, length, start + length == len(sequence.token_ids))
 
     @property
     def end(self) -> int:
@@ -39,11 +45,6 @@ class Chunk(NamedTuple):
     def is_decode(self) -> bool:
         """One token behind a cached prefix, be it a new token or the rest of a prompt: the arithmetic is the same."""
         return self.length == 1 and self.start > 0
-
-    @property
-    def samples(self) -> bool:
-        """The chunk reaches the newest token: its last logits choose the next one."""
-        return self.end == len(self.sequence.token_ids)
 
 
 class Scheduler:
@@ -61,6 +62,11 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
+
+    @property
+    def needs_known_tokens(self) -> bool:
+        """A running sequence's next choice depends on all tokens before it, not only through the cache."""
+        return any(sequence.counts is not None and sequence.counts.follows_output for sequence in self.running)
 
     @property
     def num_waiting(self) -> int:
@@ -87,21 +93,33 @@ class Scheduler:
             self.waiting.add(sequence)
 
     def schedule(self) -> list[Chunk]:
-        """The next step's chunks, decodes before the rest. Empty only when there is no work."""
+        """The next step's chunks, decodes before the rest. Empty only when there is no work, or when all that is
+        running awaits its end."""
         plan = _Plan(self.limits.max_num_batched_tokens)
-        preempted = self._schedule_running(plan, [s for s in self.running if s.is_decoding])
+        preempted = self._schedule_running(plan, [s for s in self.running if s.is_decoding and not s.awaits_its_end])
         preempted |= self._schedule_running(plan, [s for s in self.running if not s.is_decoding])
         if not preempted:  # a sequence admitted now would take the blocks that were just cleared
             self._admit(plan)
-        assert plan.chunks or not self.has_work, "sequences wait and none of them can be scheduled"
+        stuck = not plan.chunks and self.has_work and not any(sequence.is_pending for sequence in self.running)
+        assert not stuck, "sequences wait and none of them can be scheduled"
         return sorted(plan.chunks, key=lambda chunk: not chunk.is_decode)
 
-    def advance(self, chunk: Chunk) -> None:
-        """The chunk is computed: count it, and let others find the blocks it completed."""
+    def launch(self, chunk: Chunk) -> None:
+        """The chunk is about to be computed: the next step goes on from its end."""
+        chunk.sequence.num_computed_tokens = chunk.end
+        if chunk.samples:
+            chunk.sequence.token_ids.append(PENDING)
+
+    def complete(self, chunk: Chunk) -> None:
+        """The chunk's results are here: let others find the blocks it completed."""
         sequence = chunk.sequence
-        sequence.num_computed_tokens = chunk.end
-        extend_chain(sequence.block_hashes, sequence.chain_root, sequence.token_ids, self.limits.block_size)
+        if sequence.num_computed_tokens < chunk.end:
+            return  # preempted since it was launched: the blocks are another's
+        sequence.num_completed_tokens = chunk.end
         complete = chunk.end // self.limits.block_size
+        if len(sequence.block_hashes) < complete:  # only of tokens that are known
+            tokens = sequence.token_ids[: chunk.end]
+            extend_chain(sequence.block_hashes, sequence.chain_root, tokens, self.limits.block_size)
         for i in range(sequence.num_registered_blocks, complete):
             self.pool.register(sequence.block_table[i], sequence.block_hashes[i])
         sequence.num_registered_blocks = complete
@@ -160,7 +178,7 @@ class Scheduler:
         self.pool.hold(cached)
         sequence.block_table = cached
         sequence.num_registered_blocks = len(cached)
-        sequence.num_computed_tokens = len(cached) * self.limits.block_size
+        sequence.num_computed_tokens = sequence.num_completed_tokens = len(cached) * self.limits.block_size
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = sequence.num_computed_tokens
             self.prefix_queries += sequence.num_prompt_tokens
@@ -207,6 +225,6 @@ class _Plan:
         self.sequences: set[Sequence] = set()
 
     def add(self, sequence: Sequence, length: int) -> None:
-        self.chunks.append(Chunk(sequence, sequence.num_computed_tokens, length))
+        self.chunks.append(Chunk.next_of(sequence, length))
         self.sequences.add(sequence)
         self.budget -= length

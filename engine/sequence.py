@@ -3,8 +3,11 @@
 Knows its own lengths; refuses to know who schedules it. `num_computed_tokens` counts tokens whose keys and values are
 in the cache:
 
-    0 <= num_computed_tokens <= len(token_ids) = prompt + output;   the last token is computed by the step that samples
-    the next one
+    0 <= num_completed_tokens <= num_computed_tokens <= len(token_ids) = prompt + output;   the last token is computed
+    by the step that samples the next one
+
+Where steps overlap, a step is launched while the one before it still runs: its tokens count as computed, and the token
+it samples is in the list as PENDING, until its results are here and it counts as completed.
 """
 
 from collections.abc import Iterable
@@ -12,6 +15,8 @@ from dataclasses import dataclass, field
 
 from engine.protocol import SamplingParams, TokenLogprobs
 from engine.token_counts import TokenCounts
+
+PENDING = -1  # stands for a token that the device has chosen, or will, and the host does not know yet
 
 
 @dataclass(eq=False, slots=True)
@@ -25,8 +30,10 @@ class Sequence:
     priority: int = 0
     num_prompt_tokens: int = field(init=False)
     counts: TokenCounts | None = field(init=False)  # None: penalties and biases are off
+    length_limit: int = 0  # of all tokens: it ends when it has so many
     arrival: int = 0  # order of submission: the youngest is preempted first
     num_computed_tokens: int = 0
+    num_completed_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     num_registered_blocks: int = 0
@@ -49,12 +56,22 @@ class Sequence:
     @property
     def has_computed_prompt(self) -> bool:
         """All of its prompt's blocks are in the cache, or were when it was last preempted."""
-        return self.num_computed_tokens >= self.num_prompt_tokens or self.num_output_tokens > 0
+        return self.num_completed_tokens >= self.num_prompt_tokens or self.started
 
     @property
     def is_decoding(self) -> bool:
         """Only its newest token is missing from the cache."""
         return self.num_computed_tokens > 0 and self.num_uncomputed_tokens == 1
+
+    @property
+    def is_pending(self) -> bool:
+        """Its newest token is not known yet."""
+        return self.token_ids[-1] == PENDING
+
+    @property
+    def awaits_its_end(self) -> bool:
+        """It has its last token, which is only not known yet."""
+        return self.is_pending and len(self.token_ids) >= self.length_limit
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -77,6 +94,6 @@ class Sequence:
     def forget_computed(self) -> None:
         """The blocks are gone (preemption by recompute); the tokens stay."""
         self.block_table = []
-        self.num_computed_tokens = 0
+        self.num_computed_tokens = self.num_completed_tokens = 0
         self.num_registered_blocks = 0
         self.prompt_logprobs = []

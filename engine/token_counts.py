@@ -31,6 +31,11 @@ class TokenCounts:
         """None for a sequence whose logits are taken as they are: it pays nothing."""
         return cls(sampling, num_prompt_tokens) if sampling.adjusts_logits else None
 
+    @property
+    def follows_output(self) -> bool:
+        """It changes with every token that is put out."""
+        return self._counts_output
+
     def __len__(self) -> int:
         return len(self.token_ids)
 

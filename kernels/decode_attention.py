@@ -28,8 +28,8 @@ def decode_attention(
 ) -> torch.Tensor:
     """q [seqs, heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim]; block_tables [seqs, max_blocks]
     int64, padded with any valid block; context_lens [seqs] int64 counts the new token, which is already written;
-    max_context_len is their maximum, known to the host; window: the last tokens seen, the new one included; sinks
-    [heads]. Returns [seqs, heads, head_dim].
+    max_context_len is their maximum, known to the host, or all that the tables hold (a recorded graph knows no more);
+    window: the last tokens seen, the new one included; sinks [heads]. Returns [seqs, heads, head_dim].
 
     Padded positions are masked, not skipped: whatever lies in them must be finite (0 * NaN is NaN), which the arena
     guarantees.
@@ -42,7 +42,12 @@ def decode_attention(
         max_context_len = min(max_context_len, block_tables.shape[1] * k_cache.shape[1])
     # One sequence without padding has nothing to mask.
     visible = None
-    if seqs > 1 or window is not None or sinks is not None:
+    if (
+        seqs > 1
+        or window is not None
+        or sinks is not None
+        or max_context_len == block_tables.shape[1] * k_cache.shape[1]
+    ):
         visible = _visible(context_lens, max_context_len, window)
     bytes_per_seq = 2 * block_tables.shape[1] * k_cache[0].numel() * k_cache.element_size()
     group = max(1, _GATHERED_BYTES[q.device.type] // bytes_per_seq)

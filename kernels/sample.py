@@ -35,7 +35,9 @@ def sample(
     weights = (logits - logits.amax(-1, keepdim=True)).div_(temperature.unsqueeze(1)).exp_()
     floor = min_p.unsqueeze(1)
     if truncates:
-        candidates = min(logits.shape[1], max(NUM_CANDIDATES, largest_top_k))
+        vocab = logits.shape[1]
+        # A second look at flat rows would make the host wait for a GPU, which sorts everything at once instead.
+        candidates = vocab if logits.is_cuda else min(vocab, max(NUM_CANDIDATES, largest_top_k))
         floor = _floor(weights, top_k.unsqueeze(1), top_p.double().unsqueeze(1), floor, candidates)
     return pick(_keep(weights, floor), uniform)
 

@@ -118,8 +118,8 @@ def decode_speed(runner: ModelRunner, config: DenseConfig, batch: int, bandwidth
     blocks = -(-(DECODE_CONTEXT + 1) // BLOCK_SIZE)
     rows = [range(i * blocks, (i + 1) * blocks) for i in range(batch)]
     sequences = [Sequence.throwaway([7] * (DECODE_CONTEXT + 1), row) for row in rows]
-    chunks = [Chunk(sequence, DECODE_CONTEXT, 1) for sequence in sequences]
-    step_s = median_s(device, lambda: runner.run(chunks))
+    chunks = [Chunk(sequence, DECODE_CONTEXT, 1, True) for sequence in sequences]
+    step_s = median_s(device, lambda: runner.launch(chunks).collect())
     moved = weight_bytes(config, dtype) + batch * DECODE_CONTEXT * kv_bytes_per_token(config, dtype)
     result = {
         "batch": batch,
@@ -127,14 +127,14 @@ def decode_speed(runner: ModelRunner, config: DenseConfig, batch: int, bandwidth
         "tokens_per_s": batch / step_s,
         "share_of_bandwidth": moved / step_s / 1e9 / bandwidth_gb_per_s,
     }
-    return result | (launches(lambda: runner.run(chunks)) if device.type == "cuda" else {})
+    return result | (launches(lambda: runner.launch(chunks).collect()) if device.type == "cuda" else {})
 
 
 def prefill_speed(runner: ModelRunner, config: DenseConfig, tokens: int, matmul_tflop_per_s: float) -> dict[str, Any]:
     device = runner.kv_cache.device
     sequence = Sequence.throwaway([i % config.vocab_size for i in range(tokens)], range(-(-tokens // BLOCK_SIZE)))
-    chunk = [Chunk(sequence, 0, tokens)]
-    step_s = median_s(device, lambda: runner.run(chunk))
+    chunk = [Chunk(sequence, 0, tokens, True)]
+    step_s = median_s(device, lambda: runner.launch(chunk).collect())
     return {
         "tokens": tokens,
         "step_ms": step_s * 1e3,

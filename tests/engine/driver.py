@@ -38,10 +38,18 @@ class Heard:
 
 
 def load_engine(
-    directory: Path, name: str = "tiny", kv_tokens: int = 1024, dtype: Any = "auto", **limits: Any
+    directory: Path,
+    name: str = "tiny",
+    kv_tokens: int = 1024,
+    dtype: Any = "auto",
+    overlaps: bool = False,
+    **limits: Any,
 ) -> Engine:
+    """`overlaps`: step as on a GPU, where each is launched before the last one's tokens are known."""
     config = HostConfig(kv_bytes=64 << 20, threads=1, **limits)
-    return load_model(ModelSpec(name, str(directory), dtype, kv_tokens), config, make_arena(config), 1).engine
+    engine = load_model(ModelSpec(name, str(directory), dtype, kv_tokens), config, make_arena(config), 1).engine
+    engine.runner.overlaps = overlaps
+    return engine
 
 
 def submit(

@@ -6,7 +6,7 @@ from engine.engine import Engine
 from engine.protocol import ModelInfo
 from engine.results import ChunkResult, RunResult, SampledToken
 from engine.scheduler import Chunk, Limits
-from engine.sequence import Sequence
+from engine.sequence import PENDING, Sequence
 
 VOCAB = 1000
 
@@ -18,27 +18,35 @@ def next_token(token_ids: SequenceOf[int]) -> int:
 class FakeRunner:
     """Remembers what each slot was last written with, and fails when a chunk would read anything but its own prefix."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, overlaps: bool = False) -> None:
         self.block_size = block_size
+        self.overlaps = overlaps
+        self.chosen: dict[Sequence, int] = {}  # the last token of each, as the device knows it
         self.slots: list[tuple[int, ...] | None] = [None] * (num_blocks * block_size)
         self.scrubbed: list[int] = []
         self.bad_sequences: set[str] = set()
         self.explode = False
         self.batch_tokens: list[int] = []
 
-    def run(self, chunks: SequenceOf[Chunk]) -> RunResult:
+    def launch(self, chunks: SequenceOf[Chunk]) -> "FakeLaunched":
         if self.explode:
             raise RuntimeError("the device is on fire")
         assert len({chunk.sequence for chunk in chunks}) == len(chunks), "a sequence was scheduled twice"
         self.batch_tokens.append(sum(chunk.length for chunk in chunks))
-        for chunk in chunks:
+        tokens_of = [self._known(chunk.sequence) for chunk in chunks]
+        for chunk, tokens in zip(chunks, tokens_of, strict=True):
             for position in range(chunk.start, chunk.end):
-                self.slots[self._slot(chunk.sequence, position)] = tuple(chunk.sequence.token_ids[: position + 1])
-        for chunk in chunks:  # after all writes: no sequence may have written into another's blocks
+                self.slots[self._slot(chunk.sequence, position)] = tuple(tokens[: position + 1])
+        for chunk, tokens in zip(
+            chunks, tokens_of, strict=True
+        ):  # after all writes: none may have hit another's blocks
             for position in range(chunk.end):
                 content = self.slots[self._slot(chunk.sequence, position)]
-                assert content == tuple(chunk.sequence.token_ids[: position + 1]), "foreign or stale cache content"
-        return RunResult([ChunkResult(self._sample(chunk) if chunk.samples else None) for chunk in chunks], 0.0)
+                assert content == tuple(tokens[: position + 1]), "foreign or stale cache content"
+        results = []
+        for chunk, tokens in zip(chunks, tokens_of, strict=True):
+            results.append(ChunkResult(self._sample(chunk.sequence, tokens) if chunk.samples else None))
+        return FakeLaunched(RunResult(results, 0.0))
 
     def scrub(self, blocks: SequenceOf[int]) -> None:
         self.scrubbed += blocks
@@ -46,11 +54,25 @@ class FakeRunner:
     def reset(self) -> None:
         self.slots = [None] * len(self.slots)
 
-    def _sample(self, chunk: Chunk) -> SampledToken:
-        return SampledToken(next_token(chunk.sequence.token_ids), chunk.sequence.sequence_id not in self.bad_sequences)
+    def _known(self, sequence: Sequence) -> list[int]:
+        *known, last = sequence.token_ids
+        assert PENDING not in known, "a token is pending behind another"
+        return [*known, self.chosen[sequence] if last == PENDING else last]
+
+    def _sample(self, sequence: Sequence, tokens: list[int]) -> SampledToken:
+        self.chosen[sequence] = next_token(tokens)
+        return SampledToken(self.chosen[sequence], sequence.sequence_id not in self.bad_sequences)
 
     def _slot(self, sequence: Sequence, position: int) -> int:
         return sequence.block_table[position // self.block_size] * self.block_size + position % self.block_size
+
+
+class FakeLaunched:
+    def __init__(self, result: RunResult) -> None:
+        self._result = result
+
+    def collect(self) -> RunResult:
+        return self._result
 
 
 def fake_engine(
@@ -60,8 +82,9 @@ def fake_engine(
     max_num_seqs: int = 8,
     max_waiting: int = 100,
     eos_token_ids: tuple[int, ...] = (),
+    overlaps: bool = False,
 ) -> tuple[Engine, FakeRunner]:
-    runner = FakeRunner(num_blocks, block_size)
+    runner = FakeRunner(num_blocks, block_size, overlaps)
     info = ModelInfo(
         name="tiny",
         context_length=num_blocks * block_size,

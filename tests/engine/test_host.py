@@ -243,14 +243,14 @@ async def test_a_failed_step_fails_its_requests_and_the_next_one_works(
     client = InProcessEngineClient(CONFIG)
     await load(client, checkpoint)
     expected = await collect(client, submit("a", PROMPT, max_tokens=4))
-    run, calls = ModelRunner.run, iter(range(1000))
+    launch, calls = ModelRunner.launch, iter(range(1000))
 
     def fail_third(self: ModelRunner, chunks: list[object]) -> object:
         if next(calls) == 3:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        return run(self, chunks)  # type: ignore[arg-type]
+        return launch(self, chunks)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ModelRunner, "run", fail_third)
+    monkeypatch.setattr(ModelRunner, "launch", fail_third)
     with pytest.raises(EngineError, match="illegal memory access") as failed:
         await collect(client, submit("b", PROMPT, max_tokens=50))
     assert failed.value.code == "engine_error"

@@ -44,8 +44,17 @@ def alone(checkpoint: Path) -> dict[str, list[int]]:
         {"max_num_batched_tokens": 13},
         {"block_size": 5, "max_num_seqs": 4},
         {"kv_tokens": 160, "max_num_batched_tokens": 50},
+        {"overlaps": True},
+        {"overlaps": True, "kv_tokens": 160, "max_num_batched_tokens": 50},
     ],
-    ids=["one batch", "small chunks", "small blocks, few at a time", "preempted"],
+    ids=[
+        "one batch",
+        "small chunks",
+        "small blocks, few at a time",
+        "preempted",
+        "overlapped",
+        "overlapped and preempted",
+    ],
 )
 def test_company_and_chunks_and_preemption_change_no_token(
     checkpoint: Path, alone: dict[str, list[int]], limits: dict[str, Any]

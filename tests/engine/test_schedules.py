@@ -27,6 +27,7 @@ class Shape(NamedTuple):
     block_size: int
     max_num_batched_tokens: int
     max_num_seqs: int
+    overlaps: bool
 
 
 arrivals = st.lists(
@@ -50,6 +51,7 @@ shapes = st.builds(
     block_size=st.sampled_from([1, 3, 4, 16]),
     max_num_batched_tokens=st.integers(1, 40),
     max_num_seqs=st.integers(1, 6),
+    overlaps=st.booleans(),
 )
 
 

@@ -1,0 +1,173 @@
+"""Decode steps recorded once as CUDA graphs and replayed: one launch in place of hundreds.
+
+A graph has fixed shapes, so batches are padded to the next of a few sizes. Each size is recorded when it has been wanted a few times, hence after
+serving has begun and the commonest first. Knows batches and how to pad them; refuses to know models, and (through its recorder) CUDA. A model that
+cannot be recorded, because it waits for the device in between, goes on without.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+
+from engine.batch import Batch, DecodeBatch
+
+log = logging.getLogger(__name__)
+
+WANTED_TIMES = 4  # recording costs about as much as ten steps do
+MAX_GRAPHS = 48
+_MAX_PADDING = 8  # rows: above it, sizes are multiples of 8 and no powers of two
+
+Forward = Callable[[Batch], torch.Tensor]
+
+
+class Recorder(Protocol):
+    def record(self, forward: Callable[[], torch.Tensor]) -> "Recording":
+        """Raises RuntimeError when `forward` cannot be recorded."""
+
+
+class Recording(Protocol):
+    @property
+    def output(self) -> torch.Tensor: ...
+
+    def replay(self) -> None:
+        """Compute `output` again from what the inputs hold now."""
+
+
+class GraphShape(NamedTuple):
+    rows: int
+    blocks: int  # of the longest table
+
+    @classmethod
+    def of(cls, decode: DecodeBatch) -> "GraphShape":
+        rows, blocks = decode.block_tables.shape
+        return cls(_padded_rows(rows), _power_of_two(blocks))
+
+
+class DecodeGraphs:
+    def __init__(self, forward: Forward, block_size: int, recorder: Recorder) -> None:
+        self._forward = forward
+        self._block_size = block_size
+        self._recorder = recorder
+        self._graphs: dict[GraphShape, _Graph] = {}
+        self._wanted: Counter[GraphShape] = Counter()
+        self._works = True
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self._graphs)
+
+    def run(self, batch: Batch) -> torch.Tensor | None:
+        """Hidden states [tokens, hidden] of a batch of decodes, valid until the next call; None: compute them yourself."""
+        if batch.decode is None or batch.prefill is not None or not self._works:
+            return None
+        shape = GraphShape.of(batch.decode)
+        graph = self._graphs.get(shape)
+        if graph is None:
+            self._wanted[shape] += 1
+            if self._wanted[shape] < WANTED_TIMES or len(self._graphs) >= MAX_GRAPHS:
+                return None
+            try:
+                graph = self._graphs[shape] = _Graph.record(
+                    shape, batch, self._forward, self._block_size, self._recorder
+                )
+            except RuntimeError as error:
+                self._works = False
+                log.warning(
+                    "decode steps of this model cannot be recorded as CUDA graphs, and go on without: %s", error
+                )
+                return None
+        return graph.run(batch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    inputs: Batch
+    recording: Recording
+
+    @classmethod
+    def record(
+        cls, shape: GraphShape, example: Batch, forward: Forward, block_size: int, recorder: Recorder
+    ) -> "_Graph":
+        device = example.token_ids.device
+
+        def empty(*size: int) -> torch.Tensor:
+            return torch.empty(size, dtype=torch.int64, device=device)
+
+        rows, blocks = shape
+        inputs = Batch(
+            token_ids=empty(rows),
+            positions=empty(rows),
+            slot_mapping=empty(rows),
+            num_decodes=rows,
+            decode=DecodeBatch(empty(rows, blocks), empty(rows), blocks * block_size),
+            prefill=None,
+            sampling_rows=None,
+        )
+        _fill(inputs, example)
+        return cls(inputs, recorder.record(lambda: forward(inputs)))
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        _fill(self.inputs, batch)
+        self.recording.replay()
+        return self.recording.output[: batch.num_decodes]
+
+
+def _fill(inputs: Batch, batch: Batch) -> None:
+    """Rows beyond the batch's repeat its first one: they write what that writes, where it writes it. Blocks beyond a table's repeat its first
+    one, as batch.py pads them."""
+    assert inputs.decode is not None
+    assert batch.decode is not None
+    rows = batch.num_decodes
+    blocks = batch.decode.block_tables.shape[1]
+    tables = inputs.decode.block_tables
+    tables[:rows, :blocks] = batch.decode.block_tables
+    tables[:rows, blocks:] = batch.decode.block_tables[:, :1]
+    tables[rows:] = tables[:1]
+    for into, values in (
+        (inputs.token_ids, batch.token_ids),
+        (inputs.positions, batch.positions),
+        (inputs.slot_mapping, batch.slot_mapping),
+        (inputs.decode.context_lens, batch.decode.context_lens),
+    ):
+        into[:rows] = values
+        into[rows:] = values[:1]
+
+
+def _padded_rows(rows: int) -> int:
+    return _power_of_two(rows) if rows <= 2 * _MAX_PADDING else -(-rows // _MAX_PADDING) * _MAX_PADDING
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+class CudaRecorder:
+    """Graphs of one model share their memory: they never run at the same time."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, forward: Callable[[], torch.Tensor]) -> "_CudaRecording":
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(
+            side
+        ):  # once for real: libraries allocate at their first call, which a recording forbids
+            forward()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            output = forward()
+        return _CudaRecording(graph, output)
+
+
+class _CudaRecording(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    output: torch.Tensor
+
+    def replay(self) -> None:
+        self.graph.replay()

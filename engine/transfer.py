@@ -1,0 +1,37 @@
+"""Copies between host and device that nobody waits for.
+
+On a CPU they are no copies at all. On a GPU an ordinary copy makes the host wait (of pageable memory, there is no other), so what goes over is pinned
+first, and what comes back may be read only behind a `Mark`.
+"""
+
+import torch
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`tensor` lies on the host."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the host that holds the values once a `Mark` made after this call has been reached."""
+    if tensor.device.type != "cuda":
+        return tensor
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return pinned.copy_(tensor, non_blocking=True)
+
+
+class Mark:
+    """A place in the device's queue of work."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(device))
+
+    def wait(self) -> None:
+        """Until the device has done all that was queued before the mark."""
+        if self._event is not None:
+            self._event.synchronize()

@@ -1,0 +1,149 @@
+"""Overlapped steps: launched before the tokens of the one before are known, and the same in all that is told."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.protocol import SamplingParams, Submit
+from tests.checkpoints import write_llama
+from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit
+from tests.engine.fake_runner import fake_engine, next_token
+
+PROMPT = [5, 6, 7, 8, 9, 10]
+
+
+def expected_tokens(prompt: list[int], n: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(n):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("llama")
+    write_llama(directory)
+    return directory
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 0.9, "seed": 3, "top_p": 0.9},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+    "bias": {"logit_bias": ((7, 5.0), (9, -100.0))},
+    "logprobs": {"num_logprobs": 3},
+    "prompt logprobs": {"prompt_logprobs": True, "num_prompt_logprobs": 2},
+    "one token": {"max_tokens": 1},
+}
+
+
+def told(heard: Heard) -> tuple[Any, ...]:
+    return heard.token_ids, heard.finish_reason, heard.logprobs, heard.prompt_logprobs
+
+
+@pytest.mark.parametrize("kv_tokens", [2048, 192], ids=["room", "preempted"])
+def test_everything_told_is_the_same_as_without(checkpoint: Path, kv_tokens: int) -> None:
+    def run(overlaps: bool) -> dict[str, Heard]:
+        engine = load_engine(checkpoint, overlaps=overlaps, kv_tokens=kv_tokens, max_num_batched_tokens=40)
+        requests = [
+            submit(f"{name} {n}", random_prompt(n, seed=n), **{"max_tokens": 45, **kind})
+            for n in (4, 33)
+            for name, kind in KINDS.items()
+        ]
+        heard = drain(engine, requests)
+        assert (engine.scheduler.num_preemptions > 0) == (kv_tokens < 2048)
+        return heard
+
+    apart, overlapped = run(False), run(True)
+    for name in apart:
+        a, b = apart[name], overlapped[name]
+        assert (a.token_ids, a.finish_reason) == (b.token_ids, b.finish_reason), name
+        assert len(a.logprobs) == len(b.logprobs)
+        for x, y in zip(
+            [*a.logprobs, *(a.prompt_logprobs or ())], [*b.logprobs, *(b.prompt_logprobs or ())], strict=True
+        ):
+            assert x.logprob == pytest.approx(y.logprob, abs=1e-4)
+            assert [i for i, _ in x.top] == [i for i, _ in y.top]
+
+
+def test_a_token_is_told_one_step_late_and_the_last_step_only_collects() -> None:
+    engine, runner = fake_engine(overlaps=True)
+    engine.submit(submit("a", PROMPT, max_tokens=2))
+    seen = []
+    while engine.has_work:
+        engine.step()
+        seen.append([token for output in engine.take_outputs() for token in output.token_ids])
+    assert seen == [[], expected_tokens(PROMPT, 1), expected_tokens(PROMPT, 2)[1:]]
+    assert runner.batch_tokens == [6, 1], "its end by length is known: nothing was computed in vain"
+
+
+def test_a_sequence_that_stops_is_computed_once_too_often_and_its_blocks_return() -> None:
+    second = expected_tokens(PROMPT, 2)[-1]
+    engine, runner = fake_engine(overlaps=True, eos_token_ids=(second,))
+    heard = one(engine, submit("a", PROMPT, max_tokens=9, ignore_eos=False))
+    assert (heard.token_ids, heard.finish_reason) == (expected_tokens(PROMPT, 2), "stop")
+    assert runner.batch_tokens == [6, 1, 1]
+
+
+def test_an_abort_in_flight_frees_its_blocks_at_once_and_tells_no_token_after() -> None:
+    engine, _ = fake_engine(overlaps=True)
+    engine.submit(submit("a", PROMPT, max_tokens=50))
+    engine.submit(submit("b", PROMPT * 2, max_tokens=5))
+    engine.step()
+    engine.step()
+    engine.abort("a")
+    free = engine.load().free_blocks
+    engine.abort("b")
+    assert engine.load().free_blocks > free
+    assert engine.load().free_blocks == 32
+    ends = [o.sequence_id for o in engine.take_outputs() if o.finish_reason == "abort"]
+    assert ends == ["a", "b"]
+    while engine.has_work:
+        engine.step()
+    assert engine.take_outputs() == []
+
+
+def test_an_id_taken_again_while_its_old_step_is_in_flight_hears_only_its_own() -> None:
+    engine, _ = fake_engine(overlaps=True)
+    engine.submit(submit("a", PROMPT, max_tokens=5))
+    engine.step()
+    engine.abort("a")
+    engine.take_outputs()
+    other = [1, 2, 3]
+    assert drain(engine, [submit("a", other, max_tokens=3)])["a"].token_ids == expected_tokens(other, 3)
+
+
+def test_siblings_wait_for_the_results_of_their_prompt() -> None:
+    engine, _ = fake_engine(overlaps=True)
+    prompt = tuple(range(20))
+    first = Submit("a", "tiny", prompt, SamplingParams(4, temperature=0.0))
+    engine.submit(first)
+    engine.step()  # in flight: computed, and not yet to be found
+    engine.submit(Submit("b", "tiny", prompt, SamplingParams(4, temperature=0.0), leader="a"))
+    heard = drain(engine, [])
+    assert heard["b"].num_cached_tokens == 16
+    assert heard["b"].token_ids == heard["a"].token_ids == expected_tokens(list(prompt), 4)
+
+
+def test_a_failed_launch_fails_what_was_in_flight_too() -> None:
+    engine, runner = fake_engine(overlaps=True)
+    engine.submit(submit("a", PROMPT, max_tokens=50))
+    engine.step()
+    runner.explode = True
+    with pytest.raises(RuntimeError):
+        engine.step()
+    engine.fail_all("engine_error", "a step failed")
+    assert [(o.sequence_id, o.error_code) for o in engine.take_outputs()] == [("a", "engine_error")]
+    assert not engine.has_work
+    runner.explode = False
+    assert one(engine, submit("b", PROMPT, max_tokens=3)).token_ids == expected_tokens(PROMPT, 3)
+
+
+def test_bad_logits_in_flight_poison_no_cache() -> None:
+    engine, runner = fake_engine(overlaps=True)
+    runner.bad_sequences.add("bad")
+    heard = drain(engine, [submit("bad", PROMPT * 2), submit("good", PROMPT, max_tokens=4)])
+    assert heard["bad"].finish_reason == "error"
+    assert heard["good"].token_ids == expected_tokens(PROMPT, 4)
+    assert one(engine, submit("again", PROMPT * 2)).num_cached_tokens == 4, "only what the good one left may be found"
