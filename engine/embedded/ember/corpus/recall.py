@@ -47,7 +47,7 @@ def recall(rng: random.Random, split: Split, distractor: Distractor, turns_betwe
     between = rng.choice((0, 0, 0, 1, 1, 2, 3)) if turns_between is None else turns_between
     messages = list(_telling(rng, split, told, distractor))
     messages += join([distractor(rng, split) for _ in range(between)])
-    asked = rng.sample(told, min(len(told), rng.choice((1, 1, 2, 3, 4))))
+    asked = rng.sample(told, min(len(told), rng.choice((1, 1, 2, 3, 4) if split is Split.TRAIN else (1, 1, 2, 3))))
     expected = Expected()
     for topic, value in asked:
         answer = fill(topic.answer, {"value": value})
