@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from engine.engine import Engine
-from engine.loading import load_model, make_arena
+from engine.loading import load_model, make_kv_memory
 from engine.protocol import HostConfig, ModelSpec, SamplingParams, Submit, TokenLogprobs, TokenOutput
 
 
@@ -41,7 +41,7 @@ def load_engine(
     directory: Path, name: str = "tiny", kv_tokens: int = 1024, dtype: Any = "auto", **limits: Any
 ) -> Engine:
     config = HostConfig(kv_bytes=64 << 20, threads=1, **limits)
-    return load_model(ModelSpec(name, str(directory), dtype, kv_tokens), config, make_arena(config), 1).engine
+    return load_model(ModelSpec(name, str(directory), dtype, kv_tokens), config, make_kv_memory(config)).engine
 
 
 def submit(
