@@ -154,7 +154,7 @@ class Scheduler:
     @property
     def is_alone(self) -> bool:
         """Nothing runs beside the oldest sequence."""
-        return not self.running or (len(self.running) == 1 and self._oldest() is self.running[0])
+        return len(self.running) <= 1
 
     def oldest(self) -> Oldest | None:
         sequence = self._oldest()
@@ -177,9 +177,11 @@ class Scheduler:
             self._preempt(sequence)
 
     def _oldest(self) -> Sequence | None:
-        """Of those that run and the one that is next to run."""
-        first = self.running[:1] + ([self.waiting.peek()] if self.waiting else [])
-        return min(first, key=lambda sequence: sequence.arrival) if first else None
+        """Of those that run. One that waits may be older (priorities), but can only start when these leave it room: it
+        counts when none runs."""
+        if self.running:
+            return self.running[0]
+        return self.waiting.peek() if self.waiting else None
 
     def _claim(self, num_blocks: int) -> bool:
         return self.account is not None and self.account.claim(num_blocks)

@@ -24,7 +24,7 @@ class NoSlabsError(Exception):
 
 
 class Oldest(NamedTuple):
-    """A model's oldest sequence that runs or is next to run."""
+    """A model's oldest running sequence, or the one that is next to run when none does."""
 
     arrival: int
     blocks: Sequence[int]  # that it holds
