@@ -230,7 +230,7 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, cached: list[int]) -> None:
         self.pool.hold(cached)
-        sequence.block_table = cached
+        sequence.block_table = array("q", cached)
         sequence.block_generations = array("q", [self.pool.generations[block] for block in cached])
         sequence.num_registered_blocks = len(cached)
         sequence.num_computed_tokens = len(cached) * self.limits.block_size
