@@ -9,12 +9,16 @@ Every sequence that was accepted ends with exactly one output that carries a fin
 it was in.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from engine.kv.block_pool import BlockPool
+from engine.kv.generations import GenerationCheck
+from engine.kv.lending import Account
 from engine.kv.prefix_index import chain_root
 from engine.protocol import ErrorCode, FinishReason, ModelInfo, ModelLoad, Submit, TokenLogprobs, TokenOutput
 from engine.rates import Rates
@@ -22,6 +26,8 @@ from engine.results import ChunkResult, RunResult, SampledToken
 from engine.scheduler import Chunk, Limits, Scheduler
 from engine.sequence import Sequence
 from engine.validation import refusal
+
+log = logging.getLogger(__name__)
 
 
 class Launched(Protocol):
@@ -60,12 +66,20 @@ class StepTimes(NamedTuple):
 
 class Engine:
     def __init__(
-        self, info: ModelInfo, runner: Runner, limits: Limits, clock: Callable[[], float] = time.perf_counter
+        self,
+        info: ModelInfo,
+        runner: Runner,
+        limits: Limits,
+        account: Account | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`account`: the model borrows blocks from an arena; None: it has `info.total_blocks` of its own."""
         self.info = info
-        self.scheduler = Scheduler(BlockPool(info.total_blocks), limits)
         self.runner = runner
         self._limits = limits
+        self._account = account
+        self._longest_context = info.context_length  # when nothing of the arena is reserved that was not at the start
+        self.scheduler = self._new_scheduler()
         self._clock = clock
         self._sequences: dict[str, Sequence] = {}
         self._outputs: list[TokenOutput] = []
@@ -85,6 +99,7 @@ class Engine:
 
     def submit(self, submit: Submit) -> None:
         """Accept the sequence, or answer it with an error."""
+        self._heed_reservations()
         refused = refusal(submit, self.info)
         if submit.sequence_id in self._sequences:
             refused = "invalid_request", f"sequence id {submit.sequence_id!r} is already in use"
@@ -130,7 +145,8 @@ class Engine:
         if self._flight is not None and self.scheduler.needs_known_tokens:
             early, self._flight = self._flight, None
             self._publish(early.chunks, early.launched.collect())
-        chunks = self.scheduler.schedule()
+        self._heed_reservations()
+        chunks = self._intact(self.scheduler.schedule())  # none: other models have the blocks, and will leave them
         scheduled = self._clock()
         flight = _Flight(chunks, self.runner.launch(chunks)) if chunks else None
         for chunk in chunks:
@@ -164,19 +180,23 @@ class Engine:
         self._prefix_queries += self.scheduler.prefix_queries
         self._prefix_hits += self.scheduler.prefix_hits
         self._flight = None
-        self.runner.reset()
-        self.scheduler = Scheduler(BlockPool(self.info.total_blocks), self._limits)
+        if self._account is None:
+            self.runner.reset()
+        self.scheduler = self._new_scheduler()
         self._outputs.extend(error_output(sequence_id, code, message) for sequence_id in self._sequences)
         self._sequences.clear()
 
     def load(self) -> ModelLoad:
         scheduler = self.scheduler
+        free_blocks, total_blocks = scheduler.pool.num_available, scheduler.pool.num_blocks
+        if self._account is not None:
+            free_blocks, total_blocks = self._account.prospects()
         return ModelLoad(
             running=len(scheduler.running),
             waiting=scheduler.num_waiting,
             waiting_tokens=scheduler.waiting_tokens,
-            free_blocks=scheduler.pool.num_available,
-            total_blocks=scheduler.pool.num_blocks,
+            free_blocks=free_blocks,
+            total_blocks=total_blocks,
             prefix_queries=self._prefix_queries + scheduler.prefix_queries,
             prefix_hits=self._prefix_hits + scheduler.prefix_hits,
             prompt_tokens=self._prompt_tokens,
@@ -184,6 +204,44 @@ class Engine:
             prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
             decode_tokens_per_s=self._rates.decode_tokens_per_s,
         )
+
+    def _new_scheduler(self) -> Scheduler:
+        """With nothing cached. What was borrowed goes back, emptied."""
+        pool = BlockPool(self.info.total_blocks) if self._account is None else self._account.new_pool()
+        self._generations = GenerationCheck(pool.generations)
+        return Scheduler(pool, self._limits, self._account)
+
+    def _intact(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Those whose blocks are all still their sequence's; the other sequences end here, before they read or write one."""
+        stale = self._generations.stale([chunk.sequence for chunk in chunks])
+        for i in stale:
+            sequence = chunks[i].sequence
+            log.error("%s: a block of sequence %s was handed to another one", self.info.name, sequence.sequence_id)
+            self.scheduler.disown(sequence)
+            self._end(sequence)
+            message = "a block of the sequence's KV cache was handed to another one; send the request again"
+            self._outputs.append(error_output(sequence.sequence_id, "engine_error", message))
+        return [chunk for i, chunk in enumerate(chunks) if i not in stale] if stale else chunks
+
+    def _heed_reservations(self) -> None:
+        """What others have reserved since the last step is not there for long contexts any more."""
+        if self._account is None:
+            return
+        room = self._account.max_blocks * self._limits.block_size
+        context_length = min(self._longest_context, room)
+        if context_length == self.info.context_length:
+            return
+        self.info = replace(self.info, context_length=context_length, total_blocks=self._account.max_blocks)
+        for sequence in list(self._sequences.values()):
+            sequence.length_limit = min(sequence.length_limit, context_length)
+            if len(sequence.token_ids) < context_length:
+                continue
+            message = (
+                f"the sequence has {len(sequence.token_ids)} tokens; {self.info.name} holds {context_length} "
+                "since another model reserved KV cache: raise kv_gib, or lower the other's kv_tokens"
+            )
+            self._end(sequence)
+            self._outputs.append(error_output(sequence.sequence_id, "context_length_exceeded", message))
 
     def _publish(self, chunks: SequenceOf[Chunk], result: RunResult) -> None:
         for chunk, computed in zip(chunks, result.chunks, strict=True):

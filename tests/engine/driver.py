@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from engine.engine import Engine
-from engine.loading import load_model, make_arena
+from engine.loading import load_model, make_kv_memory
 from engine.protocol import HostConfig, ModelSpec, SamplingParams, Submit, TokenLogprobs, TokenOutput
 
 
@@ -47,7 +47,7 @@ def load_engine(
 ) -> Engine:
     """`overlaps`: step as on a GPU, where each is launched before the last one's tokens are known."""
     config = HostConfig(kv_bytes=64 << 20, threads=1, **limits)
-    engine = load_model(ModelSpec(name, str(directory), dtype, kv_tokens), config, make_arena(config), 1).engine
+    engine = load_model(ModelSpec(name, str(directory), dtype, kv_tokens), config, make_kv_memory(config)).engine
     engine.runner.overlaps = overlaps
     return engine
 
