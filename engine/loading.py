@@ -99,6 +99,19 @@ def load_model(
             _warm_up(model, block, dtype, memory.arena.device, config.vocab_size, context_length)
             cache = memory.arena.span(first_slab, num_seen * block_bytes)
             runner = ModelRunner(model, cache.view(dtype).view(num_seen, *block))
+            info = ModelInfo(
+                name=spec.name,
+                context_length=context_length,
+                vocab_size=config.vocab_size,
+                eos_token_ids=eos_token_ids(directory, raw_config),
+                dtype=str(dtype).removeprefix("torch."),
+                block_size=host.block_size,
+                total_blocks=num_blocks,
+                weights_bytes=reader.num_parameters * dtype.itemsize,
+                load_s=time.perf_counter() - started,
+            )
+            limits = Limits(host.block_size, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting)
+            return LoadedModel(spec, Engine(info, runner, limits, place if isinstance(place, Account) else None), place)
         except BaseException:
             place.close()
             raise
@@ -106,19 +119,6 @@ def load_model(
         raise CheckpointError(str(error)) from error
     finally:
         reader.close()
-    info = ModelInfo(
-        name=spec.name,
-        context_length=context_length,
-        vocab_size=config.vocab_size,
-        eos_token_ids=eos_token_ids(directory, raw_config),
-        dtype=str(dtype).removeprefix("torch."),
-        block_size=host.block_size,
-        total_blocks=num_blocks,
-        weights_bytes=reader.num_parameters * dtype.itemsize,
-        load_s=time.perf_counter() - started,
-    )
-    limits = Limits(host.block_size, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting)
-    return LoadedModel(spec, Engine(info, runner, limits, place if isinstance(place, Account) else None), place)
 
 
 def _choose_dtype(spec: ModelSpec, reader: CheckpointReader, device: torch.device) -> torch.dtype:
