@@ -193,7 +193,7 @@ class HostTier:
                 continue
             file = self._file_of(int(size))
             found += [(slot, file) for slot in file.find()]
-            used = {slot.index for slot, of in found if of is file}
+            used = {slot.number for slot, of in found if of is file}
             self._free[file.slot_bytes] = [i for i in reversed(range(file.num_slots)) if i not in used]
         for (index, block_hash, checksum, _), file in sorted(found, key=lambda pair: pair[0].last_use):
             if block_hash in self._slots:  # of two sizes: one of them is no block any model would ask for

@@ -30,7 +30,7 @@ _NAME_OFFSET, _LAST_USE_OFFSET = 8, 48
 
 
 class FoundSlot(NamedTuple):
-    index: int
+    number: int
     block_hash: bytes
     checksum: int
     last_use: float
