@@ -1,21 +1,32 @@
 """The KV blocks of one model: who holds them, which are cached, which go first.
 
-Knows block numbers and reference counts; refuses to know tensors, sequences and hashes' meaning. A block is in exactly
-one of three states: held (count > 0), evictable (count 0, its content findable by hash) or free (count 0, content
-worthless).
+Knows block numbers and reference counts; refuses to know tensors, sequences and hashes' meaning. A block that the pool
+has is in exactly one of three states: held (count > 0), evictable (count 0, its content findable by hash) or free
+(count 0, content worthless). Blocks come and go while the model lives: lending.py says when.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heapify, heappop, heappush
+
+from engine.kv.eviction import EvictionOrder
 
 
 class BlockPool:
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, capacity: int | None = None) -> None:
+        """`capacity`: block numbers are below it, however many blocks are added later."""
+        capacity = num_blocks if capacity is None else capacity
         self.num_blocks = num_blocks
-        self._references = [0] * num_blocks
-        # a stack: the block used last is the likeliest to be in a CPU's cache
-        self._free = list(range(num_blocks - 1, -1, -1))
-        self._evictable: OrderedDict[int, None] = OrderedDict()  # oldest first
+        # How often each block was handed out anew. A holder keeps the number; tags.py compares before every step.
+        self.generations = array("q", bytes(8 * capacity))
+        # Asked for more blocks when none is free, before any is evicted: adds some and says True, or False.
+        self.borrow: Callable[[], bool] | None = None
+        self._references = [0] * capacity
+        self._is_present = bytearray(b"\1" * num_blocks + bytes(capacity - num_blocks))
+        self._is_reused = bytearray(capacity)  # found by its hash since it was cached
+        # A heap: low numbers are handed out first, so that held blocks stay close and whole slabs can go back.
+        self._free = list(range(num_blocks))
+        self._evictable = EvictionOrder(num_blocks)
         self._block_by_hash: dict[bytes, int] = {}
         self._hash_by_block: dict[int, bytes] = {}
 
@@ -24,16 +35,58 @@ class BlockPool:
         """Blocks that a new holder could take: free or evictable."""
         return len(self._free) + len(self._evictable)
 
+    @property
+    def num_held(self) -> int:
+        return self.num_blocks - self.num_available
+
+    def add_blocks(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            assert not self._is_present[block], f"block {block} was added twice"
+            self._is_present[block] = 1
+            heappush(self._free, block)
+            self.num_blocks += 1
+        self._evictable.resize(self.num_blocks)
+
+    def remove_blocks(self, blocks: Iterable[int]) -> None:
+        """They leave the pool, cached content and all. Nobody may hold them; what is not there is passed over."""
+        gone = {block for block in blocks if self._is_present[block]}
+        for block in gone:
+            assert self._references[block] == 0, f"block {block} was removed while somebody holds it"
+            if block in self._evictable:
+                self._evictable.remove(block)
+            self._forget(block)
+            self._is_present[block] = 0
+            self.generations[block] += 1
+        self._free = [block for block in self._free if block not in gone]
+        heapify(self._free)
+        self.num_blocks -= len(gone)
+        self._evictable.resize(self.num_blocks)
+
+    def is_held(self, blocks: range) -> bool:
+        """Somebody holds one of them."""
+        return any(self._references[blocks.start : blocks.stop])
+
+    def num_cached(self, blocks: range) -> int:
+        return sum(block in self._hash_by_block for block in blocks)
+
+    def make_room(self, num_blocks: int) -> None:
+        """Borrow until so many blocks are free, or until nobody lends."""
+        while len(self._free) < num_blocks and self.borrow is not None and self.borrow():
+            pass
+
     def allocate(self) -> int | None:
         """A block nobody holds, its old content forgotten; None when every block is held."""
+        self.make_room(1)
         if self._free:
-            block = self._free.pop()
+            block = heappop(self._free)
         elif self._evictable:
-            block, _ = self._evictable.popitem(last=False)
+            block = self._evictable.pop()
+            self._evictable.remember(self._hash_by_block[block])
             self._forget(block)
         else:
             return None
         self._references[block] = 1
+        self.generations[block] += 1
         return block
 
     def find_prefix(self, hashes: Sequence[bytes]) -> list[int]:
@@ -54,10 +107,12 @@ class BlockPool:
         return self._references[block]
 
     def hold(self, blocks: Iterable[int]) -> None:
+        """Blocks that were found: they are worth more than those that were not."""
         for block in blocks:
             if self._references[block] == 0:
-                del self._evictable[block]
+                self._evictable.remove(block)
             self._references[block] += 1
+            self._is_reused[block] = 1
 
     def release(self, blocks: Sequence[int]) -> None:
         """Give back one hold on each block. A sequence's tail becomes evictable before its head: a chain is useless
@@ -66,10 +121,7 @@ class BlockPool:
             assert self._references[block] > 0, f"block {block} released more often than it was held"
             self._references[block] -= 1
             if self._references[block] == 0:
-                if block in self._hash_by_block:
-                    self._evictable[block] = None
-                else:
-                    self._free.append(block)
+                self._settle(block)
 
     def register(self, block: int, block_hash: bytes) -> None:
         """The block's content is complete and may be shared. The first block of a hash stays; a later twin remains
@@ -78,6 +130,7 @@ class BlockPool:
         if block_hash not in self._block_by_hash and block not in self._hash_by_block:
             self._block_by_hash[block_hash] = block
             self._hash_by_block[block] = block_hash
+            self._is_reused[block] = self._evictable.recall(block_hash)
 
     def forget(self, blocks: Iterable[int]) -> None:
         """Make the content of held blocks unfindable (it is known to be bad)."""
@@ -85,17 +138,31 @@ class BlockPool:
             assert self._references[block] > 0, f"block {block} forgotten while nobody holds it"
             self._forget(block)
 
+    def recount(self, block: int, num_holders: int) -> None:
+        """Its reference count is in doubt; so many are known to hold it. Its content is forgotten when nobody does."""
+        if self._references[block] > 0:
+            self._references[block] = num_holders
+            if num_holders == 0:
+                self._forget(block)
+                self._settle(block)
+
     def assert_consistent(self) -> None:
         held = sum(count > 0 for count in self._references)
-        assert held + len(self._free) + len(self._evictable) == self.num_blocks
+        assert held + len(self._free) + len(self._evictable) == self.num_blocks == sum(self._is_present)
+        assert all(count == 0 or here for count, here in zip(self._references, self._is_present, strict=True))
         assert all(count >= 0 for count in self._references)
-        assert set(self._evictable) <= set(self._hash_by_block)
+        evictable = set(self._evictable)
+        assert evictable <= set(self._hash_by_block)
         assert not set(self._free) & set(self._hash_by_block)
+        assert all(self._references[block] == 0 and self._is_present[block] for block in [*self._free, *evictable])
         assert {h: b for b, h in self._hash_by_block.items()} == self._block_by_hash
 
-    @property
-    def num_held(self) -> int:
-        return self.num_blocks - self.num_available
+    def _settle(self, block: int) -> None:
+        """Nobody holds it any more."""
+        if block in self._hash_by_block:
+            self._evictable.add(block, bool(self._is_reused[block]))
+        else:
+            heappush(self._free, block)
 
     def _forget(self, block: int) -> None:
         block_hash = self._hash_by_block.pop(block, None)
