@@ -8,10 +8,12 @@ it was in.
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from operator import add
 from typing import NamedTuple, Protocol
 
 from engine.kv.block_pool import BlockPool
-from engine.kv.prefix_index import chain_root
+from engine.kv.prefix_index import CacheIdentity, chain_root
+from engine.kv.tiers import EngineTiers, NoTiers
 from engine.protocol import ErrorCode, FinishReason, ModelInfo, ModelLoad, Submit, TokenLogprobs, TokenOutput
 from engine.rates import Rates
 from engine.results import ChunkResult, RunResult, SampledToken
@@ -39,19 +41,39 @@ class StepTimes(NamedTuple):
     publish_s: float = 0.0
 
 
+class _Counts(NamedTuple):
+    """What a scheduler has counted, under the names of ModelLoad."""
+
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prefix_host_hits: int = 0
+    prefix_disk_hits: int = 0
+    preemptions: int = 0
+    swaps: int = 0
+
+
 class Engine:
     def __init__(
-        self, info: ModelInfo, runner: Runner, limits: Limits, clock: Callable[[], float] = time.perf_counter
+        self,
+        info: ModelInfo,
+        runner: Runner,
+        limits: Limits,
+        clock: Callable[[], float] = time.perf_counter,
+        identity: CacheIdentity | None = None,
+        tiers: EngineTiers | None = None,
     ) -> None:
+        """`identity`: needed where `tiers` outlive the engine."""
         self.info = info
-        self.scheduler = Scheduler(BlockPool(info.total_blocks), limits)
+        self.tiers = tiers or NoTiers()
+        self.scheduler = Scheduler(BlockPool(info.total_blocks), limits, self.tiers)
+        self._identity = identity or CacheIdentity(info.name, info.dtype, info.block_size)
         self._runner = runner
         self._limits = limits
         self._clock = clock
         self._sequences: dict[str, Sequence] = {}
         self._outputs: list[TokenOutput] = []
         self._rates = Rates()
-        self._prefix_queries = self._prefix_hits = 0  # of schedulers that a failed step has ended
+        self._ended = _Counts()  # by schedulers that a failed step has ended
         self._prompt_tokens = self._output_tokens = 0
         self.last_step = StepTimes()
 
@@ -76,7 +98,7 @@ class Engine:
         if refused:
             self._outputs.append(error_output(submit.sequence_id, *refused))
             return
-        root = chain_root(submit.salt, self.info.name, self.info.dtype)
+        root = chain_root(submit.salt, self._identity)
         sequence = Sequence(
             submit.sequence_id,
             list(submit.prompt_token_ids),
@@ -103,10 +125,13 @@ class Engine:
         for sequence_id in list(self._sequences):
             self.abort(sequence_id)
 
-    def step(self) -> None:
-        """Compute the next tokens of as many sequences as the limits allow."""
+    def step(self) -> bool:
+        """Compute the next tokens of as many sequences as the limits allow. False if all there are wait for blocks from a
+        tier."""
         started = self._clock()
         chunks = self.scheduler.schedule()
+        if not chunks:
+            return False
         scheduled = self._clock()
         result = self._runner.run(chunks)
         computed_at = self._clock()
@@ -114,8 +139,18 @@ class Engine:
             self._publish(chunk, computed)
         ended = self._clock()
         self._rates.count(chunks, ended - started)
+        self.tiers.note_prefill_rate(self._rates.prefill_tokens_per_s)
         prepare_s = computed_at - scheduled - result.device_s
         self.last_step = StepTimes(scheduled - started, prepare_s, result.device_s, ended - computed_at)
+        return True
+
+    def rest(self) -> None:
+        """The step's results have been handed out: time for what nobody waits for."""
+        self.tiers.begin_stores(everything=not self.has_work)
+
+    def close(self) -> None:
+        """Its sequences have ended; nothing of it touches the device any more."""
+        self.tiers.close()
 
     def take_outputs(self) -> list[TokenOutput]:
         outputs, self._outputs = self._outputs, []
@@ -129,28 +164,40 @@ class Engine:
 
     def fail_all(self, code: ErrorCode, message: str) -> None:
         """End every sequence with an error and forget the cache, whose content is in doubt."""
-        self._prefix_queries += self.scheduler.prefix_queries
-        self._prefix_hits += self.scheduler.prefix_hits
+        self._ended = self._counts()
+        self.tiers.reset()
         self._runner.reset()
-        self.scheduler = Scheduler(BlockPool(self.info.total_blocks), self._limits)
+        self.scheduler = Scheduler(BlockPool(self.info.total_blocks), self._limits, self.tiers)
         self._outputs.extend(error_output(sequence_id, code, message) for sequence_id in self._sequences)
         self._sequences.clear()
 
     def load(self) -> ModelLoad:
-        scheduler = self.scheduler
+        scheduler, counts = self.scheduler, self._counts()
         return ModelLoad(
             running=len(scheduler.running),
             waiting=scheduler.num_waiting,
             waiting_tokens=scheduler.waiting_tokens,
             free_blocks=scheduler.pool.num_available,
             total_blocks=scheduler.pool.num_blocks,
-            prefix_queries=self._prefix_queries + scheduler.prefix_queries,
-            prefix_hits=self._prefix_hits + scheduler.prefix_hits,
+            **counts._asdict(),
+            tier_losses=self.tiers.num_lost,
             prompt_tokens=self._prompt_tokens,
             output_tokens=self._output_tokens,
             prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
             decode_tokens_per_s=self._rates.decode_tokens_per_s,
         )
+
+    def _counts(self) -> "_Counts":
+        scheduler = self.scheduler
+        since = _Counts(
+            scheduler.prefix_queries,
+            scheduler.prefix_hits,
+            scheduler.host_hits,
+            scheduler.disk_hits,
+            scheduler.num_preemptions,
+            scheduler.num_swaps,
+        )
+        return _Counts(*map(add, since, self._ended))
 
     def _publish(self, chunk: Chunk, computed: ChunkResult) -> None:
         sequence, token = chunk.sequence, computed.token
@@ -207,6 +254,7 @@ class Engine:
         nor through a reused block."""
         pool, blocks = self.scheduler.pool, sequence.block_table
         pool.forget(blocks)
+        self.tiers.forget(sequence.block_hashes)
         self._runner.scrub([block for block in blocks if pool.num_holders(block) == 1])
         self._end(sequence)
         self._outputs.append(error_output(sequence.sequence_id, "engine_error", message))

@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 HEARTBEAT_S = 0.5
 # How soon a finished load is noticed: the loader's thread has no way to interrupt the wait for commands.
 _LOADING_POLL_S = 0.01
+# And blocks from a tier, while no sequence has anything else to do.
+_TIER_POLL_S = 0.001
 
 
 class EngineHost:
@@ -64,6 +66,7 @@ class EngineHost:
         self._outputs: list[TokenOutput] = []
         self._steps = 0
         self._last_frame_at = time.monotonic()
+        self._waits_for_blocks = False
         self._stopping = False
 
     def stop(self) -> None:
@@ -77,17 +80,23 @@ class EngineHost:
                 self._obey(command)
             self._collect_loads()
             working = [model for model in self._models.values() if model.engine.has_work]
-            for model in working:
-                self._step(model)
-            if working or self._has_outputs() or self._until_heartbeat_s() <= 0:
-                self._send_frame(working)
+            stepped = [model for model in working if self._step(model)]
+            if stepped or self._has_outputs() or self._until_heartbeat_s() <= 0:
+                self._send_frame(stepped)
+            for model in self._models.values():
+                model.engine.rest()
+            self._waits_for_blocks = bool(working) and not stepped
         for model in self._models.values():
             model.engine.end_all("engine_error", "the engine host was shut down")
         self._send_frame([])
+        for model in self._models.values():
+            model.engine.close()
         self._loader.close()
         self._transport.close()
 
     def _patience_s(self) -> float:
+        if self._waits_for_blocks:
+            return _TIER_POLL_S
         if self._outputs or any(model.engine.has_work for model in self._models.values()):
             return 0.0
         if self._loading:
@@ -159,13 +168,15 @@ class EngineHost:
                 case loaded:
                     self._loader.release(loaded)
 
-    def _step(self, model: "LoadedModel") -> None:
+    def _step(self, model: "LoadedModel") -> bool:
+        """False if there was nothing to compute: liveness is progress."""
         try:
-            model.engine.step()
+            return model.engine.step()
         except Exception as error:  # one model's failure must not end the others' sequences, nor this model's next ones
             log.exception("a step of %s failed", model.spec.name)
             message = f"a step of {model.spec.name} failed with {type(error).__name__}: {error}"
             model.engine.fail_all("engine_error", message)
+            return True
 
     def _has_outputs(self) -> bool:
         return bool(self._outputs) or any(model.engine.has_outputs for model in self._models.values())

@@ -15,6 +15,7 @@ from engine.protocol import HostConfig, LoadProgress, ModelFailed, ModelSpec
 
 if TYPE_CHECKING:
     from engine.kv.arena import Arena
+    from engine.kv.shared_tiers import SharedTiers
     from engine.loading import LoadedModel
 
     LoadResult = LoadProgress | LoadedModel | ModelFailed
@@ -31,6 +32,7 @@ class ModelLoader:
         self._specs: queue.SimpleQueue[tuple[ModelSpec, int] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[ModelSpec, LoadResult]] = queue.SimpleQueue()
         self._arena: Arena | None = None
+        self._tiers: SharedTiers | None = None
         self._thread = threading.Thread(target=self._run, name="model-loader", daemon=True)
         self._thread.start()
 
@@ -40,6 +42,7 @@ class ModelLoader:
     def release(self, model: "LoadedModel") -> None:
         """The model is no longer used: its KV slab may be borrowed again."""
         assert self._arena is not None, "a model was loaded without an arena"
+        model.engine.close()
         self._arena.give_back(model.slab)
 
     def take_results(self) -> "list[tuple[ModelSpec, LoadResult]]":
@@ -52,6 +55,8 @@ class ModelLoader:
         """Lets the load under way, if any, end first: a thread that is inside torch when the interpreter ends aborts the process."""
         self._specs.put(None)
         self._thread.join(_LAST_LOAD_S)
+        if self._tiers is not None:
+            self._tiers.close()
 
     def _run(self) -> None:
         try:
@@ -73,10 +78,12 @@ class ModelLoader:
         return ModelFailed(spec.name, "model_load_failed", f"{spec.name} cannot be loaded: {reason}")
 
     def _load(self, spec: ModelSpec, num_sharing: int) -> "LoadedModel":
+        from engine.kv.shared_tiers import open_tiers
         from engine.loading import load_model, make_arena
 
         if self._arena is None:
             self._arena = make_arena(self._config)
+            self._tiers = open_tiers(self._config)
         reported_at = 0.0
 
         def report(done: int, total: int) -> None:
@@ -86,4 +93,4 @@ class ModelLoader:
                 reported_at = now
                 self._results.put((spec, LoadProgress(spec.name, done, total)))
 
-        return load_model(spec, self._config, self._arena, num_sharing, report)
+        return load_model(spec, self._config, self._arena, num_sharing, report, self._tiers)

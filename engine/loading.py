@@ -13,18 +13,24 @@ import torch
 from engine.engine import Engine
 from engine.errors import CheckpointError, StepError
 from engine.kv.arena import ALIGNMENT, Arena, ArenaFullError, Slab
+from engine.kv.prefix_index import CacheIdentity
+from engine.kv.shared_tiers import SharedTiers
 from engine.layers.weights import WeightLoader
 from engine.models.registry import CacheShape, find_family
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
 from engine.runner import ModelRunner
 from engine.scheduler import Limits
 from engine.weights.config import eos_token_ids, read_config
+from engine.weights.fingerprint import fingerprint
 from engine.weights.reader import CheckpointReader, ReadingProgress
 
 # Below this size a CPU computes in fp32: exactness is then testable, and the weights still fit its caches as well as
 # bf16 ones would.
 SMALL_MODEL_PARAMETERS = 100_000_000
 _WARM_UP_TOKENS = 8
+_LAYOUT = (
+    1  # of a KV block's bytes; raise it when they come to mean something else, so that no tier gives out the old ones
+)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -55,7 +61,12 @@ def choose_device(name: str) -> torch.device:
 
 @torch.inference_mode()
 def load_model(
-    spec: ModelSpec, host: HostConfig, arena: Arena, num_sharing: int, on_progress: ReadingProgress | None = None
+    spec: ModelSpec,
+    host: HostConfig,
+    arena: Arena,
+    num_sharing: int,
+    on_progress: ReadingProgress | None = None,
+    tiers: SharedTiers | None = None,
 ) -> LoadedModel:
     """`num_sharing`: models, this one included, among which what is left of the arena is divided."""
     started = time.perf_counter()
@@ -102,7 +113,17 @@ def load_model(
         load_s=time.perf_counter() - started,
     )
     limits = Limits(host.block_size, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting)
-    return LoadedModel(spec, Engine(info, runner, limits), slab)
+    layout = f"{_LAYOUT}:{tuple(runner.kv_cache.shape[1:])}:{arena.device.type}"
+    identity = CacheIdentity(spec.name, info.dtype, host.block_size, layout, _fingerprint(directory) if tiers else b"")
+    cache = tiers.cache_for(spec.name, runner.kv_cache, host.block_size) if tiers else None
+    return LoadedModel(spec, Engine(info, runner, limits, identity=identity, tiers=cache), slab)
+
+
+def _fingerprint(directory: Path) -> bytes:
+    try:
+        return fingerprint(directory)
+    except OSError as error:
+        raise CheckpointError(f"{directory} cannot be read again for its fingerprint: {error}") from error
 
 
 def _choose_dtype(spec: ModelSpec, reader: CheckpointReader, device: torch.device) -> torch.dtype:

@@ -5,14 +5,18 @@ chunks of running sequences, then waiting ones, until the token budget is spent.
 business. When blocks run out the youngest running sequence is preempted: it gives its blocks back, keeps its tokens
 and waits before the others of its tenant. No sequence is preempted for a younger one, whatever their priorities, so
 the oldest running one always advances, and an admission that ageing won is not lost to the next more urgent arrival.
+A prompt's blocks that have left the device come back from the tiers behind it (kv/tiers.py) while others compute, and a
+preempted sequence's may be kept there until it resumes.
 """
 
 from bisect import insort
 from typing import NamedTuple
 
 from engine.fairness import FairQueue
+from engine.incoming import Arrival, Incoming
 from engine.kv.block_pool import BlockPool
 from engine.kv.prefix_index import extend_chain
+from engine.kv.tiers import Kept, NoTiers, Tiers, Transfer
 from engine.sequence import Sequence
 from engine.siblings import Siblings
 
@@ -47,24 +51,30 @@ class Chunk(NamedTuple):
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, limits: Limits) -> None:
+    def __init__(self, pool: BlockPool, limits: Limits, tiers: Tiers | None = None) -> None:
         self.pool = pool
         self.limits = limits
+        self.tiers = tiers or NoTiers()
+        pool.on_forget = self.tiers.drop
         self.waiting = FairQueue(limits.max_num_batched_tokens)  # a turn is worth a step's prompt tokens
         self.running: list[Sequence] = []  # ordered by arrival
         self.siblings = Siblings()  # held back until the first of their prompt has computed it
+        self.incoming = Incoming()  # blocks of theirs are on their way from a tier
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self.host_hits = 0  # of these, found in the host tier
+        self.disk_hits = 0  # and in the disk tier
         self.num_preemptions = 0
+        self.num_swaps = 0  # preemptions whose blocks were kept in the host tier
         self._arrivals = 0
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self.waiting)
+        return bool(self.running or self.waiting or self.incoming)
 
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting) + len(self.siblings)
+        return len(self.waiting) + len(self.siblings) + len(self.incoming)
 
     @property
     def is_full(self) -> bool:
@@ -75,7 +85,7 @@ class Scheduler:
         """Tokens to compute before every sequence decodes."""
         prefilling = sum(sequence.num_uncomputed_tokens for sequence in self.running if not sequence.is_decoding)
         # each sibling will find all but a few tokens cached
-        return prefilling + self.waiting.num_tokens + len(self.siblings)
+        return prefilling + self.waiting.num_tokens + len(self.siblings) + self.incoming.num_tokens
 
     def add(self, sequence: Sequence, leader: Sequence | None = None) -> None:
         """`leader`: one of the same prompt, which has not ended."""
@@ -87,13 +97,14 @@ class Scheduler:
             self.waiting.add(sequence)
 
     def schedule(self) -> list[Chunk]:
-        """The next step's chunks, decodes before the rest. Empty only when there is no work."""
+        """The next step's chunks, decodes before the rest. Empty only when there is no work, or none but blocks to wait for."""
+        self._receive()
         plan = _Plan(self.limits.max_num_batched_tokens)
         preempted = self._schedule_running(plan, [s for s in self.running if s.is_decoding])
         preempted |= self._schedule_running(plan, [s for s in self.running if not s.is_decoding])
         if not preempted:  # a sequence admitted now would take the blocks that were just cleared
             self._admit(plan)
-        assert plan.chunks or not self.has_work, "sequences wait and none of them can be scheduled"
+        assert plan.chunks or self.incoming or not self.has_work, "sequences wait and none of them can be scheduled"
         return sorted(plan.chunks, key=lambda chunk: not chunk.is_decode)
 
     def advance(self, chunk: Chunk) -> None:
@@ -103,7 +114,8 @@ class Scheduler:
         extend_chain(sequence.block_hashes, sequence.chain_root, sequence.token_ids, self.limits.block_size)
         complete = chunk.end // self.limits.block_size
         for i in range(sequence.num_registered_blocks, complete):
-            self.pool.register(sequence.block_table[i], sequence.block_hashes[i])
+            if self.pool.register(sequence.block_table[i], sequence.block_hashes[i]):
+                self.tiers.store(sequence.block_table[i], sequence.block_hashes[i])
         sequence.num_registered_blocks = complete
         if sequence.has_computed_prompt:
             for sibling in self.siblings.release(sequence):
@@ -111,12 +123,18 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """The sequence has ended, for whatever reason: its blocks are available from now on."""
-        if sequence in self.running:
+        arrival = self.incoming.drop(sequence)
+        if arrival is not None:
+            self.tiers.cancel(arrival.transfer)
+            self._look_again()
+        elif sequence in self.running:
             self.running.remove(sequence)
-            self.pool.release(sequence.block_table)
-            sequence.block_table = []
-        elif not self.siblings.drop(sequence):
+        elif not self.siblings.drop(sequence) and not self.incoming.drop_behind(sequence):
             self.waiting.remove(sequence)
+        self.pool.release(sequence.block_table)
+        sequence.block_table = []
+        self.tiers.let_go(sequence)
+        self.tiers.settle(sequence.block_hashes)
         if orphans := self.siblings.release(sequence):  # it ended before its prompt was computed: the next one does it
             self.waiting.add(orphans[0])
             for sibling in orphans[1:]:
@@ -142,30 +160,100 @@ class Scheduler:
         return preempted
 
     def _admit(self, plan: "_Plan") -> None:
-        while self.waiting and len(self.running) < self.limits.max_num_seqs and plan.budget > 0:
+        while self.waiting and self._num_admitted < self.limits.max_num_seqs and plan.budget > 0:
             sequence = self.waiting.peek()
             cached = self._cached_blocks(sequence)
             needed = self._num_blocks(len(sequence.token_ids)) - len(cached)
             # One spare block for each running sequence: without it the newcomer would be preempted within a few tokens.
-            if needed + len(self.running) > self.pool.num_available - self.pool.num_evictable(cached):
+            if needed + self._num_admitted > self.pool.num_available - self.pool.num_evictable(cached):
                 return  # whose turn it is keeps it: a smaller sequence behind must not starve a larger one
-            self.waiting.pop(len(sequence.token_ids) - len(cached) * self.limits.block_size)
-            self._start(sequence, cached)
+            kept = self._kept_blocks(sequence, len(cached))
+            if self._steps_aside(sequence, len(cached), kept):
+                continue
+            self.waiting.pop(len(sequence.token_ids) - (len(cached) + kept.num_blocks) * self.limits.block_size)
+            self._take(sequence, cached)
+            if kept.num_blocks:
+                self._fetch(sequence, kept.num_blocks)
+                continue
+            self._start(sequence)
             length = min(sequence.num_uncomputed_tokens, plan.budget)
             grown = self._grow(sequence, sequence.num_computed_tokens + length)
             assert grown, "blocks counted as available were not"
             plan.add(sequence, length)
 
-    def _start(self, sequence: Sequence, cached: list[int]) -> None:
+    @property
+    def _num_admitted(self) -> int:
+        return len(self.running) + self.incoming.num_fetching
+
+    def _take(self, sequence: Sequence, cached: list[int]) -> None:
         self.pool.hold(cached)
         sequence.block_table = cached
         sequence.num_registered_blocks = len(cached)
-        sequence.num_computed_tokens = len(cached) * self.limits.block_size
+
+    def _start(self, sequence: Sequence, num_fetched: int = 0) -> None:
+        """`num_fetched`: of its registered blocks, the last ones, which came from the tiers."""
+        self.tiers.let_go(sequence)
+        sequence.num_computed_tokens = sequence.num_registered_blocks * self.limits.block_size
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = sequence.num_computed_tokens
+            num_from_disk = min(sequence.num_disk_blocks or 0, num_fetched)
             self.prefix_queries += sequence.num_prompt_tokens
             self.prefix_hits += sequence.num_cached_tokens
+            self.host_hits += (num_fetched - num_from_disk) * self.limits.block_size
+            self.disk_hits += num_from_disk * self.limits.block_size
         insort(self.running, sequence, key=lambda s: s.arrival)
+
+    def _kept_blocks(self, sequence: Sequence, num_cached: int) -> Kept:
+        """How far its prompt goes on in the tiers."""
+        if sequence.wants_prompt_logprobs:
+            return Kept()
+        hashes = sequence.block_hashes[num_cached : self._sharable_blocks(sequence)]
+        return self.tiers.lookup(hashes, with_disk=sequence.num_disk_blocks is None)
+
+    def _steps_aside(self, sequence: Sequence, num_cached: int, kept: Kept) -> bool:
+        """It waits, without blocks, for what is read from disk or fetched for another; those behind it may go first."""
+        if kept.num_blocks and self.incoming.is_coming(sequence.block_hashes[num_cached]):
+            self.waiting.remove(sequence)
+            self.incoming.wait_behind(sequence)
+            return True
+        if kept.num_on_disk:
+            self.waiting.remove(sequence)
+            hashes = sequence.block_hashes[num_cached : num_cached + kept.num_blocks]
+            self._expect(sequence, num_cached, kept.num_blocks, is_fetch=False, transfer=self.tiers.read(hashes))
+            return True
+        return False
+
+    def _fetch(self, sequence: Sequence, num_blocks: int) -> None:
+        num_cached = len(sequence.block_table)
+        grown = self._grow(sequence, (num_cached + num_blocks) * self.limits.block_size)
+        assert grown, "blocks counted as available were not"
+        hashes = sequence.block_hashes[num_cached : num_cached + num_blocks]
+        transfer = self.tiers.fetch(hashes, sequence.block_table[num_cached:])
+        self._expect(sequence, num_cached, num_blocks, is_fetch=True, transfer=transfer)
+
+    def _expect(self, sequence: Sequence, num_cached: int, num_blocks: int, is_fetch: bool, transfer: Transfer) -> None:
+        first, num_tokens = sequence.block_hashes[num_cached], (num_cached + num_blocks) * self.limits.block_size
+        self.incoming.expect(Arrival(sequence, transfer, first, is_fetch, num_tokens))
+
+    def _receive(self) -> None:
+        """What has come from the tiers since the last step."""
+        done = self.incoming.take_done()
+        for sequence, transfer, _, is_fetch, _ in done:
+            if not is_fetch:
+                sequence.num_disk_blocks = self.tiers.take_read(sequence, transfer)
+                self.waiting.add(sequence)
+                continue
+            start = sequence.num_registered_blocks
+            for i in range(start, start + transfer.num_blocks):
+                self.pool.register(sequence.block_table[i], sequence.block_hashes[i])
+            sequence.num_registered_blocks += transfer.num_blocks
+            self._start(sequence, transfer.num_blocks)
+        if done:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        for sequence in self.incoming.take_behind():
+            self.waiting.add(sequence)
 
     def _cached_blocks(self, sequence: Sequence) -> list[int]:
         """The cached prefix, short of the last token: its logits are needed, so it is computed even when its block is
@@ -189,6 +277,10 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
+        complete = slice(sequence.num_registered_blocks)
+        if not sequence.wants_prompt_logprobs:  # else it will compute all of them again
+            swapped = self.tiers.swap_out(sequence, sequence.block_hashes[complete], sequence.block_table[complete])
+            self.num_swaps += swapped
         self.pool.release(sequence.block_table)
         sequence.forget_computed()
         self.waiting.add(sequence)

@@ -30,6 +30,7 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     num_registered_blocks: int = 0
+    num_disk_blocks: int | None = None  # read for it from the disk tier; None: it was not asked
     num_cached_tokens: int | None = None  # of the prompt, when it was first scheduled
     started: bool = False  # an output has been published
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -79,4 +80,5 @@ class Sequence:
         self.block_table = []
         self.num_computed_tokens = 0
         self.num_registered_blocks = 0
+        self.num_disk_blocks = None
         self.prompt_logprobs = []

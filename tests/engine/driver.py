@@ -1,5 +1,6 @@
 """Drives an Engine step by step and gathers what each sequence was told."""
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import torch
 
 from engine.engine import Engine
+from engine.kv.shared_tiers import SharedTiers
 from engine.loading import load_model, make_arena
 from engine.protocol import HostConfig, ModelSpec, SamplingParams, Submit, TokenLogprobs, TokenOutput
 
@@ -38,10 +40,16 @@ class Heard:
 
 
 def load_engine(
-    directory: Path, name: str = "tiny", kv_tokens: int = 1024, dtype: Any = "auto", **limits: Any
+    directory: Path,
+    name: str = "tiny",
+    kv_tokens: int = 1024,
+    dtype: Any = "auto",
+    tiers: SharedTiers | None = None,
+    **limits: Any,
 ) -> Engine:
     config = HostConfig(kv_bytes=64 << 20, threads=1, **limits)
-    return load_model(ModelSpec(name, str(directory), dtype, kv_tokens), config, make_arena(config), 1).engine
+    spec = ModelSpec(name, str(directory), dtype, kv_tokens)
+    return load_model(spec, config, make_arena(config), 1, tiers=tiers).engine
 
 
 def submit(
@@ -67,9 +75,11 @@ def drain(engine: Engine, submits: list[Submit], max_steps: int = 2000) -> dict[
     for _ in range(max_steps):
         for output in engine.take_outputs():
             heard.setdefault(output.sequence_id, Heard()).hear(output)
+        engine.rest()
         if not engine.has_work:
             break
-        engine.step()
+        if not engine.step():
+            time.sleep(0.001)  # blocks are on their way from a tier
     assert not engine.has_work, f"{max_steps} steps were not enough"
     engine.scheduler.pool.assert_consistent()
     assert engine.scheduler.pool.num_held == 0
