@@ -185,7 +185,7 @@ class TieredCache:
         missing = [(block, name) for block, name in zip(blocks, hashes, strict=True) if name not in self._host]
         num_blocks = len(hashes)
         swap_s = self.store_rate.predict_s(len(missing) * self._block_bytes) + self._fetch_s(num_blocks)
-        if not num_blocks or self._is_broken or swap_s >= self._recompute_s(num_blocks):
+        if not num_blocks or self._is_broken or not self.store_rate.is_worth_it(swap_s, self._recompute_s(num_blocks)):
             return False
         mark = self._copier.mark()
         for start in range(0, len(missing), self._batch):
