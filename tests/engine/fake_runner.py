@@ -1,8 +1,10 @@
 """A runner without a model: the next token is a function of the tokens before it, and the cache is checked rather than filled."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 from engine.engine import Engine
+from engine.kv.tiers import EngineTiers
 from engine.protocol import ModelInfo
 from engine.results import ChunkResult, RunResult, SampledToken
 from engine.scheduler import Chunk, Limits
@@ -60,6 +62,7 @@ def fake_engine(
     max_num_seqs: int = 8,
     max_waiting: int = 100,
     eos_token_ids: tuple[int, ...] = (),
+    make_tiers: Callable[[FakeRunner], EngineTiers] | None = None,
 ) -> tuple[Engine, FakeRunner]:
     runner = FakeRunner(num_blocks, block_size)
     info = ModelInfo(
@@ -73,4 +76,5 @@ def fake_engine(
         weights_bytes=0,
         load_s=0.0,
     )
-    return Engine(info, runner, Limits(block_size, max_num_batched_tokens, max_num_seqs, max_waiting)), runner
+    limits = Limits(block_size, max_num_batched_tokens, max_num_seqs, max_waiting)
+    return Engine(info, runner, limits, tiers=make_tiers(runner) if make_tiers else None), runner
