@@ -5,13 +5,17 @@ Every sequence that was accepted ends with exactly one output that carries a fin
 it was in.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from operator import add
 from typing import NamedTuple, Protocol
 
 from engine.kv.block_pool import BlockPool
+from engine.kv.generations import GenerationCheck
+from engine.kv.lending import Account
 from engine.kv.prefix_index import CacheIdentity, chain_root
 from engine.kv.tiers import EngineTiers, NoTiers
 from engine.protocol import ErrorCode, FinishReason, ModelInfo, ModelLoad, Submit, TokenLogprobs, TokenOutput
@@ -20,6 +24,8 @@ from engine.results import ChunkResult, RunResult, SampledToken
 from engine.scheduler import Chunk, Limits, Scheduler
 from engine.sequence import Sequence
 from engine.validation import refusal
+
+log = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
@@ -58,17 +64,21 @@ class Engine:
         info: ModelInfo,
         runner: Runner,
         limits: Limits,
+        account: Account | None = None,
         clock: Callable[[], float] = time.perf_counter,
         identity: CacheIdentity | None = None,
         tiers: EngineTiers | None = None,
     ) -> None:
-        """`identity`: needed where `tiers` outlive the engine."""
+        """`account`: the model borrows blocks from an arena; None: it has `info.total_blocks` of its own. `identity`: needed
+        where `tiers` outlive the engine."""
         self.info = info
         self.tiers = tiers or NoTiers()
-        self.scheduler = Scheduler(BlockPool(info.total_blocks), limits, self.tiers)
         self._identity = identity or CacheIdentity(info.name, info.dtype, info.block_size)
         self._runner = runner
         self._limits = limits
+        self._account = account
+        self._longest_context = info.context_length  # when nothing of the arena is reserved that was not at the start
+        self.scheduler = self._new_scheduler()
         self._clock = clock
         self._sequences: dict[str, Sequence] = {}
         self._outputs: list[TokenOutput] = []
@@ -87,6 +97,7 @@ class Engine:
 
     def submit(self, submit: Submit) -> None:
         """Accept the sequence, or answer it with an error."""
+        self._heed_reservations()
         refused = refusal(submit, self.info)
         if submit.sequence_id in self._sequences:
             refused = "invalid_request", f"sequence id {submit.sequence_id!r} is already in use"
@@ -126,13 +137,15 @@ class Engine:
             self.abort(sequence_id)
 
     def step(self) -> bool:
-        """Compute the next tokens of as many sequences as the limits allow. False if all there are wait for blocks from a
-        tier."""
+        """Compute the next tokens of as many sequences as the limits allow. False if all there are wait for blocks: from
+        another model, or from a tier."""
         started = self._clock()
-        chunks = self.scheduler.schedule()
-        if not chunks:
-            return False
+        self._heed_reservations()
+        chunks = self._intact(self.scheduler.schedule())
         scheduled = self._clock()
+        if not chunks:
+            self.last_step = StepTimes(scheduled - started)
+            return False
         result = self._runner.run(chunks)
         computed_at = self._clock()
         for chunk, computed in zip(chunks, result.chunks, strict=True):
@@ -166,19 +179,23 @@ class Engine:
         """End every sequence with an error and forget the cache, whose content is in doubt."""
         self._ended = self._counts()
         self.tiers.reset()
-        self._runner.reset()
-        self.scheduler = Scheduler(BlockPool(self.info.total_blocks), self._limits, self.tiers)
+        if self._account is None:
+            self._runner.reset()
+        self.scheduler = self._new_scheduler()
         self._outputs.extend(error_output(sequence_id, code, message) for sequence_id in self._sequences)
         self._sequences.clear()
 
     def load(self) -> ModelLoad:
         scheduler, counts = self.scheduler, self._counts()
+        free_blocks, total_blocks = scheduler.pool.num_available, scheduler.pool.num_blocks
+        if self._account is not None:
+            free_blocks, total_blocks = self._account.prospects()
         return ModelLoad(
             running=len(scheduler.running),
             waiting=scheduler.num_waiting,
             waiting_tokens=scheduler.waiting_tokens,
-            free_blocks=scheduler.pool.num_available,
-            total_blocks=scheduler.pool.num_blocks,
+            free_blocks=free_blocks,
+            total_blocks=total_blocks,
             **counts._asdict(),
             tier_losses=self.tiers.num_lost,
             prompt_tokens=self._prompt_tokens,
@@ -198,6 +215,41 @@ class Engine:
             scheduler.num_swaps,
         )
         return _Counts(*map(add, since, self._ended))
+
+    def _new_scheduler(self) -> Scheduler:
+        """With nothing cached. What was borrowed goes back, emptied."""
+        pool = BlockPool(self.info.total_blocks) if self._account is None else self._account.new_pool()
+        self._generations = GenerationCheck(pool.generations)
+        return Scheduler(pool, self._limits, self._account, self.tiers)
+
+    def _intact(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Those whose blocks are all still their sequence's; the other sequences end here, before they read or write one."""
+        stale = self._generations.stale([chunk.sequence for chunk in chunks])
+        for i in stale:
+            sequence = chunks[i].sequence
+            log.error("%s: a block of sequence %s was handed to another one", self.info.name, sequence.sequence_id)
+            self.scheduler.disown(sequence)
+            self._end(sequence)
+            message = "a block of the sequence's KV cache was handed to another one; send the request again"
+            self._outputs.append(error_output(sequence.sequence_id, "engine_error", message))
+        return [chunk for i, chunk in enumerate(chunks) if i not in stale] if stale else chunks
+
+    def _heed_reservations(self) -> None:
+        """What others have reserved since the last step is not there for long contexts any more."""
+        if self._account is None:
+            return
+        room = self._account.max_blocks * self._limits.block_size
+        context_length = min(self._longest_context, room)
+        if context_length == self.info.context_length:
+            return
+        self.info = replace(self.info, context_length=context_length, total_blocks=self._account.max_blocks)
+        for sequence in [s for s in self._sequences.values() if len(s.token_ids) >= context_length]:
+            message = (
+                f"the sequence has {len(sequence.token_ids)} tokens; {self.info.name} holds {context_length} "
+                "since another model reserved KV cache: raise kv_gib, or lower the other's kv_tokens"
+            )
+            self._end(sequence)
+            self._outputs.append(error_output(sequence.sequence_id, "context_length_exceeded", message))
 
     def _publish(self, chunk: Chunk, computed: ChunkResult) -> None:
         sequence, token = chunk.sequence, computed.token

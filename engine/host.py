@@ -63,6 +63,7 @@ class EngineHost:
         self._loader = ModelLoader(config)
         self._models: dict[str, LoadedModel] = {}
         self._loading: dict[str, ModelSpec] = {}
+        self._arriving: list[LoadedModel] = []  # loaded; what others have of their cache is still to be left
         self._outputs: list[TokenOutput] = []
         self._steps = 0
         self._last_frame_at = time.monotonic()
@@ -89,8 +90,8 @@ class EngineHost:
         for model in self._models.values():
             model.engine.end_all("engine_error", "the engine host was shut down")
         self._send_frame([])
-        for model in self._models.values():
-            model.engine.close()
+        for model in (*self._models.values(), *self._arriving):
+            model.close()
         self._loader.close()
         self._transport.close()
 
@@ -134,8 +135,7 @@ class EngineHost:
         known = loaded.spec if loaded else self._loading.get(spec.name)
         if known is None:
             self._loading[spec.name] = spec
-            sharing = self._config.num_models - len(self._models) - len(self._loading) + 1
-            self._loader.load(spec, max(1, sharing))
+            self._loader.load(spec)
         elif known != spec:
             message = f"{spec.name} is already loaded from {known.path}; unload it first"
             self._transport.send(ModelFailed(spec.name, "model_load_failed", message))
@@ -148,7 +148,7 @@ class EngineHost:
         if model is not None:
             model.engine.end_all("model_not_found", f"model {name!r} was unloaded")
             self._outputs += model.engine.take_outputs()
-            self._loader.release(model)
+            model.close()
         self._transport.send(ModelUnloaded(name))
 
     def _collect_loads(self) -> None:
@@ -161,12 +161,22 @@ class EngineHost:
                     self._transport.send(result)
                 case LoadProgress() | ModelFailed():
                     pass
-                case loaded if wanted:
-                    del self._loading[spec.name]
-                    self._models[spec.name] = loaded
-                    self._transport.send(ModelReady(loaded.engine.info))
                 case loaded:
-                    self._loader.release(loaded)
+                    self._arriving.append(loaded)
+        self._arriving = [loaded for loaded in self._arriving if not self._seat(loaded)]
+
+    def _seat(self, loaded: "LoadedModel") -> bool:
+        """The model serves from now on, or was unloaded meanwhile. False: it must wait for its part of the arena."""
+        name = loaded.spec.name
+        if self._loading.get(name) is not loaded.spec:
+            loaded.close()
+        elif loaded.is_seated():
+            del self._loading[name]
+            self._models[name] = loaded
+            self._transport.send(ModelReady(loaded.engine.info))
+        else:
+            return False
+        return True
 
     def _step(self, model: "LoadedModel") -> bool:
         """False if there was nothing to compute: liveness is progress."""

@@ -22,10 +22,17 @@ class Incoming:
     def __init__(self) -> None:
         self._arrivals: dict[Sequence, Arrival] = {}
         self._behind: list[Sequence] = []
-        self.num_fetching = 0
 
     def __len__(self) -> int:
         return len(self._arrivals) + len(self._behind)
+
+    @property
+    def fetching(self) -> list[Sequence]:
+        return [arrival.sequence for arrival in self._arrivals.values() if arrival.is_fetch]
+
+    @property
+    def num_fetching(self) -> int:
+        return sum(arrival.is_fetch for arrival in self._arrivals.values())
 
     @property
     def num_tokens(self) -> int:
@@ -35,7 +42,6 @@ class Incoming:
 
     def expect(self, arrival: Arrival) -> None:
         self._arrivals[arrival.sequence] = arrival
-        self.num_fetching += arrival.is_fetch
 
     def is_coming(self, block_hash: bytes) -> bool:
         return any(arrival.first == block_hash for arrival in self._arrivals.values())
@@ -47,7 +53,7 @@ class Incoming:
     def take_done(self) -> list[Arrival]:
         done = [arrival for arrival in self._arrivals.values() if arrival.transfer.is_done]
         for arrival in done:
-            self._forget(arrival)
+            del self._arrivals[arrival.sequence]
         return done
 
     def take_behind(self) -> list[Sequence]:
@@ -57,17 +63,10 @@ class Incoming:
 
     def drop(self, sequence: Sequence) -> Arrival | None:
         """Forget one that waits for a transfer."""
-        arrival = self._arrivals.get(sequence)
-        if arrival is not None:
-            self._forget(arrival)
-        return arrival
+        return self._arrivals.pop(sequence, None)
 
     def drop_behind(self, sequence: Sequence) -> bool:
         if sequence not in self._behind:
             return False
         self._behind.remove(sequence)
         return True
-
-    def _forget(self, arrival: Arrival) -> None:
-        del self._arrivals[arrival.sequence]
-        self.num_fetching -= arrival.is_fetch

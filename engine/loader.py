@@ -14,9 +14,8 @@ from engine.errors import CheckpointError
 from engine.protocol import HostConfig, LoadProgress, ModelFailed, ModelSpec
 
 if TYPE_CHECKING:
-    from engine.kv.arena import Arena
     from engine.kv.shared_tiers import SharedTiers
-    from engine.loading import LoadedModel
+    from engine.loading import KvMemory, LoadedModel
 
     LoadResult = LoadProgress | LoadedModel | ModelFailed
 
@@ -29,21 +28,15 @@ _LAST_LOAD_S = 1.0
 class ModelLoader:
     def __init__(self, config: HostConfig) -> None:
         self._config = config
-        self._specs: queue.SimpleQueue[tuple[ModelSpec, int] | None] = queue.SimpleQueue()
+        self._specs: queue.SimpleQueue[ModelSpec | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[ModelSpec, LoadResult]] = queue.SimpleQueue()
-        self._arena: Arena | None = None
+        self._memory: KvMemory | None = None
         self._tiers: SharedTiers | None = None
         self._thread = threading.Thread(target=self._run, name="model-loader", daemon=True)
         self._thread.start()
 
-    def load(self, spec: ModelSpec, num_sharing: int) -> None:
-        self._specs.put((spec, num_sharing))
-
-    def release(self, model: "LoadedModel") -> None:
-        """The model is no longer used: its KV slab may be borrowed again."""
-        assert self._arena is not None, "a model was loaded without an arena"
-        model.engine.close()
-        self._arena.give_back(model.slab)
+    def load(self, spec: ModelSpec) -> None:
+        self._specs.put(spec)
 
     def take_results(self) -> "list[tuple[ModelSpec, LoadResult]]":
         results = []
@@ -63,13 +56,12 @@ class ModelLoader:
             import engine.loading  # noqa: F401  (torch, while nobody waits for a model yet)
         except Exception:  # the same import fails again, and is reported, when a model is loaded
             log.exception("torch cannot be imported")
-        while (job := self._specs.get()) is not None:
-            spec, num_sharing = job
-            self._results.put((spec, self._try_to_load(spec, num_sharing)))
+        while (spec := self._specs.get()) is not None:
+            self._results.put((spec, self._try_to_load(spec)))
 
-    def _try_to_load(self, spec: ModelSpec, num_sharing: int) -> "LoadedModel | ModelFailed":
+    def _try_to_load(self, spec: ModelSpec) -> "LoadedModel | ModelFailed":
         try:
-            return self._load(spec, num_sharing)
+            return self._load(spec)
         except CheckpointError as error:
             reason = str(error)
         except Exception as error:  # whatever a full device or a broken disk raises is the answer to this load alone
@@ -77,12 +69,12 @@ class ModelLoader:
             reason = f"{type(error).__name__}: {error}"
         return ModelFailed(spec.name, "model_load_failed", f"{spec.name} cannot be loaded: {reason}")
 
-    def _load(self, spec: ModelSpec, num_sharing: int) -> "LoadedModel":
+    def _load(self, spec: ModelSpec) -> "LoadedModel":
         from engine.kv.shared_tiers import open_tiers
-        from engine.loading import load_model, make_arena
+        from engine.loading import load_model, make_kv_memory
 
-        if self._arena is None:
-            self._arena = make_arena(self._config)
+        if self._memory is None:
+            self._memory = make_kv_memory(self._config)
             self._tiers = open_tiers(self._config)
         reported_at = 0.0
 
@@ -93,4 +85,4 @@ class ModelLoader:
                 reported_at = now
                 self._results.put((spec, LoadProgress(spec.name, done, total)))
 
-        return load_model(spec, self._config, self._arena, num_sharing, report, self._tiers)
+        return load_model(spec, self._config, self._memory, report, self._tiers)

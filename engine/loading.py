@@ -1,9 +1,11 @@
-"""From a ModelSpec to an engine that is ready to step: configuration, arithmetic, KV slab, weights, one warm-up.
+"""From a ModelSpec to an engine that is ready to step: configuration, arithmetic, a place in the arena, weights, one
+warm-up.
 
 The first module on the way that imports torch; a host imports it in its loading thread, when the socket is already
 bound.
 """
 
+import math
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -12,11 +14,12 @@ import torch
 
 from engine.engine import Engine
 from engine.errors import CheckpointError, StepError
-from engine.kv.arena import ALIGNMENT, Arena, ArenaFullError, Slab
+from engine.kv.arena import Arena
+from engine.kv.lending import Account, Lending, NoSlabsError, Reservation
 from engine.kv.prefix_index import CacheIdentity
 from engine.kv.shared_tiers import SharedTiers
 from engine.layers.weights import WeightLoader
-from engine.models.registry import CacheShape, find_family
+from engine.models.registry import CacheShape, Model, find_family
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
 from engine.runner import ModelRunner
 from engine.scheduler import Limits
@@ -28,22 +31,38 @@ from engine.weights.reader import CheckpointReader, ReadingProgress
 # bf16 ones would.
 SMALL_MODEL_PARAMETERS = 100_000_000
 _WARM_UP_TOKENS = 8
-_LAYOUT = (
-    1  # of a KV block's bytes; raise it when they come to mean something else, so that no tier gives out the old ones
-)
+# Of a KV block's bytes; raise it when they come to mean something else, so that no tier gives out the old ones.
+_LAYOUT = 1
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class KvMemory(NamedTuple):
+    """One allocation, and who has which part of it."""
+
+    arena: Arena
+    lending: Lending
 
 
 class LoadedModel(NamedTuple):
     spec: ModelSpec
     engine: Engine
-    slab: Slab
+    place: Account | Reservation
+
+    def is_seated(self) -> bool:
+        """Its cache is its own: what others had there, they have left."""
+        return isinstance(self.place, Account) or self.place.is_complete()
+
+    def close(self) -> None:
+        """It is no longer used: its part of the arena may be borrowed again."""
+        self.engine.close()
+        self.place.close()
 
 
-def make_arena(config: HostConfig) -> Arena:
+def make_kv_memory(config: HostConfig) -> KvMemory:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    return Arena(config.kv_bytes, choose_device(config.device))
+    arena = Arena(config.kv_bytes, choose_device(config.device))
+    return KvMemory(arena, Lending(arena.num_slabs, arena.slab_bytes, arena.clear))
 
 
 def choose_device(name: str) -> torch.device:
@@ -63,12 +82,10 @@ def choose_device(name: str) -> torch.device:
 def load_model(
     spec: ModelSpec,
     host: HostConfig,
-    arena: Arena,
-    num_sharing: int,
+    memory: KvMemory,
     on_progress: ReadingProgress | None = None,
     tiers: SharedTiers | None = None,
 ) -> LoadedModel:
-    """`num_sharing`: models, this one included, among which what is left of the arena is divided."""
     started = time.perf_counter()
     directory = Path(spec.path)
     if not directory.is_dir():
@@ -78,27 +95,29 @@ def load_model(
     config = family.parse_config(raw_config)
     reader = CheckpointReader(directory, on_progress)
     try:
-        dtype = _choose_dtype(spec, reader, arena.device)
-        num_blocks = _choose_num_blocks(spec, host, config, config.context_length, dtype, arena, num_sharing)
-        slab = arena.borrow(num_blocks * _block_bytes(config, host.block_size, dtype))
+        dtype = _choose_dtype(spec, reader, memory.arena.device)
+        block = _block_shape(config, host.block_size)
+        block_bytes = math.prod(block) * dtype.itemsize
+        place = _find_place(spec, host, memory, block_bytes)
         try:
+            if isinstance(place, Account):
+                num_blocks, first_slab, num_seen = place.max_blocks, 0, place.grid.capacity
+            else:
+                num_blocks = num_seen = _blocks_of(spec.kv_tokens, host.block_size)
+                first_slab = place.slabs.start
             context_length = min(config.context_length, num_blocks * host.block_size)
             if context_length < 2:
                 raise CheckpointError(f"{spec.name} has room for {context_length} token; raise kv_tokens or kv_gib")
-            model = family.load(config, WeightLoader(reader, dtype, arena.device), context_length)
+            model = family.load(config, WeightLoader(reader, dtype, memory.arena.device), context_length)
             reader.finish()
-            runner = ModelRunner(model, _as_cache(slab, config, host.block_size, num_blocks, dtype))
-            # Not token 0: that is often a padding token whose embedding is zero, which would prove nothing.
-            runner.warm_up([i % config.vocab_size for i in range(1, 1 + min(_WARM_UP_TOKENS, context_length - 1))])
+            _warm_up(model, block, dtype, memory.arena.device, config.vocab_size, context_length)
+            cache = memory.arena.span(first_slab, num_seen * block_bytes)
+            runner = ModelRunner(model, cache.view(dtype).view(num_seen, *block))
         except BaseException:
-            arena.give_back(slab)
+            place.close()
             raise
     except StepError as error:
         raise CheckpointError(str(error)) from error
-    except ArenaFullError as error:
-        raise CheckpointError(
-            f"the KV arena is too fragmented for {spec.name}: {error}; unload a model first"
-        ) from error
     finally:
         reader.close()
     info = ModelInfo(
@@ -113,10 +132,11 @@ def load_model(
         load_s=time.perf_counter() - started,
     )
     limits = Limits(host.block_size, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting)
-    layout = f"{_LAYOUT}:{tuple(runner.kv_cache.shape[1:])}:{arena.device.type}"
+    account = place if isinstance(place, Account) else None
+    layout = f"{_LAYOUT}:{block}:{memory.arena.device.type}"
     identity = CacheIdentity(spec.name, info.dtype, host.block_size, layout, _fingerprint(directory) if tiers else b"")
-    cache = tiers.cache_for(spec.name, runner.kv_cache, host.block_size) if tiers else None
-    return LoadedModel(spec, Engine(info, runner, limits, identity=identity, tiers=cache), slab)
+    kept = tiers.cache_for(spec.name, runner.kv_cache, host.block_size) if tiers else None
+    return LoadedModel(spec, Engine(info, runner, limits, account, identity=identity, tiers=kept), place)
 
 
 def _fingerprint(directory: Path) -> bytes:
@@ -135,40 +155,39 @@ def _choose_dtype(spec: ModelSpec, reader: CheckpointReader, device: torch.devic
     return torch.float32 if reader.dtypes == {"F32"} else torch.bfloat16
 
 
-def _choose_num_blocks(
-    spec: ModelSpec,
-    host: HostConfig,
-    shape: CacheShape,
-    context_length: int,
-    dtype: torch.dtype,
-    arena: Arena,
-    num_sharing: int,
-) -> int:
-    block_bytes = _block_bytes(shape, host.block_size, dtype)
-    largest = arena.largest_gap_bytes // block_bytes
-    if spec.kv_tokens is not None:
-        num_blocks = -(-spec.kv_tokens // host.block_size)
-        if not 0 < num_blocks <= largest:
+def _find_place(spec: ModelSpec, host: HostConfig, memory: KvMemory, block_bytes: int) -> Account | Reservation:
+    lending = memory.lending
+    try:
+        if spec.kv_tokens is None:
+            return lending.open(spec.name, block_bytes)
+        wanted = _blocks_of(spec.kv_tokens, host.block_size) * block_bytes
+        available = lending.largest_run * lending.slab_bytes
+        if not 0 < wanted <= available:
             raise CheckpointError(
-                f"{spec.name} asks for {spec.kv_tokens} tokens of KV cache, {num_blocks * block_bytes} bytes; "
-                f"the arena can give {arena.largest_gap_bytes}: lower kv_tokens or raise kv_gib"
+                f"{spec.name} asks for {spec.kv_tokens} tokens of KV cache, {wanted} bytes; "
+                f"the arena can give {available} in one piece: lower kv_tokens or raise kv_gib"
             )
-        return num_blocks
-    useful = host.max_num_seqs * -(-context_length // host.block_size)  # every sequence at its full length
-    num_blocks = min(useful, largest, arena.free_bytes // num_sharing // block_bytes)
-    if num_blocks == 0:
+        return lending.reserve(spec.name, -(-wanted // lending.slab_bytes))
+    except NoSlabsError as error:
         raise CheckpointError(
-            f"the KV arena has {arena.free_bytes} bytes left for {num_sharing} models, "
-            f"and one block of {spec.name} takes {block_bytes}: "
-            "give the host more KV memory (kv_gib) or each model its own share (kv_tokens)"
-        )
-    return num_blocks
+            f"the KV arena of {memory.arena.total_bytes} bytes has no room for {spec.name}: {error}; "
+            "give the host more KV memory (kv_gib), lower block_size, or change what models have of their own (kv_tokens)"
+        ) from error
 
 
-def _block_bytes(shape: CacheShape, block_size: int, dtype: torch.dtype) -> int:
-    return shape.num_layers * 2 * block_size * shape.num_kv_heads * shape.head_dim * dtype.itemsize
+def _blocks_of(kv_tokens: int | None, block_size: int) -> int:
+    return -(-(kv_tokens or 0) // block_size)
 
 
-def _as_cache(slab: Slab, shape: CacheShape, block_size: int, num_blocks: int, dtype: torch.dtype) -> torch.Tensor:
-    assert slab.start % ALIGNMENT == 0
-    return slab.memory.view(dtype).view(num_blocks, shape.num_layers, 2, block_size, shape.num_kv_heads, shape.head_dim)
+def _block_shape(shape: CacheShape, block_size: int) -> tuple[int, ...]:
+    return (shape.num_layers, 2, block_size, shape.num_kv_heads, shape.head_dim)
+
+
+def _warm_up(
+    model: Model, block: tuple[int, ...], dtype: torch.dtype, device: torch.device, vocab_size: int, context_length: int
+) -> None:
+    """In a cache of its own: the arena's blocks may be at work for other models."""
+    # Not token 0: that is often a padding token whose embedding is zero, which would prove nothing.
+    prompt = [i % vocab_size for i in range(1, 1 + min(_WARM_UP_TOKENS, context_length - 1))]
+    num_blocks = -(-(len(prompt) + 1) // block[2])
+    ModelRunner(model, torch.zeros(num_blocks, *block, dtype=dtype, device=device)).warm_up(prompt)

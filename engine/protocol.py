@@ -60,7 +60,8 @@ class ModelSpec:
     name: str
     path: str
     dtype: Dtype = "auto"
-    kv_tokens: int | None = None  # KV cache size in tokens; None: an even share of the arena, see HostConfig.num_models
+    # KV cache in tokens that is this model's alone, no more and no less; None: it borrows from the arena what others leave
+    kv_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,6 @@ class HostConfig:
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 64
     max_waiting: int = 1024
-    num_models: int = 1  # models that will share the arena: one without kv_tokens takes its part of what is left
     # The tiers behind the device. They outlive the host: its starter says where they lie, and removes them.
     kv_host_bytes: int = 0  # of shared memory for all models; 0: no tiers
     kv_host_dir: str | None = None  # on a file system in memory
@@ -159,8 +159,8 @@ class ModelLoad:
     running: int = 0
     waiting: int = 0
     waiting_tokens: int = 0  # prompt tokens not yet computed, over waiting and prefilling sequences
-    free_blocks: int = 0  # free or evictable: what a new sequence could take
-    total_blocks: int = 0
+    free_blocks: int = 0  # what a new sequence could take: free, evictable, or to be had from other models
+    total_blocks: int = 0  # these and the held ones; less than ModelInfo's while other models are at work
     prefix_queries: int = 0  # prompt tokens looked up since load (counter)
     prefix_hits: int = 0  # prompt tokens found cached since load (counter)
     prefix_host_hits: int = 0  # of these, in the host tier behind the device (counter)
@@ -179,12 +179,12 @@ class ModelInfo:
     """What a loaded model can do."""
 
     name: str
-    context_length: int  # tokens, the smaller of the model's and the KV cache's
+    context_length: int  # tokens, the smaller of the model's and of all KV cache that it could ever have
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     dtype: str
     block_size: int
-    total_blocks: int
+    total_blocks: int  # that it could ever have
     weights_bytes: int
     load_s: float
 

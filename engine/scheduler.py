@@ -7,14 +7,20 @@ and waits before the others of its tenant. No sequence is preempted for a younge
 the oldest running one always advances, and an admission that ageing won is not lost to the next more urgent arrival.
 A prompt's blocks that have left the device come back from the tiers behind it (kv/tiers.py) while others compute, and a
 preempted sequence's may be kept there until it resumes.
+
+Where several models share an arena, blocks come and go through an account (kv/lending.py): each schedule first hands over what
+others are due, and waits a step for blocks that another model is about to leave rather than preempt for them.
 """
 
+from array import array
 from bisect import insort
+from itertools import count
 from typing import NamedTuple
 
 from engine.fairness import FairQueue
 from engine.incoming import Arrival, Incoming
 from engine.kv.block_pool import BlockPool
+from engine.kv.lending import Account, Oldest
 from engine.kv.prefix_index import extend_chain
 from engine.kv.tiers import Kept, NoTiers, Tiers, Transfer
 from engine.sequence import Sequence
@@ -51,8 +57,12 @@ class Chunk(NamedTuple):
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, limits: Limits, tiers: Tiers | None = None) -> None:
+    def __init__(
+        self, pool: BlockPool, limits: Limits, account: Account | None = None, tiers: Tiers | None = None
+    ) -> None:
+        """`account`: where the pool's blocks come from; None: it has all that it will ever have."""
         self.pool = pool
+        self.account = account
         self.limits = limits
         self.tiers = tiers or NoTiers()
         pool.on_forget = self.tiers.drop
@@ -66,7 +76,10 @@ class Scheduler:
         self.disk_hits = 0  # and in the disk tier
         self.num_preemptions = 0
         self.num_swaps = 0  # preemptions whose blocks were kept in the host tier
-        self._arrivals = 0
+        self._arrivals = count()
+        if account is not None:
+            self._arrivals = account.arrivals
+            account.work = self
 
     @property
     def has_work(self) -> bool:
@@ -89,22 +102,25 @@ class Scheduler:
 
     def add(self, sequence: Sequence, leader: Sequence | None = None) -> None:
         """`leader`: one of the same prompt, which has not ended."""
-        sequence.arrival = self._arrivals
-        self._arrivals += 1
+        sequence.arrival = next(self._arrivals)
         if leader is not None and not leader.has_computed_prompt and self._sharable_blocks(sequence):
             self.siblings.hold(sequence, leader)
         else:
             self.waiting.add(sequence)
 
     def schedule(self) -> list[Chunk]:
-        """The next step's chunks, decodes before the rest. Empty only when there is no work, or none but blocks to wait for."""
+        """The next step's chunks, decodes before the rest. Empty when there is no work, or no block for it yet: other
+        models have them, or they are on their way from a tier."""
         self._receive()
+        if self.account is not None:
+            self.account.begin()
         plan = _Plan(self.limits.max_num_batched_tokens)
-        preempted = self._schedule_running(plan, [s for s in self.running if s.is_decoding])
-        preempted |= self._schedule_running(plan, [s for s in self.running if not s.is_decoding])
-        if not preempted:  # a sequence admitted now would take the blocks that were just cleared
+        short = self._schedule_running(plan, [s for s in self.running if s.is_decoding])
+        short |= self._schedule_running(plan, [s for s in self.running if not s.is_decoding])
+        if not short:  # a sequence admitted now would take the blocks that were just cleared, or that are awaited
             self._admit(plan)
-        assert plan.chunks or self.incoming or not self.has_work, "sequences wait and none of them can be scheduled"
+        awaits = self.incoming or (self.account is not None and self.account.num_short > 0)
+        assert plan.chunks or awaits or not self.has_work, "sequences wait and none of them can be scheduled"
         return sorted(plan.chunks, key=lambda chunk: not chunk.is_decode)
 
     def advance(self, chunk: Chunk) -> None:
@@ -132,7 +148,7 @@ class Scheduler:
         elif not self.siblings.drop(sequence) and not self.incoming.drop_behind(sequence):
             self.waiting.remove(sequence)
         self.pool.release(sequence.block_table)
-        sequence.block_table = []
+        sequence.forget_blocks()
         self.tiers.let_go(sequence)
         self.tiers.settle(sequence.block_hashes)
         if orphans := self.siblings.release(sequence):  # it ended before its prompt was computed: the next one does it
@@ -140,9 +156,63 @@ class Scheduler:
             for sibling in orphans[1:]:
                 self.siblings.hold(sibling, orphans[0])
 
+    def disown(self, sequence: Sequence) -> None:
+        """Blocks of a running sequence are not its own any more (their generation rose): give back the rest, and find out
+        who holds those."""
+        generations = self.pool.generations
+        table = list(zip(sequence.block_table, sequence.block_generations, strict=True))
+        self.pool.release([block for block, generation in table if generations[block] == generation])
+        sequence.forget_blocks()
+        for lost in (block for block, generation in table if generations[block] != generation):
+            holding = (
+                (block, generation)
+                for other in self._holders()
+                for block, generation in zip(other.block_table, other.block_generations, strict=True)
+            )
+            self.pool.recount(lost, sum(pair == (lost, generations[lost]) for pair in holding))
+
+    @property
+    def is_alone(self) -> bool:
+        """Nothing runs beside the oldest sequence."""
+        holders = self._holders()
+        return not holders or (len(holders) == 1 and self._oldest() is holders[0])
+
+    def oldest(self) -> Oldest | None:
+        sequence = self._oldest()
+        if sequence is None:
+            return None
+        missing = self._num_blocks(len(sequence.token_ids)) - len(sequence.block_table)
+        return Oldest(sequence.arrival, sequence.block_table, missing)
+
+    def preempt_youngest(self, keep_oldest: bool) -> bool:
+        """For another model. False if nothing may go."""
+        victim = self.running[-1] if self.running else None
+        if victim is None or (keep_oldest and victim is self._oldest()):
+            return False
+        self._preempt(victim)
+        return True
+
+    def preempt_holders(self, blocks: range) -> None:
+        """These blocks leave the model: whoever uses them computes its tokens anew elsewhere."""
+        for sequence in [s for s in self._holders() if any(block in blocks for block in s.block_table)]:
+            self._preempt(sequence)
+
+    def _oldest(self) -> Sequence | None:
+        """Of those that run and the one that is next to run."""
+        first = self._holders() + ([self.waiting.peek()] if self.waiting else [])
+        return min(first, key=lambda sequence: sequence.arrival) if first else None
+
+    def _holders(self) -> list[Sequence]:
+        """Those that have blocks: they run, or blocks of theirs are being filled from a tier."""
+        return self.running + self.incoming.fetching
+
+    def _claim(self, num_blocks: int) -> bool:
+        return self.account is not None and self.account.claim(num_blocks)
+
     def _schedule_running(self, plan: "_Plan", sequences: list[Sequence]) -> bool:
-        """Give each sequence its next chunk, oldest first. True if any sequence was preempted for it."""
-        preempted = False
+        """Give each sequence its next chunk, oldest first. True if blocks were short: a sequence was preempted for them,
+        or another model will leave some."""
+        short = False
         for sequence in sequences:
             length = min(sequence.num_uncomputed_tokens, plan.budget)
             if length == 0:
@@ -150,14 +220,17 @@ class Scheduler:
             if sequence not in self.running:
                 continue  # preempted for an older one
             while not self._grow(sequence, sequence.num_computed_tokens + length):
+                if self._claim(self._num_blocks(sequence.num_computed_tokens + length) - len(sequence.block_table)):
+                    short = True
+                    break
                 victim = next(s for s in reversed(self.running) if s not in plan.sequences)
                 if victim is sequence:
                     break  # all that could yield are older or already at work: wait a step, keep the blocks
                 self._preempt(victim)
-                preempted = True
+                short = True
             else:
                 plan.add(sequence, length)
-        return preempted
+        return short
 
     def _admit(self, plan: "_Plan") -> None:
         while self.waiting and self._num_admitted < self.limits.max_num_seqs and plan.budget > 0:
@@ -165,7 +238,11 @@ class Scheduler:
             cached = self._cached_blocks(sequence)
             needed = self._num_blocks(len(sequence.token_ids)) - len(cached)
             # One spare block for each running sequence: without it the newcomer would be preempted within a few tokens.
-            if needed + self._num_admitted > self.pool.num_available - self.pool.num_evictable(cached):
+            needed += self._num_admitted
+            self.pool.make_room(needed)
+            missing = needed - self.pool.num_available + self.pool.num_evictable(cached)
+            if missing > 0:
+                self._claim(missing)
                 return  # whose turn it is keeps it: a smaller sequence behind must not starve a larger one
             kept = self._kept_blocks(sequence, len(cached))
             if self._steps_aside(sequence, len(cached), kept):
@@ -188,6 +265,7 @@ class Scheduler:
     def _take(self, sequence: Sequence, cached: list[int]) -> None:
         self.pool.hold(cached)
         sequence.block_table = cached
+        sequence.block_generations = array("q", [self.pool.generations[block] for block in cached])
         sequence.num_registered_blocks = len(cached)
 
     def _start(self, sequence: Sequence, num_fetched: int = 0) -> None:
@@ -273,10 +351,16 @@ class Scheduler:
             if block is None:
                 return False
             sequence.block_table.append(block)
+            sequence.block_generations.append(self.pool.generations[block])
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
+        arrival = self.incoming.drop(sequence)
+        if arrival is not None:
+            self.tiers.cancel(arrival.transfer)
+            self._look_again()
+        else:
+            self.running.remove(sequence)
         complete = slice(sequence.num_registered_blocks)
         if not sequence.wants_prompt_logprobs:  # else it will compute all of them again
             swapped = self.tiers.swap_out(sequence, sequence.block_hashes[complete], sequence.block_table[complete])

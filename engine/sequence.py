@@ -7,6 +7,7 @@ in the cache:
     the next one
 """
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -28,6 +29,7 @@ class Sequence:
     arrival: int = 0  # order of submission: the youngest is preempted first
     num_computed_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
+    block_generations: "array[int]" = field(default_factory=lambda: array("q"))  # each block's, when it was taken
     block_hashes: list[bytes] = field(default_factory=list)
     num_registered_blocks: int = 0
     num_disk_blocks: int | None = None  # read for it from the disk tier; None: it was not asked
@@ -75,9 +77,14 @@ class Sequence:
             and not self.wants_prompt_logprobs
         )
 
+    def forget_blocks(self) -> None:
+        """They were released."""
+        self.block_table = []
+        self.block_generations = array("q")
+
     def forget_computed(self) -> None:
         """The blocks are gone (preemption by recompute); the tokens stay."""
-        self.block_table = []
+        self.forget_blocks()
         self.num_computed_tokens = 0
         self.num_registered_blocks = 0
         self.num_disk_blocks = None

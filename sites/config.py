@@ -62,7 +62,9 @@ class ModelConfig(Table):
     residency: Literal["device", "disk"] = Field(
         "device", description="device: loaded at start; disk: loaded by its first request"
     )
-    kv_tokens: int | None = Field(None, ge=16, description="KV cache of this model in tokens; unset: an even share")
+    kv_tokens: int | None = Field(
+        None, ge=16, description="KV cache in tokens that is this model's alone; unset: it borrows what others leave"
+    )
     default_max_tokens: int | None = Field(
         None, ge=1, description="where a request names none; unset: what the context leaves"
     )

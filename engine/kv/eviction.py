@@ -11,6 +11,9 @@ from collections.abc import Iterator
 
 # Of all blocks, how many may be protected: when everything was found once, the rest still lets newcomers prove themselves.
 PROTECTED_SHARE = 0.8
+# Evicted hashes remembered: a set that returns behind a scan of up to so many times the cache is known again. Each takes some 200 bytes, where
+# its block took from 10 KB to 4 MB.
+GHOSTS_PER_BLOCK = 4
 
 
 class EvictionOrder:
@@ -34,7 +37,7 @@ class EvictionOrder:
     def resize(self, num_blocks: int) -> None:
         """The cache has so many blocks from now on."""
         self._max_protected = int(num_blocks * PROTECTED_SHARE)
-        self._max_ghosts = num_blocks
+        self._max_ghosts = num_blocks * GHOSTS_PER_BLOCK
         self._demote()
         self._trim_ghosts()
 

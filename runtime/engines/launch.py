@@ -23,8 +23,8 @@ GIB = 1 << 30
 
 
 class ProcessLauncher:
-    def __init__(self, config: EngineConfig, num_models: int) -> None:
-        self._config = host_config(config, num_models)
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = host_config(config)
 
     async def launch(self) -> "HostProcess":
         directory = Path(tempfile.mkdtemp(prefix="pilotlight-"))  # mode 0700
@@ -76,7 +76,7 @@ class HostProcess:
             shutil.rmtree(self._directory, ignore_errors=True)
 
 
-def host_config(config: EngineConfig, num_models: int) -> HostConfig:
+def host_config(config: EngineConfig) -> HostConfig:
     return HostConfig(
         device=config.device,
         threads=config.threads,
@@ -85,7 +85,6 @@ def host_config(config: EngineConfig, num_models: int) -> HostConfig:
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
         max_waiting=config.max_waiting,
-        num_models=num_models,
     )
 
 

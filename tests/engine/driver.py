@@ -9,7 +9,7 @@ import torch
 
 from engine.engine import Engine
 from engine.kv.shared_tiers import SharedTiers
-from engine.loading import load_model, make_arena
+from engine.loading import load_model, make_kv_memory
 from engine.protocol import HostConfig, ModelSpec, SamplingParams, Submit, TokenLogprobs, TokenOutput
 
 
@@ -49,7 +49,7 @@ def load_engine(
 ) -> Engine:
     config = HostConfig(kv_bytes=64 << 20, threads=1, **limits)
     spec = ModelSpec(name, str(directory), dtype, kv_tokens)
-    return load_model(spec, config, make_arena(config), 1, tiers=tiers).engine
+    return load_model(spec, config, make_kv_memory(config), tiers=tiers).engine
 
 
 def submit(

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
 
 from engine.engine import Engine
+from engine.kv.lending import Lending
 from engine.kv.tiers import EngineTiers
 from engine.protocol import ModelInfo
 from engine.results import ChunkResult, RunResult, SampledToken
@@ -17,10 +19,44 @@ def next_token(token_ids: SequenceOf[int]) -> int:
     return (sum(token_ids[-3:]) * 31 + len(token_ids)) % VOCAB
 
 
+@dataclass
+class FakeArena:
+    """Bytes that remember who wrote them: (model, block), or None for zeros."""
+
+    num_slabs: int
+    slab_bytes: int
+    writers: list[tuple[str, int] | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.writers = [None] * (self.num_slabs * self.slab_bytes)
+        self.lending = Lending(self.num_slabs, self.slab_bytes, self.clear)
+
+    def clear(self, slab: int) -> None:
+        self.writers[slab * self.slab_bytes : (slab + 1) * self.slab_bytes] = [None] * self.slab_bytes
+
+
+class FakeMemory:
+    """One model's view of the arena, from some byte on."""
+
+    def __init__(self, arena: FakeArena, model: str, block_bytes: int, start: int = 0) -> None:
+        self.arena, self.model, self.block_bytes, self.start = arena, model, block_bytes, start
+
+    def write(self, block: int) -> None:
+        self.arena.writers[self._span(block)] = [(self.model, block)] * self.block_bytes
+
+    def check(self, block: int) -> None:
+        assert set(self.arena.writers[self._span(block)]) == {(self.model, block)}, "somebody else wrote into the block"
+
+    def _span(self, block: int) -> slice:
+        start = self.start + block * self.block_bytes
+        return slice(start, start + self.block_bytes)
+
+
 class FakeRunner:
     """Remembers what each slot was last written with, and fails when a chunk would read anything but its own prefix."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, memory: FakeMemory | None = None) -> None:
+        self.memory = memory
         self.block_size = block_size
         self.slots: list[tuple[int, ...] | None] = [None] * (num_blocks * block_size)
         self.scrubbed: list[int] = []
@@ -36,10 +72,14 @@ class FakeRunner:
         for chunk in chunks:
             for position in range(chunk.start, chunk.end):
                 self.slots[self._slot(chunk.sequence, position)] = tuple(chunk.sequence.token_ids[: position + 1])
+                if self.memory is not None:
+                    self.memory.write(chunk.sequence.block_table[position // self.block_size])
         for chunk in chunks:  # after all writes: no sequence may have written into another's blocks
             for position in range(chunk.end):
                 content = self.slots[self._slot(chunk.sequence, position)]
                 assert content == tuple(chunk.sequence.token_ids[: position + 1]), "foreign or stale cache content"
+                if self.memory is not None:
+                    self.memory.check(chunk.sequence.block_table[position // self.block_size])
         return RunResult([ChunkResult(self._sample(chunk) if chunk.samples else None) for chunk in chunks], 0.0)
 
     def scrub(self, blocks: SequenceOf[int]) -> None:
@@ -65,8 +105,30 @@ def fake_engine(
     make_tiers: Callable[[FakeRunner], EngineTiers] | None = None,
 ) -> tuple[Engine, FakeRunner]:
     runner = FakeRunner(num_blocks, block_size)
-    info = ModelInfo(
-        name="tiny",
+    info = _info("tiny", num_blocks, block_size, eos_token_ids)
+    limits = Limits(block_size, max_num_batched_tokens, max_num_seqs, max_waiting)
+    return Engine(info, runner, limits, tiers=make_tiers(runner) if make_tiers else None), runner
+
+
+def borrowing_engine(
+    arena: FakeArena,
+    name: str,
+    block_bytes: int,
+    block_size: int = 4,
+    tokens: int = 64,
+    seqs: int = 8,
+    make_tiers: Callable[[FakeRunner], EngineTiers] | None = None,
+) -> tuple[Engine, FakeRunner]:
+    account = arena.lending.open(name, block_bytes)
+    runner = FakeRunner(account.grid.capacity, block_size, FakeMemory(arena, name, block_bytes))
+    info = _info(name, account.max_blocks, block_size)
+    limits = Limits(block_size, tokens, seqs, max_waiting=100)
+    return Engine(info, runner, limits, account, tiers=make_tiers(runner) if make_tiers else None), runner
+
+
+def _info(name: str, num_blocks: int, block_size: int, eos_token_ids: tuple[int, ...] = ()) -> ModelInfo:
+    return ModelInfo(
+        name=name,
         context_length=num_blocks * block_size,
         vocab_size=VOCAB,
         eos_token_ids=eos_token_ids,
@@ -76,5 +138,3 @@ def fake_engine(
         weights_bytes=0,
         load_s=0.0,
     )
-    limits = Limits(block_size, max_num_batched_tokens, max_num_seqs, max_waiting)
-    return Engine(info, runner, limits, tiers=make_tiers(runner) if make_tiers else None), runner

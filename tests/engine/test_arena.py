@@ -1,59 +1,41 @@
-import itertools
-
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from engine.kv.arena import ALIGNMENT, Arena, ArenaFullError, Slab
+from engine.kv.arena import ALIGNMENT, MAX_SLAB_BYTES, MIN_SLAB_BYTES, Arena, _cut
 
 CPU = torch.device("cpu")
-SIZE = 10 * ALIGNMENT + 42
 
 
-def test_what_is_borrowed_holds_zeros_even_after_another_borrower() -> None:
-    arena = Arena(100_000, CPU)
-    first, second = arena.borrow(50_000), arena.borrow(1000)
-    first.memory.fill_(255)
-    second.memory.fill_(255)
-    arena.give_back(first)
-    assert int(arena.borrow(40_000).memory.max()) == 0
-    assert int(second.memory.min()) == 255, "a neighbour's memory must stay"
-    arena.give_back(second)
-    assert int(arena.borrow(50_000).memory.max()) == 0
+@pytest.mark.parametrize(
+    "total", [0, 1, ALIGNMENT, 100_000, 1 << 20, 10_737_418, 128 << 20, 256 << 20, 1 << 30, 80 << 30]
+)
+def test_slabs_are_equal_whole_pages_and_waste_less_than_a_page_each(total: int) -> None:
+    number, size = _cut(total)
+    assert size % ALIGNMENT == 0
+    assert size <= MAX_SLAB_BYTES
+    assert total - number * size < max(1, number) * ALIGNMENT
+    if total >= MIN_SLAB_BYTES:
+        assert size >= MIN_SLAB_BYTES
+    if total >= 32 * MIN_SLAB_BYTES:
+        assert number >= 32
 
 
-def test_a_request_beyond_the_largest_gap_is_refused_with_both_numbers() -> None:
-    arena = Arena(2 * ALIGNMENT, CPU)
-    arena.borrow(1)
-    with pytest.raises(ArenaFullError, match=f"{ALIGNMENT + 1} bytes wanted, the largest gap has {ALIGNMENT}"):
-        arena.borrow(ALIGNMENT + 1)
+def test_a_cleared_slab_holds_zeros_and_its_neighbours_keep_their_content() -> None:
+    arena = Arena(1 << 20, CPU)
+    everything = arena.span(0, arena.num_slabs * arena.slab_bytes)
+    assert int(everything.max()) == 0
+    everything.fill_(255)
+    arena.clear(3)
+    cleared = arena.span(3, arena.slab_bytes)
+    assert int(cleared.max()) == 0
+    assert int(arena.span(0, 3 * arena.slab_bytes).min()) == 255
+    assert int(arena.span(4, arena.slab_bytes).min()) == 255
 
 
-def test_giving_back_twice_is_noticed() -> None:
-    arena = Arena(2 * ALIGNMENT, CPU)
-    slab = arena.borrow(512)
-    arena.give_back(slab)
-    with pytest.raises(AssertionError):
-        arena.give_back(slab)
-
-
-@given(st.lists(st.one_of(st.integers(1, 4 * ALIGNMENT), st.integers(-8, -1)), max_size=40))
-@settings(deadline=None)
-def test_slabs_never_overlap_and_gaps_merge_again(actions: list[int]) -> None:
-    arena = Arena(SIZE, CPU)
-    slabs: list[Slab] = []
-    for action in actions:
-        if action > 0:
-            try:
-                slabs.append(arena.borrow(action))
-            except ArenaFullError:
-                assert arena.largest_gap_bytes < action
-        elif slabs:
-            arena.give_back(slabs.pop(action % len(slabs)))
-        spans = sorted((slab.start, slab.start + slab.memory.numel()) for slab in slabs)
-        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
-        assert all(start % ALIGNMENT == 0 for start, _ in spans)
-    for slab in slabs:
-        arena.give_back(slab)
-    assert arena.largest_gap_bytes == arena.free_bytes == SIZE
+def test_models_of_two_types_see_the_same_bytes() -> None:
+    arena = Arena(1 << 20, CPU)
+    floats, halves = arena.span(0, 1 << 20).view(torch.float32), arena.span(0, 1 << 20).view(torch.bfloat16)
+    floats[: arena.slab_bytes // 4] = 1.0
+    assert int(halves[: arena.slab_bytes // 2].count_nonzero()) == arena.slab_bytes // 4, "the upper halves of 1.0"
+    arena.clear(0)
+    assert not halves.any()

@@ -18,7 +18,7 @@ from engine.protocol import HostConfig, ModelSpec, SamplingParams, StepOutput, S
 from tests.checkpoints import write_llama
 from tests.engine.driver import load_engine, one, random_prompt, submit
 
-CONFIG = HostConfig(threads=1, kv_bytes=1 << 20, num_models=3)
+CONFIG = HostConfig(threads=1, kv_bytes=1 << 20)
 PROMPT = random_prompt(40, seed=1)
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,6 @@ from tests.engine.fake_tiers import FakeTiers
 from tests.engine.test_engine import PROMPT, expected_tokens
 from tests.engine.test_schedules import Arrival, Shape, as_submit, check, names
 
-
 # Small blocks in small pools, and prompts that come again: what one leaves, the next one pushes out and a third one wants.
 crowds = st.lists(
     st.builds(

@@ -149,15 +149,16 @@ def test_a_cache_that_does_not_fit_is_refused_with_both_sizes(directory: Path) -
         load_engine(directory, kv_tokens=10_000_000)
 
 
-def test_a_refused_model_leaves_the_arena_as_it_was(directory: Path) -> None:
-    from engine.loading import load_model, make_arena
+@pytest.mark.parametrize("kv_tokens", [None, 100])
+def test_a_refused_model_leaves_the_arena_as_it_was(directory: Path, kv_tokens: int | None) -> None:
+    from engine.loading import load_model, make_kv_memory
 
     config = HostConfig(kv_bytes=1 << 20)
-    arena = make_arena(config)
+    memory = make_kv_memory(config)
     change_tensors(directory, lambda tensors: tensors.pop(NORM))
     with pytest.raises(CheckpointError):
-        load_model(ModelSpec("tiny", str(directory)), config, arena, 1)
-    assert arena.free_bytes == 1 << 20
+        load_model(ModelSpec("tiny", str(directory), kv_tokens=kv_tokens), config, memory)
+    assert memory.lending.num_free == memory.lending.largest_run == 16
 
 
 def test_a_model_that_yields_no_numbers_is_not_ready(directory: Path) -> None:
@@ -172,18 +173,27 @@ def test_a_cache_for_less_than_two_tokens_is_refused(directory: Path) -> None:
         load_engine(directory, kv_tokens=1, block_size=1)
 
 
-def test_models_share_what_is_left_of_the_arena_evenly(directory: Path) -> None:
-    from engine.loading import load_model, make_arena
+def test_models_borrow_what_reservations_leave(directory: Path) -> None:
+    from engine.loading import load_model, make_kv_memory
 
-    config = HostConfig(kv_bytes=1 << 20, max_num_seqs=1000)
-    arena = make_arena(config)
-    blocks = [
-        load_model(ModelSpec(name, str(directory)), config, arena, sharing).engine.info.total_blocks
-        for name, sharing in (("a", 3), ("b", 2), ("c", 1))
-    ]
-    assert max(blocks) - min(blocks) <= 1
-    with pytest.raises(CheckpointError, match="give the host more KV memory"):
-        load_model(ModelSpec("d", str(directory)), config, arena, 1)
+    config = HostConfig(kv_bytes=1 << 20)
+    memory = make_kv_memory(config)
+    a, b = (load_model(ModelSpec(name, str(directory)), config, memory).engine for name in "ab")
+    whole = (1 << 20) // 7680  # a block of 16 tokens
+    assert a.info.total_blocks == b.info.total_blocks == a.load().free_blocks == whole
+    own = load_model(ModelSpec("own", str(directory), kv_tokens=512), config, memory).engine
+    assert own.info.total_blocks == own.load().free_blocks == own.load().total_blocks == 32
+    assert a.load().total_blocks == b.load().total_blocks == 12 * (64 << 10) // 7680
+    with pytest.raises(CheckpointError, match=r"asks for 2000 tokens.*960000 bytes.*the arena can give 720896"):
+        load_model(ModelSpec("more", str(directory), kv_tokens=2000), config, memory)
+
+
+def test_blocks_too_large_for_the_arenas_slabs_are_refused(directory: Path) -> None:
+    from engine.loading import load_model, make_kv_memory
+
+    config = HostConfig(kv_bytes=1 << 20, block_size=128)
+    with pytest.raises(CheckpointError, match=r"takes 61440 bytes, more than half of a slab \(65536 bytes\).*kv_gib"):
+        load_model(ModelSpec("tiny", str(directory)), config, make_kv_memory(config))
 
 
 def test_old_configurations_and_leftovers_of_old_checkpoints_are_understood(directory: Path) -> None:

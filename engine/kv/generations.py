@@ -1,0 +1,51 @@
+"""Whether every block a step is about to read still holds what its sequence put there.
+
+A block's generation rises each time it is handed out anew, or leaves the model with its slab; a sequence remembers the generation of each block in
+its table. All are compared before a step reads any, in a few operations over all tables together: no Python per block. A difference
+means that the bookkeeping was wrong, and ends that sequence alone. Refuses to know how that happens and what a block holds.
+"""
+
+from array import array
+from collections.abc import Sequence as SequenceOf
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.sequence import Sequence
+
+
+class GenerationCheck:
+    def __init__(self, generations: "array[int]") -> None:
+        """`generations`: those of all blocks, changed in place as time goes on."""
+        import torch  # here: a host is reachable before torch is imported
+
+        self._torch = torch
+        self._current = torch.frombuffer(generations, dtype=torch.int64) if generations else None
+
+    def stale(self, sequences: SequenceOf["Sequence"]) -> list[int]:
+        """The places of those sequences in the list that hold a block which is not theirs any more."""
+        blocks, remembered = array("q"), array("q")
+        for sequence in sequences:
+            blocks.extend(sequence.block_table)
+            remembered.extend(sequence.block_generations)
+        if not blocks or self._current is None:
+            return []
+        assert len(blocks) == len(remembered), "a block table and its generations differ in length"
+        differs = self._current[self._tensor(blocks)] != self._tensor(remembered)
+        if not differs.any():
+            return []
+        return self._places(differs.tolist(), sequences)
+
+    def _tensor(self, numbers: "array[int]") -> "torch.Tensor":
+        return self._torch.frombuffer(numbers, dtype=self._torch.int64)
+
+    @staticmethod
+    def _places(differs: list[bool], sequences: SequenceOf["Sequence"]) -> list[int]:
+        places, start = [], 0
+        for i, sequence in enumerate(sequences):
+            end = start + len(sequence.block_table)
+            if any(differs[start:end]):
+                places.append(i)
+            start = end
+        return places

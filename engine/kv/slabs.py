@@ -1,0 +1,60 @@
+"""How the blocks of one model lie over the slabs of an arena: arithmetic, nothing else.
+
+Every model sees the whole arena as an array of its own blocks: block b is the bytes b * block_bytes to (b + 1) * block_bytes. It may use the
+blocks that lie wholly in slabs it has. A block is at most half a slab, so that every slab alone brings at least one, and touches at most two.
+"""
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+
+class SlabGrid(NamedTuple):
+    num_slabs: int
+    slab_bytes: int
+    block_bytes: int
+
+    @property
+    def capacity(self) -> int:
+        """Blocks in the whole arena."""
+        return self.num_slabs * self.slab_bytes // self.block_bytes
+
+    @property
+    def fits(self) -> bool:
+        return 2 * self.block_bytes <= self.slab_bytes
+
+    def touching(self, slab: int) -> range:
+        """The blocks that have a byte in the slab, of those that lie inside the arena."""
+        first = slab * self.slab_bytes // self.block_bytes
+        return range(first, min(-(-(slab + 1) * self.slab_bytes // self.block_bytes), self.capacity))
+
+    def brought_by(self, slab: int, owned: Collection[int]) -> range:
+        """The blocks that the slab completes for who has `owned` already: its own, and those that straddle into a neighbour which is there."""
+        blocks = self.touching(slab)
+        start, end = slab * self.slab_bytes, (slab + 1) * self.slab_bytes
+        lacks_left = blocks.start * self.block_bytes < start and slab - 1 not in owned
+        lacks_right = blocks.stop * self.block_bytes > end and slab + 1 not in owned
+        return range(blocks.start + lacks_left, blocks.stop - lacks_right)
+
+    def slabs_of(self, blocks: Iterable[int]) -> set[int]:
+        slabs = set()
+        for block in blocks:
+            slabs.add(block * self.block_bytes // self.slab_bytes)
+            slabs.add(((block + 1) * self.block_bytes - 1) // self.slab_bytes)
+        return slabs
+
+    def num_blocks(self, slabs: Collection[int]) -> int:
+        """Blocks that lie wholly in `slabs`."""
+        total = 0
+        for first, end in _runs(sorted(slabs)):
+            total += end * self.slab_bytes // self.block_bytes - -(-first * self.slab_bytes // self.block_bytes)
+        return total
+
+
+def _runs(slabs: list[int]) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    for slab in slabs:
+        if runs and runs[-1][1] == slab:
+            runs[-1] = (runs[-1][0], slab + 1)
+        else:
+            runs.append((slab, slab + 1))
+    return runs

@@ -1,0 +1,156 @@
+"""The order of eviction against a plain model of it, and against the scan that least-recently-used order fails."""
+
+from collections import OrderedDict
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.kv.block_pool import BlockPool
+from engine.kv.eviction import GHOSTS_PER_BLOCK, PROTECTED_SHARE, EvictionOrder
+
+
+class PlainSegments:
+    """Two lists, oldest first, and a list of ghosts: as slow and as obvious as possible."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.probation: list[int] = []
+        self.protected: list[int] = []
+        self.ghosts: list[bytes] = []
+
+    def add(self, block: int, is_reused: bool) -> None:
+        if not is_reused:
+            self.probation = [*self.probation, block]
+            return
+        self.protected = [*self.protected, block]
+        if len(self.protected) > int(self.size * PROTECTED_SHARE):
+            self.probation, self.protected = [*self.probation, self.protected[0]], self.protected[1:]
+
+    def remove(self, block: int) -> None:
+        self.probation = [b for b in self.probation if b != block]
+        self.protected = [b for b in self.protected if b != block]
+
+    def pop(self) -> int:
+        first = (self.probation + self.protected)[0]
+        self.remove(first)
+        return first
+
+    def remember(self, block_hash: bytes) -> None:
+        self.ghosts = [*(g for g in self.ghosts if g != block_hash), block_hash][-self.size * GHOSTS_PER_BLOCK :]
+
+    def recall(self, block_hash: bytes) -> bool:
+        known = block_hash in self.ghosts
+        self.ghosts = [g for g in self.ghosts if g != block_hash]
+        return known
+
+
+actions = st.lists(
+    st.tuples(st.sampled_from(["add", "add reused", "remove", "pop", "recall"]), st.integers(0, 7)), max_size=80
+)
+
+
+@given(st.integers(1, 3), actions)
+@settings(deadline=None)
+def test_blocks_go_in_the_order_of_the_plain_model(size: int, actions: list[tuple[str, int]]) -> None:
+    order, plain = EvictionOrder(size), PlainSegments(size)
+    for action, n in actions:
+        if action.startswith("add") and n not in order:
+            order.add(n, action == "add reused")
+            plain.add(n, action == "add reused")
+        elif action == "remove" and n in order:
+            order.remove(n)
+            plain.remove(n)
+        elif action == "pop" and len(order):
+            block = order.pop()
+            assert block == plain.pop()
+            order.remember(bytes([block]))
+            plain.remember(bytes([block]))
+        elif action == "recall":
+            assert order.recall(bytes([n])) == plain.recall(bytes([n]))
+        assert list(order) == plain.probation + plain.protected
+
+
+class Cache:
+    """A pool that is asked for hashes one after the other, as by requests of one block each."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.pool = BlockPool(num_blocks)
+
+    def ask(self, block_hash: bytes) -> bool:
+        found = self.pool.find_prefix([block_hash])
+        if found:
+            self.pool.hold(found)
+            self.pool.release(found)
+            return True
+        block = self.pool.allocate()
+        assert block is not None
+        self.pool.register(block, block_hash)
+        self.pool.release([block])
+        return False
+
+
+class PlainLru:
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.hashes: OrderedDict[bytes, None] = OrderedDict()
+
+    def ask(self, block_hash: bytes) -> bool:
+        hit = block_hash in self.hashes
+        self.hashes[block_hash] = None
+        self.hashes.move_to_end(block_hash)
+        if len(self.hashes) > self.num_blocks:
+            self.hashes.popitem(last=False)
+        return hit
+
+
+HOT = [b"hot %d" % i for i in range(40)]
+
+
+def hot_hits_beside_a_scan(cache: Cache | PlainLru, between: int) -> float:
+    """A set of 40 hashes asked for again and again, with `between` hashes that never return before each round. The share of hits
+    after the first two rounds."""
+    hits = asked = 0
+    scanned = iter(range(10_000))
+    for turn in range(30):
+        for block_hash in HOT:
+            hit = cache.ask(block_hash)
+            if turn >= 2:
+                hits, asked = hits + hit, asked + 1
+        for _ in range(between):
+            cache.ask(b"scan %d" % next(scanned))
+    return hits / asked
+
+
+def test_a_scan_of_thousands_of_blocks_leaves_the_hot_set_cached() -> None:
+    assert hot_hits_beside_a_scan(PlainLru(100), between=200) == 0.0, "the scan must be one that plain LRU fails"
+    assert hot_hits_beside_a_scan(Cache(100), between=200) == 1.0
+
+
+def test_a_set_that_a_scan_pushed_out_once_is_known_when_it_returns() -> None:
+    cache = Cache(100)
+    for block_hash in HOT:
+        cache.ask(block_hash)
+    for i in range(70):  # 10 too many: the oldest of the hot set go, asked for once only
+        cache.ask(b"scan %d" % i)
+    missed = [block_hash for block_hash in HOT[:10] if not cache.ask(block_hash)]
+    assert missed == HOT[:10]
+    for i in range(70, 3000):
+        cache.ask(b"scan %d" % i)
+    assert all(cache.ask(block_hash) for block_hash in HOT[:10])
+
+
+def test_without_a_scan_nothing_is_lost_against_lru() -> None:
+    assert hot_hits_beside_a_scan(Cache(100), between=0) == 1.0
+
+
+def test_what_was_hot_gives_way_to_what_is_hot_now() -> None:
+    cache = Cache(100)
+    for _ in range(3):
+        for block_hash in HOT:
+            cache.ask(block_hash)
+    new = [b"new %d" % i for i in range(90)]
+    for _ in range(6):
+        for block_hash in new:
+            cache.ask(block_hash)
+    assert sum(cache.pool.find_prefix([block_hash]) != [] for block_hash in new) >= 85
+    cache.pool.assert_consistent()

@@ -1,0 +1,97 @@
+"""A block that was handed out behind its holder's back ends that holder, before a step reads or writes it, and nobody else."""
+
+from array import array
+
+import pytest
+
+from engine.kv.generations import GenerationCheck
+from engine.protocol import SamplingParams
+from engine.sequence import Sequence
+from tests.engine.driver import Heard, drain, one, submit
+from tests.engine.fake_runner import fake_engine
+from tests.engine.test_engine import PROMPT, expected_tokens
+
+
+def holding(blocks: list[int], generations: list[int]) -> Sequence:
+    sequence = Sequence("s", [1], SamplingParams(1), b"")
+    sequence.block_table, sequence.block_generations = blocks, array("q", generations)
+    return sequence
+
+
+def test_the_sequences_whose_blocks_moved_on_are_named() -> None:
+    current = array("q", [5, 6, 7, 8])
+    check = GenerationCheck(current)
+    sequences = [holding([0, 1], [5, 6]), holding([], []), holding([1, 3, 2], [6, 8, 7]), holding([3], [8])]
+    assert check.stale(sequences) == []
+    current[3] += 1
+    assert check.stale(sequences) == [2, 3]
+    current[3] -= 1
+    assert check.stale(sequences) == []
+    assert GenerationCheck(array("q")).stale([holding([], [])]) == []
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_damaged_generation_ends_one_sequence_and_the_others_step_goes_on(
+    place: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, runner = fake_engine()
+    for name, prompt in (("a", PROMPT), ("b", [*PROMPT, 1, 2, 3]), ("c", [9, *PROMPT])):
+        engine.submit(submit(name, prompt, max_tokens=6))
+    engine.step()
+    engine.step()
+    steps = len(runner.batch_tokens)
+    block = next(s for s in engine.scheduler.running if s.sequence_id == "b").block_table[place]
+    engine.scheduler.pool.generations[block] += 1
+    engine.step()
+    assert runner.batch_tokens[steps:] == [2], "the others took their step, the damaged one did not"
+    heard = drain(engine, [])
+    assert heard["b"].finish_reason == "error"
+    assert "handed to another" in (heard["b"].error or "")
+    assert len(heard["b"].token_ids) == 2
+    assert heard["a"].token_ids == expected_tokens(PROMPT, 6)
+    assert heard["c"].token_ids == expected_tokens([9, *PROMPT], 6)
+    assert "sequence b" in caplog.text
+
+
+def test_a_block_handed_out_twice_stays_with_its_new_holder() -> None:
+    engine, _ = fake_engine(num_blocks=8)
+    heard: dict[str, Heard] = {}
+    engine.submit(submit("old", PROMPT, max_tokens=9))
+    engine.step()
+    pool = engine.scheduler.pool
+    stolen = engine.scheduler.running[0].block_table[0]
+    pool.forget([stolen])
+    pool.recount(stolen, 0)  # the mistake: free, though `old` has it in its table
+    engine.submit(submit("new", [7, *PROMPT], max_tokens=9))
+    assert stolen == 0, "the lowest free one, hence the next to be handed out"
+    while engine.has_work:
+        engine.step()
+        for output in engine.take_outputs():
+            heard.setdefault(output.sequence_id, Heard()).hear(output)
+        pool.assert_consistent()
+    assert (heard["old"].finish_reason, heard["new"].finish_reason) == ("error", "length")
+    assert heard["new"].token_ids == expected_tokens([7, *PROMPT], 9)
+    assert pool.num_held == 0
+    assert one(engine, submit("again", PROMPT, max_tokens=9)).token_ids == expected_tokens(PROMPT, 9)
+
+
+def test_a_generation_rises_whenever_a_block_is_handed_out_or_leaves() -> None:
+    engine, _ = fake_engine(num_blocks=2)
+    pool = engine.scheduler.pool
+    first = pool.allocate()
+    assert first is not None
+    seen = [pool.generations[first]]
+    pool.release([first])
+    assert pool.allocate() == first
+    seen.append(pool.generations[first])
+    pool.release([first])
+    pool.remove_blocks([first])
+    seen.append(pool.generations[first])
+    pool.add_blocks([first])
+    assert pool.allocate() == first
+    seen.append(pool.generations[first])
+    assert seen == sorted(set(seen))
+    pool.register(first, b"x")
+    pool.release([first])
+    pool.hold(pool.find_prefix([b"x"]))
+    assert pool.generations[first] == seen[-1], "who finds a block joins its holders"
