@@ -14,7 +14,7 @@ others are due, and waits a step for blocks that another model is about to leave
 
 from array import array
 from bisect import insort
-from itertools import count
+from itertools import count, islice
 from typing import NamedTuple
 
 from engine.fairness import FairQueue
@@ -361,14 +361,24 @@ class Scheduler:
             self._look_again()
         else:
             self.running.remove(sequence)
-        complete = slice(sequence.num_registered_blocks)
-        if not sequence.wants_prompt_logprobs:  # else it will compute all of them again
-            swapped = self.tiers.swap_out(sequence, sequence.block_hashes[complete], sequence.block_table[complete])
-            self.num_swaps += swapped
+        self._swap_out(sequence)
         self.pool.release(sequence.block_table)
         sequence.forget_computed()
         self.waiting.add(sequence)
         self.num_preemptions += 1
+
+    def _swap_out(self, sequence: Sequence) -> None:
+        if sequence.wants_prompt_logprobs:
+            return  # it will compute all of them again
+        generations = self.pool.generations
+        table = zip(sequence.block_table, sequence.block_generations, sequence.block_hashes, strict=False)
+        kept = [
+            (block, block_hash)
+            for block, generation, block_hash in islice(table, sequence.num_registered_blocks)
+            if generations[block] == generation  # what was handed to another must not be kept under this one's name
+        ]
+        hashes, blocks = [block_hash for _, block_hash in kept], [block for block, _ in kept]
+        self.num_swaps += self.tiers.swap_out(sequence, hashes, blocks)
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.limits.block_size)

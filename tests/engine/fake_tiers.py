@@ -146,6 +146,8 @@ class FakeTiers:
         elif content is not None:
             start = transfer.blocks[i] * self.runner.block_size
             self.runner.slots[start : start + self.runner.block_size] = content
+            if self.runner.memory is not None:
+                self.runner.memory.write(transfer.blocks[i])
         return content is not None
 
     def _begin(self, transfer: FakeTransfer) -> FakeTransfer:
@@ -158,6 +160,8 @@ class FakeTiers:
     def _keep(self, block_hash: bytes, block: int) -> None:
         content = self._content(block)
         assert None not in content
+        if self.runner.memory is not None:
+            self.runner.memory.check(block)
         assert self.host.get(block_hash, content) == content, "one name for two contents"
         self.host[block_hash] = content
         if self.has_disk and self.draw.random() < 0.5:

@@ -6,8 +6,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from engine.engine import Engine
+from tests.engine import test_shared_schedules as shared
 from tests.engine.driver import Heard, drain, one, submit
-from tests.engine.fake_runner import fake_engine
+from tests.engine.fake_runner import FakeRunner, borrowing_engine, fake_engine
 from tests.engine.fake_tiers import FakeTiers
 from tests.engine.test_engine import PROMPT, expected_tokens
 from tests.engine.test_schedules import Arrival, Shape, as_submit, check, names
@@ -38,7 +39,7 @@ tight = st.builds(
 
 
 @given(tight, crowds, st.integers(0, 2**32), st.integers(0, 40), st.booleans(), st.none() | st.integers(1, 30))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_every_sequence_ends_rightly_and_nothing_is_left(
     shape: Shape, plan: list[Arrival], seed: int, capacity: int, has_disk: bool, fails_at: int | None
 ) -> None:
@@ -57,8 +58,8 @@ def test_thousands_of_schedules(
 def run(shape: Shape, plan: list[Arrival], seed: int, capacity: int, has_disk: bool, fails_at: int | None) -> None:
     tiers: list[FakeTiers] = []
 
-    def make(runner: object) -> FakeTiers:
-        tiers.append(FakeTiers(runner, seed, capacity, has_disk))  # type: ignore[arg-type]
+    def make(runner: FakeRunner) -> FakeTiers:
+        tiers.append(FakeTiers(runner, seed, capacity, has_disk))
         return tiers[0]
 
     engine, runner = fake_engine(**shape._asdict(), make_tiers=make)
@@ -114,10 +115,56 @@ def abort(engine: Engine, tiers: FakeTiers, name: str) -> None:
         assert sequence not in tiers.pins
 
 
+@given(
+    shared.shapes, st.lists(shared.arrivals, min_size=2, max_size=2), shared.reservations, shared.accidents,
+    st.integers(0, 2**32), st.integers(0, 40),
+)  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_two_models_on_one_arena_with_tiers_end_every_sequence_rightly(
+    shape: shared.Shape,
+    plans: list[list[shared.Arrival]],
+    reserve: shared.Reserve | None,
+    accident: shared.Accident | None,
+    seed: int,
+    capacity: int,
+) -> None:
+    play = TieredPlay(shape, [arrival for plan in plans for arrival in plan], reserve, accident, seed, capacity)
+    play.run()
+    for engine, tiers in zip(play.engines, play.tiers, strict=True):
+        assert not tiers.pins
+        assert not tiers.open
+        event("fetched" if engine.load().prefix_host_hits else "not fetched")
+        event("swapped" if engine.load().swaps else "not swapped")
+
+
+class TieredPlay(shared.Play):
+    def __init__(
+        self,
+        shape: shared.Shape,
+        plan: list[shared.Arrival],
+        reserve: shared.Reserve | None,
+        accident: shared.Accident | None,
+        seed: int,
+        capacity: int,
+    ) -> None:
+        self.seed, self.capacity = seed, capacity
+        self.tiers: list[FakeTiers] = []
+        super().__init__(shape, plan, reserve, accident)
+
+    def make_engine(
+        self, name: str, block_bytes: int, block_size: int, tokens: int, seqs: int
+    ) -> tuple[Engine, FakeRunner]:
+        def make(runner: FakeRunner) -> FakeTiers:
+            self.tiers.append(FakeTiers(runner, self.seed, self.capacity))
+            return self.tiers[-1]
+
+        return borrowing_engine(self.arena, name, block_bytes, block_size, tokens, seqs, make)
+
+
 def tiered(**shape: int) -> tuple[Engine, FakeTiers]:
-    tiers: list[FakeTiers] = []
-    engine, _ = fake_engine(**shape, make_tiers=lambda runner: tiers.append(FakeTiers(runner, 3)) or tiers[0])  # type: ignore[func-returns-value, arg-type]
-    return engine, tiers[0]
+    engine, _ = fake_engine(**shape, make_tiers=lambda runner: FakeTiers(runner, seed=3))
+    assert isinstance(engine.tiers, FakeTiers)
+    return engine, engine.tiers
 
 
 def test_bad_numbers_reach_no_tier() -> None:
