@@ -174,8 +174,7 @@ class Scheduler:
     @property
     def is_alone(self) -> bool:
         """Nothing runs beside the oldest sequence."""
-        holders = self._holders()
-        return not holders or (len(holders) == 1 and self._oldest() is holders[0])
+        return len(self._holders()) <= 1
 
     def oldest(self) -> Oldest | None:
         sequence = self._oldest()
@@ -198,9 +197,11 @@ class Scheduler:
             self._preempt(sequence)
 
     def _oldest(self) -> Sequence | None:
-        """Of those that run and the one that is next to run."""
-        first = self._holders() + ([self.waiting.peek()] if self.waiting else [])
-        return min(first, key=lambda sequence: sequence.arrival) if first else None
+        """Of those that have blocks. One that waits may be older (priorities), but can only start when these leave it room:
+        it counts when there is none."""
+        if holders := self._holders():
+            return min(holders, key=lambda sequence: sequence.arrival)
+        return self.waiting.peek() if self.waiting else None
 
     def _holders(self) -> list[Sequence]:
         """Those that have blocks: they run, or blocks of theirs are being filled from a tier."""
@@ -264,7 +265,7 @@ class Scheduler:
 
     def _take(self, sequence: Sequence, cached: list[int]) -> None:
         self.pool.hold(cached)
-        sequence.block_table = cached
+        sequence.block_table = array("q", cached)
         sequence.block_generations = array("q", [self.pool.generations[block] for block in cached])
         sequence.num_registered_blocks = len(cached)
 

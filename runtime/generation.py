@@ -47,7 +47,9 @@ class Generator:
                     model = await self.models.ready(request.model)
                     prompt = await encode(model, request)
                     params = sampling_params(model, request, len(prompt))
-                    permit.reserve(request.model, len(prompt), params.max_tokens, model.kv_tokens, request.n)
+                    permit.reserve(
+                        request.model, len(prompt), params.max_tokens, self.models.kv_tokens(model), request.n
+                    )
                     submits = as_submits(request, prompt, params, tenant)
                     async with pumping(self.hosts, submits) as pump:
                         assemblers = [assembler_for(model, request) for _ in submits]

@@ -24,7 +24,7 @@ class NoSlabsError(Exception):
 
 
 class Oldest(NamedTuple):
-    """A model's oldest sequence that runs or is next to run."""
+    """A model's oldest running sequence, or the one that is next to run when none does."""
 
     arrival: int
     blocks: Sequence[int]  # that it holds
@@ -232,7 +232,8 @@ class Lending:
             for slab in sorted(account.slabs & self._called.keys()):
                 assert account.work is not None
                 account.work.preempt_holders(account.grid.touching(slab))
-                self._move(slab, self._called[slab])
+                if not account.pool.is_held(account.grid.touching(slab)):  # else by a copy under way: next time
+                    self._move(slab, self._called[slab])
             while (claimant := self._claimant_on(account)) is not None and self._give_way(account, claimant):
                 pass
 

@@ -62,10 +62,6 @@ class LoadedModel:
     info: ModelInfo
     text: TextSide
 
-    @property
-    def kv_tokens(self) -> int:
-        return self.info.total_blocks * self.info.block_size
-
 
 @dataclass(slots=True)
 class _Slot:
@@ -135,6 +131,12 @@ class Models:
             for slot in self._slots.values()
             if slot.config.residency == "device" and slot.loaded is None
         ]
+
+    def kv_tokens(self, model: LoadedModel) -> int:
+        """Tokens of KV cache that the model could have now: less than all while others of its host are at work."""
+        client = self._hosts.client
+        load = client.loads.get(model.info.name) if client is not None else None
+        return (load.total_blocks if load is not None else model.info.total_blocks) * model.info.block_size
 
     def info(self, name: str) -> ModelInfo | None:
         return self._slots[name].info

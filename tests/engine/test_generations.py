@@ -14,7 +14,7 @@ from tests.engine.test_engine import PROMPT, expected_tokens
 
 def holding(blocks: list[int], generations: list[int]) -> Sequence:
     sequence = Sequence("s", [1], SamplingParams(1), b"")
-    sequence.block_table, sequence.block_generations = blocks, array("q", generations)
+    sequence.block_table, sequence.block_generations = array("q", blocks), array("q", generations)
     return sequence
 
 

@@ -222,3 +222,22 @@ async def test_outcomes_are_counted_whatever_they_are(make_site: SiteMaker) -> N
         text = (await call(site.app, "/metrics")).body.decode()
         for outcome in ("request_timeout", "client_left", "overloaded"):
             assert f'outcome="{outcome}"}} 1.0' in text
+
+
+async def test_requests_are_admitted_by_the_cache_that_the_model_could_have_now(site: Site) -> None:
+    from engine.protocol import ModelLoad
+    from runtime.admission import QUEUED_CACHES
+
+    many = {**HELLO, "max_tokens": 200}
+    site.engine.script = [*says("Hel", finish=None), 30]
+    first = start(site.app, CHAT, {**many, "stream": True})
+    await first.until(b"Hel")
+    second = start(site.app, CHAT, {**many, "stream": True})
+    await second.until(b"Hel")
+    site.engine.loads["tiny"] = ModelLoad(total_blocks=1)  # other models of the host hold the rest
+    refused = await call(site.app, CHAT, many)
+    assert (refused.status, refused.json["error"]["code"]) == (503, "overloaded")
+    assert f"{QUEUED_CACHES} times its KV cache" in refused.json["error"]["message"]
+    for exchange in (first, second):
+        exchange.disconnect()
+        await exchange.done()

@@ -1,0 +1,97 @@
+"""What the KV bookkeeping costs per step: the check of generations, and what a model could have as the load tells it.
+
+`measure` is called by larger benchmarks with a runner of theirs; by itself this prints a table for a small shape, where the share of a step is at
+its worst.
+
+    python -m load_tests.kv_cost --shape tiny
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+
+from engine.kv.block_pool import BlockPool
+from engine.kv.generations import GenerationCheck
+from engine.kv.lending import Lending
+from engine.runner import ModelRunner
+from engine.scheduler import Chunk
+from engine.sequence import Sequence
+from load_tests.engine_speed import BLOCK_SIZE, SHAPES, make_runner, median_s
+
+BATCH, BLOCKS = 64, 250  # sequences of a step, blocks in each table: 4,000 tokens of context
+_REPEATS = 200
+
+
+def measure(runner: ModelRunner, batch: int = BATCH, blocks: int = BLOCKS) -> dict[str, Any]:
+    """Milliseconds of a decode step, of its check, and the share. The tables overlap, so that no memory is needed for `batch` contexts; a step
+    is the faster for it, and the share the larger."""
+    assert runner.num_blocks >= blocks + batch, f"the runner needs {blocks + batch} blocks"
+    pool = BlockPool(runner.num_blocks)
+    sequences = [_sequence(pool, [*range(blocks - 1), blocks + i], blocks) for i in range(batch)]
+    check = GenerationCheck(pool.generations)
+    check_s = _median_s(lambda: check.stale(sequences))
+    assert check.stale(sequences) == []
+    pool.generations[blocks + batch - 1] += 1
+    assert check.stale(sequences) == [batch - 1], "what is measured must work"
+    chunks = [Chunk(sequence, blocks * BLOCK_SIZE - 1, 1) for sequence in sequences]
+    step_s = median_s(runner.kv_cache.device, lambda: runner.run(chunks))
+    return {
+        "batch": batch,
+        "blocks": blocks,
+        "check_ms": check_s * 1e3,
+        "step_ms": step_s * 1e3,
+        "share_of_step": check_s / step_s,
+    }
+
+
+def measure_lending(num_slabs: int = 64) -> dict[str, Any]:
+    """Milliseconds to say, once per frame, what one of two models at work could have."""
+    slab_bytes, block_bytes = 8 << 20, 1 << 18
+    lending = Lending(num_slabs, slab_bytes, lambda slab: None)
+    accounts = [lending.open(name, block_bytes) for name in ("one", "two")]
+    for account in accounts:
+        account.new_pool()
+        for _ in range(account.max_blocks // 2):
+            account.pool.allocate()
+    return {"slabs": num_slabs, "prospects_ms": _median_s(accounts[0].prospects) * 1e3}
+
+
+def _sequence(pool: BlockPool, table: list[int], blocks: int) -> Sequence:
+    sequence = Sequence.throwaway([7] * (blocks * BLOCK_SIZE), table)
+    sequence.block_generations.extend(pool.generations[block] for block in table)
+    return sequence
+
+
+def _median_s(work: Callable[[], object]) -> float:
+    times = []
+    for _ in range(_REPEATS):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="tiny")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.float32 if options.shape == "tiny" and device.type == "cpu" else torch.bfloat16
+    runner = make_runner(SHAPES[options.shape], device, dtype, (BLOCKS + BATCH) * BLOCK_SIZE)
+    row = measure(runner)
+    print(
+        f"{options.shape} on {device.type}, {row['batch']} sequences of {row['blocks']} blocks: step {row['step_ms']:.2f} ms, "
+        f"check of generations {row['check_ms']:.3f} ms, {row['share_of_step']:.2%} of the step"
+    )
+    lending = measure_lending()
+    print(
+        f"two models on {lending['slabs']} slabs: {lending['prospects_ms']:.3f} ms per frame and model for their load"
+    )
+
+
+if __name__ == "__main__":
+    main()
