@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 _MAX_WRITES = 512  # waiting: at 2 MiB a block, a second's worth of a fast disk
 _PATIENCE_S = 5.0  # of a sequence with a disk that does not answer; then it computes
-_LAST_WRITE_S = 2.0
+_LAST_WRITE_S = 1.0
 
 
 class DiskRead:

@@ -65,10 +65,10 @@ class DiskTier:
         self._read_errors = _Patience("read", directory)
 
     @classmethod
-    def open(cls, directory: Path, limit_bytes: int) -> "DiskTier":
+    def open(cls, directory: Path, limit_bytes: int, patience_s: float = 0.0) -> "DiskTier":
         """Raises TierError."""
         try:
-            return cls(directory, limit_bytes, lock_directory(directory))
+            return cls(directory, limit_bytes, lock_directory(directory, patience_s))
         except OSError as error:
             raise TierError(f"the disk KV tier at {directory} cannot be used: {error.strerror}") from error
 

@@ -60,10 +60,12 @@ class HostTier:
         self._order: SegmentedOrder[bytes] = SegmentedOrder(limit_bytes)  # written and not pinned
 
     @classmethod
-    def open(cls, directory: Path, limit_bytes: int, clock: Callable[[], float] = time.time) -> "HostTier":
+    def open(
+        cls, directory: Path, limit_bytes: int, clock: Callable[[], float] = time.time, patience_s: float = 0.0
+    ) -> "HostTier":
         """What an earlier process of the same owner left is found again. Raises TierError."""
         try:
-            lock_fd = lock_directory(directory)
+            lock_fd = lock_directory(directory, patience_s)
         except OSError as error:
             raise TierError(f"the host KV tier at {directory} cannot be used: {error.strerror}") from error
         tier = cls(directory, limit_bytes, lock_fd, clock)

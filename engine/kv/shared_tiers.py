@@ -19,6 +19,9 @@ from engine.protocol import HostConfig
 
 log = logging.getLogger(__name__)
 
+# A site that is started at once after it was killed finds its old engine host alive until the next heartbeat.
+_PATIENCE_S = 1.0
+
 
 class SharedTiers:
     def __init__(self, host: HostTier, disk: DiskThread | None) -> None:
@@ -44,14 +47,14 @@ def open_tiers(config: HostConfig) -> SharedTiers | None:
     if not config.kv_host_bytes or config.kv_host_dir is None:
         return None
     try:
-        host = HostTier.open(Path(config.kv_host_dir), config.kv_host_bytes)
+        host = HostTier.open(Path(config.kv_host_dir), config.kv_host_bytes, patience_s=_PATIENCE_S)
     except TierError as error:
         log.warning("%s; this engine host goes without", error)
         return None
     disk = None
     if config.kv_disk_dir is not None and config.kv_disk_bytes:
         try:
-            disk = DiskThread(DiskTier.open(Path(config.kv_disk_dir), config.kv_disk_bytes), host)
+            disk = DiskThread(DiskTier.open(Path(config.kv_disk_dir), config.kv_disk_bytes, _PATIENCE_S), host)
         except TierError as error:
             log.warning("%s; this engine host goes without", error)
     return SharedTiers(host, disk)

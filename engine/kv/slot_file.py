@@ -12,6 +12,7 @@ import fcntl
 import mmap
 import os
 import struct
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -127,9 +128,9 @@ class SlotFile:
                 self._map.madvise(mmap.MADV_REMOVE, start, (last + 1 - first) * self.stride)
 
 
-def lock_directory(directory: Path) -> int:
+def lock_directory(directory: Path, patience_s: float = 0.0) -> int:
     """Become its only owner until the returned descriptor is closed or the process ends. Raises OSError, with a sentence where it is somebody
-    else's."""
+    else's, and stays so for `patience_s`."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = os.lstat(directory)
     if not os.path.isdir(directory) or os.path.islink(directory) or state.st_uid != os.geteuid():
@@ -137,12 +138,16 @@ def lock_directory(directory: Path) -> int:
     if state.st_mode & 0o077:
         os.chmod(directory, 0o700)
     fd = os.open(directory / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(fd)
-        raise BlockingIOError(errno.EWOULDBLOCK, "another engine host is using it", str(directory)) from error
-    return fd
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                os.close(fd)
+                raise BlockingIOError(errno.EWOULDBLOCK, "another engine host is using it", str(directory)) from error
+        time.sleep(0.02)
 
 
 def _whole_pages(num_bytes: int) -> int:
