@@ -228,7 +228,6 @@ class Engine:
         for i in stale:
             sequence = chunks[i].sequence
             log.error("%s: a block of sequence %s was handed to another one", self.info.name, sequence.sequence_id)
-            self.scheduler.disown(sequence)
             self._end(sequence)
             message = "a block of the sequence's KV cache was handed to another one; send the request again"
             self._outputs.append(error_output(sequence.sequence_id, "engine_error", message))

@@ -147,29 +147,13 @@ class Scheduler:
             self.running.remove(sequence)
         elif not self.siblings.drop(sequence) and not self.incoming.drop_behind(sequence):
             self.waiting.remove(sequence)
-        self.pool.release(sequence.block_table)
-        sequence.forget_blocks()
+        self._release(sequence)
         self.tiers.let_go(sequence)
         self.tiers.settle(sequence.block_hashes)
         if orphans := self.siblings.release(sequence):  # it ended before its prompt was computed: the next one does it
             self.waiting.add(orphans[0])
             for sibling in orphans[1:]:
                 self.siblings.hold(sibling, orphans[0])
-
-    def disown(self, sequence: Sequence) -> None:
-        """Blocks of a running sequence are not its own any more (their generation rose): give back the rest, and find out
-        who holds those."""
-        generations = self.pool.generations
-        table = list(zip(sequence.block_table, sequence.block_generations, strict=True))
-        self.pool.release([block for block, generation in table if generations[block] == generation])
-        sequence.forget_blocks()
-        for lost in (block for block, generation in table if generations[block] != generation):
-            holding = (
-                (block, generation)
-                for other in self._holders()
-                for block, generation in zip(other.block_table, other.block_generations, strict=True)
-            )
-            self.pool.recount(lost, sum(pair == (lost, generations[lost]) for pair in holding))
 
     @property
     def is_alone(self) -> bool:
@@ -363,7 +347,7 @@ class Scheduler:
         else:
             self.running.remove(sequence)
         self._swap_out(sequence)
-        self.pool.release(sequence.block_table)
+        self._release(sequence)
         sequence.forget_computed()
         self.waiting.add(sequence)
         self.num_preemptions += 1
@@ -380,6 +364,22 @@ class Scheduler:
         ]
         hashes, blocks = [block_hash for _, block_hash in kept], [block for block, _ in kept]
         self.num_swaps += self.tiers.swap_out(sequence, hashes, blocks)
+
+    def _release(self, sequence: Sequence) -> None:
+        """Give back what is the sequence's. A block whose generation rose is somebody else's, by a mistake of ours: who
+        holds it is counted."""
+        generations = self.pool.generations
+        table = list(zip(sequence.block_table, sequence.block_generations, strict=True))
+        self.pool.release([block for block, generation in table if generations[block] == generation])
+        sequence.forget_blocks()
+        for lost in [block for block, generation in table if generations[block] != generation]:
+            holding = [
+                pair
+                for other in self._holders()
+                for pair in zip(other.block_table, other.block_generations, strict=True)
+                if pair == (lost, generations[lost])
+            ]
+            self.pool.recount(lost, len(holding))
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.limits.block_size)

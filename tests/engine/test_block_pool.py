@@ -73,15 +73,29 @@ def test_releasing_too_often_is_noticed() -> None:
         pool.release([block])
 
 
-@given(st.lists(st.tuples(st.sampled_from(["allocate", "release", "register", "share", "forget"]), st.integers(0, 9))))
+ACTIONS = ["allocate", "release", "register", "share", "forget", "add", "remove"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 9))))
 @settings(deadline=None)
 def test_every_block_is_held_evictable_or_free(actions: list[tuple[str, int]]) -> None:
-    pool = BlockPool(5)
+    pool = BlockPool(5, capacity=10)
     held: list[int] = []
+    present = set(range(5))
     for action, n in actions:
-        if action == "allocate":
+        if action == "add":
+            pool.add_blocks({n} - present)
+            present.add(n)
+        elif action == "remove":
+            generation = pool.generations[n]
+            if n not in held:
+                pool.remove_blocks([n])
+                assert pool.generations[n] == generation + (n in present)
+                present -= {n}
+        elif action == "allocate":
             block = pool.allocate()
-            assert (block is None) == (len(set(held)) == 5)
+            assert (block is None) == (len(set(held)) == len(present))
+            assert block is None or (block in present and block not in held)
             held += [] if block is None else [block]
         elif action == "share":
             found = pool.find_prefix([bytes([n])])
@@ -98,6 +112,28 @@ def test_every_block_is_held_evictable_or_free(actions: list[tuple[str, int]]) -
                 pool.forget([block])
         pool.assert_consistent()
         assert pool.num_held == len(set(held))
+        assert pool.num_blocks == len(present)
+
+
+def test_a_held_block_cannot_be_removed_and_what_is_lent_is_asked_for_before_eviction() -> None:
+    pool = BlockPool(1, capacity=2)
+    block = pool.allocate()
+    assert block is not None
+    with pytest.raises(AssertionError, match="removed while somebody holds it"):
+        pool.remove_blocks([block])
+    pool.register(block, b"cached")
+    pool.release([block])
+
+    def lend() -> bool:
+        if pool.num_blocks == 1:
+            pool.add_blocks([1])
+            return True
+        return False
+
+    pool.borrow = lend
+    assert pool.allocate() == 1
+    assert pool.find_prefix([b"cached"]) == [block]
+    assert pool.allocate() == block, "nobody lends any more: now what is cached goes"
 
 
 def chain(root: bytes, tokens: list[int]) -> list[bytes]:

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -56,6 +57,18 @@ shapes = st.builds(
 @given(shapes, arrivals)
 @settings(max_examples=300, deadline=None)
 def test_every_sequence_ends_rightly_and_every_block_returns(shape: Shape, plan: list[Arrival]) -> None:
+    play_and_check(shape, plan)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@given(shapes, arrivals)
+@settings(max_examples=4000, deadline=None)
+def test_every_sequence_ends_rightly_through_thousands_of_schedules(shape: Shape, plan: list[Arrival]) -> None:
+    play_and_check(shape, plan)
+
+
+def play_and_check(shape: Shape, plan: list[Arrival]) -> None:
     engine, runner = fake_engine(**shape._asdict())
     heard = play(engine, plan)
 
