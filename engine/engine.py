@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
+from operator import add
 from typing import NamedTuple, Protocol
 
 from engine.kv.block_pool import BlockPool
 from engine.kv.generations import GenerationCheck
 from engine.kv.lending import Account
-from engine.kv.prefix_index import chain_root
+from engine.kv.prefix_index import CacheIdentity, chain_root
+from engine.kv.tiers import EngineTiers, NoTiers
 from engine.protocol import ErrorCode, FinishReason, ModelInfo, ModelLoad, Submit, TokenLogprobs, TokenOutput
 from engine.rates import Rates
 from engine.results import ChunkResult, RunResult, SampledToken
@@ -64,6 +66,17 @@ class StepTimes(NamedTuple):
     publish_s: float = 0.0
 
 
+class _Counts(NamedTuple):
+    """What a scheduler has counted, under the names of ModelLoad."""
+
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prefix_host_hits: int = 0
+    prefix_disk_hits: int = 0
+    preemptions: int = 0
+    swaps: int = 0
+
+
 class Engine:
     def __init__(
         self,
@@ -72,10 +85,15 @@ class Engine:
         limits: Limits,
         account: Account | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        identity: CacheIdentity | None = None,
+        tiers: EngineTiers | None = None,
     ) -> None:
-        """`account`: the model borrows blocks from an arena; None: it has `info.total_blocks` of its own."""
+        """`account`: the model borrows blocks from an arena; None: it has `info.total_blocks` of its own. `identity`: needed
+        where `tiers` outlive the engine."""
         self.info = info
         self.runner = runner
+        self.tiers = tiers or NoTiers()
+        self._identity = identity or CacheIdentity(info.name, info.dtype, info.block_size)
         self._limits = limits
         self._account = account
         self._longest_context = info.context_length  # when nothing of the arena is reserved that was not at the start
@@ -85,7 +103,7 @@ class Engine:
         self._outputs: list[TokenOutput] = []
         self._rates = Rates()
         self._flight: _Flight | None = None  # launched, not collected
-        self._prefix_queries = self._prefix_hits = 0  # of schedulers that a failed step has ended
+        self._ended = _Counts()  # by schedulers that a failed step has ended
         self._prompt_tokens = self._output_tokens = 0
         self.last_step = StepTimes()
 
@@ -111,7 +129,7 @@ class Engine:
         if refused:
             self._outputs.append(error_output(submit.sequence_id, *refused))
             return
-        root = chain_root(submit.salt, self.info.name, self.info.dtype)
+        root = chain_root(submit.salt, self._identity)
         sequence = Sequence(
             submit.sequence_id,
             list(submit.prompt_token_ids),
@@ -139,14 +157,15 @@ class Engine:
         for sequence_id in list(self._sequences):
             self.abort(sequence_id)
 
-    def step(self) -> None:
-        """Compute the next tokens of as many sequences as the limits allow."""
+    def step(self) -> bool:
+        """Compute the next tokens of as many sequences as the limits allow. False if all there are wait for blocks: from
+        another model, or from a tier."""
         started = self._clock()
         if self._flight is not None and self.scheduler.needs_known_tokens:
             early, self._flight = self._flight, None
             self._publish(early.chunks, early.launched.collect())
         self._heed_reservations()
-        chunks = self._intact(self.scheduler.schedule())  # none: other models have the blocks, and will leave them
+        chunks = self._intact(self.scheduler.schedule())
         scheduled = self._clock()
         flight = _Flight(chunks, self.runner.launch(chunks)) if chunks else None
         for chunk in chunks:
@@ -162,8 +181,21 @@ class Engine:
         ended = self._clock()
         if landing is not None:
             self._rates.count(landing.chunks, ended - started)
+            self.tiers.note_prefill_rate(self._rates.prefill_tokens_per_s)
         prepare_s = collected - scheduled - result.device_s
         self.last_step = StepTimes(scheduled - started, prepare_s, result.device_s, ended - collected)
+        return flight is not None or landing is not None
+
+    def rest(self) -> None:
+        """The step's results have been handed out: time for what nobody waits for."""
+        self.tiers.begin_stores(everything=not self.has_work)
+
+    def close(self) -> None:
+        """Its sequences have ended; nothing of it touches the device any more."""
+        if self._flight is not None:
+            self._flight.launched.collect()
+            self._flight = None
+        self.tiers.close()
 
     def take_outputs(self) -> list[TokenOutput]:
         outputs, self._outputs = self._outputs, []
@@ -177,9 +209,9 @@ class Engine:
 
     def fail_all(self, code: ErrorCode, message: str) -> None:
         """End every sequence with an error and forget the cache, whose content is in doubt."""
-        self._prefix_queries += self.scheduler.prefix_queries
-        self._prefix_hits += self.scheduler.prefix_hits
         self._flight = None
+        self._ended = self._counts()
+        self.tiers.reset()
         if self._account is None:
             self.runner.reset()
         self.scheduler = self._new_scheduler()
@@ -187,7 +219,7 @@ class Engine:
         self._sequences.clear()
 
     def load(self) -> ModelLoad:
-        scheduler = self.scheduler
+        scheduler, counts = self.scheduler, self._counts()
         free_blocks, total_blocks = scheduler.pool.num_available, scheduler.pool.num_blocks
         if self._account is not None:
             free_blocks, total_blocks = self._account.prospects()
@@ -197,19 +229,31 @@ class Engine:
             waiting_tokens=scheduler.waiting_tokens,
             free_blocks=free_blocks,
             total_blocks=total_blocks,
-            prefix_queries=self._prefix_queries + scheduler.prefix_queries,
-            prefix_hits=self._prefix_hits + scheduler.prefix_hits,
+            **counts._asdict(),
+            tier_losses=self.tiers.num_lost,
             prompt_tokens=self._prompt_tokens,
             output_tokens=self._output_tokens,
             prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
             decode_tokens_per_s=self._rates.decode_tokens_per_s,
         )
 
+    def _counts(self) -> "_Counts":
+        scheduler = self.scheduler
+        since = _Counts(
+            scheduler.prefix_queries,
+            scheduler.prefix_hits,
+            scheduler.host_hits,
+            scheduler.disk_hits,
+            scheduler.num_preemptions,
+            scheduler.num_swaps,
+        )
+        return _Counts(*map(add, since, self._ended))
+
     def _new_scheduler(self) -> Scheduler:
         """With nothing cached. What was borrowed goes back, emptied."""
         pool = BlockPool(self.info.total_blocks) if self._account is None else self._account.new_pool()
         self._generations = GenerationCheck(pool.generations)
-        return Scheduler(pool, self._limits, self._account)
+        return Scheduler(pool, self._limits, self._account, self.tiers)
 
     def _intact(self, chunks: list[Chunk]) -> list[Chunk]:
         """Those whose blocks are all still their sequence's; the other sequences end here, before they read or write one."""
@@ -304,6 +348,7 @@ class Engine:
         nor through a reused block."""
         pool, blocks = self.scheduler.pool, sequence.block_table
         pool.forget(blocks)
+        self.tiers.forget(sequence.block_hashes)
         self.runner.scrub([block for block in blocks if pool.num_holders(block) == 1])
         self._end(sequence)
         self._outputs.append(error_output(sequence.sequence_id, "engine_error", message))

@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 HEARTBEAT_S = 0.5
 # How soon a finished load is noticed: the loader's thread has no way to interrupt the wait for commands.
 _LOADING_POLL_S = 0.01
+# And blocks from a tier, while no sequence has anything else to do.
+_TIER_POLL_S = 0.001
 
 
 class EngineHost:
@@ -65,6 +67,7 @@ class EngineHost:
         self._outputs: list[TokenOutput] = []
         self._steps = 0
         self._last_frame_at = time.monotonic()
+        self._waits_for_blocks = False
         self._stopping = False
 
     def stop(self) -> None:
@@ -78,17 +81,23 @@ class EngineHost:
                 self._obey(command)
             self._collect_loads()
             working = [model for model in self._models.values() if model.engine.has_work]
-            for model in working:
-                self._step(model)
-            if working or self._has_outputs() or self._until_heartbeat_s() <= 0:
-                self._send_frame(working)
+            stepped = [model for model in working if self._step(model)]
+            if stepped or self._has_outputs() or self._until_heartbeat_s() <= 0:
+                self._send_frame(stepped)
+            for model in self._models.values():
+                model.engine.rest()
+            self._waits_for_blocks = bool(working) and not stepped
         for model in self._models.values():
             model.engine.end_all("engine_error", "the engine host was shut down")
         self._send_frame([])
+        for model in (*self._models.values(), *self._arriving):
+            model.close()
         self._loader.close()
         self._transport.close()
 
     def _patience_s(self) -> float:
+        if self._waits_for_blocks:
+            return _TIER_POLL_S
         if self._outputs or any(model.engine.has_work for model in self._models.values()):
             return 0.0
         if self._loading:
@@ -139,7 +148,7 @@ class EngineHost:
         if model is not None:
             model.engine.end_all("model_not_found", f"model {name!r} was unloaded")
             self._outputs += model.engine.take_outputs()
-            model.place.close()
+            model.close()
         self._transport.send(ModelUnloaded(name))
 
     def _collect_loads(self) -> None:
@@ -160,7 +169,7 @@ class EngineHost:
         """The model serves from now on, or was unloaded meanwhile. False: it must wait for its part of the arena."""
         name = loaded.spec.name
         if self._loading.get(name) is not loaded.spec:
-            loaded.place.close()
+            loaded.close()
         elif loaded.is_seated():
             del self._loading[name]
             self._models[name] = loaded
@@ -169,13 +178,15 @@ class EngineHost:
             return False
         return True
 
-    def _step(self, model: "LoadedModel") -> None:
+    def _step(self, model: "LoadedModel") -> bool:
+        """False if there was nothing to compute: liveness is progress."""
         try:
-            model.engine.step()
+            return model.engine.step()
         except Exception as error:  # one model's failure must not end the others' sequences, nor this model's next ones
             log.exception("a step of %s failed", model.spec.name)
             message = f"a step of {model.spec.name} failed with {type(error).__name__}: {error}"
             model.engine.fail_all("engine_error", message)
+            return True
 
     def _has_outputs(self) -> bool:
         return bool(self._outputs) or any(model.engine.has_outputs for model in self._models.values())

@@ -14,6 +14,7 @@ from engine.errors import CheckpointError
 from engine.protocol import HostConfig, LoadProgress, ModelFailed, ModelSpec
 
 if TYPE_CHECKING:
+    from engine.kv.shared_tiers import SharedTiers
     from engine.loading import KvMemory, LoadedModel
 
     LoadResult = LoadProgress | LoadedModel | ModelFailed
@@ -30,6 +31,7 @@ class ModelLoader:
         self._specs: queue.SimpleQueue[ModelSpec | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[ModelSpec, LoadResult]] = queue.SimpleQueue()
         self._memory: KvMemory | None = None
+        self._tiers: SharedTiers | None = None
         self._thread = threading.Thread(target=self._run, name="model-loader", daemon=True)
         self._thread.start()
 
@@ -46,6 +48,8 @@ class ModelLoader:
         """Lets the load under way, if any, end first: a thread that is inside torch when the interpreter ends aborts the process."""
         self._specs.put(None)
         self._thread.join(_LAST_LOAD_S)
+        if self._tiers is not None:
+            self._tiers.close()
 
     def _run(self) -> None:
         try:
@@ -66,10 +70,12 @@ class ModelLoader:
         return ModelFailed(spec.name, "model_load_failed", f"{spec.name} cannot be loaded: {reason}")
 
     def _load(self, spec: ModelSpec) -> "LoadedModel":
+        from engine.kv.shared_tiers import open_tiers
         from engine.loading import load_model, make_kv_memory
 
         if self._memory is None:
             self._memory = make_kv_memory(self._config)
+            self._tiers = open_tiers(self._config)
         reported_at = 0.0
 
         def report(done: int, total: int) -> None:
@@ -79,4 +85,4 @@ class ModelLoader:
                 reported_at = now
                 self._results.put((spec, LoadProgress(spec.name, done, total)))
 
-        return load_model(spec, self._config, self._memory, report)
+        return load_model(spec, self._config, self._memory, report, self._tiers)

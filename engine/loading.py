@@ -16,18 +16,23 @@ from engine.engine import Engine
 from engine.errors import CheckpointError, StepError
 from engine.kv.arena import Arena
 from engine.kv.lending import Account, Lending, NoSlabsError, Reservation
+from engine.kv.prefix_index import CacheIdentity
+from engine.kv.shared_tiers import SharedTiers
 from engine.layers.weights import WeightLoader
 from engine.models.registry import CacheShape, Model, find_family
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
 from engine.runner import ModelRunner
 from engine.scheduler import Limits
 from engine.weights.config import eos_token_ids, read_config
+from engine.weights.fingerprint import fingerprint
 from engine.weights.reader import CheckpointReader, ReadingProgress
 
 # Below this size a CPU computes in fp32: exactness is then testable, and the weights still fit its caches as well as
 # bf16 ones would.
 SMALL_MODEL_PARAMETERS = 100_000_000
 _WARM_UP_TOKENS = 8
+# Of a KV block's bytes; raise it when they come to mean something else, so that no tier gives out the old ones.
+_LAYOUT = 1
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -46,6 +51,11 @@ class LoadedModel(NamedTuple):
     def is_seated(self) -> bool:
         """Its cache is its own: what others had there, they have left."""
         return isinstance(self.place, Account) or self.place.is_complete()
+
+    def close(self) -> None:
+        """It is no longer used: its part of the arena may be borrowed again."""
+        self.engine.close()
+        self.place.close()
 
 
 def make_kv_memory(config: HostConfig) -> KvMemory:
@@ -70,7 +80,11 @@ def choose_device(name: str) -> torch.device:
 
 @torch.inference_mode()
 def load_model(
-    spec: ModelSpec, host: HostConfig, memory: KvMemory, on_progress: ReadingProgress | None = None
+    spec: ModelSpec,
+    host: HostConfig,
+    memory: KvMemory,
+    on_progress: ReadingProgress | None = None,
+    tiers: SharedTiers | None = None,
 ) -> LoadedModel:
     started = time.perf_counter()
     directory = Path(spec.path)
@@ -111,7 +125,12 @@ def load_model(
                 load_s=time.perf_counter() - started,
             )
             limits = Limits(host.block_size, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting)
-            return LoadedModel(spec, Engine(info, runner, limits, place if isinstance(place, Account) else None), place)
+            account = place if isinstance(place, Account) else None
+            layout = f"{_LAYOUT}:{block}:{memory.arena.device.type}"
+            weights = _fingerprint(directory) if tiers else b""
+            identity = CacheIdentity(spec.name, info.dtype, host.block_size, layout, weights)
+            kept = tiers.cache_for(spec.name, runner.kv_cache, host.block_size) if tiers else None
+            return LoadedModel(spec, Engine(info, runner, limits, account, identity=identity, tiers=kept), place)
         except BaseException:
             place.close()
             raise
@@ -119,6 +138,13 @@ def load_model(
         raise CheckpointError(str(error)) from error
     finally:
         reader.close()
+
+
+def _fingerprint(directory: Path) -> bytes:
+    try:
+        return fingerprint(directory)
+    except OSError as error:
+        raise CheckpointError(f"{directory} cannot be read again for its fingerprint: {error}") from error
 
 
 def _choose_dtype(spec: ModelSpec, reader: CheckpointReader, device: torch.device) -> torch.dtype:

@@ -75,6 +75,11 @@ class HostConfig:
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 64
     max_waiting: int = 1024
+    # The tiers behind the device. They outlive the host: its starter says where they lie, and removes them.
+    kv_host_bytes: int = 0  # of shared memory for all models; 0: no tiers
+    kv_host_dir: str | None = None  # on a file system in memory
+    kv_disk_bytes: int = 0
+    kv_disk_dir: str | None = None  # None: no disk tier
 
 
 # Front end -> host
@@ -158,6 +163,11 @@ class ModelLoad:
     total_blocks: int = 0  # these and the held ones; less than ModelInfo's while other models are at work
     prefix_queries: int = 0  # prompt tokens looked up since load (counter)
     prefix_hits: int = 0  # prompt tokens found cached since load (counter)
+    prefix_host_hits: int = 0  # of these, in the host tier behind the device (counter)
+    prefix_disk_hits: int = 0  # and in the disk tier behind that (counter)
+    preemptions: int = 0  # since load (counter)
+    swaps: int = 0  # of these, with the blocks kept in the host tier (counter)
+    tier_losses: int = 0  # chains that a tier had lost or damaged when they were wanted (counter)
     prompt_tokens: int = 0  # computed since load (counter)
     output_tokens: int = 0  # produced since load (counter)
     prefill_tokens_per_s: float = 0.0  # moving averages of measured steps; 0: not measured yet

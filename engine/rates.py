@@ -1,14 +1,20 @@
-"""How fast a model computes, as moving averages over measured steps.
+"""How fast a model computes and a tier delivers, as moving averages over what was measured.
 
-Time and tokens are averaged apart and divided last, so that a step counts by its size: a thousand prompts of ten tokens
-say little about one of ten thousand.
+Time and amounts are averaged apart and divided last, so that a step counts by its size: a thousand prompts of ten
+tokens say little about one of ten thousand.
 """
 
+import math
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from engine.scheduler import Chunk
+if TYPE_CHECKING:
+    from engine.scheduler import Chunk
 
 _DECAY = 0.95  # a step's weight halves after 13 further steps of its kind
+# Of a transfer of any size: a thread is woken, and its end is noticed at the next step or a millisecond later.
+_TRANSFER_OVERHEAD_S = 0.002
+_TRY_EVERY = 16  # refusals, after which one is let through: a tier that was slow once may have become fast
 
 
 class Rates:
@@ -25,12 +31,38 @@ class Rates:
         """Per sequence."""
         return self._decode.value
 
-    def count(self, chunks: Iterable[Chunk], step_s: float) -> None:
+    def count(self, chunks: "Iterable[Chunk]", step_s: float) -> None:
         prefilled = sum(chunk.length for chunk in chunks if not chunk.is_decode)
         if prefilled:
             self._prefill.add(prefilled, step_s)  # decodes that ride along make it slower, as they will the next time
         else:
             self._decode.add(1, step_s)
+
+
+class TransferRate:
+    """Of one way between two tiers."""
+
+    def __init__(self) -> None:
+        self._ratio = _Ratio()
+        self._refusals = 0
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self._ratio.value
+
+    def add(self, num_bytes: int, seconds: float) -> None:
+        self._ratio.add(num_bytes, seconds)
+
+    def predict_s(self, num_bytes: int) -> float:
+        """What was never measured is taken to be fast: then it will be measured."""
+        return _TRANSFER_OVERHEAD_S + num_bytes / (self._ratio.value or math.inf) if num_bytes else 0.0
+
+    def is_worth_it(self, predicted_s: float, recompute_s: float) -> bool:
+        """Whether to fetch rather than compute again. Now and then a slow way is tried all the same."""
+        if predicted_s < recompute_s:
+            return True
+        self._refusals += 1
+        return self._refusals % _TRY_EVERY == 0
 
 
 class _Ratio:

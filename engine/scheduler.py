@@ -5,6 +5,8 @@ chunks of running sequences, then waiting ones, until the token budget is spent.
 business. When blocks run out the youngest running sequence is preempted: it gives its blocks back, keeps its tokens
 and waits before the others of its tenant. No sequence is preempted for a younger one, whatever their priorities, so
 the oldest running one always advances, and an admission that ageing won is not lost to the next more urgent arrival.
+A prompt's blocks that have left the device come back from the tiers behind it (kv/tiers.py) while others compute, and a
+preempted sequence's may be kept there until it resumes.
 
 Where several models share an arena, blocks come and go through an account (kv/lending.py): each schedule first hands over what
 others are due, and waits a step for blocks that another model is about to leave rather than preempt for them.
@@ -12,13 +14,15 @@ others are due, and waits a step for blocks that another model is about to leave
 
 from array import array
 from bisect import insort
-from itertools import count
+from itertools import count, islice
 from typing import NamedTuple
 
 from engine.fairness import FairQueue
+from engine.incoming import Arrival, Incoming
 from engine.kv.block_pool import BlockPool
 from engine.kv.lending import Account, Oldest
 from engine.kv.prefix_index import extend_chain
+from engine.kv.tiers import Kept, NoTiers, Tiers, Transfer
 from engine.sequence import PENDING, Sequence
 from engine.siblings import Siblings
 
@@ -54,17 +58,25 @@ class Chunk(NamedTuple):
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, limits: Limits, account: Account | None = None) -> None:
+    def __init__(
+        self, pool: BlockPool, limits: Limits, account: Account | None = None, tiers: Tiers | None = None
+    ) -> None:
         """`account`: where the pool's blocks come from; None: it has all that it will ever have."""
         self.pool = pool
         self.account = account
         self.limits = limits
+        self.tiers = tiers or NoTiers()
+        pool.on_forget = self.tiers.drop
         self.waiting = FairQueue(limits.max_num_batched_tokens)  # a turn is worth a step's prompt tokens
         self.running: list[Sequence] = []  # ordered by arrival
         self.siblings = Siblings()  # held back until the first of their prompt has computed it
+        self.incoming = Incoming()  # blocks of theirs are on their way from a tier
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self.host_hits = 0  # of these, found in the host tier
+        self.disk_hits = 0  # and in the disk tier
         self.num_preemptions = 0
+        self.num_swaps = 0  # preemptions whose blocks were kept in the host tier
         self._arrivals = count()
         if account is not None:
             self._arrivals = account.arrivals
@@ -72,7 +84,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self.waiting)
+        return bool(self.running or self.waiting or self.incoming)
 
     @property
     def needs_known_tokens(self) -> bool:
@@ -81,7 +93,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting) + len(self.siblings)
+        return len(self.waiting) + len(self.siblings) + len(self.incoming)
 
     @property
     def is_full(self) -> bool:
@@ -92,7 +104,7 @@ class Scheduler:
         """Tokens to compute before every sequence decodes."""
         prefilling = sum(sequence.num_uncomputed_tokens for sequence in self.running if not sequence.is_decoding)
         # each sibling will find all but a few tokens cached
-        return prefilling + self.waiting.num_tokens + len(self.siblings)
+        return prefilling + self.waiting.num_tokens + len(self.siblings) + self.incoming.num_tokens
 
     def add(self, sequence: Sequence, leader: Sequence | None = None) -> None:
         """`leader`: one of the same prompt, which has not ended."""
@@ -104,7 +116,8 @@ class Scheduler:
 
     def schedule(self) -> list[Chunk]:
         """The next step's chunks, decodes before the rest. Empty when there is no work, when all that is running awaits
-        its end, or when there is no block for it yet: other models have them."""
+        its end, or when there is no block for it yet: other models have them, or they are on their way from a tier."""
+        self._receive()
         if self.account is not None:
             self.account.begin()
         plan = _Plan(self.limits.max_num_batched_tokens)
@@ -112,9 +125,11 @@ class Scheduler:
         short |= self._schedule_running(plan, [s for s in self.running if not s.is_decoding])
         if not short:  # a sequence admitted now would take the blocks that were just cleared, or that are awaited
             self._admit(plan)
-        awaits_others = self.account is not None and self.account.num_short > 0
-        awaits_ends = any(sequence.is_pending for sequence in self.running)
-        stuck = not plan.chunks and self.has_work and not awaits_others and not awaits_ends
+        awaits = self.incoming or (self.account is not None and self.account.num_short > 0)
+        awaits_results = any(sequence.is_pending for sequence in self.running) or (
+            bool(self.waiting) and self.waiting.peek().is_pending
+        )
+        stuck = not plan.chunks and self.has_work and not awaits and not awaits_results
         assert not stuck, "sequences wait and none of them can be scheduled"
         return sorted(plan.chunks, key=lambda chunk: not chunk.is_decode)
 
@@ -135,7 +150,8 @@ class Scheduler:
             tokens = sequence.token_ids[: chunk.end]
             extend_chain(sequence.block_hashes, sequence.chain_root, tokens, self.limits.block_size)
         for i in range(sequence.num_registered_blocks, complete):
-            self.pool.register(sequence.block_table[i], sequence.block_hashes[i])
+            if self.pool.register(sequence.block_table[i], sequence.block_hashes[i]):
+                self.tiers.store(sequence.block_table[i], sequence.block_hashes[i])
         sequence.num_registered_blocks = complete
         if sequence.has_computed_prompt:
             for sibling in self.siblings.release(sequence):
@@ -143,11 +159,17 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """The sequence has ended, for whatever reason: its blocks are available from now on."""
-        if sequence in self.running:
+        arrival = self.incoming.drop(sequence)
+        if arrival is not None:
+            self.tiers.cancel(arrival.transfer)
+            self._look_again()
+        elif sequence in self.running:
             self.running.remove(sequence)
-            self._release(sequence)
-        elif not self.siblings.drop(sequence):
+        elif not self.siblings.drop(sequence) and not self.incoming.drop_behind(sequence):
             self.waiting.remove(sequence)
+        self._release(sequence)
+        self.tiers.let_go(sequence)
+        self.tiers.settle(sequence.block_hashes)
         if orphans := self.siblings.release(sequence):  # it ended before its prompt was computed: the next one does it
             self.waiting.add(orphans[0])
             for sibling in orphans[1:]:
@@ -156,7 +178,7 @@ class Scheduler:
     @property
     def is_alone(self) -> bool:
         """Nothing runs beside the oldest sequence."""
-        return len(self.running) <= 1
+        return len(self._holders()) <= 1
 
     def oldest(self) -> Oldest | None:
         sequence = self._oldest()
@@ -175,15 +197,19 @@ class Scheduler:
 
     def preempt_holders(self, blocks: range) -> None:
         """These blocks leave the model: whoever uses them computes its tokens anew elsewhere."""
-        for sequence in [s for s in self.running if any(block in blocks for block in s.block_table)]:
+        for sequence in [s for s in self._holders() if any(block in blocks for block in s.block_table)]:
             self._preempt(sequence)
 
     def _oldest(self) -> Sequence | None:
-        """Of those that run. One that waits may be older (priorities), but can only start when these leave it room: it
-        counts when none runs."""
-        if self.running:
-            return self.running[0]
+        """Of those that have blocks. One that waits may be older (priorities), but can only start when these leave it room:
+        it counts when there is none."""
+        if holders := self._holders():
+            return min(holders, key=lambda sequence: sequence.arrival)
         return self.waiting.peek() if self.waiting else None
+
+    def _holders(self) -> list[Sequence]:
+        """Those that have blocks: they run, or blocks of theirs are being filled from a tier."""
+        return self.running + self.incoming.fetching
 
     def _claim(self, num_blocks: int) -> bool:
         return self.account is not None and self.account.claim(num_blocks)
@@ -212,35 +238,108 @@ class Scheduler:
         return short
 
     def _admit(self, plan: "_Plan") -> None:
-        while self.waiting and len(self.running) < self.limits.max_num_seqs and plan.budget > 0:
+        while self.waiting and self._num_admitted < self.limits.max_num_seqs and plan.budget > 0:
             sequence = self.waiting.peek()
+            if sequence.is_pending:
+                return  # preempted in this very step: what it is to continue is not known yet
             cached = self._cached_blocks(sequence)
             needed = self._num_blocks(len(sequence.token_ids)) - len(cached)
             # One spare block for each running sequence: without it the newcomer would be preempted within a few tokens.
-            needed += len(self.running)
+            needed += self._num_admitted
             self.pool.make_room(needed)
             missing = needed - self.pool.num_available + self.pool.num_evictable(cached)
             if missing > 0:
                 self._claim(missing)
                 return  # whose turn it is keeps it: a smaller sequence behind must not starve a larger one
-            self.waiting.pop(len(sequence.token_ids) - len(cached) * self.limits.block_size)
-            self._start(sequence, cached)
+            kept = self._kept_blocks(sequence, len(cached))
+            if self._steps_aside(sequence, len(cached), kept):
+                continue
+            self.waiting.pop(len(sequence.token_ids) - (len(cached) + kept.num_blocks) * self.limits.block_size)
+            self._take(sequence, cached)
+            if kept.num_blocks:
+                self._fetch(sequence, kept.num_blocks)
+                continue
+            self._start(sequence)
             length = min(sequence.num_uncomputed_tokens, plan.budget)
             grown = self._grow(sequence, sequence.num_computed_tokens + length)
             assert grown, "blocks counted as available were not"
             plan.add(sequence, length)
 
-    def _start(self, sequence: Sequence, cached: list[int]) -> None:
+    @property
+    def _num_admitted(self) -> int:
+        return len(self.running) + self.incoming.num_fetching
+
+    def _take(self, sequence: Sequence, cached: list[int]) -> None:
         self.pool.hold(cached)
         sequence.block_table = array("q", cached)
         sequence.block_generations = array("q", [self.pool.generations[block] for block in cached])
         sequence.num_registered_blocks = len(cached)
-        sequence.num_computed_tokens = sequence.num_completed_tokens = len(cached) * self.limits.block_size
+
+    def _start(self, sequence: Sequence, num_fetched: int = 0) -> None:
+        """`num_fetched`: of its registered blocks, the last ones, which came from the tiers."""
+        self.tiers.let_go(sequence)
+        num_tokens = sequence.num_registered_blocks * self.limits.block_size
+        sequence.num_computed_tokens = sequence.num_completed_tokens = num_tokens
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = sequence.num_computed_tokens
+            num_from_disk = min(sequence.num_disk_blocks or 0, num_fetched)
             self.prefix_queries += sequence.num_prompt_tokens
             self.prefix_hits += sequence.num_cached_tokens
+            self.host_hits += (num_fetched - num_from_disk) * self.limits.block_size
+            self.disk_hits += num_from_disk * self.limits.block_size
         insort(self.running, sequence, key=lambda s: s.arrival)
+
+    def _kept_blocks(self, sequence: Sequence, num_cached: int) -> Kept:
+        """How far its prompt goes on in the tiers."""
+        if sequence.wants_prompt_logprobs:
+            return Kept()
+        hashes = sequence.block_hashes[num_cached : self._sharable_blocks(sequence)]
+        return self.tiers.lookup(hashes, with_disk=sequence.num_disk_blocks is None)
+
+    def _steps_aside(self, sequence: Sequence, num_cached: int, kept: Kept) -> bool:
+        """It waits, without blocks, for what is read from disk or fetched for another; those behind it may go first."""
+        if kept.num_blocks and self.incoming.is_coming(sequence.block_hashes[num_cached]):
+            self.waiting.remove(sequence)
+            self.incoming.wait_behind(sequence)
+            return True
+        if kept.num_on_disk:
+            self.waiting.remove(sequence)
+            hashes = sequence.block_hashes[num_cached : num_cached + kept.num_blocks]
+            self._expect(sequence, num_cached, kept.num_blocks, is_fetch=False, transfer=self.tiers.read(hashes))
+            return True
+        return False
+
+    def _fetch(self, sequence: Sequence, num_blocks: int) -> None:
+        num_cached = len(sequence.block_table)
+        grown = self._grow(sequence, (num_cached + num_blocks) * self.limits.block_size)
+        assert grown, "blocks counted as available were not"
+        hashes = sequence.block_hashes[num_cached : num_cached + num_blocks]
+        transfer = self.tiers.fetch(hashes, sequence.block_table[num_cached:])
+        self._expect(sequence, num_cached, num_blocks, is_fetch=True, transfer=transfer)
+
+    def _expect(self, sequence: Sequence, num_cached: int, num_blocks: int, is_fetch: bool, transfer: Transfer) -> None:
+        first, num_tokens = sequence.block_hashes[num_cached], (num_cached + num_blocks) * self.limits.block_size
+        self.incoming.expect(Arrival(sequence, transfer, first, is_fetch, num_tokens))
+
+    def _receive(self) -> None:
+        """What has come from the tiers since the last step."""
+        done = self.incoming.take_done()
+        for sequence, transfer, _, is_fetch, _ in done:
+            if not is_fetch:
+                sequence.num_disk_blocks = self.tiers.take_read(sequence, transfer)
+                self.waiting.add(sequence)
+                continue
+            start = sequence.num_registered_blocks
+            for i in range(start, start + transfer.num_blocks):
+                self.pool.register(sequence.block_table[i], sequence.block_hashes[i])
+            sequence.num_registered_blocks += transfer.num_blocks
+            self._start(sequence, transfer.num_blocks)
+        if done:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        for sequence in self.incoming.take_behind():
+            self.waiting.add(sequence)
 
     def _cached_blocks(self, sequence: Sequence) -> list[int]:
         """The cached prefix, short of the last token: its logits are needed, so it is computed even when its block is
@@ -264,11 +363,30 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
+        arrival = self.incoming.drop(sequence)
+        if arrival is not None:
+            self.tiers.cancel(arrival.transfer)
+            self._look_again()
+        else:
+            self.running.remove(sequence)
+        self._swap_out(sequence)
         self._release(sequence)
         sequence.forget_computed()
         self.waiting.add(sequence)
         self.num_preemptions += 1
+
+    def _swap_out(self, sequence: Sequence) -> None:
+        if sequence.wants_prompt_logprobs:
+            return  # it will compute all of them again
+        generations = self.pool.generations
+        table = zip(sequence.block_table, sequence.block_generations, sequence.block_hashes, strict=False)
+        kept = [
+            (block, block_hash)
+            for block, generation, block_hash in islice(table, sequence.num_registered_blocks)
+            if generations[block] == generation  # what was handed to another must not be kept under this one's name
+        ]
+        hashes, blocks = [block_hash for _, block_hash in kept], [block for block, _ in kept]
+        self.num_swaps += self.tiers.swap_out(sequence, hashes, blocks)
 
     def _release(self, sequence: Sequence) -> None:
         """Give back what is the sequence's. A block whose generation rose is somebody else's, by a mistake of ours: who
@@ -280,7 +398,7 @@ class Scheduler:
         for lost in [block for block, generation in table if generations[block] != generation]:
             holding = [
                 pair
-                for other in self.running
+                for other in self._holders()
                 for pair in zip(other.block_table, other.block_generations, strict=True)
                 if pair == (lost, generations[lost])
             ]

@@ -40,6 +40,7 @@ class Sequence:
     block_generations: "array[int]" = field(default_factory=lambda: array("q"))  # each block's, when it was taken
     block_hashes: list[bytes] = field(default_factory=list)
     num_registered_blocks: int = 0
+    num_disk_blocks: int | None = None  # read for it from the disk tier; None: it was not asked
     num_cached_tokens: int | None = None  # of the prompt, when it was first scheduled
     started: bool = False  # an output has been published
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -104,4 +105,5 @@ class Sequence:
         self.forget_blocks()
         self.num_computed_tokens = self.num_completed_tokens = 0
         self.num_registered_blocks = 0
+        self.num_disk_blocks = None
         self.prompt_logprobs = []

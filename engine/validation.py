@@ -13,8 +13,14 @@ def host_problem(config: HostConfig) -> str | None:
         value = getattr(config, name)
         if value < 1:
             return f"{name} is {value}; it must be at least 1"
-    if config.kv_bytes < 0:
-        return f"kv_bytes is {config.kv_bytes}; it must be 0 or more"
+    for name in ("kv_bytes", "kv_host_bytes", "kv_disk_bytes"):
+        value = getattr(config, name)
+        if value < 0:
+            return f"{name} is {value}; it must be 0 or more"
+    if config.kv_host_bytes and config.kv_host_dir is None:
+        return f"kv_host_bytes is {config.kv_host_bytes}, but kv_host_dir does not say where"
+    if config.kv_disk_dir is not None and not config.kv_host_bytes:
+        return "kv_disk_dir is given, but blocks reach the disk through the host tier: give kv_host_bytes as well"
     if config.threads is not None and config.threads < 1:
         return f"threads is {config.threads}; it must be at least 1"
     return None

@@ -38,7 +38,7 @@ def build_app(site: SiteConfig, *, launcher: Launcher | None = None, hop_secret:
         raise ConfigError(f"site {site.name!r}: listen.require_hop needs the network's secret in {HOP_SECRET_ENV}")
     metrics = Metrics(site.name)
     admission = Admission(site.limits.max_inflight)
-    hosts = EngineHosts(launcher or ProcessLauncher(site.engine), site.engine)
+    hosts = EngineHosts(launcher or ProcessLauncher(site.engine, site.name), site.engine)
     models = Models(site.models, hosts)
     generator = Generator(models, hosts, admission, metrics, site.limits.request_timeout_s)
 

@@ -156,10 +156,22 @@ class _LoadCollector(Collector):
         usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", labels=label)
         queries = CounterMetricFamily("vllm:prefix_cache_queries", "Prompt tokens looked up", labels=label)
         hits = CounterMetricFamily("vllm:prefix_cache_hits", "Prompt tokens found cached", labels=label)
+        host_hits = CounterMetricFamily("pilotlight_kv_host_tier_hits", "Of these, in host memory", labels=label)
+        disk_hits = CounterMetricFamily("pilotlight_kv_disk_tier_hits", "Of these, on disk", labels=label)
+        losses = CounterMetricFamily(
+            "pilotlight_kv_tier_losses", "Prompts for which a tier had lost or damaged a block", labels=label
+        )
+        preemptions = CounterMetricFamily("vllm:num_preemptions", "Sequences that gave their blocks back", labels=label)
+        swaps = CounterMetricFamily("pilotlight_swaps", "Of these, with their blocks kept in host memory", labels=label)
         for name, load in self._loads().items():
             running.add_metric([name], load.running)
             waiting.add_metric([name], load.waiting)
             usage.add_metric([name], 1 - load.free_blocks / load.total_blocks if load.total_blocks else 0.0)
             queries.add_metric([name], load.prefix_queries)
             hits.add_metric([name], load.prefix_hits)
-        return (running, waiting, usage, queries, hits)
+            host_hits.add_metric([name], load.prefix_host_hits)
+            disk_hits.add_metric([name], load.prefix_disk_hits)
+            losses.add_metric([name], load.tier_losses)
+            preemptions.add_metric([name], load.preemptions)
+            swaps.add_metric([name], load.swaps)
+        return (running, waiting, usage, queries, hits, host_hits, disk_hits, losses, preemptions, swaps)

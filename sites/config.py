@@ -46,12 +46,26 @@ class EngineConfig(Table):
     device: str = Field("auto", description='"auto", "cpu", "cuda" or "cuda:N"')
     threads: int | None = Field(None, ge=1, description="CPU threads of one operation; unset: torch's choice")
     kv_gib: float = Field(0.25, gt=0, description="KV cache of all models together, in GiB")
+    kv_host_gib: float = Field(
+        0.0, ge=0, description="shared memory where KV blocks outlive the device's and an engine restart; 0: none"
+    )
+    kv_disk_dir: str | None = Field(
+        None,
+        description="directory where KV blocks outlive that as well; unset: none. Each site takes a part of its own",
+    )
+    kv_disk_gib: float = Field(8.0, gt=0, description="of kv_disk_dir, at most")
     block_size: int = Field(16, ge=1, le=256, description="tokens in one KV block")
     max_num_batched_tokens: int = Field(2048, ge=16, description="token budget of one step")
     max_num_seqs: int = Field(64, ge=1, description="sequences running at once")
     max_waiting: int = Field(1024, ge=1, description="sequences waiting, beyond which requests are refused")
     start_timeout_s: float = Field(60.0, gt=0, description="a host that has not answered by then is restarted")
     step_deadline_s: float = Field(30.0, gt=0, description="a host with work and no step for so long is restarted")
+
+    @model_validator(mode="after")
+    def _the_disk_is_fed_by_the_host(self) -> "EngineConfig":
+        if self.kv_disk_dir is not None and not self.kv_host_gib:
+            raise ValueError("kv_disk_dir needs kv_host_gib above 0: KV blocks reach the disk through host memory")
+        return self
 
 
 class ModelConfig(Table):

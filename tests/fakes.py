@@ -239,6 +239,9 @@ class FakeLauncher:
         self.hosts.append(FakeHost(client))
         return self.hosts[-1]
 
+    def close(self) -> None:
+        assert all(host.is_stopped for host in self.hosts[-1:])
+
     @property
     def client(self) -> FakeEngineClient:
         return self.hosts[-1].client

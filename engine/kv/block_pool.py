@@ -21,6 +21,8 @@ class BlockPool:
         self.generations = array("q", bytes(8 * capacity))
         # Asked for more blocks when none is free, before any is evicted: adds some and says True, or False.
         self.borrow: Callable[[], bool] | None = None
+        # Told of every cached block whose content is about to be overwritten or is known to be bad.
+        self.on_forget: Callable[[int], None] = lambda block: None
         self._references = [0] * capacity
         self._is_present = bytearray(b"\1" * num_blocks + bytes(capacity - num_blocks))
         self._is_reused = bytearray(capacity)  # found by its hash since it was cached
@@ -123,14 +125,16 @@ class BlockPool:
             if self._references[block] == 0:
                 self._settle(block)
 
-    def register(self, block: int, block_hash: bytes) -> None:
+    def register(self, block: int, block_hash: bytes) -> bool:
         """The block's content is complete and may be shared. The first block of a hash stays; a later twin remains
-        private to its holder."""
+        private to its holder, which is answered with False."""
         assert self._references[block] > 0, f"block {block} registered while nobody holds it"
         if block_hash not in self._block_by_hash and block not in self._hash_by_block:
             self._block_by_hash[block_hash] = block
             self._hash_by_block[block] = block_hash
             self._is_reused[block] = self._evictable.recall(block_hash)
+            return True
+        return False
 
     def forget(self, blocks: Iterable[int]) -> None:
         """Make the content of held blocks unfindable (it is known to be bad)."""
@@ -168,3 +172,4 @@ class BlockPool:
         block_hash = self._hash_by_block.pop(block, None)
         if block_hash is not None:
             del self._block_by_hash[block_hash]
+            self.on_forget(block)

@@ -1,19 +1,32 @@
 """The hash chain that names a block's content: everything a key or value depends on, and nothing else.
 
 A block's hash covers its tokens and, through the chain, all tokens before it; the chain starts from (tenant salt,
-model, dtype), so that no hit crosses tenants, models or arithmetic. Refuses to know where a block lies.
+identity of the cache), so that no hit crosses tenants, models, weights, arithmetic or layouts. The names outlive the
+process that made them: blocks wait under them in the tiers for the next one. Refuses to know where a block lies.
 """
 
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import NamedTuple
 
 _DIGEST_BYTES = 32  # a collision would show one conversation's cache to another: as strong as the salt is secret
 
 
-def chain_root(salt: bytes, model: str, dtype: str) -> bytes:
+class CacheIdentity(NamedTuple):
+    """What has to agree before the bytes of one cache mean anything to another."""
+
+    model: str
+    dtype: str
+    block_size: int
+    layout: str = ""  # how the bytes of a block are ordered, and which device's arithmetic made them
+    weights: bytes = b""  # the checkpoint's fingerprint
+
+
+def chain_root(salt: bytes, identity: CacheIdentity) -> bytes:
+    model, dtype, block_size, layout, weights = identity
     root = blake2b(digest_size=_DIGEST_BYTES)
-    for part in (salt, model.encode(), dtype.encode()):
+    for part in (salt, model.encode(), dtype.encode(), str(block_size).encode(), layout.encode(), weights):
         root.update(len(part).to_bytes(8, "little"))  # length first: ("a", "bc") must not equal ("ab", "c")
         root.update(part)
     return root.digest()

@@ -50,6 +50,9 @@ class RunningHost(Protocol):
 class Launcher(Protocol):
     async def launch(self) -> RunningHost: ...
 
+    def close(self) -> None:
+        """No further host is launched, and the last has ended."""
+
 
 class EngineHosts:
     """The one engine host of a site, through all its restarts. Use as `async with`."""
@@ -83,6 +86,7 @@ class EngineHosts:
         self._supervisor.cancel()
         with suppress(asyncio.CancelledError):
             await self._supervisor
+        self._launcher.close()
         self.state, self.reason = "stopped", "the site has stopped"
 
     @property

@@ -17,23 +17,33 @@ import msgspec
 
 from engine.client import EngineClient
 from engine.protocol import HostConfig
+from runtime.engines.tier_place import TierPlace
 from sites.config import EngineConfig
 
 GIB = 1 << 30
 
 
 class ProcessLauncher:
-    def __init__(self, config: EngineConfig) -> None:
-        self._config = host_config(config)
+    """For one site, of which no other process may use the name on this machine if it has KV tiers."""
+
+    def __init__(self, config: EngineConfig, site: str) -> None:
+        self._config = config
+        self._site = site
+        self._tier_place = TierPlace(site)
+
+    def close(self) -> None:
+        """No further host is launched, and the last has ended."""
+        self._tier_place.remove()
 
     async def launch(self) -> "HostProcess":
+        config = host_config(self._config, self._site, self._claim_tier_place())
         directory = Path(tempfile.mkdtemp(prefix="pilotlight-"))  # mode 0700
         address = f"ipc://{directory}/engine"
         try:
             process = await create_subprocess_exec(
                 sys.executable,
                 *("-m", "engine.host", "--address", address, "--parent", str(os.getpid())),
-                *("--config", msgspec.json.encode(self._config).decode()),
+                *("--config", msgspec.json.encode(config).decode()),
                 stdin=DEVNULL,
                 # A terminal's Ctrl-C reaches every process of the group; the host must outlive the drain of its site.
                 start_new_session=True,
@@ -42,6 +52,11 @@ class ProcessLauncher:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         return HostProcess(process, _connect(address), directory, address)
+
+    def _claim_tier_place(self) -> Path | None:
+        place = self._tier_place.claim() if self._config.kv_host_gib else None
+        self._tier_place.remove_dead()
+        return place
 
 
 class HostProcess:
@@ -76,7 +91,9 @@ class HostProcess:
             shutil.rmtree(self._directory, ignore_errors=True)
 
 
-def host_config(config: EngineConfig) -> HostConfig:
+def host_config(config: EngineConfig, site: str, tier_place: Path | None) -> HostConfig:
+    """`tier_place`: where blocks may outlive the host; None: nowhere, neither in memory nor, through it, on disk."""
+    disk = config.kv_disk_dir if tier_place is not None else None
     return HostConfig(
         device=config.device,
         threads=config.threads,
@@ -85,6 +102,10 @@ def host_config(config: EngineConfig) -> HostConfig:
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
         max_waiting=config.max_waiting,
+        kv_host_bytes=round(config.kv_host_gib * GIB) if tier_place is not None else 0,
+        kv_host_dir=None if tier_place is None else str(tier_place),
+        kv_disk_bytes=round(config.kv_disk_gib * GIB) if disk is not None else 0,
+        kv_disk_dir=None if disk is None else str(Path(disk).expanduser().absolute() / site),
     )
 
 

@@ -1,5 +1,6 @@
 """Drives an Engine step by step and gathers what each sequence was told."""
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import torch
 
 from engine.engine import Engine
+from engine.kv.shared_tiers import SharedTiers
 from engine.loading import load_model, make_kv_memory
 from engine.protocol import HostConfig, ModelSpec, SamplingParams, Submit, TokenLogprobs, TokenOutput
 
@@ -43,11 +45,13 @@ def load_engine(
     kv_tokens: int = 1024,
     dtype: Any = "auto",
     overlaps: bool = False,
+    tiers: SharedTiers | None = None,
     **limits: Any,
 ) -> Engine:
     """`overlaps`: step as on a GPU, where each is launched before the last one's tokens are known."""
     config = HostConfig(kv_bytes=64 << 20, threads=1, **limits)
-    engine = load_model(ModelSpec(name, str(directory), dtype, kv_tokens), config, make_kv_memory(config)).engine
+    spec = ModelSpec(name, str(directory), dtype, kv_tokens)
+    engine = load_model(spec, config, make_kv_memory(config), tiers=tiers).engine
     engine.runner.overlaps = overlaps
     return engine
 
@@ -75,9 +79,11 @@ def drain(engine: Engine, submits: list[Submit], max_steps: int = 2000) -> dict[
     for _ in range(max_steps):
         for output in engine.take_outputs():
             heard.setdefault(output.sequence_id, Heard()).hear(output)
+        engine.rest()
         if not engine.has_work:
             break
-        engine.step()
+        if not engine.step():
+            time.sleep(0.001)  # blocks are on their way from a tier
     assert not engine.has_work, f"{max_steps} steps were not enough"
     engine.scheduler.pool.assert_consistent()
     assert engine.scheduler.pool.num_held == 0

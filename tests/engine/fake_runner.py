@@ -1,10 +1,12 @@
 """A runner without a model: the next token is a function of the tokens before it, and the cache is checked rather than filled."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from engine.engine import Engine
 from engine.kv.lending import Lending
+from engine.kv.tiers import EngineTiers
 from engine.protocol import ModelInfo
 from engine.results import ChunkResult, RunResult, SampledToken
 from engine.scheduler import Chunk, Limits
@@ -72,6 +74,9 @@ class FakeRunner:
         assert len({chunk.sequence for chunk in chunks}) == len(chunks), "a sequence was scheduled twice"
         self.batch_tokens.append(sum(chunk.length for chunk in chunks))
         tokens_of = [self._known(chunk.sequence) for chunk in chunks]
+        assert all(chunk.is_decode or not chunk.sequence.is_pending for chunk in chunks), (
+            "only a decode's token may pend"
+        )
         for chunk, tokens in zip(chunks, tokens_of, strict=True):
             for position in range(chunk.start, chunk.end):
                 self.slots[self._slot(chunk.sequence, position)] = tuple(tokens[: position + 1])
@@ -123,10 +128,12 @@ def fake_engine(
     max_waiting: int = 100,
     eos_token_ids: tuple[int, ...] = (),
     overlaps: bool = False,
+    make_tiers: Callable[[FakeRunner], EngineTiers] | None = None,
 ) -> tuple[Engine, FakeRunner]:
     runner = FakeRunner(num_blocks, block_size, overlaps=overlaps)
     info = _info("tiny", num_blocks, block_size, eos_token_ids)
-    return Engine(info, runner, Limits(block_size, max_num_batched_tokens, max_num_seqs, max_waiting)), runner
+    limits = Limits(block_size, max_num_batched_tokens, max_num_seqs, max_waiting)
+    return Engine(info, runner, limits, tiers=make_tiers(runner) if make_tiers else None), runner
 
 
 def borrowing_engine(
@@ -137,11 +144,13 @@ def borrowing_engine(
     tokens: int = 64,
     seqs: int = 8,
     overlaps: bool = False,
+    make_tiers: Callable[[FakeRunner], EngineTiers] | None = None,
 ) -> tuple[Engine, FakeRunner]:
     account = arena.lending.open(name, block_bytes)
     runner = FakeRunner(account.grid.capacity, block_size, FakeMemory(arena, name, block_bytes), overlaps)
     info = _info(name, account.max_blocks, block_size)
-    return Engine(info, runner, Limits(block_size, tokens, seqs, max_waiting=100), account), runner
+    limits = Limits(block_size, tokens, seqs, max_waiting=100)
+    return Engine(info, runner, limits, account, tiers=make_tiers(runner) if make_tiers else None), runner
 
 
 def _info(name: str, num_blocks: int, block_size: int, eos_token_ids: tuple[int, ...] = ()) -> ModelInfo:

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.kv.block_pool import BlockPool
-from engine.kv.prefix_index import chain_root, extend_chain
+from engine.kv.prefix_index import CacheIdentity, chain_root, extend_chain
 
 
 def test_the_block_unused_for_longest_is_evicted_first() -> None:
@@ -143,7 +143,7 @@ def chain(root: bytes, tokens: list[int]) -> list[bytes]:
 
 
 def test_a_hash_covers_every_token_before_its_end() -> None:
-    root = chain_root(b"", "m", "float32")
+    root = chain_root(b"", CacheIdentity("m", "float32", 4))
     base = chain(root, list(range(12)))
     assert len(base) == 3
     changed = chain(root, [99, *range(1, 12)])
@@ -154,19 +154,26 @@ def test_a_hash_covers_every_token_before_its_end() -> None:
 
 
 def test_a_chain_grown_in_steps_is_the_chain_of_the_whole() -> None:
-    root, tokens = chain_root(b"s", "m", "float32"), list(range(30))
+    root, tokens = chain_root(b"s", CacheIdentity("m", "float32", 4)), list(range(30))
     grown: list[bytes] = []
     for end in (3, 4, 5, 17, 30):
         extend_chain(grown, root, tokens[:end], block_size=4)
     assert grown == chain(root, tokens)
 
 
-def test_tenant_model_and_type_each_start_a_chain_of_their_own() -> None:
+def test_whatever_the_bytes_depend_on_starts_a_chain_of_its_own() -> None:
+    base = CacheIdentity("bc", "float32", 16, "layers", b"weights")
     roots = {
-        chain_root(b"a", "bc", "float32"),
-        chain_root(b"ab", "c", "float32"),
-        chain_root(b"a", "bc", "bfloat16"),
-        chain_root(b"", "abc", "float32"),
-        chain_root(b"", "bc", "float32"),
-    }
-    assert len(roots) == 5
+        chain_root(b"a", base),
+        chain_root(b"ab", base._replace(model="c")),
+        chain_root(b"", base._replace(model="abc")),
+        chain_root(b"", base),
+        *(chain_root(b"a", changed) for changed in (
+            base._replace(dtype="bfloat16"),
+            base._replace(block_size=1),
+            base._replace(layout="layersw"),
+            base._replace(layout="layersw", weights=b"eights"),
+            base._replace(weights=b"weight5"),
+        )),
+    }  # fmt: skip
+    assert len(roots) == 9

@@ -146,7 +146,7 @@ class Play:
         self.runners: list[FakeRunner] = []
         for name, block_bytes, block_size in zip(MODELS, shape.block_bytes, shape.block_sizes, strict=True):
             limits = shape.max_num_batched_tokens, shape.max_num_seqs, shape.overlaps
-            engine, runner = borrowing_engine(self.arena, name, block_bytes, block_size, *limits)
+            engine, runner = self.make_engine(name, block_bytes, block_size, *limits)
             self.engines.append(engine)
             self.runners.append(runner)
         self.contexts = [engine.info.context_length for engine in self.engines]
@@ -155,6 +155,11 @@ class Play:
         self.was_reserved = False
         self.may_fail: set[str] = set()  # sequences that an accident may end
         self.num_preemptions = 0
+
+    def make_engine(
+        self, name: str, block_bytes: int, block_size: int, tokens: int, seqs: int, overlaps: bool
+    ) -> tuple[Engine, FakeRunner]:
+        return borrowing_engine(self.arena, name, block_bytes, block_size, tokens, seqs, overlaps)
 
     def run(self) -> None:
         step = 0
@@ -167,6 +172,7 @@ class Play:
                 for output in engine.take_outputs():
                     self.heard[output.sequence_id].hear(output)
                 assert len(engine.scheduler.running) <= self.shape.max_num_seqs
+                engine.rest()
                 load = engine.load()
                 assert 0 <= load.free_blocks <= load.total_blocks
                 self.arena.lending.assert_consistent()

@@ -52,6 +52,11 @@ def test_a_model_name_may_not_be_used_twice() -> None:
     assert "model name 'a' is used twice" in refusal(site(models=models))
 
 
+def test_a_disk_tier_without_a_host_tier_is_refused() -> None:
+    assert "engine: kv_disk_dir needs kv_host_gib" in refusal(site(engine={"kv_disk_dir": "/var/cache/kv"}))
+    assert "engine.kv_host_gib" in refusal(site(engine={"kv_host_gib": -1}))
+
+
 def test_a_site_without_models_is_refused() -> None:
     assert "models" in refusal(site(models=[]))
 

@@ -1,0 +1,120 @@
+"""Moves blocks between a device's KV cache and host memory.
+
+On a CPU a block is moved by one memmove; on CUDA through pinned staging, on a stream of its own, so that copy engines do
+it beside the computation. Knows addresses and streams; refuses to know which block holds what. Safe to use from several
+threads.
+"""
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+_STAGING_BYTES = 8 << 20  # of each of two buffers: one is copied by the device while the other is emptied
+
+
+class BlockCopier(Protocol):
+    def mark(self) -> object:
+        """A point in the device's work: what was launched before it has to be done before blocks are copied. From the
+        thread that launches."""
+
+    def store(self, blocks: Sequence[int], into: Sequence[memoryview], mark: object) -> None:
+        """Device to host; returns when the bytes are there."""
+
+    def fetch(self, blocks: Sequence[int], source: Sequence[memoryview], mark: object) -> None:
+        """Host to device; returns when the bytes are there."""
+
+
+def make_copier(kv_cache: torch.Tensor) -> BlockCopier:
+    """`kv_cache` [num_blocks, ...], a block's bytes together."""
+    assert kv_cache.is_contiguous()
+    return CudaCopier(kv_cache) if kv_cache.device.type == "cuda" else CpuCopier(kv_cache)
+
+
+def block_bytes(kv_cache: torch.Tensor) -> int:
+    return kv_cache.stride(0) * kv_cache.itemsize
+
+
+class CpuCopier:
+    """ctypes lets go of the interpreter during a memmove; torch's copy would start a team of threads beside the model's."""
+
+    def __init__(self, kv_cache: torch.Tensor) -> None:
+        self._cache = kv_cache  # kept alive with its address
+        self._start = kv_cache.data_ptr()
+        self._block_bytes = block_bytes(kv_cache)
+
+    def mark(self) -> object:
+        return None
+
+    def store(self, blocks: Sequence[int], into: Sequence[memoryview], mark: object) -> None:
+        for block, view in zip(blocks, into, strict=True):
+            ctypes.memmove(_address(view), self._start + block * self._block_bytes, self._block_bytes)
+
+    def fetch(self, blocks: Sequence[int], source: Sequence[memoryview], mark: object) -> None:
+        for block, view in zip(blocks, source, strict=True):
+            ctypes.memmove(self._start + block * self._block_bytes, _address(view), self._block_bytes)
+
+
+class CudaCopier:
+    def __init__(self, kv_cache: torch.Tensor) -> None:
+        self._blocks = kv_cache.flatten(1).view(torch.uint8)  # [num_blocks, block_bytes]
+        self._stream = torch.cuda.Stream(kv_cache.device)  # type: ignore[no-untyped-call]
+        num_staged = max(1, _STAGING_BYTES // self._blocks.shape[1])
+        self._staging = [
+            torch.empty(num_staged, self._blocks.shape[1], dtype=torch.uint8, pin_memory=True) for _ in range(2)
+        ]
+        self._copied = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._lock = threading.Lock()
+
+    def mark(self) -> object:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._blocks.device))
+        return event
+
+    @torch.inference_mode()
+    def store(self, blocks: Sequence[int], into: Sequence[memoryview], mark: object) -> None:
+        with self._lock, torch.cuda.stream(self._stream):
+            assert isinstance(mark, torch.cuda.Event)
+            self._stream.wait_event(mark)
+            waiting: list[tuple[int, Sequence[memoryview]]] = []
+            for i, (part, views) in enumerate(self._parts(blocks, into)):
+                for row, block in enumerate(part):
+                    self._staging[i % 2][row].copy_(self._blocks[block], non_blocking=True)
+                self._copied[i % 2].record(self._stream)
+                waiting.append((i % 2, views))
+                if len(waiting) == 2:  # the device fills one buffer while this thread empties the other
+                    self._empty(*waiting.pop(0))
+            for buffer, views in waiting:
+                self._empty(buffer, views)
+
+    @torch.inference_mode()
+    def fetch(self, blocks: Sequence[int], source: Sequence[memoryview], mark: object) -> None:
+        with self._lock, torch.cuda.stream(self._stream):
+            assert isinstance(mark, torch.cuda.Event)
+            self._stream.wait_event(mark)  # steps under way may still read what these blocks held before
+            for i, (part, views) in enumerate(self._parts(blocks, source)):
+                if i >= 2:
+                    self._copied[i % 2].synchronize()
+                for row, (block, view) in enumerate(zip(part, views, strict=True)):
+                    staged = self._staging[i % 2][row]
+                    ctypes.memmove(staged.data_ptr(), _address(view), len(view))
+                    self._blocks[block].copy_(staged, non_blocking=True)
+                self._copied[i % 2].record(self._stream)
+            self._stream.synchronize()
+
+    def _parts(
+        self, blocks: Sequence[int], views: Sequence[memoryview]
+    ) -> list[tuple[Sequence[int], Sequence[memoryview]]]:
+        step = len(self._staging[0])
+        return [(blocks[i : i + step], views[i : i + step]) for i in range(0, len(blocks), step)]
+
+    def _empty(self, buffer: int, views: Sequence[memoryview]) -> None:
+        self._copied[buffer].synchronize()
+        for row, view in enumerate(views):
+            ctypes.memmove(_address(view), self._staging[buffer][row].data_ptr(), len(view))
+
+
+def _address(view: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))

@@ -1,0 +1,172 @@
+"""The thread between the host tier and the disk: writes what was stored lately, reads what a waiting sequence asks for.
+
+Reads go first. Writes wait in a bounded queue and are dropped when it is full: this is a cache, and a disk that is slower
+than the engine must not hold it up. Knows queues; refuses to know how either tier keeps its blocks.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from engine.kv.disk_tier import DiskTier
+from engine.kv.host_tier import HostTier, Slot
+from engine.rates import TransferRate
+
+log = logging.getLogger(__name__)
+
+_MAX_WRITES = 512  # waiting: at 2 MiB a block, a second's worth of a fast disk
+_PATIENCE_S = 5.0  # of a sequence with a disk that does not answer; then it computes
+_LAST_WRITE_S = 1.0
+
+
+class DiskRead:
+    """A chain on its way from the disk; its blocks are pinned in the host tier as they come."""
+
+    def __init__(self, hashes: Sequence[bytes], block_bytes: int, started: float) -> None:
+        self.hashes = list(hashes)
+        self.block_bytes = block_bytes
+        self.deadline = started + _PATIENCE_S
+        self.slots: list[Slot] = []
+        self.num_read = 0  # of these, from the disk
+        self.is_finished = False
+        self.is_cancelled = False
+
+    @property
+    def is_done(self) -> bool:
+        return self.is_finished or time.monotonic() > self.deadline
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.slots) if self.is_finished else 0
+
+
+class DiskThread:
+    def __init__(self, disk: DiskTier, host: HostTier, clock: Callable[[], float] = time.monotonic) -> None:
+        self.disk = disk
+        self.rate = TransferRate()
+        self.num_dropped = 0  # writes that found the queue full
+        self._host = host
+        self._clock = clock
+        self._condition = threading.Condition()
+        self._writes: deque[bytes] = deque()
+        self._reads: deque[DiskRead] = deque()
+        self._is_busy = True  # with the scan
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
+        self._thread.start()
+
+    def offer(self, block_hash: bytes) -> None:
+        """A block of the host tier that the disk may have as well."""
+        if not self.disk.is_writable or block_hash in self.disk:
+            return
+        with self._condition:
+            if len(self._writes) >= _MAX_WRITES:
+                self.num_dropped += 1
+                return
+            self._writes.append(block_hash)
+            self._condition.notify_all()
+
+    def read(self, hashes: Sequence[bytes], block_bytes: int) -> DiskRead:
+        read = DiskRead(hashes, block_bytes, self._clock())
+        with self._condition:
+            self._reads.append(read)
+            self._condition.notify_all()
+        return read
+
+    def cancel(self, read: DiskRead) -> None:
+        """Nobody wants it any more: what it has pinned, or still pins, is let go."""
+        with self._condition:
+            if read.is_cancelled:
+                return
+            read.is_cancelled = True
+            if read.is_finished:
+                self._host.unpin(read.slots)
+
+    def take(self, read: DiskRead) -> list[Slot]:
+        """What it has pinned is the caller's from now on; of one that is late, nothing."""
+        with self._condition:
+            if read.is_finished and not read.is_cancelled:
+                read.is_cancelled = True
+                return read.slots
+        self.cancel(read)
+        return []
+
+    def wait_until_idle(self, timeout_s: float) -> bool:
+        with self._condition:
+            return self._condition.wait_for(lambda: not (self._writes or self._reads or self._is_busy), timeout_s)
+
+    def close(self) -> None:
+        """What has been offered is still written, for a moment."""
+        self.wait_until_idle(_LAST_WRITE_S)
+        with self._condition:
+            self._closing = True
+            self._condition.notify_all()
+        self._thread.join(_LAST_WRITE_S)
+        if not self._thread.is_alive():
+            self.disk.close()
+
+    def _run(self) -> None:
+        self.disk.scan()
+        while True:
+            with self._condition:
+                self._is_busy = False
+                self._condition.notify_all()
+                self._condition.wait_for(lambda: self._closing or self._reads or self._writes)
+                if self._closing:
+                    return
+                self._is_busy = True
+                read = self._reads.popleft() if self._reads else None
+                block_hash = self._writes.popleft() if read is None else b""
+            try:
+                if read is not None:
+                    self._read(read)
+                else:
+                    self._write(block_hash)
+            except Exception:  # a thread that ended would leave its readers waiting; each of them may compute instead
+                log.exception("the disk KV tier failed")
+
+    def _write(self, block_hash: bytes) -> None:
+        slot = self._host.pin(block_hash, is_hit=False)
+        if slot is None:
+            return  # it has given way already
+        try:
+            if self._host.is_sound(slot):
+                self.disk.write(block_hash, slot.memory, slot.checksum)
+        finally:
+            self._host.unpin([slot])
+
+    def _read(self, read: DiskRead) -> None:
+        started = self._clock()
+        slots: list[Slot] = []
+        num_read = 0
+        try:
+            for block_hash in read.hashes:
+                if read.is_cancelled:
+                    break
+                slot = self._host.pin(block_hash, is_hit=True)
+                if slot is None:
+                    slot = self._read_block(block_hash, read.block_bytes)
+                    num_read += slot is not None
+                if slot is None:
+                    break
+                slots.append(slot)
+        finally:
+            if num_read:
+                self.rate.add(num_read * read.block_bytes, self._clock() - started)
+            with self._condition:
+                read.slots, read.num_read, read.is_finished = slots, num_read, True
+                if read.is_cancelled:
+                    self._host.unpin(slots)
+
+    def _read_block(self, block_hash: bytes, block_bytes: int) -> Slot | None:
+        slot = self._host.reserve(block_hash, block_bytes)
+        if slot is None:
+            return None
+        checksum = self.disk.read(block_hash, slot.memory)
+        if checksum is None:
+            self._host.abandon(slot)
+            return None
+        self._host.commit(slot, checksum)
+        return slot

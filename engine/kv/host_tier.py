@@ -1,0 +1,293 @@
+"""The host tier: finished KV blocks in shared memory that outlives the engine process, found by the hash of their content's chain.
+
+All models of a host share one limit; a block takes a slot in the file of its size. Who opens the tier decides where it lies and unlinks it; a
+second owner is refused. Knows names, bytes, pins and ages; refuses to know models, tokens and devices. Safe to use from several threads.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from zlib import crc32
+
+from engine.kv.recency import SegmentedOrder
+from engine.kv.slot_file import SlotFile, lock_directory
+
+log = logging.getLogger(__name__)
+
+
+class TierError(Exception):
+    """A tier cannot be used here; the message says why and what to change."""
+
+
+@dataclass(eq=False, slots=True)
+class Slot:
+    """A block's place. Its bytes stay as they are while it is pinned."""
+
+    file: SlotFile
+    index: int
+    block_hash: bytes
+    checksum: int = 0
+    pins: int = 0
+    is_written: bool = False  # findable; until then only its maker knows it
+    is_verified: bool = False  # written by this process, or read and found to agree with its checksum
+    is_protected: bool = False  # while it is pinned: the segment it goes back to
+    is_forgotten: bool = False  # while it is pinned: it is free once it no longer is
+
+    @property
+    def memory(self) -> memoryview:
+        return self.file.body(self.index)
+
+
+class HostTier:
+    """Use as `HostTier.open(directory, limit_bytes)`, and `close` it."""
+
+    def __init__(self, directory: Path, limit_bytes: int, lock_fd: int, clock: Callable[[], float]) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0  # whole pages of all slots that hold something or are being filled
+        self.num_corrupt = 0
+        self.num_evicted = 0
+        self._directory = directory
+        self._lock_fd = lock_fd
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._files: dict[int, SlotFile] = {}  # by slot bytes
+        self._free: dict[int, list[int]] = {}  # slots of each that are empty
+        self._slots: dict[bytes, Slot] = {}  # written, or being written
+        self._order: SegmentedOrder[bytes] = SegmentedOrder(limit_bytes)  # written and not pinned
+
+    @classmethod
+    def open(
+        cls, directory: Path, limit_bytes: int, clock: Callable[[], float] = time.time, patience_s: float = 0.0
+    ) -> "HostTier":
+        """What an earlier process of the same owner left is found again. Raises TierError."""
+        try:
+            lock_fd = lock_directory(directory, patience_s)
+        except OSError as error:
+            raise TierError(f"the host KV tier at {directory} cannot be used: {error.strerror}") from error
+        tier = cls(directory, limit_bytes, lock_fd, clock)
+        try:
+            tier._recover()
+        except OSError as error:
+            tier.close()
+            raise TierError(f"the host KV tier at {directory} cannot be used: {error.strerror}") from error
+        return tier
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, block_hash: bytes) -> bool:
+        slot = self._slots.get(block_hash)
+        return slot is not None and slot.is_written
+
+    def add_size(self, block_bytes: int) -> None:
+        """Blocks of this size may come. Raises TierError where not one of them fits."""
+        with self._lock:
+            try:
+                self._file_of(block_bytes)
+            except OSError as error:
+                raise TierError(f"the host KV tier at {self._directory} cannot grow: {error.strerror}") from error
+
+    def reserve(self, block_hash: bytes, block_bytes: int) -> Slot | None:
+        """A pinned slot to be filled, then committed or abandoned. None: it is here already, or nothing can give way to it."""
+        with self._lock:
+            if block_hash in self._slots:
+                return None
+            file = self._file_of(block_bytes)
+            index = self._make_room(file)
+            if index is None:
+                return None
+            file.clear(index)
+            slot = self._slots[block_hash] = Slot(file, index, block_hash, pins=1)
+            self.used_bytes += file.stride
+            return slot
+
+    def commit(self, slot: Slot, checksum: int) -> None:
+        """Its bytes are whole: others may find it from now on. The pin stays."""
+        with self._lock:
+            slot.checksum = checksum
+            slot.is_verified = True
+            if not slot.is_forgotten:
+                slot.is_written = True
+                slot.file.commit(slot.index, slot.block_hash, checksum, self._clock())
+
+    def abandon(self, slot: Slot) -> None:
+        """It was never committed."""
+        with self._lock:
+            self._forget(slot)
+            self._unpin(slot)
+
+    def pin(self, block_hash: bytes, *, is_hit: bool) -> Slot | None:
+        """The block's slot, kept as it is until it is unpinned. `is_hit`: somebody uses the content again."""
+        with self._lock:
+            slot = self._slots.get(block_hash)
+            if slot is None or not slot.is_written:
+                return None
+            if slot.pins == 0:
+                slot.is_protected = self._order.remove(block_hash)
+            slot.pins += 1
+            if is_hit:
+                slot.is_protected = True
+                slot.file.note_use(slot.index, self._clock())
+            return slot
+
+    def pin_prefix(self, hashes: Iterable[bytes]) -> list[Slot]:
+        """The longest run of a chain, as hits."""
+        pinned = []
+        for block_hash in hashes:
+            slot = self.pin(block_hash, is_hit=True)
+            if slot is None:
+                break
+            pinned.append(slot)
+        return pinned
+
+    def unpin(self, slots: Sequence[Slot]) -> None:
+        """The tail of a chain becomes older than its head: a chain is useless without its start."""
+        with self._lock:
+            for slot in reversed(slots):
+                self._unpin(slot)
+
+    def is_sound(self, slot: Slot) -> bool:
+        """The pinned slot holds what was written. It is checked once; one that does not is forgotten."""
+        if slot.is_verified:
+            return True
+        sound = crc32(slot.memory) == slot.checksum
+        with self._lock:
+            slot.is_verified = sound
+            if not sound and not slot.is_forgotten:
+                self.num_corrupt += 1
+                log.warning("a block of the host KV tier does not agree with its checksum; it is recomputed")
+                self._forget(slot)
+        return sound
+
+    def refresh(self, hashes: Sequence[bytes]) -> None:
+        """A chain that was written head first: let its tail be older than its head. No hit."""
+        with self._lock:
+            for block_hash in reversed(hashes):
+                if block_hash in self._order:
+                    self._order.refresh(block_hash)
+
+    def forget(self, hashes: Iterable[bytes]) -> None:
+        """Their content is known to be bad."""
+        with self._lock:
+            for block_hash in hashes:
+                if slot := self._slots.get(block_hash):
+                    self._forget(slot)
+
+    def close(self) -> None:
+        """What is here stays for the next owner."""
+        with self._lock:
+            for file in self._files.values():
+                file.close()
+            self._files.clear()
+            self._slots.clear()
+            os.close(self._lock_fd)
+
+    def _recover(self) -> None:
+        found = []
+        for path in sorted(self._directory.glob("slots-*.kv")):
+            size = path.stem.removeprefix("slots-")
+            if not size.isdecimal() or not self._num_slots(int(size)):
+                path.unlink()
+                continue
+            file = self._file_of(int(size))
+            found += [(slot, file) for slot in file.find()]
+            used = {slot.number for slot, of in found if of is file}
+            self._free[file.slot_bytes] = [i for i in reversed(range(file.num_slots)) if i not in used]
+        for (index, block_hash, checksum, _), file in sorted(found, key=lambda pair: pair[0].last_use):
+            if block_hash in self._slots:  # of two sizes: one of them is no block any model would ask for
+                self._drop_slot(file, index)
+                continue
+            self._slots[block_hash] = Slot(file, index, block_hash, checksum, is_written=True)
+            self._order.add(block_hash, file.stride)
+            self.used_bytes += file.stride
+        if self._slots:
+            log.info(
+                "the host KV tier holds %d blocks (%.1f MiB) of an earlier process", len(self), self.used_bytes / 2**20
+            )
+
+    def _file_of(self, block_bytes: int) -> SlotFile:
+        if block_bytes not in self._files:
+            num_slots = self._num_slots(block_bytes)
+            if num_slots == 0:
+                raise TierError(
+                    f"a KV block of {block_bytes} bytes does not fit the host KV tier of {self.limit_bytes} bytes; raise kv_host_gib"
+                )
+            self._files[block_bytes] = SlotFile(self._directory / f"slots-{block_bytes}.kv", block_bytes, num_slots)
+            self._free[block_bytes] = list(reversed(range(num_slots)))
+        return self._files[block_bytes]
+
+    def _num_slots(self, block_bytes: int) -> int:
+        page = os.sysconf("SC_PAGESIZE")
+        return self.limit_bytes // (-(-block_bytes // page) * page) if block_bytes else 0
+
+    def _make_room(self, file: SlotFile) -> int | None:
+        """An empty slot of `file` with pages under it, inside the limit of all files together."""
+        free = self._free[file.slot_bytes]
+        while not free or self.used_bytes + file.stride > self.limit_bytes:
+            if not self._evict(file):
+                return None
+        index = free.pop()
+        try:
+            file.provide(index)
+        except OSError as error:
+            free.append(index)
+            self._shrink(max(self.used_bytes, file.stride), error)
+            return None  # the next one evicts
+        return index
+
+    def _shrink(self, limit_bytes: int, error: OSError) -> None:
+        """A container's /dev/shm has often 64 MiB, whatever the configuration says."""
+        if limit_bytes < self.limit_bytes:
+            log.warning(
+                "%s: %s; the host KV tier makes do with %.1f MiB instead of %.1f",
+                self._directory, error.strerror, limit_bytes / 2**20, self.limit_bytes / 2**20,
+            )  # fmt: skip
+            self.limit_bytes = limit_bytes
+
+    def _evict(self, wanting: SlotFile) -> bool:
+        oldest = self._order.oldest()
+        if oldest is None:
+            return False
+        self._order.remove(oldest)
+        slot = self._slots.pop(oldest)
+        self.used_bytes -= slot.file.stride
+        self.num_evicted += 1
+        if slot.file is wanting:  # it is filled again at once, and keeps its pages
+            slot.file.clear(slot.index)
+            self._free[wanting.slot_bytes].append(slot.index)
+        else:
+            self._drop_slot(slot.file, slot.index)
+        return True
+
+    def _drop_slot(self, file: SlotFile, index: int) -> None:
+        file.give_back(index)
+        self._free[file.slot_bytes].append(index)
+
+    def _forget(self, slot: Slot) -> None:
+        """Not findable from now on; free as soon as nobody looks at it."""
+        if slot.is_forgotten:
+            return
+        del self._slots[slot.block_hash]
+        slot.is_forgotten = True
+        slot.file.clear(slot.index)
+        if slot.pins == 0:
+            self._order.remove(slot.block_hash)
+            self._free_forgotten(slot)
+
+    def _unpin(self, slot: Slot) -> None:
+        assert slot.pins > 0, "a slot was unpinned more often than it was pinned"
+        slot.pins -= 1
+        if slot.pins:
+            return
+        if slot.is_forgotten:
+            self._free_forgotten(slot)
+        else:
+            self._order.add(slot.block_hash, slot.file.stride, slot.is_protected)
+
+    def _free_forgotten(self, slot: Slot) -> None:
+        self._drop_slot(slot.file, slot.index)
+        self.used_bytes -= slot.file.stride

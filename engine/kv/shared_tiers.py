@@ -1,0 +1,60 @@
+"""The tiers of one engine host, shared by its models: opened with the host, left for the next one when it ends.
+
+A tier that cannot be had is said so once and done without: it is a cache. Knows what is configured; refuses to know
+blocks.
+"""
+
+import logging
+from pathlib import Path
+
+import torch
+
+from engine.kv.block_copier import block_bytes, make_copier
+from engine.kv.disk_thread import DiskThread
+from engine.kv.disk_tier import DiskTier
+from engine.kv.host_tier import HostTier, TierError
+from engine.kv.tiered_cache import TieredCache
+from engine.kv.tiers import EngineTiers, NoTiers
+from engine.protocol import HostConfig
+
+log = logging.getLogger(__name__)
+
+# A site that is started at once after it was killed finds its old engine host alive until the next heartbeat.
+_PATIENCE_S = 1.0
+
+
+class SharedTiers:
+    def __init__(self, host: HostTier, disk: DiskThread | None) -> None:
+        self.host = host
+        self.disk = disk
+
+    def cache_for(self, name: str, kv_cache: torch.Tensor, block_size: int) -> EngineTiers:
+        """One model's way to them."""
+        try:
+            return TieredCache(self.host, self.disk, make_copier(kv_cache), block_bytes(kv_cache), block_size)
+        except TierError as error:
+            log.warning("%s goes without tiers: %s", name, error)
+            return NoTiers()
+
+    def close(self) -> None:
+        """After the models' own."""
+        if self.disk is not None:
+            self.disk.close()
+        self.host.close()
+
+
+def open_tiers(config: HostConfig) -> SharedTiers | None:
+    if not config.kv_host_bytes or config.kv_host_dir is None:
+        return None
+    try:
+        host = HostTier.open(Path(config.kv_host_dir), config.kv_host_bytes, patience_s=_PATIENCE_S)
+    except TierError as error:
+        log.warning("%s; this engine host goes without", error)
+        return None
+    disk = None
+    if config.kv_disk_dir is not None and config.kv_disk_bytes:
+        try:
+            disk = DiskThread(DiskTier.open(Path(config.kv_disk_dir), config.kv_disk_bytes, _PATIENCE_S), host)
+        except TierError as error:
+            log.warning("%s; this engine host goes without", error)
+    return SharedTiers(host, disk)

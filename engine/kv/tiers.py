@@ -1,0 +1,134 @@
+"""What the scheduler asks of the tiers behind the device, and the answer where there are none.
+
+Knows which blocks go where and which come back; refuses to know bytes, threads and files (tiered_cache.py). Blocks are
+named by the hashes of prefix_index.py; `owner` is whatever a pin is taken for.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple, Protocol
+
+
+class Kept(NamedTuple):
+    """How far a chain continues in the tiers."""
+
+    num_blocks: int = 0
+    num_on_disk: int = 0  # of these, the ones that have to be read into the host tier first
+
+
+class Transfer(Protocol):
+    """Blocks on their way, carried by another thread."""
+
+    @property
+    def is_done(self) -> bool: ...
+    @property
+    def num_blocks(self) -> int:
+        """Of those asked for, from the first on, how many arrived."""
+
+
+class Tiers(Protocol):
+    def store(self, block: int, block_hash: bytes) -> None:
+        """The block's content is complete: keep a copy, when there is time."""
+
+    def drop(self, block: int) -> None:
+        """The block is about to be overwritten. Afterwards nobody reads it for a copy."""
+
+    def forget(self, hashes: Sequence[bytes]) -> None:
+        """Content that is known to be bad; its blocks were dropped."""
+
+    def settle(self, hashes: Sequence[bytes]) -> None:
+        """A chain has ended: its tail is worth less than its head."""
+
+    def lookup(self, hashes: Sequence[bytes], with_disk: bool) -> Kept:
+        """As far as fetching is worth the time."""
+
+    def read(self, hashes: Sequence[bytes]) -> Transfer:
+        """From disk to the host tier."""
+
+    def fetch(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Transfer:
+        """From the host tier into `blocks` of the device."""
+
+    def cancel(self, transfer: Transfer) -> None:
+        """Afterwards nobody writes to its blocks. Also right for one that is done and nobody took."""
+
+    def take_read(self, owner: Hashable, transfer: Transfer) -> int:
+        """Pin for `owner` what a read that is done has brought; returns how many blocks came from the disk."""
+
+    def swap_out(self, owner: Hashable, hashes: Sequence[bytes], blocks: Sequence[int]) -> bool:
+        """Make sure that the complete blocks of a chain are in the host tier, and pin them there; False where computing them again is
+        predicted to be cheaper, or there is no room."""
+
+    def let_go(self, owner: Hashable) -> None:
+        """Undo every pin of `owner`."""
+
+
+class NoTiers:
+    """The device alone."""
+
+    def store(self, block: int, block_hash: bytes) -> None:
+        pass
+
+    def drop(self, block: int) -> None:
+        pass
+
+    def forget(self, hashes: Sequence[bytes]) -> None:
+        pass
+
+    def settle(self, hashes: Sequence[bytes]) -> None:
+        pass
+
+    def lookup(self, hashes: Sequence[bytes], with_disk: bool) -> Kept:
+        return Kept()
+
+    def read(self, hashes: Sequence[bytes]) -> Transfer:
+        raise NotImplementedError("nothing was offered")
+
+    def fetch(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Transfer:
+        raise NotImplementedError("nothing was offered")
+
+    def cancel(self, transfer: Transfer) -> None:
+        pass
+
+    def take_read(self, owner: Hashable, transfer: Transfer) -> int:
+        return 0
+
+    def swap_out(self, owner: Hashable, hashes: Sequence[bytes], blocks: Sequence[int]) -> bool:
+        return False
+
+    def let_go(self, owner: Hashable) -> None:
+        pass
+
+    def begin_stores(self, everything: bool) -> None:
+        pass
+
+    def note_prefill_rate(self, tokens_per_s: float) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def num_lost(self) -> int:
+        return 0
+
+
+class EngineTiers(Tiers, Protocol):
+    """What the engine asks besides."""
+
+    def begin_stores(self, everything: bool) -> None:
+        """A step's results have been handed out: now copies may be made, a bounded amount unless `everything`."""
+
+    def note_prefill_rate(self, tokens_per_s: float) -> None:
+        """What recomputing costs at present; 0: not known yet."""
+
+    def reset(self) -> None:
+        """The device's content is in doubt: nothing more is copied from it or to it."""
+
+    def close(self) -> None:
+        """Nothing touches the device's blocks any more."""
+
+    @property
+    def num_lost(self) -> int:
+        """Blocks that a tier could not give back as they were (counter)."""

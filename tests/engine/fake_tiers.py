@@ -1,0 +1,176 @@
+"""Tiers in memory behind a FakeRunner: copies come late, come in part, or are lost, as a seed decides."""
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from random import Random
+
+from engine.kv.tiers import Kept, Transfer
+from tests.engine.fake_runner import FakeRunner
+
+Content = list[tuple[int, ...] | None]
+
+
+class FakeTransfer:
+    def __init__(self, tiers: "FakeTiers", hashes: Sequence[bytes], blocks: Sequence[int] | None, polls: int) -> None:
+        self.tiers = tiers
+        self.hashes = list(hashes)
+        self.blocks = blocks
+        self.polls = polls
+        self.num_blocks = 0
+        self.is_ended = False
+
+    @property
+    def is_done(self) -> bool:
+        """Looking brings the end nearer."""
+        if self.polls > 0:
+            self.polls -= 1
+            self.tiers.advance(self)
+        return self.polls == 0
+
+
+class FakeTiers:
+    def __init__(self, runner: FakeRunner, seed: int, capacity: int = 30, has_disk: bool = True) -> None:
+        self.runner = runner
+        self.draw = Random(seed)
+        self.capacity = capacity
+        self.has_disk = has_disk
+        self.host: dict[bytes, Content] = {}
+        self.disk: dict[bytes, Content] = {}
+        self.waiting: dict[int, bytes] = {}
+        self.pins: dict[Hashable, list[bytes]] = {}
+        self.open: set[FakeTransfer] = set()
+        self.num_lost = 0
+
+    # What the scheduler asks
+
+    def store(self, block: int, block_hash: bytes) -> None:
+        assert None not in self._content(block), "a block was called complete before it was"
+        self.waiting[block] = block_hash
+
+    def drop(self, block: int) -> None:
+        self.waiting.pop(block, None)
+
+    def forget(self, hashes: Sequence[bytes]) -> None:
+        for block_hash in hashes:
+            self.host.pop(block_hash, None)
+            self.disk.pop(block_hash, None)
+
+    def settle(self, hashes: Sequence[bytes]) -> None:
+        pass
+
+    def lookup(self, hashes: Sequence[bytes], with_disk: bool) -> Kept:
+        if self.draw.random() < 0.1:
+            return Kept()  # not worth it
+        found = on_disk = 0
+        for block_hash in hashes:
+            if block_hash not in self.host:
+                if not with_disk or block_hash not in self.disk:
+                    break
+                on_disk += 1
+            found += 1
+        return Kept(found, on_disk)
+
+    def read(self, hashes: Sequence[bytes]) -> Transfer:
+        return self._begin(FakeTransfer(self, hashes, None, self.draw.randint(1, 4)))
+
+    def fetch(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Transfer:
+        assert len(hashes) == len(blocks)
+        return self._begin(FakeTransfer(self, hashes, list(blocks), self.draw.randint(1, 4)))
+
+    def cancel(self, transfer: Transfer) -> None:
+        assert isinstance(transfer, FakeTransfer)
+        self.open.discard(transfer)
+        transfer.is_ended = True
+
+    def take_read(self, owner: Hashable, transfer: Transfer) -> int:
+        assert isinstance(transfer, FakeTransfer)
+        assert transfer.is_done
+        arrived = transfer.hashes[: transfer.num_blocks]
+        self.pins.setdefault(owner, []).extend(arrived)
+        return len(arrived)
+
+    def swap_out(self, owner: Hashable, hashes: Sequence[bytes], blocks: Sequence[int]) -> bool:
+        if self.draw.random() < 0.3 or not hashes:
+            return False
+        for block_hash, block in zip(hashes, blocks, strict=True):
+            self._keep(block_hash, block)
+        self.pins.setdefault(owner, []).extend(hashes)
+        return True
+
+    def let_go(self, owner: Hashable) -> None:
+        self.pins.pop(owner, None)
+
+    # What the engine asks
+
+    def begin_stores(self, everything: bool) -> None:
+        for block in list(self.waiting):
+            if everything or self.draw.random() < 0.7:
+                self._keep(self.waiting.pop(block), block)
+        self._evict()
+
+    def note_prefill_rate(self, tokens_per_s: float) -> None:
+        pass
+
+    def reset(self) -> None:
+        self.waiting.clear()
+        self.pins.clear()
+        self.open.clear()
+
+    def close(self) -> None:
+        self.reset()
+
+    # What a transfer does
+
+    def advance(self, transfer: FakeTransfer) -> None:
+        """One block or more of it arrive; the last poll ends it."""
+        if transfer.is_ended:
+            return
+        last = transfer.polls == 0
+        if last and self.draw.random() < 0.15:
+            self.num_lost += 1  # the rest was damaged
+        else:
+            end = len(transfer.hashes) if last else self.draw.randint(transfer.num_blocks, len(transfer.hashes))
+            while transfer.num_blocks < end and self._bring(transfer, transfer.num_blocks):
+                transfer.num_blocks += 1
+        if last:
+            self.open.discard(transfer)
+            transfer.is_ended = True
+
+    def _bring(self, transfer: FakeTransfer, i: int) -> bool:
+        block_hash = transfer.hashes[i]
+        content = self.host.get(block_hash)
+        if transfer.blocks is None:
+            content = content or self.disk.get(block_hash)
+            if content is not None:
+                self.host[block_hash] = content
+        elif content is not None:
+            start = transfer.blocks[i] * self.runner.block_size
+            self.runner.slots[start : start + self.runner.block_size] = content
+            if self.runner.memory is not None:
+                self.runner.memory.write(transfer.blocks[i])
+        return content is not None
+
+    def _begin(self, transfer: FakeTransfer) -> FakeTransfer:
+        self.open.add(transfer)
+        return transfer
+
+    def _content(self, block: int) -> Content:
+        return self.runner.slots[block * self.runner.block_size : (block + 1) * self.runner.block_size]
+
+    def _keep(self, block_hash: bytes, block: int) -> None:
+        content = self._content(block)
+        assert None not in content
+        if self.runner.memory is not None:
+            self.runner.memory.check(block)
+        assert self.host.get(block_hash, content) == content, "one name for two contents"
+        self.host[block_hash] = content
+        if self.has_disk and self.draw.random() < 0.5:
+            self.disk[block_hash] = content
+
+    def _evict(self) -> None:
+        pinned = Counter(h for hashes in self.pins.values() for h in hashes)
+        for block_hash in list(self.host):
+            if len(self.host) <= self.capacity:
+                break
+            if block_hash not in pinned:
+                del self.host[block_hash]

@@ -1,0 +1,335 @@
+"""The host tier: what it holds, what gives way, what a kill -9 leaves, and who may own it."""
+
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.kv.host_tier import HostTier, TierError
+from engine.kv.slot_file import PAGE, SlotFile
+
+ROOT = Path(__file__).parents[3]
+SIZE = 3 * PAGE - 100  # a slot of three pages
+STRIDE = 3 * PAGE
+
+
+def name(n: int) -> bytes:
+    return blake2b(str(n).encode(), digest_size=32).digest()
+
+
+def content(n: int, size: int = SIZE) -> bytes:
+    return (name(n) * (size // 32 + 1))[:size]
+
+
+def put(tier: HostTier, n: int, size: int = SIZE) -> bool:
+    slot = tier.reserve(name(n), size)
+    if slot is None:
+        return False
+    slot.memory[:] = content(n, size)
+    tier.commit(slot, crc32(slot.memory))
+    tier.unpin([slot])
+    return True
+
+
+def read(tier: HostTier, n: int) -> bytes | None:
+    slot = tier.pin(name(n), is_hit=True)
+    if slot is None:
+        return None
+    sound = tier.is_sound(slot)
+    found = bytes(slot.memory)
+    tier.unpin([slot])
+    return found if sound else None
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Iterator[HostTier]:
+    opened = HostTier.open(tmp_path / "tier", 10 * STRIDE)
+    yield opened
+    opened.close()
+
+
+def test_what_is_put_is_found(tier: HostTier) -> None:
+    assert all(put(tier, n) for n in range(5))
+    assert [read(tier, n) == content(n) for n in range(6)] == [True] * 5 + [False]
+    assert len(tier.pin_prefix([name(3), name(1), name(77), name(2)])) == 2
+
+
+def test_a_block_is_found_only_once_it_is_committed(tier: HostTier) -> None:
+    slot = tier.reserve(name(1), SIZE)
+    assert slot is not None
+    assert name(1) not in tier
+    assert tier.pin(name(1), is_hit=True) is None
+    assert tier.reserve(name(1), SIZE) is None, "somebody is at it already"
+    tier.abandon(slot)
+    assert put(tier, 1)
+
+
+def test_the_oldest_gives_way_and_the_limit_holds(tier: HostTier) -> None:
+    for n in range(25):
+        assert put(tier, n)
+        assert tier.used_bytes <= tier.limit_bytes
+    assert [n for n in range(25) if name(n) in tier] == list(range(15, 25))
+
+
+def test_a_scan_does_not_push_out_what_is_hit(tier: HostTier) -> None:
+    for n in range(4):
+        put(tier, n)
+    for n in range(4):
+        assert read(tier, n) is not None
+    for n in range(100, 200):
+        put(tier, n)
+    assert all(read(tier, n) == content(n) for n in range(4))
+
+
+def test_a_chains_tail_goes_before_its_head(tier: HostTier) -> None:
+    chain = [name(n) for n in range(10)]
+    for n in range(10):
+        put(tier, n)
+    tier.refresh(chain)
+    put(tier, 99)
+    assert [h in tier for h in chain] == [True] * 9 + [False]
+    tier.unpin(tier.pin_prefix(chain))
+    put(tier, 98)
+    assert [h in tier for h in chain][:7] == [True] * 7
+
+
+def test_pinned_blocks_never_give_way(tier: HostTier) -> None:
+    for n in range(10):
+        put(tier, n)
+    pinned = tier.pin_prefix([name(n) for n in range(10)])
+    assert not put(tier, 50), "everything is pinned"
+    tier.unpin(pinned[4:5])
+    assert put(tier, 50)
+    assert [name(n) in tier for n in range(10)] == [n != 4 for n in range(10)]
+    tier.unpin(pinned[:4] + pinned[5:])
+    with pytest.raises(AssertionError, match="more often"):
+        tier.unpin(pinned[:1])
+
+
+def test_a_forgotten_block_stays_readable_for_those_who_hold_it(tier: HostTier) -> None:
+    put(tier, 1)
+    slot = tier.pin(name(1), is_hit=True)
+    assert slot is not None
+    tier.forget([name(1), name(2)])
+    assert name(1) not in tier
+    for n in range(20, 40):
+        put(tier, n)
+    assert bytes(slot.memory) == content(1)
+    used = tier.used_bytes
+    tier.unpin([slot])
+    assert tier.used_bytes == used - STRIDE
+
+
+def test_blocks_of_several_sizes_share_one_limit(tier: HostTier) -> None:
+    for n in range(10):
+        put(tier, n)
+    assert put(tier, 100, size=5 * PAGE)
+    assert tier.used_bytes <= tier.limit_bytes
+    assert read(tier, 100) == content(100, 5 * PAGE)
+    assert [name(n) in tier for n in range(10)] == [False] * 2 + [True] * 8
+    with pytest.raises(TierError, match="raise kv_host_gib"):
+        tier.add_size(11 * STRIDE)
+
+
+def test_what_gives_way_to_another_size_gives_its_memory_back(tmp_path: Path) -> None:
+    directory = tmp_path / "tier"
+    tier = HostTier.open(directory, 64 * PAGE)
+    for n in range(64):
+        put(tier, n, size=PAGE)
+    file = directory / f"slots-{PAGE}.kv"
+    before = file.stat().st_blocks * 512
+    if before < 64 * PAGE:
+        pytest.skip("this file system does not say what a file costs")
+    assert put(tier, 100, size=32 * PAGE)
+    assert file.stat().st_blocks * 512 <= before - 32 * PAGE
+    tier.close()
+
+
+def test_a_full_file_system_lowers_the_limit_instead_of_killing_the_process(
+    tier: HostTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    provide = SlotFile.provide
+
+    def full_after_four(file: SlotFile, index: int) -> None:
+        if index >= 4:
+            raise OSError(28, "No space left on device")
+        provide(file, index)
+
+    monkeypatch.setattr(SlotFile, "provide", full_after_four)
+    assert [put(tier, n) for n in range(8)] == [True] * 4 + [False] + [True] * 3
+    assert tier.limit_bytes == 4 * STRIDE
+    assert [n for n in range(8) if name(n) in tier] == [3, 5, 6, 7]
+    assert caplog.text.count("makes do with") == 1
+
+
+def test_a_second_owner_is_refused_and_says_so(tier: HostTier, tmp_path: Path) -> None:
+    with pytest.raises(TierError, match="another engine host is using it"):
+        HostTier.open(tmp_path / "tier", 10 * STRIDE)
+
+
+def test_nobody_else_may_read_it(tier: HostTier, tmp_path: Path) -> None:
+    put(tier, 1)
+    modes = {
+        path.name: stat.S_IMODE(path.stat().st_mode) for path in [tmp_path / "tier", *(tmp_path / "tier").iterdir()]
+    }
+    assert modes == {"tier": 0o700, "owner.lock": 0o600, f"slots-{SIZE}.kv": 0o600}
+
+
+def test_a_link_in_the_directorys_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "tier").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(TierError, match="no directory of this user's own"):
+        HostTier.open(tmp_path / "tier", 10 * STRIDE)
+
+
+def test_the_next_process_finds_what_the_last_left_in_order_of_use(tmp_path: Path) -> None:
+    ticks = iter(range(1000))
+    first = HostTier.open(tmp_path, 10 * STRIDE, clock=lambda: next(ticks))
+    for n in range(10):
+        put(first, n)
+    read(first, 0)
+    first.close()
+    second = HostTier.open(tmp_path, 10 * STRIDE)
+    assert second.used_bytes == 10 * STRIDE
+    assert all(name(n) in second for n in range(10))
+    put(second, 10)
+    assert [n for n in range(11) if name(n) not in second] == [1], "0 was used later"
+    assert read(second, 0) == content(0)
+    second.close()
+
+
+def test_a_damaged_body_is_noticed_when_it_is_read_and_a_damaged_header_when_it_is_opened(tmp_path: Path) -> None:
+    first = HostTier.open(tmp_path, 10 * STRIDE)
+    for n in range(3):
+        put(first, n)
+    first.close()
+    file = tmp_path / f"slots-{SIZE}.kv"
+    damaged = bytearray(file.read_bytes())
+    damaged[PAGE + 64 * 1 + 20] ^= 1  # in the second slot's hash
+    bodies = len(damaged) - 10 * STRIDE
+    damaged[bodies + 2 * STRIDE + 5000] ^= 1  # in the third slot's body
+    file.write_bytes(damaged)
+    second = HostTier.open(tmp_path, 10 * STRIDE)
+    assert [name(n) in second for n in range(3)] == [True, False, True]
+    assert [read(second, n) == content(n) for n in range(3)] == [True, False, False]
+    assert second.num_corrupt == 1
+    assert name(2) not in second
+    assert put(second, 2)
+    second.close()
+
+
+@pytest.mark.parametrize("change", ["truncated", "another limit", "nonsense"])
+def test_a_file_of_another_geometry_is_made_anew(tmp_path: Path, change: str) -> None:
+    first = HostTier.open(tmp_path, 10 * STRIDE)
+    put(first, 1)
+    first.close()
+    file = tmp_path / f"slots-{SIZE}.kv"
+    if change == "truncated":
+        os.truncate(file, 5 * PAGE)
+    elif change == "nonsense":
+        file.write_bytes(b"nonsense")
+    second = HostTier.open(tmp_path, (9 if change == "another limit" else 10) * STRIDE)
+    assert len(second) == 0
+    assert put(second, 1)
+    assert read(second, 1) == content(1)
+    second.close()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from zlib import crc32
+from engine.kv.host_tier import HostTier
+from tests.engine.kv.test_host_tier import SIZE, STRIDE, content, name, put
+tier = HostTier.open(Path(sys.argv[1]), 10 * STRIDE)
+start = int(sys.argv[2])
+"""
+ENDLESS = WRITER + "print('ready', flush=True)\nfor n in range(start, 10**9): put(tier, n)\n"
+HALF = WRITER + (
+    "put(tier, start)\n"
+    "slot = tier.reserve(name(start + 1), SIZE)\n"
+    "slot.memory[: SIZE // 2] = content(start + 1)[: SIZE // 2]\n"
+    "print('ready', flush=True)\n"
+    "sys.stdin.read()\n"
+)
+
+
+def kill_in(script: str, directory: Path, start: int, after_s: float) -> None:
+    command = [sys.executable, "-c", script, str(directory), str(start)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        signal.sigtimedwait([], after_s)
+        child.kill()
+
+
+def test_a_process_killed_in_the_middle_of_a_block_leaves_only_whole_ones(tmp_path: Path) -> None:
+    kill_in(HALF, tmp_path, 5, after_s=0.0)
+    tier = HostTier.open(tmp_path, 10 * STRIDE)
+    assert name(5) in tier
+    assert name(6) not in tier
+    assert read(tier, 5) == content(5)
+    assert tier.used_bytes == STRIDE
+    tier.close()
+
+
+def test_a_process_killed_at_any_time_leaves_a_tier_that_is_right(tmp_path: Path) -> None:
+    draw = random.Random(7)
+    for i in range(4):
+        kill_in(ENDLESS, tmp_path, i * 10**7, after_s=0.05 * draw.random())
+        tier = HostTier.open(tmp_path, 10 * STRIDE)
+        assert len(tier) >= 9, "at most the block it was at is lost"
+        for slot in tier.pin_prefix(list(tier._slots)):
+            assert tier.is_sound(slot)
+            assert bytes(slot.memory) == (slot.block_hash * (SIZE // 32 + 1))[:SIZE]
+            tier.unpin([slot])
+        tier.close()
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["put", "big", "read", "pin", "unpin", "forget", "reopen"]), st.integers(0, 15)),
+        max_size=60,
+    )
+)
+@settings(deadline=None, max_examples=60)
+def test_whatever_happens_a_found_block_is_the_right_one_and_the_limit_holds(
+    tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int]]
+) -> None:
+    directory = tmp_path_factory.mktemp("tier")
+    tier = HostTier.open(directory, 6 * STRIDE)
+    pinned = []
+    for action, n in actions:
+        if action == "put":
+            put(tier, n)
+        elif action == "big":
+            put(tier, n + 100, size=4 * PAGE)
+        elif action == "read":
+            assert read(tier, n) in (None, content(n))
+        elif action == "pin":
+            pinned += [(n, slot) for slot in tier.pin_prefix([name(n)])]
+        elif action == "unpin" and pinned:
+            tier.unpin([pinned.pop(n % len(pinned))[1]])
+        elif action == "forget":
+            tier.forget([name(n)])
+        elif action == "reopen" and not pinned:
+            before = {n for n in range(120) if name(n) in tier}
+            tier.close()
+            tier = HostTier.open(directory, 6 * STRIDE)
+            assert {n for n in range(120) if name(n) in tier} == before
+        assert tier.used_bytes <= tier.limit_bytes
+        for held, slot in pinned:
+            assert bytes(slot.memory) == content(held)
+    tier.unpin([slot for _, slot in pinned])
+    assert tier.used_bytes == sum(slot.file.stride for slot in tier._slots.values())
+    tier.close()

@@ -1,0 +1,345 @@
+"""One model's way to the tiers: copies that are overtaken, called off or broken, and the decision whether to copy at all."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+import torch
+
+from engine.kv.block_copier import CpuCopier, block_bytes
+from engine.kv.disk_thread import DiskThread
+from engine.kv.disk_tier import DiskTier
+from engine.kv.host_tier import HostTier
+from engine.kv.tiered_cache import Fetch, TieredCache
+from engine.kv.tiers import Kept
+from tests.engine.kv.test_host_tier import name
+
+BLOCK_SIZE = 4
+
+
+class SlowCopier(CpuCopier):
+    """Copies only while it is let; says when it has begun."""
+
+    def __init__(self, cache: torch.Tensor) -> None:
+        super().__init__(cache)
+        self.begun = threading.Event()
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self.is_broken = False
+
+    def store(self, blocks: Sequence[int], into: Sequence[memoryview], mark: object) -> None:
+        self._pause()
+        super().store(blocks, into, mark)
+
+    def fetch(self, blocks: Sequence[int], source: Sequence[memoryview], mark: object) -> None:
+        self._pause()
+        super().fetch(blocks, source, mark)
+
+    def hold_up(self) -> None:
+        self.begun.clear()
+        self.may_go_on.clear()
+
+    def _pause(self) -> None:
+        self.begun.set()
+        assert self.may_go_on.wait(10)
+        if self.is_broken:
+            raise RuntimeError("the device is gone")
+
+
+class Rig:
+    def __init__(self, directory: Path, num_blocks: int = 64) -> None:
+        self.cache = torch.zeros(num_blocks, 3, 2, BLOCK_SIZE, 2, 10)
+        self.bytes = block_bytes(self.cache)
+        self.copier = SlowCopier(self.cache)
+        self.host = HostTier.open(directory / "host", 40 * 4096)
+        self.disk = DiskThread(DiskTier.open(directory / "disk", 1 << 20), self.host)
+        self.tiers = TieredCache(self.host, self.disk, self.copier, self.bytes, BLOCK_SIZE)
+
+    def fill(self, n: int) -> None:
+        self.cache[n] = n + 1
+
+    def store(self, numbers: Sequence[int], wait: bool = True) -> None:
+        for n in numbers:
+            self.fill(n)
+            self.tiers.store(n, name(n))
+        self.tiers.begin_stores(everything=True)
+        if wait:
+            assert self.tiers.wait_until_idle(10)
+
+    def fetch(self, numbers: Sequence[int], blocks: Sequence[int]) -> Fetch:
+        fetch = self.tiers.fetch([name(n) for n in numbers], blocks)
+        assert isinstance(fetch, Fetch)
+        return fetch
+
+    def close(self) -> None:
+        self.copier.may_go_on.set()
+        self.tiers.close()
+        self.disk.close()
+        self.host.close()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.close()
+
+
+def holds(cache: torch.Tensor, n: int) -> bool:
+    return bool((cache == n + 1).all())
+
+
+def test_what_is_stored_comes_back_elsewhere(rig: Rig) -> None:
+    rig.store(range(10))
+    assert rig.tiers.lookup([name(n) for n in range(12)], with_disk=False) == Kept(10, 0)
+    fetch = rig.fetch(range(10), range(20, 30))
+    assert rig.tiers.wait_until_idle(10)
+    assert fetch.is_done
+    assert fetch.num_blocks == 10
+    assert all(holds(rig.cache[20 + n], n) for n in range(10))
+    assert not rig.cache[30:].any()
+
+
+def test_a_block_that_is_reused_before_its_turn_is_not_stored(rig: Rig) -> None:
+    rig.fill(0)
+    rig.tiers.store(0, name(0))
+    rig.tiers.drop(0)
+    rig.tiers.begin_stores(everything=True)
+    rig.copier.hold_up()
+    rig.store(range(1, 20), wait=False)
+    assert rig.copier.begun.wait(10)
+    waiting = sorted(rig.tiers._stores)
+    for block in waiting:
+        rig.tiers.drop(block)
+        rig.cache[block] = -1
+    rig.copier.may_go_on.set()
+    assert rig.tiers.wait_until_idle(10)
+    stored = [n for n in range(20) if name(n) in rig.host]
+    assert stored == sorted(set(range(1, 20)) - set(waiting))
+    assert 0 not in stored
+
+
+def test_a_block_that_is_being_copied_is_not_given_up_before_it_is(rig: Rig) -> None:
+    rig.copier.hold_up()
+    rig.store([5], wait=False)
+    assert rig.copier.begun.wait(10)
+    overwritten = threading.Event()
+
+    def overwrite() -> None:
+        rig.tiers.drop(5)
+        rig.cache[5] = -1
+        overwritten.set()
+
+    thread = threading.Thread(target=overwrite)
+    thread.start()
+    assert not overwritten.wait(0.05)
+    rig.copier.may_go_on.set()
+    assert overwritten.wait(10)
+    thread.join()
+    assert rig.tiers.wait_until_idle(10)
+    fetch = rig.fetch([5], [9])
+    assert rig.tiers.wait_until_idle(10)
+    assert fetch.num_blocks == 1
+    assert holds(rig.cache[9], 5)
+
+
+def test_after_a_cancel_nothing_is_written_any_more(rig: Rig) -> None:
+    rig.store(range(8))
+    rig.copier.hold_up()
+    under_way, queued = rig.fetch(range(4), range(20, 24)), rig.fetch(range(4, 8), range(24, 28))
+    assert rig.copier.begun.wait(10)
+    rig.tiers.cancel(queued)
+    cancelling = threading.Thread(target=rig.tiers.cancel, args=[under_way])
+    cancelling.start()
+    rig.copier.may_go_on.set()
+    cancelling.join(10)
+    assert under_way.is_done
+    assert queued.is_done
+    rig.cache[20:28] = -7
+    assert rig.tiers.wait_until_idle(10)
+    assert (rig.cache[20:28] == -7).all()
+    assert all(slot.pins == 0 for slot in rig.host._slots.values())
+
+
+def test_bad_content_that_is_being_stored_is_forgotten_too(rig: Rig) -> None:
+    rig.copier.hold_up()
+    rig.store([1, 2], wait=False)
+    assert rig.copier.begun.wait(10)
+    forgetting = threading.Thread(target=rig.tiers.forget, args=[[name(1)]])
+    forgetting.start()
+    rig.copier.may_go_on.set()
+    forgetting.join(10)
+    assert rig.tiers.wait_until_idle(10)
+    assert name(1) not in rig.host
+    assert name(2) in rig.host
+    assert name(1) not in rig.disk.disk
+
+
+def test_a_failed_step_calls_everything_off(rig: Rig) -> None:
+    rig.store(range(6))
+    owner = object()
+    assert rig.tiers.swap_out(owner, [name(0)], [0])
+    rig.copier.hold_up()
+    fetch = rig.fetch(range(6), range(20, 26))
+    rig.store(range(30, 40), wait=False)
+    assert rig.copier.begun.wait(10)
+    rig.copier.may_go_on.set()
+    rig.tiers.reset()
+    rig.cache.zero_()
+    assert rig.tiers.wait_until_idle(10)
+    assert not rig.cache.any()
+    assert fetch.is_cancelled
+    assert rig.tiers.num_pinned == 0
+    assert not any(name(n) in rig.host for n in range(30, 40))
+    assert all(slot.pins == 0 for slot in rig.host._slots.values())
+
+
+def test_a_device_that_fails_ends_the_tiers_and_nothing_else(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.store(range(3))
+    rig.copier.is_broken = True
+    fetch = rig.fetch(range(3), range(20, 23))
+    assert rig.tiers.wait_until_idle(10)
+    assert fetch.is_done
+    assert fetch.num_blocks == 0
+    assert "goes on without tiers" in caplog.text
+    assert rig.tiers.lookup([name(0)], with_disk=True) == Kept()
+    rig.store([7])
+    assert name(7) not in rig.host
+    assert all(slot.pins == 0 for slot in rig.host._slots.values())
+
+
+def test_a_chain_comes_back_from_the_disk_and_a_damaged_block_ends_it(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.store(range(6))
+    rig.close()
+    for file in (tmp_path / "host").iterdir():
+        file.unlink()
+    (segment,) = (tmp_path / "disk").glob("segment-*.kv")
+    damaged = bytearray(segment.read_bytes())
+    damaged[4 * (64 + rig.bytes) + 100] ^= 1  # in the fifth block
+    segment.write_bytes(damaged)
+    rig = Rig(tmp_path)
+    assert rig.disk.wait_until_idle(10)
+    chain = [name(n) for n in range(6)]
+    assert rig.tiers.lookup(chain, with_disk=True) == Kept(6, 6)
+    assert rig.tiers.lookup(chain, with_disk=False) == Kept()
+    owner = object()
+    read = rig.tiers.read(chain)
+    assert rig.disk.wait_until_idle(10)
+    assert read.is_done
+    assert rig.tiers.take_read(owner, read) == 4
+    assert rig.tiers.num_pinned == 4
+    assert rig.tiers.num_lost == 1
+    assert rig.disk.disk.num_corrupt == 1
+    fetch = rig.fetch(range(4), range(20, 24))
+    rig.tiers.let_go(owner)
+    assert rig.tiers.wait_until_idle(10)
+    assert fetch.num_blocks == 4
+    assert all(holds(rig.cache[20 + n], n) for n in range(4))
+    cancelled = rig.tiers.read(chain)
+    rig.tiers.cancel(cancelled)
+    assert rig.disk.wait_until_idle(10)
+    assert all(slot.pins == 0 for slot in rig.host._slots.values())
+    rig.close()
+
+
+def test_a_disk_that_does_not_answer_is_not_waited_for(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.store(range(3))
+    rig.host.forget([name(n) for n in range(3)])
+    answer = threading.Event()
+    read_disk = rig.disk.disk.read
+
+    def hang(block_hash: bytes, into: memoryview) -> int | None:
+        assert answer.wait(10)
+        return read_disk(block_hash, into)
+
+    monkeypatch.setattr(rig.disk.disk, "read", hang)
+    monkeypatch.setattr("engine.kv.disk_thread._PATIENCE_S", 0.0)
+    owner = object()
+    read = rig.tiers.read([name(n) for n in range(3)])
+    assert read.is_done
+    assert rig.tiers.take_read(owner, read) == 0
+    answer.set()
+    assert rig.disk.wait_until_idle(10)
+    assert rig.tiers.num_pinned == 0
+    assert all(slot.pins == 0 for slot in rig.host._slots.values())
+
+
+def test_a_damaged_block_of_the_host_tier_ends_the_fetch_before_it(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.store(range(5))
+    rig.close()
+    rig = Rig(tmp_path)  # what was found is checked when it is read
+    slot = rig.host.pin(name(2), is_hit=False)
+    assert slot is not None
+    slot.memory[7] ^= 1
+    rig.host.unpin([slot])
+    fetch = rig.fetch(range(5), range(20, 25))
+    assert rig.tiers.wait_until_idle(10)
+    assert fetch.num_blocks == 2
+    assert rig.tiers.num_lost == 1
+    assert rig.host.num_corrupt == 1
+    assert not rig.cache[22:].any()
+    rig.close()
+
+
+def test_a_swap_copies_what_is_missing_and_pins_it_until_it_is_let_go(rig: Rig) -> None:
+    rig.store(range(3))
+    for n in range(3, 6):
+        rig.fill(n)
+    rig.tiers.store(4, name(4))
+    owner = object()
+    assert rig.tiers.swap_out(owner, [name(n) for n in range(6)], range(6))
+    rig.cache[:6] = -1
+    for n in range(20, 60):
+        slot = rig.host.reserve(name(n), rig.bytes)
+        if slot is not None:
+            slot.memory[:] = bytes(rig.bytes)
+            rig.host.commit(slot, crc32(slot.memory))
+            rig.host.unpin([slot])
+    assert all(name(n) in rig.host for n in range(6))
+    assert rig.tiers.num_pinned == 6
+    fetch = rig.fetch(range(6), range(6))
+    rig.tiers.let_go(owner)
+    assert rig.tiers.wait_until_idle(10)
+    assert fetch.num_blocks == 6
+    assert all(holds(rig.cache[n], n) for n in range(6))
+    assert all(slot.pins == 0 for slot in rig.host._slots.values())
+
+
+def test_a_tier_slower_than_computing_is_passed_over_but_now_and_then_tried(rig: Rig) -> None:
+    rig.store(range(4))
+    chain = [name(n) for n in range(4)]
+    rig.tiers.fetch_rate.add(4 * rig.bytes, seconds=1.0)
+    rig.tiers.note_prefill_rate(4 * BLOCK_SIZE / 2.0)  # two seconds for the chain
+    assert rig.tiers.lookup(chain, with_disk=True) == Kept(4)
+    assert rig.tiers.swap_out("a", chain, range(4))
+    rig.tiers.let_go("a")
+    rig.tiers.note_prefill_rate(4 * BLOCK_SIZE / 0.5)
+    found = [rig.tiers.lookup(chain, with_disk=True).num_blocks for _ in range(48)]
+    assert found.count(4) == 3
+    assert found[0] == 0
+    assert not rig.tiers.swap_out("a", chain, range(4))
+    assert rig.tiers.num_pinned == 0
+    rig.tiers.note_prefill_rate(4 * BLOCK_SIZE / 2.0)
+    assert rig.tiers.lookup(chain, with_disk=True) == Kept(4)
+
+
+def test_a_slow_disk_is_passed_over_alone(rig: Rig) -> None:
+    rig.store(range(4))
+    rig.host.forget([name(2), name(3)])
+    rig.tiers.note_prefill_rate(4 * BLOCK_SIZE / 0.5)
+    chain = [name(n) for n in range(4)]
+    assert rig.tiers.lookup(chain, with_disk=True) == Kept(4, 2)
+    rig.disk.rate.add(2 * rig.bytes, seconds=1.0)
+    assert rig.tiers.lookup(chain, with_disk=True) == Kept(2, 0)
+
+
+def test_a_full_queue_to_the_disk_drops_and_counts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.kv.disk_thread._MAX_WRITES", 0)
+    rig.store(range(3))
+    assert rig.disk.num_dropped == 3
+    assert len(rig.disk.disk) == 0
+    assert all(name(n) in rig.host for n in range(3))

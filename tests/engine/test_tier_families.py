@@ -1,0 +1,83 @@
+"""Every model family against `transformers` when its blocks were in a tier: after a restart, from the disk, and after a swap."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedModel
+
+from engine.kv.shared_tiers import SharedTiers, open_tiers
+from engine.kv.tiered_cache import TieredCache
+from engine.protocol import HostConfig
+from engine.rates import TransferRate
+from tests.engine.agreement import assert_agrees, full
+from tests.engine.driver import drain, load_engine, one, random_prompt
+from tests.engine.families import MODELS, write_family
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
+    directory = tmp_path_factory.mktemp("family")
+    return directory, write_family(directory, request.param)
+
+
+@pytest.fixture(autouse=True)
+def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it pays depends on the machine; these tests are about what comes back."""
+    monkeypatch.setattr(TransferRate, "is_worth_it", lambda *_: True)
+
+
+@pytest.fixture
+def tiers(tmp_path: Path) -> Iterator[SharedTiers]:
+    opened = open_anew(tmp_path)
+    yield opened
+    opened.close()
+
+
+def open_anew(directory: Path, host: str = "host") -> SharedTiers:
+    opened = open_tiers(
+        HostConfig(
+            kv_host_bytes=8 << 20,
+            kv_host_dir=str(directory / host),
+            kv_disk_bytes=8 << 20,
+            kv_disk_dir=str(directory / "disk"),
+        )
+    )
+    assert opened is not None
+    return opened
+
+
+def test_a_round_trip_through_host_and_disk_agrees(written: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
+    directory, model = written
+    prompt = random_prompt(64, seed=3)
+    longer = prompt + random_prompt(21, seed=4)
+    for host, kept_in in (("host", "nothing"), ("host", "host"), ("another host", "disk")):
+        tiers = open_anew(tmp_path, host)
+        assert tiers.disk is not None
+        assert tiers.disk.wait_until_idle(10), "the disk is being looked through"
+        engine = load_engine(directory, tiers=tiers)
+        assert isinstance(engine.tiers, TieredCache)
+        heard = one(engine, full("a", longer if kept_in == "host" else prompt, max_tokens=4))
+        assert_agrees(model, longer if kept_in == "host" else prompt, heard)
+        load = engine.load()
+        expected = {"nothing": (0, 0), "host": (64, 0), "disk": (0, 48)}[kept_in]
+        assert (load.prefix_host_hits, load.prefix_disk_hits) == expected
+        assert heard.num_cached_tokens == sum(expected)
+        assert engine.tiers.wait_until_idle(10)
+        engine.close()
+        tiers.close()
+
+
+def test_swapped_sequences_agree(written: tuple[Path, PreTrainedModel], tiers: SharedTiers) -> None:
+    directory, model = written
+    engine = load_engine(directory, kv_tokens=144, max_num_batched_tokens=40, tiers=tiers)
+    assert isinstance(engine.tiers, TieredCache)
+    prompts = {str(n): random_prompt(n, seed=n) for n in (30, 31, 32)}
+    heard = drain(engine, [full(name, prompt, max_tokens=30) for name, prompt in prompts.items()])
+    load = engine.load()
+    assert load.swaps == load.preemptions > 0
+    for name, prompt in prompts.items():
+        assert len(heard[name].token_ids) == 30
+        assert_agrees(model, prompt, heard[name])
+    assert engine.tiers.num_pinned == 0
+    engine.close()

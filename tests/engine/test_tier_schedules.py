@@ -1,0 +1,223 @@
+"""Random schedules over tiny pools with tiers behind them that are late, forgetful and lossy: every sequence ends with the right tokens, and
+nothing is left behind (I1, I2, I3, I6, I9)."""
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from engine.engine import Engine
+from tests.engine import test_shared_schedules as shared
+from tests.engine.driver import Heard, drain, one, submit
+from tests.engine.fake_runner import FakeRunner, borrowing_engine, fake_engine
+from tests.engine.fake_tiers import FakeTiers
+from tests.engine.test_engine import PROMPT, expected_tokens
+from tests.engine.test_schedules import Arrival, Shape, as_submit, check, names
+
+# Small blocks in small pools, and prompts that come again: what one leaves, the next one pushes out and a third one wants.
+crowds = st.lists(
+    st.builds(
+        Arrival,
+        step=st.integers(0, 40),
+        prompt_length=st.integers(9, 40),
+        family=st.integers(1, 3),
+        max_tokens=st.integers(1, 12),
+        salt=st.sampled_from([b"", b"", b"a"]),
+        abort_after=st.none() | st.integers(0, 25),
+        siblings=st.integers(0, 2),
+        priority=st.sampled_from([0, 0, -1]),
+    ),
+    min_size=4,
+    max_size=10,
+)
+tight = st.builds(
+    Shape,
+    num_blocks=st.integers(8, 20),
+    block_size=st.sampled_from([2, 3, 4]),
+    max_num_batched_tokens=st.integers(4, 40),
+    max_num_seqs=st.integers(1, 6),
+)
+
+
+@given(tight, crowds, st.integers(0, 2**32), st.integers(0, 40), st.booleans(), st.none() | st.integers(1, 30))
+@settings(max_examples=200, deadline=None)
+def test_every_sequence_ends_rightly_and_nothing_is_left(
+    shape: Shape, plan: list[Arrival], seed: int, capacity: int, has_disk: bool, fails_at: int | None
+) -> None:
+    run(shape, plan, seed, capacity, has_disk, fails_at)
+
+
+@pytest.mark.slow
+@given(tight, crowds, st.integers(0, 2**32), st.integers(0, 40), st.booleans(), st.none() | st.integers(1, 30))
+@settings(max_examples=5000, deadline=None)
+def test_thousands_of_schedules(
+    shape: Shape, plan: list[Arrival], seed: int, capacity: int, has_disk: bool, fails_at: int | None
+) -> None:
+    run(shape, plan, seed, capacity, has_disk, fails_at)
+
+
+def run(shape: Shape, plan: list[Arrival], seed: int, capacity: int, has_disk: bool, fails_at: int | None) -> None:
+    tiers: list[FakeTiers] = []
+
+    def make(runner: FakeRunner) -> FakeTiers:
+        tiers.append(FakeTiers(runner, seed, capacity, has_disk))
+        return tiers[0]
+
+    engine, runner = fake_engine(**shape._asdict(), make_tiers=make)
+    heard = play(engine, tiers[0], plan, fails_at)
+    for i, arrival in enumerate(plan):
+        for name in names(i, arrival):
+            if heard[name].error != "on purpose":
+                check(heard[name], arrival, engine.info.context_length)
+    assert engine.scheduler.pool.num_held == 0
+    assert engine.scheduler.pool.num_available == shape.num_blocks
+    assert max(runner.batch_tokens, default=0) <= shape.max_num_batched_tokens
+    assert not tiers[0].pins
+    assert not tiers[0].open
+    load = engine.load()
+    assert load.prefix_host_hits + load.prefix_disk_hits <= load.prefix_hits <= load.prefix_queries
+    assert (load.running, load.waiting, load.waiting_tokens) == (0, 0, 0)
+    for what in ("swaps", "prefix_host_hits", "prefix_disk_hits", "preemptions"):
+        event(what if getattr(load, what) else f"no {what}")
+
+
+def play(engine: Engine, tiers: FakeTiers, plan: list[Arrival], fails_at: int | None) -> dict[str, Heard]:
+    heard = {name: Heard() for i, arrival in enumerate(plan) for name in names(i, arrival)}
+    step = 0
+    while engine.has_work or step <= 60:
+        for i, arrival in enumerate(plan):
+            if arrival.step == step:
+                for name in names(i, arrival):
+                    engine.submit(as_submit(name, arrival))
+            if arrival.abort_after is not None and arrival.step + arrival.abort_after == step:
+                abort(engine, tiers, str(i))
+        if step == fails_at:
+            engine.fail_all("engine_error", "on purpose")
+            assert engine.scheduler.pool.num_held == 0
+        if engine.has_work:
+            engine.step()
+        for output in engine.take_outputs():
+            heard[output.sequence_id].hear(output)
+        engine.rest()
+        engine.scheduler.pool.assert_consistent()
+        assert len(engine.scheduler.running) <= engine.scheduler.limits.max_num_seqs
+        step += 1
+        assert step < 5000, "no end in sight"
+    return heard
+
+
+def abort(engine: Engine, tiers: FakeTiers, name: str) -> None:
+    sequence = engine._sequences.get(name)
+    held = engine.scheduler.pool.num_held
+    engine.abort(name)
+    assert engine.scheduler.pool.num_held <= held
+    if sequence is not None:
+        assert not sequence.block_table
+        assert sequence not in tiers.pins
+
+
+@given(
+    shared.shapes, st.lists(shared.arrivals, min_size=2, max_size=2), shared.reservations, shared.accidents,
+    st.integers(0, 2**32), st.integers(0, 40),
+)  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_two_models_on_one_arena_with_tiers_end_every_sequence_rightly(
+    shape: shared.Shape,
+    plans: list[list[shared.Arrival]],
+    reserve: shared.Reserve | None,
+    accident: shared.Accident | None,
+    seed: int,
+    capacity: int,
+) -> None:
+    play = TieredPlay(shape, [arrival for plan in plans for arrival in plan], reserve, accident, seed, capacity)
+    play.run()
+    for engine, tiers in zip(play.engines, play.tiers, strict=True):
+        assert not tiers.pins
+        assert not tiers.open
+        event("fetched" if engine.load().prefix_host_hits else "not fetched")
+        event("swapped" if engine.load().swaps else "not swapped")
+
+
+class TieredPlay(shared.Play):
+    def __init__(
+        self,
+        shape: shared.Shape,
+        plan: list[shared.Arrival],
+        reserve: shared.Reserve | None,
+        accident: shared.Accident | None,
+        seed: int,
+        capacity: int,
+    ) -> None:
+        self.seed, self.capacity = seed, capacity
+        self.tiers: list[FakeTiers] = []
+        super().__init__(shape, plan, reserve, accident)
+
+    def make_engine(
+        self, name: str, block_bytes: int, block_size: int, tokens: int, seqs: int, overlaps: bool
+    ) -> tuple[Engine, FakeRunner]:
+        def make(runner: FakeRunner) -> FakeTiers:
+            self.tiers.append(FakeTiers(runner, self.seed, self.capacity))
+            return self.tiers[-1]
+
+        return borrowing_engine(self.arena, name, block_bytes, block_size, tokens, seqs, overlaps, make)
+
+
+def tiered(**shape: int) -> tuple[Engine, FakeTiers]:
+    engine, _ = fake_engine(**shape, make_tiers=lambda runner: FakeTiers(runner, seed=3))
+    assert isinstance(engine.tiers, FakeTiers)
+    return engine, engine.tiers
+
+
+def test_bad_numbers_reach_no_tier() -> None:
+    engine, tiers = tiered()
+    runner = engine.runner
+    long_prompt = PROMPT * 5
+    one(engine, submit("good", long_prompt, max_tokens=4))
+    assert len(tiers.host) == 8
+    runner.bad_sequences.add("bad")  # type: ignore[attr-defined]
+    heard = one(engine, submit("bad", [*long_prompt, 1, 2, 3]))
+    assert "not finite" in (heard.error or "")
+    assert len(tiers.host) == 1, "the good one's last block is no part of the bad one"
+    runner.bad_sequences.clear()  # type: ignore[attr-defined]
+    assert one(engine, submit("again", long_prompt, max_tokens=4)).num_cached_tokens == 0
+
+
+def test_what_was_waiting_to_be_copied_is_not_copied_after_a_failure() -> None:
+    engine, tiers = tiered()
+    engine.submit(submit("a", PROMPT * 4))
+    engine.step()
+    assert tiers.waiting
+    engine.fail_all("engine_error", "a step failed")
+    engine.rest()
+    assert not tiers.host
+    assert one(engine, submit("b", PROMPT, max_tokens=3)).token_ids == expected_tokens(PROMPT, 3)
+
+
+def test_sequences_of_one_prefix_fetch_it_once() -> None:
+    engine, tiers = tiered(num_blocks=64)
+    tiers.draw.random = lambda: 0.5  # type: ignore[method-assign]
+    prompt = PROMPT * 6
+    one(engine, submit("a", prompt, max_tokens=1))
+    engine.fail_all("engine_error", "the device has forgotten")
+    fetched: list[int] = []
+    fetch = tiers.fetch
+    tiers.fetch = lambda hashes, blocks: fetched.append(len(blocks)) or fetch(hashes, blocks)  # type: ignore[method-assign, func-returns-value]
+    heard = drain(engine, [submit(name, [*prompt, i], max_tokens=2) for i, name in enumerate("bcd")])
+    assert fetched == [9]
+    assert [h.num_cached_tokens for h in heard.values()] == [36, 36, 36]
+
+
+def test_others_go_on_while_blocks_are_on_their_way() -> None:
+    engine, tiers = tiered(num_blocks=64)
+    tiers.draw.random = lambda: 0.5  # type: ignore[method-assign]
+    tiers.draw.randint = lambda low, high: 20 if (low, high) == (1, 4) else low  # type: ignore[method-assign]
+    prompt = PROMPT * 6
+    one(engine, submit("a", prompt, max_tokens=1))
+    engine.fail_all("engine_error", "the device has forgotten")
+    engine.take_outputs()
+    engine.submit(submit("fetching", prompt, max_tokens=2))
+    engine.submit(submit("other", [9, 9, 9], max_tokens=5))
+    told = []
+    while engine.has_work:
+        engine.step()
+        told += [o.sequence_id for o in engine.take_outputs()]
+    assert told == ["other"] * 5 + ["fetching"] * 2

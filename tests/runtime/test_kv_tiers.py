@@ -1,0 +1,137 @@
+"""Where a site's KV tiers lie: they outlive its engine hosts, and nothing of them outlives the site but what was meant to."""
+
+import logging
+import os
+import stat
+from pathlib import Path
+
+import httpx
+import pytest
+
+from runtime.engines.launch import GIB, host_config
+from runtime.engines.tier_place import TierPlace
+from sites.config import EngineConfig
+from tests.checkpoints import write_llama, write_tokenizer
+from tests.runtime.test_real_engine import Process, eventually
+
+PROMPT = "the pilot light of a gas stove burns small and blue until somebody wants warm water " * 2
+ASK = {"model": "tiny", "prompt": PROMPT, "max_tokens": 3, "temperature": 0, "ignore_eos": True}
+
+
+def test_a_site_that_stops_leaves_nothing(tmp_path: Path) -> None:
+    place = TierPlace("ams1", tmp_path)
+    directory = place.claim()
+    assert directory is not None
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    (directory / "slots-4096.kv").write_bytes(b"blocks")
+    assert place.claim() == directory, "for the next engine host"
+    place.remove()
+    assert list(tmp_path.iterdir()) == []
+    place.remove()
+
+
+def test_two_processes_of_one_site_name_do_not_share(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first, second, other = TierPlace("ams1", tmp_path), TierPlace("ams1", tmp_path), TierPlace("iad1", tmp_path)
+    directory = first.claim()
+    assert second.claim() is None
+    assert "another process serves a site of this name" in caplog.text
+    assert other.claim() not in (None, directory)
+    second.remove()
+    assert directory is not None
+    assert directory.exists(), "it belongs to the first"
+
+
+def test_what_a_killed_site_left_is_taken_over_by_its_next_life_and_removed_by_any_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    killed = TierPlace("ams1", tmp_path)
+    directory = killed.claim()
+    assert directory is not None
+    (directory / "slots-4096.kv").write_bytes(b"blocks")
+    living = TierPlace("sin1", tmp_path)
+    living.claim()
+    living.remove_dead()
+    assert directory.exists(), "its site lives"
+    lose_lock(killed)
+    again = TierPlace("ams1", tmp_path)
+    assert again.claim() == directory
+    again.remove_dead()
+    assert (directory / "slots-4096.kv").exists()
+    lose_lock(again)
+    living.remove_dead()
+    assert not directory.exists()
+    assert f"removed the host KV tier of a site that is gone: {directory}" in caplog.text
+    assert living.claim() is not None
+
+
+def lose_lock(place: TierPlace) -> None:
+    """As the system does for a process that is killed."""
+    assert place._lock is not None
+    os.close(place._lock)
+    place._lock = None
+
+
+def test_the_engine_is_told_of_tiers_only_where_the_site_has_a_place_for_them() -> None:
+    config = EngineConfig(kv_host_gib=0.5, kv_disk_dir="/var/cache/kv", kv_disk_gib=2.0)
+    told = host_config(config, "ams1", Path("/dev/shm/x"))
+    assert (told.kv_host_bytes, told.kv_host_dir) == (GIB // 2, "/dev/shm/x")
+    assert (told.kv_disk_bytes, told.kv_disk_dir) == (2 * GIB, "/var/cache/kv/ams1")
+    without = host_config(config, "ams1", None)
+    assert (without.kv_host_bytes, without.kv_host_dir, without.kv_disk_dir) == (0, None, None)
+
+
+def test_blocks_outlive_the_engine_and_go_with_the_site(tmp_path: Path) -> None:
+    write_llama(tmp_path / "tiny")
+    write_tokenizer(tmp_path / "tiny")
+    file = tmp_path / "site.toml"
+    name = f"t{abs(hash(str(tmp_path))) % 10**8}"
+    file.write_text(
+        f'name = "{name}"\nplace = {{city = "A", latitude = 0.0, longitude = 0.0}}\n[listen]\nport = 0\n'
+        '[engine]\ndevice = "cpu"\nthreads = 1\nkv_gib = 0.01\nkv_host_gib = 0.01\n'
+        f'kv_disk_dir = "{tmp_path}/disk"\nkv_disk_gib = 0.01\n'
+        f'[[models]]\nname = "tiny"\nsource = "{tmp_path}/tiny"\n'
+    )
+    directory = TierPlace(name)._directory
+    try:
+        process = Process(file, tmp_path / "log")
+        with httpx.Client(base_url=process.url, timeout=30) as client:
+            first = client.post("/v1/completions", json=ASK).json()
+            assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+            assert directory.is_dir()
+            eventually(lambda: any((tmp_path / "disk" / name).glob("segment-*.kv")))  # after memory comes the disk
+            engine = process.engine()
+            engine.kill()
+            eventually(lambda: client.get("/readyz").status_code == 200 and process.engine().pid != engine.pid)
+            again = client.post("/v1/completions", json=ASK).json()
+            assert again["choices"][0]["text"] == first["choices"][0]["text"]
+            assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 32
+            assert metric(client, "pilotlight_kv_host_tier_hits_total") >= 32
+        assert process.stop() == 0
+        assert not directory.exists()
+        process = Process(file, tmp_path / "log2")
+        with httpx.Client(base_url=process.url, timeout=30) as client:
+            from_disk = client.post("/v1/completions", json=ASK).json()
+            assert from_disk["choices"][0]["text"] == first["choices"][0]["text"]
+            assert from_disk["usage"]["prompt_tokens_details"]["cached_tokens"] >= 32
+            assert metric(client, "pilotlight_kv_disk_tier_hits_total") >= 32
+        process.popen.kill()
+        process.popen.wait()
+        assert directory.exists(), "nobody was left to remove it"
+        eventually(lambda: removed(directory))
+    finally:
+        if process.popen.poll() is None:
+            process.popen.kill()
+            process.popen.wait()
+        TierPlace("another", directory.parent).remove_dead()
+
+
+def removed(directory: Path) -> bool:
+    """The engine host of a killed site lives until its next heartbeat."""
+    TierPlace("another", directory.parent).remove_dead()
+    return not directory.exists()
+
+
+def metric(client: httpx.Client, name: str) -> float:
+    lines = [line for line in client.get("/metrics").text.splitlines() if line.startswith(name + "{")]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
