@@ -1,0 +1,151 @@
+// Matrix products of a few rows with a large matrix as checkpoints keep it, one output per row: y[m][n] = x[m] . w[n] + bias[n].
+//
+// With one row of x the time is that of reading w; from about twenty rows on it is that of multiplying. In between both matter: while one part of w
+// is multiplied out of the first-level cache, the part behind it is fetched.
+#include "activation.h"
+
+#define X_TILE (LANES == 16 ? 4 : 2)  // rows of x times rows of w whose sums stay in registers
+#define W_TILE 4
+#define W_UNIT 16                                    // rows of w between two looks at x
+#define DEPTH (2048 / (long)sizeof(scalar))          // columns of a unit at a time: 16 rows of 2 KiB fit the first-level cache
+#define X_ROWS 64                                    // rows of x that a unit is multiplied with before the next unit
+#define SERIAL_BYTES (64 << 10)                      // of w: below, waking a second thread costs more than it brings
+
+// The four (or fewer) row groups of a unit; gated products take half of them from the gate's rows and half from up's.
+typedef struct {
+    const scalar *rows[W_UNIT / W_TILE];
+} unit;
+
+// sums[m][n] += x[m] . w[n] over `depth` columns; fetches `ahead` (lines of the unit behind this one) on the way.
+INLINE void tile(const int x_rows, const int w_rows, const int fetched, const scalar *x, long x_stride, const scalar *w, long w_stride, long depth,
+                 const scalar *ahead, float *sums) {
+    lanes sum[X_TILE * W_TILE];
+    for (int i = 0; i < x_rows * w_rows; i++) sum[i] = all(0);
+    long k = 0;
+    for (; k + PIECE <= depth; k += PIECE) {
+        piece columns[W_TILE];
+#pragma GCC unroll 4
+        for (int n = 0; n < w_rows; n++) columns[n] = load_piece(w + n * w_stride + k);
+#pragma GCC unroll 4
+        for (int n = 0; n < fetched; n++) __builtin_prefetch(ahead + n * w_stride + k, 0, 2);
+#pragma GCC unroll 4
+        for (int m = 0; m < x_rows; m++) {
+            piece row = load_piece(x + m * x_stride + k);
+#pragma GCC unroll 4
+            for (int n = 0; n < w_rows; n++) sum[m * w_rows + n] = multiply_add(sum[m * w_rows + n], columns[n], row);
+        }
+    }
+    if (k < depth)
+        for (int m = 0; m < x_rows; m++) {
+            piece row = part_of_piece(x + m * x_stride + k, depth - k);
+            for (int n = 0; n < w_rows; n++)
+                sum[m * w_rows + n] = multiply_add(sum[m * w_rows + n], part_of_piece(w + n * w_stride + k, depth - k), row);
+        }
+    float total[16];
+    if (x_rows * w_rows == 16) {
+        sums_of_16(sum, total);
+    } else {
+        for (int i = 0; i < x_rows * w_rows; i++) total[i] = sum_of(sum[i]);
+    }
+    for (int m = 0; m < x_rows; m++)
+        for (int n = 0; n < w_rows; n++) sums[m * W_UNIT + n] += total[m * w_rows + n];
+}
+
+static void tiles(long x_rows, long w_rows, const scalar *x, long x_stride, const scalar *w, long w_stride, long depth, const scalar *ahead,
+                  int is_only_tile, float *sums) {
+#define TILE(m, n, fetched) tile(m, n, fetched, x, x_stride, w, w_stride, depth, ahead, sums)
+    if (w_rows == W_TILE) {
+        if (x_rows == 1) TILE(1, W_TILE, W_TILE);
+#if X_TILE == 2
+        else if (is_only_tile) TILE(2, W_TILE, W_TILE);
+        else TILE(2, W_TILE, 1);
+#else
+        else if (x_rows == 2) TILE(2, W_TILE, W_TILE);
+        else if (x_rows == 3) TILE(3, W_TILE, W_TILE);
+        else if (is_only_tile) TILE(4, W_TILE, W_TILE);
+        else TILE(4, W_TILE, 1);
+#endif
+        return;
+    }
+    for (long m = 0; m < x_rows; m++)
+        for (long n = 0; n < w_rows; n++)
+            tile(1, 1, 1, x + m * x_stride, x_stride, w + n * w_stride, w_stride, depth, ahead, sums + m * W_UNIT + n);
+}
+
+// sums [x_rows][W_UNIT]: one unit times all of x. `next` is the unit that this thread takes afterwards.
+static void multiply(const scalar *x, long x_rows, long x_stride, const unit *w, const unit *next, const long *w_rows, long w_stride, float *sums) {
+    const long num_tiles = (x_rows + X_TILE - 1) / X_TILE;
+    memset(sums, 0, x_rows * W_UNIT * sizeof *sums);
+    for (long k = 0; k < w_stride; k += DEPTH) {
+        const long depth = w_stride - k < DEPTH ? w_stride - k : DEPTH;
+        const int is_last = k + depth == w_stride;
+        for (long i = 0; i < num_tiles; i++) {
+            const long m = i * X_TILE, rows = x_rows - m < X_TILE ? x_rows - m : X_TILE;
+            for (long group = 0; group < W_UNIT / W_TILE; group++) {
+                if (!w_rows[group]) continue;
+                // Several tiles of x share the fetching: each takes one row of each group.
+                const scalar *ahead = is_last ? next->rows[group] : w->rows[group] + k + depth;
+                if (num_tiles > 1) ahead += (i % W_TILE) * w_stride;
+                tiles(rows, w_rows[group], x + m * x_stride + k, x_stride, w->rows[group] + k, w_stride, depth, ahead, num_tiles == 1,
+                      sums + m * W_UNIT + group * W_TILE);
+            }
+        }
+    }
+}
+
+// The first `count` of a unit's sums, with their bias, as outputs.
+INLINE void finish(const float *sums, const scalar *bias, long outputs, long count, int activation, int wide_output, void *y) {
+    for (long i = 0; i < count; i += LANES) {
+        const long n = count - i < LANES ? count - i : LANES;
+        lanes value = load_f32(sums + i);
+        if (bias) value += load_part(bias + i, n);
+        if (activation) {
+            lanes up = load_f32(sums + W_UNIT / 2 + i);
+            if (bias) up += load_part(bias + outputs + i, n);
+            value = gated(activation, value, up);
+        }
+        if (wide_output) {
+            value = as_stored(value);
+            memcpy((float *)y + i, &value, n * sizeof(float));
+        } else if (n == LANES) {
+            store((scalar *)y + i, value);
+        } else {
+            store_part((scalar *)y + i, value, n);
+        }
+    }
+}
+
+// activation 0: y [rows, outputs] = x w^T + bias. 1 (silu), 2 (gelu, tanh form): w has 2 * outputs rows, gates above ups, and y = act(gate) * up.
+// `wide_output`: y is fp32 whatever the scalar, rounded as if it were not.
+void NAME(linear)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
+                  int wide_output, int threads) {
+    const long per_unit = activation ? W_UNIT / 2 : W_UNIT;
+    const long units = (outputs + per_unit - 1) / per_unit;
+    if (columns * outputs * (long)sizeof(scalar) < SERIAL_BYTES) threads = 1;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        const long team = omp_get_num_threads(), mine = omp_get_thread_num();
+        const long first = units * mine / team, end = units * (mine + 1) / team;
+        float sums[X_ROWS * W_UNIT + LANES];  // a unit's last lanes may be read past its end
+        for (long top = 0; top < rows; top += X_ROWS) {
+            const long x_rows = rows - top < X_ROWS ? rows - top : X_ROWS;
+            unit current, next;
+            for (long u = first; u < end; u++) {
+                const long begin = u * per_unit, count = outputs - begin < per_unit ? outputs - begin : per_unit;
+                const long ahead = u + 1 < end ? begin + per_unit : begin;
+                long group_rows[W_UNIT / W_TILE];
+                for (long group = 0; group < W_UNIT / W_TILE; group++) {
+                    const long in_half = activation ? group % 2 : group, half = activation ? group / 2 : 0;
+                    const long left = count - in_half * W_TILE;
+                    group_rows[group] = left < 0 ? 0 : left < W_TILE ? left : W_TILE;
+                    current.rows[group] = w + (half * outputs + begin + in_half * W_TILE) * columns;
+                    next.rows[group] = w + (half * outputs + ahead + in_half * W_TILE) * columns;
+                }
+                multiply(x + top * x_stride, x_rows, x_stride, &current, &next, group_rows, columns, sums);
+                for (long m = 0; m < x_rows; m++)
+                    finish(sums + m * W_UNIT, bias ? bias + begin : NULL, outputs, count, activation, wide_output,
+                           (char *)y + ((top + m) * outputs + begin) * (wide_output ? sizeof(float) : sizeof(scalar)));
+            }
+        }
+    }
+}
