@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
-_FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-fno-math-errno", "-Wno-unknown-pragmas", "-Wno-psabi"]
+_FLAGS = ["-O3", "-std=gnu11", "-pthread", "-fPIC", "-fno-math-errno", "-Wno-unknown-pragmas", "-Wno-psabi"]
 _TIMEOUT_S = 120
 # Every C file is compiled for fp32 and for bf16: the same algorithm, the same names with another ending.
 _SCALARS = {"f32": [], "bf16": ["-DSCALAR_BF16"]}
@@ -50,11 +50,9 @@ def _compile(compiler: str, scratch: Path) -> Path:
     for scalar, defines in _SCALARS.items():
         folder = scratch / scalar
         folder.mkdir()
-        _run([compiler, *_FLAGS, _tuning(), "-fopenmp", *defines, "-c", *sources], folder)
+        _run([compiler, *_FLAGS, _tuning(), *defines, "-c", *sources], folder)
         objects += [str(path) for path in sorted(folder.glob("*.o"))]
-    # Linked without -fopenmp: the OpenMP runtime is the one that torch has loaded. A second one would bring threads of its own, and those of
-    # torch spin for milliseconds after each of its operations.
-    _run([compiler, "-shared", "-o", "library.so", *objects, "-lm"], scratch)
+    _run([compiler, "-shared", "-pthread", "-o", "library.so", *objects, "-lm"], scratch)
     return scratch / "library.so"
 
 

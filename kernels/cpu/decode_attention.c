@@ -77,13 +77,15 @@ INLINE void weigh(head_state **states, const int group, const float *weights, co
 }
 
 typedef struct {
-    const scalar *k_cache, *v_cache;
-    long heads, kv_heads, head_dim, block_size, block_stride;
+    const scalar *q, *k_cache, *v_cache;
+    const int64_t *tables, *context_lens;
+    const scalar *sinks;
+    scalar *out;
+    long q_stride, max_blocks, heads, kv_heads, head_dim, block_size, block_stride, window, parts;
     float scale;
-} geometry;
+} arguments;
 
-static void attend(const scalar *q, const int64_t *table, long first, long end, const scalar *sinks, scalar *out, const geometry *g, long kv_begin,
-                   long kv_end) {
+static void attend(const scalar *q, const int64_t *table, long first, long end, scalar *out, const arguments *g, long kv_begin, long kv_end) {
     const long group = g->heads / g->kv_heads, head_dim = g->head_dim, token_stride = g->kv_heads * head_dim;
     const long state_size = (sizeof(head_state) / sizeof(float) + head_dim + 15) / 16 * 16;
     const long head_begin = kv_begin * group, head_end = kv_end * group;
@@ -91,8 +93,8 @@ static void attend(const scalar *q, const int64_t *table, long first, long end, 
 #define STATE(head) ((head_state *)(memory + ((head) - head_begin) * state_size))
     for (long head = head_begin; head < head_end; head++) {
         memset(STATE(head), 0, state_size * sizeof(float));
-        STATE(head)->most = sinks ? get(sinks[head]) : -INFINITY;
-        STATE(head)->total = sinks ? 1.0f : 0.0f;
+        STATE(head)->most = g->sinks ? get(g->sinks[head]) : -INFINITY;
+        STATE(head)->total = g->sinks ? 1.0f : 0.0f;
     }
     for (long token = first; token < end;) {
         const long in_block = token % g->block_size, block = table[token / g->block_size] * g->block_stride;
@@ -122,21 +124,23 @@ static void attend(const scalar *q, const int64_t *table, long first, long end, 
     }
 }
 
+// One sequence's heads, or a part of them.
+static void attend_part(const void *given, long piece) {
+    const arguments *a = given;
+    const long seq = piece / a->parts, part = piece % a->parts;
+    const long end = a->context_lens[seq], first = a->window && a->window < end ? end - a->window : 0;
+    attend(a->q + seq * a->q_stride, a->tables + seq * a->max_blocks, first, end, a->out + seq * a->heads * a->head_dim, a,
+           a->kv_heads * part / a->parts, a->kv_heads * (part + 1) / a->parts);
+}
+
 // q [seqs][heads][head_dim], q_stride scalars between sequences; tables [seqs][max_blocks]; context_lens [seqs] count the new token; window 0: all of
 // the context; sinks [heads] or NULL; out [seqs][heads][head_dim].
 void NAME(decode_attention)(const scalar *q, const scalar *k_cache, const scalar *v_cache, const int64_t *tables, const int64_t *context_lens,
                             const scalar *sinks, scalar *out, long seqs, long q_stride, long max_blocks, long heads, long kv_heads, long head_dim,
                             long block_size, long block_stride, long window, float scale, int threads) {
-    const geometry g = {k_cache, v_cache, heads, kv_heads, head_dim, block_size, block_stride, scale};
     long parts = 1;  // of a sequence's heads, so that few sequences occupy all threads
-    while (parts < kv_heads && seqs * parts < 2 * threads) parts++;
-    if (threads == 1) parts = 1;
-    // Work is dealt out piece by piece: contexts differ in length.
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic, 1)
-    for (long i = 0; i < seqs * parts; i++) {
-        const long seq = i / parts, part = i % parts;
-        const long end = context_lens[seq], first = window && window < end ? end - window : 0;
-        attend(q + seq * q_stride, tables + seq * max_blocks, first, end, sinks, out + seq * heads * head_dim, &g, kv_heads * part / parts,
-               kv_heads * (part + 1) / parts);
-    }
+    while (threads > 1 && parts < kv_heads && seqs * parts < 2 * threads) parts++;
+    const arguments a = {q,        k_cache,    v_cache, tables,   context_lens, sinks,        out,    q_stride, max_blocks,
+                         heads, kv_heads, head_dim,   block_size, block_stride, window, parts, scale};
+    share(attend_part, &a, seqs * parts, threads);
 }

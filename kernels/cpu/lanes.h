@@ -4,9 +4,10 @@
 // row is taken in an order that its length alone decides, so that a row's result is the same in any company.
 #pragma once
 #include <math.h>
-#include <omp.h>
 #include <stdint.h>
 #include <string.h>
+
+#include "team.h"
 
 #define INLINE static inline __attribute__((always_inline))
 

@@ -37,7 +37,7 @@ class Library:
     """One function per operation and type."""
 
     def __init__(self, path: Path) -> None:
-        opened = _open(path)
+        opened = ctypes.CDLL(str(path), mode=os.RTLD_NOW)
         self.linear = _functions(opened, "linear")
         self.rms_norm = _functions(opened, "rms_norm")
         self.rotate_and_cache = _functions(opened, "rotate_and_cache")
@@ -72,16 +72,6 @@ def _use(get: Callable[[], Path | None]) -> None:
     except (BuildError, OSError, AttributeError) as error:
         if get is build_library:
             log.warning("the CPU kernels cannot be used, torch computes instead: %s", error)
-
-
-def _open(path: Path) -> ctypes.CDLL:
-    """Its OpenMP runtime is torch's, which torch has made visible to whatever is loaded later."""
-    try:
-        return ctypes.CDLL(str(path), mode=os.RTLD_NOW)
-    except OSError:
-        for runtime in sorted(Path(torch.__file__).parent.glob("lib/libgomp*")):  # a torch that keeps it to itself
-            ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
-        return ctypes.CDLL(str(path), mode=os.RTLD_NOW)
 
 
 def _functions(opened: ctypes.CDLL, name: str) -> dict[torch.dtype, Function]:

@@ -9,7 +9,7 @@
 #define W_UNIT 16                                    // rows of w between two looks at x
 #define DEPTH (2048 / (long)sizeof(scalar))          // columns of a unit at a time: 16 rows of 2 KiB fit the first-level cache
 #define X_ROWS 64                                    // rows of x that a unit is multiplied with before the next unit
-#define SERIAL_BYTES (64 << 10)                      // of w: below, waking a second thread costs more than it brings
+#define PIECE_BYTES (32 << 10)                       // of w that a thread takes at a time, at least
 
 // The four (or fewer) row groups of a unit; gated products take half of them from the gate's rows and half from up's.
 typedef struct {
@@ -115,37 +115,54 @@ INLINE void finish(const float *sums, const scalar *bias, long outputs, long cou
     }
 }
 
-// activation 0: y [rows, outputs] = x w^T + bias. 1 (silu), 2 (gelu, tanh form): w has 2 * outputs rows, gates above ups, and y = act(gate) * up.
-// `wide_output`: y is fp32 whatever the scalar, rounded as if it were not.
-void NAME(linear)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
-                  int wide_output, int threads) {
-    const long per_unit = activation ? W_UNIT / 2 : W_UNIT;
-    const long units = (outputs + per_unit - 1) / per_unit;
-    if (columns * outputs * (long)sizeof(scalar) < SERIAL_BYTES) threads = 1;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        const long team = omp_get_num_threads(), mine = omp_get_thread_num();
-        const long first = units * mine / team, end = units * (mine + 1) / team;
-        float sums[X_ROWS * W_UNIT + LANES];  // a unit's last lanes may be read past its end
-        for (long top = 0; top < rows; top += X_ROWS) {
-            const long x_rows = rows - top < X_ROWS ? rows - top : X_ROWS;
-            unit current, next;
-            for (long u = first; u < end; u++) {
-                const long begin = u * per_unit, count = outputs - begin < per_unit ? outputs - begin : per_unit;
-                const long ahead = u + 1 < end ? begin + per_unit : begin;
-                long group_rows[W_UNIT / W_TILE];
-                for (long group = 0; group < W_UNIT / W_TILE; group++) {
-                    const long in_half = activation ? group % 2 : group, half = activation ? group / 2 : 0;
-                    const long left = count - in_half * W_TILE;
-                    group_rows[group] = left < 0 ? 0 : left < W_TILE ? left : W_TILE;
-                    current.rows[group] = w + (half * outputs + begin + in_half * W_TILE) * columns;
-                    next.rows[group] = w + (half * outputs + ahead + in_half * W_TILE) * columns;
-                }
-                multiply(x + top * x_stride, x_rows, x_stride, &current, &next, group_rows, columns, sums);
-                for (long m = 0; m < x_rows; m++)
-                    finish(sums + m * W_UNIT, bias ? bias + begin : NULL, outputs, count, activation, wide_output,
-                           (char *)y + ((top + m) * outputs + begin) * (wide_output ? sizeof(float) : sizeof(scalar)));
-            }
+typedef struct {
+    const scalar *x, *w, *bias;
+    char *y;
+    long rows, outputs, columns, x_stride, outputs_per_unit, units, units_per_piece;
+    int activation, wide_output;
+} arguments;
+
+// The row groups of one unit, and how many rows there are in each.
+INLINE unit unit_at(const arguments *a, long index, long *group_rows) {
+    const long begin = index * a->outputs_per_unit, count = a->outputs - begin;
+    unit u;
+    for (long group = 0; group < W_UNIT / W_TILE; group++) {
+        const long part = a->activation ? group % 2 : group, half = a->activation ? group / 2 : 0;
+        const long left = count - part * W_TILE;
+        group_rows[group] = left < 0 ? 0 : left < W_TILE ? left : W_TILE;
+        u.rows[group] = a->w + (half * a->outputs + begin + part * W_TILE) * a->columns;
+    }
+    return u;
+}
+
+static void multiply_units(const void *given, long piece) {
+    const arguments *a = given;
+    float sums[X_ROWS * W_UNIT + LANES];  // of a unit's last row some lanes behind its end are read, and not used
+    const long first = piece * a->units_per_piece;
+    const long end = first + a->units_per_piece < a->units ? first + a->units_per_piece : a->units;
+    const size_t size = a->wide_output ? sizeof(float) : sizeof(scalar);
+    for (long top = 0; top < a->rows; top += X_ROWS) {
+        const long x_rows = a->rows - top < X_ROWS ? a->rows - top : X_ROWS;
+        for (long u = first; u < end; u++) {
+            long group_rows[W_UNIT / W_TILE], unused[W_UNIT / W_TILE];
+            const unit current = unit_at(a, u, group_rows);
+            const unit next = unit_at(a, u + 1 < a->units ? u + 1 : u, unused);  // of the next piece too: it is likely this thread's
+            multiply(a->x + top * a->x_stride, x_rows, a->x_stride, &current, &next, group_rows, a->columns, sums);
+            const long begin = u * a->outputs_per_unit;
+            const long count = a->outputs - begin < a->outputs_per_unit ? a->outputs - begin : a->outputs_per_unit;
+            for (long m = 0; m < x_rows; m++)
+                finish(sums + m * W_UNIT, a->bias ? a->bias + begin : NULL, a->outputs, count, a->activation, a->wide_output,
+                       a->y + ((top + m) * a->outputs + begin) * size);
         }
     }
+}
+
+// activation 0: y [rows][outputs] = x w^T + bias. 1 (silu), 2 (gelu, tanh form): w has 2 * outputs rows, gates above ups, and y = act(gate) * up.
+// wide_output: y is fp32 whatever the scalar, rounded as if it were not.
+void NAME(linear)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
+                  int wide_output, int threads) {
+    const long per_unit = activation ? W_UNIT / 2 : W_UNIT, units = (outputs + per_unit - 1) / per_unit;
+    const long per_piece = 1 + PIECE_BYTES / (W_UNIT * columns * (long)sizeof(scalar) + 1);
+    const arguments a = {x, w, bias, y, rows, outputs, columns, x_stride, per_unit, units, per_piece, activation, wide_output};
+    share(multiply_units, &a, (units + per_piece - 1) / per_piece, threads);
 }

@@ -1,7 +1,7 @@
 // Root-mean-square normalisation of rows, alone or behind the residual addition. Statistics and products are fp32 whatever the storage.
 #include "lanes.h"
 
-#define SERIAL_ELEMENTS (1 << 14)
+#define PIECE_ELEMENTS (1 << 13)
 
 // Weights are stored like the rows, or in fp32 where a model adds something to them.
 INLINE lanes weight_at(const void *weight, int wide, long i) { return wide ? load_f32((const float *)weight + i) : load((const scalar *)weight + i); }
@@ -23,21 +23,34 @@ static void normalise(const scalar *x, const void *weight, int wide_weight, floa
     for (; i < size; i++) y[i] = put(get(x[i]) * factor * weight_of(weight, wide_weight, i));
 }
 
+typedef struct {
+    const scalar *x, *added;
+    const void *weight;
+    scalar *y, *sums;
+    long rows, size, rows_per_piece;
+    int wide_weight;
+    float eps;
+} arguments;
+
+static void add(const scalar *a, const scalar *b, scalar *sum, long size) {
+    long i = 0;
+    for (; i + LANES <= size; i += LANES) store(sum + i, load(a + i) + load(b + i));
+    for (; i < size; i++) sum[i] = put(get(a[i]) + get(b[i]));
+}
+
+static void normalise_rows(const void *given, long piece) {
+    const arguments *a = given;
+    const long begin = piece * a->rows_per_piece, end = begin + a->rows_per_piece;
+    for (long row = begin; row < end && row < a->rows; row++) {
+        const long at = row * a->size;
+        if (a->added) add(a->x + at, a->added + at, a->sums + at, a->size);
+        normalise((a->added ? a->sums : a->x) + at, a->weight, a->wide_weight, a->eps, a->y + at, a->size);
+    }
+}
+
 // added: what is added to x first, rounded as a sum that is stored, and kept in `sums`; or NULL.
 void NAME(rms_norm)(const scalar *x, const scalar *added, const void *weight, scalar *y, scalar *sums, long rows, long size, int wide_weight,
                     float eps, int threads) {
-    if (rows * size < SERIAL_ELEMENTS) threads = 1;
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-    for (long row = 0; row < rows; row++) {
-        const scalar *summed = x + row * size;
-        if (added) {
-            const scalar *a = x + row * size, *b = added + row * size;
-            scalar *into = sums + row * size;
-            long i = 0;
-            for (; i + LANES <= size; i += LANES) store(into + i, load(a + i) + load(b + i));
-            for (; i < size; i++) into[i] = put(get(a[i]) + get(b[i]));
-            summed = into;
-        }
-        normalise(summed, weight, wide_weight, eps, y + row * size, size);
-    }
+    const arguments a = {x, added, weight, y, sums, rows, size, 1 + PIECE_ELEMENTS / (size + 1), wide_weight, eps};
+    share(normalise_rows, &a, (rows + a.rows_per_piece - 1) / a.rows_per_piece, threads);
 }
