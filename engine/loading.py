@@ -20,6 +20,7 @@ from engine.runner import ModelRunner
 from engine.scheduler import Limits
 from engine.weights.config import eos_token_ids, read_config
 from engine.weights.reader import CheckpointReader, ReadingProgress
+from kernels.cpu import library as cpu_kernels
 
 # Below this size a CPU computes in fp32: exactness is then testable, and the weights still fit its caches as well as
 # bf16 ones would.
@@ -37,7 +38,10 @@ class LoadedModel(NamedTuple):
 def make_arena(config: HostConfig) -> Arena:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    return Arena(config.kv_bytes, choose_device(config.device))
+    device = choose_device(config.device)
+    if device.type == "cpu":
+        cpu_kernels.start()
+    return Arena(config.kv_bytes, device)
 
 
 def choose_device(name: str) -> torch.device:

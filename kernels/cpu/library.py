@@ -54,24 +54,39 @@ def start(*, wait: bool = False) -> None:
     """Use the library that is there, or build it in the background; with `wait`, before returning. The first call counts."""
     global _started
     with _starting:
-        if not _started and os.environ.get(SWITCH) != "0":
-            _started = True
-            _use(find_library)
-            if loaded is None and wait:
-                _use(build_library)
-            elif loaded is None:
-                threading.Thread(target=_use, args=(build_library,), name="cpu-kernels", daemon=True).start()
+        if _started or os.environ.get(SWITCH) == "0":
+            return
+        _started = True
+        if _use_existing():
+            return
+        if wait:
+            _use_built(in_background=False)
+        else:
+            threading.Thread(target=_use_built, args=(True,), name="cpu-kernels", daemon=True).start()
 
 
-def _use(get: Callable[[], Path | None]) -> None:
+def _use_existing() -> bool:
     global loaded
     try:
-        path = get()
-        if path is not None:
-            loaded = Library(path)
+        path = find_library()
+    except BuildError:
+        return False  # building will fail too, and say so
+    if path is None:
+        return False
+    try:
+        loaded = Library(path)
+    except (OSError, AttributeError) as error:
+        log.warning("the CPU kernels in %s are damaged (%s) and are built again", path, error)
+        path.unlink(missing_ok=True)
+    return loaded is not None
+
+
+def _use_built(in_background: bool) -> None:
+    global loaded
+    try:
+        loaded = Library(build_library(in_background=in_background))
     except (BuildError, OSError, AttributeError) as error:
-        if get is build_library:
-            log.warning("the CPU kernels cannot be used, torch computes instead: %s", error)
+        log.warning("the CPU kernels cannot be used, torch computes instead, more slowly: %s", error)
 
 
 def _functions(opened: ctypes.CDLL, name: str) -> dict[torch.dtype, Function]:
