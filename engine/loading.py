@@ -26,6 +26,7 @@ from engine.scheduler import Limits
 from engine.weights.config import eos_token_ids, read_config
 from engine.weights.fingerprint import fingerprint
 from engine.weights.reader import CheckpointReader, ReadingProgress
+from kernels.cpu import library as cpu_kernels
 
 # Below this size a CPU computes in fp32: exactness is then testable, and the weights still fit its caches as well as
 # bf16 ones would.
@@ -61,7 +62,10 @@ class LoadedModel(NamedTuple):
 def make_kv_memory(config: HostConfig) -> KvMemory:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    arena = Arena(config.kv_bytes, choose_device(config.device))
+    device = choose_device(config.device)
+    if device.type == "cpu":
+        cpu_kernels.start()
+    arena = Arena(config.kv_bytes, device)
     return KvMemory(arena, Lending(arena.num_slabs, arena.slab_bytes, arena.clear))
 
 

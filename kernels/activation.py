@@ -1,17 +1,27 @@
 """Gated activations of feed-forwards: one input holds gate and up side by side, as the fused matmul leaves them."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
+
+from kernels.cpu import ops
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """x [tokens, 2 * intermediate] -> silu(gate) * up, [tokens, intermediate]."""
+    native = ops.gated_activation(x, ops.SILU)
+    if native is not None:
+        return native
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
 def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
     """x [tokens, 2 * intermediate] -> gelu(gate) * up by gelu's tanh approximation, [tokens, intermediate]."""
+    native = ops.gated_activation(x, ops.GELU_TANH)
+    if native is not None:
+        return native
     gate, up = x.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
 
@@ -22,3 +32,7 @@ def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
     gate, up = x.chunk(2, dim=-1)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate * torch.sigmoid(gate * alpha) * (up + 1)
+
+
+# Those that the CPU library computes together with the product before them, and their numbers there.
+FUSED: dict[Callable[[torch.Tensor], torch.Tensor], int] = {silu_and_mul: ops.SILU, gelu_tanh_and_mul: ops.GELU_TANH}

@@ -8,6 +8,7 @@ worked off in groups; blocks that lie wholly before a window are not gathered.
 import torch
 import torch.nn.functional as F
 
+from kernels.cpu import ops
 from kernels.sinks import attention_with_sinks
 
 # Bytes of keys and values gathered at once. On a CPU the copy should stay in a core's cache: 64 sequences of 310
@@ -34,6 +35,9 @@ def decode_attention(
     Padded positions are masked, not skipped: whatever lies in them must be finite (0 * NaN is NaN), which the arena
     guarantees.
     """
+    native = ops.decode_attention(q, k_cache, v_cache, block_tables, context_lens, scale, window, sinks)
+    if native is not None:
+        return native
     seqs = q.shape[0]
     if window is not None and window >= max_context_len:
         window = None

@@ -5,11 +5,11 @@ The torch form sorts tokens by expert and takes two matmuls per expert that has 
 for the device, which a fused kernel need not.
 """
 
-from collections.abc import Callable
 from itertools import accumulate
 
 import torch
-import torch.nn.functional as F
+
+from kernels.linear import GatedActivation, gated_linear, linear
 
 
 def route(logits: torch.Tensor, top_k: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -31,7 +31,7 @@ def moe_experts(
     expert_ids: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
-    activation: Callable[[torch.Tensor], torch.Tensor],
+    activation: GatedActivation,
     gate_up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -49,8 +49,9 @@ def moe_experts(
         if not count:
             continue
         rows = slice(end - count, end)
-        hidden = F.linear(by_expert[rows], gate_up[expert], None if gate_up_bias is None else gate_up_bias[expert])
-        outputs[rows] = F.linear(activation(hidden), down[expert], None if down_bias is None else down_bias[expert])
+        bias = None if gate_up_bias is None else gate_up_bias[expert]
+        hidden = gated_linear(by_expert[rows], gate_up[expert], bias, activation)
+        outputs[rows] = linear(hidden, down[expert], None if down_bias is None else down_bias[expert])
     in_order = torch.empty_like(outputs)
     in_order[order] = outputs
     return (in_order.view(tokens, top_k, -1) * weights.unsqueeze(-1)).sum(1).to(x.dtype)

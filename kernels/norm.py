@@ -6,12 +6,13 @@ Knows one row at a time; refuses to know which layer it serves. Statistics are t
 import torch
 import torch.nn.functional as F
 
+from kernels.cpu import ops
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x [tokens, hidden], weight [hidden] -> [tokens, hidden] in x's dtype."""
-    if x.dtype == torch.float32:
-        return F.rms_norm(x, weight.shape, weight, eps)
-    return (F.rms_norm(x.float(), weight.shape, None, eps) * weight).to(x.dtype)
+    native = ops.rms_norm(x, None, weight, eps)
+    return _rms_norm(x, weight, eps) if native is None else native[0]
 
 
 def add_rms_norm(
@@ -19,11 +20,20 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """residual += x, then normalise: returns (normalised, new residual). The sum is rounded to the storage type first,
     as every unfused implementation does, so that fusing changes no bit of the residual stream."""
+    native = ops.rms_norm(x, residual, weight, eps)
+    if native is not None:
+        return native
     residual = x + residual
-    return rms_norm(residual, weight, eps), residual
+    return _rms_norm(residual, weight, eps), residual
 
 
 def head_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x [tokens, heads, head_dim], strided or not; weight [heads, head_dim] -> the same shape as x, each head
     normalised for itself."""
     return (F.rms_norm(x.float(), x.shape[-1:], None, eps) * weight).to(x.dtype)
+
+
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    if x.dtype == torch.float32:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    return (F.rms_norm(x.float(), weight.shape, None, eps) * weight).to(x.dtype)

@@ -10,9 +10,8 @@ from engine.layers.linear import Linear
 from engine.layers.norm import HeadNorm, NormKind
 from engine.layers.weights import WeightLoader
 from kernels.decode_attention import decode_attention
-from kernels.kv_write import kv_write
 from kernels.prefill_attention import prefill_attention
-from kernels.rotary import rotary
+from kernels.qkv import rotate_and_cache
 
 
 class AttentionShape(NamedTuple):
@@ -77,12 +76,9 @@ class Attention:
         heads, kv_heads, head_dim = self.shape[:3]
         tokens = x.shape[0]
         qkv = self.qkv_proj(x).view(tokens, heads + 2 * kv_heads, head_dim)
-        qk = qkv[:, : heads + kv_heads]  # queries and keys turn alike: one call for both
-        if self.qk_norm is not None:
-            qk = self.qk_norm(qk)
-        qk = rotary(qk, cos, sin)
-        kv_write(qk[:, heads:], qkv[:, heads + kv_heads :], cache.k, cache.v, batch.slot_mapping)
-        return self.o_proj(self._attend(qk[:, :heads], cache, batch).reshape(tokens, heads * head_dim))
+        norm, eps = (None, 0.0) if self.qk_norm is None else (self.qk_norm.weight, self.qk_norm.eps)
+        q = rotate_and_cache(qkv, norm, eps, cos, sin, cache.k, cache.v, batch.slot_mapping)
+        return self.o_proj(self._attend(q, cache, batch).reshape(tokens, heads * head_dim))
 
     def _attend(self, q: torch.Tensor, cache: LayerCache, batch: Batch) -> torch.Tensor:
         scale, window = self.shape.scale, self.shape.window

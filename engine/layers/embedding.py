@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.layers.weights import WeightLoader
+from kernels.linear import logits
 
 
 class Embedding:
@@ -26,4 +27,4 @@ class Embedding:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The transposed use, as an output head: fp32 logits [rows, vocab]."""
-        return F.linear(hidden, self.weight).float()
+        return logits(hidden, self.weight)

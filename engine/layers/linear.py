@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 
 from engine.layers.weights import WeightLoader
+from kernels.linear import GatedActivation, gated_linear, linear
 
 
 class Linear:
@@ -24,4 +24,8 @@ class Linear:
         return cls(weight, loader.rows([f"{name}.bias" for name in names], rows) if bias else None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
+
+    def gated(self, x: torch.Tensor, activation: GatedActivation) -> torch.Tensor:
+        """Of gate and up in one matrix: activation(self(x))"""
+        return gated_linear(x, self.weight, self.bias, activation)

@@ -1,14 +1,11 @@
 """The gated feed-forward: gate and up in one matmul, then down."""
 
-from collections.abc import Callable
-
 import torch
 
 from engine.layers.linear import Linear
 from engine.layers.weights import WeightLoader
 from kernels.activation import silu_and_mul
-
-GatedActivation = Callable[[torch.Tensor], torch.Tensor]  # [tokens, 2 * intermediate] -> [tokens, intermediate]
+from kernels.linear import GatedActivation
 
 
 class GatedMLP:
@@ -34,4 +31,4 @@ class GatedMLP:
         return cls(gate_up, down, activation)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.activation(self.gate_up_proj(x)))
+        return self.down_proj(self.gate_up_proj.gated(x, self.activation))

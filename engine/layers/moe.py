@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 
 from engine.layers.linear import Linear
-from engine.layers.mlp import GatedActivation
 from engine.layers.weights import WeightLoader
 from kernels.activation import silu_and_mul
+from kernels.linear import GatedActivation
 from kernels.moe import moe_experts, route
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from engine.layers.weights import WeightLoader
-from kernels.norm import add_rms_norm, head_rms_norm, rms_norm
+from kernels.norm import add_rms_norm, rms_norm
 
 
 class NormKind(NamedTuple):
@@ -47,9 +47,6 @@ class HeadNorm:
             _load_weight(loader, name, head_dim, kind).expand(n, head_dim) for name, n in zip(names, heads, strict=True)
         ]
         return cls(torch.cat(rows), kind.eps)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return head_rms_norm(x, self.weight, self.eps)
 
 
 def _load_weight(loader: WeightLoader, name: str, size: int, kind: NormKind) -> torch.Tensor:

@@ -10,6 +10,8 @@ from tests.engine.agreement import as_distribution, assert_agrees, full
 from tests.engine.driver import drain, load_engine, one, random_prompt
 from tests.engine.families import MODELS, write_family
 
+pytestmark = pytest.mark.usefixtures("arithmetic")
+
 
 @pytest.fixture(scope="module", params=MODELS)
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:

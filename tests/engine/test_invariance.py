@@ -9,6 +9,8 @@ from engine.protocol import Submit
 from tests.checkpoints import write_llama
 from tests.engine.driver import drain, load_engine, one, random_prompt, submit
 
+pytestmark = pytest.mark.usefixtures("arithmetic")
+
 SAMPLING: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 1.0, "seed": 11},
@@ -32,7 +34,7 @@ def requests() -> list[Submit]:
 
 
 @pytest.fixture(scope="module")
-def alone(checkpoint: Path) -> dict[str, list[int]]:
+def alone(checkpoint: Path, arithmetic: str) -> dict[str, list[int]]:
     """Each request by itself, on an engine that has seen nothing."""
     return {r.sequence_id: one(load_engine(checkpoint), r).token_ids for r in requests()}
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import LlamaForCausalLM
 
@@ -9,6 +10,8 @@ from engine.engine import Engine
 from tests.checkpoints import write_llama
 from tests.engine.agreement import as_distribution, assert_agrees, full
 from tests.engine.driver import load_engine, one, random_prompt
+
+pytestmark = pytest.mark.usefixtures("arithmetic")
 
 
 def test_bf16_follows_the_reference_in_bf16(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""`make gpu-check` runs these tests with their tensors on a GPU: whatever a test makes lands on the default device."""
+"""Every operation is tested twice on a CPU, by the C library and by torch; `make gpu-check` runs these tests with their tensors on a GPU: whatever a
+test makes lands on the default device."""
 
 import os
 from collections.abc import Iterator
@@ -6,8 +7,18 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.cpu_kernels import BOTH, computing_with
+
+DEVICE = os.environ.get("PILOTLIGHT_TEST_DEVICE", "cpu")
+
 
 @pytest.fixture(autouse=True)
 def _tensors_on_the_device_under_test() -> Iterator[None]:
-    with torch.device(os.environ.get("PILOTLIGHT_TEST_DEVICE", "cpu")):
+    with torch.device(DEVICE):
         yield
+
+
+@pytest.fixture(autouse=True, params=BOTH if DEVICE == "cpu" else ["torch"])
+def arithmetic(request: pytest.FixtureRequest) -> Iterator[str]:
+    with computing_with(request.param):
+        yield request.param

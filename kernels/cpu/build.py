@@ -1,0 +1,117 @@
+"""Compiles the C files beside this one for the machine it runs on, once, into the user's cache.
+
+Knows compilers, flags and files; refuses to know what the library computes. Whatever goes wrong is a BuildError with a reason that says what to change.
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+SOURCES = Path(__file__).parent
+_FLAGS = ["-O3", "-std=gnu11", "-pthread", "-fPIC", "-fno-math-errno", "-Wno-unknown-pragmas", "-Wno-psabi"]
+_TIMEOUT_S = 600  # 4 s on an idle machine; in the background of a busy one a hundred times that
+# Every C file is compiled for fp32 and for bf16: the same algorithm, the same names with another ending.
+_SCALARS = {"f32": [], "bf16": ["-DSCALAR_BF16"]}
+
+
+class BuildError(Exception):
+    """There is no library; the sentence says why."""
+
+
+def find_library() -> Path | None:
+    """The library that an earlier build left for this machine and these sources."""
+    path = _path(_compiler())
+    return path if path.exists() else None
+
+
+def build_library(*, in_background: bool = False) -> Path:
+    """Find or build it. Several processes may ask at once: one compiles, the others wait for it. In the background it takes what time others leave."""
+    compiler = _compiler()
+    path = _path(compiler)
+    if path.exists():
+        return path
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+                _compile(compiler, Path(scratch), in_background).replace(path)
+    return path
+
+
+def _compile(compiler: str, scratch: Path, in_background: bool) -> Path:
+    nice = shutil.which("nice") if in_background else None
+    run = [nice, "-n", "19", compiler] if nice else [compiler]
+    sources = [str(path) for path in sorted(SOURCES.glob("*.c"))]
+    objects = []
+    for scalar, defines in _SCALARS.items():
+        folder = scratch / scalar
+        folder.mkdir()
+        _run([*run, *_FLAGS, _tuning(), *defines, "-c", *sources], folder)
+        objects += [str(path) for path in sorted(folder.glob("*.o"))]
+    _run([*run, "-shared", "-pthread", "-o", "library.so", *objects, "-lm"], scratch)
+    return scratch / "library.so"
+
+
+def _run(command: list[str], folder: Path) -> None:
+    try:
+        done = subprocess.run(
+            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"the C compiler could not be run: {error}") from error
+    if done.returncode != 0:
+        said = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-200:])
+        raise BuildError(f"the C compiler failed: {said or 'it said nothing'} ({' '.join(command)[:200]})")
+
+
+def _compiler() -> str:
+    names = [os.environ["CC"]] if os.environ.get("CC") else ["cc", "gcc", "clang"]
+    for name in names:
+        if found := shutil.which(name):
+            return found
+    raise BuildError(f"there is no C compiler ({', '.join(names)}); install one, for example the package gcc")
+
+
+def _tuning() -> str:
+    return "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
+
+
+def _path(compiler: str) -> Path:
+    """One file per sources, compiler and processor: a home directory may be shared by different machines."""
+    key = hashlib.sha256()
+    for source in [*sorted(SOURCES.glob("*.c")), *sorted(SOURCES.glob("*.h"))]:
+        key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    status = os.stat(compiler)
+    key.update(repr((_FLAGS, compiler, status.st_size, status.st_mtime_ns, platform.machine(), _processor())).encode())
+    return _cache() / f"{key.hexdigest()[:32]}.so"
+
+
+def _processor() -> str:
+    """What -march=native depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+
+
+def _cache() -> Path:
+    """A folder that no one else can write to: what lies in it is executed."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pilotlight" / "kernels"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = folder.stat()
+    except (OSError, RuntimeError) as error:
+        raise BuildError(f"{folder} cannot be used: {error}; set XDG_CACHE_HOME to a folder that can be written") from error
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise BuildError(f"{folder} can be written by others; run chmod go-w on it, or set XDG_CACHE_HOME")
+    if not os.access(folder, os.W_OK):
+        raise BuildError(f"{folder} cannot be written; set XDG_CACHE_HOME to a folder that can be")
+    return folder

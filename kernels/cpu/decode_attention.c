@@ -1,0 +1,146 @@
+// Attention of one new token per sequence over the paged cache, straight from the blocks: nothing is gathered, every key and value is read once.
+//
+// A thread takes a sequence's key-value heads together where there are sequences enough, because a block holds all heads of a token side by side.
+// A head's result does not depend on how heads and sequences are divided: scores meet block by block, in order.
+#include "lanes.h"
+
+#define TOKENS 16  // whose scores are taken together
+
+typedef struct {
+    float most, total;  // of the scores so far: the largest, and the sum of exp(score - most)
+    float sum[];        // [head_dim] values weighed by exp(score - most)
+} head_state;
+
+// scores[t] = q . k[t] * scale for up to TOKENS tokens of a block.
+INLINE void score(const scalar *q, const scalar *k, long token_stride, long tokens, long head_dim, float scale, float *scores) {
+    lanes sum[TOKENS];
+    for (int t = 0; t < TOKENS; t++) sum[t] = all(0);
+    long i = 0;
+    if (tokens == TOKENS) {
+        for (; i + PIECE <= head_dim; i += PIECE) {
+            piece query = load_piece(q + i);
+#pragma GCC unroll 16
+            for (int t = 0; t < TOKENS; t++) sum[t] = multiply_add(sum[t], load_piece(k + t * token_stride + i), query);
+        }
+    } else {
+        for (; i + PIECE <= head_dim; i += PIECE)
+            for (long t = 0; t < tokens; t++) sum[t] = multiply_add(sum[t], load_piece(k + t * token_stride + i), load_piece(q + i));
+    }
+    if (i < head_dim)
+        for (long t = 0; t < tokens; t++)
+            sum[t] = multiply_add(sum[t], part_of_piece(k + t * token_stride + i, head_dim - i), part_of_piece(q + i, head_dim - i));
+    sums_of_16(sum, scores);
+    for (long t = 0; t < tokens; t++) scores[t] *= scale;
+    for (long t = tokens; t < TOKENS; t++) scores[t] = -INFINITY;
+}
+
+// Turns scores into weights against the new maximum, and brings what was summed before to it.
+INLINE void rescale(head_state *state, float *scores, long head_dim) {
+    float most = state->most;
+    for (int t = 0; t < TOKENS; t++) most = scores[t] > most ? scores[t] : most;
+    if (most > state->most) {
+        float factor[LANES];
+        store_f32(factor, exp_of(all(state->most - most)));
+        state->total *= factor[0];
+        for (long i = 0; i < head_dim; i++) state->sum[i] *= factor[0];
+        state->most = most;
+    }
+    float total = 0;
+    for (int t = 0; t < TOKENS; t += LANES) {
+        lanes weights = exp_of(load_f32(scores + t) - most);
+        store_f32(scores + t, weights);
+        total += sum_of(weights);
+    }
+    state->total += total;
+}
+
+// sum[g] += weights[g][t] * v[t], two query heads at a time: a value is read and widened once for both.
+INLINE void weigh(head_state **states, const int group, const float *weights, const scalar *v, long token_stride, long tokens, long head_dim) {
+    long i = 0;
+    for (; i + 4 * LANES <= head_dim; i += 4 * LANES) {
+        lanes sum[2][4];
+        for (int g = 0; g < group; g++)
+            for (int j = 0; j < 4; j++) sum[g][j] = load_f32(states[g]->sum + i + j * LANES);
+        for (long t = 0; t < tokens; t++)
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; j++) {
+                lanes value = load(v + t * token_stride + i + j * LANES);
+#pragma GCC unroll 2
+                for (int g = 0; g < group; g++) sum[g][j] += weights[g * TOKENS + t] * value;
+            }
+        for (int g = 0; g < group; g++)
+            for (int j = 0; j < 4; j++) store_f32(states[g]->sum + i + j * LANES, sum[g][j]);
+    }
+    for (; i < head_dim; i++)
+        for (int g = 0; g < group; g++)
+            for (long t = 0; t < tokens; t++) states[g]->sum[i] += weights[g * TOKENS + t] * get(v[t * token_stride + i]);
+}
+
+typedef struct {
+    const scalar *q, *k_cache, *v_cache;
+    const int64_t *tables, *context_lens;
+    const scalar *sinks;
+    scalar *out;
+    long q_stride, max_blocks, heads, kv_heads, head_dim, block_size, block_stride, window, parts;
+    float scale;
+} arguments;
+
+static void attend(const scalar *q, const int64_t *table, long first, long end, scalar *out, const arguments *g, long kv_begin, long kv_end) {
+    const long group = g->heads / g->kv_heads, head_dim = g->head_dim, token_stride = g->kv_heads * head_dim;
+    const long state_size = (sizeof(head_state) / sizeof(float) + head_dim + 15) / 16 * 16;
+    const long head_begin = kv_begin * group, head_end = kv_end * group;
+    float memory[(head_end - head_begin) * state_size] __attribute__((aligned(64)));
+#define STATE(head) ((head_state *)(memory + ((head) - head_begin) * state_size))
+    for (long head = head_begin; head < head_end; head++) {
+        memset(STATE(head), 0, state_size * sizeof(float));
+        STATE(head)->most = g->sinks ? get(g->sinks[head]) : -INFINITY;
+        STATE(head)->total = g->sinks ? 1.0f : 0.0f;
+    }
+    for (long token = first; token < end;) {
+        const long in_block = token % g->block_size, block = table[token / g->block_size] * g->block_stride;
+        long tokens = g->block_size - in_block;
+        tokens = tokens < TOKENS ? tokens : TOKENS;
+        tokens = tokens < end - token ? tokens : end - token;
+        for (long kv_head = kv_begin; kv_head < kv_end; kv_head++) {
+            const long at = block + in_block * token_stride + kv_head * head_dim;
+            for (long head = kv_head * group; head < (kv_head + 1) * group; head += 2) {
+                const int pair = head + 1 < (kv_head + 1) * group ? 2 : 1;
+                float weights[2 * TOKENS];
+                head_state *states[2];
+                for (int i = 0; i < pair; i++) {
+                    states[i] = STATE(head + i);
+                    score(q + (head + i) * head_dim, g->k_cache + at, token_stride, tokens, head_dim, g->scale, weights + i * TOKENS);
+                    rescale(states[i], weights + i * TOKENS, head_dim);
+                }
+                if (pair == 2) weigh(states, 2, weights, g->v_cache + at, token_stride, tokens, head_dim);
+                else weigh(states, 1, weights, g->v_cache + at, token_stride, tokens, head_dim);
+            }
+        }
+        token += tokens;
+    }
+    for (long head = head_begin; head < head_end; head++) {
+        const float factor = 1.0f / STATE(head)->total;
+        for (long i = 0; i < head_dim; i++) out[head * head_dim + i] = put(STATE(head)->sum[i] * factor);
+    }
+}
+
+// One sequence's heads, or a part of them.
+static void attend_part(const void *given, long piece) {
+    const arguments *a = given;
+    const long seq = piece / a->parts, part = piece % a->parts;
+    const long end = a->context_lens[seq], first = a->window && a->window < end ? end - a->window : 0;
+    attend(a->q + seq * a->q_stride, a->tables + seq * a->max_blocks, first, end, a->out + seq * a->heads * a->head_dim, a,
+           a->kv_heads * part / a->parts, a->kv_heads * (part + 1) / a->parts);
+}
+
+// q [seqs][heads][head_dim], q_stride scalars between sequences; tables [seqs][max_blocks]; context_lens [seqs] count the new token; window 0: all of
+// the context; sinks [heads] or NULL; out [seqs][heads][head_dim].
+void NAME(decode_attention)(const scalar *q, const scalar *k_cache, const scalar *v_cache, const int64_t *tables, const int64_t *context_lens,
+                            const scalar *sinks, scalar *out, long seqs, long q_stride, long max_blocks, long heads, long kv_heads, long head_dim,
+                            long block_size, long block_stride, long window, float scale, int threads) {
+    long parts = 1;  // of a sequence's heads, so that few sequences occupy all threads
+    while (threads > 1 && parts < kv_heads && seqs * parts < 2 * threads) parts++;
+    const arguments a = {q,        k_cache,    v_cache, tables,   context_lens, sinks,        out,    q_stride, max_blocks,
+                         heads, kv_heads, head_dim,   block_size, block_stride, window, parts, scale};
+    share(attend_part, &a, seqs * parts, threads);
+}

@@ -1,0 +1,176 @@
+// Vectors of fp32 as wide as the machine's, and how rows of fp32 or bf16 become them and come back.
+//
+// The only file that names an instruction set; the others are written in these terms and compiled twice, with SCALAR_BF16 and without it. A sum over a
+// row is taken in an order that its length alone decides, so that a row's result is the same in any company.
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "team.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#include <immintrin.h>
+#define WIDE 1
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+typedef uint16_t bf16;
+typedef float lanes __attribute__((vector_size(4 * LANES)));
+typedef int32_t lanes_i32 __attribute__((vector_size(4 * LANES)));
+typedef uint32_t lanes_u32 __attribute__((vector_size(4 * LANES)));
+typedef uint16_t lanes_u16 __attribute__((vector_size(2 * LANES)));
+
+INLINE float widen(bf16 x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+// To nearest, ties to even, as torch rounds; a NaN stays one.
+INLINE bf16 narrow(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return x != x ? 0x7fc0 : (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+INLINE lanes all(float x) { return x - (lanes){0}; }
+
+INLINE lanes load_f32(const float *p) {
+    lanes v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+INLINE void store_f32(float *p, lanes v) { memcpy(p, &v, sizeof v); }
+
+INLINE lanes load_bf16(const bf16 *p) {
+    lanes_u16 raw;
+    memcpy(&raw, p, sizeof raw);
+    return (lanes)(__builtin_convertvector(raw, lanes_u32) << 16);
+}
+
+INLINE lanes_u16 narrow_lanes(lanes v) {
+    lanes_u32 bits = (lanes_u32)v, is_nan = (lanes_u32)(v != v);
+    lanes_u32 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return __builtin_convertvector((rounded & ~is_nan) | (0x7fc0 & is_nan), lanes_u16);
+}
+
+INLINE void store_bf16(bf16 *p, lanes v) {
+    lanes_u16 raw = narrow_lanes(v);
+    memcpy(p, &raw, sizeof raw);
+}
+
+#ifdef SCALAR_BF16
+typedef bf16 scalar;
+#define NAME(op) op##_bf16
+#define load load_bf16
+#define store store_bf16
+#define get widen
+#define put narrow
+// What `v` is after it went through storage: fused steps round where separate ones would.
+INLINE lanes as_stored(lanes v) { return (lanes)(__builtin_convertvector(narrow_lanes(v), lanes_u32) << 16); }
+#else
+typedef float scalar;
+#define NAME(op) op##_f32
+#define load load_f32
+#define store store_f32
+#define get(x) (x)
+#define put(x) (x)
+INLINE lanes as_stored(lanes v) { return v; }
+#endif
+
+// The first n < LANES of a row, zeros behind them.
+INLINE lanes load_part(const scalar *p, long n) {
+    scalar padded[LANES] = {0};
+    memcpy(padded, p, n * sizeof *p);
+    return load(padded);
+}
+
+INLINE void store_part(scalar *p, lanes v, long n) {
+    scalar padded[LANES];
+    store(padded, v);
+    memcpy(p, padded, n * sizeof *p);
+}
+
+// The pieces that a dot product goes through: as many elements as one multiply-add takes.
+#if defined(SCALAR_BF16) && defined(WIDE) && defined(__AVX512BF16__)
+typedef __m512i piece;
+#define PIECE 32
+INLINE piece load_piece(const scalar *p) { return _mm512_loadu_si512(p); }
+INLINE piece part_of_piece(const scalar *p, long n) { return _mm512_maskz_loadu_epi16((__mmask32)((1ull << n) - 1), p); }
+INLINE lanes multiply_add(lanes sum, piece a, piece b) { return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b); }
+#else
+typedef lanes piece;
+#define PIECE LANES
+INLINE piece load_piece(const scalar *p) { return load(p); }
+INLINE piece part_of_piece(const scalar *p, long n) { return load_part(p, n); }
+INLINE lanes multiply_add(lanes sum, piece a, piece b) { return sum + a * b; }
+#endif
+
+// Halves onto halves, until one is left: the order of sums_of_16 too.
+INLINE float sum_of(lanes v) {
+    float part[LANES];
+    memcpy(part, &v, sizeof v);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) part[i] += part[i + width];
+    return part[0];
+}
+
+INLINE float max_of(lanes v) {
+    float part[LANES];
+    memcpy(part, &v, sizeof v);
+    float most = part[0];
+    for (int i = 1; i < LANES; i++) most = part[i] > most ? part[i] : most;
+    return most;
+}
+
+// sums[i] = sum_of(v[i]): a transposition that adds on its way takes 45 instructions where sixteen sums would take 160.
+INLINE void sums_of_16(const lanes *v, float *sums) {
+#ifdef WIDE
+    __m512 halves[8], quarters[4], pairs[2];
+    for (int i = 0; i < 8; i++) {
+        __m512 a = (__m512)v[i], b = (__m512)v[i + 8];
+        halves[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    }
+    for (int i = 0; i < 4; i++) {
+        __m512 a = halves[i], b = halves[i + 4];
+        quarters[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    }
+    for (int i = 0; i < 2; i++) {
+        __m512 a = quarters[i], b = quarters[i + 2];
+        pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    }
+    __m512 all_sums = _mm512_add_ps(_mm512_unpacklo_ps(pairs[0], pairs[1]), _mm512_unpackhi_ps(pairs[0], pairs[1]));
+    _mm512_storeu_ps(sums, _mm512_shuffle_f32x4(all_sums, all_sums, 0xd8));
+#else
+    for (int i = 0; i < 16; i++) sums[i] = sum_of(v[i]);
+#endif
+}
+
+// e^x to 2 ulp; 0 below -87, where the result would be subnormal; infinite above 88.7; a NaN stays one.
+INLINE lanes exp_of(lanes x) {
+    const lanes least = all(-87.0f), most = all(88.8f);
+    lanes_i32 low = x < least, high = x > most;
+    lanes bounded = (lanes)(((lanes_i32)x & ~low & ~high) | ((lanes_i32)least & low) | ((lanes_i32)most & high));
+    lanes n = (bounded * 1.44269504f + 12582912.0f) - 12582912.0f;  // to the nearest whole number
+    lanes r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
+    lanes p = all(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    lanes_i32 k = __builtin_convertvector(n, lanes_i32);
+    lanes_i32 half = k >> 1;  // 2^128 is not a float: two factors
+    lanes result = p * (lanes)((half + 127) << 23) * (lanes)((k - half + 127) << 23);
+    return (lanes)(((lanes_i32)result & ~low));
+}

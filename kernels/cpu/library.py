@@ -1,0 +1,99 @@
+"""The C library as loaded into this process, or the fact that there is none.
+
+Knows when it may be used; refuses to know tensors' shapes. Until `start` has found or built it, and for ever where it cannot be built, every operation
+is torch's: slower, with the same results up to rounding.
+"""
+
+import ctypes
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.cpu.build import BuildError, build_library, find_library
+
+log = logging.getLogger(__name__)
+
+SWITCH = "PILOTLIGHT_CPU_KERNELS"  # 0: torch computes everything
+# Arguments by letter: p a pointer, l a long, i an int, f a float.
+_SIGNATURES = {
+    "linear": "pppp" "llll" "iii",
+    "rms_norm": "ppppp" "ll" "ifi",
+    "rotate_and_cache": "ppppppp" "llllll" "ifi",
+    "gated_activation": "pp" "ll" "ii",
+    "decode_attention": "ppppppp" "lllllllll" "fi",
+}
+_TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int, "f": ctypes.c_float}
+_ENDINGS = {torch.float32: "f32", torch.bfloat16: "bf16"}
+
+Function = Callable[..., None]
+
+
+class Library:
+    """One function per operation and type."""
+
+    def __init__(self, path: Path) -> None:
+        opened = ctypes.CDLL(str(path), mode=os.RTLD_NOW)
+        self.linear = _functions(opened, "linear")
+        self.rms_norm = _functions(opened, "rms_norm")
+        self.rotate_and_cache = _functions(opened, "rotate_and_cache")
+        self.gated_activation = _functions(opened, "gated_activation")
+        self.decode_attention = _functions(opened, "decode_attention")
+
+
+loaded: Library | None = None  # read at every call: it may appear while a model is already serving
+_starting = threading.Lock()
+_started = False
+
+
+def start(*, wait: bool = False) -> None:
+    """Use the library that is there, or build it in the background; with `wait`, before returning. The first call counts."""
+    global _started
+    with _starting:
+        if _started or os.environ.get(SWITCH) == "0":
+            return
+        _started = True
+        if _use_existing():
+            return
+        if wait:
+            _use_built(in_background=False)
+        else:
+            threading.Thread(target=_use_built, args=(True,), name="cpu-kernels", daemon=True).start()
+
+
+def _use_existing() -> bool:
+    global loaded
+    try:
+        path = find_library()
+    except BuildError:
+        return False  # building will fail too, and say so
+    if path is None:
+        return False
+    try:
+        loaded = Library(path)
+    except (OSError, AttributeError) as error:
+        log.warning("the CPU kernels in %s are damaged (%s) and are built again", path, error)
+        path.unlink(missing_ok=True)
+    return loaded is not None
+
+
+def _use_built(in_background: bool) -> None:
+    global loaded
+    try:
+        loaded = Library(build_library(in_background=in_background))
+    except (BuildError, OSError, AttributeError) as error:
+        log.warning("the CPU kernels cannot be used, torch computes instead, more slowly: %s", error)
+
+
+def _functions(opened: ctypes.CDLL, name: str) -> dict[torch.dtype, Function]:
+    functions: dict[torch.dtype, Function] = {}
+    for dtype, ending in _ENDINGS.items():
+        function = getattr(opened, f"{name}_{ending}")
+        function.restype = None
+        function.argtypes = [_TYPES[letter] for letter in _SIGNATURES[name]]
+        functions[dtype] = function
+    return functions

@@ -1,0 +1,197 @@
+// Matrix products of a few rows with a large matrix as checkpoints keep it, one output per row: y[m][n] = x[m] . w[n] + bias[n].
+//
+// With one row of x the time is that of reading w; from about twenty rows on it is that of multiplying. In between both matter: while one part of w
+// is multiplied out of the first-level cache, the part behind it is fetched.
+#include "activation.h"
+
+#include <stdlib.h>
+
+#define X_TILE (LANES == 16 ? 4 : 2)  // rows of x times rows of w whose sums stay in registers
+#define W_TILE 4
+#define W_UNIT 16                                    // rows of w between two looks at x
+#define DEPTH (2048 / (long)sizeof(scalar))          // columns of a unit at a time: 2 KiB of each row
+#define X_ROWS 64                                    // rows of x that a unit is multiplied with before the next unit
+#define PIECE_BYTES (32 << 10)                       // of w that a thread takes at a time, at least
+#define LARGE_PIECE_BYTES (256 << 10)                // and where x is read again for each of them
+
+// The four (or fewer) row groups of a unit; gated products take half of them from the gate's rows and half from up's.
+typedef struct {
+    const scalar *rows[W_UNIT / W_TILE];
+} unit;
+
+// sums[m][n] += x[m] . w[n] over `depth` columns; fetches `ahead` (lines of the unit behind this one) on the way.
+INLINE void tile(const int x_rows, const int w_rows, const int fetched, const scalar *x, long x_stride, const scalar *w, long w_stride, long depth,
+                 const scalar *ahead, float *sums) {
+    lanes sum[X_TILE * W_TILE];
+    for (int i = 0; i < x_rows * w_rows; i++) sum[i] = all(0);
+    long k = 0;
+    for (; k + PIECE <= depth; k += PIECE) {
+        piece columns[W_TILE];
+#pragma GCC unroll 4
+        for (int n = 0; n < w_rows; n++) columns[n] = load_piece(w + n * w_stride + k);
+#pragma GCC unroll 4
+        for (int n = 0; n < fetched; n++) __builtin_prefetch(ahead + n * w_stride + k, 0, 2);
+#pragma GCC unroll 4
+        for (int m = 0; m < x_rows; m++) {
+            piece row = load_piece(x + m * x_stride + k);
+#pragma GCC unroll 4
+            for (int n = 0; n < w_rows; n++) sum[m * w_rows + n] = multiply_add(sum[m * w_rows + n], columns[n], row);
+        }
+    }
+    if (k < depth)
+        for (int m = 0; m < x_rows; m++) {
+            piece row = part_of_piece(x + m * x_stride + k, depth - k);
+            for (int n = 0; n < w_rows; n++)
+                sum[m * w_rows + n] = multiply_add(sum[m * w_rows + n], part_of_piece(w + n * w_stride + k, depth - k), row);
+        }
+    float total[16];
+    if (x_rows * w_rows == 16) {
+        sums_of_16(sum, total);
+    } else {
+        for (int i = 0; i < x_rows * w_rows; i++) total[i] = sum_of(sum[i]);
+    }
+    for (int m = 0; m < x_rows; m++)
+        for (int n = 0; n < w_rows; n++) sums[m * W_UNIT + n] += total[m * w_rows + n];
+}
+
+static void tiles(long x_rows, long w_rows, const scalar *x, long x_stride, const scalar *w, long w_stride, long depth, const scalar *ahead,
+                  int is_only_tile, float *sums) {
+#define TILE(m, n, fetched) tile(m, n, fetched, x, x_stride, w, w_stride, depth, ahead, sums)
+    if (w_rows == W_TILE) {
+        if (x_rows == 1) TILE(1, W_TILE, W_TILE);
+#if X_TILE == 2
+        else if (is_only_tile) TILE(2, W_TILE, W_TILE);
+        else TILE(2, W_TILE, 1);
+#else
+        else if (x_rows == 2) TILE(2, W_TILE, W_TILE);
+        else if (x_rows == 3) TILE(3, W_TILE, W_TILE);
+        else if (is_only_tile) TILE(4, W_TILE, W_TILE);
+        else TILE(4, W_TILE, 1);
+#endif
+        return;
+    }
+    for (long m = 0; m < x_rows; m++)
+        for (long n = 0; n < w_rows; n++)
+            tile(1, 1, 1, x + m * x_stride, x_stride, w + n * w_stride, w_stride, depth, ahead, sums + m * W_UNIT + n);
+}
+
+// x as it is multiplied: columns in blocks of DEPTH, each block [rows][depth]. A single row lies so by nature.
+typedef struct {
+    const scalar *columns;
+    long rows, stride;  // stride 0: packed
+} operand;
+
+INLINE const scalar *block_of(const operand *x, long row, long column, long depth, long *stride) {
+    *stride = x->stride ? x->stride : depth;
+    return x->stride ? x->columns + row * x->stride + column : x->columns + x->rows * column + row * depth;
+}
+
+// sums [x_rows][W_UNIT]: one unit times rows top .. top + x_rows of x. `next` is the unit that this thread takes afterwards.
+static void multiply(const operand *x, long top, long x_rows, const unit *w, const unit *next, const long *w_rows, long columns, float *sums) {
+    const long num_tiles = (x_rows + X_TILE - 1) / X_TILE;
+    memset(sums, 0, x_rows * W_UNIT * sizeof *sums);
+    for (long k = 0; k < columns; k += DEPTH) {
+        const long depth = columns - k < DEPTH ? columns - k : DEPTH;
+        const int is_last = k + depth == columns;
+        for (long i = 0; i < num_tiles; i++) {
+            const long m = i * X_TILE, rows = x_rows - m < X_TILE ? x_rows - m : X_TILE;
+            long stride;
+            const scalar *block = block_of(x, top + m, k, depth, &stride);
+            for (long group = 0; group < W_UNIT / W_TILE; group++) {
+                if (!w_rows[group]) continue;
+                // Several tiles of x share the fetching: each takes one row of each group.
+                const scalar *ahead = is_last ? next->rows[group] : w->rows[group] + k + depth;
+                if (num_tiles > 1) ahead += (i % W_TILE) * columns;
+                tiles(rows, w_rows[group], block, stride, w->rows[group] + k, columns, depth, ahead, num_tiles == 1,
+                      sums + m * W_UNIT + group * W_TILE);
+            }
+        }
+    }
+}
+
+// The first `count` of a unit's sums, with their bias, as outputs.
+INLINE void finish(const float *sums, const scalar *bias, long outputs, long count, int activation, int wide_output, void *y) {
+    for (long i = 0; i < count; i += LANES) {
+        const long n = count - i < LANES ? count - i : LANES;
+        lanes value = load_f32(sums + i);
+        if (bias) value += load_part(bias + i, n);
+        if (activation) {
+            lanes up = load_f32(sums + W_UNIT / 2 + i);
+            if (bias) up += load_part(bias + outputs + i, n);
+            value = gated(activation, value, up);
+        }
+        if (wide_output) {
+            value = as_stored(value);
+            memcpy((float *)y + i, &value, n * sizeof(float));
+        } else if (n == LANES) {
+            store((scalar *)y + i, value);
+        } else {
+            store_part((scalar *)y + i, value, n);
+        }
+    }
+}
+
+typedef struct {
+    operand x;
+    const scalar *w, *bias;
+    char *y;
+    long outputs, columns, outputs_per_unit, units, units_per_piece;
+    int activation, wide_output;
+} arguments;
+
+// The row groups of one unit, and how many rows there are in each.
+INLINE unit unit_at(const arguments *a, long index, long *group_rows) {
+    const long begin = index * a->outputs_per_unit, count = a->outputs - begin;
+    unit u;
+    for (long group = 0; group < W_UNIT / W_TILE; group++) {
+        const long part = a->activation ? group % (W_UNIT / W_TILE / 2) : group, half = a->activation ? group / (W_UNIT / W_TILE / 2) : 0;
+        const long left = count - part * W_TILE;
+        group_rows[group] = left < 0 ? 0 : left < W_TILE ? left : W_TILE;
+        u.rows[group] = a->w + (half * a->outputs + begin + part * W_TILE) * a->columns;
+    }
+    return u;
+}
+
+static void multiply_units(const void *given, long piece) {
+    const arguments *a = given;
+    float sums[X_ROWS * W_UNIT + LANES];  // of a unit's last row some lanes behind its end are read, and not used
+    const long first = piece * a->units_per_piece;
+    const long end = first + a->units_per_piece < a->units ? first + a->units_per_piece : a->units;
+    const size_t size = a->wide_output ? sizeof(float) : sizeof(scalar);
+    for (long top = 0; top < a->x.rows; top += X_ROWS) {
+        const long x_rows = a->x.rows - top < X_ROWS ? a->x.rows - top : X_ROWS;
+        for (long u = first; u < end; u++) {
+            long group_rows[W_UNIT / W_TILE], unused[W_UNIT / W_TILE];
+            const unit current = unit_at(a, u, group_rows);
+            const unit next = unit_at(a, u + 1 < a->units ? u + 1 : u, unused);  // of the next piece too: it is likely this thread's
+            multiply(&a->x, top, x_rows, &current, &next, group_rows, a->columns, sums);
+            const long begin = u * a->outputs_per_unit;
+            const long count = a->outputs - begin < a->outputs_per_unit ? a->outputs - begin : a->outputs_per_unit;
+            for (long m = 0; m < x_rows; m++)
+                finish(sums + m * W_UNIT, a->bias ? a->bias + begin : NULL, a->outputs, count, a->activation, a->wide_output,
+                       a->y + ((top + m) * a->outputs + begin) * size);
+        }
+    }
+}
+
+// Long rows that lie a multiple of 4 KiB apart would compete for the cache like those of w, and packing them is little work beside multiplying them.
+static operand pack(const scalar *x, long rows, long columns, long stride, scalar *packed) {
+    if (!packed) return (operand){x, rows, stride};
+    for (long k = 0; k < columns; k += DEPTH) {
+        const long depth = columns - k < DEPTH ? columns - k : DEPTH;
+        for (long m = 0; m < rows; m++) memcpy(packed + k * rows + m * depth, x + m * stride + k, depth * sizeof *x);
+    }
+    return (operand){packed, rows, 0};
+}
+
+// activation 0: y [rows][outputs] = x w^T + bias. 1 (silu), 2 (gelu, tanh form): w has 2 * outputs rows, gates above ups, and y = act(gate) * up.
+// wide_output: y is fp32 whatever the scalar, rounded as if it were not.
+void NAME(linear)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
+                  int wide_output, int threads) {
+    const long per_unit = activation ? W_UNIT / 2 : W_UNIT, units = (outputs + per_unit - 1) / per_unit;
+    const long per_piece = 1 + (rows > X_ROWS ? LARGE_PIECE_BYTES : PIECE_BYTES) / (W_UNIT * columns * (long)sizeof(scalar) + 1);
+    scalar *packed = rows > 1 && columns > DEPTH ? malloc(rows * columns * sizeof *packed) : NULL;  // without memory: slower
+    const arguments a = {pack(x, rows, columns, x_stride, packed), w, bias, y, outputs, columns, per_unit, units, per_piece, activation, wide_output};
+    share(multiply_units, &a, (units + per_piece - 1) / per_piece, threads);
+    free(packed);
+}

@@ -1,0 +1,56 @@
+// Root-mean-square normalisation of rows, alone or behind the residual addition. Statistics and products are fp32 whatever the storage.
+#include "lanes.h"
+
+#define PIECE_ELEMENTS (1 << 13)
+
+// Weights are stored like the rows, or in fp32 where a model adds something to them.
+INLINE lanes weight_at(const void *weight, int wide, long i) { return wide ? load_f32((const float *)weight + i) : load((const scalar *)weight + i); }
+
+INLINE float weight_of(const void *weight, int wide, long i) { return wide ? ((const float *)weight)[i] : get(((const scalar *)weight)[i]); }
+
+static void normalise(const scalar *x, const void *weight, int wide_weight, float eps, scalar *y, long size) {
+    lanes squares[4] = {all(0), all(0), all(0), all(0)};
+    long i = 0;
+    for (; i + 4 * LANES <= size; i += 4 * LANES)
+        for (int j = 0; j < 4; j++) {
+            lanes v = load(x + i + j * LANES);
+            squares[j] += v * v;
+        }
+    float sum = sum_of((squares[0] + squares[1]) + (squares[2] + squares[3]));
+    for (; i < size; i++) sum += get(x[i]) * get(x[i]);
+    const float factor = 1.0f / sqrtf(sum / size + eps);
+    for (i = 0; i + LANES <= size; i += LANES) store(y + i, load(x + i) * factor * weight_at(weight, wide_weight, i));
+    for (; i < size; i++) y[i] = put(get(x[i]) * factor * weight_of(weight, wide_weight, i));
+}
+
+typedef struct {
+    const scalar *x, *added;
+    const void *weight;
+    scalar *y, *sums;
+    long rows, size, rows_per_piece;
+    int wide_weight;
+    float eps;
+} arguments;
+
+static void add(const scalar *a, const scalar *b, scalar *sum, long size) {
+    long i = 0;
+    for (; i + LANES <= size; i += LANES) store(sum + i, load(a + i) + load(b + i));
+    for (; i < size; i++) sum[i] = put(get(a[i]) + get(b[i]));
+}
+
+static void normalise_rows(const void *given, long piece) {
+    const arguments *a = given;
+    const long begin = piece * a->rows_per_piece, end = begin + a->rows_per_piece;
+    for (long row = begin; row < end && row < a->rows; row++) {
+        const long at = row * a->size;
+        if (a->added) add(a->x + at, a->added + at, a->sums + at, a->size);
+        normalise((a->added ? a->sums : a->x) + at, a->weight, a->wide_weight, a->eps, a->y + at, a->size);
+    }
+}
+
+// added: what is added to x first, rounded as a sum that is stored, and kept in `sums`; or NULL.
+void NAME(rms_norm)(const scalar *x, const scalar *added, const void *weight, scalar *y, scalar *sums, long rows, long size, int wide_weight,
+                    float eps, int threads) {
+    const arguments a = {x, added, weight, y, sums, rows, size, 1 + PIECE_ELEMENTS / (size + 1), wide_weight, eps};
+    share(normalise_rows, &a, (rows + a.rows_per_piece - 1) / a.rows_per_piece, threads);
+}

@@ -1,0 +1,71 @@
+// What lies between the fused projection and attention: heads are normalised where a model does so, queries and keys are turned, and keys and values go
+// into their slots of the paged cache. Queries stay where they are, in the projection's own rows.
+#include "lanes.h"
+
+#define PIECE_ELEMENTS (1 << 12)
+
+static void normalise_head(scalar *x, const void *weight, int wide_weight, float eps, long size) {
+    float sum = 0;
+    for (long i = 0; i < size; i++) sum += get(x[i]) * get(x[i]);
+    const float factor = 1.0f / sqrtf(sum / size + eps);
+    for (long i = 0; i < size; i++) x[i] = put(get(x[i]) * factor * (wide_weight ? ((const float *)weight)[i] : get(((const scalar *)weight)[i])));
+}
+
+// Dimension i turns together with i + half.
+static void turn(scalar *x, const float *cos, const float *sin, long half) {
+    long i = 0;
+    for (; i + LANES <= half; i += LANES) {
+        lanes a = load(x + i), b = load(x + half + i), c = load_f32(cos + i), s = load_f32(sin + i);
+        store(x + i, a * c - b * s);
+        store(x + half + i, b * c + a * s);
+    }
+    for (; i < half; i++) {
+        const float a = get(x[i]), b = get(x[half + i]);
+        x[i] = put(a * cos[i] - b * sin[i]);
+        x[half + i] = put(b * cos[i] + a * sin[i]);
+    }
+}
+
+typedef struct {
+    scalar *qkv;
+    const float *cos, *sin;
+    const int64_t *slots;
+    scalar *k_cache, *v_cache;
+    const void *norm;
+    long tokens, heads, kv_heads, head_dim, block_size, block_stride, tokens_per_piece;
+    int wide_norm;
+    float eps;
+} arguments;
+
+static void rotate_token(const arguments *a, long token) {
+    const long head_dim = a->head_dim, half = head_dim / 2, kv_size = a->kv_heads * head_dim;
+    scalar *rows = a->qkv + token * (a->heads + 2 * a->kv_heads) * head_dim;
+    for (long head = 0; head < a->heads + a->kv_heads; head++) {
+        const long at = head * head_dim;
+        if (a->norm) {
+            const void *weight = a->wide_norm ? (const void *)((const float *)a->norm + at) : (const void *)((const scalar *)a->norm + at);
+            normalise_head(rows + at, weight, a->wide_norm, a->eps, head_dim);
+        }
+        turn(rows + at, a->cos + token * half, a->sin + token * half, half);
+    }
+    const long slot = a->slots[token], at = slot / a->block_size * a->block_stride + slot % a->block_size * kv_size;
+    memcpy(a->k_cache + at, rows + a->heads * head_dim, kv_size * sizeof *rows);
+    memcpy(a->v_cache + at, rows + a->heads * head_dim + kv_size, kv_size * sizeof *rows);
+}
+
+static void rotate_tokens(const void *given, long piece) {
+    const arguments *a = given;
+    const long begin = piece * a->tokens_per_piece, end = begin + a->tokens_per_piece;
+    for (long token = begin; token < end && token < a->tokens; token++) rotate_token(a, token);
+}
+
+// qkv [tokens][heads + 2 * kv_heads][head_dim]; cos, sin [tokens][head_dim / 2]; slots [tokens]; a block of the caches is contiguous, block_stride
+// scalars lie between the starts of two. norm: weights [heads + kv_heads][head_dim] or NULL.
+void NAME(rotate_and_cache)(scalar *qkv, const float *cos, const float *sin, const int64_t *slots, scalar *k_cache, scalar *v_cache, const void *norm,
+                            long tokens, long heads, long kv_heads, long head_dim, long block_size, long block_stride, int wide_norm, float eps,
+                            int threads) {
+    const long per_piece = 1 + PIECE_ELEMENTS / ((heads + 2 * kv_heads) * head_dim);
+    const arguments a = {qkv,   cos,      sin,      slots,      k_cache,      v_cache,   norm,      tokens,
+                         heads, kv_heads, head_dim, block_size, block_stride, per_piece, wide_norm, eps};
+    share(rotate_tokens, &a, (tokens + per_piece - 1) / per_piece, threads);
+}

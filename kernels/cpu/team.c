@@ -1,0 +1,140 @@
+// Threads that share a piece of work.
+//
+// OpenMP's regions end when every thread of the team has passed through them: on a machine with other things to do, a thread that waits for its time
+// slice stops all others for milliseconds, two hundred times a token. Here the caller begins at once, threads that are awake join it, and those that
+// come late find nothing left. Idle threads look for work for some tens of microseconds, the gaps inside a step, and then sleep.
+#ifndef SCALAR_BF16  // compiled once
+#include "team.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+
+#define MOST_THREADS 256
+#define LOOKS 4000       // for new work before a thread sleeps, a pause of 10 to 40 ns each
+#define CACHE_LINE 128   // two lines are fetched together
+
+#if defined(__x86_64__) || defined(__i386__)
+#define PAUSE() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define PAUSE() __asm__ volatile("yield")
+#else
+#define PAUSE() ((void)0)
+#endif
+
+typedef struct {
+    _Alignas(CACHE_LINE) atomic_long next;
+    long end;
+} range;
+
+static range ranges[MOST_THREADS];  // one per thread: the pieces it takes first
+
+// Written by the caller while `entered` is closed and empty, so whoever has entered may read them.
+static struct {
+    piece_of_work work;
+    const void *arguments;
+    int threads;
+} job;
+
+#define OPEN (1u << 16)
+_Alignas(CACHE_LINE) static atomic_uint entered;     // OPEN, plus the number of threads inside besides the caller
+_Alignas(CACHE_LINE) static atomic_uint num_jobs;    // what idle threads look at
+static atomic_int sleeping;
+static pthread_mutex_t bed = PTHREAD_MUTEX_INITIALIZER, calling = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t alarm_bell = PTHREAD_COND_INITIALIZER;
+static int num_threads = 1;  // started, the caller included; changed by whoever holds `calling`
+
+static void take_part(int id) {
+    const int threads = job.threads;
+    for (int i = 0; i < threads; i++) {
+        range *r = &ranges[(id + i) % threads];
+        for (long piece; atomic_load_explicit(&r->next, memory_order_relaxed) < r->end && (piece = atomic_fetch_add(&r->next, 1)) < r->end;)
+            job.work(job.arguments, piece);
+    }
+}
+
+static int enter(void) {
+    unsigned seen = atomic_load(&entered);
+    while (seen & OPEN)
+        if (atomic_compare_exchange_weak(&entered, &seen, seen + 1)) return 1;
+    return 0;
+}
+
+static unsigned wait_for_job(unsigned last) {
+    unsigned now;
+    for (int look = 0; look < LOOKS; look++) {
+        if ((now = atomic_load(&num_jobs)) != last) return now;
+        PAUSE();
+    }
+    pthread_mutex_lock(&bed);
+    atomic_fetch_add(&sleeping, 1);
+    while ((now = atomic_load(&num_jobs)) == last) pthread_cond_wait(&alarm_bell, &bed);
+    atomic_fetch_sub(&sleeping, 1);
+    pthread_mutex_unlock(&bed);
+    return now;
+}
+
+static void *work_for_ever(void *id) {
+    for (unsigned last = 0;;) {
+        last = wait_for_job(last);
+        if (!enter()) continue;
+        if ((int)(long)id < job.threads) take_part((int)(long)id);
+        atomic_fetch_sub(&entered, 1);
+    }
+    return NULL;
+}
+
+// A child of fork has none of its parent's threads.
+static void forget_threads(void) {
+    num_threads = 1;
+    atomic_store(&entered, 0);
+    atomic_store(&sleeping, 0);
+    pthread_mutex_init(&bed, NULL);
+    pthread_mutex_init(&calling, NULL);
+    pthread_cond_init(&alarm_bell, NULL);
+}
+
+static void start_threads(int threads) {
+    if (num_threads == 1 && threads > 1) {
+        static int registered;
+        if (!registered) pthread_atfork(NULL, NULL, forget_threads);
+        registered = 1;
+    }
+    while (num_threads < threads) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, work_for_ever, (void *)(long)num_threads)) return;  // fewer do it too
+        pthread_detach(thread);
+        num_threads++;
+    }
+}
+
+void share(piece_of_work work, const void *arguments, long pieces, int threads) {
+    if (threads > MOST_THREADS) threads = MOST_THREADS;
+    if (threads > pieces) threads = (int)pieces;
+    // Another thread of this process is calling: its team is busy, so this one works alone.
+    if (threads <= 1 || pthread_mutex_trylock(&calling)) {
+        for (long piece = 0; piece < pieces; piece++) work(arguments, piece);
+        return;
+    }
+    start_threads(threads);
+    job.work = work, job.arguments = arguments, job.threads = threads;
+    for (int i = 0; i < threads; i++) {
+        atomic_store_explicit(&ranges[i].next, pieces * i / threads, memory_order_relaxed);
+        ranges[i].end = pieces * (i + 1) / threads;
+    }
+    atomic_store(&entered, OPEN);
+    atomic_fetch_add(&num_jobs, 1);
+    if (atomic_load(&sleeping)) {
+        pthread_mutex_lock(&bed);
+        pthread_cond_broadcast(&alarm_bell);
+        pthread_mutex_unlock(&bed);
+    }
+    take_part(0);
+    atomic_fetch_and(&entered, ~OPEN);
+    for (int look = 0; atomic_load(&entered); look++) {  // those still inside have begun their last piece
+        if (look < LOOKS) PAUSE();
+        else sched_yield();
+    }
+    pthread_mutex_unlock(&calling);
+}
+#endif

@@ -1,0 +1,35 @@
+"""Matrix products with a weight as checkpoints keep it, [outputs, inputs]: a projection, a gated pair with its activation, a head.
+
+Knows which activations may be fused; refuses to know what is projected. A few rows on a CPU read the weight where it lies, once.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from kernels.activation import FUSED
+from kernels.cpu import ops
+
+GatedActivation = Callable[[torch.Tensor], torch.Tensor]  # [tokens, 2 * intermediate] -> [tokens, intermediate]
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [tokens, inputs], weight [outputs, inputs], bias [outputs] -> [tokens, outputs]."""
+    y = ops.linear(x, weight, bias)
+    return F.linear(x, weight, bias) if y is None else y
+
+
+def gated_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: GatedActivation
+) -> torch.Tensor:
+    """x [tokens, inputs], weight [2 * intermediate, inputs], gate rows above up rows -> [tokens, intermediate]."""
+    fused = FUSED.get(activation)
+    y = None if fused is None else ops.linear(x, weight, bias, fused)
+    return activation(linear(x, weight, bias)) if y is None else y
+
+
+def logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """hidden [rows, inputs], weight [vocab, inputs] -> fp32 [rows, vocab], rounded to the storage type before."""
+    y = ops.linear(hidden, weight, wide_output=True)
+    return F.linear(hidden, weight).float() if y is None else y

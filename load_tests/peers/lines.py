@@ -1,0 +1,51 @@
+"""One command per line in, one answer per line out: how the benchmark talks to an engine in another environment.
+
+Standard library only: runners are started by path in environments that have nothing of ours. What a library prints goes to stderr.
+"""
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable
+from typing import Any
+
+CONTEXT_TOKENS = 8192  # every engine is set up for prompts up to here
+
+
+def serve(prefill: Callable[[list[list[int]]], float], decode: Callable[[list[list[int]], int], float]) -> None:
+    """prefill(prompts) -> seconds until the first token of the only one; decode(prompts, tokens) -> output tokens per second of all, once every
+    sequence has its first token."""
+    answers, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
+    os.dup2(2, 1)
+    _say(answers, {"ready": True})
+    for line in sys.stdin:
+        command: dict[str, Any] = json.loads(line)
+        prompts = make_prompts(command["seed"], command["batch"], command["prompt_tokens"], command["vocab"])
+        if command["measure"] == "prefill":
+            value = command["prompt_tokens"] / prefill(prompts)
+        else:
+            value = decode(prompts, command["output_tokens"])
+        _say(answers, {"tokens_per_s": value, "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024})
+
+
+def make_prompts(seed: int, batch: int, tokens: int, vocab: int) -> list[list[int]]:
+    """Random and new for every command, so that no cache of prefixes helps anyone; the same for every engine."""
+    state, prompts = seed * 2654435761 + 1, []
+    for _ in range(batch):
+        prompt = []
+        for _ in range(tokens):
+            state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+            prompt.append(10 + (state >> 33) % (vocab - 10))
+        prompts.append(prompt)
+    return prompts
+
+
+def rate(batch: int, times: list[float]) -> float:
+    """`times`: when each step's tokens were there, the first tokens' included."""
+    return batch * (len(times) - 1) / (times[-1] - times[0])
+
+
+def _say(answers: Any, message: dict[str, Any]) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()

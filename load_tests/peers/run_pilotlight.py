@@ -1,0 +1,55 @@
+"""This engine under the benchmark's commands: the scheduler, the cache and the sampler of a host, in one process without its socket."""
+
+import sys
+import time
+from pathlib import Path
+
+from engine.loading import load_model, make_arena
+from engine.protocol import HostConfig, ModelSpec, SamplingParams, Submit
+from kernels.cpu import library
+from load_tests.peers.lines import CONTEXT_TOKENS, rate, serve
+
+MODEL = "model"
+KV_TOKENS = 64 * 640 + CONTEXT_TOKENS
+
+
+def main(checkpoint: Path, threads: int) -> None:
+    library.start(wait=True)
+    config = HostConfig(device="cpu", threads=threads, kv_bytes=4 << 30)
+    engine = load_model(ModelSpec(MODEL, str(checkpoint), "auto", KV_TOKENS), config, make_arena(config), 1).engine
+    count = 0
+
+    def submit(prompts: list[list[int]], tokens: int) -> None:
+        nonlocal count
+        for prompt in prompts:
+            count += 1
+            sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+            engine.submit(Submit(str(count), MODEL, tuple(prompt), sampling))
+
+    def prefill(prompts: list[list[int]]) -> float:
+        started = time.perf_counter()
+        submit(prompts, 1)
+        while engine.has_work:
+            engine.step()
+        taken = time.perf_counter() - started
+        engine.take_outputs()
+        return taken
+
+    def decode(prompts: list[list[int]], tokens: int) -> float:
+        """A sequence whose prompt is computed before the others' gets a few tokens more, so that all end the window together or later."""
+        submit(prompts, tokens + len(prompts))
+        started, times = set(), []
+        while engine.has_work and len(times) < tokens:
+            engine.step()
+            started |= {output.sequence_id for output in engine.take_outputs()}
+            if len(started) == len(prompts):
+                times.append(time.perf_counter())
+        engine.abort_all()
+        engine.take_outputs()
+        return rate(len(prompts), times)
+
+    serve(prefill, decode)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,19 @@
+"""A CPU computes through the C library unless a test asks for both ways: it must not appear in the middle of one."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from kernels.cpu import library
+from tests.cpu_kernels import BOTH, computing_with
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _the_c_library_is_there_from_the_beginning() -> None:
+    library.start(wait=True)
+
+
+@pytest.fixture(scope="module", params=BOTH)
+def arithmetic(request: pytest.FixtureRequest) -> Iterator[str]:
+    with computing_with(request.param):
+        yield request.param

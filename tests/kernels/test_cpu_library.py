@@ -1,0 +1,179 @@
+"""The C library is built once, used where it can be, and done without where it cannot."""
+
+import logging
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.cpu import build, library
+from kernels.cpu.build import BuildError, build_library, find_library
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("PILOTLIGHT_TEST_DEVICE", "cpu") != "cpu", reason="the library is for CPUs"
+)
+
+
+@pytest.fixture(autouse=True)
+def arithmetic() -> None:
+    """These tests say themselves what computes."""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache and a process that has not looked for the library yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(library.SWITCH, raising=False)
+    monkeypatch.setattr(library, "loaded", None)
+    monkeypatch.setattr(library, "_started", False)
+    return tmp_path / "pilotlight" / "kernels"
+
+
+@pytest.fixture
+def tiny_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """C files that compile in no time."""
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "one.c").write_text("#ifdef SCALAR_BF16\nint one_bf16 = 1;\n#else\nint one_f32 = 1;\n#endif\n")
+    monkeypatch.setattr(build, "SOURCES", sources)
+    return sources
+
+
+def test_where_there_is_a_compiler_the_library_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        build._compiler()
+    except BuildError:
+        pytest.skip("there is no C compiler here")
+    library.start(wait=True)
+    if os.environ.get(library.SWITCH) != "0":
+        assert library.loaded is not None
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_second_start_finds_what_the_first_has_built(tiny_sources: Path) -> None:
+    assert find_library() is None
+    built = build_library()
+    assert find_library() == built
+    made_at = built.stat().st_mtime_ns
+    assert build_library() == built
+    assert built.stat().st_mtime_ns == made_at
+    (tiny_sources / "one.c").write_text("int another;\n#error never compiled\n")
+    assert find_library() is None, "other sources are another library"
+
+
+@pytest.mark.usefixtures("tiny_sources")
+def test_processes_that_start_together_build_once(cache: Path) -> None:
+    script = (
+        "import sys, pathlib; from kernels.cpu import build; build.SOURCES = pathlib.Path(sys.argv[1]);"
+        "print(build.build_library())"
+    )
+    command = [sys.executable, "-c", script, str(build.SOURCES)]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    paths = {process.communicate()[0] for process in started}
+    assert len(paths) == 1
+    assert len(list(cache.glob("*.so"))) == 1
+    assert sorted(path.suffix for path in cache.iterdir()) == [".lock", ".so"], "nothing is left behind"
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(
+    ("compiler", "reason"), [("/bin/false", "failed"), ("/no/such/compiler", "there is no C compiler")]
+)
+def test_without_a_working_compiler_torch_computes_and_one_line_says_why(
+    compiler: str, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CC", compiler)
+    with caplog.at_level(logging.WARNING):
+        library.start(wait=True)
+        library.start(wait=True)
+    assert library.loaded is None
+    assert len(caplog.messages) == 1
+    assert reason in caplog.messages[0]
+    from kernels.linear import linear
+
+    assert torch.equal(linear(torch.eye(3), torch.ones(2, 3)), torch.ones(3, 2))
+
+
+@pytest.mark.usefixtures("cache")
+def test_sources_that_do_not_compile_are_reported_with_the_compilers_words(tiny_sources: Path) -> None:
+    (tiny_sources / "two.c").write_text("#error no header here\n")
+    with pytest.raises(BuildError, match="no header here"):
+        build_library()
+
+
+@pytest.mark.usefixtures("tiny_sources")
+def test_a_cache_that_others_can_write_to_is_not_used(cache: Path) -> None:
+    cache.mkdir(parents=True)
+    cache.chmod(cache.stat().st_mode | stat.S_IWOTH)
+    with pytest.raises(BuildError, match="chmod go-w"):
+        build_library()
+
+
+@pytest.mark.usefixtures("tiny_sources")
+def test_a_cache_that_is_no_folder_is_reported(cache: Path) -> None:
+    cache.parent.mkdir(parents=True)
+    cache.write_text("")
+    with pytest.raises(BuildError, match="XDG_CACHE_HOME"):
+        build_library()
+
+
+@pytest.mark.usefixtures("cache", "tiny_sources")
+def test_a_damaged_library_is_built_again(caplog: pytest.LogCaptureFixture) -> None:
+    path = build_library()
+    path.write_bytes(b"not a library")
+    with caplog.at_level(logging.WARNING):
+        library.start(wait=True)
+    assert "damaged" in caplog.messages[0]
+    assert path.stat().st_size > 1000, "built again"
+    assert library.loaded is None, "these sources have none of the operations"
+
+
+@pytest.mark.usefixtures("cache")
+def test_the_switch_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(library.SWITCH, "0")
+    library.start(wait=True)
+    assert library.loaded is None
+    assert find_library() is None
+
+
+def test_threads_that_call_at_once_all_get_their_results() -> None:
+    """The library has one team: a caller that finds it busy works alone."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from kernels.linear import linear
+
+    library.start(wait=True)
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(600, 512, generator=generator)
+    inputs = [torch.randn(3, 512, generator=generator) for _ in range(40)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        expected = [linear(x, weight) for x in inputs]
+        with ThreadPoolExecutor(4) as pool:
+            actual = list(pool.map(lambda x: linear(x, weight), inputs))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+def test_a_forked_child_starts_threads_of_its_own() -> None:
+    script = """
+import os, torch
+from kernels.cpu import library
+from kernels.linear import linear
+torch.set_num_threads(3)
+library.start(wait=True)
+x, weight = torch.randn(2, 512), torch.randn(600, 512)
+expected = linear(x, weight)
+child = os.fork()
+if child == 0:
+    os._exit(0 if torch.equal(linear(x, weight), expected) else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    done = subprocess.run([sys.executable, "-c", script], timeout=60, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

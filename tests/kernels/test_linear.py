@@ -1,0 +1,77 @@
+"""Products with weights of ordinary and of awkward sizes; one row's result is the same in any company."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kernels.activation import clamped_swiglu, gelu_tanh_and_mul, silu_and_mul
+from kernels.linear import GatedActivation, gated_linear, linear, logits
+from tests.closeness import assert_close
+
+TYPES = [(torch.float32, 1e-5), (torch.bfloat16, 4e-3)]
+# Multiples of every vector and tile; of none; longer than a block of columns; a few columns, a single output.
+SIZES = [(64, 128), (42, 123), (33, 2148), (431, 6), (1, 1031)]
+ROWS = [1, 2, 3, 4, 5, 16, 70]
+
+
+@pytest.mark.parametrize(("dtype", "ratio"), TYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_linear_is_the_product_and_the_bias(
+    rows: int, outputs: int, inputs: int, has_bias: bool, dtype: torch.dtype, ratio: float
+) -> None:
+    x, weight = torch.randn(rows, inputs).to(dtype), torch.randn(outputs, inputs).to(dtype)
+    bias = torch.randn(outputs).to(dtype) if has_bias else None
+    expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    actual = linear(x, weight, bias)
+    assert actual.dtype == dtype
+    assert_close("product", expected, actual, ratio)
+
+
+@pytest.mark.parametrize(("dtype", "ratio"), TYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+@pytest.mark.parametrize("rows", [1, 3, 16])
+@pytest.mark.parametrize("activation", [silu_and_mul, gelu_tanh_and_mul, lambda x: clamped_swiglu(x, 1.7, 7.0)])
+def test_a_gated_product_is_its_steps_one_by_one(
+    rows: int, outputs: int, inputs: int, activation: GatedActivation, dtype: torch.dtype, ratio: float
+) -> None:
+    x, weight = torch.randn(rows, inputs).to(dtype), (torch.randn(2 * outputs, inputs) / inputs**0.5).to(dtype)
+    bias = torch.randn(2 * outputs).to(dtype)
+    expected = activation(F.linear(x.double(), weight.double(), bias.double()))
+    assert_close("gated", expected, gated_linear(x, weight, bias, activation), 4 * ratio)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_is_the_same_in_any_company(dtype: torch.dtype, arithmetic: str) -> None:
+    if arithmetic == "torch":
+        pytest.skip("torch promises no such thing")
+    x, weight = torch.randn(23, 2148).to(dtype), torch.randn(50, 2148).to(dtype)
+    together = linear(x, weight)
+    for size in (1, 2, 5, 16):
+        assert torch.equal(torch.cat([linear(part, weight) for part in x.split(size)]), together)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_heads_logits_are_fp32_and_rounded_like_the_model(dtype: torch.dtype) -> None:
+    hidden, weight = torch.randn(5, 42).to(dtype), torch.randn(431, 42).to(dtype)
+    actual = logits(hidden, weight)
+    assert actual.dtype == torch.float32
+    assert torch.equal(actual, linear(hidden, weight).float())
+
+
+def test_rows_may_be_strided() -> None:
+    wide, weight = torch.randn(6, 300), torch.randn(42, 123)
+    x = wide[:, 50:173]
+    assert_close("product", x.double() @ weight.double().T, linear(x, weight), 1e-6)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_not_a_number_stays_visible(bad: float, dtype: torch.dtype) -> None:
+    x, weight = torch.randn(2, 40).to(dtype), torch.randn(42, 40).to(dtype)
+    x[1, 39] = bad
+    weight[:, 39] = 0.0
+    y = gated_linear(x, weight, None, silu_and_mul)
+    assert bool(y[0].isfinite().all())
+    assert bool(y[1].isnan().all())
