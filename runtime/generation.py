@@ -17,7 +17,7 @@ from engine.protocol import SamplingParams, Submit, TokenLogprobs, TokenOutput
 from engine.tokenizer import TokenizerError
 from runtime.accounts import Tenant
 from runtime.admission import RETRY_AFTER_S, Admission
-from runtime.engines.hosts import EngineHosts
+from runtime.engines.continuation import Continuations
 from runtime.engines.models import LoadedModel, Models
 from runtime.metrics import Metrics
 from runtime.pump import Pump, pumping
@@ -31,10 +31,15 @@ class Generator:
     """What generating needs: held once per site."""
 
     def __init__(
-        self, models: Models, hosts: EngineHosts, admission: Admission, metrics: Metrics, request_timeout_s: float
+        self,
+        models: Models,
+        engine: Continuations,
+        admission: Admission,
+        metrics: Metrics,
+        request_timeout_s: float,
     ) -> None:
         self.models = models
-        self.hosts = hosts
+        self.engine = engine
         self.admission = admission
         self.metrics = metrics
         self._request_timeout_s = request_timeout_s
@@ -49,7 +54,7 @@ class Generator:
                     params = sampling_params(model, request, len(prompt))
                     permit.reserve(request.model, len(prompt), params.max_tokens, model.kv_tokens, request.n)
                     submits = as_submits(request, prompt, params, tenant)
-                    async with pumping(self.hosts, submits) as pump:
+                    async with pumping(self.engine, submits) as pump:
                         assemblers = [assembler_for(model, request) for _ in submits]
                         generation = Generation(prompt, params.prompt_logprobs, assemblers, pump)
                         if request.wants_prompt_only:

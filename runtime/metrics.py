@@ -48,6 +48,10 @@ class Metrics:
             "pilotlight_requests", "Ended requests by outcome: a finish reason, an error's word, or client_left",
             ["model_name", "outcome"], registry=registry,
         )  # fmt: skip
+        self._cut = Counter(
+            "pilotlight_cut_sequences", "Sequences whose engine host died under them, by what became of them: continued or failed",
+            ["model_name", "outcome"], registry=registry,
+        )  # fmt: skip
         self._http = Counter(
             "pilotlight_http_responses", "Responses by status", ["endpoint", "status"], registry=registry
         )
@@ -77,6 +81,9 @@ class Metrics:
             self._device_ms.observe(step.device_time_ms)
             for field, milliseconds in step.phases._asdict().items():
                 self._phase_ms.labels(field.removesuffix("_ms")).observe(milliseconds)
+
+    def cut(self, model: str, outcome: str) -> None:
+        self._cut.labels(model, outcome).inc()
 
     def response(self, endpoint: str, status: int) -> None:
         self._http.labels(endpoint, str(status)).inc()

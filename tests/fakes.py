@@ -85,11 +85,12 @@ def says(
 
 class FakeEngineClient:
     """Plays `script` to every submitted sequence: outputs; a number waits so long, an event until it is set, an exception is raised.
-    `scripts`, while there are any, come first: one for each sequence."""
+    `scripts`, while there are any, come first: one for each sequence. `answer`, if given, makes every script from the submitted sequence."""
 
     def __init__(self) -> None:
         self.script: Iterable[Step] = says("Hello, world")
         self.scripts: list[Iterable[Step]] = []
+        self.answer: Callable[[Submit], Iterable[Step]] | None = None
         self.submits: list[Submit] = []
         self.aborted: list[str] = []
         self.open: set[str] = set()
@@ -129,7 +130,7 @@ class FakeEngineClient:
         self._check()
         self.submits.append(submit)
         self.open.add(submit.sequence_id)
-        script = self.scripts.pop(0) if self.scripts else self.script
+        script = self._script_of(submit)
         is_finished = False
 
         async def outputs() -> AsyncIterator[TokenOutput]:
@@ -152,6 +153,11 @@ class FakeEngineClient:
             self.open.discard(submit.sequence_id)
             if not is_finished:
                 self.aborted.append(submit.sequence_id)
+
+    def _script_of(self, submit: Submit) -> Iterable[Step]:
+        if self.answer is not None:
+            return self.answer(submit)
+        return self.scripts.pop(0) if self.scripts else self.script
 
     def step(self, *outputs: TokenOutput) -> None:
         self._steps += 1

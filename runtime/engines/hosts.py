@@ -1,8 +1,8 @@
 """The engine host's life: started, watched, restarted.
 
 Liveness is token progress (I5): a host that has exited, that never answered, or that has work and takes no step inside its deadline is killed;
-every open stream fails at once, and a new host is started after a bounded pause. The module refuses to know models, text and HTTP; how a host
-is started is its launcher's business.
+every sequence open on it fails at once (continuation.py goes on with it elsewhere), and a new host is started after a bounded pause. The module
+refuses to know models, text and HTTP; how a host is started is its launcher's business.
 """
 
 import asyncio
@@ -64,6 +64,8 @@ class EngineHosts:
         self.state: State = "starting"
         self.reason = "the engine host is starting"  # why the state is not "up"
         self.restarts = 0
+        self.is_ending = False  # the site stops: what dies from now on is not continued
+        self._ended: str | None = None  # why nothing open is waited for any longer
         self._failures = 0  # hosts in a row that did not live
         self._host: RunningHost | None = None
         self._changed = asyncio.Event()  # replaced at every change of host
@@ -80,10 +82,12 @@ class EngineHosts:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._supervisor is not None
+        self.is_ending, self._ended = True, "the site has stopped"
+        self._notify()
         self._supervisor.cancel()
         with suppress(asyncio.CancelledError):
             await self._supervisor
-        self.state, self.reason = "stopped", "the site has stopped"
+        self.state, self.reason = "stopped", self._ended
 
     @property
     def client(self) -> EngineClient | None:
@@ -110,8 +114,11 @@ class EngineHosts:
         self._observers.append(callback)
 
     async def next_client(self, after: EngineClient | None = None) -> EngineClient:
-        """Waits for a host whose client is not `after`. Raises EngineError when host after host does not live."""
+        """Waits for a host whose client is not `after`. Raises EngineError when host after host does not live, or the
+        site waits for none."""
         while True:
+            if self._ended is not None:
+                raise EngineError("engine_error", self._ended)
             client = self.client
             if client is not None and client is not after:
                 return client
@@ -147,6 +154,8 @@ class EngineHosts:
 
     def fail_open(self, reason: str) -> None:
         """Ends every open sequence with an error: the site will not wait for them any longer."""
+        self.is_ending, self._ended = True, reason
+        self._notify()
         if self.client is not None:
             self.client.fail(reason)
 
