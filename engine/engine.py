@@ -5,6 +5,7 @@ Every sequence that was accepted ends with exactly one output that carries a fin
 it was in.
 """
 
+import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
@@ -85,6 +86,7 @@ class Engine:
             num_delivered_tokens=submit.num_delivered_tokens,
             tenant=submit.salt,
             priority=submit.priority,
+            pooling=submit.pooling,
         )
         self._sequences[submit.sequence_id] = sequence
         leader = self._sequences.get(submit.leader) if submit.leader is not None else None
@@ -157,11 +159,17 @@ class Engine:
         if token is not None and not token.is_finite:
             self._fail(sequence, "the model's logits were not finite; its weights or its cache are damaged")
             return
+        if computed.embedding is not None and not all(map(math.isfinite, computed.embedding)):
+            self._fail(sequence, "the model's hidden states were not finite; its weights or its cache are damaged")
+            return
         self.scheduler.advance(chunk)
         self._prompt_tokens += max(0, min(chunk.end, sequence.num_prompt_tokens) - chunk.start)
         sequence.prompt_logprobs.extend(computed.prompt_logprobs)
         if token is not None:
             self._append(sequence, token)
+        elif computed.embedding is not None:
+            self._outputs.append(TokenOutput(sequence.sequence_id, finish_reason="stop", embedding=computed.embedding))
+            self._end(sequence)
 
     def _append(self, sequence: Sequence, token: SampledToken) -> None:
         first = not sequence.started

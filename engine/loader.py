@@ -40,7 +40,8 @@ class ModelLoader:
     def release(self, model: "LoadedModel") -> None:
         """The model is no longer used: its KV slab may be borrowed again."""
         assert self._arena is not None, "a model was loaded without an arena"
-        self._arena.give_back(model.slab)
+        if model.slab is not None:
+            self._arena.give_back(model.slab)
 
     def take_results(self) -> "list[tuple[ModelSpec, LoadResult]]":
         results = []

@@ -14,11 +14,12 @@ from engine.engine import Engine
 from engine.errors import CheckpointError, StepError
 from engine.kv.arena import ALIGNMENT, Arena, ArenaFullError, Slab
 from engine.layers.weights import WeightLoader
-from engine.models.registry import CacheShape, find_family
+from engine.models.registry import CacheShape, Family, Model, ModelConfig, find_family
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
 from engine.runner import ModelRunner
 from engine.scheduler import Limits
 from engine.weights.config import eos_token_ids, read_config
+from engine.weights.embedding import EmbeddingRecipe, read_recipe
 from engine.weights.reader import CheckpointReader, ReadingProgress
 
 # Below this size a CPU computes in fp32: exactness is then testable, and the weights still fit its caches as well as
@@ -31,7 +32,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class LoadedModel(NamedTuple):
     spec: ModelSpec
     engine: Engine
-    slab: Slab
+    slab: Slab | None  # None: an encoder, which caches nothing
 
 
 def make_arena(config: HostConfig) -> Arena:
@@ -63,20 +64,28 @@ def load_model(
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is no directory; a model is a directory with config.json and *.safetensors")
     raw_config = read_config(directory)
+    recipe = read_recipe(directory, raw_config)
+    if recipe is not None:  # nobody asks for its logits: a head of its own would only take memory
+        raw_config["tie_word_embeddings"] = True
     family = find_family(raw_config)
     config = family.parse_config(raw_config)
     reader = CheckpointReader(directory, on_progress)
+    if config.num_layers == 0:
+        assert recipe is not None, "only embedding models cache nothing"
+        return _load_encoder(spec, host, arena.device, family, config, recipe, reader, started)
+    longest = _longest(config, recipe)
     try:
         dtype = _choose_dtype(spec, reader, arena.device)
-        num_blocks = _choose_num_blocks(spec, host, config, config.context_length, dtype, arena, num_sharing)
+        num_blocks = _choose_num_blocks(spec, host, config, longest, dtype, arena, num_sharing)
         slab = arena.borrow(num_blocks * _block_bytes(config, host.block_size, dtype))
         try:
-            context_length = min(config.context_length, num_blocks * host.block_size)
+            context_length = min(longest, num_blocks * host.block_size)
             if context_length < 2:
                 raise CheckpointError(f"{spec.name} has room for {context_length} token; raise kv_tokens or kv_gib")
             model = family.load(config, WeightLoader(reader, dtype, arena.device), context_length)
             reader.finish()
-            runner = ModelRunner(model, _as_cache(slab, config, host.block_size, num_blocks, dtype))
+            cache = _as_cache(slab, config, host.block_size, num_blocks, dtype)
+            runner = _runner(model, cache, recipe)
             # Not token 0: that is often a padding token whose embedding is zero, which would prove nothing.
             runner.warm_up([i % config.vocab_size for i in range(1, 1 + min(_WARM_UP_TOKENS, context_length - 1))])
         except BaseException:
@@ -100,9 +109,62 @@ def load_model(
         total_blocks=num_blocks,
         weights_bytes=reader.num_parameters * dtype.itemsize,
         load_s=time.perf_counter() - started,
+        pooling=recipe and recipe.pooling,
+        embedding_size=config.hidden_size if recipe else 0,
     )
     limits = Limits(host.block_size, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting)
     return LoadedModel(spec, Engine(info, runner, limits), slab)
+
+
+def _load_encoder(
+    spec: ModelSpec,
+    host: HostConfig,
+    device: torch.device,
+    family: Family,
+    config: ModelConfig,
+    recipe: EmbeddingRecipe,
+    reader: CheckpointReader,
+    started: float,
+) -> LoadedModel:
+    """One that caches nothing: to the scheduler, a block is a text at work, and there are as many as may run at once."""
+    try:
+        dtype = _choose_dtype(spec, reader, device)
+        context_length = _longest(config, recipe)
+        model = family.load(config, WeightLoader(reader, dtype, device), context_length)
+        reader.finish()
+        cache = torch.empty(host.max_num_seqs, 0, 2, context_length, 1, 1, dtype=dtype, device=device)
+        runner = _runner(model, cache, recipe)
+        runner.warm_up([i % config.vocab_size for i in range(1, 1 + min(_WARM_UP_TOKENS, context_length))])
+    except StepError as error:
+        raise CheckpointError(str(error)) from error
+    finally:
+        reader.close()
+    info = ModelInfo(
+        name=spec.name,
+        context_length=context_length,
+        vocab_size=config.vocab_size,
+        eos_token_ids=(),
+        dtype=str(dtype).removeprefix("torch."),
+        block_size=context_length,
+        total_blocks=host.max_num_seqs,
+        weights_bytes=reader.num_parameters * dtype.itemsize,
+        load_s=time.perf_counter() - started,
+        pooling=recipe.pooling,
+        embedding_size=config.hidden_size,
+    )
+    limits = Limits(context_length, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting, is_whole=True)
+    return LoadedModel(spec, Engine(info, runner, limits), slab=None)
+
+
+def _runner(model: Model, cache: torch.Tensor, recipe: EmbeddingRecipe | None) -> ModelRunner:
+    return (
+        ModelRunner(model, cache) if recipe is None else ModelRunner(model, cache, recipe.pooling, recipe.is_normalized)
+    )
+
+
+def _longest(config: ModelConfig, recipe: EmbeddingRecipe | None) -> int:
+    most = recipe.max_tokens if recipe is not None else None
+    return config.context_length if most is None else min(most, config.context_length)
 
 
 def _choose_dtype(spec: ModelSpec, reader: CheckpointReader, device: torch.device) -> torch.dtype:
@@ -111,7 +173,7 @@ def _choose_dtype(spec: ModelSpec, reader: CheckpointReader, device: torch.devic
     if device.type == "cpu" and reader.num_parameters < SMALL_MODEL_PARAMETERS:
         return torch.float32
     # Of the two 16-bit types only bf16 has fp32's range, which activations of large models need.
-    return torch.float32 if reader.dtypes == {"F32"} else torch.bfloat16
+    return torch.float32 if reader.dtypes - {"I64"} == {"F32"} else torch.bfloat16
 
 
 def _choose_num_blocks(

@@ -5,6 +5,7 @@ Knows tensors; refuses to know who waits for the tokens. The cache of a model is
 strided view.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
@@ -16,7 +17,8 @@ from engine.batch import build_batch
 from engine.errors import StepError
 from engine.layers.attention import LayerCache
 from engine.models.registry import Model
-from engine.protocol import TokenLogprobs
+from engine.pooling import pool
+from engine.protocol import Pooling, TokenLogprobs
 from engine.results import ChunkResult, RunResult, SampledToken
 from engine.sampling import choose_tokens, prompt_logprobs
 from engine.scheduler import Chunk
@@ -26,8 +28,13 @@ _PROMPT_LOGPROB_ROWS = 128  # logits held at once: 64 MiB at a vocabulary of 128
 
 
 class ModelRunner:
-    def __init__(self, model: Model, kv_cache: torch.Tensor) -> None:
+    def __init__(
+        self, model: Model, kv_cache: torch.Tensor, pooling: Pooling | None = None, is_normalized: bool = False
+    ) -> None:
+        """`pooling`: of an embedding model; `is_normalized`: its embeddings have length 1."""
         self.model = model
+        self.pooling = pooling
+        self.is_normalized = is_normalized
         self.kv_cache = kv_cache
         self.num_blocks = kv_cache.shape[0]
         self.block_size = kv_cache.shape[3]
@@ -46,7 +53,9 @@ class ModelRunner:
         ends = accumulate(chunk.length for chunk in chunks)
         results = [
             ChunkResult(
-                next(tokens) if chunk.samples else None, self._prompt_logprobs(chunk, hidden[end - chunk.length : end])
+                next(tokens) if chunk.samples else None,
+                self._prompt_logprobs(chunk, hidden[end - chunk.length : end]),
+                pool(chunk, hidden[end - chunk.length : end], self.is_normalized),
             )
             for chunk, end in zip(chunks, ends, strict=True)
         ]
@@ -65,6 +74,14 @@ class ModelRunner:
         """A short prompt and one more token, in blocks that nobody holds yet: the first request should not pay for lazy
         initialisation, and a model that yields no numbers should not seem ready."""
         sequence = Sequence.throwaway(list(prompt), blocks=range(-(-(len(prompt) + 1) // self.block_size)))
+        if self.pooling is not None:
+            sequence.pooling = self.pooling
+            embedding = self.run([Chunk(sequence, 0, len(prompt))]).chunks[0].embedding
+            if embedding is None or not all(map(math.isfinite, embedding)):
+                raise StepError(
+                    "its hidden states are not finite; the weights do not fit config.json or the chosen dtype"
+                )
+            return
         for length in (len(prompt), 1):
             token = self.run([Chunk(sequence, sequence.num_computed_tokens, length)]).chunks[0].token
             if token is None or not token.is_finite:

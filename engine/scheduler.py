@@ -22,6 +22,7 @@ class Limits(NamedTuple):
     max_num_batched_tokens: int
     max_num_seqs: int
     max_waiting: int
+    is_whole: bool = False  # every prompt in one step, nothing cached: an encoder's tokens all see each other
 
 
 class Chunk(NamedTuple):
@@ -43,6 +44,10 @@ class Chunk(NamedTuple):
     @property
     def samples(self) -> bool:
         """The chunk reaches the newest token: its last logits choose the next one."""
+        return self.is_last and self.sequence.pooling is None
+
+    @property
+    def is_last(self) -> bool:
         return self.end == len(self.sequence.token_ids)
 
 
@@ -144,6 +149,8 @@ class Scheduler:
     def _admit(self, plan: "_Plan") -> None:
         while self.waiting and len(self.running) < self.limits.max_num_seqs and plan.budget > 0:
             sequence = self.waiting.peek()
+            if self.limits.is_whole and plan.chunks and len(sequence.token_ids) > plan.budget:
+                return
             cached = self._cached_blocks(sequence)
             needed = self._num_blocks(len(sequence.token_ids)) - len(cached)
             # One spare block for each running sequence: without it the newcomer would be preempted within a few tokens.
@@ -151,7 +158,9 @@ class Scheduler:
                 return  # whose turn it is keeps it: a smaller sequence behind must not starve a larger one
             self.waiting.pop(len(sequence.token_ids) - len(cached) * self.limits.block_size)
             self._start(sequence, cached)
-            length = min(sequence.num_uncomputed_tokens, plan.budget)
+            length = sequence.num_uncomputed_tokens
+            if not self.limits.is_whole:
+                length = min(length, plan.budget)
             grown = self._grow(sequence, sequence.num_computed_tokens + length)
             assert grown, "blocks counted as available were not"
             plan.add(sequence, length)
@@ -170,7 +179,7 @@ class Scheduler:
     def _cached_blocks(self, sequence: Sequence) -> list[int]:
         """The cached prefix, short of the last token: its logits are needed, so it is computed even when its block is
         cached."""
-        if sequence.wants_prompt_logprobs:
+        if sequence.needs_every_token or self.limits.is_whole:
             return []
         extend_chain(sequence.block_hashes, sequence.chain_root, sequence.token_ids, self.limits.block_size)
         return self.pool.find_prefix(sequence.block_hashes[: self._sharable_blocks(sequence)])

@@ -9,8 +9,9 @@ in the cache:
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
-from engine.protocol import SamplingParams, TokenLogprobs
+from engine.protocol import Pooling, SamplingParams, TokenLogprobs
 from engine.token_counts import TokenCounts
 
 
@@ -23,6 +24,7 @@ class Sequence:
     num_delivered_tokens: int = 0  # at the end of the prompt: output of the sequence that this one continues
     tenant: bytes = b""
     priority: int = 0
+    pooling: Pooling | None = None
     num_prompt_tokens: int = field(init=False)
     counts: TokenCounts | None = field(init=False)  # None: penalties and biases are off
     arrival: int = 0  # order of submission: the youngest is preempted first
@@ -33,6 +35,7 @@ class Sequence:
     num_cached_tokens: int | None = None  # of the prompt, when it was first scheduled
     started: bool = False  # an output has been published
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    pooled: Any = None  # a tensor: what the computed tokens have given to the embedding
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)
@@ -60,6 +63,11 @@ class Sequence:
     def wants_prompt_logprobs(self) -> bool:
         return self.sampling.prompt_logprobs and not self.started
 
+    @property
+    def needs_every_token(self) -> bool:
+        """What is reported of the prompt's tokens, or made of all their hidden states, is not found in the cache."""
+        return self.wants_prompt_logprobs or self.pooling in ("mean", "cls")
+
     @classmethod
     def throwaway(cls, token_ids: list[int], blocks: Iterable[int]) -> "Sequence":
         """One that is never scheduled: greedy, nobody's, in blocks its maker answers for."""
@@ -71,7 +79,7 @@ class Sequence:
             other is not self
             and other.chain_root == self.chain_root
             and other.token_ids[: other.num_prompt_tokens] == self.token_ids[: self.num_prompt_tokens]
-            and not self.wants_prompt_logprobs
+            and not self.needs_every_token
         )
 
     def forget_computed(self) -> None:
@@ -80,3 +88,4 @@ class Sequence:
         self.num_computed_tokens = 0
         self.num_registered_blocks = 0
         self.prompt_logprobs = []
+        self.pooled = None
