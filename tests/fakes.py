@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from engine.client import EngineError, ProgressCallback
-from engine.protocol import ModelInfo, ModelLoad, ModelSpec, StepOutput, Submit, TokenLogprobs, TokenOutput
+from engine.protocol import ModelInfo, ModelLoad, ModelSpec, Pooling, StepOutput, Submit, TokenLogprobs, TokenOutput
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = ("<tool_call>", "</tool_call>")
@@ -98,6 +98,8 @@ class FakeEngineClient:
         self.load_gate: asyncio.Event | None = None
         self.load_error: EngineError | None = None
         self.context_length = 512
+        self.pooling: Pooling | None = None
+        self.embedding_size = 0
         self.loads: dict[str, ModelLoad] = {}
         self.last_event_at = time.monotonic()
         self._callbacks: list[Callable[[StepOutput], None]] = []
@@ -119,7 +121,8 @@ class FakeEngineClient:
         self.loaded.append(spec.name)
         self.loads[spec.name] = ModelLoad(free_blocks=60, total_blocks=64)
         self.heartbeat()
-        return ModelInfo(spec.name, self.context_length, 261, (EOS,), "float32", 16, 64, 1000, 0.1)
+        kind = {"pooling": self.pooling, "embedding_size": self.embedding_size}
+        return ModelInfo(spec.name, self.context_length, 261, (EOS,), "float32", 16, 64, 1000, 0.1, **kind)  # type: ignore[arg-type]
 
     async def unload_model(self, name: str) -> None:
         self._check()
