@@ -57,7 +57,7 @@ class Embedder:
                 model = await self.models.ready(request.model)
                 pooling = self._check(request, model)
                 prompts = await _encode(model, request)
-                permit.reserve(request.model, sum(map(len, prompts)), 0, model.kv_tokens)
+                permit.reserve(request.model, _most_at_once(prompts), 0, model.kv_tokens)
                 embeddings = Embeddings(prompts, pooling)
                 measure.follow(embeddings)
                 submits = [_submit(request.model, prompt, pooling, tenant) for prompt in prompts]
@@ -103,6 +103,11 @@ class Embedder:
                 if output.embedding is not None:
                     return output.embedding
         raise EngineError("engine_error", "the engine ended a text without its embedding")
+
+
+def _most_at_once(prompts: list[tuple[int, ...]]) -> int:
+    """Tokens the engine holds of a request, at worst: thousands of texts are not refused for being many, nor others on their account."""
+    return sum(sorted(map(len, prompts))[-WINDOW:])
 
 
 def _submit(model: str, prompt: tuple[int, ...], pooling: Pooling, tenant: Tenant) -> Submit:

@@ -14,6 +14,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     Qwen3Config,
+    XLMRobertaConfig,
 )
 
 from engine.protocol import Pooling
@@ -23,6 +24,10 @@ _DECODER = {key: value for key, value in AWKWARD.items() if value is not None}
 BERT = BertConfig(
     vocab_size=431, hidden_size=42, intermediate_size=123, num_hidden_layers=3, num_attention_heads=6, max_position_embeddings=96,
     initializer_range=0.15, layer_norm_eps=1e-6, pad_token_id=0,
+)  # fmt: skip
+XLM_ROBERTA = XLMRobertaConfig(
+    vocab_size=431, hidden_size=42, intermediate_size=123, num_hidden_layers=3, num_attention_heads=6, max_position_embeddings=98,
+    initializer_range=0.15, layer_norm_eps=1e-5, pad_token_id=1, type_vocab_size=1,
 )  # fmt: skip
 FLAGS: dict[Pooling, str] = {
     "mean": "pooling_mode_mean_tokens", "last": "pooling_mode_lasttoken", "cls": "pooling_mode_cls_token"
@@ -37,7 +42,7 @@ class Embedder(NamedTuple):
 
     @property
     def is_encoder(self) -> bool:
-        return isinstance(self.config, BertConfig)
+        return isinstance(self.config, BertConfig | XLMRobertaConfig)
 
 
 EMBEDDERS: dict[str, Embedder] = {
@@ -48,6 +53,7 @@ EMBEDDERS: dict[str, Embedder] = {
     "qwen3, first token": Embedder(Qwen3Config(**_DECODER), "cls", is_normalized=True),
     "bert, first token": Embedder(BERT, "cls", is_normalized=True),
     "bert, mean, of any length": Embedder(BERT, "mean", is_normalized=False),
+    "xlm-roberta, mean": Embedder(XLM_ROBERTA, "mean", is_normalized=True),
 }
 DECODERS = [name for name, embedder in EMBEDDERS.items() if not embedder.is_encoder]
 

@@ -31,6 +31,7 @@ class BertConfig:
     context_length: int
     num_token_types: int
     eps: float
+    first_position: int = 0  # in the table of positions
     num_layers: int = 0  # of a KV cache
     num_kv_heads: int = 1
     head_dim: int = 1
@@ -125,15 +126,17 @@ def parse_config(config: Mapping[str, Any]) -> BertConfig:
 
 
 def load(config: BertConfig, loader: WeightLoader, context_length: int) -> Bert:
-    root = "bert." if "bert.embeddings.word_embeddings.weight" in loader.reader else ""
+    words_name = "embeddings.word_embeddings.weight"
+    root = next((root for root in ("bert.", "roberta.") if f"{root}{words_name}" in loader.reader), "")
     names, hidden = f"{root}embeddings", config.hidden_size
-    words = loader.tensor(f"{names}.word_embeddings.weight", config.vocab_size, hidden)
-    positions = loader.tensor(f"{names}.position_embeddings.weight", config.context_length, hidden)
+    words = loader.tensor(f"{root}{words_name}", config.vocab_size, hidden)
+    rows = config.first_position + config.context_length
+    positions = loader.tensor(f"{names}.position_embeddings.weight", rows, hidden)[config.first_position :]
     types = loader.tensor(f"{names}.token_type_embeddings.weight", config.num_token_types, hidden)
     norm = LayerNorm.load(loader, f"{names}.LayerNorm", config)
     layers = [EncoderLayer.load(loader, f"{root}encoder.layer.{i}", config) for i in range(config.num_encoder_layers)]
     # The pooler and the heads serve other tasks; position_ids count from zero.
-    loader.reader.skip(rf"{re.escape(root)}(pooler\.dense\.(weight|bias)|embeddings\.position_ids)|cls\..*")
+    loader.reader.skip(rf"{re.escape(root)}(pooler\.dense\.(weight|bias)|embeddings\.position_ids)|cls\..*|lm_head\..*")
     return Bert(words, positions + types[0], norm, layers)
 
 

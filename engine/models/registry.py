@@ -9,7 +9,7 @@ from engine.batch import Batch
 from engine.errors import CheckpointError
 from engine.layers.attention import LayerCache
 from engine.layers.weights import WeightLoader
-from engine.models import bert, gemma3, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
+from engine.models import bert, gemma3, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, roberta
 
 
 class CacheShape(Protocol):
@@ -60,6 +60,8 @@ FAMILIES: dict[str, Family] = {
     "Qwen2ForCausalLM": qwen2,
     "Qwen3ForCausalLM": qwen3,
     "Qwen3MoeForCausalLM": qwen3_moe,
+    "RobertaModel": roberta,
+    "XLMRobertaModel": roberta,
 }
 
 
