@@ -92,11 +92,12 @@ class Stream:
         return told, usage["prompt_tokens"], usage["completion_tokens"]
 
 
-def write_site(folder: Path, source: str, continue_within_s: float) -> Path:
+def write_site(folder: Path, source: str, continue_within_s: float, step_deadline_s: float = 30.0) -> Path:
     file = folder / "ams1.toml"
     file.write_text(
         'name = "ams1"\nplace = {city = "A", latitude = 0.0, longitude = 0.0}\n[listen]\nport = 0\n'
         '[engine]\ndevice = "cpu"\nthreads = 1\nkv_gib = 0.05\n'
+        f"step_deadline_s = {step_deadline_s}\n"
         f'[limits]\ncontinue_within_s = {continue_within_s}\n[[models]]\nname = "ember"\nsource = "{source}"\n'
     )
     return file
@@ -171,6 +172,24 @@ def test_every_stream_goes_on_to_the_answer_it_would_have_given(
         assert stream.answer == expected, body
     assert site.engine().pid != engine.pid
     assert_idle(site)
+
+
+def test_a_host_that_hangs_is_killed_and_its_streams_go_on(undisturbed: list[Any], tmp_path: Path) -> None:
+    file = write_site(tmp_path, "embedded:ember", continue_within_s=60.0, step_deadline_s=8.0)
+    site = Process(file, tmp_path / "log")
+    try:
+        heard = threading.Semaphore(0)
+        streams = [Stream(site.url, body, on_event=heard.release) for body in REQUESTS]
+        for _ in range(100):
+            assert heard.acquire(timeout=30)
+        site.engine().send_signal(signal.SIGSTOP)
+        for stream, expected in zip(streams, undisturbed, strict=True):
+            stream.end()
+            assert stream.answer == expected
+        assert "took no step for 8 s" in site.log.read_text()
+        assert_idle(site)
+    finally:
+        end(site)
 
 
 def test_without_a_next_host_every_stream_ends_with_an_error_event(tmp_path: Path) -> None:
