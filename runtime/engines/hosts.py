@@ -128,8 +128,12 @@ class EngineHosts:
             await self._changed.wait()
 
     async def load_model(self, client: EngineClient, spec: ModelSpec, on_progress: ProgressCallback) -> ModelInfo:
+        def note(done: int, total: int) -> None:
+            self._progress_at = time.monotonic()  # bytes are progress too: large models take longer than a step may
+            on_progress(done, total)
+
         with self._working():
-            return await client.load_model(spec, on_progress)
+            return await client.load_model(spec, note)
 
     @asynccontextmanager
     async def generate(self, submit: Submit) -> AsyncIterator[AsyncIterator[TokenOutput]]:
