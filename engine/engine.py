@@ -10,6 +10,7 @@ it was in.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
@@ -139,6 +140,7 @@ class Engine:
             tenant=submit.salt,
             priority=submit.priority,
             length_limit=min(len(submit.prompt_token_ids) + submit.sampling.max_tokens, self.info.context_length),
+            pooling=submit.pooling,
         )
         self._sequences[submit.sequence_id] = sequence
         leader = self._sequences.get(submit.leader) if submit.leader is not None else None
@@ -277,7 +279,7 @@ class Engine:
         self.info = replace(self.info, context_length=context_length, total_blocks=self._account.max_blocks)
         for sequence in list(self._sequences.values()):
             sequence.length_limit = min(sequence.length_limit, context_length)
-            if len(sequence.token_ids) < context_length:
+            if len(sequence.token_ids) < context_length + (sequence.pooling is not None):  # no token follows a text
                 continue
             message = (
                 f"the sequence has {len(sequence.token_ids)} tokens; {self.info.name} holds {context_length} "
@@ -296,6 +298,9 @@ class Engine:
         if token is not None and not token.is_finite:
             self._fail(sequence, "the model's logits were not finite; its weights or its cache are damaged")
             return
+        if computed.embedding is not None and not all(map(math.isfinite, computed.embedding)):
+            self._fail(sequence, "the model's hidden states were not finite; its weights or its cache are damaged")
+            return
         self._prompt_tokens += max(0, min(chunk.end, sequence.num_prompt_tokens) - chunk.start)
         if sequence.num_computed_tokens < chunk.end and sequence.wants_prompt_logprobs:
             # It was preempted since, and computes its prompt once more: then come all its logprobs, and this token.
@@ -305,6 +310,9 @@ class Engine:
         sequence.prompt_logprobs.extend(computed.prompt_logprobs)
         if token is not None:
             self._append(sequence, chunk.end, token)
+        elif computed.embedding is not None:
+            self._outputs.append(TokenOutput(sequence.sequence_id, finish_reason="stop", embedding=computed.embedding))
+            self._end(sequence)
 
     def _append(self, sequence: Sequence, position: int, token: SampledToken) -> None:
         first = not sequence.started

@@ -19,11 +19,12 @@ from engine.kv.lending import Account, Lending, NoSlabsError, Reservation
 from engine.kv.prefix_index import CacheIdentity
 from engine.kv.shared_tiers import SharedTiers
 from engine.layers.weights import WeightLoader
-from engine.models.registry import CacheShape, Model, find_family
+from engine.models.registry import CacheShape, Family, Model, ModelConfig, find_family
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
 from engine.runner import ModelRunner
 from engine.scheduler import Limits
 from engine.weights.config import eos_token_ids, read_config
+from engine.weights.embedding import EmbeddingRecipe, read_recipe
 from engine.weights.fingerprint import fingerprint
 from engine.weights.reader import CheckpointReader, ReadingProgress
 from kernels.cpu import library as cpu_kernels
@@ -47,16 +48,17 @@ class KvMemory(NamedTuple):
 class LoadedModel(NamedTuple):
     spec: ModelSpec
     engine: Engine
-    place: Account | Reservation
+    place: Account | Reservation | None  # None: an encoder, which caches nothing
 
     def is_seated(self) -> bool:
         """Its cache is its own: what others had there, they have left."""
-        return isinstance(self.place, Account) or self.place.is_complete()
+        return not isinstance(self.place, Reservation) or self.place.is_complete()
 
     def close(self) -> None:
         """It is no longer used: its part of the arena may be borrowed again."""
         self.engine.close()
-        self.place.close()
+        if self.place is not None:
+            self.place.close()
 
 
 def make_kv_memory(config: HostConfig) -> KvMemory:
@@ -95,9 +97,16 @@ def load_model(
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is no directory; a model is a directory with config.json and *.safetensors")
     raw_config = read_config(directory)
+    recipe = read_recipe(directory, raw_config)
+    if recipe is not None:  # nobody asks for its logits: a head of its own would only take memory
+        raw_config["tie_word_embeddings"] = True
     family = find_family(raw_config)
     config = family.parse_config(raw_config)
     reader = CheckpointReader(directory, on_progress)
+    if config.num_layers == 0:
+        assert recipe is not None, "only embedding models cache nothing"
+        return _load_encoder(spec, host, memory.arena.device, family, config, recipe, reader, started)
+    longest = _longest(config, recipe)
     try:
         dtype = _choose_dtype(spec, reader, memory.arena.device)
         block = _block_shape(config, host.block_size)
@@ -109,14 +118,14 @@ def load_model(
             else:
                 num_blocks = num_seen = _blocks_of(spec.kv_tokens, host.block_size)
                 first_slab = place.slabs.start
-            context_length = min(config.context_length, num_blocks * host.block_size)
+            context_length = min(longest, num_blocks * host.block_size)
             if context_length < 2:
                 raise CheckpointError(f"{spec.name} has room for {context_length} token; raise kv_tokens or kv_gib")
             model = family.load(config, WeightLoader(reader, dtype, memory.arena.device), context_length)
             reader.finish()
-            _warm_up(model, block, dtype, memory.arena.device, config.vocab_size, context_length)
+            _warm_up(model, recipe, block, dtype, memory.arena.device, config.vocab_size, context_length)
             cache = memory.arena.span(first_slab, num_seen * block_bytes)
-            runner = ModelRunner(model, cache.view(dtype).view(num_seen, *block))
+            runner = _runner(model, cache.view(dtype).view(num_seen, *block), recipe)
             info = ModelInfo(
                 name=spec.name,
                 context_length=context_length,
@@ -127,6 +136,8 @@ def load_model(
                 total_blocks=num_blocks,
                 weights_bytes=reader.num_parameters * dtype.itemsize,
                 load_s=time.perf_counter() - started,
+                pooling=recipe and recipe.pooling,
+                embedding_size=config.hidden_size if recipe else 0,
             )
             limits = Limits(host.block_size, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting)
             account = place if isinstance(place, Account) else None
@@ -151,13 +162,64 @@ def _fingerprint(directory: Path) -> bytes:
         raise CheckpointError(f"{directory} cannot be read again for its fingerprint: {error}") from error
 
 
+def _load_encoder(
+    spec: ModelSpec,
+    host: HostConfig,
+    device: torch.device,
+    family: Family,
+    config: ModelConfig,
+    recipe: EmbeddingRecipe,
+    reader: CheckpointReader,
+    started: float,
+) -> LoadedModel:
+    """One that caches nothing: to the scheduler, a block is a text at work, and there are as many as may run at once."""
+    try:
+        dtype = _choose_dtype(spec, reader, device)
+        context_length = _longest(config, recipe)
+        model = family.load(config, WeightLoader(reader, dtype, device), context_length)
+        reader.finish()
+        cache = torch.empty(host.max_num_seqs, 0, 2, context_length, 1, 1, dtype=dtype, device=device)
+        runner = _runner(model, cache, recipe)
+        runner.warm_up([i % config.vocab_size for i in range(1, 1 + min(_WARM_UP_TOKENS, context_length))])
+    except StepError as error:
+        raise CheckpointError(str(error)) from error
+    finally:
+        reader.close()
+    info = ModelInfo(
+        name=spec.name,
+        context_length=context_length,
+        vocab_size=config.vocab_size,
+        eos_token_ids=(),
+        dtype=str(dtype).removeprefix("torch."),
+        block_size=context_length,
+        total_blocks=host.max_num_seqs,
+        weights_bytes=reader.num_parameters * dtype.itemsize,
+        load_s=time.perf_counter() - started,
+        pooling=recipe.pooling,
+        embedding_size=config.hidden_size,
+    )
+    limits = Limits(context_length, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting, is_whole=True)
+    return LoadedModel(spec, Engine(info, runner, limits), place=None)
+
+
+def _runner(model: Model, cache: torch.Tensor, recipe: EmbeddingRecipe | None) -> ModelRunner:
+    return (
+        ModelRunner(model, cache) if recipe is None else ModelRunner(model, cache, recipe.pooling, recipe.is_normalized)
+    )
+
+
+def _longest(config: ModelConfig, recipe: EmbeddingRecipe | None) -> int:
+    most = recipe.max_tokens if recipe is not None else None
+    return config.context_length if most is None else min(most, config.context_length)
+
+
 def _choose_dtype(spec: ModelSpec, reader: CheckpointReader, device: torch.device) -> torch.dtype:
     if spec.dtype != "auto":
         return _DTYPES[spec.dtype]
     if device.type == "cpu" and reader.num_parameters < SMALL_MODEL_PARAMETERS:
         return torch.float32
     # Of the two 16-bit types only bf16 has fp32's range, which activations of large models need.
-    return torch.float32 if reader.dtypes == {"F32"} else torch.bfloat16
+    return torch.float32 if reader.dtypes - {"I64"} == {"F32"} else torch.bfloat16
 
 
 def _find_place(spec: ModelSpec, host: HostConfig, memory: KvMemory, block_bytes: int) -> Account | Reservation:
@@ -189,10 +251,16 @@ def _block_shape(shape: CacheShape, block_size: int) -> tuple[int, ...]:
 
 
 def _warm_up(
-    model: Model, block: tuple[int, ...], dtype: torch.dtype, device: torch.device, vocab_size: int, context_length: int
+    model: Model,
+    recipe: EmbeddingRecipe | None,
+    block: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    vocab_size: int,
+    context_length: int,
 ) -> None:
     """In a cache of its own: the arena's blocks may be at work for other models."""
     # Not token 0: that is often a padding token whose embedding is zero, which would prove nothing.
     prompt = [i % vocab_size for i in range(1, 1 + min(_WARM_UP_TOKENS, context_length - 1))]
     num_blocks = -(-(len(prompt) + 1) // block[2])
-    ModelRunner(model, torch.zeros(num_blocks, *block, dtype=dtype, device=device)).warm_up(prompt)
+    _runner(model, torch.zeros(num_blocks, *block, dtype=dtype, device=device), recipe).warm_up(prompt)

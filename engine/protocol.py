@@ -12,6 +12,7 @@ PRIORITIES = range(-8, 9)
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 FinishReason = Literal["stop", "length", "abort", "error"]
+Pooling = Literal["mean", "last", "cls"]
 ErrorCode = Literal[
     "model_not_found",  # the host holds no model of that name
     "model_load_failed",  # the checkpoint is missing, truncated, misshapen or unsupported
@@ -103,6 +104,8 @@ class Submit:
     # smaller is admitted sooner, strictly, but no priority starves (engine/fairness.py says the bound). It decides about
     # admission alone: what has started is preempted by age
     priority: int = 0
+    # make the prompt's embedding, in this way, instead of continuing it; of `sampling` nothing then counts
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,7 @@ class TokenOutput(NamedTuple):
     num_cached_tokens: int | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None  # one per token of `token_ids`
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # one per prompt token after the first
+    embedding: tuple[float, ...] | None = None  # of a sequence that was submitted with a pooling: its one output
     error_code: ErrorCode | None = None  # with finish_reason "error"
     error_message: str | None = None
 
@@ -187,6 +191,8 @@ class ModelInfo:
     total_blocks: int  # that it could ever have
     weights_bytes: int
     load_s: float
+    pooling: Pooling | None = None  # an embedding model, made for this one; None: a model that generates
+    embedding_size: int = 0
 
 
 class HostPhases(NamedTuple):

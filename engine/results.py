@@ -14,6 +14,7 @@ class SampledToken(NamedTuple):
 class ChunkResult(NamedTuple):
     token: SampledToken | None = None  # None in the middle of a prompt
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    embedding: tuple[float, ...] | None = None
 
 
 class RunResult(NamedTuple):

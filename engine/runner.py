@@ -5,6 +5,7 @@ Knows tensors; refuses to know who waits for the tokens. The cache of a model is
 strided view.
 """
 
+import math
 import time
 from collections.abc import Sequence as SequenceOf
 from itertools import accumulate
@@ -16,19 +17,25 @@ from engine.decode_graphs import CudaRecorder, DecodeGraphs
 from engine.errors import StepError
 from engine.layers.attention import LayerCache
 from engine.models.registry import Model
-from engine.protocol import TokenLogprobs
+from engine.pooling import pool
+from engine.protocol import Pooling, TokenLogprobs
 from engine.results import ChunkResult, RunResult
 from engine.sampling import Choices, choose_tokens, prompt_logprobs
 from engine.scheduler import Chunk
 from engine.sequence import Sequence
-from engine.transfer import Mark, to_device
+from engine.transfer import Mark, to_device, to_host
 
 _PROMPT_LOGPROB_ROWS = 128  # logits held at once: 64 MiB at a vocabulary of 128k
 
 
 class ModelRunner:
-    def __init__(self, model: Model, kv_cache: torch.Tensor) -> None:
+    def __init__(
+        self, model: Model, kv_cache: torch.Tensor, pooling: Pooling | None = None, is_normalized: bool = False
+    ) -> None:
+        """`pooling`: of an embedding model; `is_normalized`: its embeddings have length 1."""
         self.model = model
+        self.pooling = pooling
+        self.is_normalized = is_normalized
         self.kv_cache = kv_cache
         self.num_blocks = kv_cache.shape[0]
         self.block_size = kv_cache.shape[3]
@@ -55,12 +62,15 @@ class ModelRunner:
         self._choices = choices
         self._choice_of = {sequence: row for row, sequence in enumerate(sampling)}
         ends = accumulate(chunk.length for chunk in chunks)
-        logprobs = [
-            self._prompt_logprobs(chunk, hidden[end - chunk.length : end])
+        results = [
+            (
+                self._prompt_logprobs(chunk, hidden[end - chunk.length : end]),
+                self._embedding(chunk, hidden[end - chunk.length : end]),
+            )
             for chunk, end in zip(chunks, ends, strict=True)
         ]
         computed_s = 0.0 if self.overlaps else time.perf_counter() - began
-        return LaunchedStep([chunk.samples for chunk in chunks], choices, logprobs, Mark(device), computed_s)
+        return LaunchedStep([chunk.samples for chunk in chunks], choices, results, Mark(device), computed_s)
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         return self.model.forward(batch, self._layers)
@@ -88,12 +98,24 @@ class ModelRunner:
         """A short prompt and one more token, in blocks that nobody holds yet: the first request should not pay for lazy
         initialisation, and a model that yields no numbers should not seem ready."""
         sequence = Sequence.throwaway(list(prompt), blocks=range(-(-(len(prompt) + 1) // self.block_size)))
+        if self.pooling is not None:
+            sequence.pooling = self.pooling
+            embedding = self.launch([Chunk.next_of(sequence, len(prompt))]).collect().chunks[0].embedding
+            if embedding is None or not all(map(math.isfinite, embedding)):
+                raise StepError(
+                    "its hidden states are not finite; the weights do not fit config.json or the chosen dtype"
+                )
+            return
         for length in (len(prompt), 1):
             token = self.launch([Chunk.next_of(sequence, length)]).collect().chunks[0].token
             if token is None or not token.is_finite:
                 raise StepError("its logits are not finite; the weights do not fit config.json or the chosen dtype")
             sequence.num_computed_tokens += length
             sequence.token_ids.append(token.token_id)
+
+    def _embedding(self, chunk: Chunk, hidden: torch.Tensor) -> torch.Tensor | None:
+        embedding = pool(chunk, hidden, self.is_normalized)
+        return None if embedding is None else to_host(embedding)
 
     def _prompt_logprobs(self, chunk: Chunk, hidden: torch.Tensor) -> tuple[TokenLogprobs, ...]:
         """hidden [chunk.length, hidden]: row i predicts token start + i + 1, as long as that is of the prompt."""
@@ -116,13 +138,13 @@ class LaunchedStep:
         self,
         samples: list[bool],
         choices: Choices | None,
-        prompt_logprobs: list[tuple[TokenLogprobs, ...]],
+        others: list[tuple[tuple[TokenLogprobs, ...], torch.Tensor | None]],
         mark: Mark,
         computed_s: float,
     ) -> None:
         self._samples = samples
         self._choices = choices
-        self._prompt_logprobs = prompt_logprobs
+        self._others = others  # of each chunk, its prompt's logprobs and its embedding
         self._mark = mark
         self._computed_s = computed_s
 
@@ -131,7 +153,7 @@ class LaunchedStep:
         self._mark.wait()
         tokens = iter(self._choices.read() if self._choices is not None else ())
         results = [
-            ChunkResult(next(tokens) if samples else None, logprobs)
-            for samples, logprobs in zip(self._samples, self._prompt_logprobs, strict=True)
+            ChunkResult(next(tokens) if samples else None, logprobs, None if vector is None else tuple(vector.tolist()))
+            for samples, (logprobs, vector) in zip(self._samples, self._others, strict=True)
         ]
         return RunResult(results, self._computed_s + time.perf_counter() - began)

@@ -32,6 +32,7 @@ class Limits(NamedTuple):
     max_num_batched_tokens: int
     max_num_seqs: int
     max_waiting: int
+    is_whole: bool = False  # every prompt in one step, nothing cached: an encoder's tokens all see each other
 
 
 class Chunk(NamedTuple):
@@ -40,7 +41,7 @@ class Chunk(NamedTuple):
     sequence: Sequence
     start: int
     length: int
-    samples: bool  # it reaches the newest token: its last logits choose the next one
+    is_last: bool  # it reaches the newest token
 
     @classmethod
     def next_of(cls, sequence: Sequence, length: int) -> "Chunk":
@@ -55,6 +56,11 @@ class Chunk(NamedTuple):
     def is_decode(self) -> bool:
         """One token behind a cached prefix, be it a new token or the rest of a prompt: the arithmetic is the same."""
         return self.length == 1 and self.start > 0
+
+    @property
+    def samples(self) -> bool:
+        """Its last logits choose the next token."""
+        return self.is_last and self.sequence.pooling is None
 
 
 class Scheduler:
@@ -122,11 +128,11 @@ class Scheduler:
             self.account.begin()
         plan = _Plan(self.limits.max_num_batched_tokens)
         short = self._schedule_running(plan, [s for s in self.running if s.is_decoding and not s.awaits_its_end])
-        short |= self._schedule_running(plan, [s for s in self.running if not s.is_decoding])
+        short |= self._schedule_running(plan, [s for s in self.running if not s.is_decoding and not s.awaits_its_end])
         if not short:  # a sequence admitted now would take the blocks that were just cleared, or that are awaited
             self._admit(plan)
         awaits = self.incoming or (self.account is not None and self.account.num_short > 0)
-        awaits_results = any(sequence.is_pending for sequence in self.running) or (
+        awaits_results = any(s.is_pending or s.awaits_its_end for s in self.running) or (
             bool(self.waiting) and self.waiting.peek().is_pending
         )
         stuck = not plan.chunks and self.has_work and not awaits and not awaits_results
@@ -242,6 +248,8 @@ class Scheduler:
             sequence = self.waiting.peek()
             if sequence.is_pending:
                 return  # preempted in this very step: what it is to continue is not known yet
+            if self.limits.is_whole and plan.chunks and len(sequence.token_ids) > plan.budget:
+                return
             cached = self._cached_blocks(sequence)
             needed = self._num_blocks(len(sequence.token_ids)) - len(cached)
             # One spare block for each running sequence: without it the newcomer would be preempted within a few tokens.
@@ -260,7 +268,9 @@ class Scheduler:
                 self._fetch(sequence, kept.num_blocks)
                 continue
             self._start(sequence)
-            length = min(sequence.num_uncomputed_tokens, plan.budget)
+            length = sequence.num_uncomputed_tokens
+            if not self.limits.is_whole:
+                length = min(length, plan.budget)
             grown = self._grow(sequence, sequence.num_computed_tokens + length)
             assert grown, "blocks counted as available were not"
             plan.add(sequence, length)
@@ -291,7 +301,7 @@ class Scheduler:
 
     def _kept_blocks(self, sequence: Sequence, num_cached: int) -> Kept:
         """How far its prompt goes on in the tiers."""
-        if sequence.wants_prompt_logprobs:
+        if sequence.needs_every_token or self.limits.is_whole:
             return Kept()
         hashes = sequence.block_hashes[num_cached : self._sharable_blocks(sequence)]
         return self.tiers.lookup(hashes, with_disk=sequence.num_disk_blocks is None)
@@ -344,7 +354,7 @@ class Scheduler:
     def _cached_blocks(self, sequence: Sequence) -> list[int]:
         """The cached prefix, short of the last token: its logits are needed, so it is computed even when its block is
         cached."""
-        if sequence.wants_prompt_logprobs:
+        if sequence.needs_every_token or self.limits.is_whole:
             return []
         extend_chain(sequence.block_hashes, sequence.chain_root, sequence.token_ids, self.limits.block_size)
         return self.pool.find_prefix(sequence.block_hashes[: self._sharable_blocks(sequence)])

@@ -13,8 +13,9 @@ it samples is in the list as PENDING, until its results are here and it counts a
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
-from engine.protocol import SamplingParams, TokenLogprobs
+from engine.protocol import Pooling, SamplingParams, TokenLogprobs
 from engine.token_counts import TokenCounts
 
 PENDING = -1  # stands for a token that the device has chosen, or will, and the host does not know yet
@@ -29,6 +30,7 @@ class Sequence:
     num_delivered_tokens: int = 0  # at the end of the prompt: output of the sequence that this one continues
     tenant: bytes = b""
     priority: int = 0
+    pooling: Pooling | None = None
     num_prompt_tokens: int = field(init=False)
     counts: TokenCounts | None = field(init=False)  # None: penalties and biases are off
     length_limit: int = 0  # of all tokens: it ends when it has so many
@@ -44,6 +46,7 @@ class Sequence:
     num_cached_tokens: int | None = None  # of the prompt, when it was first scheduled
     started: bool = False  # an output has been published
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    pooled: Any = None  # a tensor: what the computed tokens have given to the embedding
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)
@@ -74,12 +77,17 @@ class Sequence:
 
     @property
     def awaits_its_end(self) -> bool:
-        """It has its last token, which is only not known yet."""
-        return self.is_pending and len(self.token_ids) >= self.length_limit
+        """Nothing is left to compute; the last results are only not known yet."""
+        return self.num_uncomputed_tokens == 0 or (self.is_pending and len(self.token_ids) >= self.length_limit)
 
     @property
     def wants_prompt_logprobs(self) -> bool:
         return self.sampling.prompt_logprobs and not self.started
+
+    @property
+    def needs_every_token(self) -> bool:
+        """What is reported of the prompt's tokens, or made of all their hidden states, is not found in the cache."""
+        return self.wants_prompt_logprobs or self.pooling in ("mean", "cls")
 
     @classmethod
     def throwaway(cls, token_ids: list[int], blocks: Iterable[int]) -> "Sequence":
@@ -92,7 +100,7 @@ class Sequence:
             other is not self
             and other.chain_root == self.chain_root
             and other.token_ids[: other.num_prompt_tokens] == self.token_ids[: self.num_prompt_tokens]
-            and not self.wants_prompt_logprobs
+            and not self.needs_every_token
         )
 
     def forget_blocks(self) -> None:
@@ -107,3 +115,4 @@ class Sequence:
         self.num_registered_blocks = 0
         self.num_disk_blocks = None
         self.prompt_logprobs = []
+        self.pooled = None

@@ -209,14 +209,25 @@ class _WordMarks:
         return token.replace(WORD_MARK, " ").encode()
 
 
+class _WordPiece:
+    """BERT: a token that begins with ## goes on with a word, any other begins one."""
+
+    def to_bytes(self, token: str) -> bytes:
+        return token[2:].encode() if token.startswith("##") else b" " + token.encode()
+
+
 def _spelling_of(decoder: dict[str, Any] | None) -> _Spelling:
     kinds = _decoder_kinds(decoder)
     if "ByteLevel" in kinds:
         return _ByteLevel()
     if kinds & {"ByteFallback", "Metaspace"}:
         return _WordMarks()
+    if "WordPiece" in kinds:
+        return _WordPiece()
     named = ", ".join(sorted(kinds)) or "none"
-    raise TokenizerError(f"the tokenizer's decoder ({named}) is not supported; byte-level BPE and SentencePiece are")
+    raise TokenizerError(
+        f"the tokenizer's decoder ({named}) is not supported; byte-level BPE, SentencePiece and WordPiece are"
+    )
 
 
 def _decoder_kinds(decoder: dict[str, Any] | None) -> set[str]:

@@ -46,6 +46,10 @@ def refusal(submit: Submit, model: ModelInfo) -> tuple[ErrorCode, str] | None:
     problem = _sampling_problem(sampling, model.vocab_size)
     if problem:
         return "invalid_request", problem
+    if (submit.pooling is None) != (model.pooling is None):
+        return "invalid_request", _wrong_kind(model)
+    if submit.pooling is not None:
+        return _embedding_refusal(submit, model)
     if len(prompt) >= model.context_length:
         return (
             "context_length_exceeded",
@@ -53,6 +57,20 @@ def refusal(submit: Submit, model: ModelInfo) -> tuple[ErrorCode, str] | None:
             f"so a prompt may have at most {model.context_length - 1}",
         )
     return None
+
+
+def _wrong_kind(model: ModelInfo) -> str:
+    if model.pooling is None:
+        return f"{model.name} is a model that generates; it makes no embeddings"
+    return f"{model.name} is an embedding model; it generates nothing"
+
+
+def _embedding_refusal(submit: Submit, model: ModelInfo) -> tuple[ErrorCode, str] | None:
+    """No token follows, so the text may fill the context."""
+    tokens = len(submit.prompt_token_ids)
+    if tokens <= model.context_length:
+        return None
+    return "context_length_exceeded", f"the text has {tokens} tokens; {model.name} takes at most {model.context_length}"
 
 
 def _sampling_problem(sampling: SamplingParams, vocab_size: int) -> str | None:

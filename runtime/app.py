@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.admission import Admission
+from runtime.engines.continuation import Continuations
 from runtime.engines.hosts import EngineHosts, Launcher
 from runtime.engines.launch import ProcessLauncher
 from runtime.engines.models import Models
@@ -40,7 +41,8 @@ def build_app(site: SiteConfig, *, launcher: Launcher | None = None, hop_secret:
     admission = Admission(site.limits.max_inflight)
     hosts = EngineHosts(launcher or ProcessLauncher(site.engine, site.name), site.engine)
     models = Models(site.models, hosts)
-    generator = Generator(models, hosts, admission, metrics, site.limits.request_timeout_s)
+    engine = Continuations(hosts, models, site.limits.continue_within_s, metrics.cut)
+    generator = Generator(models, engine, admission, metrics, site.limits.request_timeout_s)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

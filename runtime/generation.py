@@ -6,8 +6,8 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
 from engine.chat_template import ChatTemplateError
@@ -17,7 +17,7 @@ from engine.protocol import SamplingParams, Submit, TokenLogprobs, TokenOutput
 from engine.tokenizer import TokenizerError
 from runtime.accounts import Tenant
 from runtime.admission import RETRY_AFTER_S, Admission
-from runtime.engines.hosts import EngineHosts
+from runtime.engines.continuation import Continuations
 from runtime.engines.models import LoadedModel, Models
 from runtime.metrics import Metrics
 from runtime.pump import Pump, pumping
@@ -31,43 +31,57 @@ class Generator:
     """What generating needs: held once per site."""
 
     def __init__(
-        self, models: Models, hosts: EngineHosts, admission: Admission, metrics: Metrics, request_timeout_s: float
+        self,
+        models: Models,
+        engine: Continuations,
+        admission: Admission,
+        metrics: Metrics,
+        request_timeout_s: float,
     ) -> None:
         self.models = models
-        self.hosts = hosts
+        self.engine = engine
         self.admission = admission
         self.metrics = metrics
-        self._request_timeout_s = request_timeout_s
+        self.request_timeout_s = request_timeout_s
 
     @asynccontextmanager
     async def generate(self, request: ValidGeneration, tenant: Tenant) -> AsyncIterator["Generation"]:
-        try:
-            with self.metrics.request(request.model) as measure, self.admission.permit() as permit:
-                async with asyncio.timeout(self._request_timeout_s):
-                    model = await self.models.ready(request.model)
-                    prompt = await encode(model, request)
-                    params = sampling_params(model, request, len(prompt))
-                    permit.reserve(
-                        request.model, len(prompt), params.max_tokens, self.models.kv_tokens(model), request.n
-                    )
-                    submits = as_submits(request, prompt, params, tenant)
-                    async with pumping(self.hosts, submits) as pump:
-                        assemblers = [assembler_for(model, request) for _ in submits]
-                        generation = Generation(prompt, params.prompt_logprobs, assemblers, pump)
-                        if request.wants_prompt_only:
-                            generation.end_with_prompt()
-                        measure.follow(generation)
-                        yield generation
-                        if not request.wants_prompt_only:
-                            permit.settle(generation.usage.completion_tokens // request.n)
-        except TimeoutError:
-            message = f"the answer was not complete after {self._request_timeout_s:g} s; ask for fewer tokens"
-            raise ApiError("request_timeout", message) from None
-        except EngineError as error:
-            retry_after_s = RETRY_AFTER_S if error.code == "overloaded" else None
-            raise ApiError(error.code, str(error), retry_after_s=retry_after_s) from None
-        except (ChatTemplateError, TokenizerError) as error:
-            raise ApiError("invalid_request", str(error)) from None
+        with (
+            as_api_errors(self.request_timeout_s),
+            self.metrics.request(request.model) as measure,
+            self.admission.permit() as permit,
+        ):
+            async with asyncio.timeout(self.request_timeout_s):
+                model = await self.models.ready(request.model)
+                refuse_embedder(model, request)
+                prompt = await encode(model, request)
+                params = sampling_params(model, request, len(prompt))
+                permit.reserve(request.model, len(prompt), params.max_tokens, self.models.kv_tokens(model), request.n)
+                submits = as_submits(request, prompt, params, tenant)
+                async with pumping(self.engine, submits) as pump:
+                    assemblers = [assembler_for(model, request) for _ in submits]
+                    generation = Generation(prompt, params.prompt_logprobs, assemblers, pump)
+                    if request.wants_prompt_only:
+                        generation.end_with_prompt()
+                    measure.follow(generation)
+                    yield generation
+                    if not request.wants_prompt_only:
+                        permit.settle(generation.usage.completion_tokens // request.n)
+
+
+@contextmanager
+def as_api_errors(request_timeout_s: float) -> Iterator[None]:
+    """Whatever goes wrong behind validation, in the words a client is told."""
+    try:
+        yield
+    except TimeoutError:
+        message = f"the answer was not complete after {request_timeout_s:g} s; ask for less"
+        raise ApiError("request_timeout", message) from None
+    except EngineError as error:
+        retry_after_s = RETRY_AFTER_S if error.code == "overloaded" else None
+        raise ApiError(error.code, str(error), retry_after_s=retry_after_s) from None
+    except (ChatTemplateError, TokenizerError) as error:
+        raise ApiError("invalid_request", str(error)) from None
 
 
 class Generation:
@@ -161,6 +175,14 @@ def as_submits(
             for i in range(1, request.n)
         ),
     ]
+
+
+def refuse_embedder(model: LoadedModel, request: ValidGeneration) -> None:
+    if model.info.pooling is not None:
+        message = (
+            f"{request.requested_model!r} is an embedding model and generates nothing; send texts to /ai/v1/embeddings"
+        )
+        raise ApiError("invalid_request", message, param="model")
 
 
 async def encode(model: LoadedModel, request: ValidGeneration) -> tuple[int, ...]:

@@ -6,22 +6,34 @@ One registry per application, so that several sites can live in one process. The
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engine.protocol import ModelLoad, StepOutput
+from wire.chat import Usage
 from wire.errors import ApiError
-
-if TYPE_CHECKING:
-    from runtime.generation import Generation
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TTFT_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10, 20, 40, 80)
 _ITL_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5)
 _E2E_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+
+
+class Answer(Protocol):
+    """What is measured of a request: a generation, or embeddings."""
+
+    on_piece: Callable[[int], None]  # to be called whenever a piece of a choice is handed out
+
+    @property
+    def usage(self) -> Usage: ...
+
+    @property
+    def finish_reason(self) -> str | None:
+        """None until it has ended by itself."""
+
 
 Loads = Callable[[], dict[str, ModelLoad]]
 
@@ -46,6 +58,10 @@ class Metrics:
         self._output = Counter("vllm:generation_tokens", "Output tokens of ended requests", model, registry=registry)
         self._ended = Counter(
             "pilotlight_requests", "Ended requests by outcome: a finish reason, an error's word, or client_left",
+            ["model_name", "outcome"], registry=registry,
+        )  # fmt: skip
+        self._cut = Counter(
+            "pilotlight_cut_sequences", "Sequences whose engine host died under them, by what became of them: continued or failed",
             ["model_name", "outcome"], registry=registry,
         )  # fmt: skip
         self._http = Counter(
@@ -77,6 +93,9 @@ class Metrics:
             self._device_ms.observe(step.device_time_ms)
             for field, milliseconds in step.phases._asdict().items():
                 self._phase_ms.labels(field.removesuffix("_ms")).observe(milliseconds)
+
+    def cut(self, model: str, outcome: str) -> None:
+        self._cut.labels(model, outcome).inc()
 
     def response(self, endpoint: str, status: int) -> None:
         self._http.labels(endpoint, str(status)).inc()
@@ -114,20 +133,20 @@ class Measure:
         self._model = model
         self._began = time.monotonic()
         self._last: dict[int, float] = {}  # by choice
-        self._generation: Generation | None = None
+        self._answer: Answer | None = None
 
     @property
     def finish_reason(self) -> str | None:
-        return self._generation.finish_reason if self._generation is not None else None
+        return self._answer.finish_reason if self._answer is not None else None
 
-    def follow(self, generation: "Generation") -> None:
-        self._generation = generation
-        generation.on_piece = self._note_piece
+    def follow(self, answer: Answer) -> None:
+        self._answer = answer
+        answer.on_piece = self._note_piece
 
     def end(self) -> None:
-        if self._generation is None:
+        if self._answer is None:
             return
-        metrics, usage = self._metrics, self._generation.usage
+        metrics, usage = self._metrics, self._answer.usage
         metrics._prompt.labels(self._model).inc(usage.prompt_tokens)
         metrics._cached.labels(self._model).inc(usage.prompt_tokens_details.cached_tokens)
         metrics._output.labels(self._model).inc(usage.completion_tokens)

@@ -6,14 +6,18 @@ A slow reader costs fewer, larger events. Knows the scopes of its sequences and 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from typing import Any, Protocol
 
 from engine.client import EngineError
 from engine.protocol import Submit, TokenOutput
-from runtime.engines.hosts import EngineHosts
 
 Numbered = tuple[int, TokenOutput]  # which sequence, by its place among the submitted, and its output
+
+
+class Engine(Protocol):
+    def generate(self, submit: Submit) -> AbstractAsyncContextManager[AsyncIterator[TokenOutput]]:
+        """A sequence's scope."""
 
 
 class Pump:
@@ -40,12 +44,12 @@ class Pump:
         """Leave one sequence's scope, which aborts it unless it has ended."""
         await self._scopes[number].aclose()
 
-    async def open(self, hosts: EngineHosts, submit: Submit) -> AsyncExitStack:
+    async def open(self, engine: Engine, submit: Submit) -> AsyncExitStack:
         """Begin to collect a sequence's outputs; leaving the stack ends that."""
         scope = AsyncExitStack()
         number = len(self._scopes)
         self._scopes.append(scope)
-        outputs = await scope.enter_async_context(hosts.generate(submit))
+        outputs = await scope.enter_async_context(engine.generate(submit))
         await scope.enter_async_context(_running(self._collect(number, outputs)))
         return scope
 
@@ -65,12 +69,12 @@ class Pump:
 
 
 @asynccontextmanager
-async def pumping(hosts: EngineHosts, submits: Sequence[Submit]) -> AsyncIterator[Pump]:
+async def pumping(engine: Engine, submits: Sequence[Submit]) -> AsyncIterator[Pump]:
     """Submits in order, and collects until the scope is left; then every sequence that has not ended is aborted."""
     pump = Pump()
     async with AsyncExitStack() as scopes:
         for submit in submits:
-            scopes.push_async_exit(await pump.open(hosts, submit))
+            scopes.push_async_exit(await pump.open(engine, submit))
         yield pump
 
 

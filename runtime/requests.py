@@ -13,6 +13,7 @@ MAX_CHOICES = 16
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
+MAX_INPUTS = 2048  # of one request for embeddings, as OpenAI has it
 
 
 def _mistake(sentence: str) -> PydanticCustomError:
@@ -60,6 +61,24 @@ def _one_prompt(value: Any) -> Any:
     if isinstance(value, list) and value and all(type(item) is int and item >= 0 for item in value):
         return value
     raise _mistake("must be a text or a non-empty list of token ids (whole numbers)")
+
+
+def _inputs(value: Any) -> Any:
+    """A text, token ids, or a list of either, as a list of texts and lists of token ids."""
+    if isinstance(value, str) or (isinstance(value, list) and value and all(type(item) is int for item in value)):
+        value = [value]
+    if not isinstance(value, list) or not value:
+        raise _mistake("must be a text, a list of texts, a list of token ids or a list of such lists; not empty")
+    if len(value) > MAX_INPUTS:
+        raise _mistake(f"has {len(value)} texts; send at most {MAX_INPUTS} in one request")
+    for position, item in enumerate(value):
+        if item in ("", []):
+            raise _mistake(f"text {position} is empty; leave it out")
+        if not isinstance(item, str) and not (
+            isinstance(item, list) and all(type(token_id) is int and token_id >= 0 for token_id in item)
+        ):
+            raise _mistake(f"text {position} is neither a text nor a list of token ids (whole numbers)")
+    return value
 
 
 def _tool_choice(value: Any) -> Any:
@@ -228,6 +247,20 @@ class RunBody(SamplingBody):
     messages: list[EchoedMessageBody] | None = Field(None, min_length=1)
     raw: bool | None = None
     tools: list[Annotated[ToolBody, BeforeValidator(_run_tool)]] | None = None
+
+
+class EmbeddingBody(Body):
+    model: str
+    input: Annotated[list[str | list[int]], BeforeValidator(_inputs)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = Field(None, ge=1)
+
+
+class RunEmbeddingBody(Body):
+    """Inputs of an embedding model at /ai/run."""
+
+    text: Annotated[list[str | list[int]], BeforeValidator(_inputs)]
+    pooling: Literal["mean", "cls"] | None = None
 
 
 class Refused(NamedTuple):

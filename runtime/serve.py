@@ -86,7 +86,7 @@ async def serve_app(
 
 async def _drain(app: Starlette, timeout_s: float, hurry: asyncio.Event) -> None:
     admission, hosts = app.state.admission, app.state.hosts
-    admission.draining = True
+    admission.draining = hosts.is_ending = True
     log.info("draining: %d requests at work", admission.inflight)
     empty = asyncio.create_task(admission.wait_until_empty())
     hurried = asyncio.create_task(hurry.wait())

@@ -9,7 +9,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -19,8 +19,10 @@ from runtime.requests import (
     REFUSED,
     ChatBody,
     CompletionBody,
+    EmbeddingBody,
     MessageBody,
     RunBody,
+    RunEmbeddingBody,
     SamplingBody,
     ToolBody,
 )
@@ -111,6 +113,24 @@ class ValidRun(ValidGeneration):
     pass
 
 
+EmbeddingInput = str | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ValidEmbedding:
+    model: str
+    requested_model: str
+    inputs: tuple[EmbeddingInput, ...]
+    dimensions: int | None = None  # None: all
+    as_base64: bool = False
+    pooling: Literal["mean", "cls"] | None = None  # None: as the model was made for
+    field: str = "input"  # the request's name for its texts
+
+    def where(self, position: int) -> str:
+        """What a client calls one of its texts."""
+        return self.field if len(self.inputs) == 1 else f"{self.field}[{position}]"
+
+
 def parse_chat(raw: bytes, resolve: Resolve) -> ValidChat:
     body = _parse(ChatBody, raw)
     tools = body.tools if body.tool_choice != "none" else None
@@ -159,6 +179,27 @@ def parse_run(raw: bytes, model: str, resolve: Resolve) -> ValidRun:
     else:
         prompt = _conversation([MessageBody(role="user", content=body.prompt)], body.tools)
     return ValidRun(known, model, prompt, _sampling(body, body.max_tokens, num_logprobs=None), bool(body.stream))
+
+
+def parse_embedding(raw: bytes, resolve: Resolve) -> ValidEmbedding:
+    body = _parse(EmbeddingBody, raw)
+    return ValidEmbedding(
+        model=_known(body.model, resolve),
+        requested_model=body.model,
+        inputs=_texts(body.input),
+        dimensions=body.dimensions,
+        as_base64=body.encoding_format == "base64",
+    )
+
+
+def parse_run_embedding(raw: bytes, model: str, resolve: Resolve) -> ValidEmbedding:
+    known = _known(model, resolve)
+    body = _parse(RunEmbeddingBody, raw)
+    return ValidEmbedding(known, model, _texts(body.text), pooling=body.pooling, field="text")
+
+
+def _texts(inputs: list[str | list[int]]) -> tuple[EmbeddingInput, ...]:
+    return tuple(text if isinstance(text, str) else tuple(text) for text in inputs)
 
 
 BodyT = TypeVar("BodyT", bound=BaseModel)

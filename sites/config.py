@@ -95,6 +95,11 @@ class LimitsConfig(Table):
     request_timeout_s: float = Field(
         600.0, gt=0, description="a request that has not ended by then is ended with an error"
     )
+    continue_within_s: float = Field(
+        9.0,
+        gt=0,
+        description="an answer whose engine host died has its next token by then, from the next host, or ends with an error",
+    )
     drain_timeout_s: float = Field(30.0, ge=0, description="how long open streams may finish after SIGTERM")
     heartbeat_s: float = Field(
         10.0, gt=0, description="a stream silent for so long gets a comment, so that proxies keep it"

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from engine.client import EngineError, ProgressCallback
-from engine.protocol import ModelInfo, ModelLoad, ModelSpec, StepOutput, Submit, TokenLogprobs, TokenOutput
+from engine.protocol import ModelInfo, ModelLoad, ModelSpec, Pooling, StepOutput, Submit, TokenLogprobs, TokenOutput
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = ("<tool_call>", "</tool_call>")
@@ -85,11 +85,12 @@ def says(
 
 class FakeEngineClient:
     """Plays `script` to every submitted sequence: outputs; a number waits so long, an event until it is set, an exception is raised.
-    `scripts`, while there are any, come first: one for each sequence."""
+    `scripts`, while there are any, come first: one for each sequence. `answer`, if given, makes every script from the submitted sequence."""
 
     def __init__(self) -> None:
         self.script: Iterable[Step] = says("Hello, world")
         self.scripts: list[Iterable[Step]] = []
+        self.answer: Callable[[Submit], Iterable[Step]] | None = None
         self.submits: list[Submit] = []
         self.aborted: list[str] = []
         self.open: set[str] = set()
@@ -97,6 +98,8 @@ class FakeEngineClient:
         self.load_gate: asyncio.Event | None = None
         self.load_error: EngineError | None = None
         self.context_length = 512
+        self.pooling: Pooling | None = None
+        self.embedding_size = 0
         self.loads: dict[str, ModelLoad] = {}
         self.last_event_at = time.monotonic()
         self._callbacks: list[Callable[[StepOutput], None]] = []
@@ -118,7 +121,8 @@ class FakeEngineClient:
         self.loaded.append(spec.name)
         self.loads[spec.name] = ModelLoad(free_blocks=60, total_blocks=64)
         self.heartbeat()
-        return ModelInfo(spec.name, self.context_length, 261, (EOS,), "float32", 16, 64, 1000, 0.1)
+        kind = {"pooling": self.pooling, "embedding_size": self.embedding_size}
+        return ModelInfo(spec.name, self.context_length, 261, (EOS,), "float32", 16, 64, 1000, 0.1, **kind)  # type: ignore[arg-type]
 
     async def unload_model(self, name: str) -> None:
         self._check()
@@ -129,7 +133,7 @@ class FakeEngineClient:
         self._check()
         self.submits.append(submit)
         self.open.add(submit.sequence_id)
-        script = self.scripts.pop(0) if self.scripts else self.script
+        script = self._script_of(submit)
         is_finished = False
 
         async def outputs() -> AsyncIterator[TokenOutput]:
@@ -152,6 +156,11 @@ class FakeEngineClient:
             self.open.discard(submit.sequence_id)
             if not is_finished:
                 self.aborted.append(submit.sequence_id)
+
+    def _script_of(self, submit: Submit) -> Iterable[Step]:
+        if self.answer is not None:
+            return self.answer(submit)
+        return self.scripts.pop(0) if self.scripts else self.script
 
     def step(self, *outputs: TokenOutput) -> None:
         self._steps += 1

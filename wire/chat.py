@@ -156,6 +156,8 @@ class Model(msgspec.Struct, frozen=True):
     id: str
     created: int
     context_length: int | UnsetType = UNSET  # beyond OpenAI's fields: known once the model has been loaded
+    type: Literal["chat", "embedding"] | UnsetType = UNSET  # as well
+    embedding_size: int | UnsetType = UNSET  # of embedding models
     owned_by: str = "pilotlight"
     object: Literal["model"] = "model"
 

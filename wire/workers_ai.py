@@ -28,10 +28,21 @@ class TextResult(msgspec.Struct, frozen=True):
     usage: Usage | UnsetType = UNSET
 
 
+class EmbeddingResult(msgspec.Struct, frozen=True):
+    shape: tuple[int, int]  # texts, numbers of each
+    data: tuple[tuple[float, ...], ...]
+    pooling: str
+
+
 class Task(msgspec.Struct, frozen=True):
     id: str = "c329a1f9-323d-4e91-b2aa-582dd4188d34"  # Cloudflare's id of text generation
     name: str = "Text Generation"
     description: str = "Family of generative text models, such as large language models (LLM)."
+
+
+EMBEDDING_TASK = Task(
+    "0137cdcf-162a-4108-94f2-1ca59e8c65ee", "Text Embeddings", "Models that turn a text into a vector of numbers."
+)
 
 
 class Property(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from engine.batch import Batch
 from engine.errors import CheckpointError
 from engine.layers.attention import LayerCache
 from engine.layers.weights import WeightLoader
-from engine.models import gemma3, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
+from engine.models import bert, gemma3, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, roberta
 
 
 class CacheShape(Protocol):
@@ -28,6 +28,8 @@ class ModelConfig(CacheShape, Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
     @property
     def context_length(self) -> int: ...
 
@@ -49,6 +51,7 @@ class Family(Protocol):
 
 
 FAMILIES: dict[str, Family] = {
+    "BertModel": bert,
     "Gemma3ForCausalLM": gemma3,
     "GptOssForCausalLM": gpt_oss,
     "LlamaForCausalLM": llama,
@@ -57,14 +60,17 @@ FAMILIES: dict[str, Family] = {
     "Qwen2ForCausalLM": qwen2,
     "Qwen3ForCausalLM": qwen3,
     "Qwen3MoeForCausalLM": qwen3_moe,
+    "RobertaModel": roberta,
+    "XLMRobertaModel": roberta,
 }
 
 
 def find_family(config: Mapping[str, Any]) -> Family:
     names = config.get("architectures") or []
     for name in names:
-        if name in FAMILIES:
-            return FAMILIES[name]
+        for known in (name, f"{str(name).removesuffix('Model')}ForCausalLM"):  # a decoder saved without its head
+            if known in FAMILIES:
+                return FAMILIES[known]
     raise CheckpointError(
         f"config.json names architecture {', '.join(map(str, names)) or 'none'}; supported are {', '.join(FAMILIES)}"
     )

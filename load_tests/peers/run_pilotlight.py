@@ -4,7 +4,7 @@ import sys
 import time
 from pathlib import Path
 
-from engine.loading import load_model, make_arena
+from engine.loading import load_model, make_kv_memory
 from engine.protocol import HostConfig, ModelSpec, SamplingParams, Submit
 from kernels.cpu import library
 from load_tests.peers.lines import CONTEXT_TOKENS, rate, serve
@@ -16,7 +16,7 @@ KV_TOKENS = 64 * 640 + CONTEXT_TOKENS
 def main(checkpoint: Path, threads: int) -> None:
     library.start(wait=True)
     config = HostConfig(device="cpu", threads=threads, kv_bytes=4 << 30)
-    engine = load_model(ModelSpec(MODEL, str(checkpoint), "auto", KV_TOKENS), config, make_arena(config), 1).engine
+    engine = load_model(ModelSpec(MODEL, str(checkpoint), "auto", KV_TOKENS), config, make_kv_memory(config)).engine
     count = 0
 
     def submit(prompts: list[list[int]], tokens: int) -> None:

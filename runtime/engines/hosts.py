@@ -1,8 +1,8 @@
 """The engine host's life: started, watched, restarted.
 
 Liveness is token progress (I5): a host that has exited, that never answered, or that has work and takes no step inside its deadline is killed;
-every open stream fails at once, and a new host is started after a bounded pause. The module refuses to know models, text and HTTP; how a host
-is started is its launcher's business.
+every sequence open on it fails at once (continuation.py goes on with it elsewhere), and a new host is started after a bounded pause. The module
+refuses to know models, text and HTTP; how a host is started is its launcher's business.
 """
 
 import asyncio
@@ -67,6 +67,8 @@ class EngineHosts:
         self.state: State = "starting"
         self.reason = "the engine host is starting"  # why the state is not "up"
         self.restarts = 0
+        self.is_ending = False  # the site stops: what dies from now on is not continued
+        self._ended: str | None = None  # why nothing open is waited for any longer
         self._failures = 0  # hosts in a row that did not live
         self._host: RunningHost | None = None
         self._changed = asyncio.Event()  # replaced at every change of host
@@ -83,11 +85,13 @@ class EngineHosts:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._supervisor is not None
+        self.is_ending, self._ended = True, "the site has stopped"
+        self._notify()
         self._supervisor.cancel()
         with suppress(asyncio.CancelledError):
             await self._supervisor
         self._launcher.close()
-        self.state, self.reason = "stopped", "the site has stopped"
+        self.state, self.reason = "stopped", self._ended
 
     @property
     def client(self) -> EngineClient | None:
@@ -114,8 +118,11 @@ class EngineHosts:
         self._observers.append(callback)
 
     async def next_client(self, after: EngineClient | None = None) -> EngineClient:
-        """Waits for a host whose client is not `after`. Raises EngineError when host after host does not live."""
+        """Waits for a host whose client is not `after`. Raises EngineError when host after host does not live, or the
+        site waits for none."""
         while True:
+            if self._ended is not None:
+                raise EngineError("engine_error", self._ended)
             client = self.client
             if client is not None and client is not after:
                 return client
@@ -125,8 +132,12 @@ class EngineHosts:
             await self._changed.wait()
 
     async def load_model(self, client: EngineClient, spec: ModelSpec, on_progress: ProgressCallback) -> ModelInfo:
+        def note(done: int, total: int) -> None:
+            self._progress_at = time.monotonic()  # bytes are progress too: large models take longer than a step may
+            on_progress(done, total)
+
         with self._working():
-            return await client.load_model(spec, on_progress)
+            return await client.load_model(spec, note)
 
     @asynccontextmanager
     async def generate(self, submit: Submit) -> AsyncIterator[AsyncIterator[TokenOutput]]:
@@ -151,6 +162,8 @@ class EngineHosts:
 
     def fail_open(self, reason: str) -> None:
         """Ends every open sequence with an error: the site will not wait for them any longer."""
+        self.is_ending, self._ended = True, reason
+        self._notify()
         if self.client is not None:
             self.client.fail(reason)
 

@@ -141,6 +141,10 @@ class Models:
     def info(self, name: str) -> ModelInfo | None:
         return self._slots[name].info
 
+    def embedding_models(self) -> list[str]:
+        """Those known to make embeddings: a model that was never loaded is not known yet."""
+        return [slot.config.name for slot in self._slots.values() if slot.info is not None and slot.info.pooling]
+
     def tokenizer(self, name: str) -> Tokenizer | None:
         """The model's tokenizer, once it has been loaded."""
         text = self._slots[name].text

@@ -65,7 +65,7 @@ class Identity:
 
 def _family(path: str) -> str:
     """A bounded set of labels, whatever paths are asked for."""
-    for family in ("chat/completions", "completions", "models"):
+    for family in ("chat/completions", "completions", "embeddings", "models"):
         if path in (f"/ai/v1/{family}", f"/v1/{family}"):
             return family
     if "/ai/run/" in path:

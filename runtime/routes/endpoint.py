@@ -59,7 +59,11 @@ class Endpoint(Generic[RequestT]):
         self._heartbeat_s = heartbeat_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = self._parse(await read_body(scope, receive, self._max_body_bytes), scope)
+        await self.answer(await read_body(scope, receive, self._max_body_bytes), scope, receive, send)
+
+    async def answer(self, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        """The exchange behind its body."""
+        request = self._parse(raw, scope)
         tenant = tenant_of(header(scope, b"authorization"), scope["path_params"].get("account_id"))
         respond = self._stream if request.stream else self._send_whole
         await until_disconnect(receive, respond(request, tenant, send))

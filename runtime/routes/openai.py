@@ -1,10 +1,9 @@
-"""OpenAI's paths: /ai/v1/chat/completions, /ai/v1/completions, /ai/v1/models, and the same under /v1.
+"""OpenAI's paths: /ai/v1/chat/completions, /ai/v1/completions, /ai/v1/embeddings, /ai/v1/models, and the same under /v1.
 
 Knows paths and models; how an answer is written is runtime/answers' business.
 """
 
 import msgspec
-from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -13,8 +12,16 @@ from starlette.types import Scope
 from runtime.answers.chat import ChatAnswer
 from runtime.answers.completion import CompletionAnswer
 from runtime.generation import Generator
+from runtime.routes.embeddings import EmbeddingEndpoint, as_openai
 from runtime.routes.endpoint import Endpoint
-from runtime.validation import ValidChat, ValidCompletion, parse_chat, parse_completion
+from runtime.validation import (
+    ValidChat,
+    ValidCompletion,
+    ValidEmbedding,
+    parse_chat,
+    parse_completion,
+    parse_embedding,
+)
 from sites.config import LimitsConfig
 from wire.chat import Model, ModelList
 from wire.errors import ApiError, Dialect
@@ -31,9 +38,13 @@ def openai_routes(generator: Generator, limits: LimitsConfig) -> list[BaseRoute]
     def completion(raw: bytes, scope: Scope) -> ValidCompletion:
         return parse_completion(raw, resolve)
 
+    def embedding(raw: bytes, scope: Scope) -> ValidEmbedding:
+        return parse_embedding(raw, resolve)
+
     ends = {"max_body_mib": limits.max_body_mib, "heartbeat_s": limits.heartbeat_s}
     chats = Endpoint(generator, Dialect.OPENAI, chat, ChatAnswer, **ends)
     completions = Endpoint(generator, Dialect.OPENAI, completion, CompletionAnswer, **ends)
+    embeddings = EmbeddingEndpoint(generator, embedding, as_openai, max_body_mib=limits.max_body_mib)
     models = _ModelRoutes(generator)
     return [
         route
@@ -41,6 +52,7 @@ def openai_routes(generator: Generator, limits: LimitsConfig) -> list[BaseRoute]
         for route in (
             Route(f"{prefix}/chat/completions", chats, methods=["POST"]),
             Route(f"{prefix}/completions", completions, methods=["POST"]),
+            Route(f"{prefix}/embeddings", embeddings, methods=["POST"]),
             Route(f"{prefix}/models", models.all),
             Route(f"{prefix}/models/{{id:path}}", models.one),
         )
@@ -64,4 +76,8 @@ class _ModelRoutes:
 
     def _model(self, name: str) -> Model:
         info = self._models.info(name)
-        return Model(name, self._models.created, info.context_length if info is not None else UNSET)
+        if info is None:
+            return Model(name, self._models.created)
+        if info.pooling is None:
+            return Model(name, self._models.created, info.context_length, "chat")
+        return Model(name, self._models.created, info.context_length, "embedding", info.embedding_size)

@@ -6,21 +6,24 @@ Same generation as OpenAI's paths, other shapes: an envelope round one object, a
 import json
 
 import msgspec
+import orjson
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 from engine.formats import Content, ToolCall
+from runtime.connection import read_body
 from runtime.generation import Generation, Generator
-from runtime.routes.endpoint import Endpoint
+from runtime.routes.embeddings import EmbeddingEndpoint, as_workers_ai
+from runtime.routes.endpoint import MIB, Endpoint
 from runtime.streaming import Piece
-from runtime.validation import ValidRun, parse_run
+from runtime.validation import ValidEmbedding, ValidRun, parse_run, parse_run_embedding
 from sites.config import LimitsConfig
 from wire.errors import ApiError, Dialect
 from wire.sse import DONE, encode_event
-from wire.workers_ai import Call, Envelope, ModelCard, Property, TextResult
+from wire.workers_ai import EMBEDDING_TASK, Call, Envelope, ModelCard, Property, TextResult
 
 _encoder = msgspec.json.Encoder()
 _PREFIX = "/client/v4/accounts/{account_id}/ai"
@@ -29,18 +32,48 @@ _REFUSED_OPTIONS = (b"queueRequest", b"queue_request")
 
 def workers_ai_routes(generator: Generator, limits: LimitsConfig) -> list[BaseRoute]:
     def run(raw: bytes, scope: Scope) -> ValidRun:
-        if any(option in scope["query_string"] for option in _REFUSED_OPTIONS):
-            message = "the batch queue is not supported yet; leave queueRequest out"
-            raise ApiError("unsupported_parameter", message, param="queueRequest")
         return parse_run(raw, scope["path_params"]["model"], generator.models.resolve)
 
+    def embedding(raw: bytes, scope: Scope) -> ValidEmbedding:
+        return parse_run_embedding(raw, scope["path_params"]["model"], generator.models.resolve)
+
     ends = {"max_body_mib": limits.max_body_mib, "heartbeat_s": limits.heartbeat_s}
-    endpoint = Endpoint(generator, Dialect.WORKERS_AI, run, RunAnswer, **ends)
+    generating = Endpoint(generator, Dialect.WORKERS_AI, run, RunAnswer, **ends)
+    embedding_texts = EmbeddingEndpoint(generator, embedding, as_workers_ai, max_body_mib=limits.max_body_mib)
+    endpoint = _Run(generating, embedding_texts, limits.max_body_mib)
     search = _Search(generator)
     return [
         Route(f"{_PREFIX}/run/{{model:path}}", endpoint, methods=["POST"]),
         Route(f"{_PREFIX}/models/search", search.answer),
     ]
+
+
+class _Run:
+    """One path for every task: what is asked of a model shows in the body alone."""
+
+    def __init__(self, generating: Endpoint[ValidRun], embedding: EmbeddingEndpoint, max_body_mib: float) -> None:
+        self._generating = generating
+        self._embedding = embedding
+        self._max_body_bytes = int(max_body_mib * MIB)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if any(option in scope["query_string"] for option in _REFUSED_OPTIONS):
+            message = "the batch queue is not supported yet; leave queueRequest out"
+            raise ApiError("unsupported_parameter", message, param="queueRequest")
+        raw = await read_body(scope, receive, self._max_body_bytes)
+        endpoint = self._embedding if _asks_for_embeddings(raw) else self._generating
+        await endpoint.answer(raw, scope, receive, send)
+
+
+def _asks_for_embeddings(raw: bytes) -> bool:
+    """A body with texts. Most that hold the word have it inside a message's parts; what is not JSON is another's to refuse."""
+    if b'"text"' not in raw:
+        return False
+    try:
+        values = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(values, dict) and values.get("text") is not None
 
 
 class RunAnswer:
@@ -80,8 +113,16 @@ class _Search:
 
     def _card(self, name: str) -> ModelCard:
         info = self._models.info(name)
-        properties = () if info is None else (Property("context_window", str(info.context_length)),)
-        return ModelCard(id=name, name=name, description=f"{name}, served by this site", properties=properties)
+        description = f"{name}, served by this site"
+        if info is None:
+            return ModelCard(name, name, description)
+        if info.pooling is None:
+            return ModelCard(name, name, description, (Property("context_window", str(info.context_length)),))
+        properties = (
+            Property("max_input_tokens", str(info.context_length)),
+            Property("output_dimensions", str(info.embedding_size)),
+        )
+        return ModelCard(name, name, description, properties, EMBEDDING_TASK)
 
 
 def _result(part: Content | ToolCall) -> TextResult:

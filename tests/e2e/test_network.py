@@ -187,6 +187,15 @@ def test_bad_input_speaks_the_workers_ai_dialect_there(network: LocalNetwork) ->
     assert "LIS" in envelope["result"]["response"]
 
 
+def test_a_chat_model_is_refused_as_an_embedding_model_by_name(network: LocalNetwork) -> None:
+    body = json.dumps({"model": "ember", "input": "a text"}).encode()
+    for path in ("/v1/embeddings", "/ai/v1/embeddings"):
+        answered, error, headers = post(network.url + path, body)
+        assert (answered, error["error"]["param"]) == (400, "model")
+        assert "'ember' generates text and makes no embeddings" in error["error"]["message"]
+        assert headers["x-pilotlight-site"] in network.site_urls
+
+
 def test_status_lists_every_process(network: LocalNetwork) -> None:
     command = [sys.executable, "-m", "runtime.cli.app", "status", "--json", "--url", network.url]
     listed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)

@@ -10,7 +10,7 @@ import torch
 from engine.engine import Engine
 from engine.kv.shared_tiers import SharedTiers
 from engine.loading import load_model, make_kv_memory
-from engine.protocol import HostConfig, ModelSpec, SamplingParams, Submit, TokenLogprobs, TokenOutput
+from engine.protocol import HostConfig, ModelSpec, Pooling, SamplingParams, Submit, TokenLogprobs, TokenOutput
 
 
 @dataclass
@@ -24,6 +24,7 @@ class Heard:
     finish_reason: str | None = None
     error: str | None = None
     num_outputs: int = 0
+    embedding: tuple[float, ...] | None = None
 
     def hear(self, output: TokenOutput) -> None:
         assert self.finish_reason is None, f"{output.sequence_id} heard more after its end"
@@ -33,6 +34,7 @@ class Heard:
         self.logprobs += output.logprobs or ()
         self.finish_reason = output.finish_reason
         self.error = output.error_message
+        self.embedding = output.embedding
         if output.num_cached_tokens is not None:
             self.num_cached_tokens = output.num_cached_tokens
         if output.prompt_logprobs is not None:
@@ -63,12 +65,12 @@ def submit(
     num_delivered_tokens: int = 0,
     leader: str | None = None,
     priority: int = 0,
+    pooling: Pooling | None = None,
     **sampling: Any,
 ) -> Submit:
     settings: dict[str, Any] = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True} | sampling
-    return Submit(
-        sequence_id, "tiny", tuple(prompt), SamplingParams(**settings), salt, num_delivered_tokens, leader, priority
-    )
+    params = SamplingParams(**settings)
+    return Submit(sequence_id, "tiny", tuple(prompt), params, salt, num_delivered_tokens, leader, priority, pooling)
 
 
 def drain(engine: Engine, submits: list[Submit], max_steps: int = 2000) -> dict[str, Heard]:

@@ -32,6 +32,7 @@ from engine.protocol import (
 COMMANDS: list[Command] = [
     Submit("s1", "ember", (1, 2, 3), SamplingParams(max_tokens=5, top_k=3, stop_token_ids=(7,)), salt=b"\x00\xff"),
     Submit("s2", "ember", (1, 2), SamplingParams(5, repetition_penalty=1.1, logit_bias=((3, -1.5),)), num_delivered_tokens=1),
+    Submit("s3", "minnow", (1, 2), SamplingParams(1), pooling="mean"),
     Abort("s1"), LoadModel(ModelSpec("ember", "/m", kv_tokens=64)), UnloadModel("ember"), Shutdown(),
 ]  # fmt: skip
 EVENTS: list[Event] = [
@@ -39,6 +40,7 @@ EVENTS: list[Event] = [
         3,
         (
             TokenOutput("s1", (5, 6), None, 16, logprobs=(TokenLogprobs(-0.5, ((5, -0.5), (9, -1.5))), TokenLogprobs(-1.0))),
+            TokenOutput("s3", (), "stop", embedding=(0.6, -0.8)),
             TokenOutput("s2", (), "error", error_code="engine_error", error_message="The step failed."),
         ),
         {"ember": ModelLoad(running=2, free_blocks=7)},
@@ -46,6 +48,7 @@ EVENTS: list[Event] = [
         phases=HostPhases(0.1, 0.05, 0.1),
     ),
     LoadProgress("ember", 1, 2), ModelReady(ModelInfo("ember", 4096, 2048, (2,), "float32", 16, 100, 10**7, 0.5)),
+    ModelReady(ModelInfo("minnow", 512, 2048, (), "float32", 16, 100, 10**7, 0.5, "cls", 384)),
     ModelFailed("ember", "model_load_failed", "There is no such directory."), ModelUnloaded("ember"),
 ]  # fmt: skip
 

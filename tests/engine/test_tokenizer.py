@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 
 from engine.tokenizer import INLINE_CHARACTERS, Tokenizer, TokenizerError
@@ -140,8 +140,8 @@ def test_unusable_files_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="is not a tokenizer"):
         Tokenizer.from_directory(tmp_path)
     backend = Backend(models.WordPiece(vocab={"[UNK]": 0}, unk_token="[UNK]"))
-    backend.decoder = decoders.WordPiece()
-    with pytest.raises(TokenizerError, match=r"decoder \(WordPiece\) is not supported"):
+    backend.decoder = decoders.CTC()
+    with pytest.raises(TokenizerError, match=r"decoder \(CTC\) is not supported"):
         Tokenizer.from_json(backend.to_str(), {})
     write_model_directory(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps([1]))
@@ -169,3 +169,16 @@ def test_text_without_special_tokens_is_left_alone() -> None:
     tokenizer = Tokenizer.from_json(byte_tokenizer().to_str(), {})
     value = ({"content": "<tool_call> is text"}, [1, None, True])
     assert tokenizer.shield(value) is value
+
+
+def test_wordpiece_tokens_go_on_with_a_word_or_begin_one() -> None:
+    vocabulary = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "pilot": 3, "light": 4, "##s": 5}
+    backend = Backend(models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    backend.add_special_tokens(["[CLS]", "[SEP]"])
+    backend.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, [("[CLS]", 1), ("[SEP]", 2)])
+    tokenizer = Tokenizer.from_json(backend.to_str(), {})
+    token_ids = tokenizer.encode("pilot lights", add_special_tokens=True)
+    assert token_ids == (1, 3, 4, 5, 2)
+    assert tokenizer.decode(token_ids).strip() == "pilot lights"

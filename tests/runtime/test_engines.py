@@ -53,15 +53,9 @@ async def test_the_status_is_what_a_router_reads(site: Site) -> None:
     assert [process.role for process in first.processes] == ["site", "engine"]
 
 
-async def test_a_host_that_dies_fails_its_streams_and_is_replaced(site: Site) -> None:
-    site.engine.script = [*says("Hel", finish=None), 30]
-    exchange = start(site.app, CHAT, {**HELLO, "stream": True})
-    await exchange.until(b"Hel")
+async def test_a_host_that_dies_is_replaced_with_its_models(site: Site) -> None:
     first = site.launcher.hosts[0]
     first.die()
-    await exchange.done()
-    assert exchange.events[-1]["error"]["code"] == "engine_error"
-    assert "SIGKILL" in exchange.events[-1]["error"]["message"]
     await eventually(lambda: len(site.launcher.hosts) == 2 and not site.app.state.health.why_not_ready())
     assert first.is_stopped
     assert site.engine.loaded == ["tiny"]
@@ -93,10 +87,14 @@ async def test_requests_are_sent_elsewhere_when_no_host_lives_and_the_site_recov
 
 async def test_a_host_with_work_and_no_step_is_killed(make_site: SiteMaker) -> None:
     async with make_site(engine={"step_deadline_s": 0.2}) as site:
+        site.launcher.prepare = lambda client: setattr(client, "script", [30])
         site.engine.script = [*says("Hel", finish=None), 30]
-        exchange = await call(site.app, CHAT, {**HELLO, "stream": True})
-        assert "took no step for 0.2 s" in exchange.events[-1]["error"]["message"]
-        assert site.launcher.hosts[0].is_stopped
+        exchange = start(site.app, CHAT, {**HELLO, "stream": True})
+        await eventually(lambda: "took no step for 0.2 s" in str(site.app.state.health.why_not_ready()))
+        exchange.disconnect()
+        await eventually(lambda: site.launcher.hosts[0].is_stopped)
+        site.launcher.prepare = lambda client: None
+        await site.is_idle()
         await eventually(lambda: not site.app.state.health.why_not_ready())
         assert (await call(site.app, CHAT, HELLO)).status == 200
 
@@ -110,8 +108,8 @@ async def test_heartbeats_without_steps_are_not_progress(make_site: SiteMaker) -
                 await asyncio.sleep(0.01)
 
         site.engine.script = [beat]
-        answer = await call(site.app, CHAT, HELLO)
-        assert (answer.status, answer.json["error"]["code"]) == (500, "engine_error")
+        assert (await call(site.app, CHAT, HELLO)).status == 200
+        assert len(site.launcher.hosts) == 2
 
 
 async def test_an_idle_host_may_be_silent(make_site: SiteMaker) -> None:

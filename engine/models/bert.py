@@ -1,0 +1,146 @@
+"""BERT: a bidirectional encoder, whose texts are computed whole, for embeddings alone.
+
+Every token sees every other, so nothing is cached: the model asks for no KV layers and its prompts are never cut. Position and token type are
+looked up, norms are LayerNorms behind the residual additions, and there is no head.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from engine.batch import Batch
+from engine.errors import CheckpointError
+from engine.layers.attention import LayerCache
+from engine.layers.linear import Linear
+from engine.layers.weights import WeightLoader
+from engine.models.decoder_config import refuse_unless
+from engine.weights.config import number, positive_int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BertConfig:
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_encoder_layers: int
+    num_heads: int
+    context_length: int
+    num_token_types: int
+    eps: float
+    first_position: int = 0  # in the table of positions
+    num_layers: int = 0  # of a KV cache
+    num_kv_heads: int = 1
+    head_dim: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    weight: torch.Tensor
+    bias: torch.Tensor
+    eps: float
+
+    @classmethod
+    def load(cls, loader: WeightLoader, name: str, config: BertConfig) -> "LayerNorm":
+        size = config.hidden_size
+        return cls(loader.tensor(f"{name}.weight", size), loader.tensor(f"{name}.bias", size), config.eps)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderLayer:
+    num_heads: int
+    qkv_proj: Linear
+    o_proj: Linear
+    attention_norm: LayerNorm
+    up_proj: Linear
+    down_proj: Linear
+    output_norm: LayerNorm
+
+    @classmethod
+    def load(cls, loader: WeightLoader, name: str, config: BertConfig) -> "EncoderLayer":
+        hidden, inner = config.hidden_size, config.intermediate_size
+        qkv = [f"{name}.attention.self.{part}" for part in ("query", "key", "value")]
+        return cls(
+            num_heads=config.num_heads,
+            qkv_proj=Linear.load(loader, qkv, [hidden] * 3, hidden, bias=True),
+            o_proj=Linear.load(loader, [f"{name}.attention.output.dense"], [hidden], hidden, bias=True),
+            attention_norm=LayerNorm.load(loader, f"{name}.attention.output.LayerNorm", config),
+            up_proj=Linear.load(loader, [f"{name}.intermediate.dense"], [inner], hidden, bias=True),
+            down_proj=Linear.load(loader, [f"{name}.output.dense"], [hidden], inner, bias=True),
+            output_norm=LayerNorm.load(loader, f"{name}.output.LayerNorm", config),
+        )
+
+    def __call__(self, x: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
+        """x [tokens, hidden], texts of these lengths back to back."""
+        tokens, hidden = x.shape
+        qkv = self.qkv_proj(x).view(tokens, 3, self.num_heads, hidden // self.num_heads)
+        attended = [_attend(text) for text in torch.split(qkv, list(lengths))]
+        x = self.attention_norm(x + self.o_proj(torch.cat(attended).view(tokens, hidden)))
+        return self.output_norm(x + self.down_proj(F.gelu(self.up_proj(x))))
+
+
+class Bert:
+    def __init__(
+        self, words: torch.Tensor, positions: torch.Tensor, norm: LayerNorm, layers: list[EncoderLayer]
+    ) -> None:
+        self.words = words
+        self.positions = positions  # the type of all tokens included
+        self.norm = norm
+        self.layers = layers
+
+    def forward(self, batch: Batch, cache: list[LayerCache]) -> torch.Tensor:
+        assert batch.decode is None
+        assert batch.prefill is not None
+        x = self.norm(F.embedding(batch.token_ids, self.words) + F.embedding(batch.positions, self.positions))
+        for layer in self.layers:
+            x = layer(x, batch.prefill.host_q_lens)
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("an encoder has no head, and the engine's door lets nobody ask for a token")
+
+
+def parse_config(config: Mapping[str, Any]) -> BertConfig:
+    refuse_unless(config, "hidden_act", "gelu")
+    refuse_unless(config, "position_embedding_type", "absolute")
+    refuse_unless(config, "is_decoder", False)
+    hidden, heads = positive_int(config, "hidden_size"), positive_int(config, "num_attention_heads")
+    if hidden % heads:
+        raise CheckpointError(f"config.json has hidden_size {hidden} and {heads} heads: it must be a multiple of them")
+    return BertConfig(
+        vocab_size=positive_int(config, "vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=positive_int(config, "intermediate_size"),
+        num_encoder_layers=positive_int(config, "num_hidden_layers"),
+        num_heads=heads,
+        context_length=positive_int(config, "max_position_embeddings"),
+        num_token_types=positive_int(config, "type_vocab_size", 2),
+        eps=number(config, "layer_norm_eps", 1e-12),
+    )
+
+
+def load(config: BertConfig, loader: WeightLoader, context_length: int) -> Bert:
+    words_name = "embeddings.word_embeddings.weight"
+    root = next((root for root in ("bert.", "roberta.") if f"{root}{words_name}" in loader.reader), "")
+    names, hidden = f"{root}embeddings", config.hidden_size
+    words = loader.tensor(f"{root}{words_name}", config.vocab_size, hidden)
+    rows = config.first_position + config.context_length
+    positions = loader.tensor(f"{names}.position_embeddings.weight", rows, hidden)[config.first_position :]
+    types = loader.tensor(f"{names}.token_type_embeddings.weight", config.num_token_types, hidden)
+    norm = LayerNorm.load(loader, f"{names}.LayerNorm", config)
+    layers = [EncoderLayer.load(loader, f"{root}encoder.layer.{i}", config) for i in range(config.num_encoder_layers)]
+    # The pooler and the heads serve other tasks; position_ids count from zero.
+    loader.reader.skip(rf"{re.escape(root)}(pooler\.dense\.(weight|bias)|embeddings\.position_ids)|cls\..*|lm_head\..*")
+    return Bert(words, positions + types[0], norm, layers)
+
+
+def _attend(qkv: torch.Tensor) -> torch.Tensor:
+    """qkv [tokens, 3, heads, head_dim] of one text -> [tokens, heads, head_dim]"""
+    q, k, v = qkv.permute(1, 2, 0, 3).unbind()
+    return F.scaled_dot_product_attention(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0))[0].transpose(0, 1)

@@ -1,0 +1,20 @@
+"""RoBERTa and XLM-RoBERTa: BERT, but for positions that are counted from behind the padding token's id."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from engine.errors import CheckpointError
+from engine.models import bert
+from engine.models.bert import BertConfig, load
+from engine.weights.config import positive_int
+
+__all__ = ["load", "parse_config"]
+
+
+def parse_config(config: Mapping[str, Any]) -> BertConfig:
+    parsed = bert.parse_config(config)
+    offset = positive_int(config, "pad_token_id", 1) + 1
+    if offset >= parsed.context_length:
+        raise CheckpointError(f"config.json has {parsed.context_length} positions, of which {offset} are never used")
+    return replace(parsed, context_length=parsed.context_length - offset, first_position=offset)

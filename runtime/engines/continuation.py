@@ -1,0 +1,163 @@
+"""Sequences that outlive their engine host: what a dead host leaves unfinished is submitted to the next one with the tokens it already has.
+
+A sampled token depends on (logits, params, seed, position) alone, so the reader of a sequence sees one unbroken row of outputs and never learns
+of the change. Whatever cannot be continued soon, or has lost too many hosts, ends with an error. The module refuses to know text and HTTP.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Literal
+
+from engine.client import EngineClient, EngineError
+from engine.protocol import PRIORITIES, Submit, TokenOutput
+from runtime.engines.hosts import EngineHosts
+from runtime.engines.models import Models
+
+# Of one sequence. A request that kills its host takes at most two more with it; one that merely was there when a host died, and has such
+# bad luck again, is still continued.
+MAX_CONTINUATIONS = 2
+
+Outcome = Literal["continued", "failed"]
+Observer = Callable[[str, Outcome], None]  # (model, what became of a sequence whose host died)
+
+
+class Continuations:
+    """Opens sequences on whichever host the site has."""
+
+    def __init__(self, hosts: EngineHosts, models: Models, within_s: float, observe: Observer) -> None:
+        """`within_s`: a sequence that had begun has its next token so soon after its host's death, or ends with an error. One that had not
+        begun only has to be on the next host by then: there it waits for its turn, as before."""
+        self.hosts = hosts
+        self.models = models
+        self.within_s = within_s
+        self.observe = observe
+
+    @asynccontextmanager
+    async def generate(self, submit: Submit) -> AsyncIterator[AsyncIterator[TokenOutput]]:
+        """A sequence's scope, through all its hosts. Leaving it aborts the sequence wherever it is, unless it has ended."""
+        sequence = _Sequence(self, submit)
+        try:
+            await sequence.begin()
+            yield sequence
+        finally:
+            await sequence.leave()
+
+
+class _Sequence:
+    """One sequence's outputs in order, as its reader iterates them."""
+
+    def __init__(self, site: Continuations, submit: Submit) -> None:
+        self._site = site
+        self._submit = submit  # as it was asked for
+        self._delivered: list[int] = []
+        self._has_begun = False
+        self._cuts = 0
+        self._client: EngineClient | None = None
+        self._scope = AsyncExitStack()  # of the sequence on its present host
+
+    async def begin(self) -> None:
+        await self._enter(self._submit)
+
+    async def leave(self) -> None:
+        await self._scope.aclose()
+
+    def __aiter__(self) -> AsyncIterator[TokenOutput]:
+        return self
+
+    async def __anext__(self) -> TokenOutput:
+        try:
+            output = await anext(self._outputs)
+        except EngineError as error:
+            if not self._is_cut(error):
+                raise
+            output = await self._continue(error)
+        return self._note(output)
+
+    def _is_cut(self, error: EngineError) -> bool:
+        """The host died, not merely this sequence. A site that ends lets its streams end with it."""
+        assert self._client is not None
+        return error.code == "engine_error" and self._client.death is not None and not self._site.hosts.is_ending
+
+    async def _continue(self, error: EngineError) -> TokenOutput:
+        """The first output on a host that lives long enough to make one."""
+        try:
+            while True:
+                self._cuts += 1
+                if self._cuts > MAX_CONTINUATIONS:
+                    message = f"{error}; it was the {_ordinal(self._cuts)} host that died under this request"
+                    raise EngineError("engine_error", message)
+                try:
+                    output = await self._resume(error)
+                    break
+                except EngineError as again:
+                    if not self._is_cut(again):
+                        raise
+                    error = again
+        except BaseException as failure:
+            if isinstance(failure, Exception):  # else the reader has left
+                self._site.observe(self._submit.model, "failed")
+            raise
+        self._site.observe(self._submit.model, "continued")
+        return output
+
+    async def _resume(self, error: EngineError) -> TokenOutput:
+        within_s = self._site.within_s
+        try:
+            async with asyncio.timeout(within_s):
+                await self._move()
+                if self._has_begun:
+                    return await anext(self._outputs)
+        except TimeoutError:
+            message = f"{error}; the answer could not be continued on another host within {within_s:g} s"
+            raise EngineError("engine_error", message) from None
+        return await anext(self._outputs)
+
+    async def _move(self) -> None:
+        """Onto the next host, as soon as the model is there."""
+        hosts, models = self._site.hosts, self._site.models
+        dead = self._client
+        await self._scope.aclose()
+        while True:
+            client = await hosts.next_client(after=dead)
+            await models.ready(self._submit.model)
+            if hosts.client is client and client.death is None:
+                break
+            dead = client  # it died before it had this sequence: nobody's fault here
+        await self._enter(self._rest())
+
+    async def _enter(self, submit: Submit) -> None:
+        self._client = self._site.hosts.client
+        self._scope = AsyncExitStack()
+        self._outputs = await self._scope.enter_async_context(self._site.hosts.generate(submit))
+
+    def _rest(self) -> Submit:
+        """What is left to do: positions, counts and random numbers go on where they were."""
+        if not self._has_begun:
+            return self._submit
+        first, delivered = self._submit, tuple(self._delivered)
+        sampling = replace(
+            first.sampling,
+            max_tokens=first.sampling.max_tokens - len(delivered),
+            prompt_logprobs=False,  # they came with the first token
+        )
+        return replace(
+            first,
+            prompt_token_ids=first.prompt_token_ids + delivered,
+            sampling=sampling,
+            num_delivered_tokens=first.num_delivered_tokens + len(delivered),
+            priority=PRIORITIES[0],  # whoever had been admitted does not queue behind newcomers
+        )
+
+    def _note(self, output: TokenOutput) -> TokenOutput:
+        """What the first host found cached is what the request found; that the next one computes more is not its affair."""
+        self._delivered += output.token_ids
+        if self._has_begun and output.num_cached_tokens is not None:
+            output = output._replace(num_cached_tokens=None)
+        self._has_begun = self._has_begun or bool(output.token_ids)
+        return output
+
+
+def _ordinal(number: int) -> str:
+    return {1: "first", 2: "second", 3: "third"}.get(number, f"{number}th")

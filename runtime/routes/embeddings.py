@@ -1,0 +1,57 @@
+"""Embeddings in both dialects: OpenAI's /ai/v1/embeddings and Workers AI's `{"text": ...}` at /ai/run. Never a stream."""
+
+from collections.abc import Callable
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from runtime.accounts import tenant_of
+from runtime.connection import header, read_body, send_json, until_disconnect
+from runtime.embedding import Embedder, Embeddings
+from runtime.generation import Generator
+from runtime.routes.endpoint import MIB
+from runtime.validation import ValidEmbedding
+from wire.embeddings import Embedding, EmbeddingList, EmbeddingUsage, as_base64
+from wire.workers_ai import EmbeddingResult, Envelope
+
+_encoder = msgspec.json.Encoder()
+
+Parse = Callable[[bytes, Scope], ValidEmbedding]
+Render = Callable[[ValidEmbedding, Embeddings], bytes]
+
+
+class EmbeddingEndpoint:
+    """A pure ASGI application for one path."""
+
+    def __init__(self, generator: Generator, parse: Parse, render: Render, *, max_body_mib: float) -> None:
+        self._embedder = Embedder(generator)
+        self._parse = parse
+        self._render = render
+        self._max_body_bytes = int(max_body_mib * MIB)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.answer(await read_body(scope, receive, self._max_body_bytes), scope, receive, send)
+
+    async def answer(self, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        """The exchange behind its body."""
+        request = self._parse(raw, scope)
+        tenant = tenant_of(header(scope, b"authorization"), scope["path_params"].get("account_id"))
+
+        async def respond() -> None:
+            embeddings = await self._embedder.embed(request, tenant)
+            await send_json(send, self._render(request, embeddings))
+
+        await until_disconnect(receive, respond())
+
+
+def as_openai(request: ValidEmbedding, embeddings: Embeddings) -> bytes:
+    data = tuple(
+        Embedding(i, as_base64(vector) if request.as_base64 else vector) for i, vector in enumerate(embeddings.vectors)
+    )
+    usage = EmbeddingUsage(embeddings.usage.prompt_tokens, embeddings.usage.total_tokens)
+    return _encoder.encode(EmbeddingList(data, request.requested_model, usage))
+
+
+def as_workers_ai(request: ValidEmbedding, embeddings: Embeddings) -> bytes:
+    vectors = tuple(embeddings.vectors)
+    return _encoder.encode(Envelope(EmbeddingResult((len(vectors), len(vectors[0])), vectors, embeddings.pooling)))

@@ -1,0 +1,101 @@
+"""Embeddings of real checkpoints through a real site: what the official client gets is what `transformers` computes."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from tests.checkpoints import write_llama, write_tokenizer
+from tests.embedders import EMBEDDERS, reference, write_embedder
+from tests.runtime.test_real_engine import Process
+
+NAMES = {"qwen": "qwen3, last token", "bert": "bert, mean, of any length"}
+TEXTS = ["the pilot light", "burns small and blue until somebody wants warm water", "a hot meal " * 7]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("embeddings")
+
+
+@pytest.fixture(scope="module")
+def models(folder: Path) -> dict[str, Any]:
+    write_llama(folder / "chat")
+    write_tokenizer(folder / "chat")
+    written = {}
+    for name, kind in NAMES.items():
+        written[name] = write_embedder(folder / name, EMBEDDERS[kind])
+        write_tokenizer(folder / name)
+    return written
+
+
+@pytest.fixture(scope="module")
+def site(folder: Path, models: dict[str, Any]) -> Iterator[Process]:
+    file = folder / "ams1.toml"
+    file.write_text(
+        'name = "ams1"\nplace = {city = "A", latitude = 0.0, longitude = 0.0}\n[listen]\nport = 0\n'
+        '[engine]\ndevice = "cpu"\nthreads = 1\nkv_gib = 0.01\nmax_num_batched_tokens = 16\n'
+        + "".join(f'[[models]]\nname = "{name}"\nsource = "{folder}/{name}"\n' for name in ("chat", *NAMES))
+    )
+    process = Process(file, folder / "log")
+    yield process
+    if process.popen.poll() is None:
+        process.stop()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_openai_client_gets_what_transformers_computes(
+    site: Process, folder: Path, models: dict[str, Any], name: str
+) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / name / "tokenizer.json"))
+    client = openai.OpenAI(base_url=f"{site.url}/v1", api_key="k", max_retries=0)
+    answer = client.embeddings.create(model=name, input=TEXTS)  # base64, which the client asks for by itself
+    as_numbers = client.embeddings.create(model=name, input=TEXTS, encoding_format="float")
+    token_ids = [tokenizer.encode(text).ids for text in TEXTS]
+    as_ids = client.embeddings.create(model=name, input=token_ids)
+    client.close()
+    assert answer.usage.prompt_tokens == sum(map(len, token_ids))
+    for i, ids in enumerate(token_ids):
+        expected = reference(models[name], EMBEDDERS[NAMES[name]], ids)
+        for made in (answer, as_numbers, as_ids):
+            assert (torch.tensor(made.data[i].embedding) - expected).abs().max() <= 1e-4
+
+
+def test_each_kind_of_model_is_listed_and_refuses_the_others_work(site: Process) -> None:
+    with httpx.Client(base_url=site.url, timeout=30) as client:
+        listed = {model["id"]: model.get("type") for model in client.get("/v1/models").json()["data"]}
+        assert listed == {"chat": "chat", "qwen": "embedding", "bert": "embedding"}
+        refused = client.post("/v1/embeddings", json={"model": "chat", "input": "x"})
+        assert refused.status_code == 400
+        assert "embedding models of this site: 'qwen', 'bert'" in refused.json()["error"]["message"]
+        refused = client.post(
+            "/v1/chat/completions", json={"model": "bert", "messages": [{"role": "user", "content": "x"}]}
+        )
+        assert "'bert' is an embedding model" in refused.json()["error"]["message"]
+        native = client.post("/client/v4/accounts/a/ai/run/bert", json={"text": TEXTS}).json()["result"]
+        assert (native["shape"], native["pooling"]) == ([3, 42], "mean")
+
+
+def is_at_work(site: Process) -> bool:
+    status = httpx.get(site.url + "/status").json()
+    return any(model["running"] + model["waiting"] > 0 for model in status["models"])
+
+
+def test_a_killed_engine_costs_embeddings_only_time(site: Process) -> None:
+    asked = {"model": "qwen", "input": [f"{text} {i}" for i in range(80) for text in TEXTS]}
+    with httpx.Client(base_url=site.url, timeout=60) as client:
+        undisturbed = client.post("/v1/embeddings", json=asked).json()["data"]
+        with ThreadPoolExecutor() as pool:
+            asking = pool.submit(client.post, "/v1/embeddings", json=asked)
+            while not is_at_work(site):
+                assert not asking.done(), "all was computed before the host could be killed"
+            site.engine().kill()
+            again = asking.result(60).json()["data"]
+        for before, after in zip(undisturbed, again, strict=True):
+            assert torch.allclose(torch.tensor(before["embedding"]), torch.tensor(after["embedding"]), atol=1e-5)

@@ -1,0 +1,243 @@
+"""kill -9 of a real engine host under sixteen streams: each goes on to the very answer it would have given, or ends with an error event."""
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.test_serve import copy_of_ember
+from tests.runtime.test_real_engine import Process
+
+CHAT = "/v1/chat/completions"
+LONG = {"max_tokens": 160, "ignore_eos": True}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+def asked(content: str, **options: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": content}]
+    return {
+        "model": "ember",
+        "messages": messages,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **options,
+    }
+
+
+REQUESTS: list[dict[str, Any]] = [
+    *(asked(f"Tell me a story about {hero}.", temperature=0, **LONG) for hero in ("a fox", "a boat", "a lamp", "snow")),
+    *(asked("Tell me a story.", temperature=1.0, top_p=0.95, seed=seed, **LONG) for seed in range(5)),
+    asked("Tell me a story.", temperature=0.8, seed=3, presence_penalty=0.6, repetition_penalty=1.2, **LONG),
+    asked("Tell me a story about rain.", temperature=0.9, seed=8, logprobs=True, top_logprobs=2, **LONG),
+    asked("Tell me a story.", temperature=1.0, seed=40, n=2, **LONG),
+    asked("What is the weather in Lisbon?", temperature=0, tools=[WEATHER]),
+    asked("Tell me a story about the sea.", temperature=0, stop=["e s", "qqq"], **LONG),
+    asked("What is the airport code of Lisbon?", temperature=0),
+    asked("Tell me a story about a tree.", temperature=1.0, seed=2**63 - 1, **LONG),
+]  # fmt: skip
+
+
+class Stream:
+    """One request, read in a thread of its own."""
+
+    def __init__(self, url: str, body: dict[str, Any], on_event: Callable[[], None] = lambda: None) -> None:
+        self.events: list[Any] = []
+        self._thread = threading.Thread(target=self._read, args=(url, body, on_event), daemon=True)
+        self._thread.start()
+
+    def _read(self, url: str, body: dict[str, Any], on_event: Callable[[], None]) -> None:
+        with httpx.Client(timeout=120) as client, client.stream("POST", url + CHAT, json=body) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    data = line.removeprefix("data: ")
+                    self.events.append(data if data == "[DONE]" else json.loads(data))
+                    on_event()
+                elif line.startswith("{"):
+                    self.events.append(json.loads(line))
+
+    def end(self, timeout_s: float = 100.0) -> None:
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive(), f"the stream hangs after {len(self.events)} events"
+
+    @property
+    def answer(self) -> Any:
+        """All that the reader was told, however it was cut into events."""
+        assert self.events[-1] == "[DONE]", self.events[-1]
+        told: dict[int, dict[str, Any]] = {}
+        usage = None
+        for event in self.events[:-1]:
+            usage = event.get("usage") or usage
+            for choice in event["choices"]:
+                mine = told.setdefault(choice["index"], {"text": "", "calls": [], "tokens": []})
+                mine["text"] += choice["delta"].get("content") or ""
+                calls = choice["delta"].get("tool_calls", [])
+                mine["calls"] += [(call["index"], call["function"]) for call in calls]
+                mine["tokens"] += [item["token"] for item in (choice["logprobs"] or {}).get("content", [])]
+                mine["finish"] = choice["finish_reason"]
+        assert usage is not None
+        return told, usage["prompt_tokens"], usage["completion_tokens"]
+
+
+def write_site(folder: Path, source: str, continue_within_s: float, step_deadline_s: float = 30.0) -> Path:
+    file = folder / "ams1.toml"
+    file.write_text(
+        'name = "ams1"\nplace = {city = "A", latitude = 0.0, longitude = 0.0}\n[listen]\nport = 0\n'
+        '[engine]\ndevice = "cpu"\nthreads = 1\nkv_gib = 0.05\n'
+        f"step_deadline_s = {step_deadline_s}\n"
+        f'[limits]\ncontinue_within_s = {continue_within_s}\n[[models]]\nname = "ember"\nsource = "{source}"\n'
+    )
+    return file
+
+
+def end(site: Process) -> None:
+    if site.popen.poll() is None:
+        site.popen.kill()
+        site.popen.wait()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """Starts of an engine host are slow on a busy machine; here it is the answers that count."""
+    folder = tmp_path_factory.mktemp("site")
+    started = Process(write_site(folder, "embedded:ember", continue_within_s=60.0), folder / "log")
+    yield started
+    end(started)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(site: Process) -> list[Any]:
+    streams = [Stream(site.url, body) for body in REQUESTS]
+    for stream in streams:
+        stream.end()
+    return [stream.answer for stream in streams]
+
+
+def cut_sequences(site: Process) -> dict[str, float]:
+    metrics = httpx.get(site.url + "/metrics").text
+    lines = [line for line in metrics.splitlines() if line.startswith("pilotlight_cut_sequences_total")]
+    return {line.split('outcome="')[1].split('"')[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
+
+
+def assert_idle(site: Process) -> None:
+    """Every permit, sequence and block is given back (I6)."""
+
+    def is_idle() -> bool:
+        status = httpx.get(site.url + "/status").json()
+        (model,) = status["models"]
+        held = model["kv_blocks_total"] - model["kv_blocks_free"]
+        return status["ready"] and not (status["inflight"] or model["running"] or model["waiting"] or held)
+
+    wait_for(is_idle)
+    assert "pilotlight_reserved_tokens 0.0" in httpx.get(site.url + "/metrics").text
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("after_events", [1, 200, 900])
+def test_every_stream_goes_on_to_the_answer_it_would_have_given(
+    site: Process, undisturbed: list[Any], after_events: int
+) -> None:
+    before = cut_sequences(site)
+    heard = threading.Semaphore(0)
+    engine = site.engine()
+    streams = [Stream(site.url, body, on_event=heard.release) for body in REQUESTS]
+    for _ in range(after_events):
+        assert heard.acquire(timeout=30)
+    engine.kill()
+    for stream in streams:
+        stream.end()
+    after = cut_sequences(site)
+    assert after.get("continued", 0) - before.get("continued", 0) >= 10
+    assert after.get("failed", 0) == 0
+    for body, stream, expected in zip(REQUESTS, streams, undisturbed, strict=True):
+        assert stream.answer == expected, body
+    assert site.engine().pid != engine.pid
+    assert_idle(site)
+
+
+def test_a_host_that_hangs_is_killed_and_its_streams_go_on(undisturbed: list[Any], tmp_path: Path) -> None:
+    file = write_site(tmp_path, "embedded:ember", continue_within_s=60.0, step_deadline_s=8.0)
+    site = Process(file, tmp_path / "log")
+    try:
+        heard = threading.Semaphore(0)
+        streams = [Stream(site.url, body, on_event=heard.release) for body in REQUESTS]
+        for _ in range(100):
+            assert heard.acquire(timeout=30)
+        site.engine().send_signal(signal.SIGSTOP)
+        for stream, expected in zip(streams, undisturbed, strict=True):
+            stream.end()
+            assert stream.answer == expected
+        assert "took no step for 8 s" in site.log.read_text()
+        assert_idle(site)
+    finally:
+        end(site)
+
+
+def test_without_a_next_host_every_stream_ends_with_an_error_event(tmp_path: Path) -> None:
+    copy = copy_of_ember(tmp_path / "ember")
+    site = Process(write_site(tmp_path, str(copy), continue_within_s=5.0), tmp_path / "log")
+    try:
+        heard = threading.Semaphore(0)
+        streams = [Stream(site.url, body, on_event=heard.release) for body in REQUESTS[:4]]
+        for _ in range(4):
+            assert heard.acquire(timeout=30)
+        (copy / "model.safetensors").rename(copy / "elsewhere")
+        engine = site.engine()
+        engine.kill()
+        for stream in streams:
+            stream.end(10.0)
+            assert stream.events[-1]["error"]["code"] in ("model_load_failed", "engine_error")
+        (copy / "elsewhere").rename(copy / "model.safetensors")
+    finally:
+        end(site)
+
+
+def test_a_next_host_that_hangs_ends_every_stream_with_an_error_event(tmp_path: Path) -> None:
+    site = Process(write_site(tmp_path, "embedded:ember", continue_within_s=4.0), tmp_path / "log")
+    try:
+        heard = threading.Semaphore(0)
+        streams = [Stream(site.url, body, on_event=heard.release) for body in REQUESTS[:4]]
+        for _ in range(4):
+            assert heard.acquire(timeout=30)
+        engine = site.engine()
+        engine.kill()
+        successor: list[psutil.Process] = []
+
+        def has_successor() -> bool:
+            processes = httpx.get(site.url + "/status").json()["processes"]
+            pids = [p["pid"] for p in processes if p["role"] == "engine" and p["pid"] != engine.pid]
+            successor.extend(psutil.Process(pid) for pid in pids)
+            return bool(successor)
+
+        wait_for(has_successor)
+        successor[0].send_signal(signal.SIGSTOP)
+        for stream in streams:
+            stream.end(10.0)
+            assert stream.events[-1]["error"]["code"] == "engine_error"
+            assert "within 4 s" in stream.events[-1]["error"]["message"]
+        successor[0].kill()
+        assert_idle(site)
+        late = Stream(site.url, REQUESTS[14])
+        late.end()
+        assert "LIS" in late.answer[0][0]["text"]
+    finally:
+        end(site)

@@ -1,0 +1,291 @@
+"""A dead host's sequences go on with the next host as if nothing had happened, or end with an error (I1, I3, I6, I8)."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.protocol import PRIORITIES, Submit, TokenLogprobs, TokenOutput
+from tests.asgi import call, eventually, start
+from tests.fakes import EOS, FakeEngineClient, FakeLauncher, Step, ids, says
+from tests.runtime.conftest import Site, SiteMaker
+
+CHAT = "/ai/v1/chat/completions"
+COMPLETIONS = "/ai/v1/completions"
+HELLO: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "seed": 7}
+STREAMED = {**HELLO, "stream": True, "stream_options": {"include_usage": True}}
+TEXT = "The pilot light burns."
+
+
+class Mortal:
+    """Launches hosts that continue `text` wherever a sequence stands; host i dies, if `dies_at` says so, after that many tokens of each."""
+
+    def __init__(self, *dies_at: int | None, text: str = TEXT) -> None:
+        self.dies_at = dies_at
+        self.token_ids = (*ids(text), EOS)
+        self.launcher = FakeLauncher(self._prepare)
+        self.clients: list[FakeEngineClient] = []
+
+    def _prepare(self, client: FakeEngineClient) -> None:
+        number = len(self.clients)
+        self.clients.append(client)
+        dies_at = self.dies_at[number] if number < len(self.dies_at) else None
+
+        async def die() -> None:
+            self.launcher.hosts[number].die(f"host {number} was killed")
+
+        client.answer = lambda submit: self._outputs(submit, dies_at, number, die)
+
+    def _outputs(
+        self, submit: Submit, dies_at: int | None, number: int, die: Callable[[], Awaitable[None]]
+    ) -> Iterable[Step]:
+        rest = self.token_ids[submit.num_delivered_tokens :]
+        for i, token_id in enumerate(rest):
+            if i == dies_at:
+                yield die
+            is_last = i == len(rest) - 1
+            cached = 10 * number + 3 if i == 0 else None
+            prompt_logprobs = (TokenLogprobs(-1.0),) if i == 0 and submit.sampling.prompt_logprobs else None
+            yield TokenOutput("", (token_id,), "stop" if is_last else None, cached, prompt_logprobs=prompt_logprobs)
+            yield 0.0
+
+
+async def test_a_stream_goes_on_where_its_host_died(make_site: SiteMaker) -> None:
+    mortal = Mortal(5)
+    async with make_site(launcher=mortal.launcher) as site:
+        answer = await call(site.app, CHAT, {**STREAMED, "max_tokens": 100, "temperature": 0.9})
+        *chunks, usage, done = answer.events
+        assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks) == TEXT
+        assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+        assert done == "[DONE]"
+        assert [i for i in answer.ids if i is not None] == list(range(len(TEXT) + 1))
+        assert usage["usage"]["completion_tokens"] == len(TEXT) + 1
+        assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}, "what the first host found"
+        (first,), (second,) = (client.submits for client in mortal.clients)
+        assert second.prompt_token_ids == first.prompt_token_ids + ids(TEXT)[:5]
+        assert second.num_delivered_tokens == 5
+        assert (second.sampling.max_tokens, second.sampling.seed) == (95, first.sampling.seed)
+        assert second.sampling.temperature == first.sampling.temperature
+        assert (first.priority, second.priority) == (0, PRIORITIES[0])
+        text = (await call(site.app, "/metrics")).body.decode()
+        assert 'pilotlight_cut_sequences_total{model_name="tiny",outcome="continued"} 1.0' in text
+        assert 'pilotlight_requests_total{model_name="tiny",outcome="stop"} 1.0' in text
+        await site.is_idle()
+
+
+async def test_a_whole_answer_survives_as_well(make_site: SiteMaker) -> None:
+    async with make_site(launcher=Mortal(3).launcher) as site:
+        answer = await call(site.app, CHAT, HELLO)
+        assert answer.status == 200
+        assert answer.json["choices"][0]["message"]["content"] == TEXT
+        await site.is_idle()
+
+
+async def test_every_choice_goes_on_for_itself(make_site: SiteMaker) -> None:
+    mortal = Mortal(4)
+    async with make_site(launcher=mortal.launcher) as site:
+        answer = await call(site.app, CHAT, {**HELLO, "n": 3})
+        assert [choice["message"]["content"] for choice in answer.json["choices"]] == [TEXT] * 3
+        assert answer.json["usage"]["completion_tokens"] == 3 * (len(TEXT) + 1)
+        first, second = (client.submits for client in mortal.clients)
+        assert {s.sequence_id for s in second} == {s.sequence_id for s in first}
+        assert {s.sampling.seed for s in second} == {s.sampling.seed for s in first}
+        await site.is_idle()
+
+
+@pytest.mark.parametrize("stop", ["pilot", "light"])  # the host dies after "The pil"
+async def test_a_stop_string_across_or_behind_the_cut_is_found(make_site: SiteMaker, stop: str) -> None:
+    mortal = Mortal(7)
+    async with make_site(launcher=mortal.launcher) as site:
+        answer = await call(site.app, CHAT, {**HELLO, "stop": stop})
+        assert answer.json["choices"][0]["message"]["content"] == TEXT.partition(stop)[0]
+        assert mortal.clients[1].submits[0].num_delivered_tokens == 7
+        await site.is_idle()
+
+
+async def test_a_tool_call_across_the_cut_is_whole(make_site: SiteMaker) -> None:
+    text = 'Ok. <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    async with make_site(launcher=Mortal(20, text=text).launcher) as site:
+        answer = await call(site.app, CHAT, {**HELLO, "tools": tools})
+        (choice,) = answer.json["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
+        await site.is_idle()
+
+
+@pytest.mark.parametrize(("dies_at", "again"), [(0, True), (3, False)])
+async def test_prompt_logprobs_come_once(make_site: SiteMaker, dies_at: int, again: bool) -> None:
+    mortal = Mortal(dies_at)
+    async with make_site(launcher=mortal.launcher) as site:
+        answer = await call(site.app, COMPLETIONS, {"model": "tiny", "prompt": "Hi", "prompt_logprobs": 0})
+        assert answer.status == 200
+        assert len(answer.json["choices"][0]["prompt_logprobs"]) == 2
+        assert mortal.clients[1].submits[0].sampling.prompt_logprobs is again
+        await site.is_idle()
+
+
+async def test_a_sequence_that_had_not_begun_is_submitted_as_it_was(make_site: SiteMaker) -> None:
+    mortal = Mortal(0)
+    async with make_site(launcher=mortal.launcher) as site:
+        answer = await call(site.app, CHAT, HELLO)
+        assert answer.json["choices"][0]["message"]["content"] == TEXT
+        assert mortal.clients[1].submits == mortal.clients[0].submits
+        assert answer.json["usage"]["prompt_tokens_details"] == {"cached_tokens": 13}, "what the second host found"
+        await site.is_idle()
+
+
+async def test_a_request_that_kills_every_host_ends_with_the_third(make_site: SiteMaker) -> None:
+    mortal = Mortal(2, 2, 2)
+    async with make_site(launcher=mortal.launcher) as site:
+        answer = await call(site.app, CHAT, STREAMED)
+        assert answer.events[-1]["error"]["code"] == "engine_error"
+        assert "third host that died" in answer.events[-1]["error"]["message"]
+        await eventually(lambda: not site.app.state.health.why_not_ready())
+        assert len(mortal.clients) == 4
+        assert (await call(site.app, CHAT, HELLO)).json["choices"][0]["message"]["content"] == TEXT
+        text = (await call(site.app, "/metrics")).body.decode()
+        assert 'pilotlight_cut_sequences_total{model_name="tiny",outcome="failed"} 1.0' in text
+        await site.is_idle()
+
+
+async def test_two_deaths_are_survived(make_site: SiteMaker) -> None:
+    mortal = Mortal(2, 4)
+    async with make_site(launcher=mortal.launcher) as site:
+        answer = await call(site.app, CHAT, HELLO)
+        assert answer.json["choices"][0]["message"]["content"] == TEXT
+        assert mortal.clients[2].submits[0].num_delivered_tokens == 6
+        await site.is_idle()
+
+
+async def test_a_stuck_hosts_sequences_go_on_too(make_site: SiteMaker) -> None:
+    mortal = Mortal()
+    async with make_site(launcher=mortal.launcher, engine={"step_deadline_s": 0.2}) as site:
+        mortal.clients[0].answer = lambda submit: [*says("The pi", finish=None), 30]
+        answer = await call(site.app, CHAT, HELLO)
+        assert answer.json["choices"][0]["message"]["content"] == TEXT
+        assert site.launcher.hosts[0].is_stopped
+        await site.is_idle()
+
+
+async def test_a_cut_socket_is_a_dead_host(make_site: SiteMaker) -> None:
+    mortal = Mortal()
+    async with make_site(launcher=mortal.launcher) as site:
+
+        async def cut() -> None:
+            mortal.clients[0].fail("the socket was closed")  # the process lives on, until it is stopped
+
+        mortal.clients[0].answer = lambda submit: [*says("The", finish=None), cut, 30]
+        answer = await call(site.app, CHAT, HELLO)
+        assert answer.json["choices"][0]["message"]["content"] == TEXT
+        assert site.launcher.hosts[0].is_stopped
+        await site.is_idle()
+
+
+async def test_a_host_that_does_not_come_back_ends_the_stream_in_time(make_site: SiteMaker) -> None:
+    mortal = Mortal(3)
+    async with make_site(launcher=mortal.launcher, limits={"continue_within_s": 0.2}) as site:
+        gate = asyncio.Event()
+        prepare = mortal.launcher.prepare
+
+        def hang(client: FakeEngineClient) -> None:
+            prepare(client)
+            client.load_gate = gate
+
+        mortal.launcher.prepare = hang
+        answer = await call(site.app, CHAT, STREAMED)
+        assert answer.events[-1]["error"]["code"] == "engine_error"
+        assert "within 0.2 s" in answer.events[-1]["error"]["message"]
+        await site.is_idle()
+        gate.set()
+
+
+async def test_a_next_host_without_a_token_ends_the_stream_in_time(make_site: SiteMaker) -> None:
+    mortal = Mortal(3)
+    async with make_site(launcher=mortal.launcher, limits={"continue_within_s": 0.2}) as site:
+        prepare = mortal.launcher.prepare
+
+        def silent(client: FakeEngineClient) -> None:
+            prepare(client)
+            client.answer = lambda submit: [30]
+
+        mortal.launcher.prepare = silent
+        answer = await call(site.app, CHAT, STREAMED)
+        assert "within 0.2 s" in answer.events[-1]["error"]["message"]
+        await site.is_idle()
+        assert len(mortal.clients[1].aborted) == 1
+
+
+async def test_hosts_that_cannot_be_started_end_the_stream(make_site: SiteMaker) -> None:
+    mortal = Mortal(3)
+    async with make_site(launcher=mortal.launcher) as site:
+        mortal.launcher.failures = [OSError("no more processes")] * 3
+        answer = await call(site.app, CHAT, STREAMED)
+        assert answer.events[-1]["error"]["code"] == "overloaded"
+        assert "no more processes" in answer.events[-1]["error"]["message"]
+        await site.is_idle()
+
+
+async def test_a_client_that_leaves_while_its_answer_waits_for_a_host_frees_everything(make_site: SiteMaker) -> None:
+    mortal = Mortal(3)
+    gate = asyncio.Event()
+    async with make_site(launcher=mortal.launcher) as site:
+        prepare = mortal.launcher.prepare
+
+        def hang(client: FakeEngineClient) -> None:
+            prepare(client)
+            client.load_gate = gate
+
+        mortal.launcher.prepare = hang
+        exchange = start(site.app, CHAT, STREAMED)
+        await eventually(lambda: len(mortal.clients) == 2)
+        assert site.admission.inflight == 1, "its permit is kept while it waits"
+        exchange.disconnect()
+        await site.is_idle()
+        gate.set()
+        await eventually(lambda: not site.app.state.health.why_not_ready())
+        assert mortal.clients[1].submits == []
+
+
+async def test_the_requests_own_time_limit_holds_while_it_waits(make_site: SiteMaker) -> None:
+    mortal = Mortal(3)
+    async with make_site(launcher=mortal.launcher, limits={"request_timeout_s": 0.3}) as site:
+        prepare = mortal.launcher.prepare
+
+        def hang(client: FakeEngineClient) -> None:
+            prepare(client)
+            client.load_gate = asyncio.Event()
+
+        mortal.launcher.prepare = hang
+        answer = await call(site.app, CHAT, STREAMED)
+        assert answer.events[-1]["error"]["code"] == "request_timeout"
+        await site.is_idle()
+
+
+async def test_a_site_that_drains_continues_nothing(make_server: SiteMaker, model_directory: Path) -> None:
+    import httpx
+
+    async with make_server(limits={"drain_timeout_s": 30.0}) as site, httpx.AsyncClient(base_url=site.url) as client:
+        site.engine.script = [*says("Hel", finish=None), 30]
+        async with client.stream("POST", CHAT, json=STREAMED, timeout=20) as answer:
+            lines = answer.aiter_lines()
+            async for line in lines:
+                if "Hel" in line or '"l"' in line:
+                    break
+            site.stop.set()
+            await eventually(lambda: site.admission.draining)
+            site.launcher.hosts[0].die("it was killed")
+            rest = [line async for line in lines if line.startswith("data")]
+        assert "it was killed" in rest[-1]
+        assert all(not host.client.submits for host in site.launcher.hosts[1:])
+
+
+async def test_a_site_that_stops_wakes_those_that_wait_for_a_host(site: Site) -> None:
+    hosts = site.app.state.hosts
+    waiting = asyncio.ensure_future(hosts.next_client(after=hosts.client))
+    await asyncio.sleep(0)
+    hosts.fail_open("the site is shutting down")
+    with pytest.raises(Exception, match="shutting down"):
+        await asyncio.wait_for(waiting, 2)

@@ -1,0 +1,96 @@
+"""The table of tests/README.md: which model family is shown to agree with `transformers` along which path, as pytest itself collects the tests.
+
+`python -m tests.table` writes it anew; tests/test_readme.py fails while it is stale. Knows files and names of tests; refuses to know what they do.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "tests" / "README.md"
+BEGIN, END = "<!-- written by python -m tests.table -->\n", "<!-- end of the table -->\n"
+
+
+class Column(NamedTuple):
+    """A path through the engine, and the tests that take it: any of them, as families and embedders have their own."""
+
+    title: str
+    tests: tuple[str, ...]
+
+
+FAMILIES, TIERS, EMBEDDINGS = (
+    f"tests/engine/{name}.py" for name in ("test_families", "test_tier_families", "test_embeddings")
+)
+COLUMNS = (
+    Column("whole", (f"{FAMILIES}::test_a_whole_prompt_and_its_continuation_agree", f"{EMBEDDINGS}::test_a_whole_text_agrees")),
+    Column("decode", (f"{FAMILIES}::test_a_whole_prompt_and_its_continuation_agree",)),
+    Column("chunked", (f"{FAMILIES}::test_a_chunked_prompt_agrees", f"{EMBEDDINGS}::test_a_chunked_text_agrees")),
+    Column("batch", (
+        f"{FAMILIES}::test_sequences_in_one_batch_agree_each_for_itself",
+        f"{EMBEDDINGS}::test_texts_in_one_batch_agree_each_for_itself",
+    )),
+    Column("prefix hit", (
+        f"{FAMILIES}::test_a_prefix_hit_agrees",
+        f"{EMBEDDINGS}::test_a_cached_prefix_is_used_only_where_the_pooling_allows_it",
+    )),
+    Column("preemption", (f"{FAMILIES}::test_preempted_sequences_agree", f"{EMBEDDINGS}::test_preempted_texts_agree")),
+    Column("swap", (f"{TIERS}::test_swapped_sequences_agree",)),
+    Column("tier round trip", (f"{TIERS}::test_a_round_trip_through_host_and_disk_agrees",)),
+)  # fmt: skip
+
+
+def collected() -> dict[str, set[str]]:
+    """The parameters' names with which each test of the columns' files is collected."""
+    files = sorted({test.partition("::")[0] for column in COLUMNS for test in column.tests})
+    files = [file for file in files if (ROOT / file).exists()]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found: dict[str, set[str]] = {}
+    for line in done.stdout.splitlines():
+        if match := re.fullmatch(r"(\S+::\w+)\[(.+)\]", line.strip()):
+            found.setdefault(match[1], set()).add(match[2])
+    return found
+
+
+def render() -> str:
+    from tests.embedders import EMBEDDERS
+    from tests.engine.families import MODELS
+
+    found = collected()
+    lines = [
+        f"| checkpoint | {' | '.join(column.title for column in COLUMNS)} |",
+        f"|---|{':-:|' * len(COLUMNS)}",
+        *(_row(name, name, found, {FAMILIES, TIERS}) for name in MODELS),
+        *(_row(f"embeddings: {name}", name, found, {EMBEDDINGS}) for name in EMBEDDERS),
+    ]
+    return BEGIN + "\n".join(lines) + "\n" + END
+
+
+def _row(label: str, name: str, found: dict[str, set[str]], files: set[str]) -> str:
+    cells = [
+        any(
+            _is_among(name, found.get(test, set()))
+            for test in column.tests
+            if test.partition("::")[0] in files
+        )
+        for column in COLUMNS
+    ]  # fmt: skip
+    return f"| {label} | {' | '.join('yes' if is_shown else '-' for is_shown in cells)} |"
+
+
+def _is_among(name: str, parameters: set[str]) -> bool:
+    """Alone, or beside another parameter."""
+    return any(p == name or p.startswith(f"{name}-") or p.endswith(f"-{name}") for p in parameters)
+
+
+def replaced(text: str, table: str) -> str:
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    return head + table + tail
+
+
+if __name__ == "__main__":
+    README.write_text(replaced(README.read_text(encoding="utf-8"), render()), encoding="utf-8")
