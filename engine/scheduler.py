@@ -256,6 +256,7 @@ class Scheduler:
     def _start(self, sequence: Sequence, num_fetched: int = 0) -> None:
         """`num_fetched`: of its registered blocks, the last ones, which came from the tiers."""
         self.tiers.let_go(sequence)
+        self.tiers.touch(sequence.block_hashes[: sequence.num_registered_blocks])
         sequence.num_computed_tokens = sequence.num_registered_blocks * self.limits.block_size
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = sequence.num_computed_tokens
