@@ -113,6 +113,24 @@ def load_model(
             _warm_up(model, block, dtype, memory.arena.device, config.vocab_size, context_length)
             cache = memory.arena.span(first_slab, num_seen * block_bytes)
             runner = ModelRunner(model, cache.view(dtype).view(num_seen, *block))
+            info = ModelInfo(
+                name=spec.name,
+                context_length=context_length,
+                vocab_size=config.vocab_size,
+                eos_token_ids=eos_token_ids(directory, raw_config),
+                dtype=str(dtype).removeprefix("torch."),
+                block_size=host.block_size,
+                total_blocks=num_blocks,
+                weights_bytes=reader.num_parameters * dtype.itemsize,
+                load_s=time.perf_counter() - started,
+            )
+            limits = Limits(host.block_size, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting)
+            account = place if isinstance(place, Account) else None
+            layout = f"{_LAYOUT}:{block}:{memory.arena.device.type}"
+            weights = _fingerprint(directory) if tiers else b""
+            identity = CacheIdentity(spec.name, info.dtype, host.block_size, layout, weights)
+            kept = tiers.cache_for(spec.name, runner.kv_cache, host.block_size) if tiers else None
+            return LoadedModel(spec, Engine(info, runner, limits, account, identity=identity, tiers=kept), place)
         except BaseException:
             place.close()
             raise
@@ -120,23 +138,6 @@ def load_model(
         raise CheckpointError(str(error)) from error
     finally:
         reader.close()
-    info = ModelInfo(
-        name=spec.name,
-        context_length=context_length,
-        vocab_size=config.vocab_size,
-        eos_token_ids=eos_token_ids(directory, raw_config),
-        dtype=str(dtype).removeprefix("torch."),
-        block_size=host.block_size,
-        total_blocks=num_blocks,
-        weights_bytes=reader.num_parameters * dtype.itemsize,
-        load_s=time.perf_counter() - started,
-    )
-    limits = Limits(host.block_size, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting)
-    account = place if isinstance(place, Account) else None
-    layout = f"{_LAYOUT}:{block}:{memory.arena.device.type}"
-    identity = CacheIdentity(spec.name, info.dtype, host.block_size, layout, _fingerprint(directory) if tiers else b"")
-    kept = tiers.cache_for(spec.name, runner.kv_cache, host.block_size) if tiers else None
-    return LoadedModel(spec, Engine(info, runner, limits, account, identity=identity, tiers=kept), place)
 
 
 def _fingerprint(directory: Path) -> bytes:

@@ -90,7 +90,7 @@ accidents = st.none() | st.builds(
 
 
 @given(shapes, arrivals, reservations, accidents)
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_two_models_on_one_arena_end_every_sequence_rightly(
     shape: Shape, plan: list[Arrival], reserve: Reserve | None, accident: Accident | None
 ) -> None:

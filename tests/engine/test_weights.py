@@ -150,12 +150,16 @@ def test_a_cache_that_does_not_fit_is_refused_with_both_sizes(directory: Path) -
 
 
 @pytest.mark.parametrize("kv_tokens", [None, 100])
-def test_a_refused_model_leaves_the_arena_as_it_was(directory: Path, kv_tokens: int | None) -> None:
+@pytest.mark.parametrize("damage", ["weights", "generation_config.json"])
+def test_a_refused_model_leaves_the_arena_as_it_was(directory: Path, kv_tokens: int | None, damage: str) -> None:
     from engine.loading import load_model, make_kv_memory
 
     config = HostConfig(kv_bytes=1 << 20)
     memory = make_kv_memory(config)
-    change_tensors(directory, lambda tensors: tensors.pop(NORM))
+    if damage == "weights":
+        change_tensors(directory, lambda tensors: tensors.pop(NORM))
+    else:
+        (directory / damage).write_text(json.dumps({"eos_token_id": "seven"}))
     with pytest.raises(CheckpointError):
         load_model(ModelSpec("tiny", str(directory), kv_tokens=kv_tokens), config, memory)
     assert memory.lending.num_free == memory.lending.largest_run == 16
