@@ -18,11 +18,11 @@ from itertools import count, islice
 from typing import NamedTuple
 
 from engine.fairness import FairQueue
-from engine.incoming import Arrival, Incoming
+from engine.incoming import Incoming
 from engine.kv.block_pool import BlockPool
 from engine.kv.lending import Account, Oldest
 from engine.kv.prefix_index import extend_chain
-from engine.kv.tiers import Kept, NoTiers, Tiers, Transfer
+from engine.kv.tiers import Kept, NoTiers, Tiers
 from engine.sequence import PENDING, Sequence
 from engine.siblings import Siblings
 
@@ -76,7 +76,7 @@ class Scheduler:
         self.waiting = FairQueue(limits.max_num_batched_tokens)  # a turn is worth a step's prompt tokens
         self.running: list[Sequence] = []  # ordered by arrival
         self.siblings = Siblings()  # held back until the first of their prompt has computed it
-        self.incoming = Incoming()  # blocks of theirs are on their way from a tier
+        self.incoming = Incoming(self.tiers, limits.block_size)  # blocks of theirs are on their way from a tier
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.host_hits = 0  # of these, found in the host tier
@@ -165,9 +165,7 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """The sequence has ended, for whatever reason: its blocks are available from now on."""
-        arrival = self.incoming.drop(sequence)
-        if arrival is not None:
-            self.tiers.cancel(arrival.transfer)
+        if self.incoming.call_off(sequence):
             self._look_again()
         elif sequence in self.running:
             self.running.remove(sequence)
@@ -277,7 +275,7 @@ class Scheduler:
 
     @property
     def _num_admitted(self) -> int:
-        return len(self.running) + self.incoming.num_fetching
+        return len(self._holders())
 
     def _take(self, sequence: Sequence, cached: list[int]) -> None:
         self.pool.hold(cached)
@@ -288,6 +286,7 @@ class Scheduler:
     def _start(self, sequence: Sequence, num_fetched: int = 0) -> None:
         """`num_fetched`: of its registered blocks, the last ones, which came from the tiers."""
         self.tiers.let_go(sequence)
+        self.tiers.touch(sequence.block_hashes[: sequence.num_registered_blocks])
         num_tokens = sequence.num_registered_blocks * self.limits.block_size
         sequence.num_computed_tokens = sequence.num_completed_tokens = num_tokens
         if sequence.num_cached_tokens is None:
@@ -314,8 +313,7 @@ class Scheduler:
             return True
         if kept.num_on_disk:
             self.waiting.remove(sequence)
-            hashes = sequence.block_hashes[num_cached : num_cached + kept.num_blocks]
-            self._expect(sequence, num_cached, kept.num_blocks, is_fetch=False, transfer=self.tiers.read(hashes))
+            self.incoming.read(sequence, num_cached, kept.num_blocks)
             return True
         return False
 
@@ -323,26 +321,19 @@ class Scheduler:
         num_cached = len(sequence.block_table)
         grown = self._grow(sequence, (num_cached + num_blocks) * self.limits.block_size)
         assert grown, "blocks counted as available were not"
-        hashes = sequence.block_hashes[num_cached : num_cached + num_blocks]
-        transfer = self.tiers.fetch(hashes, sequence.block_table[num_cached:])
-        self._expect(sequence, num_cached, num_blocks, is_fetch=True, transfer=transfer)
-
-    def _expect(self, sequence: Sequence, num_cached: int, num_blocks: int, is_fetch: bool, transfer: Transfer) -> None:
-        first, num_tokens = sequence.block_hashes[num_cached], (num_cached + num_blocks) * self.limits.block_size
-        self.incoming.expect(Arrival(sequence, transfer, first, is_fetch, num_tokens))
+        self.incoming.fetch(sequence, num_cached)
 
     def _receive(self) -> None:
         """What has come from the tiers since the last step."""
         done = self.incoming.take_done()
-        for sequence, transfer, _, is_fetch, _ in done:
+        for sequence, transfer, is_fetch, num_cached, _ in done:
             if not is_fetch:
                 sequence.num_disk_blocks = self.tiers.take_read(sequence, transfer)
                 self.waiting.add(sequence)
                 continue
-            start = sequence.num_registered_blocks
-            for i in range(start, start + transfer.num_blocks):
+            sequence.num_registered_blocks = num_cached + transfer.num_blocks
+            for i in range(num_cached, sequence.num_registered_blocks):
                 self.pool.register(sequence.block_table[i], sequence.block_hashes[i])
-            sequence.num_registered_blocks += transfer.num_blocks
             self._start(sequence, transfer.num_blocks)
         if done:
             self._look_again()
@@ -373,9 +364,7 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        arrival = self.incoming.drop(sequence)
-        if arrival is not None:
-            self.tiers.cancel(arrival.transfer)
+        if self.incoming.call_off(sequence):
             self._look_again()
         else:
             self.running.remove(sequence)

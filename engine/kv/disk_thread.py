@@ -52,10 +52,18 @@ class DiskThread:
         self._condition = threading.Condition()
         self._writes: deque[bytes] = deque()
         self._reads: deque[DiskRead] = deque()
+        self._reading: DiskRead | None = None
         self._is_busy = True  # with the scan
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
         self._thread.start()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Somebody has waited in vain, and the thread has not come back since: nobody else should begin to."""
+        with self._condition:
+            oldest = self._reading or (self._reads[0] if self._reads else None)
+        return oldest is not None and self._clock() > oldest.deadline
 
     def offer(self, block_hash: bytes) -> None:
         """A block of the host tier that the disk may have as well."""
@@ -108,16 +116,19 @@ class DiskThread:
             self.disk.close()
 
     def _run(self) -> None:
-        self.disk.scan()
+        try:
+            self.disk.scan()
+        except Exception:
+            log.exception("what the disk KV tier holds cannot be found out")
         while True:
             with self._condition:
-                self._is_busy = False
+                self._is_busy, self._reading = False, None
                 self._condition.notify_all()
                 self._condition.wait_for(lambda: self._closing or self._reads or self._writes)
                 if self._closing:
                     return
                 self._is_busy = True
-                read = self._reads.popleft() if self._reads else None
+                read = self._reading = self._reads.popleft() if self._reads else None
                 block_hash = self._writes.popleft() if read is None else b""
             try:
                 if read is not None:

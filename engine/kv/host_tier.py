@@ -170,6 +170,17 @@ class HostTier:
                 if block_hash in self._order:
                     self._order.refresh(block_hash)
 
+    def touch(self, hashes: Sequence[bytes]) -> None:
+        """A chain was used where it also lies, on the device: what is hot there must not grow cold here."""
+        with self._lock:
+            now = self._clock()
+            for block_hash in reversed(hashes):
+                if block_hash in self._order:
+                    self._order.remove(block_hash)
+                    slot = self._slots[block_hash]
+                    slot.file.note_use(slot.index, now)
+                    self._order.add(block_hash, slot.file.stride, protected=True)
+
     def forget(self, hashes: Iterable[bytes]) -> None:
         """Their content is known to be bad."""
         with self._lock:

@@ -115,6 +115,9 @@ class TieredCache:
         if self._disk is not None:
             self._disk.disk.forget(hashes)
 
+    def touch(self, hashes: Sequence[bytes]) -> None:
+        self._host.touch(hashes)
+
     def settle(self, hashes: Sequence[bytes]) -> None:
         self._host.refresh(hashes)
 
@@ -123,6 +126,7 @@ class TieredCache:
     def lookup(self, hashes: Sequence[bytes], with_disk: bool) -> Kept:
         if self._is_broken:
             return Kept()
+        with_disk = with_disk and self._disk is not None and not self._disk.is_stuck
         num_host = num_blocks = num_on_disk = 0
         for block_hash in hashes:
             if block_hash not in self._host:

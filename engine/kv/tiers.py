@@ -35,6 +35,9 @@ class Tiers(Protocol):
     def forget(self, hashes: Sequence[bytes]) -> None:
         """Content that is known to be bad; its blocks were dropped."""
 
+    def touch(self, hashes: Sequence[bytes]) -> None:
+        """A chain was found, on the device or in a tier."""
+
     def settle(self, hashes: Sequence[bytes]) -> None:
         """A chain has ended: its tail is worth less than its head."""
 
@@ -71,6 +74,9 @@ class NoTiers:
         pass
 
     def forget(self, hashes: Sequence[bytes]) -> None:
+        pass
+
+    def touch(self, hashes: Sequence[bytes]) -> None:
         pass
 
     def settle(self, hashes: Sequence[bytes]) -> None:

@@ -55,6 +55,9 @@ class FakeTiers:
             self.host.pop(block_hash, None)
             self.disk.pop(block_hash, None)
 
+    def touch(self, hashes: Sequence[bytes]) -> None:
+        pass
+
     def settle(self, hashes: Sequence[bytes]) -> None:
         pass
 

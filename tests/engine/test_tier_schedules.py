@@ -39,7 +39,7 @@ tight = st.builds(
 
 
 @given(tight, crowds, st.integers(0, 2**32), st.integers(0, 40), st.booleans(), st.none() | st.integers(1, 30))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_every_sequence_ends_rightly_and_nothing_is_left(
     shape: Shape, plan: list[Arrival], seed: int, capacity: int, has_disk: bool, fails_at: int | None
 ) -> None:
@@ -119,7 +119,7 @@ def abort(engine: Engine, tiers: FakeTiers, name: str) -> None:
     shared.shapes, st.lists(shared.arrivals, min_size=2, max_size=2), shared.reservations, shared.accidents,
     st.integers(0, 2**32), st.integers(0, 40),
 )  # fmt: skip
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_two_models_on_one_arena_with_tiers_end_every_sequence_rightly(
     shape: shared.Shape,
     plans: list[list[shared.Arrival]],

@@ -261,8 +261,11 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(rig: Rig, monkeypatch: py
     read = rig.tiers.read([name(n) for n in range(3)])
     assert read.is_done
     assert rig.tiers.take_read(owner, read) == 0
+    chain = [name(n) for n in range(3)]
+    assert rig.tiers.lookup(chain, with_disk=True) == Kept(), "nor does the next one begin to wait"
     answer.set()
     assert rig.disk.wait_until_idle(10)
+    assert rig.tiers.lookup(chain, with_disk=True).num_blocks == 3
     assert rig.tiers.num_pinned == 0
     assert all(slot.pins == 0 for slot in rig.host._slots.values())
 
@@ -335,6 +338,19 @@ def test_a_slow_disk_is_passed_over_alone(rig: Rig) -> None:
     assert rig.tiers.lookup(chain, with_disk=True) == Kept(4, 2)
     rig.disk.rate.add(2 * rig.bytes, seconds=1.0)
     assert rig.tiers.lookup(chain, with_disk=True) == Kept(2, 0)
+
+
+def test_what_is_hot_on_the_device_does_not_grow_cold_behind_it(rig: Rig) -> None:
+    rig.store(range(4))
+    for start in range(100, 160, 10):
+        rig.tiers.touch([name(n) for n in range(4)])
+        for n in range(start, start + 10):
+            slot = rig.host.reserve(name(n), rig.bytes)
+            assert slot is not None
+            rig.host.commit(slot, 0)
+            rig.host.unpin([slot])
+    assert rig.host.num_evicted > 10
+    assert all(name(n) in rig.host for n in range(4))
 
 
 def test_a_full_queue_to_the_disk_drops_and_counts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
