@@ -1,0 +1,16 @@
+"""How large launches are made, and what no launch takes."""
+
+from functools import cache
+
+import torch
+
+
+def warps_for(block: int) -> int:
+    """For a row of `block` values held by one program: 8 values a thread, from 1 to 16 warps."""
+    return min(16, max(1, block // 256))
+
+
+@cache
+def num_processors(device: torch.device) -> int:
+    """Streaming multiprocessors; under the interpreter, a number that leads to several splits."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
