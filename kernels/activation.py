@@ -6,10 +6,15 @@ import torch
 import torch.nn.functional as F
 
 from kernels.cpu import ops
+from kernels.device import triton_form
+
+_triton = triton_form("activation")
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """x [tokens, 2 * intermediate] -> silu(gate) * up, [tokens, intermediate]."""
+    if x.is_cuda and _triton is not None:
+        return _triton.silu_and_mul(x)
     native = ops.gated_activation(x, ops.SILU)
     if native is not None:
         return native
@@ -19,6 +24,8 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 
 def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
     """x [tokens, 2 * intermediate] -> gelu(gate) * up by gelu's tanh approximation, [tokens, intermediate]."""
+    if x.is_cuda and _triton is not None:
+        return _triton.gelu_tanh_and_mul(x)
     native = ops.gated_activation(x, ops.GELU_TANH)
     if native is not None:
         return native
@@ -29,6 +36,8 @@ def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
 def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
     """x [tokens, 2 * intermediate] -> gate * sigmoid(alpha * gate) * (up + 1), [tokens, intermediate]; the gate is
     clamped from above and up from both sides, before."""
+    if x.is_cuda and _triton is not None:
+        return _triton.clamped_swiglu(x, alpha, limit)
     gate, up = x.chunk(2, dim=-1)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate * torch.sigmoid(gate * alpha) * (up + 1)

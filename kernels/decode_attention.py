@@ -9,7 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from kernels.cpu import ops
+from kernels.device import triton_form
 from kernels.sinks import attention_with_sinks
+
+_triton = triton_form("decode_attention")
 
 # Bytes of keys and values gathered at once. On a CPU the copy should stay in a core's cache: 64 sequences of 310
 # tokens took 2.3 ms in groups of 2 MiB and 6.9 ms in one. On a GPU the copy only has to leave room for the rest.
@@ -35,6 +38,10 @@ def decode_attention(
     Padded positions are masked, not skipped: whatever lies in them must be finite (0 * NaN is NaN), which the arena
     guarantees.
     """
+    if q.is_cuda and _triton is not None:
+        return _triton.decode_attention(
+            q, k_cache, v_cache, block_tables, context_lens, max_context_len, scale, window, sinks
+        )
     native = ops.decode_attention(q, k_cache, v_cache, block_tables, context_lens, scale, window, sinks)
     if native is not None:
         return native

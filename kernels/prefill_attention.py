@@ -8,8 +8,11 @@ a chunked prompt sees exactly what a whole one would.
 import torch
 import torch.nn.functional as F
 
+from kernels.device import triton_form
 from kernels.sinks import attention_with_sinks
 from kernels.varlen import VarlenBatch
+
+_triton = triton_form("prefill_attention")
 
 # Queries that go through a window at once: a tile meets the window and itself only, so that a long prompt costs
 # tokens * (window + tile).
@@ -29,6 +32,8 @@ def prefill_attention(
 ) -> torch.Tensor:
     """q [tokens, heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim]; window: the last tokens that a
     query sees, itself included; sinks [heads] -> [tokens, heads, head_dim]."""
+    if q.is_cuda and _triton is not None:
+        return _triton.prefill_attention(q, k_cache, v_cache, batch, scale, window, sinks)
     pieces = torch.split(q, list(batch.host_q_lens))
     outputs = [
         _attend(piece, k_cache, v_cache, batch.block_tables[i], context_len, scale, window, sinks)

@@ -3,9 +3,12 @@
 import torch
 
 from kernels.cpu import ops
+from kernels.device import triton_form
 from kernels.kv_write import kv_write
 from kernels.norm import head_rms_norm
 from kernels.rotary import rotary
+
+_triton = triton_form("qkv")
 
 
 def rotate_and_cache(
@@ -21,6 +24,8 @@ def rotate_and_cache(
     """qkv [tokens, heads + 2 * kv_heads, head_dim], which may be overwritten; norm [heads + kv_heads, head_dim] or None;
     cos, sin [tokens, head_dim / 2] fp32; caches as kv_write's -> queries [tokens, heads, head_dim], strided between
     tokens."""
+    if qkv.is_cuda and _triton is not None:
+        return _triton.rotate_and_cache(qkv, norm, eps, cos, sin, k_cache, v_cache, slot_mapping)
     queries = ops.rotate_and_cache(qkv, norm, eps, cos, sin, k_cache, v_cache, slot_mapping)
     if queries is not None:
         return queries

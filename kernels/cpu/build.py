@@ -61,7 +61,13 @@ def _compile(compiler: str, scratch: Path, in_background: bool) -> Path:
 def _run(command: list[str], folder: Path) -> None:
     try:
         done = subprocess.run(
-            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"the C compiler could not be run: {error}") from error
@@ -109,7 +115,9 @@ def _cache() -> Path:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = folder.stat()
     except (OSError, RuntimeError) as error:
-        raise BuildError(f"{folder} cannot be used: {error}; set XDG_CACHE_HOME to a folder that can be written") from error
+        raise BuildError(
+            f"{folder} cannot be used: {error}; set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
     if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise BuildError(f"{folder} can be written by others; run chmod go-w on it, or set XDG_CACHE_HOME")
     if not os.access(folder, os.W_OK):

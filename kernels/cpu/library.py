@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 SWITCH = "PILOTLIGHT_CPU_KERNELS"  # 0: torch computes everything
 # Arguments by letter: p a pointer, l a long, i an int, f a float.
 _SIGNATURES = {
-    "linear": "pppp" "llll" "iii",
-    "rms_norm": "ppppp" "ll" "ifi",
-    "rotate_and_cache": "ppppppp" "llllll" "ifi",
-    "gated_activation": "pp" "ll" "ii",
-    "decode_attention": "ppppppp" "lllllllll" "fi",
+    "linear": "pppplllliii",
+    "rms_norm": "pppppllifi",
+    "rotate_and_cache": "pppppppllllllifi",
+    "gated_activation": "ppllii",
+    "decode_attention": "ppppppplllllllllfi",
 }
 _TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int, "f": ctypes.c_float}
 _ENDINGS = {torch.float32: "f32", torch.bfloat16: "bf16"}

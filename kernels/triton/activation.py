@@ -8,9 +8,7 @@ SILU, GELU_TANH, CLAMPED_SWIGLU = 0, 1, 2
 
 
 @triton.jit
-def _gated(  # type: ignore[no-untyped-def]
-    x, out, x_token, columns, alpha, limit, KIND: tl.constexpr, BLOCK: tl.constexpr
-):
+def _gated(x, out, x_token, columns, alpha, limit, KIND: tl.constexpr, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns

@@ -1,4 +1,5 @@
-"""Paged decode attention: each sequence's keys are split among programs, whose partial results are then put together (Flash-Decoding, Dao et al., 2023).
+"""Paged decode attention: each sequence's keys are split among programs, whose partial results are then put together
+(Flash-Decoding, Dao et al., 2023).
 
 The query heads of one kv head are the rows of one small matrix product, so that keys and values are read once. Shapes
 alone are compiled in, no length: lengths are read on the device, and only the number of splits depends on what the host
@@ -16,7 +17,7 @@ _TILE = 64  # keys a step
 
 
 @triton.jit
-def _attend(  # type: ignore[no-untyped-def]
+def _attend(
     q, k_cache, v_cache, tables, lens, sinks, out, tops, sums,
     q_seq, q_head, cache_block, cache_offset, cache_head, tables_seq, out_seq, out_head, out_split,
     scale, window, group, head_dim, split_len, splits,
@@ -72,7 +73,7 @@ def _attend(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _join(  # type: ignore[no-untyped-def]
+def _join(
     parts, tops, sums, sinks, out,
     parts_seq, parts_head, parts_split, out_seq, out_head, heads, head_dim, splits,
     DIM: tl.constexpr, HAS_SINKS: tl.constexpr,

@@ -8,7 +8,7 @@ from kernels.triton.launch import warps_for
 
 
 @triton.jit
-def _rms_norm(  # type: ignore[no-untyped-def]
+def _rms_norm(
     x, residual, weight, out, new_residual,
     x_token, x_head, residual_token, out_token, out_head, new_residual_token,
     columns, eps,
@@ -20,7 +20,10 @@ def _rms_norm(  # type: ignore[no-untyped-def]
     row = tl.load(x + token * x_token + head * x_head + column, mask=inside, other=0.0)
     if ADDS:
         # rounded to the storage type before it is normalised, as kernels/norm.py says
-        row = (row.to(tl.float32) + tl.load(residual + token * residual_token + column, mask=inside, other=0.0).to(tl.float32)).to(row.dtype)
+        row = (
+            row.to(tl.float32)
+            + tl.load(residual + token * residual_token + column, mask=inside, other=0.0).to(tl.float32)
+        ).to(row.dtype)
         tl.store(new_residual + token * new_residual_token + column, row, mask=inside)
     wide = row.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / columns + eps)

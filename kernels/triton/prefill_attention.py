@@ -10,7 +10,7 @@ from kernels.varlen import VarlenBatch
 
 
 @triton.jit
-def _attend(  # type: ignore[no-untyped-def]
+def _attend(
     q, k_cache, v_cache, tables, starts, lens, sinks, out,
     q_token, q_head, cache_block, cache_offset, cache_head, tables_seq, out_token, out_head,
     scale, window, group, head_dim,

@@ -6,7 +6,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _rotate_and_cache(  # type: ignore[no-untyped-def]
+def _rotate_and_cache(
     qkv, norm, cos, sin, k_cache, v_cache, slots, q_out,
     qkv_token, qkv_head, cos_token, sin_token, cache_block, cache_offset, cache_head, q_token, q_head,
     heads, kv_heads, half, block_size, eps,

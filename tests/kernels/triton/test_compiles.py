@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 ROOT = Path(__file__).parents[3]
 
-SCRIPT = '''
+SCRIPT = """
 import sys
 import triton
 from triton.backends.compiler import GPUTarget
@@ -51,7 +51,7 @@ for dim, flagged, rows in ((128, False, 128), (128, True, 16), (64, True, 64), (
     compile(decode_attention._attend, out, BLOCK_SIZE=16, GROUP=16, DIM=dim, TILE=64, DIRECT=direct, **flags)
     compile(prefill_attention._attend, {"lens": "*i32"}, BLOCK_SIZE=16, ROWS=rows, DIM=dim, TILE=64, **flags)
 compile(decode_attention._join, DIM=128, HAS_SINKS=True)
-'''
+"""
 
 
 @pytest.mark.timeout(300)

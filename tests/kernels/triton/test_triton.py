@@ -1,11 +1,11 @@
 """Every Triton kernel against its plain form in fp64: odd shapes, strides, poisoned outputs.
 
-Without a GPU in fp32 and fp16 alone: the interpreter of Triton 3.6 to 3.9 holds bf16 as bit patterns and computes wrongly with them, without an
-exception. A GPU adds bf16. Tolerances are the storage type's unit roundoff times a few roundings; fp32's dot products under `ieee` precision add terms
-in another order, which costs the square root of their number.
+Without a GPU in fp32 and fp16 alone: the interpreter of Triton 3.6 to 3.9 holds bf16 as bit patterns and computes
+wrongly with them, without an exception. A GPU adds bf16. Tolerances are the storage type's unit roundoff times a few
+roundings; fp32's dot products under `ieee` precision add terms in another order, which costs the square root of their
+number.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,7 +28,7 @@ ROUNDOFF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.
 
 
 @pytest.fixture(autouse=True)
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a kernel does not write is NaN."""
     empty, empty_like = torch.empty, torch.empty_like
 
@@ -37,7 +37,6 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(torch, "empty", lambda *a, **k: poison(empty(*a, **k)))
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poison(empty_like(*a, **k)))
-    yield
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -87,7 +86,11 @@ def test_heads_are_normalised_turned_and_cached(
     heads: int, kv_heads: int, head_dim: int, block_size: int, has_norm: bool, dtype: torch.dtype
 ) -> None:
     tokens, all_heads = 6, heads + 2 * kv_heads
-    qkv = torch.randn(tokens, all_heads * head_dim + 5).to(dtype)[:, : all_heads * head_dim].view(tokens, all_heads, head_dim)
+    qkv = (
+        torch.randn(tokens, all_heads * head_dim + 5)
+        .to(dtype)[:, : all_heads * head_dim]
+        .view(tokens, all_heads, head_dim)
+    )
     angle = torch.rand(tokens, head_dim // 2) * 6
     weight = torch.randn(heads + kv_heads, head_dim).to(dtype) if has_norm else None
     arena = torch.zeros(9, 2, 2, block_size, kv_heads, head_dim, dtype=dtype)
@@ -130,7 +133,6 @@ def as_dtype(paged: Paged, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tens
     for table, k in zip(paged.block_tables, paged.k, strict=True):
         positions = torch.arange(len(k))
         used[table[positions // block_size] * block_size + positions % block_size] = True
-    both.transpose(1, 2).reshape(-1, *both.shape[1:2], *both.shape[3:])
     poisoned = both.transpose(1, 2).flatten(0, 1).clone()
     poisoned[~used] = torch.nan
     both = poisoned.view(both.shape[0], block_size, 2, *both.shape[3:]).transpose(1, 2)
