@@ -1,6 +1,6 @@
 """Compiles the C files beside this one for the machine it runs on, once, into the user's cache.
 
-Knows compilers, flags and files; refuses to know what the library computes. Whatever goes wrong is a BuildError with a reason that says what to change.
+Knows compilers, flags and files; refuses to know what the library computes. Whatever goes wrong is a BuildError that says what to change.
 """
 
 import fcntl
@@ -31,7 +31,7 @@ def find_library() -> Path | None:
 
 
 def build_library(*, in_background: bool = False) -> Path:
-    """Find or build it. Several processes may ask at once: one compiles, the others wait for it. In the background it takes what time others leave."""
+    """Find or build it. Several processes may ask at once: one compiles, the others wait. In the background it takes the time that others leave."""
     compiler = _compiler()
     path = _path(compiler)
     if path.exists():
@@ -61,7 +61,13 @@ def _compile(compiler: str, scratch: Path, in_background: bool) -> Path:
 def _run(command: list[str], folder: Path) -> None:
     try:
         done = subprocess.run(
-            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"the C compiler could not be run: {error}") from error
@@ -109,7 +115,9 @@ def _cache() -> Path:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = folder.stat()
     except (OSError, RuntimeError) as error:
-        raise BuildError(f"{folder} cannot be used: {error}; set XDG_CACHE_HOME to a folder that can be written") from error
+        raise BuildError(
+            f"{folder} cannot be used: {error}; set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
     if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise BuildError(f"{folder} can be written by others; run chmod go-w on it, or set XDG_CACHE_HOME")
     if not os.access(folder, os.W_OK):

@@ -72,7 +72,14 @@ def rms_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tup
 
 
 def rotate_and_cache(
-    qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor
+    qkv: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
 ) -> Tensor | None:
     """qkv [tokens, heads + 2 * kv_heads, head_dim], changed in place -> its queries, a view."""
     if cpu.loaded is None:

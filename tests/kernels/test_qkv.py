@@ -10,7 +10,9 @@ from kernels.rotary import rotary
 from tests.closeness import assert_close
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size"), [(4, 2, 64, 16), (6, 3, 10, 5), (5, 1, 42, 4)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block_size"), [(4, 2, 64, 16), (6, 3, 10, 5), (5, 1, 42, 4)]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("norm_dtype", [None, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [1, 23])
