@@ -9,13 +9,14 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install up test test-all check fmt bench eval-ember train-ember gpu-check gpu-bench clean
+.PHONY: help install up test test-all check fmt bench bench-engine peers eval-ember train-ember gpu-check gpu-bench clean
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine"
 	@echo "make test       the test suite (make test-all adds the slow sweeps)"
 	@echo "make check      lint and types, reported and never rewritten (make fmt rewrites)"
 	@echo "make bench      measure start-up and first-token times, with a record in load_tests/results/"
+	@echo "make bench-engine   this engine beside transformers, vLLM and llama.cpp on this CPU (make peers sets them up, in .peers/)"
 	@echo "make eval-ember evaluate the embedded model on held-out phrasings"
 	@echo "make gpu-check, make gpu-bench    correctness and records on a GPU"
 
@@ -40,6 +41,15 @@ fmt: $(DEV)
 
 bench: $(BASE)
 	@$(BIN)/python -m load_tests.scenarios.start_up
+
+# PEERS=... puts the other engines, some gigabytes, elsewhere.
+PEERS ?= .peers
+
+peers: $(DEV)
+	@load_tests/peers/setup.sh $(PEERS) $(BIN)/python
+
+bench-engine: $(DEV)
+	@$(BIN)/python -m load_tests.scenarios.engines --peers $(PEERS)
 
 eval-ember: $(BASE)
 	@$(BIN)/python -m engine.embedded.ember.evaluate

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from engine.weights.reader import CheckpointReader
+from kernels.cpu import pages
 from kernels.mxfp4 import BLOCK, unpack_mxfp4
 
 
@@ -20,6 +21,8 @@ class WeightLoader(NamedTuple):
     device: torch.device
 
     def empty(self, *shape: int) -> torch.Tensor:
+        if self.device.type == "cpu":
+            return pages.empty(shape, self.dtype)
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def tensor(self, name: str, *shape: int) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Compiles the C files beside this one for the machine it runs on, once, into the user's cache.
 
-Knows compilers, flags and files; refuses to know what the library computes. Whatever goes wrong is a BuildError with a reason that says what to change.
+Knows compilers, flags and files; refuses to know what the library computes. Whatever goes wrong is a BuildError that says what to change.
 """
 
 import fcntl
@@ -31,7 +31,7 @@ def find_library() -> Path | None:
 
 
 def build_library(*, in_background: bool = False) -> Path:
-    """Find or build it. Several processes may ask at once: one compiles, the others wait for it. In the background it takes what time others leave."""
+    """Find or build it. Several processes may ask at once: one compiles, the others wait. In the background it takes the time that others leave."""
     compiler = _compiler()
     path = _path(compiler)
     if path.exists():

@@ -1,7 +1,7 @@
 """The C library as loaded into this process, or the fact that there is none.
 
-Knows when it may be used; refuses to know tensors' shapes. Until `start` has found or built it, and for ever where it cannot be built, every operation
-is torch's: slower, with the same results up to rounding.
+Knows when it may be used; refuses to know tensors' shapes. Until `start` has found or built it, and for ever where it cannot be built, every
+operation is torch's: slower, with the same results up to rounding.
 """
 
 import ctypes
@@ -43,6 +43,8 @@ class Library:
         self.rotate_and_cache = _functions(opened, "rotate_and_cache")
         self.gated_activation = _functions(opened, "gated_activation")
         self.decode_attention = _functions(opened, "decode_attention")
+        self.sum_words = opened.sum_words  # (pointer, count of 32-bit words, threads): how fast memory can be read
+        self.sum_words.argtypes, self.sum_words.restype = [_TYPES["p"], _TYPES["l"], _TYPES["i"]], ctypes.c_longlong
 
 
 loaded: Library | None = None  # read at every call: it may appear while a model is already serving

