@@ -94,7 +94,9 @@ def show(results: dict[str, Any]) -> None:
     print(f"\n{results['shape']} {results['dtype']}, {results['weight_gb']:.2f} GB of weights read per token")
     print("  " + "  ".join(f"{name} {value:,.1f}" for name, value in results["ceilings"].items()))
     for row in results["decode"]:
-        extra = f"  {row['kernels']} kernels" if "kernels" in row else ""
+        extra = ""
+        if "kernels" in row:
+            extra = f"  {row['step_ms_without_graphs']:8.2f} ms without graphs, in {row['kernels']} kernels"
         print(
             f"  decode  batch {row['batch']:>4}: {row['step_ms']:8.2f} ms  {row['tokens_per_s']:10,.1f} tokens/s"
             f"  {row['share_of_bandwidth']:6.1%} of bandwidth{extra}"

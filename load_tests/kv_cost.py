@@ -37,8 +37,8 @@ def measure(runner: ModelRunner, batch: int = BATCH, blocks: int = BLOCKS) -> di
     assert check.stale(sequences) == []
     pool.generations[blocks + batch - 1] += 1
     assert check.stale(sequences) == [batch - 1], "what is measured must work"
-    chunks = [Chunk(sequence, blocks * BLOCK_SIZE - 1, 1) for sequence in sequences]
-    step_s = median_s(runner.kv_cache.device, lambda: runner.run(chunks))
+    chunks = [Chunk(sequence, blocks * BLOCK_SIZE - 1, 1, True) for sequence in sequences]
+    step_s = median_s(runner.kv_cache.device, lambda: runner.launch(chunks).collect())
     return {
         "batch": batch,
         "blocks": blocks,
