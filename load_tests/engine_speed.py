@@ -50,6 +50,9 @@ class RandomWeights:
     def skip(self, pattern: str) -> None:
         pass
 
+    def __contains__(self, name: str) -> bool:
+        return name.startswith("model.")  # as a checkpoint with a head has it
+
 
 @torch.inference_mode()
 def make_runner(config: DenseConfig, device: torch.device, dtype: torch.dtype, kv_tokens: int) -> ModelRunner:
