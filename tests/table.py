@@ -82,8 +82,8 @@ def _row(label: str, name: str, found: dict[str, set[str]], files: set[str]) -> 
 
 
 def _is_among(name: str, parameters: set[str]) -> bool:
-    """Alone, or beside another parameter."""
-    return any(p == name or p.startswith(f"{name}-") or p.endswith(f"-{name}") for p in parameters)
+    """Alone, or beside other parameters."""
+    return any(f"-{name}-" in f"-{parameter}-" for parameter in parameters)
 
 
 def replaced(text: str, table: str) -> str:
