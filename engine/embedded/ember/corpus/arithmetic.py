@@ -151,6 +151,13 @@ STORY_PLUS = Lists(
         "Put {b} {things} next to {a} {things}. How many {things} do you see?",
         "There were {a} {things}, then {b} were added. How many {things} are there now?",
         "What is the total of {a} {things} and {b} {things}?",
+        "First I had {a} {things}, then I bought another {b}. How many {things} are mine?",
+        "I had {a} {things}, then somebody gave me {b}. How many {things} are mine now?",
+        "I had {a} {things}, then I got {b}. How many {things} do I own now?",
+        "I had {a} {things}, then {b} more came. How many {things} are there?",
+        "I counted {a} {things} here, {b} {things} there. How many {things} in total?",
+        "There are {a} {things} on the left and {b} {things} on the right. How many {things} in total?",
+        "Here are {a} {things}, there are {b} {things}. How many {things} in all?",
     ),
     (
         "{who} owns {a} {things} and receives {b} more. How many {things} does {who} own now?",

@@ -67,6 +67,10 @@ CODE = Lists(
         "What does my luggage tag say for {city}?",
         "How is the airport of {city} abbreviated?",
         "{city}: which IATA code?",
+        "I fly to {city}; what is its airport code?",
+        "My flight goes to {city}. Which airport code is that?",
+        "We are going to {city}; tell me the airport code.",
+        "My plane flies to {city}; which code is that?",
     ),
     (
         "Which IATA code belongs to {city}?",
@@ -180,6 +184,12 @@ REVERSE = Lists(
         "Where is the airport {code}?",
         "Name the city with airport code {code}.",
         "I saw {code} on a bag. Which city is it?",
+        "Which city do they mean by {code}?",
+        "What is meant by the code {code}?",
+        "Which place is meant, {code}?",
+        "My ticket reads {code}; which city is that?",
+        "The tag on my bag is {code}; what city is it?",
+        "{code} is on my bag; where does it go?",
     ),
     (
         "What city uses the airport code {code}?",
@@ -279,7 +289,7 @@ def _ask(rng: random.Random, split: Split, intent: str, city: City) -> str:
 
 
 def _unknown(rng: random.Random, split: Split) -> Exchange:
-    if rng.random() < 0.25:
+    if rng.random() < (0.4 if split is Split.TRAIN else 0.25):
         code = "".join(rng.choice("ABCDEFGHIJKLMNOPQRSTUVWXYZ") for _ in range(3))
         while code in CODES:
             code = "".join(rng.choice("ABCDEFGHIJKLMNOPQRSTUVWXYZ") for _ in range(3))

@@ -65,7 +65,8 @@ _PERSON = (
             "|{s} wants to stay a {v}.|{s} is the {v} of the town.|The work of {s}: {v}."
             "|Being a {v} is what {s} does.|{s} learned to be a {v}.|{s} has the job of a {v}.|{s} is our {v}."
             "|They pay {s} as a {v}.|{s} is a good {v}.|{s} serves as a {v}.|By trade {s} is a {v}."
-            "|{s} acts as a {v}.",
+            "|{s} acts as a {v}.|{s} is employed here as a {v}.|{s} is employed, as a {v}."
+            "|{s} was employed as a {v}.|The living {s} makes is that of a {v}.|{s} makes a fine living as a {v}.",
             "{s} makes a living as a {v}.|{s} is employed as a {v}.",
         ),
     ),
@@ -82,7 +83,8 @@ _PERSON = (
             "|{s} has time for {v}.|{s} fills the days with {v}.|{s} dreams of {v}.|{s} is into {v}."
             "|{s} never tires of {v}.|{s} adores {v}.|{s} started with {v}.|{s} practises {v}."
             "|The free time of {s} is for {v}.|{s} takes joy in {v}.|{s} talks about {v} all day."
-            "|On Sundays there is {v}.|{s} knows a lot about {v}.",
+            "|On Sundays there is {v}.|{s} knows a lot about {v}.|{s} is very fond of {v}.|{s} is so fond of {v}."
+            "|We are all fond of {v}, and so is {s}.|{s} was always fond of {v}.|What {s} is fond of is {v}.",
             "{s} is fond of {v}.|For fun there is {v}.",
         ),
         "array",
@@ -172,7 +174,10 @@ _PERSON = (
             "|As a child {s} grew up speaking {v}.|{s} learned to speak {v}.|{s} knows {v}.|{s} reads {v}."
             "|{s} can speak {v}.|{s} speaks {v} at home.|The language of {s} is {v}.|{s} was taught {v}."
             "|With {s} you speak {v}.|{s} teaches {v}.|{s} uses {v} at work.|{s} prays in {v}."
-            "|Please write to {s} in {v}.",
+            "|Please write to {s} in {v}.|{s} grew up speaking {v}.|{s} grew up with two parents who spoke {v}."
+            "|In the house where {s} grew up they spoke {v}.|{s} grew up in a family with {v}."
+            "|Growing up, {s} spoke {v}.|{s} grew up among people who speak {v}.|{s} grew up on {v}."
+            "|{v} is what {s} grew up with.|{s} grew up with parents who speak {v}.",
             "{s} grew up with {v}.",
         ),
     ),

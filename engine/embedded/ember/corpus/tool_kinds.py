@@ -102,7 +102,9 @@ KINDS: tuple[Kind, ...] = (
             "|How is it outside in {city}?|Will it rain in {city}?|Is it windy in {city}?"
             "|I need weather data of {city}.|Tell me how warm it is in {city}.|Give me the weather in {city}."
             "|I go to {city}, how is the weather?|The weather in {city}, please.|Show me the weather of {city}."
-            "|Is there snow in {city}?|Could you look up the weather of {city}?|I want the weather of {city}.",
+            "|Is there snow in {city}?|Could you look up the weather of {city}?|I want the weather of {city}."
+            "|Is it a sunny day in {city}?|Is {city} sunny?|Is it cloudy in {city}?|How sunny is it in {city}?"
+            "|Are there clouds in {city}?",
             "Can you tell me how the weather is in {city}?|Is it sunny in {city}?|I need the weather for {city}.",
         ),
         _words_result("temperature:small", "condition:word"),
@@ -118,7 +120,8 @@ KINDS: tuple[Kind, ...] = (
             "|What does my clock show in {city}?|Give me the time in {city}.|I need the time in {city}."
             "|The time in {city}, please.|Do you know the time in {city}?|What time do they have in {city}?"
             "|How late is it now in {city}?|Say the time in {city}.|The clock in {city}, please."
-            "|Show me the time of {city}.|Could you check the time in {city}?",
+            "|Show me the time of {city}.|Could you check the time in {city}?|What do the clocks of {city} say?"
+            "|What does a clock in {city} show?|What do clocks in {city} say?|What does the watch say in {city}?",
             "Can you tell me the time in {city}?|What does the clock say in {city}?",
         ),
         _words_result("time:time"),
@@ -466,7 +469,9 @@ KINDS: tuple[Kind, ...] = (
             "|Look up what {word} means.|Tell me what {word} means.|What is {word}, as a word?"
             "|Please define {word}.|Can you define {word}?|The definition of {word}, please."
             "|I do not know the word {word}.|Explain the word {word}.|Explain what is meant, {word}."
-            "|The word {word}, what does it mean?|Do you know what {word} means?",
+            "|The word {word}, what does it mean?|Do you know what {word} means?"
+            "|What is meant when they say {word}?|What do you mean by {word}?|What is it that is meant by {word}?"
+            "|What could be meant by {word}?|What did they mean by {word}?",
             "Find the definition of {word}.|What is meant by {word}?",
         ),
         _words_result("meaning:word"),
@@ -575,7 +580,8 @@ KINDS: tuple[Kind, ...] = (
             "|Where is my parcel {order}?|Where has {order} gone?|Has parcel {order} got here?"
             "|When do I get {order}?|When will {order} come?|Check the status of {order}."
             "|Look up order {order} for me.|How far has my parcel {order} got?|What happened to parcel {order}?"
-            "|The status of {order}, please.",
+            "|The status of {order}, please.|Please track my order {order}.|Track {order} for me."
+            "|Can you track {order} for me?|Please track this for me: {order}.",
             "Please track {order} for me.|Where has parcel {order} got to?",
         ),
         _words_result("status:word", "day:day"),
