@@ -177,7 +177,12 @@ _PERSON = (
             "|Please write to {s} in {v}.|{s} grew up speaking {v}.|{s} grew up with two parents who spoke {v}."
             "|In the house where {s} grew up they spoke {v}.|{s} grew up in a family with {v}."
             "|Growing up, {s} spoke {v}.|{s} grew up among people who speak {v}.|{s} grew up on {v}."
-            "|{v} is what {s} grew up with.|{s} grew up with parents who speak {v}.",
+            "|{v} is what {s} grew up with.|{s} grew up with parents who speak {v}."
+            "|{s}, who grew up with {v}, came by.|Having grown up with {v}, {s} still thinks in it."
+            "|With {v} at home, {s} grew up happily.|As a child {s} heard and spoke {v}."
+            "|{s}, who grew up with {v}, wrote to us.|Both parents spoke {v}, and so {s} grew up with it."
+            "|We know {s}, who grew up with {v}.|Since {s} grew up with {v}, please use it."
+            "|It is {v} that {s} grew up with.|People like {s} grew up with {v} at home.",
             "{s} grew up with {v}.",
         ),
     ),
@@ -361,7 +366,9 @@ _EVENT = (
             "|It takes place in {v}.|We hold it in {v}.|It is held near {v}.|We will be in {v}."
             "|It will be in {v}.|The city is {v}.|The event is in {v}.|All of it is in {v}.|Come to {v}."
             "|You must go to {v}.|The venue is in {v}.|The hall is in {v}.|We chose {v} for it."
-            "|It was moved to {v}.|{v} will see it.|The party goes to {v}.|Our place is {v}.",
+            "|It was moved to {v}.|{v} will see it.|The party goes to {v}.|Our place is {v}."
+            "|The event shall be held in {v}.|They will hold it in {v} this year.|It has been held in {v} before."
+            "|It is to be held in {v}.|As it will be held in {v}, book early.",
             "It will be held in {v}.",
         ),
     ),
@@ -422,7 +429,10 @@ _EVENT = (
             "|The hosts are led by {v}.|{v} is hosting.|{v} hosts it.|Our host is {v}.|It is run by {v}."
             "|It is led by {v}.|It is planned by {v}.|The one to ask is {v}.|{v} planned it."
             "|{v} has organised it.|{v} is in charge.|The organizer is {v}.|For questions there is {v}."
-            "|You may ask {v}.|{v} opens the evening.",
+            "|You may ask {v}.|{v} opens the evening.|Everything is hosted by {v}.|An evening hosted by {v}."
+            "|As always, hosted by {v}.|This time {v} is the one who hosts."
+            "|It was hosted by {v} before, and is again.|Since it is hosted by {v}, it will be good."
+            "|All of it is being hosted by {v}.|It is to be hosted by {v} this year.",
             "It is hosted by {v}.",
         ),
     ),
@@ -448,7 +458,9 @@ _EVENT = (
             "|There will be {v}.|We serve {v}.|The menu: {v}.|You can have {v}.|To eat there is {v}.|We eat {v}."
             "|Eat {v} with us.|You get {v}.|There is {v} for all.|The food is {v}.|For food there is {v}."
             "|We have {v}.|Have some {v}.|The meal: {v}.|We bring {v}.|You will like the {v}."
-            "|The table is full of {v}.|Our cook makes {v}.|They give us {v}.",
+            "|The table is full of {v}.|Our cook makes {v}.|They give us {v}.|We can all eat {v}."
+            "|You eat {v} there.|Eat {v} as much as you like.|If you like, you can eat {v} there."
+            "|All of you can eat {v}.",
             "You can eat {v}.",
         ),
         "array",

@@ -21,15 +21,15 @@ from engine.embedded.ember.corpus.tools import tools
 # Share of conversations. Facts and sums are short and joined several to a conversation, so that their share of
 # questions is larger.
 MIXTURE = {
-    "facts": 0.16,
-    "recall": 0.19,
-    "tools": 0.23,
-    "json": 0.23,
-    "arithmetic": 0.12,
-    "talk": 0.04,
-    "story": 0.012,
-    "repeat": 0.012,
-    "long": 0.004,
+    "facts": 0.13,
+    "recall": 0.15,
+    "tools": 0.27,
+    "json": 0.31,
+    "arithmetic": 0.11,
+    "talk": 0.02,
+    "story": 0.005,
+    "repeat": 0.005,
+    "long": 0.003,
 }
 
 

@@ -104,7 +104,8 @@ KINDS: tuple[Kind, ...] = (
             "|I go to {city}, how is the weather?|The weather in {city}, please.|Show me the weather of {city}."
             "|Is there snow in {city}?|Could you look up the weather of {city}?|I want the weather of {city}."
             "|Is it a sunny day in {city}?|Is {city} sunny?|Is it cloudy in {city}?|How sunny is it in {city}?"
-            "|Are there clouds in {city}?",
+            "|Are there clouds in {city}?|Is it sunny today in {city}?|Tell me if it is sunny in {city}."
+            "|Will it be sunny in {city}?|Is the day sunny in {city}?",
             "Can you tell me how the weather is in {city}?|Is it sunny in {city}?|I need the weather for {city}.",
         ),
         _words_result("temperature:small", "condition:word"),

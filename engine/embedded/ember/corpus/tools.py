@@ -264,6 +264,12 @@ EXPLICIT = Lists(
         "Let {tool} work with {pairs}.",
         "I need {tool} for {pairs}.",
         "Apply {tool}, {pairs}.",
+        "Would you call {tool} with {pairs}?",
+        "Please run {tool} with {pairs}.",
+        "Please use the tool {tool}: {pairs}.",
+        "Invoke the tool {tool} for {pairs}.",
+        "Could you use {tool} with {pairs}?",
+        "I would like you to call {tool} with {pairs}.",
     ),
     ("Could you call {tool} with {pairs}?", "Invoke {tool} with {pairs}.", "Please use {tool} with {pairs}."),
 )
@@ -284,7 +290,16 @@ PAIR = Lists(
         "{key} filled with {value}",
         "{key} given as {value}",
         "a {key} named {value}",
+        "{key} equals {value}",
+        "{key} which is equal to {value}",
+        "{key} made equal to {value}",
+        "the {key} equal, as said, to {value}",
+        "{value} being the {key}",
+        "{key}, being {value}",
+        "the {key} now being {value}",
+        "{key} being set to {value}",
+        "{key} that is {value}",
     ),
     ("{key} being {value}", "{key} equal to {value}"),
 )
-PAIR_JOIN = Lists((" and ", ", ", " and ", ", and "), (" and also ",))
+PAIR_JOIN = Lists((" and ", ", ", " and ", ", and ", ", also ", " as well as ", "; ", ", and also "), (" and also ",))
