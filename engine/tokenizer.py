@@ -42,6 +42,7 @@ class Tokenizer:
         self._plain: Backend | None = None
         self.special_tokens = special_tokens  # as templates call them: bos_token, eos_token, ...
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self.num_base_tokens: int = backend.get_vocab_size(with_added_tokens=False)
 
     @classmethod
     def from_directory(cls, directory: Path) -> "Tokenizer":

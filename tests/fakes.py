@@ -98,6 +98,7 @@ class FakeEngineClient:
         self.load_gate: asyncio.Event | None = None
         self.load_error: EngineError | None = None
         self.context_length = 512
+        self.vocab_size = 261
         self.pooling: Pooling | None = None
         self.embedding_size = 0
         self.loads: dict[str, ModelLoad] = {}
@@ -122,7 +123,18 @@ class FakeEngineClient:
         self.loads[spec.name] = ModelLoad(free_blocks=60, total_blocks=64)
         self.heartbeat()
         kind = {"pooling": self.pooling, "embedding_size": self.embedding_size}
-        return ModelInfo(spec.name, self.context_length, 261, (EOS,), "float32", 16, 64, 1000, 0.1, **kind)  # type: ignore[arg-type]
+        return ModelInfo(
+            spec.name,
+            self.context_length,
+            self.vocab_size,
+            (EOS,),
+            "float32",
+            16,
+            64,
+            1000,
+            0.1,
+            **kind,  # type: ignore[arg-type]
+        )
 
     async def unload_model(self, name: str) -> None:
         self._check()

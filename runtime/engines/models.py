@@ -210,7 +210,9 @@ class Models:
         try:
             await asyncio.wait({text, weights}, return_when=asyncio.FIRST_EXCEPTION)
             slot.text = await text
-            return LoadedModel(slot.config, await weights, slot.text)
+            info = await weights
+            _check_vocabulary(slot.text.tokenizer, info)
+            return LoadedModel(slot.config, info, slot.text)
         finally:
             text.cancel()
             weights.cancel()
@@ -241,6 +243,15 @@ class Models:
             raise EngineError(
                 "model_load_failed", f"{self._hosts.reason or 'the engine host cannot load it'}"
             ) from None
+
+
+def _check_vocabulary(tokenizer: Tokenizer, info: ModelInfo) -> None:
+    """An added token without an embedding is common, and refused when a prompt holds it; a whole vocabulary without is another model's."""
+    if tokenizer.num_base_tokens > info.vocab_size:
+        raise TokenizerError(
+            f"its tokenizer.json has {tokenizer.num_base_tokens} tokens and its weights embed {info.vocab_size}; "
+            "they belong to different models"
+        )
 
 
 def sampling_defaults(config: dict[str, Any]) -> SamplingDefaults:

@@ -187,6 +187,14 @@ async def test_missing_files_are_a_sentence(make_site: SiteMaker, model_director
         assert "tokenizer.json is missing" in answer.json["error"]["message"]
 
 
+async def test_a_tokenizer_of_another_model_is_refused_with_both_sizes(make_site: SiteMaker) -> None:
+    launcher = FakeLauncher(lambda client: setattr(client, "vocab_size", 100))
+    async with make_site(launcher=launcher, wait=False) as site:
+        answer = await call(site.app, CHAT, HELLO)
+        assert (answer.status, answer.json["error"]["code"]) == (500, "model_load_failed")
+        assert "256 tokens and its weights embed 100" in answer.json["error"]["message"]
+
+
 async def test_metrics_name_what_people_chart(site: Site) -> None:
     site.engine.script = says("Hello", cached=3)
     await call(site.app, CHAT, HELLO)
