@@ -53,6 +53,8 @@ class DiskThread:
         self._writes: deque[bytes] = deque()
         self._reads: deque[DiskRead] = deque()
         self._reading: DiskRead | None = None
+        self._writing = b""
+        self._is_unwanted = False  # what is being written now
         self._is_busy = True  # with the scan
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
@@ -75,6 +77,13 @@ class DiskThread:
                 return
             self._writes.append(block_hash)
             self._condition.notify_all()
+
+    def forget(self, hashes: Sequence[bytes]) -> None:
+        """Their content is bad: what is there of it, waits to be written, or is being written now."""
+        with self._condition:
+            self._writes = deque(block_hash for block_hash in self._writes if block_hash not in hashes)
+            self._is_unwanted |= self._writing in hashes
+        self.disk.forget(hashes)
 
     def read(self, hashes: Sequence[bytes], block_bytes: int) -> DiskRead:
         read = DiskRead(hashes, block_bytes, self._clock())
@@ -122,14 +131,16 @@ class DiskThread:
             log.exception("what the disk KV tier holds cannot be found out")
         while True:
             with self._condition:
-                self._is_busy, self._reading = False, None
+                if self._is_unwanted:
+                    self.disk.forget([self._writing])
+                self._is_busy, self._reading, self._writing, self._is_unwanted = False, None, b"", False
                 self._condition.notify_all()
                 self._condition.wait_for(lambda: self._closing or self._reads or self._writes)
                 if self._closing:
                     return
                 self._is_busy = True
                 read = self._reading = self._reads.popleft() if self._reads else None
-                block_hash = self._writes.popleft() if read is None else b""
+                block_hash = self._writing = self._writes.popleft() if read is None else b""
             try:
                 if read is not None:
                     self._read(read)

@@ -113,7 +113,7 @@ class TieredCache:
         self._await_batch()  # one of them may be about to be committed
         self._host.forget(hashes)
         if self._disk is not None:
-            self._disk.disk.forget(hashes)
+            self._disk.forget(hashes)
 
     def touch(self, hashes: Sequence[bytes]) -> None:
         self._host.touch(hashes)

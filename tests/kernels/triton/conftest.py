@@ -1,8 +1,8 @@
-"""Without a GPU the kernels run under Triton's interpreter, which is chosen when they are decorated: before the first import of kernels.triton."""
+"""The C library has no part in these tests: one run of each is enough."""
 
-import os
+import pytest
 
-import torch
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
+@pytest.fixture(autouse=True)
+def arithmetic() -> str:
+    return "triton"
