@@ -21,6 +21,7 @@ from engine.scheduler import Limits
 from engine.weights.config import eos_token_ids, read_config
 from engine.weights.reader import CheckpointReader, ReadingProgress
 from kernels.cpu import library as cpu_kernels
+from kernels.cpu import pages
 
 # Below this size a CPU computes in fp32: exactness is then testable, and the weights still fit its caches as well as
 # bf16 ones would.
@@ -74,6 +75,7 @@ def load_model(
         dtype = _choose_dtype(spec, reader, arena.device)
         num_blocks = _choose_num_blocks(spec, host, config, config.context_length, dtype, arena, num_sharing)
         slab = arena.borrow(num_blocks * _block_bytes(config, host.block_size, dtype))
+        pages.prefer_huge(slab.memory)
         try:
             context_length = min(config.context_length, num_blocks * host.block_size)
             if context_length < 2:
