@@ -28,6 +28,7 @@ from engine.weights.embedding import EmbeddingRecipe, read_recipe
 from engine.weights.fingerprint import fingerprint
 from engine.weights.reader import CheckpointReader, ReadingProgress
 from kernels.cpu import library as cpu_kernels
+from kernels.cpu import pages
 
 # Below this size a CPU computes in fp32: exactness is then testable, and the weights still fit its caches as well as
 # bf16 ones would.
@@ -68,6 +69,7 @@ def make_kv_memory(config: HostConfig) -> KvMemory:
     if device.type == "cpu":
         cpu_kernels.start()
     arena = Arena(config.kv_bytes, device)
+    pages.prefer_huge(arena.span(0, arena.total_bytes))
     return KvMemory(arena, Lending(arena.num_slabs, arena.slab_bytes, arena.clear))
 
 

@@ -83,7 +83,9 @@ class CheckpointReader:
 
     def expect_finite(self, name: str, values: torch.Tensor) -> None:
         """`finish` will complain of tensor `name` unless the values made from it are numbers."""
-        self._sums.append((name, values, values.sum(dtype=torch.float32)))
+        # bf16 has fp32's range, and its sum needs no fp32 copy of the tensor (copies left half of the heap full of holes).
+        total = values.sum() if values.dtype == torch.bfloat16 else values.sum(dtype=torch.float32)
+        self._sums.append((name, values, total))
 
     def _source(self, name: str, shape: tuple[int, ...], dtypes: Mapping[str, torch.dtype]) -> torch.Tensor:
         stored = self._index.get(name)
@@ -134,7 +136,7 @@ class CheckpointReader:
             )
         # One pass that a device runs at memory speed and one wait for all tensors: a sum is finite when every term is,
         # or nearly always.
-        if self._sums and not bool(torch.stack([total for _, _, total in self._sums]).isfinite().all()):
+        if self._sums and not bool(torch.stack([total.float() for _, _, total in self._sums]).isfinite().all()):
             for name, tensor, _ in self._sums:
                 if not bool(tensor.isfinite().all()):
                     raise CheckpointError(

@@ -37,7 +37,10 @@ INLINE void score(const scalar *q, const scalar *k, long token_stride, long toke
 // Turns scores into weights against the new maximum, and brings what was summed before to it.
 INLINE void rescale(head_state *state, float *scores, long head_dim) {
     float most = state->most;
-    for (int t = 0; t < TOKENS; t++) most = scores[t] > most ? scores[t] : most;
+    for (int t = 0; t < TOKENS; t += LANES) {
+        const float largest = max_of(load_f32(scores + t));
+        most = largest > most ? largest : most;
+    }
     if (most > state->most) {
         float factor[LANES];
         store_f32(factor, exp_of(all(state->most - most)));
@@ -52,6 +55,12 @@ INLINE void rescale(head_state *state, float *scores, long head_dim) {
         total += sum_of(weights);
     }
     state->total += total;
+}
+
+// Blocks lie anywhere: no prefetcher of the machine finds the next one by itself.
+INLINE void fetch(const scalar *rows, long token_stride, long tokens, long head_dim) {
+    for (long t = 0; t < tokens; t++)
+        for (long i = 0; i < head_dim; i += 64 / (long)sizeof(scalar)) __builtin_prefetch(rows + t * token_stride + i, 0, 2);
 }
 
 // sum[g] += weights[g][t] * v[t], two query heads at a time: a value is read and widened once for both.
@@ -101,7 +110,12 @@ static void attend(const scalar *q, const int64_t *table, long first, long end, 
         long tokens = g->block_size - in_block;
         tokens = tokens < TOKENS ? tokens : TOKENS;
         tokens = tokens < end - token ? tokens : end - token;
+        const long ahead = token + tokens;
+        const long ahead_tokens = end - ahead < TOKENS ? end - ahead : TOKENS;
+        const long next = ahead < end ? table[ahead / g->block_size] * g->block_stride + ahead % g->block_size * token_stride : 0;
         for (long kv_head = kv_begin; kv_head < kv_end; kv_head++) {
+            fetch(g->k_cache + next + kv_head * head_dim, token_stride, ahead_tokens, head_dim);
+            fetch(g->v_cache + next + kv_head * head_dim, token_stride, ahead_tokens, head_dim);
             const long at = block + in_block * token_stride + kv_head * head_dim;
             for (long head = kv_head * group; head < (kv_head + 1) * group; head += 2) {
                 const int pair = head + 1 < (kv_head + 1) * group ? 2 : 1;
@@ -139,7 +153,7 @@ void NAME(decode_attention)(const scalar *q, const scalar *k_cache, const scalar
                             const scalar *sinks, scalar *out, long seqs, long q_stride, long max_blocks, long heads, long kv_heads, long head_dim,
                             long block_size, long block_stride, long window, float scale, int threads) {
     long parts = 1;  // of a sequence's heads, so that few sequences occupy all threads
-    while (threads > 1 && parts < kv_heads && seqs * parts < 2 * threads) parts++;
+    while (threads > 1 && parts < kv_heads && seqs * parts < threads) parts++;
     const arguments a = {q,        k_cache,    v_cache, tables,   context_lens, sinks,        out,    q_stride, max_blocks,
                          heads, kv_heads, head_dim,   block_size, block_stride, window, parts, scale};
     share(attend_part, &a, seqs * parts, threads);

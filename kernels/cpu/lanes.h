@@ -51,16 +51,28 @@ INLINE lanes load_f32(const float *p) {
 
 INLINE void store_f32(float *p, lanes v) { memcpy(p, &v, sizeof v); }
 
+INLINE lanes widen_lanes(lanes_u16 v) {
+#ifdef WIDE  // gcc 12 would widen two halves and join them
+    return (lanes)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)v), 16);
+#else
+    return (lanes)(__builtin_convertvector(v, lanes_u32) << 16);
+#endif
+}
+
 INLINE lanes load_bf16(const bf16 *p) {
-    lanes_u16 raw;
-    memcpy(&raw, p, sizeof raw);
-    return (lanes)(__builtin_convertvector(raw, lanes_u32) << 16);
+    lanes_u16 v;
+    memcpy(&v, p, sizeof v);
+    return widen_lanes(v);
 }
 
 INLINE lanes_u16 narrow_lanes(lanes v) {
     lanes_u32 bits = (lanes_u32)v, is_nan = (lanes_u32)(v != v);
     lanes_u32 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+#ifdef WIDE
+    return (lanes_u16)_mm512_cvtepi32_epi16((__m512i)((rounded & ~is_nan) | (0x7fc0 & is_nan)));
+#else
     return __builtin_convertvector((rounded & ~is_nan) | (0x7fc0 & is_nan), lanes_u16);
+#endif
 }
 
 INLINE void store_bf16(bf16 *p, lanes v) {
@@ -76,7 +88,7 @@ typedef bf16 scalar;
 #define get widen
 #define put narrow
 // What `v` is after it went through storage: fused steps round where separate ones would.
-INLINE lanes as_stored(lanes v) { return (lanes)(__builtin_convertvector(narrow_lanes(v), lanes_u32) << 16); }
+INLINE lanes as_stored(lanes v) { return widen_lanes(narrow_lanes(v)); }
 #else
 typedef float scalar;
 #define NAME(op) op##_f32
@@ -117,19 +129,27 @@ INLINE lanes multiply_add(lanes sum, piece a, piece b) { return sum + a * b; }
 
 // Halves onto halves, until one is left: the order of sums_of_16 too.
 INLINE float sum_of(lanes v) {
+#ifdef WIDE
+    return _mm512_reduce_add_ps((__m512)v);
+#else
     float part[LANES];
     memcpy(part, &v, sizeof v);
     for (int width = LANES / 2; width; width /= 2)
         for (int i = 0; i < width; i++) part[i] += part[i + width];
     return part[0];
+#endif
 }
 
 INLINE float max_of(lanes v) {
+#ifdef WIDE
+    return _mm512_reduce_max_ps((__m512)v);
+#else
     float part[LANES];
     memcpy(part, &v, sizeof v);
     float most = part[0];
     for (int i = 1; i < LANES; i++) most = part[i] > most ? part[i] : most;
     return most;
+#endif
 }
 
 // sums[i] = sum_of(v[i]): a transposition that adds on its way takes 45 instructions where sixteen sums would take 160.

