@@ -232,6 +232,8 @@ def main() -> None:
     if config.threads is not None:
         # Read when torch is imported, by every thread that computes.
         os.environ["OMP_NUM_THREADS"] = str(config.threads)
+    # torch's idle threads would look for work for milliseconds, on the cores that the CPU library's threads compute on.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     parent = arguments.parent if arguments.parent is not None else os.getppid()
     host = EngineHost(config, SocketTransport(arguments.address), is_orphaned=lambda: os.getppid() != parent)
     signal.signal(signal.SIGTERM, lambda *_: host.stop())

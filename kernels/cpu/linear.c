@@ -11,7 +11,7 @@
 #define W_UNIT 16                                    // rows of w between two looks at x
 #define DEPTH (1024 / (long)sizeof(scalar))          // columns of a unit at a time: 1 KiB of each row, 20 % faster than 2 at sixteen rows of x
 #define X_ROWS 64                                    // rows of x that a unit is multiplied with before the next unit
-#define PIECE_BYTES (32 << 10)                       // of w that a thread takes at a time, at least
+#define PIECE_BYTES (64 << 10)                       // of w that a thread takes at a time, at least
 #define LARGE_PIECE_BYTES (256 << 10)                // and where x is read again for each of them
 
 // The four (or fewer) row groups of a unit; gated products take half of them from the gate's rows and half from up's.
@@ -84,6 +84,25 @@ typedef struct {
 INLINE const scalar *block_of(const operand *x, long row, long column, long depth, long *stride) {
     *stride = x->stride ? x->stride : depth;
     return x->stride ? x->columns + row * x->stride + column : x->columns + x->rows * column + row * depth;
+}
+
+// One row of x: w streams through, row behind row, and the machine's own prefetchers keep up best when left alone (45 GB/s, tiles of four rows 38).
+// Blocks of columns are summed as tiles sum them.
+static void multiply_one(const scalar *x, const unit *w, const long *w_rows, long columns, float *sums) {
+    for (long group = 0; group < W_UNIT / W_TILE; group++)
+        for (long n = 0; n < w_rows[group]; n++) {
+            const scalar *row = w->rows[group] + n * columns;
+            float total = 0;
+            for (long k = 0; k < columns; k += DEPTH) {
+                const long end = columns - k < DEPTH ? columns : k + DEPTH;
+                lanes sum = all(0);
+                long i = k;
+                for (; i + PIECE <= end; i += PIECE) sum = multiply_add(sum, load_piece(row + i), load_piece(x + i));
+                if (i < end) sum = multiply_add(sum, part_of_piece(row + i, end - i), part_of_piece(x + i, end - i));
+                total += sum_of(sum);
+            }
+            sums[group * W_TILE + n] = total;
+        }
 }
 
 // sums [x_rows][W_UNIT]: one unit times rows top .. top + x_rows of x. `next` is the unit that this thread takes afterwards.
@@ -164,7 +183,8 @@ static void multiply_units(const void *given, long piece) {
             long group_rows[W_UNIT / W_TILE], unused[W_UNIT / W_TILE];
             const unit current = unit_at(a, u, group_rows);
             const unit next = unit_at(a, u + 1 < a->units ? u + 1 : u, unused);  // of the next piece too: it is likely this thread's
-            multiply(&a->x, top, x_rows, &current, &next, group_rows, a->columns, sums);
+            if (a->x.rows == 1) multiply_one(a->x.columns, &current, group_rows, a->columns, sums);
+            else multiply(&a->x, top, x_rows, &current, &next, group_rows, a->columns, sums);
             const long begin = u * a->outputs_per_unit;
             const long count = a->outputs - begin < a->outputs_per_unit ? a->outputs - begin : a->outputs_per_unit;
             for (long m = 0; m < x_rows; m++)

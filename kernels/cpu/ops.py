@@ -11,9 +11,8 @@ from kernels.cpu import library as cpu
 SILU, GELU_TANH = 1, 2  # activation.h
 
 # Rows of x up to which reading the weights as they lie beats oneDNN, which reorders them for every call. Zen 5, one thread, GFLOP/s, here and there:
-# 340 and 174 at 16 rows, 384 and 373 at 64; with rows of 4,096 columns 259 and 206, 279 and 355. In fp32 it is ahead at every size (twice at 16).
-_LONG_COLUMNS = 2048
-_MAX_ROWS = {torch.float32: (1 << 30, 1 << 30), torch.bfloat16: (64, 32)}  # of short and of long columns
+# 340 and 174 at 16 rows, 384 and 373 at 64. In fp32 it is ahead at every size (twice at 16 rows).
+_MAX_ROWS = {torch.float32: 1 << 30, torch.bfloat16: 64}
 _MAX_HEAD_FLOATS = 1 << 16  # of all heads of a sequence: their sums lie on a thread's stack
 
 
@@ -29,7 +28,7 @@ def linear(
     rows, columns = x.shape
     if (
         function is None
-        or rows > _MAX_ROWS[dtype][columns > _LONG_COLUMNS]
+        or rows > _MAX_ROWS[dtype]
         or not x.is_cpu
         or weight.dtype != dtype
         or x.stride(1) != 1

@@ -189,7 +189,9 @@ def start_engines(
                     raise RuntimeError(set_up)
                 else:
                     command = [*commands[name], str(model), str(threads)]
-                    engines[name] = Process(command, peers / f"{name}.log", scope)
+                    # as engine.host sets it for itself
+                    environment = {"GOMP_SPINCOUNT": "1000"} if name == OURS else None
+                    engines[name] = Process(command, peers / f"{name}.log", scope, environment)
         except RuntimeError as error:
             absent[name] = str(error)
             console.print(f"{name} is left out: {error}")
