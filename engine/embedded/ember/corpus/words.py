@@ -7,6 +7,7 @@ lists and not the copying. The held-out lists and `KEPT_WORDS` appear in the eva
 import random
 from collections.abc import Callable
 
+from engine.embedded.ember.cities import CITIES
 from engine.embedded.ember.corpus.conversation import Lists, Split
 
 
@@ -161,12 +162,21 @@ KEPT_WORDS = listed(
 )
 
 
+_LISTS = (PEOPLE, COLOURS, FOODS, ANIMALS, HOBBIES, JOBS, THINGS, TASKS, PLACES, DAYS, LANGUAGES)
+_HELD_OUT_WORDS = {word.lower() for one in _LISTS for phrase in one.held_out for word in phrase.split()}
+_HELD_OUT_WORDS |= set(KEPT_WORDS)
+_COUNTRIES = tuple(
+    sorted(
+        {word.lower() for city in CITIES for word in city.country.split() if word.isalpha() and len(word) > 3}
+        - _HELD_OUT_WORDS
+    )
+)
+
+
 def _pool() -> tuple[str, ...]:
     """Real words to say again whole or in pieces, none of which the evaluation keeps for itself."""
-    lists = (PEOPLE, COLOURS, FOODS, ANIMALS, HOBBIES, JOBS, THINGS, TASKS, PLACES, DAYS, LANGUAGES)
-    kept = {word.lower() for one in lists for phrase in one.held_out for word in phrase.split()}
-    kept |= set(KEPT_WORDS)
-    known = (*_PLAIN, *(word for one in lists for phrase in one.train for word in phrase.split()), *MONTHS)
+    kept = _HELD_OUT_WORDS
+    known = (*_PLAIN, *(word for one in _LISTS for phrase in one.train for word in phrase.split()), *MONTHS)
     return tuple(dict.fromkeys(word.lower() for word in known if word.lower() not in kept))
 
 
@@ -179,6 +189,8 @@ def made_up(rng: random.Random, split: Split, syllables: int = 0) -> str:
     if split is Split.HELD_OUT:
         return rng.choice(KEPT_WORDS)
     draw = rng.random()
+    if draw < 0.15 and not syllables:
+        return _from_country(rng)
     if draw < 0.6 and not syllables:
         return rng.choice(POOL)
     if draw < 0.78 and not syllables:
@@ -195,6 +207,14 @@ def made_up(rng: random.Random, split: Split, syllables: int = 0) -> str:
 def identifier(rng: random.Random, split: Split) -> str:
     """A name as programs have it: one or two words, joined by an underscore."""
     return "_".join(made_up(rng, split) for _ in range(rng.choice((1, 1, 2))))
+
+
+def _from_country(rng: random.Random) -> str:
+    """A country or a word made of one: their tokens occur in facts alone otherwise, and would be answered, never copied."""
+    word = rng.choice(_COUNTRIES)
+    if rng.random() < 0.6:
+        word += rng.choice(("ese", "an", "ish", "er", "ia", "s", "let", "land", "ic", "ist"))
+    return word if word not in _HELD_OUT_WORDS else "norway"
 
 
 def _pieces(rng: random.Random) -> str:
