@@ -8,7 +8,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 CONTEXT_TOKENS = 8192  # every engine is set up for prompts up to here
 
@@ -16,16 +16,14 @@ CONTEXT_TOKENS = 8192  # every engine is set up for prompts up to here
 def serve(prefill: Callable[[list[list[int]]], float], decode: Callable[[list[list[int]], int], float]) -> None:
     """prefill(prompts) -> seconds until the first token of the only one; decode(prompts, tokens) -> output tokens per second of all, once every
     sequence has its first token."""
-    answers, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
-    os.dup2(2, 1)
-    _say(answers, {"ready": True})
+    _say({"ready": True})
     for line in sys.stdin:
         command: dict[str, Any] = json.loads(line)
         prompts = make_prompts(command["seed"], command["batch"], command["prompt_tokens"], command["vocab"])
         is_prefill = command["measure"] == "prefill"
         speed = command["prompt_tokens"] / prefill(prompts) if is_prefill else decode(prompts, command["output_tokens"])
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        _say(answers, {"tokens_per_s": speed, "peak_rss_bytes": peak})
+        _say({"tokens_per_s": speed, "peak_rss_bytes": peak})
 
 
 def make_prompts(seed: int, batch: int, tokens: int, vocab: int) -> list[list[int]]:
@@ -45,6 +43,16 @@ def rate(batch: int, times: list[float]) -> float:
     return batch * (len(times) - 1) / (times[-1] - times[0])
 
 
-def _say(answers: Any, message: dict[str, Any]) -> None:
-    answers.write(json.dumps(message) + "\n")
-    answers.flush()
+def _take_stdout() -> TextIO:
+    """Before any library can print to it."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return answers
+
+
+def _say(message: dict[str, Any]) -> None:
+    _answers.write(json.dumps(message) + "\n")
+    _answers.flush()
+
+
+_answers = _take_stdout()
