@@ -64,6 +64,7 @@ def test_only_the_same_model_finds_what_was_kept(tmp_path: Path, change: str) ->
     assert tiers is not None
     engine = load_engine(model, tiers=tiers)
     assert one(engine, submit("a", PROMPT)).num_cached_tokens == 0
+    assert engine.tiers.wait_until_idle(10)  # type: ignore[attr-defined]
     engine.close()
     tiers.close()
     settings: dict[str, object] = {}
@@ -96,6 +97,7 @@ def test_tenants_do_not_meet_in_the_tiers(tmp_path: Path) -> None:
         assert tiers is not None
         engine = load_engine(tmp_path / "model", tiers=tiers)
         assert one(engine, submit("a", PROMPT, salt=salt)).num_cached_tokens == expected
+        assert engine.tiers.wait_until_idle(10)  # type: ignore[attr-defined]
         engine.close()
         tiers.close()
 
