@@ -267,12 +267,14 @@ class SocketEngineClient(_Client):
         if self._death is None:
             self._send(Shutdown())
             self.fail("the client was closed")
+        else:
+            self._drop_unsent()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._socket.disable_monitor()  # before its reader goes: ZeroMQ would wait for ever to report to a closed one
         self._monitor.close(linger=0)
-        self._socket.close(linger=round(_LAST_WORD_S * 1000))
+        self._socket.close()
         await asyncio.to_thread(self._context.term)  # waits for the last frame, or for its time to run out
         self._context = None
 
@@ -286,6 +288,8 @@ class SocketEngineClient(_Client):
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, uuid.uuid4().bytes)
         self._socket.set_hwm(0)  # commands are few and must not be dropped
+        # From the start: a disconnection takes the value of its moment, and what waits for ever keeps `term` for ever.
+        self._socket.setsockopt(zmq.LINGER, round(_LAST_WORD_S * 1000))
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(self._address)
@@ -305,6 +309,12 @@ class SocketEngineClient(_Client):
             # at once, or queued by ZeroMQ until the host is there: there is nothing to await
             self._socket.send(encode(command))
 
+    def _drop_unsent(self) -> None:
+        """Nobody is left to read it, and `close` would wait for somebody."""
+        import zmq
+
+        self._socket.setsockopt(zmq.LINGER, 0)
+
     async def _receive(self) -> None:
         from engine.frames import decode_event
 
@@ -320,6 +330,7 @@ class SocketEngineClient(_Client):
         event = parse_monitor_message(await self._monitor.recv_multipart())
         assert event["event"] == zmq.EVENT_DISCONNECTED, "no other event was asked for"
         self.fail("the engine host went away")
+        self._drop_unsent()
         self._socket.disconnect(self._address)  # a successor at the same address knows nothing of this client's calls
 
 

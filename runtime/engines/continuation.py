@@ -45,6 +45,10 @@ class Continuations:
             await sequence.leave()
 
 
+class _TooLateError(EngineError):
+    """No host came in time. The one that died is no reason to wait again."""
+
+
 class _Sequence:
     """One sequence's outputs in order, as its reader iterates them."""
 
@@ -82,6 +86,7 @@ class _Sequence:
 
     async def _continue(self, error: EngineError) -> TokenOutput:
         """The first output on a host that lives long enough to make one."""
+        deadline = asyncio.get_running_loop().time() + self._site.within_s
         try:
             while True:
                 self._cuts += 1
@@ -89,8 +94,10 @@ class _Sequence:
                     message = f"{error}; it was the {_ordinal(self._cuts)} host that died under this request"
                     raise EngineError("engine_error", message)
                 try:
-                    output = await self._resume(error)
+                    output = await self._resume(error, deadline)
                     break
+                except _TooLateError:
+                    raise
                 except EngineError as again:
                     if not self._is_cut(again):
                         raise
@@ -102,16 +109,19 @@ class _Sequence:
         self._site.observe(self._submit.model, "continued")
         return output
 
-    async def _resume(self, error: EngineError) -> TokenOutput:
+    async def _resume(self, error: EngineError, deadline: float) -> TokenOutput:
+        """`deadline`: of a sequence that had begun, however many hosts die meanwhile; one that waits for its turn has a new one at each death."""
         within_s = self._site.within_s
+        if not self._has_begun and self._cuts > 1:
+            deadline = asyncio.get_running_loop().time() + within_s
         try:
-            async with asyncio.timeout(within_s):
+            async with asyncio.timeout_at(deadline):
                 await self._move()
                 if self._has_begun:
                     return await anext(self._outputs)
         except TimeoutError:
             message = f"{error}; the answer could not be continued on another host within {within_s:g} s"
-            raise EngineError("engine_error", message) from None
+            raise _TooLateError("engine_error", message) from None
         return await anext(self._outputs)
 
     async def _move(self) -> None:

@@ -170,7 +170,11 @@ class EngineHosts:
     async def _supervise(self) -> None:
         while True:
             started_at = time.monotonic()
-            reason = await self._run_one()
+            try:
+                reason = await self._run_one()
+            except Exception as error:  # whatever it is, the site must not be left without anyone who starts hosts
+                log.exception("supervising the engine host")
+                reason = self._down(f"the engine host could not be supervised: {error!r}")
             self.restarts += 1
             log.error("%s; restarting it", reason)
             if time.monotonic() - started_at > LIVED_S:

@@ -21,6 +21,7 @@ from runtime.engines.tier_place import TierPlace
 from sites.config import EngineConfig
 
 GIB = 1 << 30
+CLOSE_WITHIN_S = 5.0  # a socket's last words take at most a second; whatever they do, the next host does not wait for them
 
 
 class ProcessLauncher:
@@ -77,7 +78,8 @@ class HostProcess:
 
     async def stop(self, grace_s: float) -> None:
         try:
-            await self.client.close()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.client.close(), CLOSE_WITHIN_S)
             if self._process.returncode is None and grace_s > 0:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.terminate()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 import subprocess
 import sys
 import time
@@ -274,6 +275,22 @@ async def test_a_killed_host_ends_every_stream_with_an_error(tmp_path: Path, che
             await collect(client, submit("d", PROMPT))
         assert client.loads == {}
         await client.close()
+
+
+async def test_what_a_dead_host_never_read_keeps_nobody_waiting(tmp_path: Path, checkpoint: Path) -> None:
+    async with host_process(tmp_path) as (process, address):
+        client = SocketEngineClient(address)
+        await load(client, checkpoint)
+        process.send_signal(signal.SIGSTOP)
+        # More of them than the operating system's buffers take.
+        unread = [client.load_model(ModelSpec(str(i), "x" * (3 << 20))) for i in range(20)]
+        waiting = asyncio.gather(*unread, return_exceptions=True)
+        await asyncio.sleep(0.5)
+        process.kill()
+        assert all(isinstance(error, EngineError) and "went away" in str(error) for error in await waiting)
+        closing = asyncio.create_task(client.close())
+        done, _ = await asyncio.wait({closing}, timeout=10)
+        assert done
 
 
 async def test_a_supervisor_may_declare_the_host_dead(checkpoint: Path) -> None:

@@ -73,6 +73,13 @@ async def test_readiness_is_lost_while_the_host_is_down(site: Site) -> None:
     assert (await call(site.app, CHAT, HELLO)).status == 200
 
 
+async def test_no_surprise_leaves_the_site_without_a_supervisor(site: Site) -> None:
+    site.launcher.failures = [RuntimeError("nobody thought of this")]
+    site.launcher.hosts[0].die()
+    await eventually(lambda: len(site.launcher.hosts) == 2 and not site.app.state.health.why_not_ready())
+    assert (await call(site.app, CHAT, HELLO)).status == 200
+
+
 async def test_requests_are_sent_elsewhere_when_no_host_lives_and_the_site_recovers(make_site: SiteMaker) -> None:
     launcher = FakeLauncher()
     launcher.failures = [OSError("no more processes")] * 3
