@@ -8,6 +8,7 @@ a chunked prompt sees exactly what a whole one would.
 import torch
 import torch.nn.functional as F
 
+from kernels.cpu import ops as cpu
 from kernels.device import triton_form
 from kernels.sinks import attention_with_sinks
 from kernels.varlen import VarlenBatch
@@ -34,6 +35,8 @@ def prefill_attention(
     query sees, itself included; sinks [heads] -> [tokens, heads, head_dim]."""
     if q.is_cuda and _triton is not None:
         return _triton.prefill_attention(q, k_cache, v_cache, batch, scale, window, sinks)
+    if q.is_cpu and (out := cpu.prefill_attention(q, k_cache, v_cache, batch, scale, window, sinks)) is not None:
+        return out
     pieces = torch.split(q, list(batch.host_q_lens))
     outputs = [
         _attend(piece, k_cache, v_cache, batch.block_tables[i], context_len, scale, window, sinks)

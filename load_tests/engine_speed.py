@@ -20,6 +20,7 @@ from engine.runner import ModelRunner
 from engine.scheduler import Chunk
 from engine.sequence import Sequence
 from engine.weights.reader import CheckpointReader
+from kernels.cpu import pages
 
 BLOCK_SIZE = 16
 WARM_UPS, REPEATS = 6, 10  # a decode step is recorded as a CUDA graph when it is launched for the fourth time
@@ -59,7 +60,9 @@ def make_runner(config: DenseConfig, device: torch.device, dtype: torch.dtype, k
     loader = WeightLoader(cast(CheckpointReader, RandomWeights()), dtype, device)
     model = load(config, loader, config.context_length)
     shape = (-(-kv_tokens // BLOCK_SIZE), config.num_layers, 2, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
-    return ModelRunner(model, torch.zeros(shape, dtype=dtype, device=device))
+    kv_cache = torch.zeros(shape, dtype=dtype, device=device)
+    pages.prefer_huge(kv_cache)
+    return ModelRunner(model, kv_cache)
 
 
 def weight_bytes(config: DenseConfig, dtype: torch.dtype) -> int:

@@ -119,13 +119,71 @@ typedef __m512i piece;
 INLINE piece load_piece(const scalar *p) { return _mm512_loadu_si512(p); }
 INLINE piece part_of_piece(const scalar *p, long n) { return _mm512_maskz_loadu_epi16((__mmask32)((1ull << n) - 1), p); }
 INLINE lanes multiply_add(lanes sum, piece a, piece b) { return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b); }
+// Where a vector runs along the outputs of a product, each of its lanes adds PER_LANE neighbours, which `packed` keeps side by side.
+#define PER_LANE 2
+typedef bf16 packed;
+INLINE packed to_packed(scalar x) { return x; }
+INLINE piece load_packed(const packed *p) { return _mm512_loadu_si512(p); }
+INLINE void store_packed(packed *p, lanes v) { _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh((__m512)v)); }
+INLINE piece repeated(const packed *p) {
+    int32_t neighbours;
+    memcpy(&neighbours, p, 4);
+    return _mm512_set1_epi32(neighbours);
+}
 #else
 typedef lanes piece;
 #define PIECE LANES
 INLINE piece load_piece(const scalar *p) { return load(p); }
 INLINE piece part_of_piece(const scalar *p, long n) { return load_part(p, n); }
 INLINE lanes multiply_add(lanes sum, piece a, piece b) { return sum + a * b; }
+#define PER_LANE 1
+typedef float packed;
+INLINE packed to_packed(scalar x) { return get(x); }
+INLINE piece load_packed(const packed *p) { return load_f32(p); }
+INLINE void store_packed(packed *p, lanes v) { store_f32(p, v); }
+INLINE piece repeated(const packed *p) { return all(*p); }
 #endif
+
+// to[i][lane] = rows[lane][column + i * PER_LANE ..], for LANES rows and as many i; a line of `to` is `stride` long.
+INLINE void pack_square(const scalar *const *rows, long column, packed *to, long stride) {
+#if defined(WIDE) && (PER_LANE == 2 || !defined(SCALAR_BF16))
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(rows[i] + column);
+    for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; j++) {
+            a[i + 2 * j] = _mm512_unpacklo_epi64(b[i + j], b[i + j + 2]);
+            a[i + 2 * j + 1] = _mm512_unpackhi_epi64(b[i + j], b[i + j + 2]);
+        }
+    for (int i = 0; i < 16; i += 8)
+        for (int j = 0; j < 4; j++) {
+            b[i + j] = _mm512_shuffle_i32x4(a[i + j], a[i + j + 4], 0x88);
+            b[i + j + 4] = _mm512_shuffle_i32x4(a[i + j], a[i + j + 4], 0xdd);
+        }
+    for (int j = 0; j < 8; j++) {
+        _mm512_storeu_si512(to + j * stride, _mm512_shuffle_i32x4(b[j], b[j + 8], 0x88));
+        _mm512_storeu_si512(to + (j + 8) * stride, _mm512_shuffle_i32x4(b[j], b[j + 8], 0xdd));
+    }
+#else
+    for (long lane = 0; lane < LANES; lane++)
+        for (long i = 0; i < LANES; i++)
+            for (long j = 0; j < PER_LANE; j++) to[i * stride + lane * PER_LANE + j] = to_packed(rows[lane][column + i * PER_LANE + j]);
+#endif
+}
+
+// to[i][j] = rows[j][column + i], for LANES columns and PER_LANE rows.
+INLINE void pack_rows(const scalar *const *rows, long column, packed *to) {
+#if PER_LANE == 2
+    const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(rows[0] + column)));
+    const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(rows[1] + column)));
+    _mm512_storeu_si512(to, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+#else
+    store_f32(to, load(rows[0] + column));
+#endif
+}
 
 // Halves onto halves, until one is left: the order of sums_of_16 too.
 INLINE float sum_of(lanes v) {
@@ -149,6 +207,15 @@ INLINE float max_of(lanes v) {
     float most = part[0];
     for (int i = 1; i < LANES; i++) most = part[i] > most ? part[i] : most;
     return most;
+#endif
+}
+
+INLINE lanes larger_of(lanes a, lanes b) {
+#ifdef WIDE
+    return (lanes)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    lanes_i32 is_larger = a > b;
+    return (lanes)(((lanes_i32)a & is_larger) | ((lanes_i32)b & ~is_larger));
 #endif
 }
 

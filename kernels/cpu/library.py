@@ -26,6 +26,7 @@ _SIGNATURES = {
     "rotate_and_cache": "pppppppllllllifi",
     "gated_activation": "ppllii",
     "decode_attention": "ppppppplllllllllfi",
+    "prefill_attention": "pppppppplllllllllfi",
 }
 _TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int, "f": ctypes.c_float}
 _ENDINGS = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -43,6 +44,7 @@ class Library:
         self.rotate_and_cache = _functions(opened, "rotate_and_cache")
         self.gated_activation = _functions(opened, "gated_activation")
         self.decode_attention = _functions(opened, "decode_attention")
+        self.prefill_attention = _functions(opened, "prefill_attention")
         self.sum_words = opened.sum_words  # (pointer, count of 32-bit words, threads): how fast memory can be read
         self.sum_words.argtypes, self.sum_words.restype = [_TYPES["p"], _TYPES["l"], _TYPES["i"]], ctypes.c_longlong
 

@@ -7,13 +7,16 @@ import torch
 from torch import Tensor, get_num_threads
 
 from kernels.cpu import library as cpu
+from kernels.varlen import VarlenBatch
 
 SILU, GELU_TANH = 1, 2  # activation.h
 
 # Rows of x up to which reading the weights as they lie beats oneDNN, which reorders them for every call. Zen 5, one thread, GFLOP/s, here and there:
 # 340 and 174 at 16 rows, 384 and 373 at 64. In fp32 it is ahead at every size (twice at 16 rows).
 _MAX_ROWS = {torch.float32: 1 << 30, torch.bfloat16: 64}
-_MAX_HEAD_FLOATS = 1 << 16  # of all heads of a sequence: their sums lie on a thread's stack
+# What a thread keeps on its stack: the sums of all heads of a sequence; tiles of a prompt, up to 80 KiB for each 64 of head_dim.
+_MAX_HEAD_FLOATS = 1 << 16
+_MAX_TILED_HEAD_DIM = 512
 
 
 def linear(
@@ -153,6 +156,43 @@ def decode_attention(
         q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_tables.data_ptr(), context_lens.data_ptr(),
         None if sinks is None else sinks.data_ptr(), out.data_ptr(), seqs, q.stride(0), block_tables.shape[1], heads, kv_heads, head_dim, block_size,
         k_cache.stride(0), window or 0, scale, get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def prefill_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: VarlenBatch,
+    scale: float,
+    window: int | None,
+    sinks: Tensor | None,
+) -> Tensor | None:
+    """As kernels/prefill_attention.py's, q strided between tokens."""
+    if cpu.loaded is None:
+        return None
+    dtype = q.dtype
+    function = cpu.loaded.prefill_attention.get(dtype)
+    tokens, heads, head_dim = q.shape
+    tables, starts, context_lens = batch.block_tables, batch.cu_seqlens_q, batch.context_lens
+    if (
+        function is None
+        or not q.is_cpu
+        or q.stride(2) != 1
+        or q.stride(1) != head_dim
+        or head_dim > _MAX_TILED_HEAD_DIM
+        or not _is_block_major(k_cache, v_cache, dtype)
+        or not (tables.is_contiguous() and starts.is_contiguous() and context_lens.is_contiguous())
+        or (sinks is not None and (sinks.dtype != dtype or not sinks.is_contiguous()))
+    ):
+        return None
+    _, block_size, kv_heads, _ = k_cache.shape
+    out = q.new_empty((tokens, heads, head_dim))
+    function(
+        q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), tables.data_ptr(), starts.data_ptr(), context_lens.data_ptr(),
+        None if sinks is None else sinks.data_ptr(), out.data_ptr(), tables.shape[0], q.stride(0), tables.shape[1], heads, kv_heads, head_dim,
+        block_size, k_cache.stride(0), window or 0, scale, get_num_threads(),
     )  # fmt: skip
     return out
 

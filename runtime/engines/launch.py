@@ -21,7 +21,9 @@ from runtime.engines.tier_place import TierPlace
 from sites.config import EngineConfig
 
 GIB = 1 << 30
-CLOSE_WITHIN_S = 5.0  # a socket's last words take at most a second; whatever they do, the next host does not wait for them
+CLOSE_WITHIN_S = (
+    5.0  # a socket's last words take at most a second; whatever they do, the next host does not wait for them
+)
 
 
 class ProcessLauncher:

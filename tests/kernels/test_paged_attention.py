@@ -60,6 +60,11 @@ def attention(
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(k)], v)
 
 
+def varlen(block_tables: torch.Tensor, q_lens: list[int], lens: list[int]) -> VarlenBatch:
+    starts = torch.tensor([0, *q_lens]).cumsum(0).int()
+    return VarlenBatch(block_tables, starts, torch.tensor(lens).int(), tuple(q_lens), tuple(lens))
+
+
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size"), SHAPES)
 @pytest.mark.parametrize("lens", [[1], [23], [16, 1, 42, 7]])
 @pytest.mark.parametrize("gathered_bytes", [2 << 20, 1])
@@ -106,13 +111,7 @@ def test_prefill_attends_to_the_prefix_and_causally_to_the_chunk(
     paged = Paged(lens, kv_heads, head_dim, block_size)
     q = torch.randn(sum(q_lens), heads, head_dim)
     sinks = torch.randn(heads) if has_sinks else None
-    batch = VarlenBatch(
-        paged.block_tables,
-        torch.tensor([0, *q_lens]).cumsum(0).int(),
-        torch.tensor(lens, dtype=torch.int32),
-        tuple(q_lens),
-        tuple(lens),
-    )
+    batch = varlen(paged.block_tables, q_lens, lens)
     actual = prefill_attention(q, paged.k_cache, paged.v_cache, batch, 0.3, window, sinks)
     pieces = zip(torch.split(q, q_lens), torch.split(actual, q_lens), paged.k, paged.v, strict=True)
     for i, (q_piece, out, k, v) in enumerate(pieces):
@@ -128,7 +127,53 @@ def test_what_lies_before_a_window_is_never_read(has_sinks: bool) -> None:
         paged.v_cache[unseen] = torch.nan
     q, lens, sinks = torch.randn(2, 4, 8), torch.tensor([40, 37]), torch.randn(4) if has_sinks else None
     decoded = decode_attention(q, paged.k_cache, paged.v_cache, paged.block_tables, lens, 40, 0.3, 7, sinks)
-    batch = VarlenBatch(paged.block_tables, torch.tensor([0, 1, 2]).int(), lens.int(), (1, 1), (40, 37))
+    batch = varlen(paged.block_tables, [1, 1], [40, 37])
     prefilled = prefill_attention(q, paged.k_cache, paged.v_cache, batch, 0.3, 7, sinks)
     assert bool(decoded.isfinite().all())
     assert_close("the same token", decoded, prefilled, 1e-5)
+
+
+# To bf16 (eight bits: at most 2^-9 of each) are rounded the weights, the result and, by torch with sinks, scores of up to some 8, an error of
+# their weight.
+@pytest.mark.parametrize(("dtype", "ratio"), [(torch.float32, 1e-5), (torch.bfloat16, 4 * 2.0**-9)])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 64), (3, 3, 80), (5, 1, 40), (2, 1, 256)])
+@pytest.mark.parametrize(("window", "has_sinks"), VARIANTS)
+def test_prompts_of_many_tiles(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    ratio: float,
+    window: int | None,
+    has_sinks: bool,
+) -> None:
+    q_lens, lens = [130, 77], [130, 300]
+    paged = Paged(lens, kv_heads, head_dim, 16)
+    q = torch.randn(sum(q_lens), heads, head_dim).to(dtype)
+    sinks = torch.randn(heads).to(dtype) if has_sinks else None
+    caches = paged.k_cache.to(dtype), paged.v_cache.to(dtype)
+    scale = 1.6 * head_dim**-0.5
+    actual = prefill_attention(q, *caches, varlen(paged.block_tables, q_lens, lens), scale, window, sinks)
+    assert actual.dtype == dtype
+    pieces = zip(torch.split(q, q_lens), torch.split(actual, q_lens), paged.k, paged.v, strict=True)
+    for i, (q_piece, out, k, v) in enumerate(pieces):
+        exact = [part.to(dtype).double() for part in (q_piece, k, v)]
+        expected = attention(*exact, scale, window, None if sinks is None else sinks.double())
+        assert_close(f"sequence {i}", expected, out, ratio)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 50])
+def test_a_prompt_cut_anywhere_has_the_same_bits(dtype: torch.dtype, window: int | None, arithmetic: str) -> None:
+    if arithmetic != "C library":
+        pytest.skip("torch promises no such thing")
+    paged = Paged([210], 2, 64, 16)
+    q = torch.randn(210, 6, 64).to(dtype)
+    caches = paged.k_cache.to(dtype), paged.v_cache.to(dtype)
+
+    def attend(first: int, end: int) -> torch.Tensor:
+        batch = varlen(paged.block_tables, [end - first], [end])
+        return prefill_attention(q[first:end], *caches, batch, 0.2, window)
+
+    whole = attend(0, 210)
+    assert torch.equal(torch.cat([attend(0, 1), attend(1, 67), attend(67, 210)]), whole)

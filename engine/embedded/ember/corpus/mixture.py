@@ -21,11 +21,11 @@ from engine.embedded.ember.corpus.tools import tools
 # Share of conversations. Facts and sums are short and joined several to a conversation, so that their share of
 # questions is larger.
 MIXTURE = {
-    "facts": 0.13,
-    "recall": 0.15,
-    "tools": 0.27,
-    "json": 0.31,
-    "arithmetic": 0.11,
+    "facts": 0.11,
+    "recall": 0.16,
+    "tools": 0.30,
+    "json": 0.33,
+    "arithmetic": 0.08,
     "talk": 0.02,
     "story": 0.005,
     "repeat": 0.005,

@@ -302,4 +302,18 @@ PAIR = Lists(
     ),
     ("{key} being {value}", "{key} equal to {value}"),
 )
-PAIR_JOIN = Lists((" and ", ", ", " and ", ", and ", ", also ", " as well as ", "; ", ", and also "), (" and also ",))
+PAIR_JOIN = Lists(
+    (
+        " and ",
+        ", ",
+        " and ",
+        ", and ",
+        ", also ",
+        " as well as ",
+        "; ",
+        ", and also ",
+        "; and also ",
+        " and then also ",
+    ),
+    (" and also ",),
+)

@@ -266,7 +266,7 @@ def _full_name(rng: random.Random, split: Split) -> str:
 
 _DO = listed(
     "buy call find fix open close clean wash check read write print move sell take bring paint count lift cook order "
-    "send keep watch hide draw push mend fill empty sort test show"
+    "send keep watch hide draw push mend fill empty sort test show reset remove replace renew report request"
 )
 _WHICH = listed("the;the;the;the;a;my;our;two;some;more;all;no;that;every;new;old", ";")
 

@@ -1,0 +1,115 @@
+"""What an operation promises, declared once: tests, the sweeps under Triton's interpreter, `make gpu-check` and `make gpu-bench` all read it.
+
+Knows how to describe an operation, its calls and their cost; refuses to know how anything is computed or timed. Nothing here is imported by the
+engine: a declaration names the functions that the engine calls.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+Arguments = dict[str, Any]  # by the parameter names that all forms of an operation share
+UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+
+
+class Cost(NamedTuple):
+    """The least that a call must do, whoever computes it."""
+
+    bytes: int  # read and written, each once
+    flops: int = 0  # a multiply-add is two
+
+
+class Target(NamedTuple):
+    """Reached when the call takes at most 1/share of the time that its cost takes at the ceiling, or that the rival takes; or `us` microseconds."""
+
+    share: float = 0.0
+    of: Literal["read", "copy", "matmul", "rival"] = "copy"
+    us: float = 0.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call. `make` draws its arguments on torch's default device, from torch's global generator, in the storage type it is given."""
+
+    name: str
+    make: Callable[[torch.dtype], Arguments]
+    target: Target | None = None  # of a call in the benchmark
+
+
+@dataclass(frozen=True)
+class Operation:
+    name: str
+    function: Callable[..., Any]  # what the engine calls; it picks the form by device
+    triton: str  # module and function below kernels.triton, such as "norm.rms_norm"
+    reference: Callable[..., Any]  # the formula, plainly; given every floating-point tensor in fp64
+    roundings: float  # root-mean-square error, in unit roundoffs of the storage type, that the arithmetic explains; say why beside it
+    cases: tuple[Case, ...]  # ordinary and awkward, small enough for an interpreter
+    bench: tuple[Case, ...]  # as large as models use them
+    cost: Callable[[Arguments], Cost]
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
+    changes: tuple[str, ...] = ()  # arguments that the call writes, compared like results
+    scratch: tuple[str, ...] = ()  # arguments that it may overwrite, of which nothing is promised
+    rivals: Mapping[str, Callable[..., Any]] = field(
+        default_factory=dict
+    )  # torch's own, by name, with the same arguments
+
+    def triton_form(self) -> Callable[..., Any]:
+        module, _, name = self.triton.rpartition(".")
+        form: Callable[..., Any] = getattr(import_module(f"kernels.triton.{module}"), name)
+        return form
+
+    def results(self, form: Callable[..., Any], arguments: Arguments) -> dict[str, Tensor]:
+        """What a call gives and what it changes, by name."""
+        returned = form(**arguments)
+        parts = returned if isinstance(returned, tuple) else (returned,)
+        named = {f"result {i}": part for i, part in enumerate(parts) if isinstance(part, Tensor)}
+        return named | {name: arguments[name] for name in self.changes}
+
+
+def in_double(arguments: Arguments) -> Arguments:
+    """The same call for the reference. Nothing is shared with the original."""
+    return {
+        name: _map(value, lambda x: x.double() if x.is_floating_point() else x.clone())
+        for name, value in arguments.items()
+    }
+
+
+def copied(arguments: Arguments) -> Arguments:
+    """The same call once more, strides and all."""
+    return {name: _map(value, _copy) for name, value in arguments.items()}
+
+
+def tensors(arguments: Arguments) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def note(x: Tensor) -> Tensor:
+        found.append(x)
+        return x
+
+    for value in arguments.values():
+        _map(value, note)
+    return found
+
+
+def size(*parts: Tensor | None) -> int:
+    """Bytes of the elements of some tensors."""
+    return sum(part.numel() * part.element_size() for part in parts if part is not None)
+
+
+def _copy(x: Tensor) -> Tensor:
+    """Its storage is copied whole, so that what lies between strided rows is there too."""
+    whole = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
+    return whole.clone().as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, tuple):
+        parts = [_map(part, change) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value

@@ -1,0 +1,223 @@
+// Causal attention of prompt chunks over the paged cache: both products go through packed tiles of 64 keys and their values, so that a multiply-add
+// serves a whole vector of keys and nothing is summed across lanes.
+//
+// A thread takes some 64 rows (the queries of one key-value head, several tokens of them) through all tiles they may look at. Tiles are counted from
+// position 0, so a row meets the same ones in the same order however its prompt was cut into chunks.
+#include "lanes.h"
+
+#define KEYS 64  // of a tile
+#define ROWS 64  // that share a tile, about
+#define ROW_TILE (LANES == 16 ? 4 : 2)
+#define VECTORS 4
+
+// sums[m][n] = factors[m] * sums[m][n] + a[m] . b[n]; a [rows][depth], b [depth / PER_LANE][vectors of keys or values].
+INLINE void tile(const int rows, const int vectors, const packed *a, long a_stride, const packed *b, long b_stride, long depth, const float *factors,
+                 float *sums, long sums_stride) {
+    lanes sum[ROW_TILE * VECTORS];
+    for (int m = 0; m < rows; m++)
+        for (int n = 0; n < vectors; n++)
+            sum[m * vectors + n] = factors ? factors[m] * load_f32(sums + m * sums_stride + n * LANES) : all(0);
+    for (long k = 0; k < depth; k += PER_LANE, b += b_stride) {
+        piece columns[VECTORS];
+#pragma GCC unroll 4
+        for (int n = 0; n < vectors; n++) columns[n] = load_packed(b + n * LANES * PER_LANE);
+#pragma GCC unroll 4
+        for (int m = 0; m < rows; m++) {
+            piece row = repeated(a + m * a_stride + k);
+#pragma GCC unroll 4
+            for (int n = 0; n < vectors; n++) sum[m * vectors + n] = multiply_add(sum[m * vectors + n], columns[n], row);
+        }
+    }
+    for (int m = 0; m < rows; m++)
+        for (int n = 0; n < vectors; n++) store_f32(sums + m * sums_stride + n * LANES, sum[m * vectors + n]);
+}
+
+static void multiply(long rows, long vectors, const packed *a, long a_stride, const packed *b, long b_stride, long depth, const float *factors,
+                     float *sums, long sums_stride) {
+    long n = 0;
+#define TILE(m, v) tile(m, v, a, a_stride, b + n * LANES * PER_LANE, b_stride, depth, factors, sums + n * LANES, sums_stride)
+    if (rows == ROW_TILE) {
+        for (; n + VECTORS <= vectors; n += VECTORS) TILE(ROW_TILE, VECTORS);
+        for (; n < vectors; n++) TILE(ROW_TILE, 1);
+        return;
+    }
+    for (long m = 0; m < rows; m++, a += a_stride, sums += sums_stride, factors += factors != NULL) {
+        for (n = 0; n + VECTORS <= vectors; n += VECTORS) TILE(1, VECTORS);
+        for (; n < vectors; n++) TILE(1, 1);
+    }
+#undef TILE
+}
+
+typedef struct {
+    const scalar *q, *k_cache, *v_cache;
+    const int64_t *tables;
+    const int32_t *starts, *context_lens;
+    const scalar *sinks;
+    scalar *out;
+    long seqs, q_stride, max_blocks, heads, kv_heads, head_dim, block_size, block_stride, window, tile_tokens;
+    float scale;
+} arguments;
+
+// Of one thread's work, in its own memory; rows are (token, head of the group), tokens first.
+typedef struct {
+    packed *q, *k, *v, *weights;         // [rows][depth], [depth / PER_LANE][KEYS], [KEYS / PER_LANE][width], [rows][KEYS]
+    float *scores, *sums, *most, *total;  // [rows][KEYS], [rows][width], [rows], [rows]
+    long rows, depth, width;             // head_dim in whole PER_LANEs, and in whole vectors
+} workspace;
+
+// Where the keys or values of a tile lie; NULL for those before `begin` and from `end` on, which nobody sees.
+static void find_rows(const arguments *g, const scalar *cache, const int64_t *table, long kv_head, long first, long begin, long end, const scalar **rows) {
+    for (long t = 0; t < KEYS; t++) {
+        const long token = first + t, slot = token % g->block_size * g->kv_heads + kv_head;
+        rows[t] = token < begin || token >= end ? NULL : cache + table[token / g->block_size] * g->block_stride + slot * g->head_dim;
+    }
+}
+
+static int are_there(const scalar *const *rows, long count) {
+    int are = 1;
+    for (long i = 0; i < count; i++) are &= rows[i] != NULL;
+    return are;
+}
+
+// k[i / PER_LANE][t][i % PER_LANE] = rows[t][i]; zeros where there is none.
+static void pack_keys(const scalar *const *rows, long head_dim, packed *k) {
+    for (long t = 0; t < KEYS; t += LANES) {
+        long i = 0;
+        if (are_there(rows + t, LANES))
+            for (; i + LANES * PER_LANE <= head_dim; i += LANES * PER_LANE)
+                pack_square(rows + t, i, k + (i / PER_LANE * KEYS + t) * PER_LANE, KEYS * PER_LANE);
+        for (; i < head_dim; i += PER_LANE)
+            for (long lane = t; lane < t + LANES; lane++)
+                for (long j = 0; j < PER_LANE; j++)
+                    k[(i / PER_LANE * KEYS + lane) * PER_LANE + j] = rows[lane] && i + j < head_dim ? to_packed(rows[lane][i + j]) : 0;
+    }
+}
+
+// v[t / PER_LANE][i][t % PER_LANE] = rows[t][i]; zeros where there is none.
+static void pack_values(const scalar *const *rows, long head_dim, long width, packed *v) {
+    for (long t = 0; t < KEYS; t += PER_LANE, v += width * PER_LANE) {
+        long i = 0;
+        if (are_there(rows + t, PER_LANE))
+            for (; i + LANES <= head_dim; i += LANES) pack_rows(rows + t, i, v + i * PER_LANE);
+        for (; i < width; i++)
+            for (long j = 0; j < PER_LANE; j++) v[i * PER_LANE + j] = rows[t + j] && i < head_dim ? to_packed(rows[t + j][i]) : 0;
+    }
+}
+
+// Turns a row's scores of keys begin .. end (of `keys`; the others are not seen) into weights against the row's largest so far.
+INLINE float weigh(float *scores, packed *weights, long begin, long end, long keys, float scale, float *most, float *total) {
+    lanes largest = all(-INFINITY);
+    const int is_whole = begin <= 0 && end >= keys;
+    for (long t = 0; t < keys; t += LANES) {
+        lanes score = load_f32(scores + t) * scale;
+        if (!is_whole) {
+            store_f32(scores + t, score);
+            for (long lane = t; lane < t + LANES; lane++)
+                if (lane < begin || lane >= end) scores[lane] = -INFINITY;
+            score = load_f32(scores + t);
+        }
+        store_f32(scores + t, score);
+        largest = larger_of(score, largest);
+    }
+    const float before = *most, now = max_of(largest) > before ? max_of(largest) : before;
+    const float base = now == -INFINITY ? 0 : now;  // a row that has seen nothing yet
+    lanes sum = all(0);
+    for (long t = 0; t < keys; t += LANES) {
+        const lanes weight = exp_of(load_f32(scores + t) - base);
+        sum += weight;
+        store_packed(weights + t, weight);
+    }
+    float factor[LANES];
+    store_f32(factor, exp_of(all(before - base)));
+    *most = now;
+    *total = *total * factor[0] + sum_of(sum);
+    return factor[0];
+}
+
+// One tile of keys and values for all rows; rows [group] of token i see positions up to `position + i`.
+static void attend_tile(const arguments *g, const workspace *w, long first, long position) {
+    const long group = g->heads / g->kv_heads;
+    for (long row = 0; row < w->rows; row += ROW_TILE) {
+        const long rows = w->rows - row < ROW_TILE ? w->rows - row : ROW_TILE;
+        const long last = position + (row + rows - 1) / group;  // what the last of these rows sees
+        long keys = last + 1 - first < KEYS ? last + 1 - first : KEYS;
+        if (keys <= 0) continue;
+        keys = (keys + LANES - 1) / LANES * LANES;
+        float factors[ROW_TILE], *scores = w->scores + row * KEYS;
+        packed *weights = w->weights + row * KEYS;
+        multiply(rows, keys / LANES, w->q + row * w->depth, w->depth, w->k, KEYS * PER_LANE, w->depth, NULL, scores, KEYS);
+        for (long m = 0; m < rows; m++) {
+            const long seen = position + (row + m) / group + 1;
+            const long begin = g->window && seen > g->window ? seen - g->window - first : 0;
+            factors[m] = weigh(scores + m * KEYS, weights + m * KEYS, begin, seen - first, keys, g->scale, w->most + row + m, w->total + row + m);
+        }
+        multiply(rows, w->width / LANES, weights, KEYS, w->v, w->width * PER_LANE, keys, factors, w->sums + row * w->width, w->width);
+    }
+}
+
+// Tokens begin .. end of a sequence's chunk, for the query heads of one key-value head; all tokens of the context up to `position + i` may be seen.
+static void attend(const arguments *g, const int64_t *table, const scalar *q, scalar *out, long tokens, long position, long kv_head) {
+    const long group = g->heads / g->kv_heads, rows = tokens * group, head_dim = g->head_dim;
+    const long depth = (head_dim + PER_LANE - 1) / PER_LANE * PER_LANE, width = (head_dim + LANES - 1) / LANES * LANES;
+    packed packed_q[rows * depth] __attribute__((aligned(64))), k[KEYS * depth] __attribute__((aligned(64)));
+    packed v[KEYS * width] __attribute__((aligned(64))), weights[rows * KEYS] __attribute__((aligned(64)));
+    float scores[rows * KEYS] __attribute__((aligned(64))), sums[rows * width] __attribute__((aligned(64))), most[rows], total[rows];
+    const workspace w = {packed_q, k, v, weights, scores, sums, most, total, rows, depth, width};
+    memset(sums, 0, sizeof sums);
+    for (long row = 0; row < rows; row++) {
+        const long head = kv_head * group + row % group;
+        const scalar *from = q + row / group * g->q_stride + head * head_dim;
+        for (long i = 0; i < depth; i++) packed_q[row * depth + i] = i < head_dim ? to_packed(from[i]) : 0;
+        most[row] = g->sinks ? get(g->sinks[head]) : -INFINITY;
+        total[row] = g->sinks ? 1.0f : 0.0f;
+    }
+    const long end = position + tokens;
+    const long begin = g->window && position + 1 > g->window ? position + 1 - g->window : 0;
+    for (long first = begin - begin % KEYS; first < end; first += KEYS) {
+        const scalar *cached[KEYS];
+        find_rows(g, g->k_cache, table, kv_head, first, begin, end, cached);
+        pack_keys(cached, head_dim, k);
+        find_rows(g, g->v_cache, table, kv_head, first, begin, end, cached);
+        pack_values(cached, head_dim, width, v);
+        attend_tile(g, &w, first, position);
+    }
+    for (long row = 0; row < rows; row++) {
+        scalar *to = out + (row / group * g->heads + kv_head * group + row % group) * head_dim;
+        const float factor = 1.0f / total[row];
+        long i = 0;
+        for (; i + LANES <= head_dim; i += LANES) store(to + i, load_f32(sums + row * width + i) * factor);
+        for (; i < head_dim; i++) to[i] = put(sums[row * width + i] * factor);
+    }
+}
+
+// A piece is one key-value head of `tile_tokens` tokens of one sequence; the last tokens, which look at the most keys, come first.
+static void attend_piece(const void *given, long piece) {
+    const arguments *a = given;
+    const long kv_head = piece % a->kv_heads;
+    long tile = piece / a->kv_heads, seq = 0;
+    for (;; seq++) {
+        const long tiles = (a->starts[seq + 1] - a->starts[seq] + a->tile_tokens - 1) / a->tile_tokens;
+        if (tile < tiles) {
+            tile = tiles - 1 - tile;
+            break;
+        }
+        tile -= tiles;
+    }
+    const long start = a->starts[seq], q_len = a->starts[seq + 1] - start, begin = tile * a->tile_tokens;
+    const long tokens = q_len - begin < a->tile_tokens ? q_len - begin : a->tile_tokens;
+    attend(a, a->tables + seq * a->max_blocks, a->q + (start + begin) * a->q_stride, a->out + (start + begin) * a->heads * a->head_dim, tokens,
+           a->context_lens[seq] - q_len + begin, kv_head);
+}
+
+// q [tokens][heads][head_dim], q_stride scalars between tokens, sequences back to back from starts[seq]; tables [seqs][max_blocks]; context_lens [seqs]
+// count the chunk; window 0: all of the context; sinks [heads] or NULL; out [tokens][heads][head_dim].
+void NAME(prefill_attention)(const scalar *q, const scalar *k_cache, const scalar *v_cache, const int64_t *tables, const int32_t *starts,
+                             const int32_t *context_lens, const scalar *sinks, scalar *out, long seqs, long q_stride, long max_blocks, long heads,
+                             long kv_heads, long head_dim, long block_size, long block_stride, long window, float scale, int threads) {
+    const long group = heads / kv_heads, tile_tokens = ROWS / group > 0 ? ROWS / group : 1;
+    const arguments a = {q,     k_cache,  v_cache,    tables, starts,   context_lens, sinks,      out,          seqs,
+                         q_stride, max_blocks, heads, kv_heads, head_dim, block_size, block_stride, window, tile_tokens, scale};
+    long tiles = 0;
+    for (long seq = 0; seq < seqs; seq++) tiles += (starts[seq + 1] - starts[seq] + tile_tokens - 1) / tile_tokens;
+    share(attend_piece, &a, tiles * kv_heads, threads);
+}

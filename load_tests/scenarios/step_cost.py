@@ -1,0 +1,169 @@
+"""What a step costs beside the model: `make bench-step` runs it: python -m load_tests.scenarios.step_cost.
+
+A whole engine without its process: 64 sequences decode over random weights, prompts that no cache holds are prefilled, and the host's phases, the
+prefix cache's and the generation check's share are taken. Shares are of the steps of the shape measured: the larger the model, the smaller they are.
+Targets: schedule, prepare and publish together within 1 ms; prefix cache without a hit, and generation tags, below 1 % each.
+"""
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import engine.scheduler
+from engine.engine import Engine
+from engine.kv.block_pool import BlockPool
+from engine.protocol import ModelInfo, SamplingParams, Submit
+from engine.scheduler import Limits
+from kernels.cpu import library
+from load_tests import kv_cost
+from load_tests.engine_speed import BLOCK_SIZE, SHAPES, make_runner
+from load_tests.records import spread, write_record
+
+BATCH = 64
+PROMPT_TOKENS, OUTPUT_TOKENS = 512, 64
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="0.5b")
+    parser.add_argument("--rounds", type=int, default=5, help="of each kind, taking turns")
+    options = parser.parse_args()
+    console = Console()
+    with console.status("preparing the model"):
+        library.start(wait=True)
+        bench = Bench(options.shape)
+    results = bench.run(options.rounds, console)
+    show(console, results)
+    console.print(f"Record: {write_record('step-cost', results)}", soft_wrap=True)
+
+
+class Bench:
+    def __init__(self, shape: str) -> None:
+        self.shape = shape
+        self.config = SHAPES[shape]
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.dtype = torch.float32 if shape == "tiny" and self.device.type == "cpu" else torch.bfloat16
+        kv_tokens = BATCH * (64 + OUTPUT_TOKENS + BLOCK_SIZE) + kv_cost.BLOCKS * BLOCK_SIZE
+        self.runner = make_runner(self.config, self.device, self.dtype, kv_tokens)
+        self._random = random.Random(1)
+        self._num_submitted = 0
+
+    def run(self, rounds: int, console: Console) -> dict[str, Any]:
+        phases: dict[str, list[float]] = {"schedule": [], "prepare": [], "publish": [], "all three": [], "step": []}
+        shares: list[float] = []
+        for index in range(rounds):
+            with console.status(f"round {index + 1} of {rounds}"):
+                for name, values in self.decode().items():
+                    phases[name] += values
+                shares.append(self.prefix_cache_share())
+        return {
+            "shape": self.shape,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "batch": BATCH,
+            "phases_ms": {name: spread(values) for name, values in phases.items()},
+            "prefix_cache": {"prompt_tokens": PROMPT_TOKENS, "hits": 0, "share_of_steps": spread(shares, 6)},
+            "generation_tags": kv_cost.measure(self.runner),
+            "targets": {"all three": 1.0, "prefix_cache": 0.01, "generation_tags": 0.01},
+        }
+
+    def decode(self) -> dict[str, list[float]]:
+        """Milliseconds of each phase, for every step in which all sequences of a full batch take one token."""
+        made = self._engine()
+        for _ in range(BATCH):
+            made.submit(self._submit(32, OUTPUT_TOKENS))
+        taken: dict[str, list[float]] = {"schedule": [], "prepare": [], "publish": [], "all three": [], "step": []}
+        while made.has_work:
+            is_full = len(made.scheduler.running) == BATCH and not made.scheduler.num_waiting
+            began = time.perf_counter()
+            made.step()
+            step_s = time.perf_counter() - began
+            is_decode = len(made.take_outputs()) == BATCH
+            made.rest()
+            if is_full and is_decode:
+                times = made.last_step
+                host = times.schedule_s, times.prepare_s, times.publish_s
+                for name, seconds in zip(taken, (*host, sum(host), step_s), strict=True):
+                    taken[name].append(1e3 * seconds)
+        return {name: values[4:] for name, values in taken.items()}  # the first ones warm up
+
+    def prefix_cache_share(self) -> float:
+        """Of the time in which prompts of which nothing is cached are answered, what naming, finding and keeping blocks takes."""
+        made = self._engine()
+        with timed_prefix_cache() as cache:
+            began = time.perf_counter()
+            for _ in range(4):
+                made.submit(self._submit(PROMPT_TOKENS, OUTPUT_TOKENS))
+            while made.has_work:
+                made.step()
+                made.take_outputs()
+                made.rest()
+            whole = time.perf_counter() - began
+        assert made.load().prefix_hits == 0, "the prompts were to be new"
+        return cache.seconds / whole
+
+    def _engine(self) -> Engine:
+        blocks = self.runner.num_blocks
+        info = ModelInfo(
+            "m", self.config.context_length, self.config.vocab_size, (), "bf16", BLOCK_SIZE, blocks, 1, 0.0
+        )
+        return Engine(info, self.runner, Limits(BLOCK_SIZE, 2048, BATCH, BATCH))
+
+    def _submit(self, prompt_tokens: int, output_tokens: int) -> Submit:
+        self._num_submitted += 1
+        prompt = tuple(self._random.randrange(self.config.vocab_size) for _ in range(prompt_tokens))
+        return Submit(str(self._num_submitted), "m", prompt, SamplingParams(max_tokens=output_tokens, temperature=0.0))
+
+
+class Stopwatch:
+    seconds = 0.0
+
+    def timing(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*arguments)
+            finally:
+                self.seconds += time.perf_counter() - began
+
+        return timed
+
+
+@contextmanager
+def timed_prefix_cache() -> Iterator[Stopwatch]:
+    """Inside, everything that only a prefix cache needs is timed, the stopwatch's own cost included."""
+    watch = Stopwatch()
+    places = [(engine.scheduler, "extend_chain"), (BlockPool, "find_prefix"), (BlockPool, "register")]
+    before = [getattr(owner, name) for owner, name in places]
+    for (owner, name), function in zip(places, before, strict=True):
+        setattr(owner, name, watch.timing(function))
+    try:
+        yield watch
+    finally:
+        for (owner, name), function in zip(places, before, strict=True):
+            setattr(owner, name, function)
+
+
+def show(console: Console, results: dict[str, Any]) -> None:
+    table = Table("measure", "median", "min", "max", "n", "target", box=None, header_style="bold")
+    for name, value in results["phases_ms"].items():
+        target = results["targets"].get(name, "")
+        row = [str(value[key]) for key in ("median", "min", "max", "n")]
+        table.add_row(f"{name}, ms" if name == "step" else f"host: {name}, ms", *row, str(target))
+    share = results["prefix_cache"]["share_of_steps"]
+    table.add_row(
+        "prefix cache, no hit", *(f"{share[key]:.3%}" for key in ("median", "min", "max")), str(share["n"]), "1 %"
+    )
+    tags = results["generation_tags"]
+    table.add_row(f"generation tags, {tags['check_ms']:.3f} ms", f"{tags['share_of_step']:.3%}", "", "", "", "1 %")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

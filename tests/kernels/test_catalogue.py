@@ -1,0 +1,82 @@
+"""Every operation of the catalogue in every form, against its formula in fp64, with memory that nobody has written poisoned.
+
+The Triton forms run under Triton's interpreter where there is no GPU. It is left without bf16: the interpreter of Triton 3.6 to 3.9 holds bf16 as
+bit patterns and computes wrongly with them, without an exception.
+"""
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.catalogue import OPERATIONS
+from kernels.catalogue.operation import UNIT_ROUNDOFF, Case, Operation, copied, in_double
+from tests.closeness import assert_close
+from tests.kernels.conftest import DEVICE
+
+CALLS = [
+    pytest.param(operation, case, dtype, id=f"{operation.name}-{case.name}-{str(dtype).removeprefix('torch.')}")
+    for operation in OPERATIONS
+    for case in operation.cases
+    for dtype in operation.dtypes
+]
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a form does not write is NaN, or a number that nothing gives."""
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (torch.Tensor, "new_empty")):
+        monkeypatch.setattr(owner, name, _poisoning(getattr(owner, name)))
+
+
+def _poisoning(make: Any) -> Any:
+    def poisoned(*arguments: Any, **options: Any) -> torch.Tensor:
+        made: torch.Tensor = make(*arguments, **options)
+        if made.is_floating_point():
+            return made.fill_(torch.nan)
+        return made if made.dtype == torch.bool else made.fill_(torch.iinfo(made.dtype).max - 1)
+
+    return poisoned
+
+
+@pytest.mark.parametrize(("operation", "case", "dtype"), CALLS)
+def test_the_form_that_the_engine_gets(operation: Operation, case: Case, dtype: torch.dtype) -> None:
+    assert_keeps_its_promise(operation, operation.function, case, dtype)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize(("operation", "case", "dtype"), CALLS)
+def test_the_triton_form(operation: Operation, case: Case, dtype: torch.dtype, arithmetic: str) -> None:
+    if arithmetic == "C library":
+        pytest.skip("the C library has no part in it")
+    if DEVICE == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("the interpreter has no bf16")
+    assert_keeps_its_promise(operation, operation.triton_form(), case, dtype)
+
+
+def assert_keeps_its_promise(operation: Operation, form: Any, case: Case, dtype: torch.dtype) -> None:
+    given = case.make(dtype)
+    kept = copied(given)
+    expected = operation.results(operation.reference, in_double(given))
+    actual = operation.results(form, given)
+    assert actual.keys() == expected.keys()
+    for name, wanted in expected.items():
+        got = actual[name]
+        assert got.shape == wanted.shape, f"{name}: shape {tuple(got.shape)}, expected {tuple(wanted.shape)}"
+        if not wanted.is_floating_point():
+            assert torch.equal(got, wanted), name
+        elif got.numel():
+            assert_close(name, wanted, got, operation.roundings * UNIT_ROUNDOFF[dtype])
+    for name in given.keys() - {*operation.changes, *operation.scratch}:
+        assert unchanged(given[name], kept[name]), f"{name} was overwritten"
+
+
+def unchanged(now: Any, before: Any) -> bool:
+    if isinstance(now, torch.Tensor):
+        return torch.equal(now, before) or (
+            torch.equal(now.isnan(), before.isnan()) and torch.equal(now.nan_to_num(), before.nan_to_num())
+        )
+    if isinstance(now, tuple):
+        return all(map(unchanged, now, before))
+    return bool(now == before)
