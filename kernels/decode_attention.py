@@ -8,8 +8,11 @@ worked off in groups; blocks that lie wholly before a window are not gathered.
 import torch
 import torch.nn.functional as F
 
+from kernels import checks
+from kernels.checks import Call, placed
 from kernels.cpu import ops
 from kernels.device import triton_form
+from kernels.paged import can_attend, check_blocks, look_at_cache, look_at_queries
 from kernels.sinks import attention_with_sinks
 
 _triton = triton_form("decode_attention")
@@ -38,14 +41,31 @@ def decode_attention(
     Padded positions are masked, not skipped: whatever lies in them must be finite (0 * NaN is NaN), which the arena
     guarantees.
     """
+    if checks.DEBUG:
+        _look_at(q, k_cache, v_cache, block_tables, context_lens, max_context_len, window, sinks)
+        check_blocks("decode_attention", block_tables, context_lens, k_cache)
+    native = ops.decode_attention(q, k_cache, v_cache, block_tables, context_lens, scale, window, sinks)
+    if native is not None:
+        return native
+    if not (
+        can_attend(q, k_cache, v_cache, window, sinks)
+        and block_tables.dim() == 2
+        and block_tables.shape[0] == q.shape[0]
+        and block_tables.stride(1) == 1
+        and context_lens.shape == q.shape[:1]
+        and context_lens.is_contiguous()
+        and block_tables.dtype == context_lens.dtype == torch.int64
+        and 0 < max_context_len <= block_tables.shape[1] * k_cache.shape[1]
+        and placed(q, block_tables, context_lens)
+    ):
+        _look_at(q, k_cache, v_cache, block_tables, context_lens, max_context_len, window, sinks)
+    seqs = q.shape[0]
+    if not seqs:
+        return torch.empty_like(q)
     if q.is_cuda and _triton is not None:
         return _triton.decode_attention(
             q, k_cache, v_cache, block_tables, context_lens, max_context_len, scale, window, sinks
         )
-    native = ops.decode_attention(q, k_cache, v_cache, block_tables, context_lens, scale, window, sinks)
-    if native is not None:
-        return native
-    seqs = q.shape[0]
     if window is not None and window >= max_context_len:
         window = None
     if window is not None:
@@ -68,6 +88,26 @@ def decode_attention(
     return torch.cat(
         [_attend(q, k_cache, v_cache, tables, seen, max_context_len, scale, sinks) for q, tables, seen in parts]
     )
+
+
+def _look_at(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    max_context_len: int,
+    window: int | None,
+    sinks: torch.Tensor | None,
+) -> None:
+    call = Call("decode_attention")
+    look_at_cache(call, k_cache, v_cache)
+    look_at_queries(call, q, "seqs", k_cache, window, sinks)
+    call.tensor("block_tables", block_tables, "seqs _", (torch.int64,), dense=1)
+    call.tensor("context_lens", context_lens, "seqs", (torch.int64,), dense=1)
+    room = block_tables.shape[1] * k_cache.shape[1]
+    fits = 0 < max_context_len <= room or not q.shape[0]
+    call.require("max_context_len", fits, f"is {max_context_len}, and the tables hold 1 to {room} tokens")
 
 
 def _last_blocks(

@@ -8,8 +8,11 @@ a chunked prompt sees exactly what a whole one would.
 import torch
 import torch.nn.functional as F
 
+from kernels import checks
+from kernels.checks import Call, placed
 from kernels.cpu import ops as cpu
 from kernels.device import triton_form
+from kernels.paged import can_attend, check_blocks, look_at_cache, look_at_queries
 from kernels.sinks import attention_with_sinks
 from kernels.varlen import VarlenBatch
 
@@ -33,6 +36,9 @@ def prefill_attention(
 ) -> torch.Tensor:
     """q [tokens, heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim]; window: the last tokens that a
     query sees, itself included; sinks [heads] -> [tokens, heads, head_dim]."""
+    _check(q, k_cache, v_cache, batch, window, sinks)
+    if not q.shape[0]:
+        return torch.empty_like(q)
     if q.is_cuda and _triton is not None:
         return _triton.prefill_attention(q, k_cache, v_cache, batch, scale, window, sinks)
     if q.is_cpu and (out := cpu.prefill_attention(q, k_cache, v_cache, batch, scale, window, sinks)) is not None:
@@ -43,6 +49,67 @@ def prefill_attention(
         for i, (piece, context_len) in enumerate(zip(pieces, batch.host_context_lens, strict=True))
     ]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _check(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: VarlenBatch,
+    window: int | None,
+    sinks: torch.Tensor | None,
+) -> None:
+    """What the host knows of the lengths is summed up here too: a prompt's step is long enough for that."""
+    seqs = len(batch.host_q_lens)
+    if checks.DEBUG or not (
+        can_attend(q, k_cache, v_cache, window, sinks)
+        and batch.block_tables.dim() == 2
+        and batch.block_tables.shape[0] == seqs
+        and batch.context_lens.shape == (seqs,)
+        and batch.block_tables.stride(1) == 1
+        and batch.block_tables.dtype == torch.int64
+        and batch.cu_seqlens_q.shape == (seqs + 1,)
+        and batch.cu_seqlens_q.dtype == batch.context_lens.dtype == torch.int32
+        and batch.cu_seqlens_q.is_contiguous()
+        and batch.context_lens.is_contiguous()
+        and len(batch.host_context_lens) == seqs
+        and sum(batch.host_q_lens) == q.shape[0]
+        and all(0 < tokens <= context for tokens, context in zip(*batch[-2:], strict=True))
+        and max(batch.host_context_lens, default=0) <= batch.block_tables.shape[1] * k_cache.shape[1]
+        and placed(q, batch.block_tables, batch.cu_seqlens_q, batch.context_lens)
+    ):
+        _look_at(q, k_cache, v_cache, batch, window, sinks)
+
+
+def _look_at(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: VarlenBatch,
+    window: int | None,
+    sinks: torch.Tensor | None,
+) -> None:
+    operation = "prefill_attention"
+    call = Call(operation)
+    look_at_cache(call, k_cache, v_cache)
+    look_at_queries(call, q, "tokens", k_cache, window, sinks)
+    call.tensor("batch.block_tables", batch.block_tables, "seqs _", (torch.int64,), dense=1)
+    call.derive("seqs+1", batch.block_tables.shape[0] + 1, "batch.block_tables")
+    call.tensor("batch.cu_seqlens_q", batch.cu_seqlens_q, "seqs+1", (torch.int32,), dense=1)
+    call.tensor("batch.context_lens", batch.context_lens, "seqs", (torch.int32,), dense=1)
+    seqs, room = batch.block_tables.shape[0], batch.block_tables.shape[1] * k_cache.shape[1]
+    for name, lens in (("batch.host_q_lens", batch.host_q_lens), ("batch.host_context_lens", batch.host_context_lens)):
+        call.require(name, len(lens) == seqs, f"has {len(lens)} lengths, and batch.block_tables {seqs} rows")
+    total = sum(batch.host_q_lens)
+    call.require("batch.host_q_lens", total == q.shape[0], f"sums to {total}, and q has {q.shape[0]} tokens")
+    for tokens, context in zip(batch.host_q_lens, batch.host_context_lens, strict=True):
+        call.require("batch.host_q_lens", tokens > 0 or not total, f"holds {tokens}: every sequence has a query")
+        fits = tokens <= context <= room
+        call.require(
+            "batch.host_context_lens", fits, f"holds {context}, wanted {tokens} (its queries) to {room} (its table)"
+        )
+    if checks.DEBUG:
+        check_blocks(operation, batch.block_tables, batch.context_lens, k_cache, "batch.")
 
 
 def _attend(

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.launch import num_processors
+from kernels.triton.launch import check_launch, num_processors
 
 _LEAST_SPLIT = 256  # keys: below it a program ends before it has hidden its own start
 _TILE = 64  # keys a step
@@ -113,6 +113,7 @@ def decode_attention(
     seqs, heads, head_dim = q.shape
     kv_heads = k_cache.shape[2]
     group = heads // kv_heads
+    check_launch("decode_attention", "q", heads, "heads")
     assert k_cache.stride() == v_cache.stride(), "keys and values must be strided alike"
     assert q.stride(2) == k_cache.stride(3) == 1, "heads must be contiguous"
     out = torch.empty((seqs, heads, head_dim), dtype=q.dtype, device=q.device)

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.triton.launch import check_launch
 from kernels.varlen import VarlenBatch
 
 
@@ -75,6 +76,8 @@ def prefill_attention(
     """As kernels/prefill_attention.py."""
     tokens, heads, head_dim = q.shape
     group = heads // k_cache.shape[2]
+    check_launch("prefill_attention", "q", heads, "heads")
+    check_launch("prefill_attention", "batch", len(batch.host_q_lens), "sequences")
     assert k_cache.stride() == v_cache.stride(), "keys and values must be strided alike"
     assert q.stride(2) == k_cache.stride(3) == 1, "heads must be contiguous"
     out = torch.empty((tokens, heads, head_dim), dtype=q.dtype, device=q.device)

@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.triton.launch import check_launch
+
 
 @triton.jit
 def _rotate_and_cache(
@@ -63,6 +65,7 @@ def rotate_and_cache(
     tokens, all_heads, head_dim = qkv.shape
     kv_heads = k_cache.shape[2]
     heads = all_heads - 2 * kv_heads
+    check_launch("rotate_and_cache", "qkv", all_heads, "heads")
     assert k_cache.stride() == v_cache.stride(), "keys and values must be strided alike"
     out = torch.empty((tokens, heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if tokens:
