@@ -53,6 +53,9 @@ class Operation:
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     changes: tuple[str, ...] = ()  # arguments that the call writes, compared like results
     scratch: tuple[str, ...] = ()  # arguments that it may overwrite, of which nothing is promised
+    rows: tuple[
+        str, ...
+    ] = ()  # arguments along whose first dimension, and that of all results, a large call can be checked in parts
     rivals: Mapping[str, Callable[..., Any]] = field(
         default_factory=dict
     )  # torch's own, by name, with the same arguments
