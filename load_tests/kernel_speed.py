@@ -7,6 +7,7 @@ in several copies, so that no call finds its own in the cache. Refuses to know a
 import math
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -141,7 +142,11 @@ def _parts(operation: Operation, arguments: Arguments) -> Iterator[tuple[Argumen
     for piece in range(max(1, pieces)):
         mine = slice(piece * step, (piece + 1) * step) if pieces > 1 else slice(None)
         part = {name: value[mine] if name in operation.rows else value for name, value in arguments.items()}
-        yield part, lambda name, x, mine=mine: x[mine] if pieces > 1 and name not in operation.changes else x
+        yield part, partial(_cut, mine, operation.changes)
+
+
+def _cut(rows: slice, whole: tuple[str, ...], name: str, result: Tensor) -> Tensor:
+    return result if name in whole or rows == slice(None) else result[rows]
 
 
 def relative_error(expected: Tensor, actual: Tensor) -> float:
@@ -168,4 +173,4 @@ def calls(form: Callable[..., Any], copies: list[Arguments], device: torch.devic
     """One after another with another copy each time; the first is made at once, so that one that cannot run says so here."""
     form(**copies[0])
     rounds = -(-_GPU_CALLS // len(copies)) if device.type == "cuda" else 1
-    return [lambda arguments=arguments: form(**arguments) for _ in range(rounds) for arguments in copies]
+    return [partial(form, **arguments) for _ in range(rounds) for arguments in copies]

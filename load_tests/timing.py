@@ -67,14 +67,15 @@ class Contender:
         """Seconds per call."""
         if self._device.type != "cuda":
             return host_times_s(self._device, self._run, repeats=1, warm_ups=0)[0] / len(self._calls)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         if self._graph is None:
-            torch.cuda._sleep(2_000_000)  # about a millisecond, in which the host gets ahead of the device
+            # about a millisecond, in which the host gets ahead of the device
+            torch.cuda._sleep(2_000_000)  # type: ignore[no-untyped-call]
         begin.record()
         self._run()
         end.record()
         end.synchronize()
-        return begin.elapsed_time(end) / 1e3 / len(self._calls)
+        return float(begin.elapsed_time(end)) / 1e3 / len(self._calls)
 
     def _run(self) -> None:
         if self._graph is not None:
