@@ -20,12 +20,13 @@ def rotate_and_cache(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
+    kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """qkv [tokens, heads + 2 * kv_heads, head_dim], which may be overwritten; norm [heads + kv_heads, head_dim] or None;
-    cos, sin [tokens, head_dim / 2] fp32; caches as kv_write's -> queries [tokens, heads, head_dim], strided between
-    tokens."""
+    cos, sin [tokens, head_dim / 2] fp32; caches, slots and scales as kv_write's -> queries [tokens, heads, head_dim],
+    strided between tokens."""
     if qkv.is_cuda and _triton is not None:
-        return _triton.rotate_and_cache(qkv, norm, eps, cos, sin, k_cache, v_cache, slot_mapping)
+        return _triton.rotate_and_cache(qkv, norm, eps, cos, sin, k_cache, v_cache, slot_mapping, kv_scales)
     queries = ops.rotate_and_cache(qkv, norm, eps, cos, sin, k_cache, v_cache, slot_mapping)
     if queries is not None:
         return queries
@@ -35,5 +36,5 @@ def rotate_and_cache(
     if norm is not None:
         qk = head_rms_norm(qk, norm, eps)
     qk = rotary(qk, cos, sin)
-    kv_write(qk[:, heads:], qkv[:, heads + kv_heads :], k_cache, v_cache, slot_mapping)
+    kv_write(qk[:, heads:], qkv[:, heads + kv_heads :], k_cache, v_cache, slot_mapping, kv_scales)
     return qk[:, :heads]

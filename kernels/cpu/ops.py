@@ -132,6 +132,7 @@ def decode_attention(
     scale: float,
     window: int | None,
     sinks: Tensor | None,
+    soft_cap: float | None = None,
 ) -> Tensor | None:
     """As kernels/decode_attention.py's, q strided between sequences."""
     if cpu.loaded is None:
@@ -141,6 +142,7 @@ def decode_attention(
     seqs, heads, head_dim = q.shape
     if (
         function is None
+        or soft_cap is not None
         or not q.is_cpu
         or q.stride(2) != 1
         or q.stride(1) != head_dim
@@ -168,6 +170,7 @@ def prefill_attention(
     scale: float,
     window: int | None,
     sinks: Tensor | None,
+    soft_cap: float | None = None,
 ) -> Tensor | None:
     """As kernels/prefill_attention.py's, q strided between tokens."""
     if cpu.loaded is None:
@@ -178,6 +181,7 @@ def prefill_attention(
     tables, starts, context_lens = batch.block_tables, batch.cu_seqlens_q, batch.context_lens
     if (
         function is None
+        or soft_cap is not None
         or not q.is_cpu
         or q.stride(2) != 1
         or q.stride(1) != head_dim
