@@ -11,7 +11,7 @@ from itertools import accumulate
 
 import torch
 
-from engine.scheduler import Chunk
+from engine.plan import Chunk
 from kernels.varlen import VarlenBatch
 
 

@@ -23,10 +23,11 @@ from engine.kv.generations import GenerationCheck
 from engine.kv.lending import Account
 from engine.kv.prefix_index import CacheIdentity, chain_root
 from engine.kv.tiers import EngineTiers, NoTiers
+from engine.plan import Chunk, Limits
 from engine.protocol import ErrorCode, FinishReason, ModelInfo, ModelLoad, Submit, TokenLogprobs, TokenOutput
 from engine.rates import Rates
 from engine.results import ChunkResult, RunResult, SampledToken
-from engine.scheduler import Chunk, Limits, Scheduler
+from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.validation import refusal
 

@@ -20,9 +20,9 @@ from engine.kv.prefix_index import CacheIdentity
 from engine.kv.shared_tiers import SharedTiers
 from engine.layers.weights import WeightLoader
 from engine.models.registry import CacheShape, Family, Model, ModelConfig, find_family
+from engine.plan import Limits
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
 from engine.runner import ModelRunner
-from engine.scheduler import Limits
 from engine.weights.config import eos_token_ids, read_config
 from engine.weights.embedding import EmbeddingRecipe, read_recipe
 from engine.weights.fingerprint import fingerprint

@@ -6,7 +6,7 @@ What earlier chunks contributed waits on the sequence, in fp32, and is gone when
 import torch
 import torch.nn.functional as F
 
-from engine.scheduler import Chunk
+from engine.plan import Chunk
 
 
 def pool(chunk: Chunk, hidden: torch.Tensor, is_normalized: bool) -> torch.Tensor | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.scheduler import Chunk
+    from engine.plan import Chunk
 
 _DECAY = 0.95  # a step's weight halves after 13 further steps of its kind
 # Of a transfer of any size: a thread is woken, and its end is noticed at the next step or a millisecond later.

@@ -17,11 +17,11 @@ from engine.decode_graphs import CudaRecorder, DecodeGraphs
 from engine.errors import StepError
 from engine.layers.attention import LayerCache
 from engine.models.registry import Model
+from engine.plan import Chunk
 from engine.pooling import pool
 from engine.protocol import Pooling, TokenLogprobs
 from engine.results import ChunkResult, RunResult
 from engine.sampling import Choices, choose_tokens, prompt_logprobs
-from engine.scheduler import Chunk
 from engine.sequence import Sequence
 from engine.transfer import Mark, to_device, to_host
 

@@ -15,7 +15,6 @@ others are due, and waits a step for blocks that another model is about to leave
 from array import array
 from bisect import insort
 from itertools import count, islice
-from typing import NamedTuple
 
 from engine.fairness import FairQueue
 from engine.incoming import Incoming
@@ -23,44 +22,9 @@ from engine.kv.block_pool import BlockPool
 from engine.kv.lending import Account, Oldest
 from engine.kv.prefix_index import extend_chain
 from engine.kv.tiers import Kept, NoTiers, Tiers
+from engine.plan import Chunk, Limits, Plan
 from engine.sequence import PENDING, Sequence
 from engine.siblings import Siblings
-
-
-class Limits(NamedTuple):
-    block_size: int
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    max_waiting: int
-    is_whole: bool = False  # every prompt in one step, nothing cached: an encoder's tokens all see each other
-
-
-class Chunk(NamedTuple):
-    """Tokens start .. start + length of one sequence, to be computed in one step."""
-
-    sequence: Sequence
-    start: int
-    length: int
-    is_last: bool  # it reaches the newest token
-
-    @classmethod
-    def next_of(cls, sequence: Sequence, length: int) -> "Chunk":
-        start = sequence.num_computed_tokens
-        return cls(sequence, start, length, start + length == len(sequence.token_ids))
-
-    @property
-    def end(self) -> int:
-        return self.start + self.length
-
-    @property
-    def is_decode(self) -> bool:
-        """One token behind a cached prefix, be it a new token or the rest of a prompt: the arithmetic is the same."""
-        return self.length == 1 and self.start > 0
-
-    @property
-    def samples(self) -> bool:
-        """Its last logits choose the next token."""
-        return self.is_last and self.sequence.pooling is None
 
 
 class Scheduler:
@@ -126,7 +90,7 @@ class Scheduler:
         self._receive()
         if self.account is not None:
             self.account.begin()
-        plan = _Plan(self.limits.max_num_batched_tokens)
+        plan = Plan(self.limits.max_num_batched_tokens)
         short = self._schedule_running(plan, [s for s in self.running if s.is_decoding and not s.awaits_its_end])
         short |= self._schedule_running(plan, [s for s in self.running if not s.is_decoding and not s.awaits_its_end])
         if not short:  # a sequence admitted now would take the blocks that were just cleared, or that are awaited
@@ -218,7 +182,7 @@ class Scheduler:
     def _claim(self, num_blocks: int) -> bool:
         return self.account is not None and self.account.claim(num_blocks)
 
-    def _schedule_running(self, plan: "_Plan", sequences: list[Sequence]) -> bool:
+    def _schedule_running(self, plan: Plan, sequences: list[Sequence]) -> bool:
         """Give each sequence its next chunk, oldest first. True if blocks were short: a sequence was preempted for them,
         or another model will leave some."""
         short = False
@@ -241,7 +205,7 @@ class Scheduler:
                 plan.add(sequence, length)
         return short
 
-    def _admit(self, plan: "_Plan") -> None:
+    def _admit(self, plan: Plan) -> None:
         while self.waiting and self._num_admitted < self.limits.max_num_seqs and plan.budget > 0:
             sequence = self.waiting.peek()
             if sequence.is_pending:
@@ -405,17 +369,3 @@ class Scheduler:
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.limits.block_size)
-
-
-class _Plan:
-    """A step in the making."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.chunks: list[Chunk] = []
-        self.sequences: set[Sequence] = set()
-
-    def add(self, sequence: Sequence, length: int) -> None:
-        self.chunks.append(Chunk.next_of(sequence, length))
-        self.sequences.add(sequence)
-        self.budget -= length

@@ -86,10 +86,23 @@ class Call:
             raise ArgumentError(self._operation, name, why)
 
 
-def check_indices(operation: str, argument: str, indices: Tensor, end: int, things: str) -> None:
-    """For debug mode: waits for the device. Every index lies in [0, end)."""
-    if indices.numel():
+def placed(x: Tensor, *others: Tensor | None) -> bool:
+    """All on one device; on a GPU each from where a number of its type may start, while torch on a CPU reads from anywhere."""
+    device = x.device
+    for other in others:
+        if other is not None and other.device != device:
+            return False
+    if x.is_cuda:
+        for part in (x, *others):
+            if part is not None and part.data_ptr() & (part.itemsize - 1):
+                return False
+    return True
+
+
+def check_indices(operation: str, argument: str, indices: Tensor, end: int, what: str, begin: int = 0) -> None:
+    """For debug mode: waits for the device, which a recorded graph may not. Every index lies in [begin, end)."""
+    if indices.numel() and not (indices.is_cuda and torch.cuda.is_current_stream_capturing()):
         low, high = (int(x) for x in torch.aminmax(indices))
-        if low < 0 or high >= end:
-            bad = low if low < 0 else high
-            raise ArgumentError(operation, argument, f"holds {bad}, and there are {end} {things}")
+        if low < begin or high >= end:
+            bad = low if low < begin else high
+            raise ArgumentError(operation, argument, f"holds {bad}, wanted {begin} to {end - 1}: {what}")

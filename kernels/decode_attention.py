@@ -5,13 +5,15 @@ The torch form, which takes several new tokens of each sequence as well, gathers
 batch of long sequences is worked off in groups; blocks that lie wholly before a window are not gathered.
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 
+from kernels import checks
+from kernels.attention_rule import AttentionRule
+from kernels.checks import Call
 from kernels.cpu import ops
 from kernels.device import triton_form
+from kernels.paged import can_attend, can_read, check_blocks, look_at_cache, look_at_queries, look_at_tables
 from kernels.written_attention import written_attention
 
 _triton = triton_form("decode_attention")
@@ -44,30 +46,38 @@ def decode_attention(
     Padded positions are masked, not skipped: whatever lies in them must be finite (0 * NaN is NaN), which the arena
     guarantees.
     """
-    if q.is_cuda and _triton is not None:
-        return _triton.decode_attention(
-            q, k_cache, v_cache, block_tables, context_lens, max_context_len, scale, window, sinks, soft_cap, kv_scales
-        )
+    rule = AttentionRule(scale, window, sinks, soft_cap, kv_scales)
+    if checks.DEBUG:
+        _look_at(q, k_cache, v_cache, block_tables, context_lens, max_context_len, rule)
+        check_blocks("decode_attention", block_tables, context_lens, k_cache)
     native = ops.decode_attention(q, k_cache, v_cache, block_tables, context_lens, scale, window, sinks, soft_cap)
     if native is not None:
         return native
-    rule = Rule(scale, window, sinks, soft_cap, kv_scales)
+    if not (
+        can_attend(q, k_cache, v_cache, rule)
+        and can_read(q, block_tables, context_lens, max_context_len, k_cache.shape[1])
+    ):
+        _look_at(q, k_cache, v_cache, block_tables, context_lens, max_context_len, rule)
+    if not q.shape[0]:
+        return torch.empty_like(q)
+    if q.is_cuda and _triton is not None:
+        return _triton.decode_attention(q, k_cache, v_cache, block_tables, context_lens, max_context_len, *rule)
     return attend_by_torch(q[:, None], k_cache, v_cache, block_tables, context_lens, max_context_len, rule)[:, 0]
 
 
-class Rule(NamedTuple):
-    """How scores become weights."""
-
-    scale: float
-    window: int | None = None
-    sinks: torch.Tensor | None = None
-    soft_cap: float | None = None
-    kv_scales: torch.Tensor | None = None
-
-    @property
-    def is_written(self) -> bool:
-        """Torch's fused attention cannot say it."""
-        return self.sinks is not None or self.soft_cap is not None or self.kv_scales is not None
+def _look_at(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    max_context_len: int,
+    rule: AttentionRule,
+) -> None:
+    call = Call("decode_attention")
+    look_at_cache(call, k_cache, v_cache, rule.kv_scales)
+    look_at_queries(call, q, "seqs", k_cache, rule)
+    look_at_tables(call, block_tables, context_lens, max_context_len, k_cache.shape[1])
 
 
 def attend_by_torch(
@@ -77,12 +87,10 @@ def attend_by_torch(
     block_tables: torch.Tensor,
     context_lens: torch.Tensor,
     max_context_len: int,
-    rule: Rule,
+    rule: AttentionRule,
 ) -> torch.Tensor:
     """q [seqs, queries, heads, head_dim], the last tokens of each context -> [seqs, queries, heads, head_dim of v]"""
-    seqs, queries, heads, _ = q.shape
-    if not seqs:
-        return q.new_empty((0, queries, heads, v_cache.shape[3]))
+    seqs, queries = q.shape[:2]
     window = rule.window
     if window is not None and window >= max_context_len:
         window = None
@@ -136,7 +144,7 @@ def _attend(
     block_tables: torch.Tensor,
     visible: torch.Tensor | None,
     max_context_len: int,
-    rule: Rule,
+    rule: AttentionRule,
 ) -> torch.Tensor:
     seqs, queries, heads, head_dim = q.shape
     _, block_size, kv_heads, _ = k_cache.shape
@@ -150,8 +158,7 @@ def _attend(
     grouped = q.view(seqs, queries, kv_heads, heads // kv_heads, head_dim).permute(0, 2, 3, 1, 4)
     if rule.is_written:
         assert visible is not None
-        scale, _, sinks, soft_cap, kv_scales = rule
-        out = written_attention(grouped, k, v, visible, scale, sinks, soft_cap, kv_scales)
+        out = written_attention(grouped, k, v, visible, rule)
     else:
         mask = None
         if visible is not None:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.activation import FUSED
+from kernels.checks import FLOATS, Call, placed
 from kernels.cpu import ops
 
 GatedActivation = Callable[[torch.Tensor], torch.Tensor]  # [tokens, 2 * intermediate] -> [tokens, intermediate]
@@ -17,7 +18,7 @@ GatedActivation = Callable[[torch.Tensor], torch.Tensor]  # [tokens, 2 * interme
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [tokens, inputs], weight [outputs, inputs], bias [outputs] -> [tokens, outputs]."""
     y = ops.linear(x, weight, bias)
-    return F.linear(x, weight, bias) if y is None else y
+    return _product("linear", x, weight, bias) if y is None else y
 
 
 def gated_linear(
@@ -25,11 +26,30 @@ def gated_linear(
 ) -> torch.Tensor:
     """x [tokens, inputs], weight [2 * intermediate, inputs], gate rows above up rows -> [tokens, intermediate]."""
     fused = FUSED.get(activation)
-    y = None if fused is None else ops.linear(x, weight, bias, fused)
-    return activation(linear(x, weight, bias)) if y is None else y
+    if fused is not None and (y := ops.linear(x, weight, bias, fused)) is not None:
+        return y
+    product = ops.linear(x, weight, bias)
+    return activation(_product("gated_linear", x, weight, bias) if product is None else product)
 
 
 def logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """hidden [rows, inputs], weight [vocab, inputs] -> fp32 [rows, vocab], rounded to the storage type before."""
     y = ops.linear(hidden, weight, wide_output=True)
-    return F.linear(hidden, weight).float() if y is None else y
+    return _product("logits", hidden, weight, None).float() if y is None else y
+
+
+def _product(operation: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    if not (
+        x.dim() == weight.dim() == 2
+        and x.dtype in FLOATS
+        and x.dtype == weight.dtype
+        and x.shape[1] == weight.shape[1]
+        and (bias is None or (bias.dtype == x.dtype and bias.shape == weight.shape[:1]))
+        and placed(x, weight, bias)
+    ):
+        call = Call(operation)
+        call.tensor("hidden" if operation == "logits" else "x", x, "tokens inputs")
+        call.tensor("weight", weight, "outputs inputs", (x.dtype,))
+        if bias is not None:
+            call.tensor("bias", bias, "outputs", (x.dtype,))
+    return F.linear(x, weight, bias)

@@ -9,6 +9,8 @@ from itertools import accumulate
 
 import torch
 
+from kernels import checks
+from kernels.checks import FLOATS, Call, check_indices, placed
 from kernels.linear import GatedActivation, gated_linear, linear
 
 
@@ -18,6 +20,12 @@ def route(logits: torch.Tensor, top_k: int, renormalise: bool) -> tuple[torch.Te
     Weights are probabilities among all experts; renormalised they sum to one, which is a softmax over the chosen
     logits alone, whichever of the two a family does first.
     """
+    if not (logits.dim() == 2 and logits.dtype in FLOATS and 0 < top_k <= logits.shape[1]):
+        call = Call("route")
+        call.tensor("logits", logits, "tokens experts")
+        call.require(
+            "top_k", 0 < top_k <= logits.shape[1], f"is {top_k}, wanted 1 to {logits.shape[1]}, the number of experts"
+        )
     logits = logits.float()
     chosen, expert_ids = logits.topk(top_k, dim=-1)
     if renormalise:
@@ -39,6 +47,7 @@ def moe_experts(
     [experts, hidden, intermediate], biases [experts, rows]; activation as of a gated feed-forward ->
     [tokens, hidden]: each token's weighted sum over its experts, added in fp32 and in the order of expert_ids, so that
     no other token changes it."""
+    _check(x, weights, expert_ids, gate_up, down, gate_up_bias, down_bias)
     tokens, top_k = expert_ids.shape
     flat_ids = expert_ids.flatten()
     order = flat_ids.argsort(stable=True)  # pairs of token and expert, one expert behind the other
@@ -54,4 +63,48 @@ def moe_experts(
         outputs[rows] = linear(hidden, down[expert], None if down_bias is None else down_bias[expert])
     in_order = torch.empty_like(outputs)
     in_order[order] = outputs
-    return (in_order.view(tokens, top_k, -1) * weights.unsqueeze(-1)).sum(1).to(x.dtype)
+    return (in_order.view(tokens, top_k, x.shape[1]) * weights.unsqueeze(-1)).sum(1).to(x.dtype)
+
+
+def _check(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+) -> None:
+    if not (
+        x.dim() == 2
+        and x.dtype in FLOATS
+        and x.dtype == gate_up.dtype == down.dtype
+        and gate_up.dim() == 3
+        and gate_up.shape[2] == x.shape[1]
+        and not gate_up.shape[1] & 1
+        and down.shape == (gate_up.shape[0], x.shape[1], gate_up.shape[1] >> 1)
+        and weights.dim() == 2
+        and weights.shape == expert_ids.shape
+        and weights.shape[0] == x.shape[0]
+        and weights.dtype == torch.float32
+        and expert_ids.dtype == torch.int64
+        and gate_up_bias is None
+        and down_bias is None
+        and placed(x, weights, expert_ids, gate_up, down)
+    ):
+        call = Call("moe_experts")
+        call.tensor("x", x, "tokens hidden")
+        call.tensor("gate_up", gate_up, "experts 2*intermediate hidden", (x.dtype,))
+        call.require(
+            "gate_up", gate_up.shape[1] % 2 == 0, f"has {gate_up.shape[1]} rows, wanted as many of gates as of ups"
+        )
+        call.derive("intermediate", gate_up.shape[1] // 2, "gate_up")
+        call.tensor("down", down, "experts hidden intermediate", (x.dtype,))
+        call.tensor("weights", weights, "tokens top_k", (torch.float32, x.dtype))
+        call.tensor("expert_ids", expert_ids, "tokens top_k", (torch.int64,))
+        if gate_up_bias is not None:
+            call.tensor("gate_up_bias", gate_up_bias, "experts 2*intermediate", (x.dtype,))
+        if down_bias is not None:
+            call.tensor("down_bias", down_bias, "experts hidden", (x.dtype,))
+    if checks.DEBUG:
+        check_indices("moe_experts", "expert_ids", expert_ids, gate_up.shape[0], "the experts there are")

@@ -17,6 +17,9 @@ from typing import NamedTuple
 
 import torch
 
+from kernels import checks
+from kernels.checks import Call, check_indices, placed
+
 
 class LogitEntries(NamedTuple):
     """Which logits to change, and by what. No (row, token) occurs twice."""
@@ -34,6 +37,7 @@ class LogitEntries(NamedTuple):
 def penalize_(logits: torch.Tensor, entries: LogitEntries) -> torch.Tensor:
     """Change logits [rows, vocab] fp32, contiguous, in place -> the entries' former values [entries], which `restore_`
     puts back."""
+    _check(logits, entries)
     places = _places(logits, entries)
     before = logits.view(-1).index_select(0, places)
     biased = before + entries.bias
@@ -51,3 +55,25 @@ def restore_(logits: torch.Tensor, entries: LogitEntries, before: torch.Tensor) 
 def _places(logits: torch.Tensor, entries: LogitEntries) -> torch.Tensor:
     # One flat index: on a CPU a quarter of the time of indexing by pairs (0.09 ms against 0.65 for 100,000 entries).
     return entries.rows * logits.shape[1] + entries.token_ids
+
+
+def _check(logits: torch.Tensor, entries: LogitEntries) -> None:
+    count = entries.rows.shape
+    if not (
+        logits.dim() == 2
+        and logits.dtype == torch.float32
+        and logits.is_contiguous()
+        and len(count) == 1
+        and all(values.shape == count for values in entries)
+        and all(values.dtype == torch.float32 for values in entries[2:])
+        and entries.rows.dtype == entries.token_ids.dtype == torch.int64
+        and placed(logits, *entries)
+    ):
+        call = Call("penalize_")
+        call.tensor("logits", logits, "rows vocab", (torch.float32,), dense=2)
+        for name, values in entries._asdict().items():
+            dtype = torch.int64 if name in ("rows", "token_ids") else torch.float32
+            call.tensor(f"entries.{name}", values, "entries", (dtype,))
+    if checks.DEBUG:
+        check_indices("penalize_", "entries.rows", entries.rows, logits.shape[0], "the rows of logits")
+        check_indices("penalize_", "entries.token_ids", entries.token_ids, logits.shape[1], "the vocabulary")

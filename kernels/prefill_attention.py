@@ -8,9 +8,12 @@ a chunked prompt sees exactly what a whole one would.
 import torch
 import torch.nn.functional as F
 
+from kernels import checks
+from kernels.attention_rule import AttentionRule
+from kernels.checks import Call
 from kernels.cpu import ops as cpu
-from kernels.decode_attention import Rule
 from kernels.device import triton_form
+from kernels.paged import can_attend, can_read_batch, check_blocks, look_at_batch, look_at_cache, look_at_queries
 from kernels.varlen import VarlenBatch
 from kernels.written_attention import written_attention
 
@@ -36,17 +39,33 @@ def prefill_attention(
 ) -> torch.Tensor:
     """q [tokens, heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim]; window: the last tokens that a
     query sees, itself included; sinks [heads]; soft_cap and kv_scales as decode_attention's -> [tokens, heads, head_dim]."""
+    rule = AttentionRule(scale, window, sinks, soft_cap, kv_scales)
+    if checks.DEBUG or not (can_attend(q, k_cache, v_cache, rule) and can_read_batch(q, batch, k_cache.shape[1])):
+        _look_at(q, k_cache, v_cache, batch, rule)
+    if not q.shape[0]:
+        return torch.empty_like(q)
     if q.is_cuda and _triton is not None:
-        return _triton.prefill_attention(q, k_cache, v_cache, batch, scale, window, sinks, soft_cap, kv_scales)
+        return _triton.prefill_attention(q, k_cache, v_cache, batch, *rule)
     if q.is_cpu:
         out = cpu.prefill_attention(q, k_cache, v_cache, batch, scale, window, sinks, soft_cap)
         if out is not None:
             return out
-    return attend_by_torch(q, k_cache, v_cache, batch, Rule(scale, window, sinks, soft_cap, kv_scales))
+    return attend_by_torch(q, k_cache, v_cache, batch, rule)
+
+
+def _look_at(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: VarlenBatch, rule: AttentionRule
+) -> None:
+    call = Call("prefill_attention")
+    look_at_cache(call, k_cache, v_cache, rule.kv_scales)
+    look_at_queries(call, q, "tokens", k_cache, rule)
+    look_at_batch(call, batch, q.shape[0], k_cache.shape[1])
+    if checks.DEBUG:
+        check_blocks("prefill_attention", batch.block_tables, batch.context_lens, k_cache, "batch.")
 
 
 def attend_by_torch(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: VarlenBatch, rule: Rule
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: VarlenBatch, rule: AttentionRule
 ) -> torch.Tensor:
     """As prefill_attention -> [tokens, heads, head_dim of v]"""
     if not len(q):
@@ -66,7 +85,7 @@ def _attend(
     v_cache: torch.Tensor,
     block_table: torch.Tensor,
     context_len: int,
-    rule: Rule,
+    rule: AttentionRule,
 ) -> torch.Tensor:
     tokens, heads, _ = q.shape
     _, block_size, kv_heads, _ = k_cache.shape
@@ -118,18 +137,21 @@ def _attend_fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: floa
     return out.squeeze(0).transpose(0, 1)
 
 
-def _attend_tile(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, rule: Rule) -> torch.Tensor:
+def _attend_tile(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, rule: AttentionRule
+) -> torch.Tensor:
     """As _attend_fused, where `mask` [tokens, context] says what is seen."""
     tokens, heads, head_dim = q.shape
     kv_heads = k.shape[0]
-    scale, _, sinks, soft_cap, kv_scales = rule
     if not rule.is_written:
         queries = q.transpose(0, 1).unsqueeze(0)
         gqa = heads != kv_heads
-        out = F.scaled_dot_product_attention(queries, k[None], v[None], attn_mask=mask, scale=scale, enable_gqa=gqa)
+        out = F.scaled_dot_product_attention(
+            queries, k[None], v[None], attn_mask=mask, scale=rule.scale, enable_gqa=gqa
+        )
         return out.squeeze(0).transpose(0, 1)
     grouped = q.view(tokens, kv_heads, heads // kv_heads, head_dim).permute(1, 2, 0, 3)
-    out = written_attention(grouped[None], k[None], v[None], mask[None], scale, sinks, soft_cap, kv_scales)
+    out = written_attention(grouped[None], k[None], v[None], mask[None], rule)
     return out.squeeze(0).permute(2, 0, 1, 3).reshape(tokens, heads, -1)
 
 

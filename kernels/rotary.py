@@ -6,6 +6,7 @@ layer.
 
 import torch
 
+from kernels.checks import FLOATS, Call, placed
 from kernels.device import triton_form
 
 _triton = triton_form("rotary")
@@ -17,8 +18,32 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     Dimension i turns together with i + head_dim / 2. Products are taken in fp32: bf16 cosines cost three digits of the
     angle.
     """
-    if x.is_cuda and _triton is not None:
+    if not (
+        x.dim() == 3
+        and x.dtype in FLOATS
+        and not x.shape[2] & 1
+        and cos.shape == sin.shape == (x.shape[0], x.shape[2] >> 1)
+        and cos.dtype == sin.dtype == torch.float32
+        and placed(x, cos, sin)
+    ):
+        _look_at(x, cos, sin)
+    if x.is_cuda and _triton is not None and x.stride(2) == cos.stride(1) == sin.stride(1) == 1:
         return _triton.rotary(x, cos, sin)
-    first, second = x.chunk(2, dim=-1)
+    return turned(x, cos, sin)
+
+
+def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """For callers who have looked at the arguments themselves."""
+    half = x.shape[2] >> 1
+    first, second = x[..., :half], x[..., half:]
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def _look_at(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    call = Call("rotary")
+    call.tensor("x", x, "tokens heads head_dim")
+    call.require("x", x.shape[2] % 2 == 0, f"has heads of {x.shape[2]} values, which cannot turn in pairs")
+    call.derive("head_dim/2", x.shape[2] // 2, "x")
+    for name, values in (("cos", cos), ("sin", sin)):
+        call.tensor(name, values, "tokens head_dim/2", (torch.float32,))

@@ -7,6 +7,8 @@ order nor device decides what is kept.
 
 import torch
 
+from kernels.checks import Call, placed
+
 # Enough for nearly every nucleus: finding the largest 256 of 128k weights takes 0.3 ms a row on a CPU core, sorting
 # them all 10 ms.
 NUM_CANDIDATES = 256
@@ -15,6 +17,10 @@ _PIECE = 1024  # vocabulary entries summed together before the cumulative sum
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
     """logits [rows, vocab] -> ids [rows] int64."""
+    if not (logits.dim() == 2 and logits.shape[1] and logits.dtype.is_floating_point):
+        call = Call("greedy")
+        call.tensor("logits", logits, "rows vocab")
+        call.require("logits", logits.shape[1] > 0, "has no entry to choose from")
     return logits.argmax(dim=-1)
 
 
@@ -31,6 +37,7 @@ def sample(
     """logits [rows, vocab] fp32; temperature [rows] > 0; top_k [rows] int64 (vocab: off); top_p [rows] (1: off); min_p
     [rows] (0: off); uniform [rows] float64 in [0, 1) -> ids [rows] int64. What the host knows saves a wait for the
     device: the largest finite top_k (0: none), and whether any row truncates by top-k or top-p."""
+    _check(logits, temperature, top_k, top_p, min_p, uniform, largest_top_k)
     # The likeliest token weighs 1, so min-p is a floor as it stands.
     weights = (logits - logits.amax(-1, keepdim=True)).div_(temperature.unsqueeze(1)).exp_()
     floor = min_p.unsqueeze(1)
@@ -99,3 +106,36 @@ def pick(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 def _first_above(ends: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Index of the first cumulative sum beyond the target: it ends a positive weight, whatever zeros lie around it."""
     return (ends <= target).sum(1, keepdim=True).clamp(max=ends.shape[1] - 1)
+
+
+def _check(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    uniform: torch.Tensor,
+    largest_top_k: int,
+) -> None:
+    rows = logits.shape[:1]
+    if not (
+        logits.dim() == 2
+        and logits.shape[1]
+        and logits.dtype == temperature.dtype == top_p.dtype == min_p.dtype == torch.float32
+        and top_k.dtype == torch.int64
+        and uniform.dtype == torch.float64
+        and temperature.shape == top_k.shape == top_p.shape == min_p.shape == uniform.shape == rows
+        and 0 <= largest_top_k <= logits.shape[1]
+        and placed(logits, temperature, top_k, top_p, min_p, uniform)
+    ):
+        call = Call("sample")
+        call.tensor("logits", logits, "rows vocab", (torch.float32,))
+        call.require("logits", logits.shape[1] > 0, "has no entry to choose from")
+        for name, values in (("temperature", temperature), ("top_p", top_p), ("min_p", min_p)):
+            call.tensor(name, values, "rows", (torch.float32,))
+        call.tensor("top_k", top_k, "rows", (torch.int64,))
+        call.tensor("uniform", uniform, "rows", (torch.float64,))
+        vocab = logits.shape[1]
+        call.require(
+            "largest_top_k", 0 <= largest_top_k <= vocab, f"is {largest_top_k}, wanted 0 to {vocab}, the vocabulary"
+        )

@@ -6,22 +6,17 @@ Scores are in fp32, by callers who bound their size.
 
 import torch
 
+from kernels.attention_rule import AttentionRule
 from kernels.fp8_cache import is_fp8
 
 
 def written_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor,
-    scale: float,
-    sinks: torch.Tensor | None = None,
-    soft_cap: float | None = None,
-    kv_scales: torch.Tensor | None = None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, rule: AttentionRule
 ) -> torch.Tensor:
     """q [seqs, kv_heads, group, rows, head_dim]: the query heads of each kv head; k, v [seqs, kv_heads, context,
-    head_dim]; mask [seqs or 1, rows, context] says what a row sees; sinks [heads]; kv_scales as decode_attention's
+    head_dim]; mask [seqs or 1, rows, context] says what a row sees, the rule's window included
     -> [seqs, kv_heads, group, rows, head_dim of v]."""
+    scale, _, sinks, soft_cap, kv_scales = rule
     seqs, kv_heads, group, rows, head_dim = q.shape
     # All rows that meet the same keys as one matrix: no key or value is repeated.
     scores = q.reshape(seqs, kv_heads, group * rows, head_dim).float() @ k.float().transpose(-1, -2)

@@ -16,8 +16,8 @@ from engine.layers.rotary import RotaryRule
 from engine.layers.weights import WeightLoader
 from engine.models.decoder_config import LayerKind
 from engine.models.dense import DenseConfig, load
+from engine.plan import Chunk
 from engine.runner import ModelRunner
-from engine.scheduler import Chunk
 from engine.sequence import Sequence
 from engine.weights.reader import CheckpointReader
 from kernels.cpu import pages

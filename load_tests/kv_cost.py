@@ -17,8 +17,8 @@ import torch
 from engine.kv.block_pool import BlockPool
 from engine.kv.generations import GenerationCheck
 from engine.kv.lending import Lending
+from engine.plan import Chunk
 from engine.runner import ModelRunner
-from engine.scheduler import Chunk
 from engine.sequence import Sequence
 from load_tests.engine_speed import BLOCK_SIZE, SHAPES, make_runner, median_s
 

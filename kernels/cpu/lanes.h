@@ -185,6 +185,16 @@ INLINE void pack_rows(const scalar *const *rows, long column, packed *to) {
 #endif
 }
 
+INLINE float first_of(lanes v) { return v[0]; }
+
+// The lanes begin .. end of v, minus infinity in the others.
+INLINE lanes only_between(lanes v, long begin, long end) {
+    lanes_i32 lane;
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+    const lanes_i32 is_in = (lane >= (int32_t)(begin < 0 ? 0 : begin)) & (lane < (int32_t)(end > LANES ? LANES : end));
+    return (lanes)(((lanes_i32)v & is_in) | ((lanes_i32)all(-INFINITY) & ~is_in));
+}
+
 // Halves onto halves, until one is left: the order of sums_of_16 too.
 INLINE float sum_of(lanes v) {
 #ifdef WIDE
@@ -242,6 +252,17 @@ INLINE void sums_of_16(const lanes *v, float *sums) {
 #endif
 }
 
+// e^r for r within half of ln 2 (the coefficients are those of Cephes' expf).
+INLINE lanes exp_polynomial(lanes r) {
+    lanes p = all(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    return p * r * r + r + 1.0f;
+}
+
 // e^x to 2 ulp; 0 below -87, where the result would be subnormal; infinite above 88.7; a NaN stays one.
 INLINE lanes exp_of(lanes x) {
     const lanes least = all(-87.0f), most = all(88.8f);
@@ -249,15 +270,21 @@ INLINE lanes exp_of(lanes x) {
     lanes bounded = (lanes)(((lanes_i32)x & ~low & ~high) | ((lanes_i32)least & low) | ((lanes_i32)most & high));
     lanes n = (bounded * 1.44269504f + 12582912.0f) - 12582912.0f;  // to the nearest whole number
     lanes r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
-    lanes p = all(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
+    lanes p = exp_polynomial(r);
     lanes_i32 k = __builtin_convertvector(n, lanes_i32);
     lanes_i32 half = k >> 1;  // 2^128 is not a float: two factors
     lanes result = p * (lanes)((half + 127) << 23) * (lanes)((k - half + 127) << 23);
     return (lanes)(((lanes_i32)result & ~low));
+}
+
+// e^x to 2 ulp for x <= 0; 0 below -87, where the result would be subnormal; a NaN stays one.
+INLINE lanes exp_of_negative(lanes x) {
+#ifdef WIDE  // scaling by 2^n is one instruction here, and needs no bounds
+    const __m512 n = _mm512_roundscale_ps((__m512)(x * 1.44269504f), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const lanes r = (x - (lanes)n * 0.693359375f) + (lanes)n * 2.12194440e-4f;
+    const lanes result = (lanes)_mm512_scalef_ps((__m512)exp_polynomial(r), n);
+    return (lanes)_mm512_mask_mov_ps((__m512)result, _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_LT_OQ), _mm512_setzero_ps());
+#else
+    return exp_of(x);
+#endif
 }

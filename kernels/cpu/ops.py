@@ -1,6 +1,8 @@
 """The C library's operations as functions of tensors: each answers None where the call is not for it, and torch computes instead.
 
-Knows what the C code may assume (CPU, one storage type, contiguous rows) and checks it; refuses to know layers. Nothing here can be differentiated.
+Knows what the C code may assume (CPU, one storage type, contiguous rows, sizes that agree) and checks it all, since C reads where it is told to;
+refuses to know layers. What is looked at is chosen by its cost: a tensor's strides come at once in 0.14 us and one of them in 0.25, its shape in 0.15
+and its number of elements in 0.07. Nothing here can be differentiated.
 """
 
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor, get_num_threads
 from kernels.cpu import library as cpu
 from kernels.varlen import VarlenBatch
 
+_FP32, _INT32, _INT64 = torch.float32, torch.int32, torch.int64
 SILU, GELU_TANH = 1, 2  # activation.h
 
 # Rows of x up to which reading the weights as they lie beats oneDNN, which reorders them for every call. Zen 5, one thread, GFLOP/s, here and there:
@@ -28,23 +31,33 @@ def linear(
         return None
     dtype = x.dtype
     function = cpu.loaded.linear.get(dtype)
+    if function is None or x.ndim != 2 or weight.ndim != 2:
+        return None
     rows, columns = x.shape
+    weight_rows, weight_columns = weight.shape
+    row_stride, column_stride = x.stride()
+    p_x, p_weight, p_bias = x.data_ptr(), weight.data_ptr(), 0
     if (
-        function is None
-        or rows > _MAX_ROWS[dtype]
-        or not x.is_cpu
+        rows > _MAX_ROWS[dtype]
+        or not (x.is_cpu and weight.is_cpu)
         or weight.dtype != dtype
-        or x.stride(1) != 1
+        or weight_columns != columns
+        or column_stride != 1
         or not weight.is_contiguous()
         or not columns
-        or (bias is not None and (bias.dtype != dtype or not bias.is_contiguous()))
+        or (activation and weight_rows & 1)
     ):
         return None
-    outputs = weight.shape[0] >> 1 if activation else weight.shape[0]
-    y = x.new_empty((rows, outputs), dtype=torch.float32) if wide_output else x.new_empty((rows, outputs))
+    if bias is not None:
+        p_bias = bias.data_ptr()
+        if bias.dtype != dtype or bias.numel() != weight_rows or not (bias.is_cpu and bias.is_contiguous()):
+            return None
+    if (p_x | p_weight | p_bias) & (x.itemsize - 1):
+        return None
+    outputs = weight_rows >> 1 if activation else weight_rows
+    y = x.new_empty((rows, outputs), dtype=_FP32) if wide_output else x.new_empty((rows, outputs))
     function(
-        x.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(), rows, outputs, columns, x.stride(0), activation,
-        wide_output, get_num_threads(),
+        p_x, p_weight, p_bias or None, y.data_ptr(), rows, outputs, columns, row_stride, activation, wide_output, get_num_threads()
     )  # fmt: skip
     return y
 
@@ -55,22 +68,29 @@ def rms_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tup
         return None
     dtype = x.dtype
     function = cpu.loaded.rms_norm.get(dtype)
-    if (
-        function is None
-        or not x.is_cpu
-        or x.dim() != 2
-        or not x.is_contiguous()
-        or (weight.dtype != dtype and weight.dtype != torch.float32)
-        or not weight.is_contiguous()
-        or (added is not None and (added.dtype != dtype or not added.is_contiguous()))
-    ):
+    if function is None or x.ndim != 2 or not (x.is_cpu and x.is_contiguous()):
         return None
     rows, size = x.shape
+    weight_dtype = weight.dtype
+    p_x, p_added, p_weight = x.data_ptr(), 0, weight.data_ptr()
+    if (
+        not size
+        or weight.numel() != size
+        or (weight_dtype != dtype and weight_dtype != _FP32)
+        or not (weight.is_cpu and weight.is_contiguous())
+        or p_weight & (weight.itemsize - 1)
+    ):
+        return None
+    if added is not None:
+        p_added = added.data_ptr()
+        if added.dtype != dtype or added.shape != x.shape or not (added.is_cpu and added.is_contiguous()):
+            return None
+    if (p_x | p_added) & (x.itemsize - 1):
+        return None
     y = x.new_empty((rows, size))
     sums = x if added is None else x.new_empty((rows, size))
     function(
-        x.data_ptr(), None if added is None else added.data_ptr(), weight.data_ptr(), y.data_ptr(), sums.data_ptr(), rows, size,
-        weight.dtype != dtype, eps, get_num_threads(),
+        p_x, p_added or None, p_weight, y.data_ptr(), sums.data_ptr(), rows, size, weight_dtype != dtype, eps, get_num_threads()
     )  # fmt: skip
     return y, sums
 
@@ -90,22 +110,44 @@ def rotate_and_cache(
         return None
     dtype = qkv.dtype
     function = cpu.loaded.rotate_and_cache.get(dtype)
-    if (
-        function is None
-        or not qkv.is_cpu
-        or not qkv.is_contiguous()
-        or not _is_block_major(k_cache, v_cache, dtype)
-        or not (cos.is_contiguous() and sin.is_contiguous() and slots.is_contiguous())
-        or (norm is not None and ((norm.dtype != dtype and norm.dtype != torch.float32) or not norm.is_contiguous()))
-    ):
+    if function is None or qkv.ndim != 3 or not (qkv.is_cpu and qkv.is_contiguous()):
         return None
     tokens, all_heads, head_dim = qkv.shape
-    _, block_size, kv_heads, _ = k_cache.shape
+    cache = _block_major(k_cache, v_cache, dtype, head_dim)
+    if cache is None:
+        return None
+    block_size, kv_heads, block_stride = cache
     heads = all_heads - 2 * kv_heads
+    angles = tokens * (head_dim >> 1)
+    p_qkv, p_cos, p_sin, p_slots, p_norm = qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(), slots.data_ptr(), 0
+    if (
+        head_dim & 1
+        or heads <= 0
+        or cos.numel() != angles
+        or sin.numel() != angles
+        or slots.numel() != tokens
+        or cos.dtype != _FP32
+        or sin.dtype != _FP32
+        or slots.dtype != _INT64
+        or not (cos.is_contiguous() and sin.is_contiguous() and slots.is_contiguous())
+        or not (cos.is_cpu and sin.is_cpu and slots.is_cpu)
+        or (p_cos | p_sin) & 3
+        or p_slots & 7
+        or p_qkv & (qkv.itemsize - 1)
+    ):
+        return None
+    if norm is not None:
+        p_norm = norm.data_ptr()
+        if (
+            (norm.dtype != dtype and norm.dtype != _FP32)
+            or norm.numel() != (heads + kv_heads) * head_dim
+            or not (norm.is_cpu and norm.is_contiguous())
+            or p_norm & (norm.itemsize - 1)
+        ):
+            return None
     function(
-        qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(), slots.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(),
-        None if norm is None else norm.data_ptr(), tokens, heads, kv_heads, head_dim, block_size, k_cache.stride(0),
-        norm is not None and norm.dtype != dtype, eps, get_num_threads(),
+        p_qkv, p_cos, p_sin, p_slots, k_cache.data_ptr(), v_cache.data_ptr(), p_norm or None, tokens, heads, kv_heads, head_dim, block_size,
+        block_stride, norm is not None and norm.dtype != dtype, eps, get_num_threads(),
     )  # fmt: skip
     return qkv[:, :heads]
 
@@ -115,11 +157,14 @@ def gated_activation(x: Tensor, activation: int) -> Tensor | None:
     if cpu.loaded is None:
         return None
     function = cpu.loaded.gated_activation.get(x.dtype)
-    if function is None or not x.is_cpu or x.dim() != 2 or not x.is_contiguous():
+    if function is None or x.ndim != 2 or not (x.is_cpu and x.is_contiguous()):
         return None
-    tokens, size = x.shape[0], x.shape[1] // 2
-    y = x.new_empty((tokens, size))
-    function(x.data_ptr(), y.data_ptr(), tokens, size, activation, get_num_threads())
+    tokens, columns = x.shape
+    p_x = x.data_ptr()
+    if columns & 1 or p_x & (x.itemsize - 1):
+        return None
+    y = x.new_empty((tokens, columns >> 1))
+    function(p_x, y.data_ptr(), tokens, columns >> 1, activation, get_num_threads())
     return y
 
 
@@ -139,25 +184,41 @@ def decode_attention(
         return None
     dtype = q.dtype
     function = cpu.loaded.decode_attention.get(dtype)
+    if function is None or soft_cap is not None or q.ndim != 3 or not q.is_cpu:
+        return None
     seqs, heads, head_dim = q.shape
+    q_seq, q_head, q_column = q.stride()
+    cache = _block_major(k_cache, v_cache, dtype, head_dim)
+    if cache is None:
+        return None
+    block_size, kv_heads, block_stride = cache
+    p_q, p_tables, p_lens = q.data_ptr(), block_tables.data_ptr(), context_lens.data_ptr()
     if (
-        function is None
-        or soft_cap is not None
-        or not q.is_cpu
-        or q.stride(2) != 1
-        or q.stride(1) != head_dim
+        q_head != head_dim
+        or q_column != 1
+        or not kv_heads
+        or not heads
+        or heads % kv_heads
         or heads * head_dim > _MAX_HEAD_FLOATS
-        or not _is_block_major(k_cache, v_cache, dtype)
+        or block_tables.ndim != 2
+        or block_tables.dtype != _INT64
+        or context_lens.dtype != _INT64
+        or context_lens.numel() != seqs
         or not (block_tables.is_contiguous() and context_lens.is_contiguous())
-        or (sinks is not None and (sinks.dtype != dtype or not sinks.is_contiguous()))
+        or not (block_tables.is_cpu and context_lens.is_cpu)
+        or (p_tables | p_lens) & 7
+        or p_q & (q.itemsize - 1)
+        or (window is not None and window <= 0)
+        or (sinks is not None and not _are_sinks(sinks, heads, dtype))
     ):
         return None
-    _, block_size, kv_heads, _ = k_cache.shape
+    table_rows, max_blocks = block_tables.shape
+    if table_rows != seqs:
+        return None
     out = q.new_empty((seqs, heads, head_dim))
     function(
-        q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_tables.data_ptr(), context_lens.data_ptr(),
-        None if sinks is None else sinks.data_ptr(), out.data_ptr(), seqs, q.stride(0), block_tables.shape[1], heads, kv_heads, head_dim, block_size,
-        k_cache.stride(0), window or 0, scale, get_num_threads(),
+        p_q, k_cache.data_ptr(), v_cache.data_ptr(), p_tables, p_lens, None if sinks is None else sinks.data_ptr(), out.data_ptr(),
+        seqs, q_seq, max_blocks, heads, kv_heads, head_dim, block_size, block_stride, window or 0, scale, get_num_threads(),
     )  # fmt: skip
     return out
 
@@ -172,37 +233,57 @@ def prefill_attention(
     sinks: Tensor | None,
     soft_cap: float | None = None,
 ) -> Tensor | None:
-    """As kernels/prefill_attention.py's, q strided between tokens."""
+    """As kernels/prefill_attention.py's, whose checks it relies on; q strided between tokens."""
     if cpu.loaded is None:
         return None
     dtype = q.dtype
     function = cpu.loaded.prefill_attention.get(dtype)
+    if function is None or soft_cap is not None or not q.is_cpu:
+        return None
     tokens, heads, head_dim = q.shape
+    q_token, q_head, _ = q.stride()
     tables, starts, context_lens = batch.block_tables, batch.cu_seqlens_q, batch.context_lens
+    cache = _block_major(k_cache, v_cache, dtype, head_dim)
     if (
-        function is None
-        or soft_cap is not None
-        or not q.is_cpu
-        or q.stride(2) != 1
-        or q.stride(1) != head_dim
+        cache is None
+        or q_head != head_dim
         or head_dim > _MAX_TILED_HEAD_DIM
-        or not _is_block_major(k_cache, v_cache, dtype)
-        or not (tables.is_contiguous() and starts.is_contiguous() and context_lens.is_contiguous())
-        or (sinks is not None and (sinks.dtype != dtype or not sinks.is_contiguous()))
+        or not tables.is_contiguous()
+        or (sinks is not None and not _are_sinks(sinks, heads, dtype))
     ):
         return None
-    _, block_size, kv_heads, _ = k_cache.shape
+    block_size, kv_heads, block_stride = cache
     out = q.new_empty((tokens, heads, head_dim))
     function(
         q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), tables.data_ptr(), starts.data_ptr(), context_lens.data_ptr(),
-        None if sinks is None else sinks.data_ptr(), out.data_ptr(), tables.shape[0], q.stride(0), tables.shape[1], heads, kv_heads, head_dim,
-        block_size, k_cache.stride(0), window or 0, scale, get_num_threads(),
+        None if sinks is None else sinks.data_ptr(), out.data_ptr(), tables.shape[0], q_token, tables.shape[1], heads, kv_heads, head_dim,
+        block_size, block_stride, window or 0, scale, get_num_threads(),
     )  # fmt: skip
     return out
 
 
-def _is_block_major(k_cache: Tensor, v_cache: Tensor, dtype: torch.dtype) -> bool:
-    """A block is contiguous, and both caches go from one to the next by the same stride."""
-    _, _, kv_heads, head_dim = k_cache.shape
-    strides = k_cache.stride()
-    return k_cache.dtype == dtype and strides[1:] == (kv_heads * head_dim, head_dim, 1) and strides == v_cache.stride()
+def _block_major(k_cache: Tensor, v_cache: Tensor, dtype: torch.dtype, head_dim: int) -> tuple[int, int, int] | None:
+    """Block size, heads and stride between blocks, where a block is contiguous and both caches go from one to the next alike."""
+    shape, strides = k_cache.shape, k_cache.stride()
+    if len(shape) != 4 or strides != v_cache.stride() or shape != v_cache.shape:
+        return None
+    _, block_size, kv_heads, cached_dim = shape
+    block_stride, token_stride, head_stride, column_stride = strides
+    if (
+        k_cache.dtype != dtype
+        or v_cache.dtype != dtype
+        or cached_dim != head_dim
+        or column_stride != 1
+        or head_stride != head_dim
+        or token_stride != kv_heads * head_dim
+        or not (k_cache.is_cpu and v_cache.is_cpu)
+        or (k_cache.data_ptr() | v_cache.data_ptr()) & (k_cache.itemsize - 1)
+    ):
+        return None
+    return block_size, kv_heads, block_stride
+
+
+def _are_sinks(sinks: Tensor, heads: int, dtype: torch.dtype) -> bool:
+    if sinks.dtype != dtype or sinks.numel() != heads or not (sinks.is_cpu and sinks.is_contiguous()):
+        return False
+    return not sinks.data_ptr() & (sinks.itemsize - 1)

@@ -6,7 +6,7 @@
 #include "lanes.h"
 
 #define KEYS 64  // of a tile
-#define ROWS 64  // that share a tile, about
+#define ROWS 128 // that share a tile, about
 #define ROW_TILE (LANES == 16 ? 4 : 2)
 #define VECTORS 4
 
@@ -104,34 +104,27 @@ static void pack_values(const scalar *const *rows, long head_dim, long width, pa
     }
 }
 
-// Turns a row's scores of keys begin .. end (of `keys`; the others are not seen) into weights against the row's largest so far.
-INLINE float weigh(float *scores, packed *weights, long begin, long end, long keys, float scale, float *most, float *total) {
-    lanes largest = all(-INFINITY);
-    const int is_whole = begin <= 0 && end >= keys;
-    for (long t = 0; t < keys; t += LANES) {
-        lanes score = load_f32(scores + t) * scale;
-        if (!is_whole) {
-            store_f32(scores + t, score);
-            for (long lane = t; lane < t + LANES; lane++)
-                if (lane < begin || lane >= end) scores[lane] = -INFINITY;
-            score = load_f32(scores + t);
-        }
-        store_f32(scores + t, score);
-        largest = larger_of(score, largest);
+// Turns a row's scores of keys begin .. end (of `vectors`; the others are not seen) into weights against the row's largest so far.
+INLINE float weigh(const float *scores, packed *weights, const int vectors, long begin, long end, const int is_whole, float scale, float *most,
+                   float *total) {
+    lanes score[KEYS / LANES], largest = all(-INFINITY);
+    for (int n = 0; n < vectors; n++) {
+        score[n] = load_f32(scores + n * LANES) * scale;
+        if (!is_whole) score[n] = only_between(score[n], begin - n * LANES, end - n * LANES);
+        largest = larger_of(score[n], largest);
     }
-    const float before = *most, now = max_of(largest) > before ? max_of(largest) : before;
+    const float top = max_of(largest), before = *most, now = top > before ? top : before;
     const float base = now == -INFINITY ? 0 : now;  // a row that has seen nothing yet
     lanes sum = all(0);
-    for (long t = 0; t < keys; t += LANES) {
-        const lanes weight = exp_of(load_f32(scores + t) - base);
+    for (int n = 0; n < vectors; n++) {
+        const lanes weight = exp_of_negative(score[n] - base);
         sum += weight;
-        store_packed(weights + t, weight);
+        store_packed(weights + n * LANES, weight);
     }
-    float factor[LANES];
-    store_f32(factor, exp_of(all(before - base)));
+    const float factor = first_of(exp_of_negative(all(before - base)));
     *most = now;
-    *total = *total * factor[0] + sum_of(sum);
-    return factor[0];
+    *total = *total * factor + sum_of(sum);
+    return factor;
 }
 
 // One tile of keys and values for all rows; rows [group] of token i see positions up to `position + i`.
@@ -148,8 +141,11 @@ static void attend_tile(const arguments *g, const workspace *w, long first, long
         multiply(rows, keys / LANES, w->q + row * w->depth, w->depth, w->k, KEYS * PER_LANE, w->depth, NULL, scores, KEYS);
         for (long m = 0; m < rows; m++) {
             const long seen = position + (row + m) / group + 1;
-            const long begin = g->window && seen > g->window ? seen - g->window - first : 0;
-            factors[m] = weigh(scores + m * KEYS, weights + m * KEYS, begin, seen - first, keys, g->scale, w->most + row + m, w->total + row + m);
+            const long begin = g->window && seen - g->window > first ? seen - g->window - first : 0;
+#define WEIGH(vectors, is_whole) \
+    weigh(scores + m * KEYS, weights + m * KEYS, vectors, begin, seen - first, is_whole, g->scale, w->most + row + m, w->total + row + m)
+            factors[m] = keys == KEYS && !begin && seen - first >= KEYS ? WEIGH(KEYS / LANES, 1) : WEIGH(keys / LANES, 0);
+#undef WEIGH
         }
         multiply(rows, w->width / LANES, weights, KEYS, w->v, w->width * PER_LANE, keys, factors, w->sums + row * w->width, w->width);
     }

@@ -5,6 +5,16 @@ from functools import cache
 import torch
 import triton
 
+from kernels.checks import ArgumentError
+
+_MOST = 65535  # programs along a grid's second and third dimension; along the first 2**31 - 1
+LONGEST_ROW = 1 << 16  # values that one program holds in registers: 128 for each of 512 threads
+
+
+def check_launch(operation: str, argument: str, count: int, things: str, most: int = _MOST) -> None:
+    if count > most:
+        raise ArgumentError(operation, argument, f"has {count} {things}, and a launch takes at most {most}")
+
 
 def warps_for(block: int) -> int:
     """For a row of `block` values held by one program: 8 values a thread, from 1 to 16 warps."""

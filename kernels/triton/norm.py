@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.launch import warps_for
+from kernels.triton.launch import LONGEST_ROW, check_launch, warps_for
 
 
 @triton.jit
@@ -33,6 +33,7 @@ def _rms_norm(
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x [tokens, hidden], weight [hidden] -> [tokens, hidden]"""
+    check_launch("rms_norm", "x", x.shape[1], "columns", LONGEST_ROW)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     tokens, hidden = x.shape
     block = triton.next_power_of_2(hidden)
@@ -48,6 +49,7 @@ def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """-> (normalised, x + residual), both new"""
+    check_launch("add_rms_norm", "x", x.shape[1], "columns", LONGEST_ROW)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     summed = torch.empty_like(out)
     tokens, hidden = x.shape
@@ -63,6 +65,8 @@ def add_rms_norm(
 
 def head_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x [tokens, heads, head_dim], strided or not; weight [heads, head_dim]"""
+    check_launch("head_rms_norm", "x", x.shape[1], "heads")
+    check_launch("head_rms_norm", "x", x.shape[2], "columns", LONGEST_ROW)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     tokens, heads, head_dim = x.shape
     block = triton.next_power_of_2(head_dim)

@@ -19,8 +19,8 @@ from rich.table import Table
 import engine.scheduler
 from engine.engine import Engine
 from engine.kv.block_pool import BlockPool
+from engine.plan import Limits
 from engine.protocol import ModelInfo, SamplingParams, Submit
-from engine.scheduler import Limits
 from kernels.cpu import library
 from load_tests import kv_cost
 from load_tests.engine_speed import BLOCK_SIZE, SHAPES, make_runner

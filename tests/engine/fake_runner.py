@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from engine.engine import Engine
 from engine.kv.lending import Lending
 from engine.kv.tiers import EngineTiers
+from engine.plan import Chunk, Limits
 from engine.protocol import ModelInfo
 from engine.results import ChunkResult, RunResult, SampledToken
-from engine.scheduler import Chunk, Limits
 from engine.sequence import PENDING, Sequence
 
 VOCAB = 1000

@@ -58,7 +58,9 @@ compile(rotary._rotary, warps=2, HEADS=8, BLOCK=64)
 def flags(of, fp8=NO_FP8):
     return dict(HAS_WINDOW=of, HAS_SINKS=of, HAS_CAP=of, FP8=fp8)
 
-WANTED = ((128, 16, False, flags(False)), (128, 64, True, flags(True)), (128, 16, False, flags(False, FP8)), (64, 16, False, flags(False, FP8_BY_BITS)))
+WANTED = (
+    (128, 16, False, flags(False)), (128, 64, True, flags(True)), (128, 16, False, flags(False, FP8)), (64, 16, False, flags(False, FP8_BY_BITS)),
+)
 for dim, rows, direct, more in WANTED:
     types = ({} if direct else {"out": "*fp32"}) | (BYTES if more["FP8"] else {})
     sizes = dict(HEAD_DIM=dim, DIM=dim, BLOCK_SIZE=16, ROWS=rows, TILE=decode_attention._TILE_VALUES // dim)

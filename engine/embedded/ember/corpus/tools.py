@@ -30,7 +30,7 @@ def tools(rng: random.Random, split: Split, other: Callable[[random.Random, Spli
     count = rng.choice((1, 1, 2, 2, 3, 3, 4))
     kinds = rng.sample(KINDS, count)
     listed = [_Tool(rng, split, kind) for kind in kinds]
-    if rng.random() < (0.14 if split is Split.TRAIN else 0.1):
+    if rng.random() < (0.24 if split is Split.TRAIN else 0.1):
         listed[0] = _Tool(rng, split, None)
     definitions = tuple(tool.definition for tool in listed)
     if len({definition["function"]["name"] for definition in definitions}) < count:
@@ -299,6 +299,10 @@ PAIR = Lists(
         "the {key} now being {value}",
         "{key} being set to {value}",
         "{key} that is {value}",
+        "{key} equal, I think, to {value}",
+        "{key} to be {value}",
+        "{key} not being empty but {value}",
+        "{key} the same as {value}",
     ),
     ("{key} being {value}", "{key} equal to {value}"),
 )
@@ -314,6 +318,10 @@ PAIR_JOIN = Lists(
         ", and also ",
         "; and also ",
         " and then also ",
+        " and besides ",
+        " and further ",
+        " and, also, ",
+        " plus ",
     ),
     (" and also ",),
 )

@@ -273,7 +273,7 @@ _WHICH = listed("the;the;the;the;a;my;our;two;some;more;all;no;that;every;new;ol
 
 def _task(rng: random.Random, split: Split) -> str:
     """What somebody has to do, one to four words: in training mostly any words of the pool in that shape."""
-    if rng.random() < 0.3 or split is Split.HELD_OUT:
+    if rng.random() < 0.2 or split is Split.HELD_OUT:
         return TASKS.pick(rng, split)
     verb = rng.choice(_DO) if rng.random() < 0.5 else rng.choice(POOL)
     draw = rng.random()

@@ -1,0 +1,58 @@
+"""One step in the making: which tokens of which sequences it computes, within which limits.
+
+Knows lengths alone; refuses to know who is chosen and which blocks it gets (scheduler.py).
+"""
+
+from typing import NamedTuple
+
+from engine.sequence import Sequence
+
+
+class Limits(NamedTuple):
+    block_size: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_waiting: int
+    is_whole: bool = False  # every prompt in one step, nothing cached: an encoder's tokens all see each other
+
+
+class Chunk(NamedTuple):
+    """Tokens start .. start + length of one sequence, to be computed in one step."""
+
+    sequence: Sequence
+    start: int
+    length: int
+    is_last: bool  # it reaches the newest token
+
+    @classmethod
+    def next_of(cls, sequence: Sequence, length: int) -> "Chunk":
+        start = sequence.num_computed_tokens
+        return cls(sequence, start, length, start + length == len(sequence.token_ids))
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+    @property
+    def is_decode(self) -> bool:
+        """One token behind a cached prefix, be it a new token or the rest of a prompt: the arithmetic is the same."""
+        return self.length == 1 and self.start > 0
+
+    @property
+    def samples(self) -> bool:
+        """Its last logits choose the next token."""
+        return self.is_last and self.sequence.pooling is None
+
+
+class Plan:
+    """The chunks chosen so far, and the tokens that are left."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.chunks: list[Chunk] = []
+        self.sequences: set[Sequence] = set()
+
+    def add(self, sequence: Sequence, length: int) -> None:
+        self.chunks.append(Chunk.next_of(sequence, length))
+        self.sequences.add(sequence)
+        self.budget -= length
