@@ -1,19 +1,20 @@
 """Paged attention of one new token per sequence over everything the sequence has cached (grouped-query heads), or over
 the last tokens of it.
 
-The torch form gathers each sequence's blocks into a padded copy. The copy is bounded, so a batch of long sequences is
-worked off in groups; blocks that lie wholly before a window are not gathered.
+The torch form, which takes several new tokens of each sequence as well, gathers each sequence's blocks into a padded copy. The copy is bounded, so a
+batch of long sequences is worked off in groups; blocks that lie wholly before a window are not gathered.
 """
 
 import torch
 import torch.nn.functional as F
 
 from kernels import checks
-from kernels.checks import Call, placed
+from kernels.attention_rule import AttentionRule
+from kernels.checks import Call
 from kernels.cpu import ops
 from kernels.device import triton_form
-from kernels.paged import can_attend, check_blocks, look_at_cache, look_at_queries
-from kernels.sinks import attention_with_sinks
+from kernels.paged import can_attend, can_read, check_blocks, look_at_cache, look_at_queries, look_at_tables
+from kernels.written_attention import written_attention
 
 _triton = triton_form("decode_attention")
 
@@ -32,62 +33,36 @@ def decode_attention(
     scale: float,
     window: int | None = None,
     sinks: torch.Tensor | None = None,
+    soft_cap: float | None = None,
+    kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """q [seqs, heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim]; block_tables [seqs, max_blocks]
     int64, padded with any valid block; context_lens [seqs] int64 counts the new token, which is already written;
     max_context_len is their maximum, known to the host, or all that the tables hold (a recorded graph knows no more);
-    window: the last tokens seen, the new one included; sinks [heads]. Returns [seqs, heads, head_dim].
+    window: the last tokens seen, the new one included; sinks [heads]; soft_cap: a score s becomes
+    soft_cap * tanh(s / soft_cap); kv_scales [2] fp32, of caches in FP8: what a stored key and a stored value are
+    multiplied by. Returns [seqs, heads, head_dim].
 
     Padded positions are masked, not skipped: whatever lies in them must be finite (0 * NaN is NaN), which the arena
     guarantees.
     """
+    rule = AttentionRule(scale, window, sinks, soft_cap, kv_scales)
     if checks.DEBUG:
-        _look_at(q, k_cache, v_cache, block_tables, context_lens, max_context_len, window, sinks)
+        _look_at(q, k_cache, v_cache, block_tables, context_lens, max_context_len, rule)
         check_blocks("decode_attention", block_tables, context_lens, k_cache)
-    native = ops.decode_attention(q, k_cache, v_cache, block_tables, context_lens, scale, window, sinks)
+    native = ops.decode_attention(q, k_cache, v_cache, block_tables, context_lens, scale, window, sinks, soft_cap)
     if native is not None:
         return native
     if not (
-        can_attend(q, k_cache, v_cache, window, sinks)
-        and block_tables.dim() == 2
-        and block_tables.shape[0] == q.shape[0]
-        and block_tables.stride(1) == 1
-        and context_lens.shape == q.shape[:1]
-        and context_lens.is_contiguous()
-        and block_tables.dtype == context_lens.dtype == torch.int64
-        and 0 < max_context_len <= block_tables.shape[1] * k_cache.shape[1]
-        and placed(q, block_tables, context_lens)
+        can_attend(q, k_cache, v_cache, rule)
+        and can_read(q, block_tables, context_lens, max_context_len, k_cache.shape[1])
     ):
-        _look_at(q, k_cache, v_cache, block_tables, context_lens, max_context_len, window, sinks)
-    seqs = q.shape[0]
-    if not seqs:
+        _look_at(q, k_cache, v_cache, block_tables, context_lens, max_context_len, rule)
+    if not q.shape[0]:
         return torch.empty_like(q)
     if q.is_cuda and _triton is not None:
-        return _triton.decode_attention(
-            q, k_cache, v_cache, block_tables, context_lens, max_context_len, scale, window, sinks
-        )
-    if window is not None and window >= max_context_len:
-        window = None
-    if window is not None:
-        block_tables, context_lens = _last_blocks(block_tables, context_lens, window, k_cache.shape[1])
-        max_context_len = min(max_context_len, block_tables.shape[1] * k_cache.shape[1])
-    # One sequence without padding has nothing to mask.
-    visible = None
-    if (
-        seqs > 1
-        or window is not None
-        or sinks is not None
-        or max_context_len == block_tables.shape[1] * k_cache.shape[1]
-    ):
-        visible = _visible(context_lens, max_context_len, window)
-    bytes_per_seq = 2 * block_tables.shape[1] * k_cache[0].numel() * k_cache.element_size()
-    group = max(1, _GATHERED_BYTES[q.device.type] // bytes_per_seq)
-    if seqs <= group or visible is None:
-        return _attend(q, k_cache, v_cache, block_tables, visible, max_context_len, scale, sinks)
-    parts = zip(torch.split(q, group), torch.split(block_tables, group), torch.split(visible, group), strict=True)
-    return torch.cat(
-        [_attend(q, k_cache, v_cache, tables, seen, max_context_len, scale, sinks) for q, tables, seen in parts]
-    )
+        return _triton.decode_attention(q, k_cache, v_cache, block_tables, context_lens, max_context_len, *rule)
+    return attend_by_torch(q[:, None], k_cache, v_cache, block_tables, context_lens, max_context_len, rule)[:, 0]
 
 
 def _look_at(
@@ -97,35 +72,67 @@ def _look_at(
     block_tables: torch.Tensor,
     context_lens: torch.Tensor,
     max_context_len: int,
-    window: int | None,
-    sinks: torch.Tensor | None,
+    rule: AttentionRule,
 ) -> None:
     call = Call("decode_attention")
-    look_at_cache(call, k_cache, v_cache)
-    look_at_queries(call, q, "seqs", k_cache, window, sinks)
-    call.tensor("block_tables", block_tables, "seqs _", (torch.int64,), dense=1)
-    call.tensor("context_lens", context_lens, "seqs", (torch.int64,), dense=1)
-    room = block_tables.shape[1] * k_cache.shape[1]
-    fits = 0 < max_context_len <= room or not q.shape[0]
-    call.require("max_context_len", fits, f"is {max_context_len}, and the tables hold 1 to {room} tokens")
+    look_at_cache(call, k_cache, v_cache, rule.kv_scales)
+    look_at_queries(call, q, "seqs", k_cache, rule)
+    look_at_tables(call, block_tables, context_lens, max_context_len, k_cache.shape[1])
+
+
+def attend_by_torch(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    max_context_len: int,
+    rule: AttentionRule,
+) -> torch.Tensor:
+    """q [seqs, queries, heads, head_dim], the last tokens of each context -> [seqs, queries, heads, head_dim of v]"""
+    seqs, queries = q.shape[:2]
+    window = rule.window
+    if window is not None and window >= max_context_len:
+        window = None
+    if window is not None:
+        block_tables, context_lens = _last_blocks(block_tables, context_lens, window + queries - 1, k_cache.shape[1])
+        max_context_len = min(max_context_len, block_tables.shape[1] * k_cache.shape[1])
+    # One sequence without padding has nothing to mask.
+    visible = None
+    if (
+        seqs > 1
+        or queries > 1
+        or window is not None
+        or rule.is_written
+        or max_context_len == block_tables.shape[1] * k_cache.shape[1]
+    ):
+        visible = _visible(context_lens, queries, max_context_len, window)
+    bytes_per_seq = 2 * block_tables.shape[1] * k_cache[0].numel() * k_cache.element_size()
+    group = max(1, _GATHERED_BYTES[q.device.type] // bytes_per_seq)
+    if seqs <= group or visible is None:
+        return _attend(q, k_cache, v_cache, block_tables, visible, max_context_len, rule)
+    parts = zip(torch.split(q, group), torch.split(block_tables, group), torch.split(visible, group), strict=True)
+    return torch.cat([_attend(q, k_cache, v_cache, tables, seen, max_context_len, rule) for q, tables, seen in parts])
 
 
 def _last_blocks(
-    block_tables: torch.Tensor, context_lens: torch.Tensor, window: int, block_size: int
+    block_tables: torch.Tensor, context_lens: torch.Tensor, tokens: int, block_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The blocks that hold each sequence's last `window` tokens, and the lengths counted from the first of them."""
-    num_blocks = min(block_tables.shape[1], (window - 2) // block_size + 2)  # so many can `window` tokens touch
-    first = (context_lens - window).clamp(min=0) // block_size
+    """The blocks that hold each sequence's last `tokens` tokens, and the lengths counted from the first of them."""
+    num_blocks = min(block_tables.shape[1], (tokens - 2) // block_size + 2)  # so many can they touch
+    first = (context_lens - tokens).clamp(min=0) // block_size
     index = first.unsqueeze(1) + torch.arange(num_blocks, device=block_tables.device)
     # what would lie beyond the table lies beyond the context too, and is masked
     tables = block_tables.gather(1, index.clamp(max=block_tables.shape[1] - 1))
     return tables, context_lens - first * block_size
 
 
-def _visible(context_lens: torch.Tensor, max_context_len: int, window: int | None) -> torch.Tensor:
-    """[seqs, max_context_len]"""
+def _visible(context_lens: torch.Tensor, queries: int, max_context_len: int, window: int | None) -> torch.Tensor:
+    """[seqs, queries, max_context_len]"""
     positions = torch.arange(max_context_len, device=context_lens.device)
-    ends = context_lens.unsqueeze(1)
+    ends = context_lens.view(-1, 1, 1)
+    if queries > 1:
+        ends = ends - torch.arange(queries - 1, -1, -1, device=context_lens.device).view(-1, 1)
     visible = positions < ends
     return visible if window is None else visible & (positions >= ends - window)
 
@@ -137,20 +144,28 @@ def _attend(
     block_tables: torch.Tensor,
     visible: torch.Tensor | None,
     max_context_len: int,
-    scale: float,
-    sinks: torch.Tensor | None,
+    rule: AttentionRule,
 ) -> torch.Tensor:
-    seqs, heads, head_dim = q.shape
+    seqs, queries, heads, head_dim = q.shape
     _, block_size, kv_heads, _ = k_cache.shape
-    flat = block_tables.reshape(-1)
-    shape = (seqs, block_tables.shape[1] * block_size, kv_heads, head_dim)
-    k = k_cache.index_select(0, flat).view(shape)[:, :max_context_len].transpose(1, 2)
-    v = v_cache.index_select(0, flat).view(shape)[:, :max_context_len].transpose(1, 2)
+    k, v = (
+        cache.index_select(0, block_tables.reshape(-1))
+        .view(seqs, block_tables.shape[1] * block_size, kv_heads, -1)[:, :max_context_len]
+        .transpose(1, 2)
+        for cache in (k_cache, v_cache)
+    )
     # The query heads of one kv head become the rows of one small matrix: no key or value is repeated.
-    grouped = q.view(seqs, kv_heads, heads // kv_heads, head_dim)
-    if sinks is not None:
+    grouped = q.view(seqs, queries, kv_heads, heads // kv_heads, head_dim).permute(0, 2, 3, 1, 4)
+    if rule.is_written:
         assert visible is not None
-        out = attention_with_sinks(grouped.unsqueeze(3), k, v, visible.unsqueeze(1), scale, sinks)
-        return out.reshape(seqs, heads, head_dim)
-    mask = None if visible is None else visible.view(seqs, 1, 1, max_context_len)
-    return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale).reshape(seqs, heads, head_dim)
+        out = written_attention(grouped, k, v, visible, rule)
+    else:
+        mask = None
+        if visible is not None:
+            mask = visible[:, None]
+            if queries > 1:
+                mask = mask.repeat(1, 1, heads // kv_heads, 1)
+        rows = grouped.reshape(seqs, kv_heads, -1, head_dim)
+        out = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=rule.scale)
+    out = out.view(seqs, kv_heads, heads // kv_heads, queries, -1)
+    return out.permute(0, 3, 1, 2, 4).reshape(seqs, queries, heads, -1)

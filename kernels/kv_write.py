@@ -8,32 +8,53 @@ import torch
 
 from kernels import checks
 from kernels.checks import INDICES, Call, placed
-from kernels.paged import check_slots, is_cache, look_at_cache
+from kernels.device import triton_form
+from kernels.fp8_cache import quantize
+from kernels.paged import check_slots, fits_cache, is_cache, kinds_for, look_at_cache
+
+_triton = triton_form("kv_write")
 
 
 def kv_write(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    kv_scales: torch.Tensor | None = None,
 ) -> None:
     """k, v [tokens, kv_heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim]; slot_mapping [tokens]
-    int64."""
+    int64; kv_scales [2] fp32: of caches in FP8, what a stored key and a stored value are multiplied by."""
     if not (
-        is_cache(k_cache, v_cache)
+        is_cache(k_cache, v_cache, kv_scales)
         and k.shape == v.shape == (slot_mapping.numel(), *k_cache.shape[2:])
-        and k.dtype == v.dtype == k_cache.dtype
+        and fits_cache(k, k_cache, kv_scales)
+        and k.dtype == v.dtype
         and slot_mapping.dtype in INDICES
         and slot_mapping.dim() == 1
         and placed(k_cache, v_cache, k, v, slot_mapping)
     ):
-        _look_at(k, v, k_cache, v_cache, slot_mapping)
+        _look_at(k, v, k_cache, v_cache, slot_mapping, kv_scales)
     if checks.DEBUG:
         check_slots("kv_write", slot_mapping, k_cache)
-    store(k, v, k_cache, v_cache, slot_mapping)
+    if k.is_cuda and _triton is not None and k.stride(2) == v.stride(2) == 1 and slot_mapping.is_contiguous():
+        _triton.kv_write(k, v, k_cache, v_cache, slot_mapping, kv_scales)
+    else:
+        store(k, v, k_cache, v_cache, slot_mapping, kv_scales)
 
 
 def store(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    kv_scales: torch.Tensor | None = None,
 ) -> None:
     """For callers who have looked at the arguments themselves."""
+    if kv_scales is not None:  # torch indexes bytes, and no FP8
+        k, v = quantize(k, kv_scales[0]).view(torch.uint8), quantize(v, kv_scales[1]).view(torch.uint8)
+        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
     block_size = k_cache.shape[1]
     blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
     k_cache[blocks, offsets] = k
@@ -41,10 +62,15 @@ def store(
 
 
 def _look_at(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    kv_scales: torch.Tensor | None,
 ) -> None:
     call = Call("kv_write")
-    look_at_cache(call, k_cache, v_cache)
-    call.tensor("k", k, "tokens kv_heads head_dim", (k_cache.dtype,))
-    call.tensor("v", v, "tokens kv_heads head_dim", (k_cache.dtype,))
+    look_at_cache(call, k_cache, v_cache, kv_scales)
+    call.tensor("k", k, "tokens kv_heads head_dim", kinds_for(k_cache, kv_scales))
+    call.tensor("v", v, "tokens kv_heads head_dim", (k.dtype,))
     call.tensor("slot_mapping", slot_mapping, "tokens", INDICES)

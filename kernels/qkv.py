@@ -8,7 +8,7 @@ from kernels.cpu import ops
 from kernels.device import triton_form
 from kernels.kv_write import store
 from kernels.norm import head_rms_norm
-from kernels.paged import check_slots, is_cache, look_at_cache
+from kernels.paged import check_slots, fits_cache, is_cache, kinds_for, look_at_cache
 from kernels.rotary import turned
 
 _triton = triton_form("qkv")
@@ -23,21 +23,22 @@ def rotate_and_cache(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
+    kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """qkv [tokens, heads + 2 * kv_heads, head_dim], which may be overwritten; norm [heads + kv_heads, head_dim] or None;
-    cos, sin [tokens, head_dim / 2] fp32; caches as kv_write's -> queries [tokens, heads, head_dim], strided between
-    tokens."""
+    cos, sin [tokens, head_dim / 2] fp32; caches, slots and scales as kv_write's -> queries [tokens, heads, head_dim],
+    strided between tokens."""
     if checks.DEBUG:
-        _look_at(qkv, norm, cos, sin, k_cache, v_cache, slot_mapping)
+        _look_at(qkv, norm, cos, sin, k_cache, v_cache, slot_mapping, kv_scales)
         check_slots("rotate_and_cache", slot_mapping, k_cache)
     queries = ops.rotate_and_cache(qkv, norm, eps, cos, sin, k_cache, v_cache, slot_mapping)
     if queries is not None:
         return queries
     tokens = qkv.shape[0]
     if not (
-        is_cache(k_cache, v_cache)
+        is_cache(k_cache, v_cache, kv_scales)
         and qkv.dim() == 3
-        and qkv.dtype == k_cache.dtype
+        and fits_cache(qkv, k_cache, kv_scales)
         and qkv.shape[1] > 2 * k_cache.shape[2]
         and qkv.shape[2] == k_cache.shape[3]
         and not qkv.shape[2] & 1
@@ -53,16 +54,16 @@ def rotate_and_cache(
         and (norm is None or norm.dtype == qkv.dtype or norm.dtype == torch.float32)
         and placed(qkv, norm, cos, sin, slot_mapping)
     ):
-        _look_at(qkv, norm, cos, sin, k_cache, v_cache, slot_mapping)
+        _look_at(qkv, norm, cos, sin, k_cache, v_cache, slot_mapping, kv_scales)
     if qkv.is_cuda and _triton is not None:
-        return _triton.rotate_and_cache(qkv, norm, eps, cos, sin, k_cache, v_cache, slot_mapping)
+        return _triton.rotate_and_cache(qkv, norm, eps, cos, sin, k_cache, v_cache, slot_mapping, kv_scales)
     kv_heads = k_cache.shape[2]
     heads = qkv.shape[1] - 2 * kv_heads
     qk = qkv[:, : heads + kv_heads]  # queries and keys turn alike: one call for both
     if norm is not None:
         qk = head_rms_norm(qk, norm, eps)
     qk = turned(qk, cos, sin)
-    store(qk[:, heads:], qkv[:, heads + kv_heads :], k_cache, v_cache, slot_mapping)
+    store(qk[:, heads:], qkv[:, heads + kv_heads :], k_cache, v_cache, slot_mapping, kv_scales)
     return qk[:, :heads]
 
 
@@ -74,10 +75,11 @@ def _look_at(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
+    kv_scales: torch.Tensor | None,
 ) -> None:
     call = Call("rotate_and_cache")
-    look_at_cache(call, k_cache, v_cache)
-    call.tensor("qkv", qkv, "tokens heads+2*kv_heads head_dim", (k_cache.dtype,), dense=1)
+    look_at_cache(call, k_cache, v_cache, kv_scales)
+    call.tensor("qkv", qkv, "tokens heads+2*kv_heads head_dim", kinds_for(k_cache, kv_scales), dense=1)
     head_dim, kv_heads, all_heads = qkv.shape[2], k_cache.shape[2], qkv.shape[1]
     call.require(
         "qkv",

@@ -7,6 +7,9 @@ layer.
 import torch
 
 from kernels.checks import FLOATS, Call, placed
+from kernels.device import triton_form
+
+_triton = triton_form("rotary")
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -24,6 +27,8 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
         and placed(x, cos, sin)
     ):
         _look_at(x, cos, sin)
+    if x.is_cuda and _triton is not None and x.stride(2) == cos.stride(1) == sin.stride(1) == 1:
+        return _triton.rotary(x, cos, sin)
     return turned(x, cos, sin)
 
 

@@ -1,6 +1,11 @@
 """Every operation of kernels/, with what it promises."""
 
-from kernels.catalogue import norms
+from kernels.catalogue import activations, attention, heads, norms
 from kernels.catalogue.operation import Operation
 
-OPERATIONS: tuple[Operation, ...] = (*norms.OPERATIONS,)
+OPERATIONS: tuple[Operation, ...] = (
+    *norms.OPERATIONS,
+    *activations.OPERATIONS,
+    *heads.OPERATIONS,
+    *attention.OPERATIONS,
+)

@@ -13,7 +13,12 @@ import torch
 from torch import Tensor
 
 Arguments = dict[str, Any]  # by the parameter names that all forms of an operation share
-UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+UNIT_ROUNDOFF = {
+    torch.float32: 2.0**-24,
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+    torch.float8_e4m3fn: 2.0**-4,
+}
 
 
 class Cost(NamedTuple):
@@ -51,6 +56,7 @@ class Operation:
     bench: tuple[Case, ...]  # as large as models use them
     cost: Callable[[Arguments], Cost]
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
+    arithmetic: float = 0.0  # the same in unit roundoffs of fp32, in which every form computes; say why beside it
     changes: tuple[str, ...] = ()  # arguments that the call writes, compared like results
     scratch: tuple[str, ...] = ()  # arguments that it may overwrite, of which nothing is promised
     rows: tuple[
@@ -64,6 +70,13 @@ class Operation:
         module, _, name = self.triton.rpartition(".")
         form: Callable[..., Any] = getattr(import_module(f"kernels.triton.{module}"), name)
         return form
+
+    def tolerance(self, dtype: torch.dtype, result: torch.dtype) -> float:
+        """Of a result's root-mean-square error, relative, in a call with storage type `dtype`. A result in a narrower type is rounded once more."""
+        unit = UNIT_ROUNDOFF[dtype]
+        once_more = UNIT_ROUNDOFF.get(result, 0.0)
+        own = self.roundings * unit + self.arithmetic * UNIT_ROUNDOFF[torch.float32]
+        return own + (once_more if once_more > unit else 0.0)
 
     def results(self, form: Callable[..., Any], arguments: Arguments) -> dict[str, Tensor]:
         """What a call gives and what it changes, by name."""

@@ -177,13 +177,14 @@ def decode_attention(
     scale: float,
     window: int | None,
     sinks: Tensor | None,
+    soft_cap: float | None = None,
 ) -> Tensor | None:
     """As kernels/decode_attention.py's, q strided between sequences."""
     if cpu.loaded is None:
         return None
     dtype = q.dtype
     function = cpu.loaded.decode_attention.get(dtype)
-    if function is None or q.ndim != 3 or not q.is_cpu:
+    if function is None or soft_cap is not None or q.ndim != 3 or not q.is_cpu:
         return None
     seqs, heads, head_dim = q.shape
     q_seq, q_head, q_column = q.stride()
@@ -230,13 +231,14 @@ def prefill_attention(
     scale: float,
     window: int | None,
     sinks: Tensor | None,
+    soft_cap: float | None = None,
 ) -> Tensor | None:
     """As kernels/prefill_attention.py's, whose checks it relies on; q strided between tokens."""
     if cpu.loaded is None:
         return None
     dtype = q.dtype
     function = cpu.loaded.prefill_attention.get(dtype)
-    if function is None or not q.is_cpu:
+    if function is None or soft_cap is not None or not q.is_cpu:
         return None
     tokens, heads, head_dim = q.shape
     q_token, q_head, _ = q.stride()

@@ -1,67 +1,85 @@
-"""Paged causal attention of prompt chunks over their cached prefix (FlashAttention-2's tiling, Dao, 2023): one program per tile of queries, head and
-sequence. Tiles beyond a sequence's queries end at once, so that one launch serves a batch of unequal chunks.
+"""Paged causal attention of prompt chunks over their cached prefix (FlashAttention-2's tiling, Dao, 2023): one program per tile of queries and head.
+
+Only tiles of keys on the diagonal or at a window's edge are masked. One launch serves a batch of unequal chunks, the longest ways first.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.launch import check_launch
+from kernels.triton.decode_attention import capped
+from kernels.triton.fp8 import as_bytes, conversion
+from kernels.triton.paged_tiles import LOG2_E, meet
+from kernels.triton.varlen import sequence_of
 from kernels.varlen import VarlenBatch
 
+_UNSPECIALIZED = ["tables_seq", "window", "seqs", "tiles"]  # as decode_attention's
 
-@triton.jit
+
+@triton.jit(do_not_specialize=_UNSPECIALIZED)
 def _attend(
-    q, k_cache, v_cache, tables, starts, lens, sinks, out,
-    q_token, q_head, cache_block, cache_offset, cache_head, tables_seq, out_token, out_head,
-    scale, window, group, head_dim,
-    BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
+    q, k_cache, v_cache, tables, starts, lens, sinks, kv_scales, out,
+    q_token, q_head, cache_block, cache_offset, cache_head, tables_seq,
+    scale, cap, window, heads, group, seqs, tiles,
+    HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_CAP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    tile, head, seq = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    # Heads that share keys run side by side; a sequence's last tile, which sees most, runs first.
+    head = tl.program_id(0) % heads
+    seq, tile = sequence_of(tiles - 1 - tl.program_id(0) // heads, starts, seqs, 1, ROWS)
     first = tl.load(starts + seq)
     num_queries = tl.load(starts + seq + 1) - first
     if tile * ROWS < num_queries:
-        row, column, key = tl.arange(0, ROWS), tl.arange(0, DIM), tl.arange(0, TILE)
-        query = tile * ROWS + row
-        is_row, is_column = query < num_queries, column < head_dim
-        inside = is_row[:, None] & is_column[None, :]
+        column = tl.arange(0, DIM)
+        query = tile * ROWS + tl.arange(0, ROWS)
+        inside = (query < num_queries)[:, None]
+        if HEAD_DIM < DIM:
+            inside = inside & (column < HEAD_DIM)[None, :]
         token = (first + query).to(tl.int64)
-        queries = tl.load(q + token[:, None] * q_token + head * q_head + column[None, :], mask=inside, other=0.0)
-        context = tl.load(lens + seq)
-        position = context - num_queries + query  # of each query
-        end = tl.minimum(context, context - num_queries + (tile + 1) * ROWS)
+        rows = tl.load(q + token[:, None] * q_token + head * q_head + column[None, :], mask=inside, other=0.0)
+        context = tl.load(lens + seq).to(tl.int32)
+        prefix = context - num_queries + tile * ROWS  # tokens before the first query
+        position = context - num_queries + query
+        end = tl.minimum(context, prefix + ROWS)
+        whole_end = (prefix + 1) // TILE * TILE  # every query sees the keys of the tiles before
         begin = 0
-        if HAS_WINDOW:
-            begin = tl.maximum(context - num_queries + tile * ROWS - window + 1, 0) // TILE * TILE
+        factor = 1.0
+        if FP8:
+            scale = scale * tl.load(kv_scales)
+            factor = tl.load(kv_scales + 1)
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         result = tl.zeros([ROWS, DIM], tl.float32)
-        for start in range(begin, end, TILE):
-            at = start + key
-            is_key = at < end
-            block = tl.load(tables + seq * tables_seq + at // BLOCK_SIZE, mask=is_key, other=0)
-            place = block.to(tl.int64) * cache_block + at % BLOCK_SIZE * cache_offset + head // group * cache_head
-            both = is_key[:, None] & is_column[None, :]
-            keys = tl.load(k_cache + place[:, None] + column[None, :], mask=both, other=0.0)
-            scores = tl.dot(queries, tl.trans(keys.to(queries.dtype)), input_precision="ieee") * scale
-            seen = is_key[None, :] & (at[None, :] <= position[:, None])
-            if HAS_WINDOW:
-                seen = seen & (at[None, :] > position[:, None] - window)
-            scores = tl.where(seen, scores, float("-inf"))
-            new_top = tl.maximum(top, tl.max(scores, axis=1))
-            shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-            weights = tl.exp(scores - shift[:, None])
-            fade = tl.exp(top - shift)
-            total = total * fade + tl.sum(weights, axis=1)
-            values = tl.load(v_cache + place[:, None] + column[None, :], mask=both, other=0.0).to(queries.dtype)
-            result = result * fade[:, None] + tl.dot(weights.to(queries.dtype), values, input_precision="ieee")
-            top = new_top
+        table = tables + seq.to(tl.int64) * tables_seq
+        if HAS_WINDOW:
+            edge = tl.maximum(prefix - window + 1, 0) // TILE * TILE
+            begin = (
+                (tl.maximum(prefix + ROWS - window, 0) + TILE - 1) // TILE * TILE
+            )  # the last query sees these tiles whole
+            top, total, result = meet(
+                rows, position, top, total, result,
+                k_cache, v_cache, table, head // group, cache_block, cache_offset, cache_head,
+                edge, tl.minimum(begin, end), scale, cap, window,
+                HEAD_DIM, DIM, BLOCK_SIZE, TILE, True, HAS_WINDOW, HAS_CAP, FP8,
+            )  # fmt: skip
+            whole_end = tl.maximum(begin, whole_end)
+        top, total, result = meet(
+            rows, position, top, total, result,
+            k_cache, v_cache, table, head // group, cache_block, cache_offset, cache_head,
+            begin, whole_end, scale, cap, window,
+            HEAD_DIM, DIM, BLOCK_SIZE, TILE, False, HAS_WINDOW, HAS_CAP, FP8,
+        )  # fmt: skip
+        top, total, result = meet(
+            rows, position, top, total, result,
+            k_cache, v_cache, table, head // group, cache_block, cache_offset, cache_head,
+            whole_end, end, scale, cap, window,
+            HEAD_DIM, DIM, BLOCK_SIZE, TILE, True, HAS_WINDOW, HAS_CAP, FP8,
+        )  # fmt: skip
         if HAS_SINKS:
-            total += tl.exp(tl.load(sinks + head).to(tl.float32) - top)
-        total = tl.where(is_row, total, 1.0)  # rows beyond the queries have seen nothing
-        target = out + token[:, None] * out_token + head * out_head + column[None, :]
-        tl.store(target, (result / total[:, None]).to(out.dtype.element_ty), mask=inside)
+            total += tl.exp2(tl.load(sinks + head).to(tl.float32) * LOG2_E - top)
+        total = tl.where(total > 0.0, total, 1.0)  # rows beyond the queries may have seen nothing
+        target = out + (token * heads + head)[:, None] * HEAD_DIM + column[None, :]
+        tl.store(target, (result * (factor / total)[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
 def prefill_attention(
@@ -72,25 +90,40 @@ def prefill_attention(
     scale: float,
     window: int | None = None,
     sinks: torch.Tensor | None = None,
+    soft_cap: float | None = None,
+    kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As kernels/prefill_attention.py."""
     tokens, heads, head_dim = q.shape
-    group = heads // k_cache.shape[2]
-    check_launch("prefill_attention", "q", heads, "heads")
-    check_launch("prefill_attention", "batch", len(batch.host_q_lens), "sequences")
     assert k_cache.stride() == v_cache.stride(), "keys and values must be strided alike"
     assert q.stride(2) == k_cache.stride(3) == 1, "heads must be contiguous"
     out = torch.empty((tokens, heads, head_dim), dtype=q.dtype, device=q.device)
-    if not tokens:
+    if not out.numel():
         return out
     dim = max(16, triton.next_power_of_2(head_dim))
-    rows = 128 if dim <= 128 and max(batch.host_q_lens) > 64 else 64 if max(batch.host_q_lens) > 16 else 16
-    grid = (triton.cdiv(max(batch.host_q_lens), rows), heads, len(batch.host_q_lens))
-    _attend[grid](
-        q, k_cache, v_cache, batch.block_tables, batch.cu_seqlens_q, batch.context_lens, q if sinks is None else sinks, out,
-        q.stride(0), q.stride(1), *k_cache.stride()[:3], batch.block_tables.stride(0), out.stride(0), out.stride(1),
-        scale, window or 0, group, head_dim,
-        BLOCK_SIZE=k_cache.shape[1], ROWS=rows, DIM=dim, TILE=64,
-        HAS_WINDOW=window is not None, HAS_SINKS=sinks is not None, num_warps=8 if rows == 128 else 4, num_stages=2,
+    rows, tile, warps, stages = tiling(dim, max(batch.host_q_lens), q.element_size())
+    seqs = len(batch.host_q_lens)
+    tiles = tokens // rows + seqs
+    scale, cap = capped(scale, soft_cap)
+    _attend[(tiles * heads,)](
+        q, as_bytes(k_cache), as_bytes(v_cache), batch.block_tables, batch.cu_seqlens_q, batch.context_lens,
+        q if sinks is None else sinks, q if kv_scales is None else kv_scales, out,
+        q.stride(0), q.stride(1), *k_cache.stride()[:3], batch.block_tables.stride(0),
+        scale, cap, window or 0, heads, heads // k_cache.shape[2], seqs, tiles,
+        HEAD_DIM=head_dim, DIM=dim, BLOCK_SIZE=k_cache.shape[1], ROWS=rows, TILE=tile,
+        HAS_WINDOW=window is not None, HAS_SINKS=sinks is not None, HAS_CAP=soft_cap is not None,
+        FP8=conversion(kv_scales), num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
+
+
+def tiling(dim: int, longest: int, bytes_per_value: int) -> tuple[int, int, int, int]:
+    """Queries, keys, warps and stages of a tile for the longest chunk: three shapes at most for each width of head."""
+    if bytes_per_value == 4:  # no tensor cores under ieee precision: sums and operands share the registers
+        return (16, 32, 4, 3) if longest <= 16 or dim > 128 else (32, 32, 4, 3)
+    if longest <= 16:
+        return 16, max(16, min(64, 8192 // dim)), 4, 3
+    # Three stages, of which the block table has one: keys and values of two tiles in shared memory.
+    if dim <= 128:  # two warp groups of 64 rows, 252 registers a thread
+        return (128, 128, 8, 3) if longest > 64 else (64, 64, 4, 3)
+    return (128, 64, 8, 3) if longest > 64 and dim <= 256 else (64, max(16, 16384 // dim), 8, 3)

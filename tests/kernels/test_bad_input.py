@@ -14,8 +14,10 @@ from torch import Tensor
 from kernels import activation, checks, kv_write, linear, logprobs, moe, mxfp4, norm, penalties, qkv, rotary, sample
 from kernels.checks import ArgumentError
 from kernels.decode_attention import decode_attention
+from kernels.mla import mla_decode, mla_prefill
 from kernels.prefill_attention import prefill_attention
 from kernels.varlen import VarlenBatch
+from kernels.verify_attention import verify_attention
 from tests.closeness import assert_close
 
 BLOCKS, BLOCK_SIZE, KV_HEADS, HEAD_DIM = 6, 4, 2, 8
@@ -66,6 +68,28 @@ def prompts(seqs: int) -> Arguments:
         tuple(context_lens),
     )
     return {"q": torch.randn(2 * seqs, 4, HEAD_DIM), **caches(), "batch": batch, "scale": 0.3, "sinks": torch.randn(4)}
+
+
+def verifying(seqs: int) -> Arguments:
+    lens = torch.randint(3, 3 * BLOCK_SIZE + 1, (seqs,))
+    return decoding(seqs) | {"q": torch.randn(seqs, 3, 4, HEAD_DIM), "context_lens": lens}
+
+
+def in_fp8(arguments: Arguments) -> Arguments:
+    """With a cache in FP8."""
+    stored = {name: arguments[name].to(torch.float8_e4m3fn) for name in ("k_cache", "v_cache")}
+    return arguments | stored | {"kv_scales": torch.rand(2) + 0.5}
+
+
+def latent(arguments: Arguments, tokens: int) -> Arguments:
+    """The batch of other arguments."""
+    made = {
+        name: arguments[name]
+        for name in ("block_tables", "context_lens", "max_context_len", "batch", "scale")
+        if name in arguments
+    }
+    queries = {"q_latent": torch.randn(tokens, 5, 6), "q_rotary": torch.randn(tokens, 5, 2)}
+    return {**queries, "cache": torch.randn(BLOCKS, BLOCK_SIZE, 8), **made}
 
 
 def experts(tokens: int) -> Arguments:
@@ -136,6 +160,17 @@ OPERATIONS = [
         ("batch.block_tables.1",),
         indices=("batch.block_tables", "batch.context_lens"),
     ),
+    Operation("verify_attention", verify_attention, verifying, ("q.1", "block_tables.1"), indices=("block_tables", "context_lens")),
+    Operation("mla_decode", mla_decode, lambda n: latent(decoding(n), n), ("block_tables.1", "cache.0", "cache.1"), indices=("block_tables", "context_lens")),
+    Operation(
+        "mla_prefill",
+        mla_prefill,
+        lambda n: latent(prompts(n), 2 * n),
+        ("batch.block_tables.1", "cache.0", "cache.1"),
+        indices=("batch.block_tables", "batch.context_lens"),
+    ),
+    Operation("decode_attention in fp8", decode_attention, lambda n: in_fp8(decoding(n)), ("block_tables.1",), indices=("block_tables",)),
+    Operation("prefill_attention in fp8", prefill_attention, lambda n: in_fp8(prompts(n)), ("batch.block_tables.1",)),
     Operation(
         "linear",
         linear.linear,
@@ -223,7 +258,7 @@ def refused(operation: Operation, arguments: Arguments) -> ArgumentError:
     with pytest.raises(ArgumentError) as caught:
         operation.function(**arguments)
     error = caught.value
-    assert error.operation == operation.name or error.operation in ("linear", "silu_and_mul")
+    assert error.operation == operation.name.partition(" ")[0] or error.operation in ("linear", "silu_and_mul")
     known = {*arguments, *(place for place, _ in places(arguments))}
     assert (
         error.argument in known

@@ -16,13 +16,16 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from kernels.triton import activation, decode_attention, norm, prefill_attention, qkv
+from kernels.triton import activation, decode_attention, kv_write, mla, norm, prefill_attention, qkv, rotary, split_kv
 
-TENSORS = {"q", "x", "out", "weight", "residual", "new_residual", "qkv", "norm", "k_cache", "v_cache", "q_out"}
-TYPES = {"lens": "*i64", "tables": "*i64", "slots": "*i64", "starts": "*i32", "eps": "fp32", "scale": "fp32", "alpha": "fp32", "limit": "fp32"}
-FP32 = {"cos", "sin", "tops", "sums", "parts", "sinks"}
+TENSORS = {
+    "q", "k", "v", "x", "out", "weight", "residual", "new_residual", "qkv", "norm", "k_cache", "v_cache", "q_out", "q_latent", "q_rotary", "cache",
+}
+TYPES = {"lens": "*i64", "tables": "*i64", "slots": "*i64", "starts": "*i32"}
+TYPES |= dict.fromkeys(("eps", "scale", "cap", "alpha", "limit"), "fp32")
+FP32 = {"cos", "sin", "tops", "sums", "parts", "sinks", "kv_scales"}
 
-def compile(kernel, replaced=(), **constants):
+def compile(kernel, replaced=(), warps=4, stages=3, **constants):
     types = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -34,23 +37,43 @@ def compile(kernel, replaced=(), **constants):
         else:
             types[name] = TYPES.get(name, "i32")
     types.update(replaced)
-    compiled = triton.compile(ASTSource(kernel, types, constants), target=GPUTarget("cuda", 90, 32))
-    ptx = compiled.asm["ptx"]
-    print(kernel.__name__, constants, compiled.metadata.shared, "bytes shared", "wgmma" if "wgmma" in ptx else "")
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if types[name][0] == "*" or name.startswith("cache_")}
+    options = {"num_warps": warps, "num_stages": stages}
+    compiled = triton.compile(ASTSource(kernel, types, constants, aligned), target=GPUTarget("cuda", 90, 32), options=options)
+    ptx, shared = compiled.asm["ptx"], compiled.metadata.shared
+    print(kernel.__module__, kernel.__name__, constants, shared, "bytes shared", "wgmma" if "wgmma" in ptx else "")
+    assert shared <= 227 * 1024, "more than a block of threads has on Hopper"
 
 for adds in (False, True):
     compile(norm._rms_norm, ADDS=adds, BLOCK=4096)
 for kind in (0, 1, 2):
     compile(activation._gated, KIND=kind, BLOCK=1024)
-for has_norm in (False, True):
-    compile(qkv._rotate_and_cache, BLOCK=64, HAS_NORM=has_norm)
-for dim, flagged, rows in ((128, False, 128), (128, True, 16), (64, True, 64), (256, False, 64)):
-    flags = dict(HAS_WINDOW=flagged, HAS_SINKS=flagged)
-    direct = rows == 16
-    out = {} if direct else {"out": "*fp32"}
-    compile(decode_attention._attend, out, BLOCK_SIZE=16, GROUP=16, DIM=dim, TILE=64, DIRECT=direct, **flags)
-    compile(prefill_attention._attend, {"lens": "*i32"}, BLOCK_SIZE=16, ROWS=rows, DIM=dim, TILE=64, **flags)
-compile(decode_attention._join, DIM=128, HAS_SINKS=True)
+NO_FP8, FP8_BY_BITS, FP8 = 0, 1, 2
+BYTES = {"k_cache": "*u8", "v_cache": "*u8"}
+for has_norm, fp8 in ((False, NO_FP8), (True, FP8), (True, FP8_BY_BITS)):
+    compile(qkv._rotate_and_cache, BYTES if fp8 else (), warps=2, BLOCK_SIZE=16, HEADS=8, BLOCK=64, HAS_NORM=has_norm, FP8=fp8)
+compile(kv_write._kv_write, BYTES, warps=2, BLOCK_SIZE=16, HEADS=8, BLOCK=128, FP8=FP8)
+compile(rotary._rotary, warps=2, HEADS=8, BLOCK=64)
+
+def flags(of, fp8=NO_FP8):
+    return dict(HAS_WINDOW=of, HAS_SINKS=of, HAS_CAP=of, FP8=fp8)
+
+WANTED = (
+    (128, 16, False, flags(False)), (128, 64, True, flags(True)), (128, 16, False, flags(False, FP8)), (64, 16, False, flags(False, FP8_BY_BITS)),
+)
+for dim, rows, direct, more in WANTED:
+    types = ({} if direct else {"out": "*fp32"}) | (BYTES if more["FP8"] else {})
+    sizes = dict(HEAD_DIM=dim, DIM=dim, BLOCK_SIZE=16, ROWS=rows, TILE=decode_attention._TILE_VALUES // dim)
+    compile(decode_attention._attend, types, stages=decode_attention._STAGES, DIRECT=direct, **sizes, **more)
+for dim, longest, more in ((128, 2048, flags(False)), (256, 2048, flags(True)), (80, 30, flags(False, FP8))):
+    padded = triton.next_power_of_2(dim)
+    rows, tile, warps, stages = prefill_attention.tiling(padded, longest, 2)
+    types = {"lens": "*i32"} | (BYTES if more["FP8"] else {})
+    compile(prefill_attention._attend, types, warps, stages, HEAD_DIM=dim, DIM=padded, BLOCK_SIZE=16, ROWS=rows, TILE=tile, **more)
+LATENT = dict(LATENT=512, LATENT_DIM=512, ROTARY=64, ROTARY_DIM=64, BLOCK_SIZE=16, TILE=32)
+compile(mla._attend, {"out": "*fp32"}, 8, 5, ROWS=16, IS_PREFILL=False, DIRECT=False, **LATENT)
+compile(mla._attend, {"lens": "*i32"}, 8, 3, ROWS=64, IS_PREFILL=True, DIRECT=True, **LATENT)
+compile(split_kv._join, COLUMNS=512, DIM=512, CHUNK=16, HAS_SINKS=True)
 """
 
 

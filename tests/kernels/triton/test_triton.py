@@ -1,11 +1,6 @@
-"""Every Triton kernel against its plain form in fp64: odd shapes, strides, poisoned outputs.
+"""What the Triton forms promise beyond the catalogue, and the parts they share: numbers in FP8, tanh, splits, the numbering of tiles."""
 
-Without a GPU in fp32 and fp16 alone: the interpreter of Triton 3.6 to 3.9 holds bf16 as bit patterns and computes
-wrongly with them, without an exception. A GPU adds bf16. Tolerances are the storage type's unit roundoff times a few
-roundings; fp32's dot products under `ieee` precision add terms in another order, which costs the square root of their
-number.
-"""
-
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,173 +8,145 @@ import torch
 
 pytest.importorskip("triton")
 
-import kernels.activation as plain_activation
-import kernels.norm as plain_norm
-from kernels.triton import activation, norm
-from kernels.triton.decode_attention import decode_attention
-from kernels.triton.prefill_attention import prefill_attention
+import triton
+import triton.language as tl
+
+from kernels.catalogue import attention as catalogue
+from kernels.catalogue.operation import Arguments, Operation, copied
+from kernels.triton import split_kv
+from kernels.triton.fp8 import BY_BITS, BY_HARDWARE, _has_hardware, decode_fp8, encode_fp8
+from kernels.triton.paged_tiles import tanh
 from kernels.triton.qkv import rotate_and_cache
-from kernels.varlen import VarlenBatch
+from kernels.triton.varlen import sequence_of
 from tests.closeness import assert_close
-from tests.kernels.test_paged_attention import Paged, attention
 
-DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if torch.cuda.is_available() else [])]
-ROUNDOFF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+CONVERSIONS = [BY_BITS, *([BY_HARDWARE] if torch.cuda.is_available() and _has_hardware(torch.device("cuda")) else [])]
 
 
-@pytest.fixture(autouse=True)
-def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a kernel does not write is NaN; what tests draw is the same in every run."""
-    torch.manual_seed(11)
-    empty, empty_like = torch.empty, torch.empty_like
-
-    def poison(x: torch.Tensor) -> torch.Tensor:
-        return x.fill_(torch.nan) if x.is_floating_point() else x
-
-    monkeypatch.setattr(torch, "empty", lambda *a, **k: poison(empty(*a, **k)))
-    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poison(empty_like(*a, **k)))
+@triton.jit
+def _encode(x, out, BLOCK: tl.constexpr, FP8: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, encode_fp8(tl.load(x + i), FP8))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("tokens", "hidden"), [(0, 8), (1, 1), (3, 64), (5, 431)])
-def test_norms(tokens: int, hidden: int, dtype: torch.dtype) -> None:
-    wide = torch.randn(tokens, hidden + 3).to(dtype)
-    x, residual, weight = wide[:, :hidden], torch.randn(tokens, hidden).to(dtype), torch.randn(hidden).to(dtype)
-    assert_normed(x, weight, norm.rms_norm(x, weight, 1e-5), dtype)
-    normalised, summed = norm.add_rms_norm(x, residual, weight, 1e-5)
-    assert torch.equal(summed, x + residual)
-    assert_normed(x + residual, weight, normalised, dtype)
+@triton.jit
+def _decode(x, out, FP8: tl.constexpr):
+    i = tl.arange(0, 256)
+    tl.store(out + i, decode_fp8(tl.load(x + i), FP8))
 
 
-def assert_normed(x: torch.Tensor, weight: torch.Tensor, actual: torch.Tensor, dtype: torch.dtype) -> None:
-    assert actual.dtype == dtype
-    if x.numel():
-        exact = plain_norm.rms_norm(x.double(), weight.double(), 1e-5)
-        assert_close("norm", exact, actual, 3 * ROUNDOFF[dtype])
+@triton.jit
+def _tanh(x, out, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, tanh(tl.load(x + i)))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_head_norms_of_a_strided_projection(dtype: torch.dtype) -> None:
-    projected, weight = torch.randn(4, 5, 10).to(dtype), torch.randn(3, 10).to(dtype)
-    actual = norm.head_rms_norm(projected[:, :3], weight, 1e-6)
-    exact = plain_norm.head_rms_norm(projected[:, :3].double(), weight.double(), 1e-6)
-    assert_close("head norm", exact, actual, 6 * ROUNDOFF[dtype])  # the plain form computes in fp32
+@triton.jit
+def _number(starts, seqs, out, out_tile, rows_per_token, ROWS: tl.constexpr):
+    seq, tile = sequence_of(tl.program_id(0), starts, seqs, rows_per_token, ROWS)
+    tl.store(out + tl.program_id(0), seq)
+    tl.store(out_tile + tl.program_id(0), tile)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("tokens", "columns"), [(0, 4), (1, 1), (3, 1025), (7, 44)])
-@pytest.mark.parametrize(
-    ("name", "more"), [("silu_and_mul", ()), ("gelu_tanh_and_mul", ()), ("clamped_swiglu", (1.702, 0.9))]
-)
-def test_gated_activations(name: str, more: tuple[float, ...], tokens: int, columns: int, dtype: torch.dtype) -> None:
-    x = torch.randn(tokens, 2 * columns).to(dtype)
-    actual = getattr(activation, name)(x, *more)
-    exact = getattr(plain_activation, name)(x.double(), *more)
-    assert actual.dtype == dtype
-    if tokens:
-        assert_close(name, exact, actual, 12 * ROUNDOFF[dtype])  # up + 1 cancels where up is near -1
+@pytest.mark.parametrize("conversion", CONVERSIONS)
+def test_every_half_becomes_the_nearest_fp8(conversion: int) -> None:
+    halves = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(torch.float16).float()
+    # between two halves too, and on both sides of every tie
+    x = torch.cat((halves, halves * (1 + 2.0**-20), halves * (1 - 2.0**-20)))
+    out = torch.empty(x.shape, dtype=torch.uint8)
+    _encode[(x.numel() // 4096,)](x, out, BLOCK=4096, FP8=conversion)
+    expected = x.clamp(-448, 448).to(torch.float8_e4m3fn)
+    assert torch.equal(out.view(torch.float8_e4m3fn).isnan(), x.isnan())
+    known = ~x.isnan()
+    assert torch.equal(out[known], expected.view(torch.uint8)[known])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size"), [(4, 2, 16, 16), (5, 1, 10, 3)])
-@pytest.mark.parametrize("has_norm", [False, True])
-def test_heads_are_normalised_turned_and_cached(
-    heads: int, kv_heads: int, head_dim: int, block_size: int, has_norm: bool, dtype: torch.dtype
+@pytest.mark.parametrize("conversion", CONVERSIONS)
+def test_every_fp8_is_read_exactly(conversion: int) -> None:
+    codes = torch.arange(256).to(torch.uint8)
+    out = torch.empty(256, dtype=torch.float16)
+    _decode[(1,)](codes, out, FP8=conversion)
+    expected = codes.view(torch.float8_e4m3fn).half()
+    assert torch.equal(out.isnan(), expected.isnan())
+    assert torch.equal(out.nan_to_num(), expected.nan_to_num())
+
+
+def test_tanh_is_precise_relative_to_itself() -> None:
+    x = torch.cat((torch.logspace(-12, 1.5, 2000), -torch.logspace(-12, 1.5, 2000), torch.zeros(96)))
+    out = torch.empty_like(x)
+    _tanh[(1,)](x, out, BLOCK=4096)
+    exact = x.double().tanh()
+    error = ((out.double() - exact) / torch.where(exact == 0, 1.0, exact)).abs().max()
+    assert float(error) <= 4 * 2.0**-24
+
+
+@pytest.mark.parametrize("rows_per_token", [1, 5])
+@pytest.mark.parametrize("lens", [[1], [16], [0, 40, 0, 1, 15, 17], [3] * 300])
+def test_every_tile_of_a_batch_is_numbered_once(lens: list[int], rows_per_token: int) -> None:
+    rows = 16
+    starts = torch.tensor([0, *lens]).cumsum(0).int()
+    number = sum(lens) * rows_per_token // rows + len(lens)
+    seqs, tiles = torch.empty(number, dtype=torch.int32), torch.empty(number, dtype=torch.int32)
+    _number[(number,)](starts, len(lens), seqs, tiles, rows_per_token, ROWS=rows)
+    found = list(zip(seqs.tolist(), tiles.tolist(), strict=True))
+    wanted = [(seq, tile) for seq, n in enumerate(lens) for tile in range(-(-n * rows_per_token // rows))]
+    assert [pair for pair in found if pair[1] * rows < lens[pair[0]] * rows_per_token] == wanted
+
+
+ATTENTIONS = [pytest.param(operation, id=operation.name) for operation in catalogue.OPERATIONS]
+
+
+@pytest.mark.parametrize("operation", ATTENTIONS)
+def test_what_lies_beyond_a_context_is_never_read(operation: Operation) -> None:
+    for case in operation.cases[:4]:
+        given = case.make(torch.float32)
+        poisoned = copied(given)
+        for name in ("k_cache", "v_cache", "cache"):
+            if name in poisoned:  # the catalogue's tails hold loud numbers; NaN would survive a weight of zero
+                poisoned[name][poisoned[name] == 300.0] = torch.nan
+        assert torch.equal(operation.triton_form()(**given), operation.triton_form()(**poisoned))
+
+
+@pytest.mark.parametrize("operation", [p for p in ATTENTIONS if "prefill" not in str(p.id)])
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_a_split_context_gives_what_a_whole_one_gives(
+    operation: Operation, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokens, all_heads = 6, heads + 2 * kv_heads
-    qkv = (
-        torch.randn(tokens, all_heads * head_dim + 5)
-        .to(dtype)[:, : all_heads * head_dim]
-        .view(tokens, all_heads, head_dim)
+    monkeypatch.setattr(split_kv, "num_splits", lambda programs, keys, device: number)
+    for case in operation.cases:
+        given = case.make(torch.float32)
+        tokens = len(given["context_lens"])
+        if tokens:
+            expected = operation.reference(**{name: _double(value) for name, value in given.items()})
+            assert_close(case.name, expected, operation.triton_form()(**given), 10 * 2.0**-24)
+
+
+def _double(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def test_splits_are_enough_for_every_processor_and_none_is_tiny() -> None:
+    def splits(programs: int, keys: int) -> int:
+        return split_kv.num_splits(programs, keys, torch.device("cpu"))  # eight processors
+
+    assert splits(1, 100) == 1
+    assert splits(1, 8192) == 16, "two programs for each processor"
+    assert splits(1, 1 << 20) == 64, "eight rounds of long splits"
+    assert splits(1000, 1 << 20) == 1, "there are enough programs"
+    assert splits(4, 512) == 2, "no split has fewer than 256 keys"
+
+
+@pytest.mark.parametrize("make", [torch.zeros, torch.ones])
+def test_another_layer_of_the_arena_stays_as_it_was(make: Callable[..., torch.Tensor]) -> None:
+    arena = make(5, 2, 2, 4, 2, 8)
+    angles: Arguments = {"cos": torch.rand(6, 4), "sin": torch.rand(6, 4)}
+    rotate_and_cache(
+        torch.randn(6, 7, 8),
+        None,
+        0.0,
+        **angles,
+        k_cache=arena[:, 1, 0],
+        v_cache=arena[:, 1, 1],
+        slot_mapping=torch.randperm(20)[:6],
     )
-    angle = torch.rand(tokens, head_dim // 2) * 6
-    weight = torch.randn(heads + kv_heads, head_dim).to(dtype) if has_norm else None
-    arena = torch.zeros(9, 2, 2, block_size, kv_heads, head_dim, dtype=dtype)
-    slots = torch.randperm(9 * block_size)[:tokens]
-    caches = arena[:, 1, 0], arena[:, 1, 1]
-    queries = rotate_and_cache(qkv, weight, 1e-6, angle.cos(), angle.sin(), *caches, slots)
-
-    exact = qkv[:, : heads + kv_heads].double()
-    if weight is not None:
-        exact = exact / (exact.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
-    first, second = exact.chunk(2, -1)
-    cos, sin = angle.double().cos().unsqueeze(1), angle.double().sin().unsqueeze(1)
-    exact = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
-    blocks, offsets = slots // block_size, slots % block_size
-    assert_close("queries", exact[:, :heads], queries, 6 * ROUNDOFF[dtype])
-    assert_close("keys", exact[:, heads:], caches[0][blocks, offsets], 6 * ROUNDOFF[dtype])
-    assert torch.equal(caches[1][blocks, offsets], qkv[:, heads + kv_heads :])
-    untouched = torch.ones(9, block_size, dtype=torch.bool)
-    untouched[blocks, offsets] = False
-    assert bool((arena[:, 1].transpose(1, 2)[untouched] == 0).all()), "only the slots that were named are written"
-    assert bool((arena[:, 0] == 0).all()), "the other layer must stay untouched"
-
-
-ATTENTION: list[dict[str, Any]] = [
-    {},
-    {"window": 1},
-    {"window": 21},
-    {"window": 10_000},
-    {"sinks": True},
-    {"window": 21, "sinks": True},
-]
-SHAPES = [(4, 2, 16, 16), (6, 2, 10, 5), (3, 1, 24, 4)]  # heads, kv heads, head_dim, block_size
-
-
-def as_dtype(paged: Paged, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """The caches, and what the sequences hold, rounded alike; padded blocks and blocks of nobody hold NaN."""
-    both = torch.stack((paged.k_cache, paged.v_cache), dim=1).to(dtype)
-    used = torch.zeros(both.shape[0] * both.shape[2], dtype=torch.bool)
-    block_size = both.shape[2]
-    for table, k in zip(paged.block_tables, paged.k, strict=True):
-        positions = torch.arange(len(k))
-        used[table[positions // block_size] * block_size + positions % block_size] = True
-    poisoned = both.transpose(1, 2).flatten(0, 1).clone()
-    poisoned[~used] = torch.nan
-    both = poisoned.view(both.shape[0], block_size, 2, *both.shape[3:]).transpose(1, 2)
-    paged.k, paged.v = [k.to(dtype) for k in paged.k], [v.to(dtype) for v in paged.v]
-    return both[:, 0], both[:, 1]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size"), SHAPES)
-@pytest.mark.parametrize("lens", [[1], [70, 1, 300]])
-@pytest.mark.parametrize("kind", ATTENTION, ids=str)
-def test_decode_attention(
-    heads: int, kv_heads: int, head_dim: int, block_size: int, lens: list[int], kind: dict[str, Any], dtype: torch.dtype,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr("kernels.triton.decode_attention._LEAST_SPLIT", 128)  # several splits of short contexts
-    paged = Paged(lens, kv_heads, head_dim, block_size)
-    k_cache, v_cache = as_dtype(paged, dtype)
-    q = torch.randn(len(lens), heads, head_dim).to(dtype)
-    sinks = torch.randn(heads) if kind.get("sinks") else None
-    actual = decode_attention(
-        q, k_cache, v_cache, paged.block_tables, torch.tensor(lens), max(lens), 0.3, kind.get("window"), sinks
-    )
-    for i, (k, v) in enumerate(zip(paged.k, paged.v, strict=True)):
-        expected = attention(q[i : i + 1], k, v, 0.3, kind.get("window"), sinks)
-        assert_close(f"sequence {i}", expected[0], actual[i], 8 * ROUNDOFF[dtype])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size"), SHAPES)
-@pytest.mark.parametrize(("q_lens", "lens"), [([3], [3]), ([40, 1, 2], [90, 20, 2])])
-@pytest.mark.parametrize("kind", ATTENTION, ids=str)
-def test_prefill_attention(
-    heads: int, kv_heads: int, head_dim: int, block_size: int, q_lens: list[int], lens: list[int], kind: dict[str, Any],
-    dtype: torch.dtype,
-) -> None:  # fmt: skip
-    paged = Paged(lens, kv_heads, head_dim, block_size)
-    k_cache, v_cache = as_dtype(paged, dtype)
-    q = torch.randn(sum(q_lens), heads, head_dim).to(dtype)
-    sinks = torch.randn(heads) if kind.get("sinks") else None
-    batch = VarlenBatch(
-        paged.block_tables, torch.tensor([0, *q_lens]).cumsum(0).int(), torch.tensor(lens, dtype=torch.int32),
-        tuple(q_lens), tuple(lens),
-    )  # fmt: skip
-    actual = prefill_attention(q, k_cache, v_cache, batch, 0.3, kind.get("window"), sinks)
-    pieces = zip(torch.split(q, q_lens), torch.split(actual, q_lens), paged.k, paged.v, strict=True)
-    for i, (queries, got, k, v) in enumerate(pieces):
-        expected = attention(queries, k, v, 0.3, kind.get("window"), sinks)
-        assert_close(f"sequence {i}", expected, got, 8 * ROUNDOFF[dtype])
+    assert torch.equal(arena[:, 0], make(5, 2, 4, 2, 8))

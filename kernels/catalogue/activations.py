@@ -1,0 +1,76 @@
+"""Gated activations as the catalogue knows them."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import activation
+from kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
+
+_BANDWIDTH = Target(0.85, "copy")
+
+
+def _cases(**more: float) -> tuple[Case, ...]:
+    return tuple(_case(tokens, columns, more) for tokens, columns in ((0, 4), (1, 1), (3, 1025), (7, 44)))
+
+
+def _bench(**more: float) -> tuple[Case, ...]:
+    return tuple(_case(tokens, 14_336, more, _BANDWIDTH) for tokens in (64, 2048))
+
+
+def _case(tokens: int, columns: int, more: dict[str, float], target: Target | None = None) -> Case:
+    def make(dtype: torch.dtype) -> Arguments:
+        return {"x": torch.randn(tokens, 2 * columns).to(dtype), **more}
+
+    return Case(f"{tokens} x 2 x {columns}", make, target)
+
+
+def _silu(gate: Tensor, up: Tensor) -> Tensor:
+    return gate / (1 + (-gate).exp()) * up
+
+
+def _gelu_tanh(gate: Tensor, up: Tensor) -> Tensor:
+    return 0.5 * gate * (1 + (math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)).tanh()) * up
+
+
+def _clamped(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate / (1 + (-alpha * gate).exp()) * (up + 1)
+
+
+def _halved(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def reference(x: Tensor, **more: Any) -> Tensor:
+        return formula(*x.chunk(2, dim=-1), **more)
+
+    return reference
+
+
+def _cost(arguments: Arguments) -> Cost:
+    """Two read, one written."""
+    return Cost(size(arguments["x"]) * 3 // 2)
+
+
+def _operation(name: str, formula: Callable[..., Tensor], roundings: float, **more: float) -> Operation:
+    return Operation(
+        name=name,
+        function=getattr(activation, name),
+        triton=f"activation.{name}",
+        reference=_halved(formula),
+        roundings=roundings,
+        arithmetic=2,
+        cases=_cases(**more),
+        bench=_bench(**more),
+        cost=_cost,
+    )
+
+
+# Torch's plain form rounds between its steps: after the activation and after the product; fp32's share is the exponential's. The clamped one adds 1
+# to an `up` that may be near -1, of which each rounding before is then a larger part.
+OPERATIONS = (
+    _operation("silu_and_mul", _silu, 2),
+    _operation("gelu_tanh_and_mul", _gelu_tanh, 2),
+    _operation("clamped_swiglu", _clamped, 3, alpha=1.702, limit=0.9),
+)

@@ -1,0 +1,371 @@
+"""Paged attention as the catalogue knows it: decode, prefill and verify over grouped heads, and latent attention."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import decode_attention, mla, prefill_attention, verify_attention
+from kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
+from kernels.catalogue.paged import Heads, gathered, paged, varlen
+from kernels.fp8_cache import FP8
+from kernels.varlen import VarlenBatch
+
+_READ = Target(0.9, "read")
+_FUSED = Target(0.65, "rival")
+_ROWS = 1024  # queries whose scores the formula writes out at once
+
+Lens = tuple[int, ...]
+
+
+def _options(heads: Heads, scale: float, options: dict[str, Any]) -> Arguments:
+    """Of a case: window, sinks (True), soft_cap, fp8 (True)."""
+    made: Arguments = {"scale": scale, "window": options.get("window"), "soft_cap": options.get("soft_cap")}
+    made["sinks"] = torch.randn(heads.heads) if options.get("sinks") else None
+    # powers of two would not show a scale that is applied twice, or to the other
+    made["kv_scales"] = torch.tensor([0.7, 1.9]) if options.get("fp8") else None
+    return made
+
+
+def _named(heads: Heads, lens: Lens, q_lens: Lens | int | None, options: dict[str, Any]) -> str:
+    """Long batches by their number and longest context."""
+    batch = str(lens) if len(lens) < 6 else f"{len(lens)} of {max(lens)}"
+    queries = "" if q_lens is None else f", queries {q_lens}"
+    return f"{heads}, contexts {batch}{queries}" + "".join(f", {name} {value}" for name, value in options.items())
+
+
+def _decode(heads: Heads, lens: Lens, target: Target | None = None, layers: int = 2, **options: Any) -> Case:
+    def make(dtype: torch.dtype) -> Arguments:
+        q = torch.randn(len(lens), heads.heads, heads.head_dim).to(dtype)
+        return _over_cache(q, heads, lens, dtype, layers, options)
+
+    return Case(_named(heads, lens, None, options), make, target)
+
+
+def _verify(
+    heads: Heads, lens: Lens, queries: int, target: Target | None = None, layers: int = 2, **options: Any
+) -> Case:
+    def make(dtype: torch.dtype) -> Arguments:
+        q = torch.randn(len(lens), queries, heads.heads, heads.head_dim).to(dtype)
+        return _over_cache(q, heads, lens, dtype, layers, options)
+
+    return Case(_named(heads, lens, queries, options), make, target)
+
+
+def _over_cache(
+    q: Tensor, heads: Heads, lens: Lens, dtype: torch.dtype, layers: int, options: dict[str, Any]
+) -> Arguments:
+    cache = paged(lens, heads, FP8 if options.get("fp8") else dtype, layers)
+    made: Arguments = {"q": q, **cache._asdict(), "max_context_len": max(lens, default=0)}
+    return made | _options(heads, options.get("scale", heads.head_dim**-0.5), options)
+
+
+def _prefill(
+    heads: Heads, q_lens: Lens, lens: Lens, target: Target | None = None, layers: int = 2, **options: Any
+) -> Case:
+    """A benchmark's blocks lie in order, so that torch's own attention can read them as they are."""
+
+    def make(dtype: torch.dtype) -> Arguments:
+        k_cache, v_cache, tables, _ = paged(
+            lens, heads, FP8 if options.get("fp8") else dtype, layers, target is not None
+        )
+        if target is not None:
+            k_cache, v_cache = k_cache.contiguous(), v_cache.contiguous()
+        q = torch.randn(sum(q_lens), heads.heads, heads.head_dim).to(dtype)
+        made: Arguments = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "batch": varlen(tables, q_lens, lens)}
+        return made | _options(heads, options.get("scale", heads.head_dim**-0.5), options)
+
+    return Case(_named(heads, lens, q_lens, options), make, target)
+
+
+def _attended(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
+    soft_cap: float | None = None,
+    kv_scales: Tensor | None = None,
+) -> Tensor:
+    """The formula for one sequence, whose last tokens are q [queries, heads, dim]; k [context, kv_heads, dim], v [context, kv_heads, dim of v]."""
+    if kv_scales is not None:
+        k, v = k * kv_scales[0], v * kv_scales[1]
+    group = q.shape[1] // k.shape[1]
+    out = q.new_empty((*q.shape[:2], v.shape[2]))
+    at = torch.arange(len(k), device=q.device)
+    for first in range(0, len(q), _ROWS):
+        rows = q[first : first + _ROWS]
+        position = len(k) - len(q) + first + torch.arange(len(rows), device=q.device).unsqueeze(1)
+        unseen = at > position
+        if window is not None:
+            unseen = unseen | (at <= position - window)
+        for head in range(q.shape[1]):
+            scores = rows[:, head] @ k[:, head // group].T * scale
+            if soft_cap is not None:
+                scores = soft_cap * (scores / soft_cap).tanh()
+            scores = scores.masked_fill(unseen, -torch.inf)
+            if sinks is not None:  # a key more, which has a score and no value
+                scores = torch.cat((scores, sinks[head].expand(len(rows), 1)), dim=1)
+            out[first : first + _ROWS, head] = scores.softmax(1)[:, : len(k)] @ v[:, head // group]
+    return out
+
+
+def _each(q: Tensor, k_cache: Tensor, v_cache: Tensor, tables: Tensor, lens: Lens, q_lens: Lens, **rule: Any) -> Tensor:
+    """q [tokens, heads, dim]"""
+    pieces = zip(torch.split(q, list(q_lens)), tables, lens, strict=True)
+    outs = [_attended(piece, gathered(k_cache, t, n), gathered(v_cache, t, n), **rule) for piece, t, n in pieces]
+    return torch.cat(outs) if outs else q.new_empty((0, q.shape[1], v_cache.shape[3]))
+
+
+def _decoded(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor, max_context_len: int, **rule: Any
+) -> Tensor:  # fmt: skip
+    lens = tuple(context_lens.tolist())
+    assert max(lens, default=0) <= max_context_len
+    queries = q.shape[1] if q.dim() == 4 else 1
+    rows = q.reshape(-1, *q.shape[-2:])
+    out = _each(rows, k_cache, v_cache, block_tables, lens, (queries,) * len(lens), **rule)
+    return out.view(*q.shape[:-1], -1) if len(lens) else torch.empty_like(q)
+
+
+def _prefilled(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: VarlenBatch, **rule: Any) -> Tensor:
+    return _each(q, k_cache, v_cache, batch.block_tables, batch.host_context_lens, batch.host_q_lens, **rule)
+
+
+def _kv_cost(arguments: Arguments) -> Cost:
+    """Keys and values that are seen, each once."""
+    q, k_cache, window = arguments["q"], arguments["k_cache"], arguments["window"]
+    queries = q.shape[1] if q.dim() == 4 else 1
+    lens = [n if window is None else min(n, window + queries - 1) for n in arguments["context_lens"].tolist()]
+    token = 2 * k_cache.shape[2] * k_cache.shape[3]
+    return Cost(
+        2 * size(q) + sum(lens) * token * k_cache.element_size(), 4 * sum(lens) * queries * q.shape[-2] * q.shape[-1]
+    )
+
+
+def _pairs(q_lens: Lens, lens: Lens, window: int | None) -> int:
+    """Of a query and a key that it sees."""
+    return sum(
+        sum(min(i, window) for i in range(n - m + 1, n + 1)) if window is not None else m * (n - m) + m * (m + 1) // 2
+        for m, n in zip(q_lens, lens, strict=True)
+    )
+
+
+def _prefill_cost(arguments: Arguments) -> Cost:
+    q, k_cache, batch = arguments["q"], arguments["k_cache"], arguments["batch"]
+    pairs = _pairs(batch.host_q_lens, batch.host_context_lens, arguments["window"])
+    token = 2 * k_cache.shape[2] * k_cache.shape[3] * k_cache.element_size()
+    return Cost(2 * size(q) + sum(batch.host_context_lens) * token, 4 * pairs * q.shape[1] * q.shape[2])
+
+
+def _fused(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: VarlenBatch, scale: float, **rule: Any) -> Tensor:
+    """Of one prompt whose blocks lie in order."""
+    assert len(batch.host_q_lens) == 1
+    assert all(part is None for part in rule.values())
+    context = batch.host_context_lens[0]
+    k, v = (cache.flatten(0, 1)[:context].transpose(0, 1)[None] for cache in (k_cache, v_cache))
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q.transpose(0, 1)[None], k, v, is_causal=True, scale=scale, enable_gqa=True
+    )
+    return out[0].transpose(0, 1)
+
+
+def _mla_decode(
+    heads: int, latent: int, rotary: int, lens: Lens, block_size: int, target: Target | None = None
+) -> Case:
+    def make(dtype: torch.dtype) -> Arguments:
+        cache = paged(lens, Heads(heads, 1, latent + rotary, block_size), dtype, 1 if target else 2)
+        return _latent_queries(heads, latent, rotary, len(lens), dtype) | {
+            "cache": cache.k_cache.squeeze(2), "block_tables": cache.block_tables, "context_lens": cache.context_lens,
+            "max_context_len": max(lens, default=0), "scale": (latent + rotary) ** -0.5,
+        }  # fmt: skip
+
+    return Case(f"{heads} heads of {latent} + {rotary}, contexts {_short(lens)}, blocks of {block_size}", make, target)
+
+
+def _mla_prefill(
+    heads: int, latent: int, rotary: int, q_lens: Lens, lens: Lens, block_size: int, target: Target | None = None
+) -> Case:
+    def make(dtype: torch.dtype) -> Arguments:
+        cache = paged(lens, Heads(heads, 1, latent + rotary, block_size), dtype, 1 if target else 2)
+        return _latent_queries(heads, latent, rotary, sum(q_lens), dtype) | {
+            "cache": cache.k_cache.squeeze(2), "batch": varlen(cache.block_tables, q_lens, lens), "scale": (latent + rotary) ** -0.5,
+        }  # fmt: skip
+
+    name = f"{heads} heads of {latent} + {rotary}, queries {_short(q_lens)}, contexts {_short(lens)}"
+    return Case(name, make, target)
+
+
+def _short(lens: Lens) -> str:
+    return str(lens) if len(lens) < 6 else f"{len(lens)} of {max(lens)}"
+
+
+def _latent_queries(heads: int, latent: int, rotary: int, tokens: int, dtype: torch.dtype) -> Arguments:
+    return {
+        "q_latent": torch.randn(tokens, heads, latent).to(dtype),
+        "q_rotary": torch.randn(tokens, heads, rotary).to(dtype),
+    }
+
+
+def _as_one_head(q_latent: Tensor, q_rotary: Tensor, cache: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    one = cache.unsqueeze(2)
+    return torch.cat((q_latent, q_rotary), dim=2), one, one[..., : q_latent.shape[2]]
+
+
+def _mla_decoded(
+    q_latent: Tensor, q_rotary: Tensor, cache: Tensor, block_tables: Tensor, context_lens: Tensor, max_context_len: int, scale: float
+) -> Tensor:  # fmt: skip
+    lens = tuple(context_lens.tolist())
+    assert max(lens, default=0) <= max_context_len
+    q, k, v = _as_one_head(q_latent, q_rotary, cache)
+    return _each(q, k, v, block_tables, lens, (1,) * len(lens), scale=scale)
+
+
+def _mla_prefilled(q_latent: Tensor, q_rotary: Tensor, cache: Tensor, batch: VarlenBatch, scale: float) -> Tensor:
+    q, k, v = _as_one_head(q_latent, q_rotary, cache)
+    return _each(q, k, v, batch.block_tables, batch.host_context_lens, batch.host_q_lens, scale=scale)
+
+
+def _mla_cost(arguments: Arguments) -> Cost:
+    q, cache = arguments["q_latent"], arguments["cache"]
+    if "batch" in arguments:
+        lens, q_lens = arguments["batch"].host_context_lens, arguments["batch"].host_q_lens
+    else:
+        lens = tuple(arguments["context_lens"].tolist())
+        q_lens = (1,) * len(lens)
+    flops = 2 * (cache.shape[2] + q.shape[2]) * q.shape[1] * _pairs(q_lens, lens, None)
+    return Cost(2 * size(q) + size(arguments["q_rotary"]) + sum(lens) * cache.shape[2] * cache.element_size(), flops)
+
+
+_LLAMA_8B, _GPT_OSS, _GEMMA_2 = Heads(32, 8, 128, 16), Heads(64, 8, 64, 16), Heads(16, 8, 256, 16)
+_PLAIN, _ODD, _WIDE, _ALONE = Heads(4, 2, 16, 16), Heads(6, 2, 10, 5), Heads(16, 1, 24, 32), Heads(3, 3, 80, 3)
+
+# Weights are rounded to the storage type before they meet the values, and the result once. In fp32 the error of a score, in proportion to its size
+# (up to ten), is that of its weight; measured: five roundings at most, and a GPU's exp2 is off by two more.
+_ROUNDINGS, _ARITHMETIC = 2.0, 8.0
+
+DECODE_ATTENTION = Operation(
+    name="decode_attention",
+    function=decode_attention.decode_attention,
+    triton="decode_attention.decode_attention",
+    reference=_decoded,
+    roundings=_ROUNDINGS,
+    arithmetic=_ARITHMETIC,
+    cases=(
+        _decode(_PLAIN, ()),
+        _decode(_PLAIN, (1,)),
+        _decode(_PLAIN, (16, 600, 1)),
+        _decode(_ODD, (7, 301)),
+        _decode(_WIDE, (33, 270), sinks=True),
+        _decode(_ALONE, (50,)),
+        _decode(_ODD, (70, 1, 300), window=1),
+        _decode(_PLAIN, (300, 20, 2), window=21, sinks=True),
+        _decode(_PLAIN, (30, 400), window=290),
+        _decode(_ODD, (40,), window=10_000),
+        _decode(_ODD, (40, 301), soft_cap=1.5, scale=1.0),
+        _decode(_PLAIN, (90, 30), soft_cap=50.0, window=40, sinks=True),
+        _decode(_PLAIN, (300, 17), fp8=True),
+        _decode(_ODD, (1, 80), fp8=True, window=33, sinks=True, soft_cap=4.0),
+    ),
+    bench=(
+        *(_decode(_LLAMA_8B, (8192,) * seqs, _READ, layers=1) for seqs in (1, 8, 64)),
+        _decode(_LLAMA_8B, (131_072,), _READ, layers=1),
+        _decode(_LLAMA_8B, (8192,) * 64, _READ, layers=1, fp8=True),
+        _decode(_GPT_OSS, (8192,) * 32, _READ, layers=1, sinks=True),
+        _decode(_GEMMA_2, (8192,) * 16, _READ, layers=1, soft_cap=50.0),
+    ),
+    cost=_kv_cost,
+)
+VERIFY_ATTENTION = Operation(
+    name="verify_attention",
+    function=verify_attention.verify_attention,
+    triton="verify_attention.verify_attention",
+    reference=_decoded,
+    roundings=_ROUNDINGS,
+    arithmetic=_ARITHMETIC,
+    cases=(
+        _verify(_PLAIN, (), 3),
+        _verify(_PLAIN, (5,), 5),
+        _verify(_PLAIN, (300, 9, 20), 4),
+        _verify(_ODD, (40, 6), 6, window=5, sinks=True),
+        _verify(_WIDE, (70, 31), 5),  # 80 rows: two tiles
+        _verify(_ODD, (300, 40), 3, window=270),
+        _verify(_ALONE, (20,), 2, soft_cap=2.0),
+        _verify(_PLAIN, (33, 90), 4, fp8=True),
+    ),
+    bench=(
+        _verify(_LLAMA_8B, (8192,) * 8, 4, _READ, layers=1),
+        _verify(_LLAMA_8B, (8192,) * 64, 4, _READ, layers=1),
+        _verify(_LLAMA_8B, (8192,) * 8, 8, _READ, layers=1),
+    ),
+    cost=_kv_cost,
+)
+PREFILL_ATTENTION = Operation(
+    name="prefill_attention",
+    function=prefill_attention.prefill_attention,
+    triton="prefill_attention.prefill_attention",
+    reference=_prefilled,
+    roundings=_ROUNDINGS,
+    arithmetic=_ARITHMETIC,
+    cases=(
+        _prefill(_PLAIN, (), ()),
+        _prefill(_PLAIN, (3,), (3,)),
+        _prefill(_PLAIN, (40, 1, 2), (90, 20, 2)),
+        _prefill(_ODD, (130, 17), (301, 17)),
+        _prefill(_WIDE, (20,), (70,), sinks=True),
+        _prefill(_ALONE, (70, 3), (70, 40)),
+        _prefill(_ODD, (9, 1), (40, 20), window=1),
+        _prefill(_PLAIN, (70, 30), (200, 30), window=21, sinks=True),
+        _prefill(_PLAIN, (150,), (420,), window=200),
+        _prefill(_PLAIN, (60,), (300,), window=10_000),
+        _prefill(_ODD, (40, 5), (40, 60), soft_cap=1.5, scale=1.0),
+        _prefill(_PLAIN, (20, 3), (33, 60), fp8=True),
+        _prefill(_ODD, (70,), (99,), fp8=True, window=33, sinks=True, soft_cap=4.0),
+    ),
+    bench=(
+        _prefill(_LLAMA_8B, (4096,), (4096,), _FUSED, layers=1),
+        _prefill(_LLAMA_8B, (16_384,), (16_384,), _FUSED, layers=1),
+    ),
+    cost=_prefill_cost,
+    rivals={"SDPA": _fused},
+)
+MLA_DECODE = Operation(
+    name="mla_decode",
+    function=mla.mla_decode,
+    triton="mla.mla_decode",
+    reference=_mla_decoded,
+    roundings=_ROUNDINGS,
+    arithmetic=_ARITHMETIC,
+    cases=(
+        _mla_decode(4, 32, 16, (), 16),
+        _mla_decode(4, 32, 16, (1,), 16),
+        _mla_decode(16, 32, 16, (300, 16, 90), 16),
+        _mla_decode(5, 24, 6, (40, 301), 5),
+        _mla_decode(70, 16, 8, (33, 7), 3),  # two tiles of heads, the second nearly empty
+    ),
+    bench=(
+        _mla_decode(
+            128, 512, 64, (8192,) * 64, 16, Target(0.5, "matmul")
+        ),  # 242 operations a byte: both limits are near
+        _mla_decode(16, 512, 64, (8192,) * 64, 16, _READ),
+    ),
+    cost=_mla_cost,
+)
+MLA_PREFILL = Operation(
+    name="mla_prefill",
+    function=mla.mla_prefill,
+    triton="mla.mla_prefill",
+    reference=_mla_prefilled,
+    roundings=_ROUNDINGS,
+    arithmetic=_ARITHMETIC,
+    cases=(
+        _mla_prefill(4, 32, 16, (), (), 16),
+        _mla_prefill(4, 32, 16, (3, 20, 1), (3, 70, 33), 16),
+        _mla_prefill(5, 24, 6, (40, 9), (90, 9), 5),
+        _mla_prefill(70, 16, 8, (3,), (50,), 3),
+    ),
+    bench=(_mla_prefill(16, 512, 64, (4096,), (4096,), 16, Target(0.4, "matmul")),),
+    cost=_mla_cost,
+)
+OPERATIONS = (DECODE_ATTENTION, VERIFY_ATTENTION, PREFILL_ATTENTION, MLA_DECODE, MLA_PREFILL)

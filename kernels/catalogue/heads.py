@@ -1,0 +1,174 @@
+"""From projection to attention, as the catalogue knows it: rotation, cache writes, and both in one."""
+
+import torch
+from torch import Tensor
+
+from kernels import kv_write, qkv, rotary
+from kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
+from kernels.catalogue.paged import Heads
+from kernels.fp8_cache import FP8, LARGEST
+
+_BANDWIDTH = Target(0.85, "copy")
+_EPS = 1e-6
+_LAYERS = 2
+
+
+def _angles(tokens: int, head_dim: int) -> Arguments:
+    angles = torch.rand(tokens, head_dim // 2) * 6
+    return {"cos": angles.cos(), "sin": angles.sin()}
+
+
+def _caches(num_blocks: int, heads: Heads, dtype: torch.dtype) -> Arguments:
+    """One layer of an arena, of zeros."""
+    arena = torch.zeros(num_blocks, _LAYERS, 2, heads.block_size, heads.kv_heads, heads.head_dim, dtype=dtype)
+    return {"k_cache": arena[:, 1, 0], "v_cache": arena[:, 1, 1]}
+
+
+def _written(tokens: int, heads: Heads, dtype: torch.dtype, fp8: bool) -> Arguments:
+    """Caches, and slots for the tokens scattered over them. Some keys and values are beyond what FP8 holds."""
+    num_blocks = -(-tokens // heads.block_size) + 3
+    made = _caches(num_blocks, heads, FP8 if fp8 else dtype)
+    made["slot_mapping"] = torch.randperm(num_blocks * heads.block_size)[:tokens]
+    made["kv_scales"] = torch.tensor([0.03, 0.005]) if fp8 else None
+    return made
+
+
+def _rotary(tokens: int, heads: int, head_dim: int, target: Target | None = None) -> Case:
+    """Some heads of a projection: its others lie between two tokens."""
+
+    def make(dtype: torch.dtype) -> Arguments:
+        return {"x": torch.randn(tokens, heads + 2, head_dim).to(dtype)[:, :heads]} | _angles(tokens, head_dim)
+
+    return Case(f"{tokens} x {heads} x {head_dim}", make, target)
+
+
+def _kv_write(tokens: int, heads: Heads, fp8: bool, target: Target | None = None) -> Case:
+    def make(dtype: torch.dtype) -> Arguments:
+        projected = torch.randn(tokens, heads.heads + 2 * heads.kv_heads, heads.head_dim).to(dtype)
+        _, k, v = torch.split(projected, [heads.heads, heads.kv_heads, heads.kv_heads], dim=1)
+        return {"k": k, "v": v} | _written(tokens, heads, dtype, fp8)
+
+    return Case(f"{tokens} tokens, {heads}" + (", fp8" if fp8 else ""), make, target)
+
+
+def _fused(
+    tokens: int, heads: Heads, norm: bool, fp8: bool = False, gap: int = 0, target: Target | None = None
+) -> Case:
+    """`gap`: columns between two tokens' heads that are not theirs."""
+
+    def make(dtype: torch.dtype) -> Arguments:
+        all_heads = heads.heads + 2 * heads.kv_heads
+        rows = torch.randn(tokens, all_heads * heads.head_dim + gap).to(dtype)[:, : all_heads * heads.head_dim]
+        weight = torch.randn(heads.heads + heads.kv_heads, heads.head_dim).to(dtype) if norm else None
+        return (
+            {"qkv": rows.view(tokens, all_heads, heads.head_dim), "norm": weight, "eps": _EPS}
+            | _angles(tokens, heads.head_dim)
+            | _written(tokens, heads, dtype, fp8)
+        )
+
+    kinds = (", normed" if norm else "") + (", fp8" if fp8 else "") + (", strided" if gap else "")
+    return Case(f"{tokens} tokens, {heads}{kinds}", make, target)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    pairs = torch.complex(first, second) * torch.complex(cos, sin).unsqueeze(1)
+    return torch.cat((pairs.real, pairs.imag), dim=-1)
+
+
+def _kept(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, kv_scales: Tensor | None
+) -> None:
+    for place, x, scale in zip((k_cache, v_cache), (k, v), (1.0, 1.0) if kv_scales is None else kv_scales, strict=True):
+        stored = x if kv_scales is None else (x / scale).clamp(-LARGEST, LARGEST)
+        for slot, row in zip(slot_mapping.tolist(), stored, strict=True):
+            place[slot // place.shape[1], slot % place.shape[1]] = row
+
+
+def _normed_turned_kept(
+    qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor,
+    kv_scales: Tensor | None,
+) -> Tensor:  # fmt: skip
+    kv_heads = k_cache.shape[2]
+    heads = qkv.shape[1] - 2 * kv_heads
+    qk = qkv[:, : heads + kv_heads]
+    if norm is not None:
+        qk = qk / (qk.square().mean(-1, keepdim=True) + eps).sqrt() * norm
+    qk = _turned(qk, cos, sin)
+    _kept(qk[:, heads:], qkv[:, heads + kv_heads :], k_cache, v_cache, slot_mapping, kv_scales)
+    return qk[:, :heads]
+
+
+def _rotary_cost(arguments: Arguments) -> Cost:
+    return Cost(2 * size(arguments["x"]) + size(arguments["cos"], arguments["sin"]))
+
+
+def _kv_write_cost(arguments: Arguments) -> Cost:
+    k, width = arguments["k"], arguments["k_cache"].element_size()
+    return Cost(2 * size(k) + 2 * k.numel() * width + size(arguments["slot_mapping"]))
+
+
+def _fused_cost(arguments: Arguments) -> Cost:
+    qkv, k_cache = arguments["qkv"], arguments["k_cache"]
+    kept = 2 * qkv.shape[0] * k_cache.shape[2] * k_cache.shape[3]
+    asked = qkv.numel() - kept
+    small = size(arguments["cos"], arguments["sin"], arguments["slot_mapping"], arguments["norm"])
+    return Cost(size(qkv) + asked * qkv.element_size() + kept * k_cache.element_size() + small)
+
+
+_PLAIN, _ODD, _LARGE = Heads(4, 2, 16, 16), Heads(5, 1, 10, 3), Heads(32, 8, 128, 16)
+
+# The result is rounded to the storage type; before, in fp32, two products and their sum.
+ROTARY = Operation(
+    name="rotary",
+    function=rotary.rotary,
+    triton="rotary.rotary",
+    reference=_turned,
+    roundings=1,
+    arithmetic=2,
+    cases=(_rotary(0, 2, 8), _rotary(1, 1, 2), _rotary(4, 3, 10), _rotary(3, 5, 84)),
+    bench=(_rotary(64, 40, 128, _BANDWIDTH), _rotary(4096, 40, 128, _BANDWIDTH)),
+    cost=_rotary_cost,
+)
+# A copy, or one rounding to FP8.
+KV_WRITE = Operation(
+    name="kv_write",
+    function=kv_write.kv_write,
+    triton="kv_write.kv_write",
+    reference=_kept,
+    roundings=0,
+    cases=tuple(_kv_write(tokens, heads, fp8) for tokens, heads in ((0, _PLAIN), (6, _PLAIN), (23, _ODD)) for fp8 in (False, True)),
+    bench=tuple(_kv_write(4096, _LARGE, fp8, _BANDWIDTH) for fp8 in (False, True)),
+    cost=_kv_write_cost,
+    changes=("k_cache", "v_cache"),
+)  # fmt: skip
+# Rounded to the storage type between norm and rotation, and at the end; in fp32 as norm and rotation.
+ROTATE_AND_CACHE = Operation(
+    name="rotate_and_cache",
+    function=qkv.rotate_and_cache,
+    triton="qkv.rotate_and_cache",
+    reference=_normed_turned_kept,
+    roundings=2,
+    arithmetic=4,
+    cases=(
+        _fused(0, _PLAIN, norm=False),
+        _fused(6, _PLAIN, norm=False),
+        _fused(6, _PLAIN, norm=True),
+        _fused(7, _ODD, norm=True, gap=5),
+        _fused(7, _ODD, norm=False, gap=5),
+        _fused(3, Heads(17, 3, 42, 4), norm=True),
+        _fused(1, _LARGE, norm=True),
+        _fused(6, _PLAIN, norm=True, fp8=True),
+        _fused(23, _ODD, norm=False, fp8=True),
+    ),
+    bench=(
+        _fused(64, _LARGE, norm=False, target=_BANDWIDTH),
+        _fused(4096, _LARGE, norm=False, target=_BANDWIDTH),
+        _fused(4096, _LARGE, norm=True, target=_BANDWIDTH),
+        _fused(4096, _LARGE, norm=False, fp8=True, target=_BANDWIDTH),
+    ),
+    cost=_fused_cost,
+    changes=("k_cache", "v_cache"),
+    scratch=("qkv",),
+)
+OPERATIONS = (ROTARY, KV_WRITE, ROTATE_AND_CACHE)

@@ -1,0 +1,188 @@
+"""Latent attention in absorbed form, decode and prefill: rows are (query, head) pairs, because all heads meet the same latent vectors, which are read
+once as keys and as values. Decode splits each context among programs.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.triton.paged_tiles import LOG2_E, load_rows, weigh
+from kernels.triton.split_kv import Splits, join, split, write_part
+from kernels.triton.varlen import sequence_of
+from kernels.varlen import VarlenBatch
+
+_UNSPECIALIZED = ["tables_seq", "seqs", "tiles", "split_len", "splits"]  # as decode_attention's
+
+
+@triton.jit(do_not_specialize=_UNSPECIALIZED)
+def _attend(
+    q_latent, q_rotary, cache, tables, starts, lens, out, tops, sums,
+    latent_token, latent_head, rotary_token, rotary_head, cache_block, cache_offset, tables_seq,
+    scale, heads, seqs, tiles, split_len, splits,
+    LATENT: tl.constexpr, LATENT_DIM: tl.constexpr, ROTARY: tl.constexpr, ROTARY_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr, IS_PREFILL: tl.constexpr, DIRECT: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    if IS_PREFILL:
+        seq, tile = sequence_of(tiles - 1 - program, starts, seqs, heads, ROWS)
+        first = tl.load(starts + seq)
+        num_queries, split_index = tl.load(starts + seq + 1) - first, 0
+    else:  # tiles of one sequence's heads side by side
+        tile, split_index, seq = program % tiles, program // tiles % splits, program // tiles // splits
+        first, num_queries = seq, 1
+    if tile * ROWS < num_queries * heads:
+        row = tile * ROWS + tl.arange(0, ROWS)
+        query, head = row // heads, row % heads
+        is_row = query < num_queries
+        latent, rotary = tl.arange(0, LATENT_DIM), tl.arange(0, ROTARY_DIM)
+        token = (first + query).to(tl.int64)
+        rows = tl.load(
+            q_latent + (token * latent_token + head * latent_head)[:, None] + latent[None, :],
+            mask=is_row[:, None] & (latent < LATENT)[None, :], other=0.0,
+        )  # fmt: skip
+        turned_rows = tl.load(
+            q_rotary + (token * rotary_token + head * rotary_head)[:, None] + rotary[None, :],
+            mask=is_row[:, None] & (rotary < ROTARY)[None, :], other=0.0,
+        )  # fmt: skip
+        context = tl.load(lens + seq).to(tl.int32)
+        first_position = context - num_queries + tile * ROWS // heads
+        begin = split_index * split_len
+        end = tl.minimum(
+            begin + split_len, tl.minimum(context, context - num_queries + (tile * ROWS + ROWS - 1) // heads + 1)
+        )
+        whole_end = tl.maximum(
+            begin, tl.minimum(end, first_position + 1) // TILE * TILE
+        )  # every query sees the tiles before
+        top = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        result = tl.zeros([ROWS, LATENT_DIM], tl.float32)
+        table = tables + seq.to(tl.int64) * tables_seq
+        top, total, result = _meet(
+            rows, turned_rows, context - num_queries + query, top, total, result, cache, table, cache_block, cache_offset,
+            begin, whole_end, scale, LATENT, LATENT_DIM, ROTARY, ROTARY_DIM, BLOCK_SIZE, TILE, False,
+        )  # fmt: skip
+        top, total, result = _meet(
+            rows, turned_rows, context - num_queries + query, top, total, result, cache, table, cache_block, cache_offset,
+            whole_end, end, scale, LATENT, LATENT_DIM, ROTARY, ROTARY_DIM, BLOCK_SIZE, TILE, True,
+        )  # fmt: skip
+        write_part(
+            out, tops, sums, out, token * heads + head, head, is_row, top, total, result, 1.0, split_index, splits,
+            LATENT, LATENT_DIM, False, DIRECT,
+        )  # fmt: skip
+
+
+@triton.jit
+def _meet(
+    rows, turned_rows, position, top, total, result, cache, table, cache_block, cache_offset, begin, end, scale,
+    LATENT: tl.constexpr, LATENT_DIM: tl.constexpr, ROTARY: tl.constexpr, ROTARY_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """As paged_tiles.meet, with what all heads share."""
+    latent, rotary, key = tl.arange(0, LATENT_DIM), tl.arange(0, ROTARY_DIM), tl.arange(0, TILE)
+    for start in range(begin, end, TILE):
+        at = start + key
+        is_key = at < end
+        block = tl.load(table + at // BLOCK_SIZE, mask=is_key, other=0)
+        place = (block.to(tl.int64) * cache_block + at % BLOCK_SIZE * cache_offset)[:, None]
+        shared = load_rows(cache, place + latent[None, :], is_key, latent, LATENT, LATENT_DIM, MASKED)
+        turned = load_rows(cache + LATENT, place + rotary[None, :], is_key, rotary, ROTARY, ROTARY_DIM, MASKED)
+        scores = tl.dot(rows, tl.trans(shared), input_precision="ieee")
+        scores = tl.dot(turned_rows, tl.trans(turned), scores, input_precision="ieee") * scale
+        if MASKED:
+            scores = tl.where(at[None, :] <= position[:, None], scores, float("-inf"))
+        weights, fade, top, total = weigh(scores, top, total, MASKED)
+        result = tl.dot(weights.to(shared.dtype), shared, result * fade[:, None], input_precision="ieee")
+    return top, total, result
+
+
+def mla_decode(
+    q_latent: torch.Tensor,
+    q_rotary: torch.Tensor,
+    cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    max_context_len: int,
+    scale: float,
+) -> torch.Tensor:
+    """As kernels/mla.py; whatever lies in padded positions is never read."""
+    seqs, heads, _ = q_latent.shape
+    out = torch.empty(q_latent.shape, dtype=q_latent.dtype, device=q_latent.device)
+    if not out.numel():
+        return out
+    rows = _rows(heads, q_latent.dtype)
+    tiles = triton.cdiv(heads, rows)
+    splits = split(out, seqs * tiles, max_context_len, _tile(q_latent.dtype))
+    programs = seqs * tiles * splits.number
+    _launch(
+        programs,
+        q_latent,
+        q_rotary,
+        cache,
+        block_tables,
+        context_lens,
+        context_lens,
+        splits,
+        scale,
+        seqs,
+        tiles,
+        rows,
+        False,
+    )
+    join(splits, None, heads, out)
+    return out
+
+
+def mla_prefill(
+    q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor, batch: VarlenBatch, scale: float
+) -> torch.Tensor:
+    """As kernels/mla.py."""
+    tokens, heads, _ = q_latent.shape
+    out = torch.empty(q_latent.shape, dtype=q_latent.dtype, device=q_latent.device)
+    if not out.numel():
+        return out
+    tables, starts, lens = batch[:3]
+    rows = _rows(max(batch.host_q_lens) * heads, q_latent.dtype)
+    seqs = len(batch.host_q_lens)
+    tiles = tokens * heads // rows + seqs
+    whole = Splits(1, max(batch.host_context_lens), out, out, out)
+    _launch(tiles, q_latent, q_rotary, cache, tables, starts, lens, whole, scale, seqs, tiles, rows, True)
+    return out
+
+
+def _launch(
+    programs: int,
+    q_latent: torch.Tensor,
+    q_rotary: torch.Tensor,
+    cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    starts: torch.Tensor,
+    context_lens: torch.Tensor,
+    splits: Splits,
+    scale: float,
+    seqs: int,
+    tiles: int,
+    rows: int,
+    is_prefill: bool,
+) -> None:
+    _, heads, latent = q_latent.shape
+    rotary = q_rotary.shape[2]
+    assert q_latent.stride(2) == q_rotary.stride(2) == cache.stride(2) == 1, "vectors must be contiguous"
+    _attend[(programs,)](
+        q_latent, q_rotary, cache, block_tables, starts, context_lens, splits.parts, splits.tops, splits.sums,
+        *q_latent.stride()[:2], *q_rotary.stride()[:2], *cache.stride()[:2], block_tables.stride(0),
+        scale * LOG2_E.value, heads, seqs, tiles, splits.length, splits.number,
+        LATENT=latent, LATENT_DIM=max(16, triton.next_power_of_2(latent)),
+        ROTARY=rotary, ROTARY_DIM=max(16, triton.next_power_of_2(rotary)), BLOCK_SIZE=cache.shape[1],
+        ROWS=rows, TILE=_tile(q_latent.dtype), IS_PREFILL=is_prefill, DIRECT=splits.number == 1,
+        num_warps=8, num_stages=3 if rows == 64 else 5,
+    )  # fmt: skip
+
+
+def _rows(wanted: int, dtype: torch.dtype) -> int:
+    """16 rows fill the smallest tensor-core product; 64, one of Hopper's warp groups, whose sums over 512 columns are 128 registers a thread."""
+    return min(16 if dtype == torch.float32 else 64, max(16, triton.next_power_of_2(wanted)))
+
+
+def _tile(dtype: torch.dtype) -> int:
+    """Keys: 32 of 576 values of two bytes are 36 KiB, and two such tiles lie in shared memory beside 72 KiB of queries."""
+    return 16 if dtype == torch.float32 else 32
