@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -51,34 +52,47 @@ def main() -> int:
 
 
 def check(device: str, paths: tuple[str, ...] | list[str]) -> int:
-    """The suites of kernels/ and engine/ with their tensors on `device`. The project's own pytest settings are left aside: they name plugins that
-    a bare machine lacks."""
+    """The suites of kernels/ and engine/ with their tensors on `device`, one process each, so that what hangs or dies leaves the other's results."""
     left_out = unimportable(paths)
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        command = [
-            sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(ROOT), "-p", "no:cacheprovider", "--import-mode=importlib",
-            "-m", "not slow", f"--junitxml={report}", *workers(), *(f"--ignore={ROOT / path}" for path in left_out), *paths,
-        ]  # fmt: skip
-        environment = {**os.environ, "PILOTLIGHT_TEST_DEVICE": device, "PYTHONPATH": str(ROOT)}
-        try:
-            status = subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=CHECK_S).returncode
-        except subprocess.TimeoutExpired:
-            print(f"The tests did not end within {CHECK_S:g} s.")
-            status = TOO_LATE
-        counts = by_file(report) if report.exists() else {}
-    results = {"device": device, "status": status, "files": counts, "left_out": left_out}
+    counts: dict[str, dict[str, Any]] = {}
+    statuses: dict[str, int] = {}
+    end = time.monotonic() + CHECK_S
+    for path in paths:
+        ignored = [f"--ignore={ROOT / name}" for name in left_out if name.startswith(path)]
+        statuses[path], found = run_suite(path, device, ignored, max(0.1, end - time.monotonic()))
+        counts |= found
+    status = max(statuses.values(), key=abs)
+    results = {"device": device, "status": status, "suites": statuses, "files": counts, "left_out": left_out}
     show(results)
     if device == "cuda" or os.environ.get("OUT"):
         print(f"Record: {write_record('check', results, ('torch', 'triton', 'pytest'))}")
     return status
 
 
-def workers() -> list[str]:
-    """Several processes where pytest-xdist is there: most of the time goes into compiling on the host."""
-    if importlib.util.find_spec("xdist") is None:
-        return []
-    return ["-n", str(min(8, os.cpu_count() or 1)), "--dist", "loadfile"]
+def run_suite(path: str, device: str, ignored: list[str], limit_s: float) -> tuple[int, dict[str, dict[str, Any]]]:
+    """The project's own pytest settings are left aside: they name plugins that a bare machine lacks."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [
+            sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(ROOT), "-p", "no:cacheprovider", "--import-mode=importlib",
+            "-m", "not slow", f"--junitxml={report}", *plugins(), *ignored, path,
+        ]  # fmt: skip
+        environment = {**os.environ, "PILOTLIGHT_TEST_DEVICE": device, "PYTHONPATH": str(ROOT)}
+        try:
+            status = subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=limit_s).returncode
+        except subprocess.TimeoutExpired:
+            print(f"{path} did not end within {limit_s:.0f} s.")
+            status = TOO_LATE
+        return status, by_file(report) if report.exists() else {}
+
+
+def plugins() -> list[str]:
+    """Several processes where pytest-xdist is there, since most of the time goes into compiling on the host; an end for each test where
+    pytest-timeout is."""
+    options = ["--timeout=120"] if importlib.util.find_spec("pytest_timeout") is not None else []
+    if importlib.util.find_spec("xdist") is not None:
+        options += ["-n", str(min(8, os.cpu_count() or 1)), "--dist", "loadfile"]
+    return options
 
 
 def unimportable(paths: tuple[str, ...] | list[str]) -> dict[str, list[str]]:
@@ -137,7 +151,10 @@ def show(results: dict[str, Any]) -> None:
     for name, needs in results["left_out"].items():
         print(f"{name:<60} left out: needs {', '.join(needs)}")
     total = {kind: sum(row[kind] for row in results["files"].values()) for kind in ("passed", "failed", "skipped")}
-    print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped; status {results['status']}")
+    print(
+        f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped; status "
+        + ", ".join(f"{status} of {path}" for path, status in results["suites"].items())
+    )
 
 
 def bench(rehearses: bool, modules: list[str]) -> int:
