@@ -10,22 +10,28 @@ import torch.nn.functional as F
 
 from kernels.activation import FUSED
 from kernels.cpu import ops
+from kernels.fp8 import Fp8Weight
+from kernels.int4 import Int4Weight
+from kernels.packed import Packed, Weight
+from kernels.quantized_linear import fp8_linear, int4_linear, mxfp4_linear
 
 GatedActivation = Callable[[torch.Tensor], torch.Tensor]  # [tokens, 2 * intermediate] -> [tokens, intermediate]
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [tokens, inputs], weight [outputs, inputs], bias [outputs] -> [tokens, outputs]."""
+    if not isinstance(weight, torch.Tensor):
+        return _packed_linear(x, weight, bias)
     y = ops.linear(x, weight, bias)
     return F.linear(x, weight, bias) if y is None else y
 
 
 def gated_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: GatedActivation
+    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, activation: GatedActivation
 ) -> torch.Tensor:
     """x [tokens, inputs], weight [2 * intermediate, inputs], gate rows above up rows -> [tokens, intermediate]."""
     fused = FUSED.get(activation)
-    y = None if fused is None else ops.linear(x, weight, bias, fused)
+    y = ops.linear(x, weight, bias, fused) if fused is not None and isinstance(weight, torch.Tensor) else None
     return activation(linear(x, weight, bias)) if y is None else y
 
 
@@ -33,3 +39,11 @@ def logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """hidden [rows, inputs], weight [vocab, inputs] -> fp32 [rows, vocab], rounded to the storage type before."""
     y = ops.linear(hidden, weight, wide_output=True)
     return F.linear(hidden, weight).float() if y is None else y
+
+
+def _packed_linear(x: torch.Tensor, weight: Packed, bias: torch.Tensor | None) -> torch.Tensor:
+    if isinstance(weight, Int4Weight):
+        return int4_linear(x, weight, bias)
+    if isinstance(weight, Fp8Weight):
+        return fp8_linear(x, weight, bias)
+    return mxfp4_linear(x, weight, bias)
