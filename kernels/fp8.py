@@ -1,7 +1,8 @@
 """Eight-bit floats (e4m3) and their scales: of weights one per block, of activations, which are rounded on the way, one per group of columns.
 
-Knows how both are scaled; refuses to know checkpoints. Scales are what values are multiplied by. Activations have a scale per row and group of
-columns: 128 of them where the weight's scales change along columns, else the whole row; or one scale for all, where a checkpoint has measured it beforehand.
+Knows how both are scaled; refuses to know checkpoints. Scales are what values are multiplied by. Activations have a scale per row and
+group of columns: 128 of them where the weight's scales change along columns, else the whole row; or one scale for all, where a checkpoint has
+measured it beforehand.
 """
 
 from typing import NamedTuple

@@ -33,13 +33,13 @@ class Int4Weight(NamedTuple):
 
 def pack_int4(codes: torch.Tensor) -> torch.Tensor:
     """Codes from 0 to 15, [..., columns] -> [..., blocks * 16] uint8."""
-    codes = F.pad(codes.to(torch.uint8), (0, -codes.shape[-1] % BLOCK)).unflatten(-1, (-1, 2, BLOCK // 2))
+    codes = torch.unflatten(F.pad(codes.to(torch.uint8), (0, -codes.shape[-1] % BLOCK)), -1, (-1, 2, BLOCK // 2))
     return (codes[..., 0, :] | codes[..., 1, :] << 4).flatten(-2)
 
 
 def unpack_codes(packed: torch.Tensor, columns: int) -> torch.Tensor:
     """[..., blocks * 16] uint8 -> [..., columns] uint8, the inverse of pack_int4."""
-    blocks = packed.unflatten(-1, (-1, BLOCK // 2))
+    blocks = torch.unflatten(packed, -1, (-1, BLOCK // 2))
     return torch.stack((blocks & 15, blocks >> 4), dim=-2).flatten(-3)[..., :columns]
 
 
@@ -53,7 +53,7 @@ def unpack_int4(weight: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
     else:
         zeros = weight.zeros.float()
     groups = range(0, weight.columns, weight.group)
-    for i, (values, start) in enumerate(zip(centred.split(weight.group, dim=-1), groups, strict=True)):
+    for i, (values, start) in enumerate(zip(torch.split(centred, weight.group, dim=-1), groups, strict=True)):
         assert start // weight.group == i
         if zeros is not None:
             values -= zeros[..., i, None]
@@ -73,6 +73,10 @@ def check_int4(operation: str, x: torch.Tensor, weight: Int4Weight, columns: int
         )
     if weight.group % BLOCK and weight.group < weight.columns:
         raise ArgumentError(operation, "weight.group", f"is {weight.group}; it must be a multiple of {BLOCK}")
+    if weight.permutation is not None and weight.codes.dim() > 2:
+        raise ArgumentError(
+            operation, "weight", "has its columns in an order of their own; experts share their input's"
+        )
     groups = -(-weight.columns // weight.group)
     if weight.codes.shape[-1] != -(-weight.columns // BLOCK) * (BLOCK // 2) or weight.scales.shape[-1] != groups:
         raise ArgumentError(

@@ -45,7 +45,7 @@ def route_in_groups(
     scores = logits.float().sigmoid()
     biased = scores + bias.float()
     if top_groups < groups:
-        by_group = biased.unflatten(1, (groups, -1))
+        by_group = torch.unflatten(biased, 1, (groups, -1))
         chosen_groups = by_group.topk(2, dim=-1).values.sum(-1).topk(top_groups, dim=-1).indices
         is_left = torch.zeros(logits.shape[0], groups, dtype=torch.bool, device=logits.device)
         is_left.scatter_(1, chosen_groups, True)

@@ -38,7 +38,7 @@ def unpack_mxfp4_weight(weight: Mxfp4Weight, dtype: torch.dtype) -> torch.Tensor
     """Its values as a plain weight [..., rows, columns]."""
     values = torch.tensor((*_E2M1, *(-x for x in _E2M1)), dtype=torch.float32, device=weight.codes.device)
     powers = torch.tensor(_E8M0, dtype=torch.float32, device=weight.codes.device)
-    plain = values[unpack_codes(weight.codes, weight.columns).int()].unflatten(-1, (-1, BLOCK))
+    plain = torch.unflatten(values[unpack_codes(weight.codes, weight.columns).int()], -1, (-1, BLOCK))
     return (plain * powers[weight.scales.int()].unsqueeze(-1)).flatten(-2).to(dtype)
 
 

@@ -72,7 +72,7 @@ def _fp8_product(x: Tensor, weight: Fp8Weight, bias: Tensor | None = None) -> Te
 
 
 def _quantised(x: Tensor, group: int, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    groups = x.split(group, dim=1)
+    groups = torch.split(x, group, dim=1)
     if scale is None:
         scales = torch.stack([part.abs().amax(1).clamp(min=1e-12) / 448 for part in groups], dim=1)
     else:

@@ -117,20 +117,22 @@ def multiply_few(
     x, x_token, tokens, weight, scales, zeros, row, is_row, begin, end, columns, weight_row, scales_row, row_group, column_group,
     FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """The same for a few rows of x, without tensor cores: what they multiply would first have to change its place through shared memory, which for
-    four-bit weights is slower than memory itself. Each thread adds up its own columns; they are put together at the end."""
+    """The same for a few rows of x, without tensor cores: what they multiply would first have to change its thread through shared memory, which for
+    four-bit weights is slower than memory itself. For the same reason sums are put together for every tile, and of one row of x after the
+    other: Triton gives whatever has a third dimension a layout of its own."""
     token = tl.arange(0, TOKENS)
-    is_token = token < tokens
-    sums = tl.zeros([TOKENS, ROWS, HALF], tl.float32)
+    sums = tl.zeros([TOKENS, ROWS], tl.float32)
     for k in range(begin, end, 2 * HALF):
         column, behind = half_columns(k, FORMAT, HALF)
-        start = x + token[:, None] * x_token + column[None, :]
-        x_first = tl.load(start, mask=is_token[:, None] & (column < columns)[None, :], other=0.0)
-        x_second = tl.load(start + behind, mask=is_token[:, None] & (column + behind < columns)[None, :], other=0.0)
         first, second = weights(
             weight, scales, zeros, row, is_row, k, columns, weight_row, scales_row, row_group, column_group,
             FORMAT, HAS_ZEROS, ROWS, HALF, tl.float32,
         )  # fmt: skip
-        sums += x_first.to(tl.float32)[:, None, :] * first[None, :, :]
-        sums += x_second.to(tl.float32)[:, None, :] * second[None, :, :]
-    return tl.sum(sums, axis=2)
+        for i in tl.static_range(TOKENS):
+            start = x + i * x_token + column
+            is_there = i < tokens
+            x_first = tl.load(start, mask=is_there & (column < columns), other=0.0).to(tl.float32)
+            x_second = tl.load(start + behind, mask=is_there & (column + behind < columns), other=0.0).to(tl.float32)
+            its_sums = tl.sum(first * x_first[None, :] + second * x_second[None, :], axis=1)
+            sums += tl.where((token == i)[:, None], its_sums[None, :], 0.0)
+    return sums
