@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from kernels import tuning
 from kernels.activation import FUSED
 from kernels.cpu import ops
 from kernels.fp8 import Fp8Weight
@@ -23,7 +24,13 @@ def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) ->
     if not isinstance(weight, torch.Tensor):
         return _packed_linear(x, weight, bias)
     y = ops.linear(x, weight, bias)
-    return F.linear(x, weight, bias) if y is None else y
+    if y is not None:
+        return y
+    if x.is_cuda and x.shape[0] <= tuning.MOST_TOKENS and x.dtype != torch.float32:
+        chosen = tuning.choice(x.shape[0], weight.shape[0], weight.shape[1], x.device)
+        if chosen is not None:
+            return tuning.run(chosen, x, weight, bias)
+    return F.linear(x, weight, bias)
 
 
 def gated_linear(
@@ -38,7 +45,7 @@ def gated_linear(
 def logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """hidden [rows, inputs], weight [vocab, inputs] -> fp32 [rows, vocab], rounded to the storage type before."""
     y = ops.linear(hidden, weight, wide_output=True)
-    return F.linear(hidden, weight).float() if y is None else y
+    return linear(hidden, weight).float() if y is None else y
 
 
 def _packed_linear(x: torch.Tensor, weight: Packed, bias: torch.Tensor | None) -> torch.Tensor:

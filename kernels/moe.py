@@ -2,7 +2,8 @@
 
 Knows one layout for every family: gate rows above up rows in one matrix per expert. Loaders bring checkpoints into it.
 The torch form sorts tokens by expert and takes two matmuls per expert that has any; learning how many each has waits
-for the device, which Triton's form need not.
+for the device, which Triton's form need not. On a CPU nothing that torch offers is faster: one thread of Zen 5, fp32,
+16 experts of 2048 x 768, 8 tokens: 11 ms, torch._grouped_mm 22, a product of gathered weights 440.
 """
 
 from itertools import accumulate

@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from kernels import quantized_linear
+from kernels import linear, quantized_linear
 from kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
 from kernels.fp8 import Fp8Weight
 from kernels.int4 import Int4Weight
@@ -62,6 +62,10 @@ def plain_weight(weight: Packed | Tensor) -> Tensor:
 def _product(x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tensor:
     product = x @ plain_weight(weight).mT
     return product if bias is None else product + bias
+
+
+def _plain_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return x @ weight.T if bias is None else x @ weight.T + bias
 
 
 def _fp8_product(x: Tensor, weight: Fp8Weight, bias: Tensor | None = None) -> Tensor:
@@ -252,4 +256,22 @@ QUANTISE_FP8 = Operation(
     bench=(_quantise(64, 4096, 128), _quantise(8192, 4096, 128), _quantise(8192, 7168, 7168)),
     cost=lambda arguments: Cost(size(arguments["x"]) + arguments["x"].numel()),
 )
-OPERATIONS = (INT4_LINEAR, MXFP4_LINEAR, FP8_LINEAR, FP8_BLOCK_LINEAR, QUANTISE_FP8)
+# What `linear` may choose for a few rows. Of fp32 as many roundings as a sum of a thousand terms, one after the other, has.
+FEW_ROWS = Operation(
+    name="linear_of_few_rows",
+    function=linear.linear,
+    triton="linear.gemv",
+    reference=_plain_product,
+    roundings=8,
+    cases=(
+        _gemv_case(1, 48, 128),
+        _gemv_case(1, 33, 1431, biased=True),
+        _gemv_case(3, 42, 1100),
+        _gemv_case(8, 20, 600, biased=True),
+        _gemv_case(0, 4, 4),
+    ),
+    bench=tuple(_gemv_case(m, n, k) for n, k in _MODELS for m in (1, 2, 4, 8)),
+    cost=_cost,
+    rivals={"torch.mm": lambda x, weight, bias=None: torch.mm(x, weight.T)},
+)
+OPERATIONS = (FEW_ROWS, INT4_LINEAR, MXFP4_LINEAR, FP8_LINEAR, FP8_BLOCK_LINEAR, QUANTISE_FP8)
