@@ -7,8 +7,9 @@ bound.
 
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,6 +27,7 @@ from engine.runner import ModelRunner
 from engine.weights.config import eos_token_ids, read_config
 from engine.weights.embedding import EmbeddingRecipe, read_recipe
 from engine.weights.fingerprint import fingerprint
+from engine.weights.quantization import read_quantization
 from engine.weights.reader import CheckpointReader, ReadingProgress
 from kernels.cpu import library as cpu_kernels
 from kernels.cpu import pages
@@ -123,7 +125,7 @@ def load_model(
             context_length = min(longest, num_blocks * host.block_size)
             if context_length < 2:
                 raise CheckpointError(f"{spec.name} has room for {context_length} token; raise kv_tokens or kv_gib")
-            model = family.load(config, WeightLoader(reader, dtype, memory.arena.device), context_length)
+            model = family.load(config, _weights(reader, dtype, memory.arena.device, raw_config), context_length)
             reader.finish()
             _warm_up(model, recipe, block, dtype, memory.arena.device, config.vocab_size, context_length)
             cache = memory.arena.span(first_slab, num_seen * block_bytes)
@@ -202,6 +204,13 @@ def _load_encoder(
     )
     limits = Limits(context_length, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting, is_whole=True)
     return LoadedModel(spec, Engine(info, runner, limits), place=None)
+
+
+def _weights(
+    reader: CheckpointReader, dtype: torch.dtype, device: torch.device, config: Mapping[str, Any]
+) -> WeightLoader:
+    reader.skip(r".*\.[kv]_scale")  # of a KV cache in fewer bits than ours
+    return WeightLoader(reader, dtype, device, read_quantization(config))
 
 
 def _runner(model: Model, cache: torch.Tensor, recipe: EmbeddingRecipe | None) -> ModelRunner:

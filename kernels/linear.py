@@ -8,28 +8,37 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from kernels import tuning
 from kernels.activation import FUSED
 from kernels.checks import FLOATS, Call, placed
 from kernels.cpu import ops
+from kernels.fp8 import Fp8Weight
+from kernels.int4 import Int4Weight
+from kernels.packed import Packed, Weight
+from kernels.quantized_linear import fp8_linear, int4_linear, mxfp4_linear
 
 GatedActivation = Callable[[torch.Tensor], torch.Tensor]  # [tokens, 2 * intermediate] -> [tokens, intermediate]
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [tokens, inputs], weight [outputs, inputs], bias [outputs] -> [tokens, outputs]."""
+    if not isinstance(weight, torch.Tensor):
+        return _packed_linear(x, weight, bias)
     y = ops.linear(x, weight, bias)
     return _product("linear", x, weight, bias) if y is None else y
 
 
 def gated_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: GatedActivation
+    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, activation: GatedActivation
 ) -> torch.Tensor:
     """x [tokens, inputs], weight [2 * intermediate, inputs], gate rows above up rows -> [tokens, intermediate]."""
     fused = FUSED.get(activation)
-    if fused is not None and (y := ops.linear(x, weight, bias, fused)) is not None:
-        return y
-    product = ops.linear(x, weight, bias)
-    return activation(_product("gated_linear", x, weight, bias) if product is None else product)
+    if isinstance(weight, torch.Tensor):
+        if fused is not None and (y := ops.linear(x, weight, bias, fused)) is not None:
+            return y
+        product = ops.linear(x, weight, bias)
+        return activation(_product("gated_linear", x, weight, bias) if product is None else product)
+    return activation(_packed_linear(x, weight, bias))
 
 
 def logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -52,4 +61,16 @@ def _product(operation: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.
         call.tensor("weight", weight, "outputs inputs", (x.dtype,))
         if bias is not None:
             call.tensor("bias", bias, "outputs", (x.dtype,))
+    if x.is_cuda and x.shape[0] <= tuning.MOST_TOKENS and x.dtype != torch.float32:
+        chosen = tuning.choice(x.shape[0], weight.shape[0], weight.shape[1], x.device)
+        if chosen is not None:
+            return tuning.run(chosen, x, weight, bias)
     return F.linear(x, weight, bias)
+
+
+def _packed_linear(x: torch.Tensor, weight: Packed, bias: torch.Tensor | None) -> torch.Tensor:
+    if isinstance(weight, Int4Weight):
+        return int4_linear(x, weight, bias)
+    if isinstance(weight, Fp8Weight):
+        return fp8_linear(x, weight, bias)
+    return mxfp4_linear(x, weight, bias)

@@ -1,18 +1,60 @@
 """MXFP4 (OCP Microscaling Formats 1.0): blocks of 32 four-bit floats (e2m1) under one shared power of two (e8m0).
 
-Unpacks to a type that models compute in, and nothing else. Every product of value and scale that is within bf16's range
-is exact in bf16, so that one table look-up for two values and one multiplication lose nothing.
+Knows the format as checkpoints have it, which is unpacked to a type that models compute in, and as kernels want it, for products that unpack it
+tile by tile. Every product of value and scale that is within bf16's range is exact in bf16, so that one table look-up for two values and one
+multiplication lose nothing.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 
-from kernels.checks import Call, placed
+from kernels.checks import ArgumentError, Call, placed
+from kernels.int4 import pack_int4, unpack_codes
 
 BLOCK = 32  # values under one scale
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by exponent and mantissa; the fourth bit is the sign
 _E8M0 = (*(2.0 ** (i - 127) for i in range(255)), math.nan)
+
+
+class Mxfp4Weight(NamedTuple):
+    """One matrix, or with another dimension in front one per expert. Bytes lie as in kernels/int4.py."""
+
+    codes: torch.Tensor  # [..., rows, blocks * 16] uint8
+    scales: torch.Tensor  # [..., rows, blocks] uint8
+
+    @property
+    def columns(self) -> int:
+        return self.scales.shape[-1] * BLOCK
+
+
+def repack_mxfp4(blocks: torch.Tensor) -> torch.Tensor:
+    """[..., blocks, 16] as checkpoints have them, neighbours in a byte -> Mxfp4Weight's codes [..., blocks * 16]."""
+    return pack_int4(torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-3))
+
+
+def unpack_mxfp4_weight(weight: Mxfp4Weight, dtype: torch.dtype) -> torch.Tensor:
+    """Its values as a plain weight [..., rows, columns]."""
+    values = torch.tensor((*_E2M1, *(-x for x in _E2M1)), dtype=torch.float32, device=weight.codes.device)
+    powers = torch.tensor(_E8M0, dtype=torch.float32, device=weight.codes.device)
+    plain = torch.unflatten(values[unpack_codes(weight.codes, weight.columns).int()], -1, (-1, BLOCK))
+    return (plain * powers[weight.scales.int()].unsqueeze(-1)).flatten(-2).to(dtype)
+
+
+def check_mxfp4(operation: str, x: torch.Tensor, weight: Mxfp4Weight, columns: int) -> None:
+    if weight.codes.dtype != torch.uint8 or weight.scales.dtype != torch.uint8:
+        raise ArgumentError(
+            operation, "weight", f"has types {weight.codes.dtype} and {weight.scales.dtype}; they must be uint8"
+        )
+    if weight.codes.stride(-1) != 1:
+        raise ArgumentError(operation, "weight.codes", "must be contiguous along its last dimension")
+    if columns != weight.columns or weight.codes.shape[-1] * 2 != columns:
+        raise ArgumentError(
+            operation,
+            "x",
+            f"has {columns} columns and the weight {weight.codes.shape[-1] * 2} under {weight.scales.shape[-1]} scales of {BLOCK}",
+        )
 
 
 def unpack_mxfp4(blocks: torch.Tensor, scales: torch.Tensor, into: torch.Tensor) -> None:

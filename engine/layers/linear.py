@@ -6,12 +6,13 @@ import torch
 
 from engine.layers.weights import WeightLoader
 from kernels.linear import GatedActivation, gated_linear, linear
+from kernels.packed import Weight
 
 
 class Linear:
-    """weight [rows, columns], bias [rows] or None."""
+    """weight [rows, columns], plain or packed; bias [rows] or None."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: Weight, bias: torch.Tensor | None = None) -> None:
         self.weight = weight
         self.bias = bias
 
@@ -20,8 +21,11 @@ class Linear:
         cls, loader: WeightLoader, names: Sequence[str], rows: Sequence[int], columns: int, bias: bool
     ) -> "Linear":
         """The projections called `names`, one below the other."""
-        weight = loader.rows([f"{name}.weight" for name in names], rows, columns)
-        return cls(weight, loader.rows([f"{name}.bias" for name in names], rows) if bias else None)
+        weight = loader.matrix(names, rows, columns)
+        biases = [f"{name}.bias" for name in names]
+        # some quantizers write biases, zeros mostly, where the family has none
+        has_bias = bias or (loader.quantization is not None and all(name in loader.reader for name in biases))
+        return cls(weight, loader.rows(biases, rows) if has_bias else None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return linear(x, self.weight, self.bias)

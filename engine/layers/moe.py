@@ -10,9 +10,11 @@ import torch
 
 from engine.layers.linear import Linear
 from engine.layers.weights import WeightLoader
+from engine.weights.quantization import by_expert
 from kernels.activation import silu_and_mul
 from kernels.linear import GatedActivation
 from kernels.moe import moe_experts, route
+from kernels.packed import Weight
 
 
 class ExpertsShape(NamedTuple):
@@ -26,8 +28,8 @@ class Experts:
 
     def __init__(
         self,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: Weight,
+        down: Weight,
         activation: GatedActivation = silu_and_mul,
         gate_up_bias: torch.Tensor | None = None,
         down_bias: torch.Tensor | None = None,
@@ -44,11 +46,11 @@ class Experts:
         gate, up, down = parts
         num_experts, hidden, intermediate = shape
         experts = range(num_experts)
-        gate_ups = [f"{name}.{i}.{part}.weight" for i in experts for part in (gate, up)]
-        downs = [f"{name}.{i}.{down}.weight" for i in experts]
+        gate_ups = [f"{name}.{i}.{part}" for i in experts for part in (gate, up)]
+        downs = [f"{name}.{i}.{down}" for i in experts]
         return cls(
-            loader.rows(gate_ups, [intermediate] * len(gate_ups), hidden).view(num_experts, 2 * intermediate, hidden),
-            loader.rows(downs, [hidden] * num_experts, intermediate).view(num_experts, hidden, intermediate),
+            by_expert(loader.matrix(gate_ups, [intermediate] * len(gate_ups), hidden), num_experts, name),
+            by_expert(loader.matrix(downs, [hidden] * num_experts, intermediate), num_experts, name),
         )
 
 

@@ -13,6 +13,7 @@ from engine.layers.attention import AttentionShape
 from engine.layers.norm import NormKind
 from engine.layers.rotary import RotaryRule, read_rotary_rule
 from engine.weights.config import flag, number, positive_int, quantization
+from engine.weights.quantization import METHODS
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -56,7 +57,7 @@ class DecoderConfig:
         rotary: tuple[RotaryRule, ...] | None = None,
         activation_key: str = "hidden_act",
         activation: str = "silu",
-        quantizations: tuple[str, ...] = (),
+        quantizations: tuple[str, ...] = METHODS,
         default_head_dim: int | None = None,
         default_eps: float = 1e-6,
         norm_offset: float = 0.0,

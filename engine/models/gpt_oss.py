@@ -19,7 +19,7 @@ from engine.models.decoder import Decoder, DecoderLayer, load_decoder
 from engine.models.decoder_config import DecoderConfig, LayerKind, mixed_layers, read_top_k, sliding_window
 from engine.weights.config import flag, number, positive_int, quantization
 from kernels.activation import clamped_swiglu
-from kernels.mxfp4 import BLOCK
+from kernels.mxfp4 import BLOCK, Mxfp4Weight
 
 # What a config.json without rotary parameters means.
 _YARN = {
@@ -88,6 +88,20 @@ def _load_experts(config: GptOssConfig, loader: WeightLoader, name: str) -> Expe
     """The checkpoint keeps one tensor for all experts, gate and up taking turns in its rows, and transposes it unless
     it is packed."""
     experts, hidden, intermediate = config.experts
+    activation = partial(clamped_swiglu, alpha=config.swiglu_alpha, limit=config.swiglu_limit)
+    gate_up_bias = loader.empty(experts, 2, intermediate)
+    loader.reader.read(
+        f"{name}.gate_up_proj_bias",
+        gate_up_bias,
+        (experts, 2 * intermediate),
+        lambda stored: stored.view(experts, intermediate, 2).transpose(1, 2),
+    )
+    biases = gate_up_bias.flatten(1), loader.tensor(f"{name}.down_proj_bias", experts, hidden)
+    if config.mxfp4 and loader.keeps_packed:
+        packed = loader.packed_mxfp4(f"{name}.gate_up_proj", experts, 2 * intermediate, hidden)
+        in_turns = [torch.unflatten(part, 1, (intermediate, 2)).transpose(1, 2).flatten(1, 2) for part in packed]
+        down_packed = loader.packed_mxfp4(f"{name}.down_proj", experts, hidden, intermediate)
+        return Experts(Mxfp4Weight(*in_turns), down_packed, activation, *biases)
     gate_up = loader.empty(experts, 2, intermediate, hidden)
     down = loader.empty(experts, hidden, intermediate)
     if config.mxfp4:
@@ -103,16 +117,7 @@ def _load_experts(config: GptOssConfig, loader: WeightLoader, name: str) -> Expe
         loader.reader.read(
             f"{name}.down_proj", down, (experts, intermediate, hidden), lambda stored: stored.transpose(1, 2)
         )
-    gate_up_bias = loader.empty(experts, 2, intermediate)
-    loader.reader.read(
-        f"{name}.gate_up_proj_bias",
-        gate_up_bias,
-        (experts, 2 * intermediate),
-        lambda stored: stored.view(experts, intermediate, 2).transpose(1, 2),
-    )
-    down_bias: torch.Tensor = loader.tensor(f"{name}.down_proj_bias", experts, hidden)
-    activation = partial(clamped_swiglu, alpha=config.swiglu_alpha, limit=config.swiglu_limit)
-    return Experts(gate_up.flatten(1, 2), down, activation, gate_up_bias.flatten(1), down_bias)
+    return Experts(gate_up.flatten(1, 2), down, activation, *biases)
 
 
 def _layers(config: Mapping[str, Any]) -> tuple[LayerKind, ...]:

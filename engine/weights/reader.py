@@ -22,7 +22,9 @@ ReadingProgress = Callable[[int, int], None]  # (bytes done, bytes in total)
 Arrange = Callable[[torch.Tensor], torch.Tensor]  # a view of what is stored, in the order the model wants
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_PACKED_DTYPES = {"U8": torch.uint8}
+# What is read as it is: bytes and words of packed weights, their scales, and numbers about them.
+_ALL_DTYPES = _DTYPES | {"U8": torch.uint8, "I32": torch.int32, "I64": torch.int64, "F8_E4M3": torch.float8_e4m3fn}
+_VALUES_IN_ONE = {"U8": 2, "I32": 8}  # four-bit ones
 _MAX_HEADER_BYTES = 100 << 20
 
 
@@ -55,14 +57,17 @@ class CheckpointReader:
 
     @property
     def num_parameters(self) -> int:
-        """A byte of packed weights counts as the two it holds (and its scales with them: 6 % too many)."""
+        """A byte of packed weights counts as the two it holds, a word as eight (and scales with them: 6 % too many)."""
         return sum(
-            torch.Size(stored.shape).numel() * (2 if stored.dtype in _PACKED_DTYPES else 1)
-            for stored in self._index.values()
+            torch.Size(stored.shape).numel() * _VALUES_IN_ONE.get(stored.dtype, 1) for stored in self._index.values()
         )
 
     def __contains__(self, name: str) -> bool:
         return name in self._index
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor that is there."""
+        return self._index[name].shape
 
     def read(
         self, name: str, into: torch.Tensor, stored_shape: tuple[int, ...] | None = None, arrange: Arrange | None = None
@@ -75,9 +80,9 @@ class CheckpointReader:
         self._count(name)
         self._let_go(name)
 
-    def packed(self, name: str, *shape: int) -> torch.Tensor:
-        """The bytes of tensor `name` where they lie in the file, for a caller who unpacks them."""
-        source = self._source(name, shape, _PACKED_DTYPES)
+    def packed(self, name: str, *shape: int, types: Collection[str] = ("U8",)) -> torch.Tensor:
+        """Tensor `name` where it lies in the file, in its own type, one of `types`, for a caller who unpacks it."""
+        source = self._source(name, shape, {type: _ALL_DTYPES[type] for type in types})
         self._count(name)
         return source
 
@@ -219,7 +224,7 @@ def _stored_tensor(file: Path, name: str, entry: Any, data_start: int, file_size
             f"{file.name} is truncated: tensor {name} ends at byte {end}, the file at {file_size}; "
             "fetch the checkpoint again"
         )
-    known = (_DTYPES | _PACKED_DTYPES).get(dtype)
+    known = _ALL_DTYPES.get(dtype)
     if known is not None and end - start != torch.Size(shape).numel() * known.itemsize:
         raise CheckpointError(
             f"tensor {name} in {file.name} has {end - start} bytes, which shape {list(shape)} of {dtype} does not"

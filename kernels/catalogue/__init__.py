@@ -1,6 +1,6 @@
 """Every operation of kernels/, with what it promises."""
 
-from kernels.catalogue import activations, attention, heads, norms
+from kernels.catalogue import activations, attention, experts, heads, matrices, norms
 from kernels.catalogue.operation import Operation
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -8,4 +8,6 @@ OPERATIONS: tuple[Operation, ...] = (
     *activations.OPERATIONS,
     *heads.OPERATIONS,
     *attention.OPERATIONS,
+    *matrices.OPERATIONS,
+    *experts.OPERATIONS,
 )

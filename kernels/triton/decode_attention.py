@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.fp8 import as_bytes, conversion
+from kernels.triton.fp8_codes import as_bytes, conversion
 from kernels.triton.paged_tiles import LOG2_E, meet
 from kernels.triton.split_kv import join, split, write_part
 

@@ -1,59 +1,154 @@
-"""FP8 (e4m3) inside a kernel, from and to bytes: by the hardware's conversions where it has them, else by arithmetic on the bits.
+"""FP8 (e4m3): activations rounded in one pass, and products of two FP8 matrices.
 
-Bytes, because Triton's interpreter narrows to FP8 wrongly (a rounded-up mantissa does not carry into the exponent, 3.6 to 3.9) and Ampere has no FP8.
+Tensor cores add up FP8 products with fewer bits than fp32 has; so every 128 columns their sum goes, scaled, into an fp32 accumulator (DeepSeek-V3
+technical report, section 3.3). Under Triton's interpreter FP8 values are multiplied as fp16, which holds each of them exactly.
 """
-
-from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 
-NONE, BY_BITS, BY_HARDWARE = 0, 1, 2  # the FP8 parameter of a kernel
+from kernels.checks import ArgumentError
+from kernels.fp8 import GROUP, LARGEST, Fp8Weight, activation_group, check_fp8
+from kernels.triton.launch import num_processors
+from kernels.triton.linear import Tile, sum_parts
+from kernels.triton.stored import check_rows
+
+DEPTH = GROUP  # columns a step: no scale changes within
+_LEAST_COLUMNS = 512  # of a split
 
 
 @triton.jit
-def decode_fp8(code, FP8: tl.constexpr):
-    """uint8 -> fp16, exactly."""
-    if FP8 == 2:
-        value = code.to(tl.float8e4nv, bitcast=True).to(tl.float16)
+def _quantise(
+    x, scale, values, scales, x_token, scales_token, columns, group, groups, LARGEST: tl.constexpr, GIVEN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One group of one row, in blocks: first its largest value, unless the scale is given, then its rounding."""
+    program = tl.program_id(0).to(tl.int64)
+    token, of_row = program // groups, program % groups
+    begin, i = of_row * group, tl.arange(0, BLOCK)
+    end = tl.minimum(begin + group, columns)
+    if GIVEN:
+        factor = tl.load(scale)
     else:
-        # fp16 has eight more in its exponent's bias, and seven more bits of mantissa
-        wide = code.to(tl.uint16)
-        half = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
-        value = tl.where((wide & 0x7F) == 0x7F, float("nan"), half).to(tl.float16)
-    return value
+        largest = tl.zeros([BLOCK], tl.float32)
+        for start in range(begin, end, BLOCK):
+            column = start + i
+            wide = tl.load(x + token * x_token + column, mask=column < end, other=0.0).to(tl.float32)
+            largest = tl.maximum(largest, tl.abs(wide))
+        factor = tl.maximum(tl.max(largest, axis=0), 1e-12) / LARGEST
+    tl.store(scales + token * scales_token + of_row, factor)
+    for start in range(begin, end, BLOCK):
+        column = start + i
+        wide = tl.load(x + token * x_token + column, mask=column < end, other=0.0).to(tl.float32) / factor
+        tl.store(values + token * columns + column, _rounded(wide, LARGEST), mask=column < end)
 
 
 @triton.jit
-def encode_fp8(x, FP8: tl.constexpr):
-    """fp32 -> uint8, to the nearest, ties to even; what is beyond 448 becomes 448, NaN stays NaN."""
-    is_nan = x != x
-    size = tl.minimum(tl.abs(x), 448.0)
-    if FP8 == 2:
-        magnitude = size.to(tl.float8e4nv).to(tl.uint8, bitcast=True).to(tl.int32)
-    else:
-        # From 2^-6 on: 20 bits of mantissa are rounded away, and the exponent's bias is 7 instead of 127. Below, steps of 2^-9, which the sum with
-        # 2^14 leaves as its last bit.
-        bits = size.to(tl.int32, bitcast=True)
-        normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
-        tiny = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
-        magnitude = tl.where(size < 0.015625, tiny, normal)
-    sign = (x.to(tl.int32, bitcast=True) >> 24) & 0x80
-    return tl.where(is_nan, 0x7F, magnitude | sign).to(tl.uint8)
+def _rounded(wide, LARGEST: tl.constexpr):
+    """The bits of the nearest e4m3 number, to even in the middle. Adding 1.5 * 2^23 steps leaves no bits below a step; the step is that of the
+    number's exponent, and of 2^-6 below it."""
+    wide = tl.minimum(tl.maximum(wide, -LARGEST), LARGEST)
+    exponent = tl.maximum((wide.to(tl.int32, bitcast=True) >> 23) & 255, 121)
+    shift = ((exponent - 3) << 23).to(tl.float32, bitcast=True) * 12582912.0
+    return ((wide + shift) - shift).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
 
 
-@cache
-def _has_hardware(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+@triton.jit
+def _multiply(
+    x, x_scales, weight, weight_scales, bias, out,
+    x_token, x_scales_token, out_token, out_split, tokens, rows, columns, weight_row, weight_scales_row, x_group, row_group, column_group,
+    split_columns, splits, group_tiles,
+    EXACT: tl.constexpr, HAS_BIAS: tl.constexpr, DIRECT: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    split, program = program % splits, program // splits
+    token_tiles, row_tiles = tl.cdiv(tokens, TOKENS), tl.cdiv(rows, ROWS)
+    band = program // (group_tiles * row_tiles)
+    in_band = tl.minimum(token_tiles - band * group_tiles, group_tiles)
+    within = program - band * group_tiles * row_tiles
+    token = ((band * group_tiles + within % in_band) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
+    row = (within // in_band * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    is_token, is_row = token < tokens, row < rows
+    begin = split * split_columns
+    end = tl.minimum(begin + split_columns, columns)
+    sums = tl.zeros([TOKENS, ROWS], tl.float32)
+    for k in range(begin, end, DEPTH):
+        column = k + tl.arange(0, DEPTH)
+        inside = (column < columns)[None, :]
+        left = tl.load(x + token[:, None] * x_token + column[None, :], mask=is_token[:, None] & inside, other=0)
+        right = tl.load(weight + row[:, None] * weight_row + column[None, :], mask=is_row[:, None] & inside, other=0)
+        left, right = left.to(tl.float8e4nv, bitcast=True), right.to(tl.float8e4nv, bitcast=True)
+        if EXACT:
+            left, right = left.to(tl.float16), right.to(tl.float16)
+        left_scale = tl.load(x_scales + token * x_scales_token + k // x_group, mask=is_token, other=0.0)
+        right_scale = tl.load(
+            weight_scales + row // row_group * weight_scales_row + k // column_group, mask=is_row, other=0.0
+        )
+        sums += tl.dot(left, tl.trans(right)) * left_scale[:, None] * right_scale[None, :]
+    if HAS_BIAS and DIRECT:
+        sums += tl.load(bias + row, mask=is_row, other=0.0).to(tl.float32)[None, :]
+    target = out + split.to(tl.int64) * out_split + token[:, None] * out_token + row[None, :]
+    tl.store(target, sums.to(out.dtype.element_ty), mask=is_token[:, None] & is_row[None, :])
 
 
-def conversion(kv_scales: torch.Tensor | None) -> int:
-    """The FP8 parameter for a cache with these scales."""
-    if kv_scales is None:
-        return NONE
-    return BY_HARDWARE if _has_hardware(kv_scales.device) else BY_BITS
+def quantise_fp8(x: torch.Tensor, group: int, scale: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """As kernels/fp8.py."""
+    check_rows("quantise_fp8", "x", x)
+    if group < 1 or (scale is not None and (scale.numel() != 1 or scale.dtype != torch.float32)):
+        if group < 1:
+            raise ArgumentError("quantise_fp8", "group", f"is {group}; it must be positive")
+        raise ArgumentError("quantise_fp8", "scale", "must be one fp32 number")
+    tokens, columns = x.shape
+    groups = -(-columns // group)
+    values = torch.empty((tokens, columns), dtype=torch.uint8, device=x.device)
+    scales = torch.empty((tokens, groups), dtype=torch.float32, device=x.device)
+    if values.numel():
+        block = min(1024, triton.next_power_of_2(min(group, columns)))
+        _quantise[(tokens * groups,)](
+            x, x if scale is None else scale, values, scales, x.stride(0), groups, columns, group, groups,
+            LARGEST=LARGEST, GIVEN=scale is not None, BLOCK=block, num_warps=1 if block <= 256 else 4,
+        )  # fmt: skip
+    return values.view(torch.float8_e4m3fn), scales
 
 
-def as_bytes(cache: torch.Tensor) -> torch.Tensor:
-    return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
+def fp8_linear(x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """As kernels/fp8.py."""
+    check_rows("fp8_linear", "x", x)
+    tokens, columns = x.shape
+    check_fp8("fp8_linear", x, weight, columns)
+    rows, x_group = weight.values.shape[0], activation_group(weight)
+    if bias is not None and (bias.shape != (rows,) or not bias.is_contiguous()):
+        raise ArgumentError("fp8_linear", "bias", f"has shape {list(bias.shape)}; it must be [{rows}], contiguous")
+    out = torch.empty((tokens, rows), dtype=x.dtype, device=x.device)
+    if not out.numel():
+        return out
+    values, scales = quantise_fp8(x, x_group, weight.input_scale)
+    stored = weight.values.view(torch.uint8)
+    tile = tile_for(tokens)
+    programs = triton.cdiv(tokens, tile.tokens) * triton.cdiv(rows, tile.rows)
+    splits = 1
+    if tokens <= 16:
+        wanted = triton.cdiv(4 * num_processors(x.device), programs)
+        splits = max(1, min(wanted, columns // _LEAST_COLUMNS))
+    split_columns = triton.cdiv(triton.cdiv(columns, splits), DEPTH) * DEPTH
+    splits = triton.cdiv(columns, split_columns)
+    parts = out if splits == 1 else torch.empty((splits, tokens, rows), dtype=torch.float32, device=x.device)
+    column_group = columns + 1 if weight.column_group >= columns else weight.column_group
+    _multiply[(programs * splits,)](
+        values.view(torch.uint8), scales, stored, weight.scales, out if bias is None else bias, parts,
+        columns, scales.stride(0), rows, 0 if splits == 1 else tokens * rows, tokens, rows, columns, stored.stride(0), weight.scales.stride(0),
+        x_group, weight.row_group, column_group, split_columns, splits, 8,
+        EXACT=not x.is_cuda, HAS_BIAS=bias is not None, DIRECT=splits == 1, TOKENS=tile.tokens, ROWS=tile.rows, DEPTH=DEPTH,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    if splits > 1:
+        sum_parts(parts, bias, out)
+    return out
+
+
+def tile_for(tokens: int) -> Tile:
+    if tokens <= 16:
+        return Tile(16, 32, DEPTH // 2, 4, 4)
+    if tokens <= 64:
+        return Tile(64, 64, DEPTH // 2, 4, 4)
+    return Tile(128, 128, DEPTH // 2, 8, 3)

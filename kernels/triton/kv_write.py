@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.fp8 import as_bytes, conversion, encode_fp8
+from kernels.triton.fp8_codes import as_bytes, conversion, encode_fp8
 from kernels.triton.launch import heads_per_program
 
 

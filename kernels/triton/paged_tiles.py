@@ -7,7 +7,7 @@ Scores are kept in powers of two: their scale carries log2(e), so that a weight 
 import triton
 import triton.language as tl
 
-from kernels.triton.fp8 import decode_fp8
+from kernels.triton.fp8_codes import decode_fp8
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton.decode_attention import capped
-from kernels.triton.fp8 import as_bytes, conversion
+from kernels.triton.fp8_codes import as_bytes, conversion
 from kernels.triton.paged_tiles import LOG2_E, meet
 from kernels.triton.varlen import sequence_of
 from kernels.varlen import VarlenBatch

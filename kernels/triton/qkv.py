@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.fp8 import as_bytes, conversion
+from kernels.triton.fp8_codes import as_bytes, conversion
 from kernels.triton.kv_write import place_of, store_cached
 from kernels.triton.launch import heads_per_program
 from kernels.triton.rotary import turn

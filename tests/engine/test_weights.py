@@ -122,8 +122,8 @@ def test_an_index_cannot_reach_outside_its_directory(tmp_path: Path) -> None:
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings = 'yes'; it must be true or false"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 4.0}}, "without low_freq_factor"),
         (
-            {"quantization_config": {"quant_method": "awq"}},
-            r"quantized \(awq\); supported for LlamaForCausalLM are float32,",
+            {"quantization_config": {"quant_method": "bitsandbytes"}},
+            r"quantized \(bitsandbytes\); supported for LlamaForCausalLM are float32,",
         ),
         ({"quantization_config": {"quant_method": "mxfp4"}}, r"quantized \(mxfp4\); supported for LlamaForCausalLM"),
     ],

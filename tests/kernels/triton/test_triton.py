@@ -14,7 +14,7 @@ import triton.language as tl
 from kernels.catalogue import attention as catalogue
 from kernels.catalogue.operation import Arguments, Operation, copied
 from kernels.triton import split_kv
-from kernels.triton.fp8 import BY_BITS, BY_HARDWARE, _has_hardware, decode_fp8, encode_fp8
+from kernels.triton.fp8_codes import BY_BITS, BY_HARDWARE, _has_hardware, decode_fp8, encode_fp8
 from kernels.triton.paged_tiles import tanh
 from kernels.triton.qkv import rotate_and_cache
 from kernels.triton.varlen import sequence_of

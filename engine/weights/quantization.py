@@ -1,0 +1,266 @@
+"""How a checkpoint's matrices are quantized: read from config.json once, and each matrix from the tensors that the method keeps it in.
+
+Knows what compressed-tensors, GPTQ, AWQ and FP8 checkpoints call their tensors; refuses, by name, what no kernel computes. A matrix that the
+checkpoint leaves alone is recognised by its plain tensor, so lists of exceptions need not be read.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from engine.errors import CheckpointError
+from engine.weights.int4_layouts import CODES, from_awq, from_compressed_tensors, from_gptq
+from engine.weights.reader import CheckpointReader
+from kernels.fp8 import GROUP as FP8_GROUP
+from kernels.fp8 import Fp8Weight
+from kernels.int4 import BLOCK, Int4Weight
+from kernels.packed import Packed, Weight
+
+METHODS = ("compressed-tensors", "gptq", "awq", "fp8")
+
+
+class Int4Format(NamedTuple):
+    layout: Literal["compressed-tensors", "gptq", "awq"]
+    group: int | None  # columns under one scale; None: all of a row
+    version: int = 1  # of GPTQ's format
+    has_zeros: bool = True
+
+    def is_kept(self, reader: CheckpointReader, name: str) -> bool:
+        return f"{name}.{'weight_packed' if self.layout == 'compressed-tensors' else 'qweight'}" in reader
+
+    def read(self, reader: CheckpointReader, name: str, rows: int, columns: int, device: torch.device) -> Int4Weight:
+        group = self.group or columns
+        if columns % group or (group % BLOCK and group != columns):
+            raise CheckpointError(
+                f"{name} has {columns} columns in groups of {group}; a group must divide them and be a multiple of {BLOCK}"
+            )
+        groups = columns // group
+
+        def words(part: str, *shape: int) -> torch.Tensor:
+            return reader.packed(f"{name}.{part}", *shape, types=("I32",)).to(device)
+
+        def scales(part: str, *shape: int) -> torch.Tensor:
+            stored = reader.packed(f"{name}.{part}", *shape, types=("F16", "BF16", "F32")).to(device)
+            reader.expect_finite(f"{name}.{part}", stored)
+            return stored
+
+        row_words, column_words = -(-rows // CODES), -(-columns // CODES)
+        g_idx = None
+        g_idx_name = f"{name}.{'weight_g_idx' if self.layout == 'compressed-tensors' else 'g_idx'}"
+        if g_idx_name in reader:
+            g_idx = reader.packed(g_idx_name, columns, types=("I32", "I64")).to(device)
+            if not torch.equal(g_idx.sort().values.long(), torch.arange(columns, device=device) // group):
+                raise CheckpointError(f"tensor {g_idx_name} does not put {group} columns into each of {groups} groups")
+        if self.layout == "compressed-tensors":
+            reader.packed(f"{name}.weight_shape", 2, types=("I64", "I32"))  # says what config.json says
+            zeros = words("weight_zero_point", row_words, groups) if self.has_zeros else None
+            packed = words("weight_packed", rows, column_words)
+            return from_compressed_tensors(packed, scales("weight_scale", rows, groups), zeros, g_idx, columns)
+        zeros = words("qzeros", groups, row_words)
+        if self.layout == "gptq":
+            qweight = words("qweight", column_words, rows)
+            return from_gptq(qweight, zeros, scales("scales", groups, rows), g_idx, group, self.version)
+        return from_awq(words("qweight", columns, row_words), zeros, scales("scales", groups, rows), group)
+
+
+class Fp8Format(NamedTuple):
+    block: tuple[int, int] | None  # rows and columns under one scale; None: a row, or all
+
+    def is_kept(self, reader: CheckpointReader, name: str) -> bool:
+        return f"{name}.weight_scale" in reader or f"{name}.weight_scale_inv" in reader
+
+    def read(self, reader: CheckpointReader, name: str, rows: int, columns: int, device: torch.device) -> Fp8Weight:
+        values = reader.packed(f"{name}.weight", rows, columns, types=("F8_E4M3",)).to(device)
+        is_no_number = (values.view(torch.uint8) & 127 == 127).any()
+        reader.expect_finite(f"{name}.weight", torch.where(is_no_number, torch.nan, 0.0))
+        scale_name = f"{name}.weight_scale" + ("_inv" if f"{name}.weight_scale_inv" in reader else "")
+        shape = reader.shape(scale_name)
+        if self.block is not None:
+            row_group, column_group = self.block
+            wanted = (-(-rows // row_group), -(-columns // column_group))
+        else:
+            row_group, column_group = (rows if torch.Size(shape).numel() == 1 else 1), columns
+            wanted = (rows // row_group, 1)
+        # a row's scale may have a dimension of its own or not; of a shape that is neither, the reader names both
+        is_wanted = torch.Size(shape).numel() == wanted[0] * wanted[1]
+        scales = torch.empty(shape if is_wanted else wanted, dtype=torch.float32, device=device)
+        reader.read(scale_name, scales)
+        return Fp8Weight(values, scales.view(wanted), row_group, column_group, self._input_scale(reader, name, device))
+
+    def _input_scale(self, reader: CheckpointReader, name: str, device: torch.device) -> torch.Tensor | None:
+        for part in ("input_scale", "activation_scale"):
+            if f"{name}.{part}" in reader:
+                scale = torch.empty(reader.shape(f"{name}.{part}"), dtype=torch.float32, device=device)
+                reader.read(f"{name}.{part}", scale)
+                if scale.numel() != 1:
+                    raise CheckpointError(f"tensor {name}.{part} has shape {list(scale.shape)}; it must be one number")
+                return scale.view(1)
+        return None
+
+
+Quantization = Int4Format | Fp8Format
+
+
+def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
+    """None for a checkpoint whose matrices are plain, or in a format that its family reads itself (MXFP4)."""
+    described = config.get("quantization_config")
+    if not isinstance(described, dict):
+        return None
+    method = described.get("quant_method")
+    if method == "compressed-tensors":
+        return _compressed_tensors(described)
+    if method in ("gptq", "awq"):
+        return _gptq_or_awq(method, described)
+    if method == "fp8":
+        block = described.get("weight_block_size")
+        return Fp8Format(None if block is None else _block(block))
+    return None
+
+
+def join(parts: Sequence[Packed], names: Sequence[str]) -> Packed:
+    """Matrices of the same columns, one below the other."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, Fp8Weight):
+        return _join_fp8([part for part in parts if isinstance(part, Fp8Weight)])
+    assert isinstance(first, Int4Weight)
+    ints = [part for part in parts if isinstance(part, Int4Weight)]
+    for name, part in zip(names, ints, strict=True):
+        if not _same(part.permutation, first.permutation):
+            raise CheckpointError(
+                f"{names[0]} and {name} read the same input and order its columns differently (g_idx); they cannot be one matrix"
+            )
+    zeros = None
+    if any(part.zeros is not None for part in ints):
+        zeros = torch.cat(
+            [torch.full_like(p.scales, 8, dtype=torch.uint8) if p.zeros is None else p.zeros for p in ints]
+        )
+    return first._replace(
+        codes=torch.cat([p.codes for p in ints]), scales=torch.cat([p.scales for p in ints]), zeros=zeros
+    )
+
+
+def by_expert(weight: Weight, experts: int, name: str) -> Weight:
+    """Experts' matrices one below the other -> with a dimension of their own."""
+    if isinstance(weight, torch.Tensor):
+        return weight.view(experts, -1, weight.shape[1])
+    if isinstance(weight, Int4Weight):
+        if weight.permutation is not None:
+            raise CheckpointError(
+                f"{name} are quantized with their columns in an order of importance (g_idx); that is supported outside experts only"
+            )
+        zeros = None if weight.zeros is None else torch.unflatten(weight.zeros, 0, (experts, -1))
+        return weight._replace(
+            codes=torch.unflatten(weight.codes, 0, (experts, -1)),
+            scales=torch.unflatten(weight.scales, 0, (experts, -1)),
+            zeros=zeros,
+        )
+    assert isinstance(weight, Fp8Weight)
+    rows = weight.values.shape[0] // experts
+    if rows % weight.row_group:
+        weight = _per_row(weight)
+    return weight._replace(
+        values=torch.unflatten(weight.values, 0, (experts, -1)), scales=torch.unflatten(weight.scales, 0, (experts, -1))
+    )
+
+
+def _join_fp8(parts: list[Fp8Weight]) -> Fp8Weight:
+    groups = {part.row_group for part in parts}
+    if (
+        len(groups) > 1
+        or any(part.values.shape[0] % part.row_group for part in parts)
+        or parts[0].row_group == parts[0].values.shape[0]
+    ):
+        parts = [_per_row(part) for part in parts]
+    given = [part.input_scale for part in parts if part.input_scale is not None]
+    # of several measured ranges the widest: nothing that one of them allows is cut off
+    input_scale = torch.stack(given).amax(0) if len(given) == len(parts) else None
+    return parts[0]._replace(
+        values=torch.cat([part.values.view(torch.uint8) for part in parts]).view(torch.float8_e4m3fn),
+        scales=torch.cat([part.scales for part in parts]),
+        input_scale=input_scale,
+    )
+
+
+def _per_row(weight: Fp8Weight) -> Fp8Weight:
+    rows = weight.values.shape[0]
+    return weight._replace(scales=weight.scales.repeat_interleave(weight.row_group, 0)[:rows].contiguous(), row_group=1)
+
+
+def _same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    return (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
+
+
+def _gptq_or_awq(method: Literal["gptq", "awq"], described: Mapping[str, Any]) -> Int4Format:
+    bits = described.get("bits", described.get("w_bit"))
+    if bits != 4:
+        raise CheckpointError(f"config.json's quantization_config has bits = {bits!r}; supported for {method} is 4")
+    version = described.get("version", "gemm")
+    if method == "awq" and str(version).lower() != "gemm":
+        raise CheckpointError(
+            f"config.json's quantization_config has version = {version!r}; supported for awq is 'gemm'"
+        )
+    form = described.get("checkpoint_format", "gptq")
+    if method == "gptq" and form not in ("gptq", "gptq_v2"):
+        raise CheckpointError(
+            f"config.json's quantization_config has checkpoint_format = {form!r}; supported are gptq and gptq_v2"
+        )
+    return Int4Format(
+        method, _group(described.get("group_size", described.get("q_group_size", 128))), 2 if form == "gptq_v2" else 1
+    )
+
+
+def _compressed_tensors(described: Mapping[str, Any]) -> Quantization:
+    form = described.get("format")
+    groups = described.get("config_groups")
+    schemes = [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
+    weights = [scheme["weights"] for scheme in schemes if isinstance(scheme.get("weights"), dict)]
+    if not weights:
+        raise CheckpointError("config.json's quantization_config has no config_groups with weights")
+    if any(weight != weights[0] for weight in weights[1:]):
+        raise CheckpointError(
+            "config.json's quantization_config quantizes some matrices differently from others; supported is one way for all"
+        )
+    weight = weights[0]
+    bits, kind, strategy = weight.get("num_bits"), weight.get("type"), weight.get("strategy")
+    described_as = f"format {form!r} with {bits!r} bits of type {kind!r} by {strategy!r}"
+    if form == "pack-quantized" and (bits, kind) == (4, "int") and strategy in ("group", "channel"):
+        if any(scheme.get("input_activations") for scheme in schemes):
+            raise CheckpointError(
+                "config.json's quantization_config quantizes activations beside four-bit weights; supported are weights alone"
+            )
+        group = weight.get("group_size") if strategy == "group" else -1
+        return Int4Format("compressed-tensors", _group(group), has_zeros=not weight.get("symmetric", True))
+    if (
+        form in ("float-quantized", "naive-quantized")
+        and (bits, kind) == (8, "float")
+        and strategy in ("tensor", "channel", "block")
+    ):
+        return Fp8Format(_block(weight.get("block_structure")) if strategy == "block" else None)
+    raise CheckpointError(
+        f"config.json's quantization_config has {described_as}; supported are pack-quantized with 4 bits of int by group or channel, "
+        "and float-quantized with 8 bits of float by tensor, channel or block"
+    )
+
+
+def _group(value: Any) -> int | None:
+    if value == -1:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CheckpointError(
+            f"config.json's quantization_config has group_size = {value!r}; it must be positive, or -1 for whole rows"
+        )
+    return value
+
+
+def _block(value: Any) -> tuple[int, int]:
+    if (
+        not (isinstance(value, list) and len(value) == 2 and all(isinstance(n, int) and n > 0 for n in value))
+        or value[1] % FP8_GROUP
+    ):
+        raise CheckpointError(
+            f"config.json's quantization_config has blocks of {value!r}; they must be [rows, columns], the columns a multiple of {FP8_GROUP}"
+        )
+    return value[0], value[1]

@@ -1,0 +1,225 @@
+"""Mixture of experts as the catalogue knows it: routing, and the experts' feed-forwards."""
+
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels import moe
+from kernels.activation import clamped_swiglu, gelu_tanh_and_mul, silu_and_mul
+from kernels.catalogue.matrices import plain_weight, random_fp8, random_int4, random_mxfp4
+from kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
+from kernels.linear import GatedActivation
+from kernels.packed import Weight
+
+Storage = Literal["plain", "int4", "mxfp4", "fp8"]
+
+
+def _distinct(tokens: int, experts: int, dtype: torch.dtype) -> Tensor:
+    """Logits of which no two are equal in one row, in any type: whole numbers of sixteenths."""
+    rows = [torch.randperm(experts) - experts // 2 for _ in range(tokens)]
+    return (torch.stack(rows) / 16 if rows else torch.empty(0, experts)).to(dtype)
+
+
+def _logits(tokens: int, experts: int, top_k: int, renormalise: bool) -> Case:
+    def make(dtype: torch.dtype) -> Arguments:
+        return {"logits": _distinct(tokens, experts, dtype), "top_k": top_k, "renormalise": renormalise}
+
+    return Case(f"{tokens} tokens, {top_k} of {experts}" + (", renormalised" if renormalise else ""), make)
+
+
+def _grouped(tokens: int, experts: int, top_k: int, groups: int, top_groups: int, renormalise: bool = True) -> Case:
+    def make(dtype: torch.dtype) -> Arguments:
+        return {
+            "logits": _distinct(tokens, experts, dtype), "bias": torch.randn(experts) / 4, "top_k": top_k, "groups": groups,
+            "top_groups": top_groups, "renormalise": renormalise, "scale": 2.5,
+        }  # fmt: skip
+
+    return Case(f"{tokens} tokens, {top_k} of {experts} in {top_groups} of {groups} groups", make)
+
+
+def _routed(logits: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
+    probabilities, ids = logits.softmax(-1).sort(descending=True)
+    probabilities = probabilities[:, :top_k]
+    return probabilities / probabilities.sum(-1, keepdim=True) if renormalise else probabilities, ids[:, :top_k]
+
+
+def _routed_in_groups(
+    logits: Tensor, bias: Tensor, top_k: int, groups: int, top_groups: int, renormalise: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    scores = logits.sigmoid()
+    weights, all_ids = torch.empty(logits.shape[0], top_k, dtype=torch.float64), []
+    for token, (score, biased) in enumerate(zip(scores, scores + bias, strict=True)):
+        members = biased.view(groups, -1)
+        best = members.sort(descending=True).values[:, :2].sum(-1).sort(descending=True).indices[:top_groups]
+        allowed = torch.full_like(members, -torch.inf)
+        allowed[best] = members[best]
+        ids = allowed.flatten().sort(descending=True).indices[:top_k]
+        chosen = score[ids]
+        weights[token] = chosen / chosen.sum() * scale if renormalise else chosen * scale
+        all_ids.append(ids)
+    return weights, torch.stack(all_ids) if all_ids else torch.empty(0, top_k, dtype=torch.int64)
+
+
+def _weight(storage: Storage, shape: tuple[int, ...], dtype: torch.dtype) -> Weight:
+    if storage == "int4":
+        return random_int4(shape, 32, zeros=True, dtype=dtype)
+    if storage == "mxfp4":
+        return random_mxfp4(shape)
+    if storage == "fp8":
+        return random_fp8(shape, 128, 128)
+    return (torch.randn(shape) / shape[-1] ** 0.5).to(dtype)
+
+
+def _experts(
+    tokens: int, hidden: int, intermediate: int, experts: int, top_k: int, *, storage: Storage = "plain", biased: bool = False,
+    activation: GatedActivation = silu_and_mul, unwanted: int = 0, target: Target | None = None,
+) -> Case:  # fmt: skip
+    """`unwanted`: experts that no token goes to."""
+
+    def make(dtype: torch.dtype) -> Arguments:
+        made: dict[str, Any] = {
+            "x": torch.randn(tokens, hidden).to(dtype),
+            "weights": torch.rand(tokens, top_k),
+            "expert_ids": torch.rand(tokens, experts - unwanted).argsort(-1)[:, :top_k].contiguous(),
+            "gate_up": _weight(storage, (experts, 2 * intermediate, hidden), dtype),
+            "down": _weight(storage, (experts, hidden, intermediate), dtype),
+            "activation": activation,
+        }
+        if biased:
+            made["gate_up_bias"] = torch.randn(experts, 2 * intermediate).to(dtype)
+            made["down_bias"] = torch.randn(experts, hidden).to(dtype)
+        return made
+
+    name = f"{tokens} x {hidden}, {top_k} of {experts} x {intermediate} {storage}"
+    kind = "" if activation is silu_and_mul else " gelu" if activation is gelu_tanh_and_mul else " clamped"
+    return Case(name + kind + (" biased" if biased else ""), make, target)
+
+
+def _mixture(
+    x: Tensor, weights: Tensor, expert_ids: Tensor, gate_up: Weight, down: Weight, activation: GatedActivation,
+    gate_up_bias: Tensor | None = None, down_bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    gate_up, down = plain_weight(gate_up), plain_weight(down)
+    out = torch.zeros(x.shape[0], down.shape[1], dtype=x.dtype)
+    for token, (its_weights, ids) in enumerate(zip(weights, expert_ids.tolist(), strict=True)):
+        for weight, i in zip(its_weights, ids, strict=True):
+            inner = gate_up[i] @ x[token] + (0 if gate_up_bias is None else gate_up_bias[i])
+            outer = down[i] @ _activated(inner, activation) + (0 if down_bias is None else down_bias[i])
+            out[token] += weight * outer
+    return out
+
+
+def _activated(inner: Tensor, activation: GatedActivation) -> Tensor:
+    gate, up = inner.chunk(2)
+    if isinstance(activation, partial):
+        alpha, limit = activation.keywords["alpha"], activation.keywords["limit"]
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return gate * torch.sigmoid(gate * alpha) * (up + 1)
+    return (F.gelu(gate, approximate="tanh") if activation is gelu_tanh_and_mul else F.silu(gate)) * up
+
+
+def _grouped_mm(
+    x: Tensor, weights: Tensor, expert_ids: Tensor, gate_up: Tensor, down: Tensor, activation: GatedActivation
+) -> Tensor:
+    """torch's own product of all experts at once, with the same steps around it."""
+    ids, order = expert_ids.flatten().sort(stable=True)
+    experts = torch.arange(gate_up.shape[0], device=x.device)
+    ends = torch.searchsorted(ids, experts, right=True).int()
+    inner = torch._grouped_mm(x.index_select(0, order // expert_ids.shape[1]), gate_up.mT, offs=ends)
+    outer = torch._grouped_mm(activation(inner), down.mT, offs=ends)
+    by_token = torch.empty_like(outer).index_copy_(0, order, outer).view(*expert_ids.shape, -1)
+    return torch.einsum("tk,tkh->th", weights, by_token.float()).to(x.dtype)
+
+
+def _cost(arguments: Arguments) -> Cost:
+    """The weights of the experts that are wanted, each once."""
+    x, ids, gate_up, down = (arguments[name] for name in ("x", "expert_ids", "gate_up", "down"))
+    parts = [part for weight in (gate_up, down) for part in ([weight] if isinstance(weight, Tensor) else weight)]
+    stored = [part for part in parts if isinstance(part, Tensor)]
+    experts = stored[0].shape[0]
+    wanted = ids.unique().numel()
+    hidden = x.shape[1]
+    intermediate = (gate_up if isinstance(gate_up, Tensor) else gate_up[0]).shape[1] // 2
+    return Cost(size(*stored) * wanted // experts + 2 * size(x), 6 * ids.numel() * hidden * intermediate)
+
+
+_CLAMPED = partial(clamped_swiglu, alpha=1.702, limit=0.5)  # low enough to be met
+_BY_TORCH = Target(0.95, "rival")
+
+ROUTE = Operation(
+    name="route",
+    function=moe.route,
+    triton="moe.route",
+    reference=_routed,
+    roundings=12,  # of fp32: an exponential, a sum of as many as there are experts, and a quotient
+    dtypes=(torch.float32,),
+    cases=tuple(
+        _logits(*shape, renormalise)
+        for shape in ((7, 8, 2), (5, 5, 3), (3, 128, 8), (1, 1, 1), (0, 4, 2))
+        for renormalise in (False, True)
+    ),
+    bench=(_logits(64, 128, 8, True), _logits(8192, 128, 8, True)),
+    cost=lambda arguments: Cost(size(arguments["logits"]) + 12 * arguments["top_k"] * arguments["logits"].shape[0]),
+)
+ROUTE_IN_GROUPS = Operation(
+    name="route_in_groups",
+    function=moe.route_in_groups,
+    triton="moe.route_in_groups",
+    reference=_routed_in_groups,
+    roundings=12,
+    dtypes=(torch.float32,),
+    cases=(
+        _grouped(5, 32, 4, 8, 3), _grouped(3, 21, 4, 3, 2, renormalise=False), _grouped(2, 256, 8, 8, 4), _grouped(4, 48, 6, 1, 1),
+        _grouped(0, 8, 2, 4, 2),
+    ),
+    bench=(_grouped(64, 256, 8, 8, 4), _grouped(8192, 256, 8, 8, 4)),
+    cost=lambda arguments: Cost(size(arguments["logits"], arguments["bias"]) + 12 * arguments["top_k"] * arguments["logits"].shape[0]),
+)  # fmt: skip
+# Weights and the values between the two products are rounded to the storage type, the result too; experts that cancel make each weigh more.
+MOE_EXPERTS = Operation(
+    name="moe_experts",
+    function=moe.moe_experts,
+    triton="moe.moe_experts",
+    reference=_mixture,
+    roundings=8,
+    cases=(
+        _experts(1, 42, 27, 5, 3),
+        _experts(16, 64, 30, 8, 2, unwanted=3),
+        _experts(37, 42, 70, 3, 2, activation=gelu_tanh_and_mul),
+        _experts(7, 66, 20, 4, 4, biased=True, activation=_CLAMPED),
+        _experts(200, 40, 12, 2, 1),
+        _experts(3, 64, 32, 4, 2, storage="int4"),
+        _experts(18, 96, 64, 3, 2, storage="mxfp4", biased=True, activation=_CLAMPED),
+        _experts(5, 200, 136, 4, 1, storage="fp8"),
+        _experts(0, 8, 8, 4, 2),
+    ),
+    bench=(
+        _experts(1, 2048, 768, 128, 8, target=_BY_TORCH),
+        _experts(64, 2048, 768, 128, 8, target=_BY_TORCH),
+        _experts(8192, 2048, 768, 128, 8, target=_BY_TORCH),
+        _experts(64, 4096, 14336, 8, 2, target=_BY_TORCH),
+        _experts(4096, 4096, 14336, 8, 2, target=_BY_TORCH),
+    ),
+    cost=_cost,
+    rivals={"torch._grouped_mm": _grouped_mm},
+)
+PACKED_EXPERTS = Operation(
+    name="packed_experts",
+    function=moe.moe_experts,
+    triton="moe.moe_experts",
+    reference=_mixture,
+    roundings=8,
+    cases=(_experts(2, 32, 32, 3, 2, storage="mxfp4"),),
+    bench=(
+        _experts(1, 2880, 2880, 32, 4, storage="mxfp4", biased=True, activation=_CLAMPED),
+        _experts(64, 2880, 2880, 32, 4, storage="mxfp4", biased=True, activation=_CLAMPED),
+        _experts(4096, 2880, 2880, 32, 4, storage="mxfp4", biased=True, activation=_CLAMPED),
+        _experts(64, 2048, 768, 128, 8, storage="int4"),
+        _experts(64, 2048, 768, 128, 8, storage="fp8"),
+    ),
+    cost=_cost,
+)
+OPERATIONS = (ROUTE, ROUTE_IN_GROUPS, MOE_EXPERTS, PACKED_EXPERTS)

@@ -1,0 +1,277 @@
+"""Products with packed weights as the catalogue knows them."""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from kernels import linear, quantized_linear
+from kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
+from kernels.fp8 import Fp8Weight
+from kernels.int4 import Int4Weight
+from kernels.mxfp4 import Mxfp4Weight
+from kernels.packed import Packed
+
+_READ = Target(0.8, "read")
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def random_int4(shape: tuple[int, ...], group: int, *, zeros: bool, dtype: torch.dtype) -> Int4Weight:
+    *leading, columns = shape
+    groups = -(-columns // group)
+    codes = torch.randint(0, 256, (*leading, -(-columns // 32) * 16), dtype=torch.uint8)
+    # scales as a quantizer makes them: all of one sign and about as large
+    scales = ((torch.rand(*leading, groups) + 0.5) / 8).to(dtype)
+    return Int4Weight(
+        codes, scales, torch.randint(0, 16, (*leading, groups), dtype=torch.uint8) if zeros else None, columns, group
+    )
+
+
+def random_mxfp4(shape: tuple[int, ...]) -> Mxfp4Weight:
+    *leading, columns = shape
+    codes = torch.randint(0, 256, (*leading, columns // 2), dtype=torch.uint8)
+    return Mxfp4Weight(codes, torch.randint(119, 124, (*leading, columns // 32), dtype=torch.uint8))
+
+
+def random_fp8(shape: tuple[int, ...], row_group: int, column_group: int, *, measured: bool = False) -> Fp8Weight:
+    *leading, rows, columns = shape
+    values = torch.randn(shape).mul_(50).clamp_(-448, 448).to(torch.float8_e4m3fn)
+    scales = (torch.rand(*leading, -(-rows // row_group), -(-columns // column_group)) + 0.5) / 100
+    return Fp8Weight(values, scales, row_group, column_group, torch.full((1,), 0.01) if measured else None)
+
+
+def plain_weight(weight: Packed | Tensor) -> Tensor:
+    """Value by value, as the formats' words say."""
+    if isinstance(weight, Tensor):
+        return weight
+    if isinstance(weight, Fp8Weight):
+        rows, columns = (torch.arange(n, device=weight.values.device) for n in weight.values.shape[-2:])
+        return weight.values * weight.scales[..., rows[:, None] // weight.row_group, columns // weight.column_group]
+    column = torch.arange(weight.columns, device=weight.codes.device)
+    codes = weight.codes[..., column // 32 * 16 + column % 16].int() >> (column % 32 // 16 * 4) & 15
+    if isinstance(weight, Mxfp4Weight):
+        magnitude = torch.tensor(E2M1, dtype=torch.float64, device=codes.device)[codes & 7]
+        return magnitude * (1 - (codes >> 3) * 2) * (2.0 ** (weight.scales[..., column // 32].double() - 127))
+    zeros = 8 if weight.zeros is None else weight.zeros[..., column // weight.group].int()
+    values = (codes - zeros) * weight.scales[..., column // weight.group]
+    if weight.permutation is None:
+        return values
+    return torch.empty_like(values).index_copy_(-1, weight.permutation, values)
+
+
+def _product(x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tensor:
+    product = x @ plain_weight(weight).mT
+    return product if bias is None else product + bias
+
+
+def _plain_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return x @ weight.T if bias is None else x @ weight.T + bias
+
+
+def _fp8_product(x: Tensor, weight: Fp8Weight, bias: Tensor | None = None) -> Tensor:
+    columns = x.shape[1]
+    values, scales = _quantised(x, columns if weight.column_group >= columns else 128, weight.input_scale)
+    group = torch.arange(columns, device=x.device) // (columns if scales.shape[1] == 1 else 128)
+    return _product(values * scales[:, group], weight, bias)
+
+
+def _quantised(x: Tensor, group: int, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    groups = torch.split(x, group, dim=1)
+    if scale is None:
+        scales = torch.stack([part.abs().amax(1).clamp(min=1e-12) / 448 for part in groups], dim=1)
+    else:
+        scales = scale.expand(x.shape[0], len(groups)).clone()
+    parts = [(part / scales[:, i, None]).clamp(-448, 448) for i, part in enumerate(groups)]
+    return torch.cat(parts, dim=1).to(torch.float8_e4m3fn).double(), scales
+
+
+def _cost(arguments: Arguments) -> Cost:
+    x, weight, bias = arguments["x"], arguments["weight"], arguments.get("bias")
+    rows = (
+        weight.values if isinstance(weight, Fp8Weight) else weight if isinstance(weight, Tensor) else weight.codes
+    ).shape[0]
+    parts = [weight] if isinstance(weight, Tensor) else [part for part in weight if isinstance(part, Tensor)]
+    written = x.shape[0] * rows * x.element_size()
+    return Cost(size(x, bias, *parts) + written, 2 * x.numel() * rows)
+
+
+def _int4(
+    tokens: int, rows: int, columns: int, group: int, *, zeros: bool = False, biased: bool = False, permuted: bool = False,
+    target: Target | None = None,
+) -> Case:  # fmt: skip
+    def make(dtype: torch.dtype) -> Arguments:
+        weight = random_int4((rows, columns), group, zeros=zeros, dtype=dtype)
+        if permuted:
+            weight = weight._replace(permutation=torch.randperm(columns))
+        return {"x": torch.randn(tokens, columns).to(dtype), "weight": weight} | _bias(biased, rows, dtype)
+
+    words = [f"{tokens} x {rows} x {columns}", f"by {group}"]
+    words += [word for word, is_so in (("zeros", zeros), ("biased", biased), ("permuted", permuted)) if is_so]
+    return Case(" ".join(words), make, target)
+
+
+def _mxfp4(tokens: int, rows: int, columns: int, *, biased: bool = False, target: Target | None = None) -> Case:
+    def make(dtype: torch.dtype) -> Arguments:
+        return {"x": torch.randn(tokens, columns).to(dtype), "weight": random_mxfp4((rows, columns))} | _bias(
+            biased, rows, dtype
+        )
+
+    return Case(f"{tokens} x {rows} x {columns}" + (" biased" if biased else ""), make, target)
+
+
+def _fp8(
+    tokens: int, rows: int, columns: int, row_group: int, column_group: int, *, biased: bool = False, measured: bool = False,
+    target: Target | None = None,
+) -> Case:  # fmt: skip
+    def make(dtype: torch.dtype) -> Arguments:
+        weight = random_fp8((rows, columns), row_group, column_group, measured=measured)
+        return {"x": torch.randn(tokens, columns).to(dtype), "weight": weight} | _bias(biased, rows, dtype)
+
+    name = f"{tokens} x {rows} x {columns} by {row_group} x {column_group}"
+    return Case(name + (" biased" if biased else "") + (" measured" if measured else ""), make, target)
+
+
+def _quantise(tokens: int, columns: int, group: int, scale: float | None = None) -> Case:
+    def make(dtype: torch.dtype) -> Arguments:
+        given = None if scale is None else torch.full((1,), scale)
+        return {"x": (torch.randn(tokens, columns + 3) * 3).to(dtype)[:, :columns], "group": group, "scale": given}
+
+    return Case(f"{tokens} x {columns} by {group}" + ("" if scale is None else " given"), make, Target(0.7, "copy"))
+
+
+def _gemv_case(tokens: int, rows: int, columns: int, *, biased: bool = False) -> Case:
+    def make(dtype: torch.dtype) -> Arguments:
+        weight = (torch.randn(rows, columns) / 8).to(dtype)
+        return {"x": torch.randn(tokens, columns).to(dtype), "weight": weight} | _bias(biased, rows, dtype)
+
+    return Case(f"{tokens} x {rows} x {columns}" + (" biased" if biased else ""), make, Target(0.85, "read"))
+
+
+def _bias(biased: bool, rows: int, dtype: torch.dtype) -> Arguments:
+    return {"bias": torch.randn(rows).to(dtype)} if biased else {}
+
+
+@cache
+def _unpacked(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.randn(rows, columns, dtype=dtype, device=device)
+
+
+def _mm_of_unpacked(x: Tensor, weight: Int4Weight | Mxfp4Weight, bias: Tensor | None = None) -> Tensor:
+    """What the product would take with a weight that is not packed; another weight, so another result."""
+    return torch.mm(x, _unpacked(weight.codes.shape[0], weight.columns, x.dtype, x.device).T)
+
+
+def _scaled_mm(x: Tensor, weight: Fp8Weight, bias: Tensor | None = None) -> Tensor:
+    """torch's product of the same operands, activations rounded by ours."""
+    values, scales = quantized_linear.quantise_fp8(x, x.shape[1])
+    product: Tensor = torch._scaled_mm(
+        values, weight.values.t(), scales, weight.scales.t(), bias=bias, out_dtype=x.dtype
+    )
+    return product
+
+
+_MODELS = ((4096, 4096), (28672, 4096), (4096, 14336))  # Llama 3 8B's: outputs and inputs
+_FASTER = Target(2.5, "rival")  # than torch.mm with a weight of 16 bits
+
+# Of the storage type: the unpacked weight's rounding and the result's; of fp32 as many as a sum of a thousand terms, one after the other, has.
+INT4_LINEAR = Operation(
+    name="int4_linear",
+    function=quantized_linear.int4_linear,
+    triton="linear.int4_linear",
+    reference=_product,
+    roundings=8,
+    cases=(
+        _int4(1, 48, 128, 128),
+        _int4(3, 33, 431, 64, zeros=True, biased=True),
+        _int4(2, 20, 1300, 128, zeros=True),
+        _int4(9, 42, 320, 32, biased=True),
+        _int4(16, 7, 1100, 128, permuted=True),
+        _int4(5, 3, 77, 77, zeros=True),
+        _int4(40, 70, 192, 64),
+        _int4(70, 6, 96, 96, zeros=True, permuted=True),
+        _int4(0, 8, 64, 32),
+    ),
+    bench=tuple(_int4(m, n, k, 128, target=_FASTER if m == 1 else _READ if m <= 16 else None) for n, k in _MODELS for m in (1, 4, 16, 512)),
+    cost=_cost,
+    rivals={"torch.mm in 16 bits": _mm_of_unpacked},
+)  # fmt: skip
+MXFP4_LINEAR = Operation(
+    name="mxfp4_linear",
+    function=quantized_linear.mxfp4_linear,
+    triton="linear.mxfp4_linear",
+    reference=_product,
+    roundings=8,
+    cases=(_mxfp4(1, 48, 128), _mxfp4(4, 33, 1120, biased=True), _mxfp4(13, 5, 96), _mxfp4(33, 40, 320, biased=True), _mxfp4(0, 8, 32)),
+    bench=tuple(_mxfp4(m, 5760, 2880, target=_FASTER if m == 1 else None) for m in (1, 16, 512)),
+    cost=_cost,
+    rivals={"torch.mm in 16 bits": _mm_of_unpacked},
+)  # fmt: skip
+# Both sides round activations to e4m3 in the same places, unless a value lies within fp32's rounding of the middle between two.
+FP8_LINEAR = Operation(
+    name="fp8_linear",
+    function=quantized_linear.fp8_linear,
+    triton="fp8.fp8_linear",
+    reference=_fp8_product,
+    roundings=8,
+    cases=(
+        _fp8(1, 48, 128, 1, 128),
+        _fp8(3, 33, 1431, 33, 1431, biased=True),
+        _fp8(20, 42, 300, 1, 300, measured=True),
+        _fp8(70, 6, 96, 6, 96),
+        _fp8(0, 8, 64, 1, 64),
+    ),
+    bench=tuple(_fp8(m, n, k, 1, k) for n, k in _MODELS for m in (1, 16, 512, 4096)),
+    cost=_cost,
+    rivals={"torch._scaled_mm": _scaled_mm},
+)
+FP8_BLOCK_LINEAR = Operation(
+    name="fp8_block_linear",
+    function=quantized_linear.fp8_linear,
+    triton="fp8.fp8_linear",
+    reference=_fp8_product,
+    roundings=8,
+    cases=(
+        _fp8(2, 200, 300, 128, 128),
+        _fp8(17, 129, 256, 128, 128, biased=True),
+        _fp8(1, 10, 1300, 128, 128),
+        _fp8(66, 130, 128, 64, 128),
+    ),
+    bench=tuple(_fp8(m, n, k, 128, 128) for n, k in _MODELS for m in (1, 16, 512, 4096)),
+    cost=_cost,
+)
+# Its values are compared as numbers: a power of two apart is e4m3's smallest step, which no tolerance of the storage type forgives.
+QUANTISE_FP8 = Operation(
+    name="quantise_fp8",
+    function=quantized_linear.quantise_fp8,
+    triton="fp8.quantise_fp8",
+    reference=_quantised,
+    roundings=2,
+    cases=(
+        _quantise(3, 300, 128),
+        _quantise(2, 1500, 1500),
+        _quantise(5, 42, 42, 0.004),
+        _quantise(1, 1, 1),
+        _quantise(0, 8, 8),
+    ),
+    bench=(_quantise(64, 4096, 128), _quantise(8192, 4096, 128), _quantise(8192, 7168, 7168)),
+    cost=lambda arguments: Cost(size(arguments["x"]) + arguments["x"].numel()),
+)
+# What `linear` may choose for a few rows. Of fp32 as many roundings as a sum of a thousand terms, one after the other, has.
+FEW_ROWS = Operation(
+    name="linear_of_few_rows",
+    function=linear.linear,
+    triton="linear.gemv",
+    reference=_plain_product,
+    roundings=8,
+    cases=(
+        _gemv_case(1, 48, 128),
+        _gemv_case(1, 33, 1431, biased=True),
+        _gemv_case(3, 42, 1100),
+        _gemv_case(8, 20, 600, biased=True),
+        _gemv_case(0, 4, 4),
+    ),
+    bench=tuple(_gemv_case(m, n, k) for n, k in _MODELS for m in (1, 2, 4, 8)),
+    cost=_cost,
+    rivals={"torch.mm": lambda x, weight, bias=None: torch.mm(x, weight.T)},
+)
+OPERATIONS = (FEW_ROWS, INT4_LINEAR, MXFP4_LINEAR, FP8_LINEAR, FP8_BLOCK_LINEAR, QUANTISE_FP8)

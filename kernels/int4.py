@@ -1,0 +1,87 @@
+"""Four-bit integer weights with a scale per group of columns: one layout, whatever a checkpoint's was.
+
+Knows the layout and its inverse; refuses to know checkpoints (engine/weights/int4.py brings theirs here). A value is (code - zero) * scale; zeros
+are 8 where a weight has none. In every block of 32 columns, byte j holds column j in its low four bits and column j + 16 in its high ones: a kernel
+multiplies both halves of a block without moving a value to another thread (kernels/triton/tiles.py).
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from kernels.checks import ArgumentError
+
+BLOCK = 32  # columns; the last block of a row is padded
+
+
+class Int4Weight(NamedTuple):
+    """One matrix, or with another dimension in front one per expert."""
+
+    codes: torch.Tensor  # [..., rows, blocks * 16] uint8
+    scales: torch.Tensor  # [..., rows, groups]
+    zeros: torch.Tensor | None  # [..., rows, groups] uint8
+    columns: int
+    group: int  # columns under one scale, a multiple of 32 unless it is all of them
+    # [columns]: column i of the weight is for x[:, permutation[i]]. Some quantizers sort columns by importance, which scatters a group's.
+    permutation: torch.Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.codes.shape[-2]
+
+
+def pack_int4(codes: torch.Tensor) -> torch.Tensor:
+    """Codes from 0 to 15, [..., columns] -> [..., blocks * 16] uint8."""
+    codes = torch.unflatten(F.pad(codes.to(torch.uint8), (0, -codes.shape[-1] % BLOCK)), -1, (-1, 2, BLOCK // 2))
+    return (codes[..., 0, :] | codes[..., 1, :] << 4).flatten(-2)
+
+
+def unpack_codes(packed: torch.Tensor, columns: int) -> torch.Tensor:
+    """[..., blocks * 16] uint8 -> [..., columns] uint8, the inverse of pack_int4."""
+    blocks = torch.unflatten(packed, -1, (-1, BLOCK // 2))
+    return torch.stack((blocks & 15, blocks >> 4), dim=-2).flatten(-3)[..., :columns]
+
+
+def unpack_int4(weight: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
+    """Its values as a plain weight [..., rows, columns], columns in the packed order. Computed in fp32 and rounded once."""
+    codes, scales = unpack_codes(weight.codes, weight.columns), weight.scales.float()
+    centred = codes.float()
+    if weight.zeros is None:
+        centred -= 8
+        zeros = None
+    else:
+        zeros = weight.zeros.float()
+    groups = range(0, weight.columns, weight.group)
+    for i, (values, start) in enumerate(zip(torch.split(centred, weight.group, dim=-1), groups, strict=True)):
+        assert start // weight.group == i
+        if zeros is not None:
+            values -= zeros[..., i, None]
+        values *= scales[..., i, None]
+    return centred.to(dtype)
+
+
+def check_int4(operation: str, x: torch.Tensor, weight: Int4Weight, columns: int) -> None:
+    """What is wrong with a call that is not as the kernels want it."""
+    if weight.codes.dtype != torch.uint8:
+        raise ArgumentError(operation, "weight.codes", f"has type {weight.codes.dtype}; it must be uint8")
+    if weight.codes.stride(-1) != 1:
+        raise ArgumentError(operation, "weight.codes", "must be contiguous along its last dimension")
+    if columns != weight.columns:
+        raise ArgumentError(
+            operation, "x", f"has {columns} columns and the weight {weight.columns}; they must be equal"
+        )
+    if weight.group % BLOCK and weight.group < weight.columns:
+        raise ArgumentError(operation, "weight.group", f"is {weight.group}; it must be a multiple of {BLOCK}")
+    if weight.permutation is not None and weight.codes.dim() > 2:
+        raise ArgumentError(
+            operation, "weight", "has its columns in an order of their own; experts share their input's"
+        )
+    groups = -(-weight.columns // weight.group)
+    if weight.codes.shape[-1] != -(-weight.columns // BLOCK) * (BLOCK // 2) or weight.scales.shape[-1] != groups:
+        raise ArgumentError(
+            operation,
+            "weight",
+            f"holds {weight.codes.shape[-1]} bytes and {weight.scales.shape[-1]} scales a row; "
+            f"{weight.columns} columns in groups of {weight.group} make {-(-weight.columns // BLOCK) * (BLOCK // 2)} and {groups}",
+        )

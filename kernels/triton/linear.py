@@ -1,0 +1,166 @@
+"""Products with a weight that is decoded while it is read, and those of a few rows with any weight.
+
+Up to 4 rows of x are multiplied without tensor cores, up to 16 with their smallest tile; in both cases the columns are split among programs until
+there are enough of them to keep memory busy, and the parts are added in a fixed order. Shapes of tiles alone are compiled in.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.checks import ArgumentError
+from kernels.int4 import Int4Weight
+from kernels.mxfp4 import Mxfp4Weight
+from kernels.triton.launch import num_processors
+from kernels.triton.stored import Stored, check_rows, operands
+from kernels.triton.tiles import multiply, multiply_few
+
+FEW = 4  # rows of x
+_LEAST_COLUMNS = 512  # of a split
+_GROUP_TILES = (
+    8  # tiles of x that take turns with one another at the same rows of the weight, so that both stay in the L2
+)
+
+
+class Tile(NamedTuple):
+    """What one program computes, and with how many threads."""
+
+    tokens: int
+    rows: int
+    half: int  # of the columns it takes at a time
+    warps: int
+    stages: int
+
+
+@triton.jit
+def _multiply(
+    x, weight, scales, zeros, bias, out,
+    x_token, out_token, out_split, tokens, rows, columns, weight_row, scales_row, row_group, column_group, split_columns, splits, group_tiles,
+    FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, DIRECT: tl.constexpr,
+    FEW: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    split, program = program % splits, program // splits
+    token_tiles, row_tiles = tl.cdiv(tokens, TOKENS), tl.cdiv(rows, ROWS)
+    band = program // (group_tiles * row_tiles)
+    in_band = tl.minimum(token_tiles - band * group_tiles, group_tiles)
+    within = program - band * group_tiles * row_tiles
+    token = (band * group_tiles + within % in_band) * TOKENS + tl.arange(0, TOKENS)
+    row = within // in_band * ROWS + tl.arange(0, ROWS)
+    is_token, is_row = token < tokens, row < rows
+    begin = split * split_columns
+    end = tl.minimum(begin + split_columns, columns)
+    if FEW:
+        sums = multiply_few(
+            x, x_token, tokens, weight, scales, zeros, row.to(tl.int64), is_row, begin, end, columns, weight_row, scales_row, row_group, column_group,
+            FORMAT, HAS_ZEROS, TOKENS, ROWS, HALF,
+        )  # fmt: skip
+    else:
+        sums, _ = multiply(
+            x + token.to(tl.int64) * x_token, is_token, weight, scales, zeros, row.to(tl.int64), is_row, 0, begin, end, columns,
+            weight_row, scales_row, row_group, column_group, FORMAT, HAS_ZEROS, False, TOKENS, ROWS, HALF,
+        )  # fmt: skip
+    if HAS_BIAS and DIRECT:
+        sums += tl.load(bias + row, mask=is_row, other=0.0).to(tl.float32)[None, :]
+    target = out + split.to(tl.int64) * out_split + token.to(tl.int64)[:, None] * out_token + row[None, :]
+    tl.store(target, sums.to(out.dtype.element_ty), mask=is_token[:, None] & is_row[None, :])
+
+
+@triton.jit
+def add_parts(parts, bias, out, parts_split, values, rows, splits, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):
+    """out [values] = the sum of parts [splits, values], and the bias of each row."""
+    value = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = value < values
+    total = tl.zeros([BLOCK], tl.float32)
+    for split in range(splits):
+        total += tl.load(parts + split * parts_split + value, mask=inside, other=0.0)
+    if HAS_BIAS:
+        total += tl.load(bias + value % rows, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + value, total.to(out.dtype.element_ty), mask=inside)
+
+
+def int4_linear(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """As kernels/int4.py."""
+    if weight.permutation is not None:
+        x = x.index_select(1, weight.permutation)
+    return product("int4_linear", x, weight, bias)
+
+
+def mxfp4_linear(x: torch.Tensor, weight: Mxfp4Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """As kernels/mxfp4.py."""
+    return product("mxfp4_linear", x, weight, bias)
+
+
+def gemv(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [a few tokens, columns], weight [rows, columns]: reading the weight once is all the time there is."""
+    return product("gemv", x, weight, bias)
+
+
+def product(
+    operation: str,
+    x: torch.Tensor,
+    weight: Stored,
+    bias: torch.Tensor | None,
+    tile: Tile | None = None,
+    splits: int = 0,
+) -> torch.Tensor:
+    """[tokens, rows]; with a tile and splits given, by these: `tune` tries some."""
+    check_rows(operation, "x", x)
+    tokens, columns = x.shape
+    stored = operands(operation, x, weight, columns)
+    rows = stored.rows
+    if bias is not None and (bias.shape != (rows,) or not bias.is_contiguous()):
+        raise ArgumentError(operation, "bias", f"has shape {list(bias.shape)}; it must be [{rows}], contiguous")
+    out = torch.empty((tokens, rows), dtype=x.dtype, device=x.device)
+    if not out.numel():
+        return out
+    if not columns:
+        return out.zero_() if bias is None else out.copy_(bias.expand_as(out))
+    tile = tile or tile_for(tokens, x.dtype)
+    programs = triton.cdiv(tokens, tile.tokens) * triton.cdiv(rows, tile.rows)
+    splits = splits or (num_splits(programs, columns, x.device) if tokens <= 16 else 1)
+    split_columns = triton.cdiv(triton.cdiv(columns, splits), 2 * tile.half) * 2 * tile.half
+    splits = triton.cdiv(columns, split_columns)
+    parts = out if splits == 1 else torch.empty((splits, tokens, rows), dtype=torch.float32, device=x.device)
+    _multiply[(programs * splits,)](
+        x, stored.weight, stored.scales, stored.zeros, out if bias is None else bias, parts,
+        x.stride(0), rows, 0 if splits == 1 else tokens * rows, tokens, rows, columns, stored.weight_row, stored.scales_row,
+        stored.row_group, stored.column_group, split_columns, splits, _GROUP_TILES,
+        FORMAT=stored.format, HAS_ZEROS=stored.has_zeros, HAS_BIAS=bias is not None, DIRECT=splits == 1,
+        FEW=tile.tokens <= FEW, TOKENS=tile.tokens, ROWS=tile.rows, HALF=tile.half,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    if splits > 1:
+        sum_parts(parts, bias, out)
+    return out
+
+
+def sum_parts(parts: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    """parts fp32 [splits, tokens, rows], bias [rows] -> out [tokens, rows], all contiguous."""
+    splits, values = parts.shape[0], out.numel()
+    add_parts[(triton.cdiv(values, 256),)](
+        parts, out if bias is None else bias, out, values, values, out.shape[1], splits,
+        HAS_BIAS=bias is not None, BLOCK=256, num_warps=2,
+    )  # fmt: skip
+
+
+def tile_for(tokens: int, dtype: torch.dtype) -> Tile:
+    """Six shapes, by how many rows x has: all that a model needs compiled."""
+    if tokens <= FEW:
+        # 4096 sums in registers at most: 32 to each of 128 threads
+        few = triton.next_power_of_2(tokens)
+        return Tile(few, 16 // max(1, few // 2), 256 if few == 1 else 128, 4, 3)
+    stages = 2 if dtype == torch.float32 else 3
+    if tokens <= 16:
+        return Tile(16, 32, 64, 4, stages)
+    if tokens <= 64:
+        return Tile(64, 64, 32, 4, stages)
+    return Tile(128, 128, 32, 8, stages)
+
+
+def num_splits(programs: int, columns: int, device: torch.device) -> int:
+    """Enough programs for four on every processor, none with fewer than 512 columns."""
+    wanted = triton.cdiv(4 * num_processors(device), programs)
+    return max(1, min(wanted, columns // _LEAST_COLUMNS))

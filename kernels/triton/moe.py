@@ -1,0 +1,423 @@
+"""Mixture of experts without a word from the host: routing, the order of tokens by expert, one launch for all experts' gates and ups with the
+activation behind them, one for their downs, and each token's sum in its own order.
+
+A table made on the device says for each tile of rows which expert it is for. The grid is as large as the worst case needs; tiles beyond the last end
+at once.
+"""
+
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.activation import clamped_swiglu, gelu_tanh_and_mul, silu_and_mul
+from kernels.checks import ArgumentError
+from kernels.linear import GatedActivation
+from kernels.triton.activation import CLAMPED_SWIGLU, GELU_TANH, SILU
+from kernels.triton.linear import Tile
+from kernels.triton.stored import Stored, check_rows, operands
+from kernels.triton.tiles import multiply
+
+_MOST_COMPARED = (
+    4096  # pairs of token and expert: up to it each finds its place by comparing itself with all others, in one launch
+)
+_GROUP_TILES = 8  # tiles of rows that take turns at the same rows of a weight
+_MOST_EXPERTS = 1024
+
+
+@triton.jit
+def _route(
+    logits,
+    weights,
+    ids,
+    logits_token,
+    experts,
+    top_k,
+    RENORMALISE: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    expert, slot = tl.arange(0, EXPERTS), tl.arange(0, SLOTS)
+    is_free = expert < experts
+    scores = tl.load(logits + token * logits_token + expert, mask=is_free, other=float("-inf")).to(tl.float32)
+    top = tl.max(scores, axis=0)
+    total = tl.sum(tl.exp(scores - top), axis=0)
+    chosen = tl.zeros([SLOTS], tl.float32)
+    chosen_ids = tl.zeros([SLOTS], tl.int32)
+    for i in range(top_k):
+        best = tl.max(tl.where(is_free, scores, float("-inf")), axis=0)
+        best_id = tl.min(tl.where(is_free & (scores == best), expert, EXPERTS), axis=0)
+        best_id = tl.minimum(best_id, experts - 1)  # where logits are no numbers, nothing is equal to the best
+        chosen = tl.where(slot == i, tl.exp(best - top), chosen)
+        chosen_ids = tl.where(slot == i, best_id, chosen_ids)
+        is_free = is_free & (expert != best_id)
+    if RENORMALISE:
+        total = tl.sum(chosen, axis=0)
+    tl.store(weights + token * top_k + slot, chosen / total, mask=slot < top_k)
+    tl.store(ids + token * top_k + slot, chosen_ids.to(tl.int64), mask=slot < top_k)
+
+
+@triton.jit
+def _route_in_groups(
+    logits, bias, weights, ids, logits_token, groups, group_size, top_groups, top_k, scale,
+    RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    group, member, slot = tl.arange(0, GROUPS), tl.arange(0, SIZE), tl.arange(0, SLOTS)
+    is_free = (group < groups)[:, None] & (member < group_size)[None, :]
+    expert = tl.where(is_free, group[:, None] * group_size + member[None, :], GROUPS * SIZE)
+    scores = tl.sigmoid(tl.load(logits + token * logits_token + expert, mask=is_free, other=0.0).to(tl.float32))
+    biased = tl.where(is_free, scores + tl.load(bias + expert, mask=is_free, other=0.0).to(tl.float32), float("-inf"))
+    if top_groups < groups:
+        first = tl.max(biased, axis=1)
+        first_member = tl.min(tl.where(biased == first[:, None], member[None, :], SIZE), axis=1)
+        second = tl.max(tl.where(member[None, :] == first_member[:, None], float("-inf"), biased), axis=1)
+        both = first + second
+        is_left = group < groups
+        for _ in range(top_groups):
+            best = tl.max(tl.where(is_left, both, float("-inf")), axis=0)
+            best_group = tl.min(tl.where(is_left & (both == best), group, GROUPS), axis=0)
+            is_left = is_left & (group != best_group)
+        is_free = is_free & ((group < groups) & (is_left == 0))[:, None]
+    chosen = tl.zeros([SLOTS], tl.float32)
+    chosen_ids = tl.zeros([SLOTS], tl.int32)
+    for i in range(top_k):
+        best = tl.max(tl.max(tl.where(is_free, biased, float("-inf")), axis=1), axis=0)
+        best_id = tl.min(tl.min(tl.where(is_free & (biased == best), expert, GROUPS * SIZE), axis=1), axis=0)
+        best_id = tl.minimum(best_id, groups * group_size - 1)
+        weight = tl.sum(tl.sum(tl.where(expert == best_id, scores, 0.0), axis=1), axis=0)
+        chosen = tl.where(slot == i, weight, chosen)
+        chosen_ids = tl.where(slot == i, best_id, chosen_ids)
+        is_free = is_free & (expert != best_id)
+    if RENORMALISE:
+        chosen = chosen / (tl.sum(chosen, axis=0) + 1e-20)
+    tl.store(weights + token * top_k + slot, chosen * scale, mask=slot < top_k)
+    tl.store(ids + token * top_k + slot, chosen_ids.to(tl.int64), mask=slot < top_k)
+
+
+@triton.jit
+def _by_expert(
+    ids, order, table, pairs, experts, tiles, rows_a_tile, search_steps,
+    IS_SORTED: tl.constexpr, EXPERTS: tl.constexpr, PAIRS: tl.constexpr, TILES: tl.constexpr, COUNTED: tl.constexpr,
+):  # fmt: skip
+    """order [pairs]: the pairs by expert, and of one expert as they came. table [tiles, 3]: each tile's expert (-1: none), its first row in that
+    order and the one behind its last. With IS_SORTED ids are in order already, and order is left alone."""
+    program = tl.program_id(0)
+    expert = tl.arange(0, EXPERTS)
+    if IS_SORTED:
+        ends = _up_to(ids, expert, pairs, search_steps, EXPERTS)
+        counts = ends - _up_to(ids, expert - 1, pairs, search_steps, EXPERTS)
+    else:
+        mine = program * PAIRS + tl.arange(0, PAIRS)
+        my_id = tl.load(ids + mine, mask=mine < pairs, other=0).to(tl.int32)
+        place = tl.zeros([PAIRS], tl.int32)
+        for start in range(0, pairs, PAIRS):
+            other = start + tl.arange(0, PAIRS)
+            other_id = tl.load(ids + other, mask=other < pairs, other=EXPERTS).to(tl.int32)
+            is_before = (other_id[None, :] < my_id[:, None]) | (
+                (other_id[None, :] == my_id[:, None]) & (other[None, :] < mine[:, None])
+            )
+            place += tl.sum(is_before.to(tl.int32), axis=1)
+        tl.store(order + place, mine.to(tl.int64), mask=mine < pairs)
+        counts = tl.zeros([EXPERTS], tl.int32)
+        for start in range(0, pairs, COUNTED):
+            other = start + tl.arange(0, COUNTED)
+            other_id = tl.load(ids + other, mask=other < pairs, other=0).to(tl.int32)
+            counts += tl.histogram(other_id, EXPERTS, mask=other < pairs)
+        ends = tl.cumsum(counts, axis=0)
+    its_tiles = (counts + rows_a_tile - 1) // rows_a_tile
+    tile_ends = tl.cumsum(its_tiles, axis=0)
+    tile = program * TILES + tl.arange(0, TILES)
+    its_expert = tl.sum((tile_ends[None, :] <= tile[:, None]).to(tl.int32), axis=1)
+    is_its = expert[None, :] == its_expert[:, None]
+    first_tile = tl.sum(tl.where(is_its, (tile_ends - its_tiles)[None, :], 0), axis=1)
+    begin = tl.sum(tl.where(is_its, (ends - counts)[None, :], 0), axis=1)
+    end = tl.sum(tl.where(is_its, ends[None, :], 0), axis=1)
+    first_row = begin + (tile - first_tile) * rows_a_tile
+    entry = table + tile * 3
+    tl.store(entry, tl.where(its_expert < EXPERTS, its_expert, -1), mask=tile < tiles)
+    tl.store(entry + 1, first_row, mask=tile < tiles)
+    tl.store(entry + 2, tl.minimum(first_row + rows_a_tile, end), mask=tile < tiles)
+
+
+@triton.jit
+def _up_to(ids, most, pairs, search_steps, EXPERTS: tl.constexpr):
+    """How many of the sorted ids are at most most [EXPERTS], of all at once."""
+    low, high = tl.zeros([EXPERTS], tl.int32), tl.zeros([EXPERTS], tl.int32) + pairs
+    for _ in range(search_steps):
+        middle = (low + high) // 2
+        is_open = low < high
+        goes_on = tl.load(ids + middle, mask=is_open, other=0).to(tl.int32) <= most
+        low = tl.where(is_open & goes_on, middle + 1, low)
+        high = tl.where(is_open & (goes_on == 0), middle, high)
+    return low
+
+
+@triton.jit
+def _place(table, tiles, row_tiles, group_tiles):
+    """Which tile of rows of x, and which of rows of the weight, a program has."""
+    program = tl.program_id(0)
+    band = program // (group_tiles * row_tiles)
+    in_band = tl.minimum(tiles - band * group_tiles, group_tiles)
+    within = program - band * group_tiles * row_tiles
+    return table + (band * group_tiles + within % in_band) * 3, within // in_band
+
+
+@triton.jit
+def _gate_up(
+    x, weight, scales, zeros, bias, order, table, hidden,
+    x_token, hidden_row, bias_expert, top_k, tiles, intermediate, columns, weight_expert, weight_row, scales_expert, scales_row, row_group,
+    column_group, group_tiles, alpha, limit,
+    KIND: tl.constexpr, FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    entry, row_tile = _place(table, tiles, tl.cdiv(intermediate, ROWS), group_tiles)
+    expert = tl.load(entry).to(tl.int64)
+    if expert >= 0:
+        place = tl.load(entry + 1) + tl.arange(0, TOKENS)
+        is_token = place < tl.load(entry + 2)
+        token = tl.load(order + place, mask=is_token, other=0) // top_k
+        row = (row_tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        is_row = row < intermediate
+        gate, up = multiply(
+            x + token * x_token, is_token, weight + expert * weight_expert, scales + expert * scales_expert, zeros + expert * scales_expert,
+            row, is_row, intermediate, 0, columns, columns, weight_row, scales_row, row_group, column_group,
+            FORMAT, HAS_ZEROS, True, TOKENS, ROWS, HALF,
+        )  # fmt: skip
+        if HAS_BIAS:
+            biases = bias + expert * bias_expert + row
+            gate += tl.load(biases, mask=is_row, other=0.0).to(tl.float32)[None, :]
+            up += tl.load(biases + intermediate, mask=is_row, other=0.0).to(tl.float32)[None, :]
+        if KIND == 0:
+            value = gate * tl.sigmoid(gate) * up
+        elif KIND == 1:
+            inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)  # sqrt(2 / pi)
+            value = gate * tl.sigmoid(2.0 * inner) * up
+        else:
+            gate = tl.minimum(gate, limit)
+            up = tl.minimum(tl.maximum(up, -limit), limit)
+            value = gate * tl.sigmoid(gate * alpha) * (up + 1.0)
+        target = hidden + place.to(tl.int64)[:, None] * hidden_row + row[None, :]
+        tl.store(target, value.to(hidden.dtype.element_ty), mask=is_token[:, None] & is_row[None, :])
+
+
+@triton.jit
+def _down(
+    hidden, weight, scales, zeros, bias, order, table, out,
+    hidden_row, out_pair, bias_expert, tiles, rows, columns, weight_expert, weight_row, scales_expert, scales_row, row_group, column_group,
+    group_tiles,
+    FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    entry, row_tile = _place(table, tiles, tl.cdiv(rows, ROWS), group_tiles)
+    expert = tl.load(entry).to(tl.int64)
+    if expert >= 0:
+        place = tl.load(entry + 1) + tl.arange(0, TOKENS)
+        is_token = place < tl.load(entry + 2)
+        pair = tl.load(order + place, mask=is_token, other=0)
+        row = (row_tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        is_row = row < rows
+        sums, _ = multiply(
+            hidden + place.to(tl.int64) * hidden_row, is_token,
+            weight + expert * weight_expert, scales + expert * scales_expert, zeros + expert * scales_expert,
+            row, is_row, 0, 0, columns, columns, weight_row, scales_row, row_group, column_group, FORMAT, HAS_ZEROS, False, TOKENS, ROWS, HALF,
+        )  # fmt: skip
+        if HAS_BIAS:
+            sums += tl.load(bias + expert * bias_expert + row, mask=is_row, other=0.0).to(tl.float32)[None, :]
+        target = out + pair[:, None] * out_pair + row[None, :]
+        tl.store(target, sums.to(out.dtype.element_ty), mask=is_token[:, None] & is_row[None, :])
+
+
+@triton.jit
+def _weighted_sum(pairs, weights, out, top_k, columns, blocks, BLOCK: tl.constexpr):
+    program = tl.program_id(0).to(tl.int64)
+    token = program // blocks
+    column = program % blocks * BLOCK + tl.arange(0, BLOCK)
+    inside = column < columns
+    total = tl.zeros([BLOCK], tl.float32)
+    for i in range(top_k):
+        pair = token * top_k + i
+        total += tl.load(weights + pair) * tl.load(pairs + pair * columns + column, mask=inside, other=0.0).to(
+            tl.float32
+        )
+    tl.store(out + token * columns + column, total.to(out.dtype.element_ty), mask=inside)
+
+
+def route(logits: torch.Tensor, top_k: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """As kernels/moe.py; of equal logits the first."""
+    check_rows("route", "logits", logits)
+    tokens, experts = logits.shape
+    _check_choice("route", top_k, experts)
+    weights, ids = _chosen(logits, top_k)
+    if tokens:
+        _route[(tokens,)](
+            logits, weights, ids, logits.stride(0), experts, top_k,
+            RENORMALISE=renormalise, EXPERTS=triton.next_power_of_2(experts), SLOTS=triton.next_power_of_2(top_k), num_warps=1,
+        )  # fmt: skip
+    return weights, ids
+
+
+def route_in_groups(
+    logits: torch.Tensor, bias: torch.Tensor, top_k: int, groups: int, top_groups: int, renormalise: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As kernels/moe.py; of equal scores the first."""
+    check_rows("route_in_groups", "logits", logits)
+    tokens, experts = logits.shape
+    check_groups(top_k, groups, top_groups, experts)
+    _check_choice("route_in_groups", top_k, experts)
+    weights, ids = _chosen(logits, top_k)
+    if tokens:
+        size = experts // groups
+        _route_in_groups[(tokens,)](
+            logits, bias, weights, ids, logits.stride(0), groups, size, top_groups, top_k, scale,
+            RENORMALISE=renormalise, GROUPS=triton.next_power_of_2(groups), SIZE=triton.next_power_of_2(size),
+            SLOTS=triton.next_power_of_2(top_k), num_warps=1,
+        )  # fmt: skip
+    return weights, ids
+
+
+def moe_experts(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gate_up: Stored,
+    down: Stored,
+    activation: GatedActivation,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """As kernels/moe.py."""
+    check_rows("moe_experts", "x", x)
+    kind, alpha, limit = _kind(activation)
+    tokens, hidden_size = x.shape
+    first = operands("moe_experts", x, gate_up, hidden_size)
+    intermediate, num_experts = first.rows // 2, first.weight.shape[0]
+    second = operands("moe_experts", x, down, intermediate)
+    top_k = expert_ids.shape[1]
+    if (
+        not (weights.is_contiguous() and weights.shape == expert_ids.shape == (tokens, top_k))
+        or num_experts > _MOST_EXPERTS
+    ):
+        _complain(tokens, weights, expert_ids, num_experts)
+    out = torch.empty((tokens, second.rows), dtype=x.dtype, device=x.device)
+    if not out.numel():
+        return out
+    pairs = tokens * top_k
+    tile = tile_for(pairs, num_experts, x.dtype)
+    order, table = by_expert(expert_ids, num_experts, tile.tokens)
+    tiles = table.shape[0]
+    hidden = torch.empty((pairs, intermediate), dtype=x.dtype, device=x.device)
+    _gate_up[(tiles * triton.cdiv(intermediate, tile.rows),)](
+        x, first.weight, first.scales, first.zeros, x if gate_up_bias is None else gate_up_bias, order, table, hidden,
+        x.stride(0), intermediate, 0 if gate_up_bias is None else gate_up_bias.stride(0), top_k, tiles, intermediate, hidden_size,
+        first.weight_expert, first.weight_row, first.scales_expert, first.scales_row, first.row_group, first.column_group,
+        _GROUP_TILES, alpha, limit,
+        KIND=kind, FORMAT=first.format, HAS_ZEROS=first.has_zeros, HAS_BIAS=gate_up_bias is not None,
+        TOKENS=tile.tokens, ROWS=tile.rows, HALF=tile.half, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    by_pair = torch.empty((pairs, second.rows), dtype=x.dtype, device=x.device)
+    rows = tile.rows * 2  # one product instead of two
+    _down[(tiles * triton.cdiv(second.rows, rows),)](
+        hidden, second.weight, second.scales, second.zeros, x if down_bias is None else down_bias, order, table, by_pair,
+        intermediate, second.rows, 0 if down_bias is None else down_bias.stride(0), tiles, second.rows, intermediate,
+        second.weight_expert, second.weight_row, second.scales_expert, second.scales_row, second.row_group, second.column_group, _GROUP_TILES,
+        FORMAT=second.format, HAS_ZEROS=second.has_zeros, HAS_BIAS=down_bias is not None,
+        TOKENS=tile.tokens, ROWS=rows, HALF=tile.half, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    blocks = triton.cdiv(second.rows, 1024)
+    _weighted_sum[(tokens * blocks,)](by_pair, weights, out, top_k, second.rows, blocks, BLOCK=1024, num_warps=4)
+    return out
+
+
+def by_expert(expert_ids: torch.Tensor, num_experts: int, rows_a_tile: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """expert_ids [tokens, top_k] -> order [pairs] int64, the flat indices of expert_ids by expert; table [tiles, 3] int32, for each tile its expert,
+    or -1, and from where to where its rows lie in that order. Nothing waits for the device."""
+    ids = expert_ids.flatten()
+    pairs = ids.numel()
+    tiles = pairs // rows_a_tile + min(num_experts, pairs)
+    table = torch.empty((tiles, 3), dtype=torch.int32, device=ids.device)
+    is_sorted = pairs > _MOST_COMPARED
+    if is_sorted:
+        ids, order = ids.sort(stable=True)
+    else:
+        order = torch.empty((pairs,), dtype=torch.int64, device=ids.device)
+    experts = triton.next_power_of_2(num_experts)
+    programs = triton.cdiv(tiles, 16) if is_sorted else max(triton.cdiv(pairs, 64), triton.cdiv(tiles, 16))
+    _by_expert[(programs,)](
+        ids, order, table, pairs, num_experts, tiles, rows_a_tile, pairs.bit_length() + 1,
+        IS_SORTED=is_sorted, EXPERTS=experts, PAIRS=64, TILES=16, COUNTED=512, num_warps=4,
+    )  # fmt: skip
+    return order, table
+
+
+def tile_for(pairs: int, experts: int, dtype: torch.dtype) -> Tile:
+    """By how many rows an expert has on average; `rows` is of gates or of ups, which a program takes both."""
+    stages = 2 if dtype == torch.float32 else 3
+    if pairs <= 16 * experts:
+        return Tile(16, 32, 64, 4, stages)
+    if pairs <= 64 * experts:
+        return Tile(64, 64, 32, 8, stages)
+    return Tile(128, 64, 32, 8, stages)
+
+
+def check_groups(top_k: int, groups: int, top_groups: int, experts: int) -> None:
+    if (
+        groups < 1
+        or experts % groups
+        or not 1 <= top_groups <= groups
+        or (top_groups < groups and experts < 2 * groups)
+    ):
+        raise ArgumentError(
+            "route_in_groups",
+            "groups",
+            f"are {groups}, of which {top_groups} are chosen, for {experts} experts; they must divide them, with two or more in each",
+        )
+    if top_k > experts // groups * top_groups:
+        raise ArgumentError(
+            "route_in_groups", "top_k", f"is {top_k}; the groups that are chosen have {experts // groups * top_groups}"
+        )
+
+
+def _check_choice(operation: str, top_k: int, experts: int) -> None:
+    if not 1 <= top_k <= experts:
+        raise ArgumentError(operation, "top_k", f"is {top_k}; it must be from 1 to the {experts} experts")
+    if experts > _MOST_EXPERTS:
+        raise ArgumentError(
+            operation, "logits", f"have {experts} columns; at most {_MOST_EXPERTS} experts are supported"
+        )
+
+
+def _chosen(logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (logits.shape[0], top_k)
+    weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
+    return weights, torch.empty(shape, dtype=torch.int64, device=logits.device)
+
+
+def _kind(activation: GatedActivation) -> tuple[int, float, float]:
+    if activation is silu_and_mul:
+        return SILU, 0.0, 0.0
+    if isinstance(activation, partial) and activation.func is clamped_swiglu:
+        bound = dict(zip(("x", "alpha", "limit"), (None, *activation.args), strict=False)) | activation.keywords
+        return CLAMPED_SWIGLU, bound["alpha"], bound["limit"]
+    if activation is gelu_tanh_and_mul:
+        return GELU_TANH, 0.0, 0.0
+    raise ArgumentError(
+        "moe_experts",
+        "activation",
+        f"is {activation!r}; it must be silu_and_mul, gelu_tanh_and_mul or a partial of clamped_swiglu",
+    )
+
+
+def _complain(tokens: int, weights: torch.Tensor, expert_ids: torch.Tensor, num_experts: int) -> None:
+    if num_experts > _MOST_EXPERTS:
+        raise ArgumentError(
+            "moe_experts", "gate_up", f"has {num_experts} experts; at most {_MOST_EXPERTS} are supported"
+        )
+    if expert_ids.shape[0] != tokens:
+        raise ArgumentError("moe_experts", "expert_ids", f"are for {expert_ids.shape[0]} tokens and x has {tokens}")
+    if weights.shape != expert_ids.shape:
+        raise ArgumentError(
+            "moe_experts", "weights", f"have shape {list(weights.shape)} and expert_ids {list(expert_ids.shape)}"
+        )
+    raise ArgumentError("moe_experts", "weights", "must be contiguous; call .contiguous() first")

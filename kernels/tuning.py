@@ -1,0 +1,205 @@
+"""Which form of a product is the fastest on this device for these sizes: tables that were measured, never guessed, and the measuring itself.
+
+A table for a device is shipped in kernels/tuned/, or lies in the user's cache, which goes first. Sizes that no table names get cuBLAS. `tune` is a
+command's work: nothing on a request's path measures anything.
+"""
+
+import json
+import logging
+import os
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from kernels.device import triton_form
+
+log = logging.getLogger(__name__)
+
+MOST_TOKENS = 8  # rows of x; beyond, cuBLAS's tiles are full enough
+_VERSION = 1  # of what a choice means
+_SHIPPED = Path(__file__).parent / "tuned"
+_LEAST_GAIN = 1.03  # below it a choice is noise
+_L2_BYTES = 256 << 20  # copies of a weight that together are larger than any cache
+
+
+class Sizes(NamedTuple):
+    """Of a product x [tokens, columns] with a weight [rows, columns]; tokens as in `tokens_class`."""
+
+    tokens: int
+    rows: int
+    columns: int
+
+
+class Choice(NamedTuple):
+    """A tile of the split-K product in kernels/triton/linear.py."""
+
+    tokens: int
+    rows: int
+    half: int
+    warps: int
+    splits: int
+
+
+Table = dict[Sizes, Choice]
+Clock = Callable[
+    [Sequence[Callable[[], object]]], float
+]  # seconds that one of several equal calls takes, on other memory each
+
+
+def choice(tokens: int, rows: int, columns: int, device: torch.device) -> Choice | None:
+    """None: cuBLAS."""
+    if tokens > MOST_TOKENS:
+        return None
+    return _table_of(device).get(Sizes(tokens_class(tokens), rows, columns))
+
+
+def tokens_class(tokens: int) -> int:
+    """1, 2, 4 or 8."""
+    return 1 << (tokens - 1).bit_length()
+
+
+@cache
+def _table_of(device: torch.device) -> Table:
+    name = device_name(device)
+    for folder in (_user_folder(), _SHIPPED):
+        file = folder / f"{name}.json"
+        if file.exists():
+            return read_table(file)
+    return {}
+
+
+def device_name(device: torch.device) -> str:
+    """As a file may be called: nvidia-h200"""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
+
+
+def read_table(file: Path) -> Table:
+    """A table that cannot be read is none, with a warning: it costs speed, never an answer."""
+    try:
+        content = json.loads(file.read_bytes())
+        if content["version"] != _VERSION:
+            log.warning("%s is of another version (%s) and is not used; tune again", file, content["version"])
+            return {}
+        return {Sizes(*map(int, key.split())): Choice(*map(int, value)) for key, value in content["gemv"].items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        log.warning("%s is no table of measurements and is not used: %r", file, error)
+        return {}
+
+
+def write_table(file: Path, table: Table, facts: dict[str, Any]) -> None:
+    """`facts`: where and when it was measured."""
+    rows = {" ".join(map(str, sizes)): list(chosen) for sizes, chosen in sorted(table.items())}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_suffix(f".{os.getpid()}")
+    unfinished.write_text(json.dumps({"version": _VERSION, **facts, "gemv": rows}, indent=1) + "\n")
+    unfinished.replace(file)
+
+
+def tune(
+    shapes: Iterable[tuple[int, int]], device: torch.device, dtype: torch.dtype, clock: Clock | None = None
+) -> Table:
+    """For every (rows, columns) of a weight and every number of tokens, the choice that is right and beats cuBLAS, if one does."""
+    form = triton_form("linear")
+    if form is None and device.type == "cuda":
+        raise RuntimeError("there is nothing to choose from without Triton: install pilotlight[gpu]")
+    table: Table = {}
+    for rows, columns in shapes:
+        weights = _weights(rows, columns, device, dtype)
+        tokens = 1
+        while tokens <= MOST_TOKENS:
+            sizes = Sizes(tokens, rows, columns)
+            found = _fastest(sizes, weights, clock or _cuda_seconds)
+            if found is not None:
+                table[sizes] = found
+            tokens *= 2
+    return table
+
+
+def save(table: Table, device: torch.device, facts: dict[str, Any]) -> Path:
+    """Into the user's cache, beside what it holds already, for the next process."""
+    file = _user_folder() / f"{device_name(device)}.json"
+    write_table(file, (read_table(file) if file.exists() else {}) | table, facts)
+    return file
+
+
+def candidates(sizes: Sizes) -> list[Choice]:
+    """Up to 4 tokens without tensor cores, sums of at most 64 values a thread; and with them, 16 rows of which some are empty."""
+    found = []
+    for splits in (1, 2, 4, 8):
+        if sizes.columns < 256 * splits:
+            continue
+        if sizes.tokens <= 4:
+            for rows in (4, 8, 16, 32):
+                for half in (128, 256, 512):
+                    for warps in (2, 4, 8):
+                        if 8 <= rows * half // (32 * warps) <= 64 and 2 * half * splits <= max(sizes.columns, 256):
+                            found.append(Choice(sizes.tokens, rows, half, warps, splits))
+        found += [Choice(16, rows, 64, 4, splits) for rows in (16, 32, 64)]
+    return found
+
+
+def run(chosen: Choice, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    from kernels.triton import linear as form  # a choice is made where it can be imported
+
+    tile = form.Tile(chosen.tokens, chosen.rows, chosen.half, chosen.warps, 3)
+    result: torch.Tensor = form.product("linear", x, weight, bias, tile, chosen.splits)
+    return result
+
+
+def _fastest(sizes: Sizes, weights: list[torch.Tensor], clock: Clock) -> Choice | None:
+    x = torch.randn(sizes.tokens, sizes.columns, device=weights[0].device).to(weights[0].dtype)
+    expected = F.linear(x.double(), weights[0].double())
+    largest_error = 4 * torch.finfo(x.dtype).eps * expected.square().mean().sqrt()
+    best, best_s = None, clock([partial(F.linear, x, weight) for weight in weights]) / _LEAST_GAIN
+    for candidate in candidates(sizes):
+        error = (run(candidate, x, weights[0]).double() - expected).square().mean().sqrt()
+        if not bool(error <= largest_error):
+            log.error("%s is wrong for %s: error %.3g", candidate, sizes, error.item())
+            continue
+        seconds = clock([partial(run, candidate, x, weight) for weight in weights])
+        if seconds < best_s:
+            best, best_s = candidate, seconds
+    return best
+
+
+def _weights(rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Enough copies that none is in a cache when its turn comes."""
+    one = torch.randn(rows, columns, device=device).mul_(columns**-0.5).to(dtype)
+    copies = 1 if device.type != "cuda" else max(2, -(-_L2_BYTES // max(1, one.numel() * one.element_size())))
+    return [one, *(one.clone() for _ in range(copies - 1))]
+
+
+def _cuda_seconds(calls: Sequence[Callable[[], object]]) -> float:
+    """Median of many replays of a graph of all copies' calls: launched one by one from Python they would be timed as the launches are."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(side):
+        for call in calls[:3]:
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    times = []
+    for _ in range(12):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        began.record()
+        graph.replay()
+        ended.record()
+        ended.synchronize()
+        times.append(began.elapsed_time(ended) / 1e3 / len(calls))
+    return statistics.median(times[2:])
+
+
+def _user_folder() -> Path:
+    try:
+        cached = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user without a home
+        return _SHIPPED
+    return cached / "pilotlight" / "tuned"

@@ -1,0 +1,180 @@
+"""Quantizes the matrices of a checkpoint that transformers wrote, as the quantizers' own words describe their formats; the model is rounded alike.
+
+Written by hand and number by number, from the formats' descriptions: nothing here knows how the engine unpacks them.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tests.checkpoints import write_checkpoint
+from tests.engine.families import config
+
+Parts = tuple[dict[str, Tensor], Tensor]  # the tensors that a matrix is kept in, and its values
+Quantizer = Callable[[Tensor], Parts]
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def write_quantized(
+    directory: Path,
+    kind: Any,
+    quantizer: Quantizer,
+    described: dict[str, Any],
+    *,
+    left_alone: str = "lm_head",
+    **changes: Any,
+) -> PreTrainedModel:
+    """A tiny checkpoint whose linear layers are quantized, but for the head, routers and those whose name holds `left_alone`."""
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "head_dim": 16,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    model = write_checkpoint(directory, config(kind, **(sizes | changes)))
+    tensors = load_file(directory / "model.safetensors")
+    parameters = dict(model.named_parameters())
+    for name in list(tensors):
+        stem = name.removesuffix(".weight")
+        is_matrix = name.endswith("_proj.weight") or name.endswith((".w1.weight", ".w2.weight", ".w3.weight"))
+        if not is_matrix or left_alone in name:
+            continue
+        parts, values = quantizer(tensors.pop(name))
+        tensors |= {f"{stem}.{part}": tensor.contiguous() for part, tensor in parts.items()}
+        put(parameters, name, values)
+    save_file(tensors, directory / "model.safetensors")
+    written = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(written | {"quantization_config": described}))
+    return model
+
+
+def put(parameters: dict[str, Tensor], name: str, values: Tensor) -> None:
+    """Newer versions of transformers keep all experts in one parameter, and write them one by one."""
+    if name in parameters:
+        parameters[name].data.copy_(values)
+        return
+    stem, _, rest = name.partition(".experts.")
+    expert, part, _ = rest.split(".")
+    fused = next(parameters[key] for key in (f"{p}.experts.{'down_proj' if part in ('down_proj', 'w2') else 'gate_up_proj'}"
+                 for p in (stem, stem.replace("block_sparse_moe", "mlp"))) if key in parameters)  # fmt: skip
+    rows = fused.data[int(expert)]
+    if part in ("down_proj", "w2"):
+        rows.copy_(values)
+    else:
+        rows.chunk(2)[0 if part in ("gate_proj", "w1") else 1].copy_(values)
+
+
+def words(codes: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
+    """[rows, n] of 0 to 15 -> [rows, n / 8] int32; code i of a word, from its lowest bits, is that of column order[i]."""
+    rows, n = codes.shape
+    padded = torch.cat((codes, torch.zeros(rows, -n % 8, dtype=codes.dtype)), dim=1).long()
+    packed = torch.zeros(rows, padded.shape[1] // 8, dtype=torch.int64)
+    for i, column in enumerate(order):
+        packed += padded[:, column::8] << (4 * i)
+    return torch.where(packed >= 2**31, packed - 2**32, packed).int()
+
+
+def rounded(
+    weight: Tensor, group: int, symmetric: bool, g_idx: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """weight [rows, columns] -> codes 0 to 15, scales and zeros [rows, groups], and the values that they stand for."""
+    columns = weight.shape[1]
+    g_idx = torch.arange(columns) // group if g_idx is None else g_idx
+    groups = columns // group
+    codes = torch.zeros(weight.shape, dtype=torch.int64)
+    scales, zeros = torch.zeros(weight.shape[0], groups), torch.zeros(weight.shape[0], groups, dtype=torch.int64)
+    values = torch.zeros_like(weight)
+    for i in range(groups):
+        part = weight[:, g_idx == i]
+        if symmetric:
+            scale, zero = part.abs().amax(1) / 7.5, torch.full((weight.shape[0],), 8)
+        else:
+            low, high = part.amin(1).clamp(max=0), part.amax(1).clamp(min=0)
+            scale = (high - low) / 15
+            zero = (-low / scale).round().clamp(1, 15).long()
+        scale = scale.half().float()  # as it is stored
+        code = ((part / scale[:, None]).round() + zero[:, None]).clamp(0, 15).long()
+        codes[:, g_idx == i], scales[:, i], zeros[:, i] = code, scale, zero
+        values[:, g_idx == i] = (code - zero[:, None]).float() * scale[:, None]
+    return codes, scales, zeros, values
+
+
+def compressed_tensors(
+    weight: Tensor, group: int | None = 32, symmetric: bool = True, scattered: bool = False
+) -> Parts:
+    columns = weight.shape[1]
+    g_idx = scattered_groups(columns, group or columns) if scattered else None
+    codes, scales, zeros, values = rounded(weight, group or columns, symmetric, g_idx)
+    parts = {"weight_packed": words(codes), "weight_scale": scales.half(), "weight_shape": torch.tensor(weight.shape)}
+    if not symmetric:
+        parts["weight_zero_point"] = words(zeros.T).T
+    if g_idx is not None:
+        parts["weight_g_idx"] = g_idx.int()
+    return parts, values
+
+
+def gptq(weight: Tensor, version: int = 1, scattered: bool = False) -> Parts:
+    g_idx = scattered_groups(weight.shape[1], 32) if scattered else None
+    codes, scales, zeros, values = rounded(weight, 32, symmetric=False, g_idx=g_idx)
+    return {
+        "qweight": words(codes).T,
+        "qzeros": words(zeros.T - (1 if version == 1 else 0)),
+        "scales": scales.T.half(),
+        "g_idx": torch.arange(weight.shape[1]).int() // 32 if g_idx is None else g_idx.int(),
+    }, values
+
+
+def awq(weight: Tensor) -> Parts:
+    codes, scales, zeros, values = rounded(weight, 32, symmetric=False)
+    return {
+        "qweight": words(codes.T, AWQ_ORDER),
+        "qzeros": words(zeros.T, AWQ_ORDER),
+        "scales": scales.T.half(),
+    }, values
+
+
+def scattered_groups(columns: int, group: int) -> Tensor:
+    """The same for all matrices with as many columns, as those are that read the same input."""
+    return (torch.arange(columns) // group)[torch.randperm(columns, generator=torch.Generator().manual_seed(columns))]
+
+
+def fp8(
+    weight: Tensor, block: tuple[int, int] | None = None, by_row: bool = False, name: str = "weight_scale"
+) -> Parts:
+    rows, columns = weight.shape
+    height, width = block or ((1, columns) if by_row else (rows, columns))
+    scales = torch.zeros(-(-rows // height), -(-columns // width))
+    stored, values = torch.zeros(weight.shape).to(torch.float8_e4m3fn), torch.zeros_like(weight)
+    for i in range(scales.shape[0]):
+        for j in range(scales.shape[1]):
+            part = (slice(i * height, (i + 1) * height), slice(j * width, (j + 1) * width))
+            scales[i, j] = weight[part].abs().amax() / 448
+            stored[part] = (weight[part] / scales[i, j]).to(torch.float8_e4m3fn)
+            values[part] = stored[part].float() * scales[i, j]
+    return {"weight": stored, name: scales if block or by_row else scales.view(())}, values
+
+
+def fp8_rounded(x: Tensor) -> Tensor:
+    """Activations as FP8 products see them: rows of up to 128 columns under one scale, longer ones under one for every 128."""
+    parts = x.split(128 if x.shape[-1] in (192, 320) else x.shape[-1], dim=-1)
+    scales = [part.abs().amax(-1, keepdim=True) / 448 for part in parts]
+    return torch.cat(
+        [(part / scale).to(torch.float8_e4m3fn).float() * scale for part, scale in zip(parts, scales, strict=True)], -1
+    )
+
+
+def pack_quantized(**weights: Any) -> dict[str, Any]:
+    """compressed-tensors' quantization_config."""
+    described = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True} | weights
+    form = "pack-quantized" if described["type"] == "int" else "float-quantized"
+    return {
+        "quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": described, "input_activations": None}},
+    }  # fmt: skip

@@ -1,0 +1,240 @@
+"""Quantized checkpoints answer as the model that their numbers stand for: unpacked when loaded, as on a CPU, and kept packed, as on CUDA."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, MixtralConfig, PreTrainedModel, Qwen2Config, Qwen3MoeConfig
+
+from engine.errors import CheckpointError
+from engine.layers.weights import WeightLoader
+from engine.weights.quantization import read_quantization
+from tests.engine import quantizers
+from tests.engine.agreement import assert_agrees, full
+from tests.engine.driver import load_engine, one, random_prompt
+from tests.engine.families import PACKED, write_family
+from tests.engine.quantizers import pack_quantized, write_quantized
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
+INT4: dict[str, Callable[[Path], PreTrainedModel]] = {
+    "compressed-tensors": lambda d: write_quantized(d, LlamaConfig, quantizers.compressed_tensors, pack_quantized()),
+    "compressed-tensors, by row, zeros": lambda d: write_quantized(
+        d, LlamaConfig, partial(quantizers.compressed_tensors, group=None, symmetric=False),
+        pack_quantized(strategy="channel", group_size=None, symmetric=False),
+    ),
+    "compressed-tensors, scattered": lambda d: write_quantized(
+        d, LlamaConfig, partial(quantizers.compressed_tensors, scattered=True), pack_quantized(actorder="group")
+    ),
+    "gptq": lambda d: write_quantized(d, LlamaConfig, quantizers.gptq, GPTQ),
+    "gptq, scattered": lambda d: write_quantized(d, Qwen2Config, partial(quantizers.gptq, scattered=True), GPTQ | {"desc_act": True}, head_dim=None),
+    "gptq, version 2": lambda d: write_quantized(
+        d, LlamaConfig, partial(quantizers.gptq, version=2), GPTQ | {"checkpoint_format": "gptq_v2"}
+    ),
+    "awq": lambda d: write_quantized(d, LlamaConfig, quantizers.awq, AWQ),
+    "awq, one kind of matrix left alone": lambda d: write_quantized(d, LlamaConfig, quantizers.awq, AWQ, left_alone="mlp.down_proj"),
+    "qwen3-moe, awq": lambda d: write_quantized(
+        d, Qwen3MoeConfig, quantizers.awq, AWQ, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True
+    ),
+    "mixtral, compressed-tensors": lambda d: write_quantized(
+        d, MixtralConfig, quantizers.compressed_tensors, pack_quantized(), num_local_experts=3, num_experts_per_tok=2
+    ),
+}  # fmt: skip
+FP8: dict[str, Callable[[Path], PreTrainedModel]] = {
+    "compressed-tensors, one scale": lambda d: write_quantized(
+        d, LlamaConfig, quantizers.fp8, pack_quantized(num_bits=8, type="float", strategy="tensor", group_size=None)
+    ),
+    "compressed-tensors, by row": lambda d: write_quantized(
+        d, LlamaConfig, partial(quantizers.fp8, by_row=True), pack_quantized(num_bits=8, type="float", strategy="channel", group_size=None)
+    ),
+    "fp8 by blocks": lambda d: write_quantized(
+        d, LlamaConfig, partial(quantizers.fp8, block=(128, 128), name="weight_scale_inv"),
+        {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
+        hidden_size=192, intermediate_size=320,
+    ),
+    "qwen3-moe, fp8 by blocks": lambda d: write_quantized(
+        d, Qwen3MoeConfig, partial(quantizers.fp8, block=(128, 128), name="weight_scale_inv"),
+        {"quant_method": "fp8", "weight_block_size": [128, 128]}, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INT4 | FP8)
+def test_a_quantized_checkpoint_unpacked_is_the_model_that_its_numbers_stand_for(tmp_path: Path, name: str) -> None:
+    model = (INT4 | FP8)[name](tmp_path)
+    prompt = random_prompt(37, seed=3)
+    heard = one(load_engine(tmp_path), full("a", prompt, max_tokens=4, num_prompt_logprobs=431))
+    assert_agrees(model, prompt, heard)
+
+
+@pytest.mark.parametrize("name", INT4)
+def test_a_quantized_checkpoint_kept_packed_is_the_same_model(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = INT4[name](tmp_path)
+    monkeypatch.setattr(WeightLoader, "keeps_packed", True)
+    if "left alone" in name:  # other kinds of matrices than those that it leaves alone may be packed
+        assert packed_weights(load_engine(tmp_path)) == 2 * 3 + 3
+        return
+    prompt = random_prompt(37, seed=3)
+    engine = load_engine(tmp_path)
+    assert packed_weights(engine)
+    assert_agrees(model, prompt, one(engine, full("a", prompt, max_tokens=4, num_prompt_logprobs=431)))
+
+
+@pytest.mark.parametrize("name", FP8)
+def test_fp8_kept_packed_is_the_same_model_with_rounded_activations(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = FP8[name](tmp_path)
+    for part, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and part.endswith(
+            "_proj"
+        ):  # activations of experts are left as they are
+            module.register_forward_pre_hook(lambda _, inputs: (quantizers.fp8_rounded(inputs[0]),))
+    monkeypatch.setattr(WeightLoader, "keeps_packed", True)
+    prompt = random_prompt(37, seed=3)
+    engine = load_engine(tmp_path)
+    assert packed_weights(engine)
+    assert_agrees(model, prompt, one(engine, full("a", prompt, max_tokens=1, num_prompt_logprobs=431)))
+
+
+def test_experts_in_mxfp4_kept_packed_are_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_family(tmp_path, PACKED)
+    monkeypatch.setattr(WeightLoader, "keeps_packed", True)
+    prompt = random_prompt(60, seed=4)
+    engine = load_engine(tmp_path)
+    assert packed_weights(engine) == 2 * 3
+    assert_agrees(model, prompt, one(engine, full("a", prompt, max_tokens=4, num_prompt_logprobs=431)))
+
+
+def test_an_mxfp4_scale_that_is_no_number_is_named_where_it_stays_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_family(tmp_path, PACKED)
+    name = "model.layers.2.mlp.experts.down_proj_scales"
+    change_tensors(tmp_path, lambda tensors: tensors[name].view(-1)[5:6].fill_(255))
+    monkeypatch.setattr(WeightLoader, "keeps_packed", True)
+    with pytest.raises(CheckpointError, match=f"{name} in model.safetensors holds NaN"):
+        load_engine(tmp_path)
+
+
+def packed_weights(engine: Any) -> int:
+    """How many of the model's matrices are packed."""
+    layers = engine.runner.model.layers
+    of_layers = [layer.attention.qkv_proj.weight for layer in layers] + [
+        layer.attention.o_proj.weight for layer in layers
+    ]
+    for layer in layers:
+        mlp = layer.feed_forward
+        of_layers += (
+            [mlp.gate_up_proj.weight, mlp.down_proj.weight]
+            if hasattr(mlp, "down_proj")
+            else [mlp.experts.gate_up, mlp.experts.down]
+        )
+    return sum(not isinstance(weight, torch.Tensor) for weight in of_layers)
+
+
+def change_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+STEM = "model.layers.1.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "change", "words"),
+    [
+        ("awq", "qzeros", lambda x: x[:-1], r"qzeros in model.safetensors has shape \[1, 8\], but config.json makes it \[2, 8\]"),
+        ("awq", "qweight", lambda x: x.half(), "qweight in model.safetensors has type F16; supported are I32"),
+        ("awq", "scales", lambda x: x.fill_(torch.nan), "scales in model.safetensors holds NaN"),
+        ("gptq", "g_idx", lambda x: x.clamp(max=0), "g_idx does not put 32 columns into each of 2 groups"),
+        ("gptq", "scales", None, "scales is missing"),
+        ("compressed-tensors", "weight_scale", None, "weight_scale is missing"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_packed_tensor_is_said_with_its_name(
+    tmp_path: Path, name: str, part: str, change: Any, words: str
+) -> None:
+    INT4[name](tmp_path)
+    tensor = f"{STEM}.{part}"
+
+    def damage(tensors: dict[str, torch.Tensor]) -> None:
+        stored = tensors.pop(tensor)
+        if change is not None:
+            tensors[tensor] = change(stored).contiguous()
+
+    change_tensors(tmp_path, damage)
+    with pytest.raises(CheckpointError, match=f"{STEM}.{words}"):
+        load_engine(tmp_path)
+
+
+def test_an_fp8_value_that_is_no_number_is_named(tmp_path: Path) -> None:
+    FP8["compressed-tensors, by row"](tmp_path)
+
+    def damage(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"{STEM}.weight"].view(torch.uint8)[3, 5] = 0x7F
+
+    change_tensors(tmp_path, damage)
+    with pytest.raises(CheckpointError, match=rf"{STEM}.weight in model.safetensors holds NaN"):
+        load_engine(tmp_path)
+
+
+def test_matrices_that_order_their_columns_differently_cannot_be_fused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    INT4["gptq, scattered"](tmp_path)
+    change_tensors(tmp_path, lambda tensors: tensors.update({f"{STEM}.g_idx": torch.arange(64).int() // 32}))
+    load_engine(tmp_path)  # unpacked they can
+    monkeypatch.setattr(WeightLoader, "keeps_packed", True)
+    with pytest.raises(
+        CheckpointError, match=r"q_proj and .*k_proj read the same input and order its columns differently"
+    ):
+        load_engine(tmp_path)
+
+
+def test_biases_that_a_quantizer_adds_are_added(tmp_path: Path) -> None:
+    model = INT4["gptq"](tmp_path)
+    prompt = random_prompt(9, seed=1)
+    plain = one(load_engine(tmp_path), full("a", prompt, max_tokens=1)).logprobs
+    matrices = [name.removesuffix(".weight") for name, p in model.named_parameters() if name.endswith("_proj.weight")]
+    biases = {f"{name}.bias": torch.zeros(model.get_submodule(name).out_features) for name in matrices}
+    change_tensors(tmp_path, lambda tensors: tensors.update(biases))
+    assert one(load_engine(tmp_path), full("a", prompt, max_tokens=1)).logprobs == plain
+    biases["model.layers.0.mlp.down_proj.bias"] += 1.0
+    change_tensors(tmp_path, lambda tensors: tensors.update(biases))
+    assert one(load_engine(tmp_path), full("a", prompt, max_tokens=1)).logprobs != plain
+
+
+@pytest.mark.parametrize(
+    ("described", "words"),
+    [
+        (GPTQ | {"bits": 8}, "bits = 8; supported for gptq is 4"),
+        (GPTQ | {"group_size": 0}, "group_size = 0; it must be positive"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format = 'marlin'; supported are gptq and gptq_v2"),
+        (AWQ | {"version": "gemv"}, "version = 'gemv'; supported for awq is 'gemm'"),
+        (pack_quantized(num_bits=8), "'pack-quantized' with 8 bits of type 'int' by 'group'; supported are"),
+        (pack_quantized() | {"config_groups": {}}, "no config_groups with weights"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 100]}, r"blocks of \[128, 100\]; they must be"),
+        ({"quant_method": "fp8", "weight_block_size": 128}, "blocks of 128; they must be"),
+    ],
+)
+def test_a_format_that_no_kernel_computes_is_refused_with_its_words(described: dict[str, Any], words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        read_quantization({"quantization_config": described})
+
+
+def test_groups_that_do_not_divide_a_row_are_refused(tmp_path: Path) -> None:
+    INT4["awq"](tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    written["quantization_config"]["group_size"] = 128
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    with pytest.raises(CheckpointError, match="has 64 columns in groups of 128; a group must divide them"):
+        load_engine(tmp_path)

@@ -1,0 +1,152 @@
+"""The layout of four-bit weights, its inverse, and what products with it refuse."""
+
+import pytest
+import torch
+
+from engine.weights.int4_layouts import from_awq, from_compressed_tensors, from_gptq, unpack_words
+from kernels.checks import ArgumentError
+from kernels.fp8 import Fp8Weight, unpack_fp8
+from kernels.int4 import Int4Weight, pack_int4, unpack_codes, unpack_int4
+from kernels.mxfp4 import Mxfp4Weight, repack_mxfp4, unpack_mxfp4, unpack_mxfp4_weight
+from kernels.packed import Packed, expert, unpack
+from kernels.quantized_linear import fp8_linear, int4_linear, quantise_fp8
+
+
+@pytest.mark.parametrize("columns", [1, 16, 31, 32, 42, 431])
+def test_codes_come_back_as_they_were_packed(columns: int) -> None:
+    codes = torch.randint(0, 16, (2, 3, columns), dtype=torch.uint8)
+    packed = pack_int4(codes)
+    assert packed.shape == (2, 3, -(-columns // 32) * 16)
+    assert torch.equal(unpack_codes(packed, columns), codes)
+
+
+def test_a_byte_holds_columns_that_are_sixteen_apart() -> None:
+    packed = pack_int4(torch.arange(32).unsqueeze(0) % 16)
+    assert packed[0].tolist() == [j | j << 4 for j in range(16)]
+    assert pack_int4(torch.tensor([[1] * 16 + [2] * 16]))[0].tolist() == [0x21] * 16
+
+
+def test_a_word_has_its_first_code_in_its_lowest_bits() -> None:
+    assert unpack_words(torch.tensor([[0x76543210, -0x01234568]], dtype=torch.int32)).tolist() == [
+        [*range(8), 8, 9, 10, 11, 12, 13, 14, 15]
+    ]
+
+
+# One matrix of two rows and 64 columns in groups of 32: codes are the column's index modulo 16, and 15 minus that.
+CODES = torch.stack((torch.arange(64) % 16, 15 - torch.arange(64) % 16))
+SCALES = torch.tensor([[0.5, 2.0], [1.0, 0.25]])
+ZEROS = torch.tensor([[3, 9], [1, 15]])
+VALUES = (CODES - ZEROS.repeat_interleave(32, 1)) * SCALES.repeat_interleave(32, 1)
+
+
+def word(*codes: int) -> int:
+    value = sum(code << 4 * i for i, code in enumerate(codes))
+    return value - 2**32 if value >= 2**31 else value
+
+
+def words_along_rows(codes: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
+    padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % 8)).tolist()
+    return torch.tensor(
+        [[word(*(row[i + j] for j in order)) for i in range(0, len(row), 8)] for row in padded], dtype=torch.int32
+    )
+
+
+def test_compressed_tensors_are_unpacked() -> None:
+    weight = from_compressed_tensors(words_along_rows(CODES), SCALES, words_along_rows(ZEROS.T).T, None, 64)
+    assert torch.equal(unpack_int4(weight, torch.float32), VALUES)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_gptq_is_unpacked(version: int) -> None:
+    stored = ZEROS.T - (1 if version == 1 else 0)
+    weight = from_gptq(words_along_rows(CODES).T, words_along_rows(stored), SCALES.T, None, 32, version)
+    assert torch.equal(unpack_int4(weight, torch.float32), VALUES)
+
+
+def test_awq_is_unpacked() -> None:
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    weight = from_awq(words_along_rows(CODES.T, order), words_along_rows(ZEROS.T, order), SCALES.T, 32)
+    assert torch.equal(unpack_int4(weight, torch.float32), VALUES)
+
+
+def test_scattered_groups_are_brought_together() -> None:
+    g_idx = torch.arange(64) % 2
+    weight = from_gptq(words_along_rows(CODES).T, words_along_rows(ZEROS.T), SCALES.T, g_idx.int(), 32, 2)
+    assert weight.permutation is not None
+    values = (CODES - ZEROS[:, g_idx]) * SCALES[:, g_idx]
+    assert torch.equal(unpack(weight, torch.float32), values)
+    x = torch.randn(3, 64)
+    assert torch.allclose(int4_linear(x, weight), x @ values.T, atol=1e-4)
+
+
+def test_zero_points_of_eight_need_no_storage() -> None:
+    assert from_awq(words_along_rows(CODES.T), words_along_rows(torch.full((2, 8), 8)), SCALES.T, 32).zeros is None
+
+
+def test_repacked_mxfp4_has_the_same_values() -> None:
+    blocks, scales = torch.randint(0, 256, (5, 3, 16)).byte(), torch.randint(0, 250, (5, 3)).byte()
+    expected = torch.empty(5, 96)
+    unpack_mxfp4(blocks, scales, expected)
+    assert torch.equal(unpack_mxfp4_weight(Mxfp4Weight(repack_mxfp4(blocks), scales), torch.float32), expected)
+
+
+def test_an_experts_weight_is_its_part_of_the_whole() -> None:
+    codes = torch.randint(0, 256, (3, 6, 16)).byte()
+    weights: list[Packed] = [
+        Int4Weight(codes, torch.rand(3, 6, 1), torch.randint(0, 16, (3, 6, 1)).byte(), 32, 32),
+        Int4Weight(codes, torch.rand(3, 6, 1), None, 32, 32),
+        Mxfp4Weight(codes, torch.randint(120, 130, (3, 6, 1)).byte()),
+        Fp8Weight(torch.randn(3, 6, 32).to(torch.float8_e4m3fn), torch.rand(3, 2, 1), 4, 32),
+    ]
+    for weight in weights:
+        whole = unpack(weight, torch.float32)
+        for i in range(3):
+            assert torch.equal(expert(weight, i, torch.float32), whole[i])
+
+
+def test_fp8_scales_are_those_of_a_values_block() -> None:
+    weight = Fp8Weight(torch.ones(5, 300).to(torch.float8_e4m3fn), torch.arange(9.0).view(3, 3), 2, 128)
+    plain = unpack_fp8(weight, torch.float32)
+    assert plain[0, 0] == 0.0
+    assert plain[1, 127] == 0.0
+    assert plain[1, 128] == 1.0
+    assert plain[4, 299] == 8.0
+
+
+def test_activations_beyond_a_measured_range_are_cut_off() -> None:
+    values, scales = quantise_fp8(torch.tensor([[1000.0, -1000.0, 0.5]]), 3, torch.tensor([1.0]))
+    assert values.float().tolist() == [[448.0, -448.0, 0.5]]
+    assert scales.tolist() == [[1.0]]
+
+
+def test_the_triton_forms_name_what_they_cannot_compute() -> None:
+    pytest.importorskip("triton")
+    from kernels.triton import fp8, linear
+
+    x, codes = torch.randn(2, 64), torch.zeros(5, 32).byte()
+    good = Int4Weight(codes, torch.ones(5, 2), None, 64, 32)
+    for bad, words in (
+        (good._replace(codes=codes.int()), "int4_linear: weight.codes has type torch.int32"),
+        (good._replace(columns=96), "int4_linear: x has 64 columns and the weight 96"),
+        (good._replace(group=24), "int4_linear: weight.group is 24; it must be a multiple of 32"),
+        (good._replace(scales=torch.ones(5, 1)), "int4_linear: weight holds 32 bytes and 1 scales a row"),
+        (good._replace(codes=codes.T.contiguous().T), "int4_linear: weight.codes must be contiguous"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            linear.int4_linear(x, bad)
+    with pytest.raises(ArgumentError, match=r"int4_linear: bias has shape \[4\]; it must be \[5\]"):
+        linear.int4_linear(x, good, torch.zeros(4))
+    with pytest.raises(ArgumentError, match="mxfp4_linear: x has 64 columns and the weight 64 under 1 scales of 32"):
+        linear.mxfp4_linear(x, Mxfp4Weight(codes, torch.zeros(5, 1).byte()))
+    values = torch.zeros(5, 64).to(torch.float8_e4m3fn)
+    for weight, words in (
+        (Fp8Weight(values, torch.ones(1, 1), 5, 60), "fp8_linear: weight.column_group is 60"),
+        (
+            Fp8Weight(values, torch.ones(2, 1), 5, 64),
+            r"fp8_linear: weight.scales are \[2, 1\] torch.float32; wanted \[1, 1\]",
+        ),
+        (Fp8Weight(values.float(), torch.ones(1, 1), 5, 64), "fp8_linear: weight.values has type torch.float32"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            fp8.fp8_linear(x, weight)
+    assert torch.equal(fp8_linear(x, Fp8Weight(values, torch.ones(1, 1), 5, 64)), torch.zeros(2, 5))

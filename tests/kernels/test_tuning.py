@@ -1,0 +1,102 @@
+"""Tables of measured choices: written and read, looked up, and made with a clock that is told what to say."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels import tuning
+from kernels.tuning import Choice, Sizes
+
+CHOICE = Choice(1, 16, 256, 4, 2)
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tuning, "_SHIPPED", tmp_path / "shipped")
+    tuning._table_of.cache_clear()
+    yield
+    tuning._table_of.cache_clear()
+
+
+def test_a_table_reads_as_it_was_written(tmp_path: Path) -> None:
+    table = {Sizes(1, 4096, 14336): CHOICE, Sizes(8, 6, 42): Choice(16, 32, 64, 4, 1)}
+    tuning.write_table(tmp_path / "a" / "b.json", table, {"torch": "2.11"})
+    assert tuning.read_table(tmp_path / "a" / "b.json") == table
+    assert [file.name for file in (tmp_path / "a").iterdir()] == ["b.json"]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"version": 1, "gemv": {"1 2": [1]}}', '{"version": 0, "gemv": {}}']
+)
+def test_a_table_that_cannot_be_read_is_none_and_is_named(
+    tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "damaged.json"
+    file.write_text(content)
+    with caplog.at_level(logging.WARNING):
+        assert tuning.read_table(file) == {}
+    assert "damaged.json" in caplog.text
+
+
+def test_sizes_that_nobody_measured_are_left_to_torch_and_the_users_table_goes_first(tmp_path: Path) -> None:
+    cpu = torch.device("cpu")
+    tuning.write_table(tmp_path / "shipped" / "cpu.json", {Sizes(4, 6, 42): CHOICE}, {})
+    assert tuning.choice(3, 6, 42, cpu) == CHOICE, "three rows are computed as four are"
+    assert tuning.choice(2, 6, 42, cpu) is None
+    assert tuning.choice(9, 6, 42, cpu) is None
+    tuning.save({Sizes(2, 6, 42): CHOICE}, cpu, {})
+    tuning._table_of.cache_clear()
+    assert tuning.choice(2, 6, 42, cpu) == CHOICE
+    assert tuning.choice(3, 6, 42, cpu) is None
+
+
+def test_saving_keeps_what_was_measured_before() -> None:
+    cpu = torch.device("cpu")
+    tuning.save({Sizes(2, 6, 42): CHOICE}, cpu, {})
+    file = tuning.save({Sizes(1, 6, 42): CHOICE}, cpu, {})
+    assert tuning.read_table(file).keys() == {Sizes(1, 6, 42), Sizes(2, 6, 42)}
+
+
+class Clock:
+    """The first of each sizes is torch's; then candidates, the second of which is the fastest."""
+
+    def __init__(self, seconds: Sequence[float]) -> None:
+        self.seconds = seconds
+        self.asked = 0
+
+    def __call__(self, calls: Sequence[Callable[[], object]]) -> float:
+        calls[0]()
+        self.asked += 1
+        return self.seconds[min(self.asked, len(self.seconds)) - 1]
+
+
+def test_the_fastest_candidate_is_chosen_if_it_is_faster_than_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(tuning, "MOST_TOKENS", 1)
+    candidates = tuning.candidates(Sizes(1, 6, 600))
+    assert candidates
+    cpu = torch.device("cpu")
+    found = tuning.tune([(6, 600)], cpu, torch.float32, Clock([1.0, 0.9, 0.5, 0.7]))
+    assert found == {Sizes(1, 6, 600): candidates[1]}
+    assert tuning.tune([(6, 600)], cpu, torch.float32, Clock([1.0, 0.99])) == {}, "a hundredth is noise"
+
+
+def test_a_candidate_that_is_wrong_is_never_chosen(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tuning, "MOST_TOKENS", 1)
+    monkeypatch.setattr(tuning, "run", lambda chosen, x, weight: x @ weight.T + 0.1)
+    assert tuning.tune([(6, 300)], torch.device("cpu"), torch.float32, Clock([1.0, 0.1])) == {}
+    assert "is wrong for" in caplog.text
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 4, 8])
+def test_every_candidate_computes_the_product(tokens: int) -> None:
+    pytest.importorskip("triton")
+    x, weight, bias = torch.randn(tokens, 600), torch.randn(9, 600), torch.randn(9)
+    for candidate in tuning.candidates(Sizes(tokens, 9, 600))[::5]:
+        assert torch.allclose(tuning.run(candidate, x, weight, bias), x @ weight.T + bias, atol=1e-3)

@@ -1,0 +1,86 @@
+"""Matrix products of every format, and the experts', compile for Hopper (sm_90) in bf16 with the tiles that they are launched with, without a GPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).parents[3]
+
+SCRIPT = """
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from kernels.triton import fp8, linear, moe
+
+TYPES = {"x": "*bf16", "weight": "*bf16", "scales": "*bf16", "zeros": "*u8", "bias": "*bf16", "out": "*bf16", "hidden": "*bf16", "logits": "*bf16",
+         "ids": "*i64", "order": "*i64", "table": "*i32", "weights": "*fp32", "parts": "*fp32", "pairs": "i32", "alpha": "fp32", "limit": "fp32",
+         "scale": "fp32"}
+# what a model's sizes are multiples of 16 in, so that loads are as wide as they will be
+ALIGNED = {"columns", "split_columns", "weight_row", "weight_expert", "x_token", "hidden_row", "out_token", "intermediate", "out_pair"}
+
+def compile(kernel, replaced=(), warps=4, stages=3, **constants):
+    types = {name: "constexpr" if name in constants else dict(replaced).get(name, TYPES.get(name, "i32")) for name in kernel.arg_names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, (name, type) in enumerate(types.items()) if type[0] == "*" or name in ALIGNED}
+    source = ASTSource(kernel, types, constants, attrs=aligned)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(num_warps=warps, num_stages=stages))
+    ptx = compiled.asm["ptx"]
+    assert compiled.metadata.shared <= 227 << 10, compiled.metadata.shared
+    assert ".local" not in ptx, "registers spill"
+    return ptx
+
+FORMATS = {"plain": (0, {}), "fp8": (1, {"weight": "*u8", "scales": "*fp32"}), "int4": (2, {"weight": "*u8"}),
+           "mxfp4": (3, {"weight": "*u8", "scales": "*u8"})}
+
+def product(name, tokens):
+    number, types = FORMATS[name]
+    tile = linear.tile_for(tokens, torch.bfloat16)
+    return compile(linear._multiply, types, tile.warps, tile.stages, FORMAT=number, HAS_ZEROS=name == "int4", HAS_BIAS=True, DIRECT=tokens > 16,
+                   FEW=tile.tokens <= linear.FEW, TOKENS=tile.tokens, ROWS=tile.rows, HALF=tile.half)
+
+def experts(name, pairs):
+    number, types = FORMATS[name]
+    tile = moe.tile_for(pairs, 1, torch.bfloat16)
+    biased = name == "mxfp4"
+    shared = dict(FORMAT=number, HAS_ZEROS=name == "int4", HAS_BIAS=biased, TOKENS=tile.tokens, HALF=tile.half)
+    first = compile(moe._gate_up, types, tile.warps, tile.stages, KIND=2 if biased else 0, ROWS=tile.rows, **shared)
+    return first, compile(moe._down, types, tile.warps, tile.stages, ROWS=2 * tile.rows, **shared)
+
+assert "ld.global.v4" in product("plain", 1), "the row of a weight is read 16 bytes at a time"
+for name in ("int4", "mxfp4"):
+    assert "ld.global.v4" in product(name, 1)
+    product(name, 4)
+    assert "mma.sync" in product(name, 16)
+    assert "wgmma" in product(name, 64)
+    assert "wgmma" in product(name, 512)
+for name in FORMATS:
+    assert "mma.sync" in experts(name, 1)[0]
+    assert all("wgmma" in ptx and "cp.async" in ptx for ptx in experts(name, 1000))
+assert all("wgmma" in ptx for ptx in experts("plain", 40))
+compile(linear.add_parts, HAS_BIAS=True, BLOCK=256)
+compile(moe._weighted_sum, {"pairs": "*bf16"}, BLOCK=1024)
+compile(moe._route, warps=1, RENORMALISE=True, EXPERTS=128, SLOTS=8)
+compile(moe._route_in_groups, {"bias": "*fp32"}, warps=1, RENORMALISE=True, GROUPS=8, SIZE=32, SLOTS=8)
+for is_sorted in (False, True):
+    compile(moe._by_expert, IS_SORTED=is_sorted, EXPERTS=512, PAIRS=64, TILES=16, COUNTED=512)
+compile(fp8._quantise, {"values": "*u8", "scales": "*fp32", "scale": "*fp32"}, LARGEST=448.0, GIVEN=False, BLOCK=128, warps=1)
+bits = {"x": "*u8", "weight": "*u8", "x_scales": "*fp32", "weight_scales": "*fp32"}
+for tokens, instruction in ((1, "mma.sync"), (512, "wgmma")):
+    tile = fp8.tile_for(tokens)
+    ptx = compile(fp8._multiply, bits, tile.warps, tile.stages, EXACT=False, HAS_BIAS=True, DIRECT=tokens > 16,
+                  TOKENS=tile.tokens, ROWS=tile.rows, DEPTH=128)
+    assert instruction in ptx and "e4m3" in ptx
+"""
+
+
+@pytest.mark.timeout(300)
+def test_products_and_experts_compile_for_hopper(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
