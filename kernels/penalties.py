@@ -17,6 +17,10 @@ from typing import NamedTuple
 
 import torch
 
+from kernels.device import triton_form
+
+_triton = triton_form("penalties")
+
 
 class LogitEntries(NamedTuple):
     """Which logits to change, and by what. No (row, token) occurs twice."""
@@ -34,6 +38,8 @@ class LogitEntries(NamedTuple):
 def penalize_(logits: torch.Tensor, entries: LogitEntries) -> torch.Tensor:
     """Change logits [rows, vocab] fp32, contiguous, in place -> the entries' former values [entries], which `restore_`
     puts back."""
+    if logits.is_cuda and _triton is not None:
+        return _triton.penalize_(logits, entries)
     places = _places(logits, entries)
     before = logits.view(-1).index_select(0, places)
     biased = before + entries.bias
@@ -45,6 +51,10 @@ def penalize_(logits: torch.Tensor, entries: LogitEntries) -> torch.Tensor:
 
 
 def restore_(logits: torch.Tensor, entries: LogitEntries, before: torch.Tensor) -> None:
+    """Undo `penalize_`."""
+    if logits.is_cuda and _triton is not None:
+        _triton.restore_(logits, entries, before)
+        return
     logits.view(-1).scatter_(0, _places(logits, entries), before)
 
 
