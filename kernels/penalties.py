@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import torch
 
+from kernels import checks
+from kernels.checks import Call, check_indices, placed
 from kernels.device import triton_form
 
 _triton = triton_form("penalties")
@@ -38,6 +40,7 @@ class LogitEntries(NamedTuple):
 def penalize_(logits: torch.Tensor, entries: LogitEntries) -> torch.Tensor:
     """Change logits [rows, vocab] fp32, contiguous, in place -> the entries' former values [entries], which `restore_`
     puts back."""
+    _check(logits, entries)
     if logits.is_cuda and _triton is not None:
         return _triton.penalize_(logits, entries)
     places = _places(logits, entries)
@@ -61,3 +64,25 @@ def restore_(logits: torch.Tensor, entries: LogitEntries, before: torch.Tensor) 
 def _places(logits: torch.Tensor, entries: LogitEntries) -> torch.Tensor:
     # One flat index: on a CPU a quarter of the time of indexing by pairs (0.09 ms against 0.65 for 100,000 entries).
     return entries.rows * logits.shape[1] + entries.token_ids
+
+
+def _check(logits: torch.Tensor, entries: LogitEntries) -> None:
+    count = entries.rows.shape
+    if not (
+        logits.dim() == 2
+        and logits.dtype == torch.float32
+        and logits.is_contiguous()
+        and len(count) == 1
+        and all(values.shape == count for values in entries)
+        and all(values.dtype == torch.float32 for values in entries[2:])
+        and entries.rows.dtype == entries.token_ids.dtype == torch.int64
+        and placed(logits, *entries)
+    ):
+        call = Call("penalize_")
+        call.tensor("logits", logits, "rows vocab", (torch.float32,), dense=2)
+        for name, values in entries._asdict().items():
+            dtype = torch.int64 if name in ("rows", "token_ids") else torch.float32
+            call.tensor(f"entries.{name}", values, "entries", (dtype,))
+    if checks.DEBUG:
+        check_indices("penalize_", "entries.rows", entries.rows, logits.shape[0], "the rows of logits")
+        check_indices("penalize_", "entries.token_ids", entries.token_ids, logits.shape[1], "the vocabulary")

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.checks import Call, placed
 from kernels.cpu import ops
 from kernels.device import triton_form
 from kernels.philox import uniform
@@ -86,6 +87,7 @@ class Draws(NamedTuple):
 
 def choose(logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
     """logits [rows, vocab] fp32 -> ids [rows] int64, each row's highest logit [rows]: NaN where any is."""
+    _check(logits, draws)
     if logits.is_cuda and _triton is not None:
         return _triton.choose(logits, draws)
     best = logits.max(dim=-1)
@@ -202,6 +204,29 @@ def pick(sums: Tensor, uniform: Tensor, weights_of: Callable[[Tensor], Tensor]) 
 def _first_above(ends: Tensor, target: Tensor) -> Tensor:
     """Index of the first cumulative sum beyond the target: it ends a positive weight, whatever zeros lie around it."""
     return (ends <= target).sum(1, keepdim=True).clamp(max=ends.shape[1] - 1)
+
+
+def _check(logits: Tensor, draws: Draws) -> None:
+    integers, reals = draws.integers, draws.reals
+    if not (
+        logits.dim() == 2
+        and logits.dtype == torch.float32
+        and 0 < logits.shape[1] <= MAX_VOCAB
+        and logits.stride(1) == 1
+        and integers.shape == (4, len(logits))
+        and reals.shape == (2, len(logits))
+        and integers.dtype == torch.int64
+        and reals.dtype == torch.float64
+        and integers.is_contiguous()
+        and reals.is_contiguous()
+        and placed(logits, integers, reals)
+    ):
+        call = Call("choose")
+        call.tensor("logits", logits, "rows vocab", (torch.float32,), dense=1)
+        vocab = logits.shape[1]
+        call.require("logits", 0 < vocab <= MAX_VOCAB, f"has {vocab} entries a row, wanted 1 to {MAX_VOCAB}")
+        call.tensor("draws.integers", integers, "4 rows", (torch.int64,), dense=2)
+        call.tensor("draws.reals", reals, "2 rows", (torch.float64,), dense=2)
 
 
 def _scale(temperature: float) -> float:

@@ -1,6 +1,11 @@
 """Every operation of kernels/, with what it promises."""
 
-from kernels.catalogue import norms, pooling, sampling
+from kernels.catalogue import block_copies, norms, pooling, sampling
 from kernels.catalogue.operation import Operation
 
-OPERATIONS: tuple[Operation, ...] = (*norms.OPERATIONS, *pooling.OPERATIONS, *sampling.OPERATIONS)
+OPERATIONS: tuple[Operation, ...] = (
+    *block_copies.OPERATIONS,
+    *norms.OPERATIONS,
+    *pooling.OPERATIONS,
+    *sampling.OPERATIONS,
+)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kernels.sample
+from kernels.checks import ArgumentError
 from kernels.sample import HEAVIEST, POWER, Draw, Draws, choose, pick, piece_sums, sample, weigh
 
 
@@ -147,3 +148,17 @@ def test_what_is_no_number_gets_a_token_all_the_same() -> None:
     ids, tops = choose(logits, Draws.of([Draw(1.0, 3, 0.9, 0.0, 1, 1)] * 3, 7))
     assert bool(((ids >= 0) & (ids < 7)).all())
     assert tops.isfinite().tolist() == [False] * 3
+
+
+def test_what_cannot_be_chosen_from_is_named() -> None:
+    draws = Draws.of([Draw(1.0, None, 1.0, 0.0, 1, 1)] * 2, 7)
+    with pytest.raises(ArgumentError, match="choose: logits has dtype float16"):
+        choose(torch.zeros(2, 7).half(), draws)
+    with pytest.raises(ArgumentError, match="choose: logits has 0 entries a row"):
+        choose(torch.zeros(2, 0), draws)
+    with pytest.raises(
+        ArgumentError, match=r"choose: draws.integers has shape \[4, 2\], wanted \[4, rows\] with rows = 3"
+    ):
+        choose(torch.zeros(3, 7), draws)
+    with pytest.raises(ArgumentError, match="choose: logits has stride 2 in dimension 1"):
+        choose(torch.zeros(7, 2).T, draws)
