@@ -62,12 +62,13 @@ class ModelRunner:
         self._choices = choices
         self._choice_of = {sequence: row for row, sequence in enumerate(sampling)}
         ends = accumulate(chunk.length for chunk in chunks)
+        vectors = pool(chunks, hidden, self.is_normalized)
         results = [
             (
                 self._prompt_logprobs(chunk, hidden[end - chunk.length : end]),
-                self._embedding(chunk, hidden[end - chunk.length : end]),
+                None if vector is None else to_host(vector),
             )
-            for chunk, end in zip(chunks, ends, strict=True)
+            for chunk, end, vector in zip(chunks, ends, vectors, strict=True)
         ]
         computed_s = 0.0 if self.overlaps else time.perf_counter() - began
         return LaunchedStep([chunk.samples for chunk in chunks], choices, results, Mark(device), computed_s)
@@ -112,10 +113,6 @@ class ModelRunner:
                 raise StepError("its logits are not finite; the weights do not fit config.json or the chosen dtype")
             sequence.num_computed_tokens += length
             sequence.token_ids.append(token.token_id)
-
-    def _embedding(self, chunk: Chunk, hidden: torch.Tensor) -> torch.Tensor | None:
-        embedding = pool(chunk, hidden, self.is_normalized)
-        return None if embedding is None else to_host(embedding)
 
     def _prompt_logprobs(self, chunk: Chunk, hidden: torch.Tensor) -> tuple[TokenLogprobs, ...]:
         """hidden [chunk.length, hidden]: row i predicts token start + i + 1, as long as that is of the prompt."""

@@ -20,10 +20,9 @@ from engine.token_counts import TokenCounts
 from engine.transfer import to_device, to_host
 from kernels.logprobs import token_logprobs, token_ranks
 from kernels.penalties import LogitEntries, penalize_, restore_
-from kernels.philox import uniform
-from kernels.sample import sample
+from kernels.sample import Draw, Draws, choose
 
-_MASK32 = 0xFFFFFFFF
+_MASK64 = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +42,21 @@ class Choices:
 
 def choose_tokens(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> Choices:
     """logits [rows, vocab] fp32, one row per sequence; changed meanwhile, the same afterwards. Waits for no device."""
-    best = logits.max(dim=-1)  # its value also tells of NaN, which max hands on
     adjusted = [i for i, sequence in enumerate(sequences) if sequence.counts is not None]
     if adjusted:
         entries = _entries(sequences, adjusted, logits.device)
         before = penalize_(logits, entries)
-    token_ids = best.indices
-    greedy = [i for i in adjusted if sequences[i].sampling.temperature == 0]
-    if len(greedy) == len(sequences):
-        token_ids = logits.argmax(dim=-1)
-    elif greedy:
-        rows = to_device(torch.tensor(greedy), logits.device)
-        token_ids = token_ids.index_copy(0, rows, logits.index_select(0, rows).argmax(dim=-1))
-    drawn = [i for i, sequence in enumerate(sequences) if sequence.sampling.temperature > 0]
-    if len(drawn) == len(sequences):
-        token_ids = _draw(logits, sequences)
-    elif drawn:
-        rows = to_device(torch.tensor(drawn), logits.device)
-        token_ids = token_ids.index_copy(0, rows, _draw(logits.index_select(0, rows), [sequences[i] for i in drawn]))
+    draws = Draws.of(list(map(_draw, sequences)), logits.shape[1], lambda rows: to_device(rows, logits.device))
+    token_ids, tops = choose(logits, draws)
     if adjusted:
         restore_(logits, entries, before)
     logprobs = _logprobs(logits, token_ids, [sequence.sampling for sequence in sequences])
-    return Choices(token_ids, to_host(torch.stack((token_ids, best.values.isfinite().long()))), logprobs)
+    return Choices(token_ids, to_host(torch.stack((token_ids, tops.isfinite().long()))), logprobs)
+
+
+def _draw(sequence: Sequence) -> Draw:
+    p = sequence.sampling
+    return Draw(p.temperature, p.top_k, p.top_p, p.min_p, p.seed & _MASK64, position=len(sequence.token_ids))
 
 
 def prompt_logprobs(logits: torch.Tensor, token_ids: SequenceOf[int], num_top: int) -> list[TokenLogprobs]:
@@ -111,42 +103,6 @@ def _joined(parts: "Iterable[array[int]] | Iterable[array[float]]", code: str, d
     for part in parts:
         joined.extend(part)
     return torch.frombuffer(joined, dtype=dtype) if joined else torch.empty(0, dtype=dtype)
-
-
-def _draw(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> torch.Tensor:
-    params = [sequence.sampling for sequence in sequences]
-    vocab, device = logits.shape[1], logits.device
-    integers = to_device(
-        torch.tensor(
-            [
-                [p.seed & _MASK32 for p in params],
-                [p.seed >> 32 & _MASK32 for p in params],
-                [len(sequence.token_ids) for sequence in sequences],  # the position of the token to be drawn
-                [_top_k(p, vocab) for p in params],
-            ]
-        ),
-        device,
-    )
-    reals = to_device(
-        torch.tensor([[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]]), device
-    )
-    seed_low, seed_high, position, top_k = integers.unbind()
-    temperature, top_p, min_p = reals.unbind()
-    largest_top_k = max((k for p in params if (k := _top_k(p, vocab)) < vocab), default=0)
-    return sample(
-        logits,
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        uniform(seed_low, seed_high, position),
-        largest_top_k=largest_top_k,
-        truncates=largest_top_k > 0 or any(p.top_p < 1.0 for p in params),
-    )
-
-
-def _top_k(params: SamplingParams, vocab: int) -> int:
-    return vocab if params.top_k is None else min(params.top_k, vocab)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,21 @@ import torch
 
 from kernels import checks
 from kernels.checks import Call, check_indices, placed
+from kernels.device import triton_form
+
+_triton = triton_form("logprobs")
 
 
 def token_logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """logits [rows, vocab] fp32, token_ids [rows] -> (chosen [rows], top ids [rows, num_top], top logprobs [rows,
-    num_top])."""
+    num_top]); of equal logits any may be named first."""
     _check("token_logprobs", logits, token_ids)
     if num_top < 0:
         Call("token_logprobs").require("num_top", False, f"is {num_top}")
+    if logits.is_cuda and _triton is not None:
+        return _triton.token_logprobs(logits, token_ids, num_top)
     normaliser = torch.logsumexp(logits, dim=-1, keepdim=True)
     chosen = logits.gather(1, token_ids.unsqueeze(1)) - normaliser
     top = logits.topk(min(num_top, logits.shape[1]), dim=-1)

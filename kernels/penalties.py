@@ -19,6 +19,9 @@ import torch
 
 from kernels import checks
 from kernels.checks import Call, check_indices, placed
+from kernels.device import triton_form
+
+_triton = triton_form("penalties")
 
 
 class LogitEntries(NamedTuple):
@@ -38,6 +41,8 @@ def penalize_(logits: torch.Tensor, entries: LogitEntries) -> torch.Tensor:
     """Change logits [rows, vocab] fp32, contiguous, in place -> the entries' former values [entries], which `restore_`
     puts back."""
     _check(logits, entries)
+    if logits.is_cuda and _triton is not None:
+        return _triton.penalize_(logits, entries)
     places = _places(logits, entries)
     before = logits.view(-1).index_select(0, places)
     biased = before + entries.bias
@@ -49,6 +54,10 @@ def penalize_(logits: torch.Tensor, entries: LogitEntries) -> torch.Tensor:
 
 
 def restore_(logits: torch.Tensor, entries: LogitEntries, before: torch.Tensor) -> None:
+    """Undo `penalize_`."""
+    if logits.is_cuda and _triton is not None:
+        _triton.restore_(logits, entries, before)
+        return
     logits.view(-1).scatter_(0, _places(logits, entries), before)
 
 

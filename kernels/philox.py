@@ -7,6 +7,8 @@ preemption draws the same. Written in int64 tensor arithmetic: the same bits on 
 
 import torch
 
+from kernels.cpu import ops
+
 _MASK32 = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # of counter words 0 and 2
 _WEYL = (0x9E3779B9, 0xBB67AE85)  # golden ratio, sqrt(3) - 1: what the key words grow by each round
@@ -32,6 +34,9 @@ def philox4x32(counter: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 def uniform(seed_low: torch.Tensor, seed_high: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """One number in [0, 1) per row, float64 with 53 random bits. A seed comes in 32-bit halves: int64 has no room for
     2**64 - 1."""
+    native = ops.philox_uniform(seed_low, seed_high, position)
+    if native is not None:
+        return native
     zero = torch.zeros_like(position)
     words = philox4x32(
         torch.stack((position & _MASK32, position >> 32, zero, zero)), torch.stack((seed_low, seed_high))

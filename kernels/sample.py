@@ -1,141 +1,237 @@
-"""Picks one token per row from logits: temperature, min-p, top-k, top-p, then inversion of the cumulative distribution.
+"""Picks one token per row from logits: temperature, min-p, top-k, top-p, then inversion of the cumulative distribution; rows of temperature 0 take
+the likeliest token, of equals the first.
 
-One uniform number per token instead of one Gumbel number per vocabulary entry: 64 rows over 128k entries would need 8 M
-Philox calls a step. Truncation keeps every token as likely as the last one kept: ties stay together, so neither sort
-order nor device decides what is kept.
+A logit's distance from its row's highest is rounded to a *cost*, in 2**-24 of a factor of two, and a cost has a *weight*, an integer. Behind the cost
+all is integers: sums come out the same in any order, so that a token depends on no device, form, batch or split of the vocabulary. Before it are one
+subtraction and one product, which IEEE 754 rounds alike everywhere. Tokens of equal cost are kept or dropped together, so neither sort order nor
+device decides what is kept. One uniform number per token instead of one Gumbel number per vocabulary entry: 64 rows over 128k entries would need 8 M
+Philox calls a step.
 """
 
+import math
+from array import array
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
 import torch
+from torch import Tensor
 
 from kernels.checks import Call, placed
+from kernels.cpu import ops
+from kernels.device import triton_form
+from kernels.philox import uniform
 
-# Enough for nearly every nucleus: finding the largest 256 of 128k weights takes 0.3 ms a row on a CPU core, sorting
-# them all 10 ms.
+_triton = triton_form("sample")
+
+FAR = 63 << 24  # of what weighs nothing: 2**-63 of the likeliest
+HEAVIEST = (
+    1 << 42
+)  # the likeliest token's weight: the sum over 2**20 entries fits int64, and what weighs 0 is less likely than 2**-42 of it
+GREEDY_SCALE = 2.0**100  # a temperature of 0: whatever differs from the highest is far away
+MAX_VOCAB = 1 << 20
+# Of 2**(24 - x) for x in [0, 1), a minimax polynomial in fp32, each operation rounded: 2.6e-7 off at most, which fp32 logits are themselves.
+POWER = (-15852.8515625, 154447.65625, -927735.75, 4029554.25, -11629022.0, 16777216.0)
+# Enough for nearly every nucleus: finding the largest 256 of 128k logits takes 0.3 ms a row on a CPU core, sorting them all 10 ms.
 NUM_CANDIDATES = 256
-_PIECE = 1024  # vocabulary entries summed together before the cumulative sum
+PIECE = 1024  # vocabulary entries summed together before the cumulative sum; as in cpu/sample.c
+_MASK32 = 0xFFFFFFFF
 
 
-def greedy(logits: torch.Tensor) -> torch.Tensor:
-    """logits [rows, vocab] -> ids [rows] int64."""
-    if not (logits.dim() == 2 and logits.shape[1] and logits.dtype.is_floating_point):
-        call = Call("greedy")
-        call.tensor("logits", logits, "rows vocab")
-        call.require("logits", logits.shape[1] > 0, "has no entry to choose from")
-    return logits.argmax(dim=-1)
+class Draw(NamedTuple):
+    """What one row asks for; None, 1 and 0 switch truncation off."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float
+    min_p: float
+    seed: int  # below 2**64
+    position: int  # of the token to be drawn
 
 
-def sample(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    uniform: torch.Tensor,
-    largest_top_k: int,
-    truncates: bool,
-) -> torch.Tensor:
-    """logits [rows, vocab] fp32; temperature [rows] > 0; top_k [rows] int64 (vocab: off); top_p [rows] (1: off); min_p
-    [rows] (0: off); uniform [rows] float64 in [0, 1) -> ids [rows] int64. What the host knows saves a wait for the
-    device: the largest finite top_k (0: none), and whether any row truncates by top-k or top-p."""
-    _check(logits, temperature, top_k, top_p, min_p, uniform, largest_top_k)
-    # The likeliest token weighs 1, so min-p is a floor as it stands.
-    weights = (logits - logits.amax(-1, keepdim=True)).div_(temperature.unsqueeze(1)).exp_()
-    floor = min_p.unsqueeze(1)
-    if truncates:
+class Draws(NamedTuple):
+    """All rows, for the device, and what the host knows of them, so that nobody waits for the device to learn it."""
+
+    integers: (
+        Tensor  # [4, rows] int64: seed as a signed number, position, top_k (vocab: off), highest cost that min-p allows
+    )
+    reals: Tensor  # [2, rows] float64: scale, the cost of a distance of one, rounded to fp32 where it is used; top_p (1: off)
+    drawn: tuple[int, ...]  # rows whose temperature is not 0
+    truncates: bool  # by top-k or top-p, in any row
+    largest_top_k: int  # of those that are on (0: none)
+
+    @classmethod
+    def of(cls, rows: Sequence[Draw], vocab: int, put: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> "Draws":
+        """`put` brings the parameters, one tensor, to the device."""
+        integers, reals = array("q"), array("d")
+        integers.extend([row.seed if row.seed < 1 << 63 else row.seed - (1 << 64) for row in rows])
+        integers.extend([row.position for row in rows])
+        top_k = [vocab if row.top_k is None or not row.temperature else min(row.top_k, vocab) for row in rows]
+        integers.extend(top_k)
+        integers.extend([_highest_cost(row.min_p) for row in rows])
+        reals.extend([_scale(row.temperature) for row in rows])
+        reals.extend([row.top_p if row.temperature else 1.0 for row in rows])
+        packed = bytearray(integers.tobytes() + reals.tobytes())
+        columns = put(
+            (torch.frombuffer(packed, dtype=torch.int64) if rows else torch.empty(0)).long().view(6, len(rows))
+        )
+        largest = max((k for k in top_k if k < vocab), default=0)
+        truncates = largest > 0 or any(row.top_p < 1.0 and row.temperature for row in rows)
+        drawn = tuple([i for i, row in enumerate(rows) if row.temperature])
+        return cls(columns[:4], columns[4:].view(torch.float64), drawn, truncates, largest)
+
+    def select(self, rows: Tensor) -> "Draws":
+        """The drawn rows alone."""
+        count = tuple(range(len(self.drawn)))
+        return self._replace(integers=self.integers[:, rows], reals=self.reals[:, rows], drawn=count)
+
+
+def choose(logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    """logits [rows, vocab] fp32 -> ids [rows] int64, each row's highest logit [rows]: NaN where any is."""
+    _check(logits, draws)
+    if logits.is_cuda and _triton is not None:
+        return _triton.choose(logits, draws)
+    best = logits.max(dim=-1)
+    if len(draws.drawn) == len(logits):
+        return sample(logits, best.values, draws), best.values
+    if not draws.drawn:
+        return best.indices, best.values
+    rows = torch.tensor(draws.drawn)
+    rows = rows.pin_memory().to(logits.device, non_blocking=True) if logits.is_cuda else rows
+    drawn = sample(logits.index_select(0, rows), best.values.index_select(0, rows), draws.select(rows))
+    return best.indices.index_copy(0, rows, drawn), best.values
+
+
+def sample(logits: Tensor, tops: Tensor, draws: Draws) -> Tensor:
+    """logits [rows, vocab], all of which are drawn, and the highest of each row -> ids [rows]."""
+    seed, position, top_k, floor = draws.integers
+    scale, top_p = draws.reals
+    rows = _Rows(logits, tops, scale)
+    if draws.truncates:
         vocab = logits.shape[1]
         # A second look at flat rows would make the host wait for a GPU, which sorts everything at once instead.
-        candidates = vocab if logits.is_cuda else min(vocab, max(NUM_CANDIDATES, largest_top_k))
-        floor = _floor(weights, top_k.unsqueeze(1), top_p.double().unsqueeze(1), floor, candidates)
-    return pick(_keep(weights, floor), uniform)
+        candidates = vocab if logits.is_cuda else min(vocab, max(NUM_CANDIDATES, draws.largest_top_k))
+        floor = rows.truncated(top_k, top_p, floor, candidates)
+    return pick(
+        rows.sums(floor),
+        uniform(seed & _MASK32, seed >> 32 & _MASK32, position),
+        lambda entries: rows.weights_of(entries, floor),
+    )
 
 
-def _floor(
-    weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, floor: torch.Tensor, candidates: int
-) -> torch.Tensor:
-    """The smallest weight that survives min-p, top-k and top-p, each applied to what the one before left: [rows, 1]."""
-    vocab = weights.shape[1]
-    ordered = weights.topk(candidates, dim=-1).values  # [rows, candidates], descending
-    kth = ordered.gather(1, (top_k - 1).clamp(max=candidates - 1))
-    floor = torch.where(top_k < vocab, torch.maximum(floor, kth), floor)
-    wanted = top_p * _keep(weights, floor).sum(-1, keepdim=True, dtype=torch.float64)
-    cumulative = _keep(ordered, floor).cumsum(-1, dtype=torch.float64)
-    # Rounding may leave the last cumulative sum below the total: then the nucleus is all that was left.
-    reached = cumulative[:, -1:] >= wanted
-    last = (cumulative < wanted).sum(-1, keepdim=True).clamp(max=candidates - 1)
-    nucleus = torch.where((top_p < 1.0) & reached, ordered.gather(1, last), floor)
-    floor_of_all = torch.maximum(floor, nucleus)
-    if candidates < vocab:
-        open_rows = ((top_p < 1.0) & ~reached).squeeze(1).nonzero().squeeze(1)
-        if open_rows.numel():  # a distribution flatter than the candidates: look at more of those rows
-            floor_of_all[open_rows] = _floor(
-                weights[open_rows], top_k[open_rows], top_p[open_rows], floor[open_rows], min(vocab, 8 * candidates)
-            )
-    return floor_of_all
+class _Rows:
+    """Logits as costs and weights, computed when they are asked for."""
+
+    def __init__(self, logits: Tensor, tops: Tensor, scale: Tensor) -> None:
+        self._logits = logits  # [rows, vocab]
+        self._tops = tops.contiguous()  # [rows]
+        self._scale = scale.contiguous()  # [rows]
+        self._all: tuple[Tensor, Tensor] | None = None
+
+    def sums(self, floor: Tensor) -> Tensor:
+        """Of each piece, the weight of what costs at most `floor` [rows]: [rows, pieces]"""
+        native = ops.sampling_sums(self._logits, self._tops, self._scale, floor)
+        if native is not None:
+            return native
+        if self._all is None:
+            self._all = weigh(self._logits, self._tops, self._scale)
+        costs, weights = self._all
+        # a product, not masked_fill: on a CPU that branches per entry and is five times slower
+        return piece_sums(weights * (costs <= floor.unsqueeze(1)))
+
+    def weights_of(self, entries: Tensor, floor: Tensor) -> Tensor:
+        """entries [rows, n]; what costs more than `floor` [rows], and what lies behind the vocabulary, weighs nothing."""
+        vocab = self._logits.shape[1]
+        logits = self._logits.gather(1, entries.clamp(max=vocab - 1)).masked_fill_(entries >= vocab, -torch.inf)
+        costs, weights = weigh(logits, self._tops, self._scale)
+        return weights * (costs <= floor.unsqueeze(1))
+
+    def truncated(self, top_k: Tensor, top_p: Tensor, floor: Tensor, candidates: int) -> Tensor:
+        """All [rows]: the highest cost that survives min-p, which is `floor`, top-k and top-p, each applied to what the one before left."""
+        vocab = self._logits.shape[1]
+        ordered = self._logits.topk(candidates, dim=-1).values  # the cheapest first
+        costs, weights = weigh(ordered, self._tops, self._scale)
+        kth = costs.gather(1, (top_k - 1).clamp(max=candidates - 1).unsqueeze(1)).squeeze(1)
+        floor = torch.where(top_k < vocab, torch.minimum(floor, kth), floor)
+        total = self.sums(floor).sum(-1)
+        wanted = (top_p * total.double()).long().clamp(min=1)
+        cumulative = (weights * (costs <= floor.unsqueeze(1))).cumsum(-1)
+        last = (cumulative < wanted.unsqueeze(1)).sum(-1)
+        reached = last < candidates
+        nucleus = costs.gather(1, last.clamp(max=candidates - 1).unsqueeze(1)).squeeze(1)
+        floor_of_all = torch.where((top_p < 1.0) & reached, torch.minimum(floor, nucleus), floor)
+        if candidates < vocab:
+            open_rows = ((top_p < 1.0) & ~reached).nonzero().squeeze(1)
+            if open_rows.numel():  # a distribution flatter than the candidates: look at more of those rows
+                rest = _Rows(self._logits[open_rows], self._tops[open_rows], self._scale[open_rows])
+                floor_of_all[open_rows] = rest.truncated(
+                    top_k[open_rows], top_p[open_rows], floor[open_rows], min(vocab, 8 * candidates)
+                )
+        return floor_of_all
 
 
-def _keep(weights: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
-    # A product, not masked_fill: on a CPU that branches per entry and is five times slower.
-    return weights * (weights >= floor)
+def weigh(logits: Tensor, tops: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """logits [rows, n], the highest of each row and its scale [rows] -> costs [rows, n] int32, weights [rows, n] int64"""
+    distance = (tops.unsqueeze(1) - logits).mul_(scale.float().unsqueeze(1)).nan_to_num_(nan=FAR).clamp_(max=FAR)
+    costs = distance.int()
+    part = (costs & (1 << 24) - 1).float().mul_(2.0**-24)
+    power = part * POWER[0]
+    for factor in POWER[1:-1]:
+        power.add_(factor).mul_(part)
+    return costs, (power.add_(POWER[-1]).long() << 18) >> (costs >> 24)
 
 
-def pick(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """weights [rows, vocab] >= 0 with a positive sum; uniform [rows] float64 in [0, 1) -> ids [rows] drawn in
-    proportion to weight.
-
-    Inversion in two levels, in float64 and in vocabulary order: first the piece of 1,024 entries, then the entry inside
-    it. A cumulative sum over 128k fp32 entries would lose the unlikely tokens to rounding and, summed in parallel,
-    might even decrease.
-    """
+def piece_sums(weights: Tensor) -> Tensor:
+    """weights [rows, vocab] int64 -> [rows, pieces]"""
     rows, vocab = weights.shape
-    whole = vocab // _PIECE * _PIECE
-    sums = weights[:, :whole].view(rows, whole // _PIECE, _PIECE).sum(-1, dtype=torch.float64)
-    if whole < vocab:
-        sums = torch.cat((sums, weights[:, whole:].sum(-1, keepdim=True, dtype=torch.float64)), dim=1)
+    whole = vocab // PIECE * PIECE
+    sums = weights[:, :whole].view(rows, whole // PIECE, PIECE).sum(-1)
+    return sums if whole == vocab else torch.cat((sums, weights[:, whole:].sum(-1, keepdim=True)), dim=1)
+
+
+def pick(sums: Tensor, uniform: Tensor, weights_of: Callable[[Tensor], Tensor]) -> Tensor:
+    """sums [rows, pieces] int64; uniform [rows] float64 in [0, 1); weights_of: of entries [rows, PIECE], some behind the vocabulary -> ids [rows]
+    drawn in proportion to weight: the first whose cumulative weight, in vocabulary order, exceeds the number's share of the total."""
     ends = sums.cumsum(1)
-    target = uniform.unsqueeze(1) * ends[:, -1:]
+    total = ends[:, -1:]
+    # Rounded to float64, a product may reach the total itself.
+    target = (uniform.unsqueeze(1) * total.double()).long().minimum(total - 1)
     piece = _first_above(ends, target)
     start = ends.gather(1, piece) - sums.gather(1, piece)
-    entries = piece * _PIECE + torch.arange(min(_PIECE, vocab), device=weights.device)
-    inside = weights.gather(1, entries.clamp(max=vocab - 1)).double().masked_fill_(entries >= vocab, 0.0).cumsum(1)
-    # Summed again in another order, the piece may start or end a rounding beside the target: stay inside, or a weight
-    # of zero could be met.
-    below_end = torch.nextafter(inside[:, -1:], torch.zeros_like(target))
-    return entries.gather(1, _first_above(inside, (target - start).clamp(min=0.0).minimum(below_end))).squeeze(1)
+    entries = piece * PIECE + torch.arange(PIECE, device=sums.device)
+    return entries.gather(1, _first_above(weights_of(entries).cumsum(1), target - start)).squeeze(1)
 
 
-def _first_above(ends: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def _first_above(ends: Tensor, target: Tensor) -> Tensor:
     """Index of the first cumulative sum beyond the target: it ends a positive weight, whatever zeros lie around it."""
     return (ends <= target).sum(1, keepdim=True).clamp(max=ends.shape[1] - 1)
 
 
-def _check(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    uniform: torch.Tensor,
-    largest_top_k: int,
-) -> None:
-    rows = logits.shape[:1]
+def _check(logits: Tensor, draws: Draws) -> None:
+    integers, reals = draws.integers, draws.reals
     if not (
         logits.dim() == 2
-        and logits.shape[1]
-        and logits.dtype == temperature.dtype == top_p.dtype == min_p.dtype == torch.float32
-        and top_k.dtype == torch.int64
-        and uniform.dtype == torch.float64
-        and temperature.shape == top_k.shape == top_p.shape == min_p.shape == uniform.shape == rows
-        and 0 <= largest_top_k <= logits.shape[1]
-        and placed(logits, temperature, top_k, top_p, min_p, uniform)
+        and logits.dtype == torch.float32
+        and 0 < logits.shape[1] <= MAX_VOCAB
+        and logits.stride(1) == 1
+        and integers.shape == (4, len(logits))
+        and reals.shape == (2, len(logits))
+        and integers.dtype == torch.int64
+        and reals.dtype == torch.float64
+        and integers.is_contiguous()
+        and reals.is_contiguous()
+        and placed(logits, integers, reals)
     ):
-        call = Call("sample")
-        call.tensor("logits", logits, "rows vocab", (torch.float32,))
-        call.require("logits", logits.shape[1] > 0, "has no entry to choose from")
-        for name, values in (("temperature", temperature), ("top_p", top_p), ("min_p", min_p)):
-            call.tensor(name, values, "rows", (torch.float32,))
-        call.tensor("top_k", top_k, "rows", (torch.int64,))
-        call.tensor("uniform", uniform, "rows", (torch.float64,))
+        call = Call("choose")
+        call.tensor("logits", logits, "rows vocab", (torch.float32,), dense=1)
         vocab = logits.shape[1]
-        call.require(
-            "largest_top_k", 0 <= largest_top_k <= vocab, f"is {largest_top_k}, wanted 0 to {vocab}, the vocabulary"
-        )
+        call.require("logits", 0 < vocab <= MAX_VOCAB, f"has {vocab} entries a row, wanted 1 to {MAX_VOCAB}")
+        call.tensor("draws.integers", integers, "4 rows", (torch.int64,), dense=2)
+        call.tensor("draws.reals", reals, "2 rows", (torch.float64,), dense=2)
+
+
+def _scale(temperature: float) -> float:
+    return GREEDY_SCALE if temperature == 0 else min(math.log2(math.e) / temperature * 2.0**24, GREEDY_SCALE / 2)
+
+
+def _highest_cost(min_p: float) -> int:
+    return FAR if min_p <= 0.0 else min(FAR, max(0, math.floor(-math.log2(min_p) * 2.0**24)))

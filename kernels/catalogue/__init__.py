@@ -1,6 +1,6 @@
 """Every operation of kernels/, with what it promises."""
 
-from kernels.catalogue import activations, attention, experts, heads, matrices, norms
+from kernels.catalogue import activations, attention, block_copies, experts, heads, matrices, norms, pooling, sampling
 from kernels.catalogue.operation import Operation
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -10,4 +10,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *attention.OPERATIONS,
     *matrices.OPERATIONS,
     *experts.OPERATIONS,
+    *sampling.OPERATIONS,
+    *pooling.OPERATIONS,
+    *block_copies.OPERATIONS,
 )

@@ -45,6 +45,8 @@ class Library:
         self.gated_activation = _functions(opened, "gated_activation")
         self.decode_attention = _functions(opened, "decode_attention")
         self.prefill_attention = _functions(opened, "prefill_attention")
+        self.sampling_sums = _function(opened.sampling_sums, "pppppllli")
+        self.philox_uniform = _function(opened.philox_uniform, "ppppl")
         self.sum_words = opened.sum_words  # (pointer, count of 32-bit words, threads): how fast memory can be read
         self.sum_words.argtypes, self.sum_words.restype = [_TYPES["p"], _TYPES["l"], _TYPES["i"]], ctypes.c_longlong
 
@@ -96,8 +98,11 @@ def _use_built(in_background: bool) -> None:
 def _functions(opened: ctypes.CDLL, name: str) -> dict[torch.dtype, Function]:
     functions: dict[torch.dtype, Function] = {}
     for dtype, ending in _ENDINGS.items():
-        function = getattr(opened, f"{name}_{ending}")
-        function.restype = None
-        function.argtypes = [_TYPES[letter] for letter in _SIGNATURES[name]]
-        functions[dtype] = function
+        functions[dtype] = _function(getattr(opened, f"{name}_{ending}"), _SIGNATURES[name])
     return functions
+
+
+def _function(function: Any, signature: str) -> Function:
+    function.restype = None
+    function.argtypes = [_TYPES[letter] for letter in signature]
+    return function

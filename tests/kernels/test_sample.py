@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kernels.sample
-from kernels.sample import pick, sample
+from kernels.checks import ArgumentError
+from kernels.sample import HEAVIEST, POWER, Draw, Draws, choose, pick, piece_sums, sample, weigh
 
 
 def reference_distribution(
@@ -35,17 +36,12 @@ def reference_distribution(
 def draw(
     logits: torch.Tensor, u: torch.Tensor, temperature: float, top_k: int | None, top_p: float, min_p: float
 ) -> torch.Tensor:
-    rows, vocab = len(u), logits.shape[-1]
-    return sample(
-        logits.expand(rows, vocab),
-        torch.full((rows,), temperature),
-        torch.full((rows,), vocab if top_k is None else top_k),
-        torch.full((rows,), top_p),
-        torch.full((rows,), min_p),
-        u,
-        largest_top_k=0 if top_k is None else top_k,
-        truncates=top_k is not None or top_p < 1.0,
-    )
+    """One token for each of the numbers `u`."""
+    draws = Draws.of([Draw(temperature, top_k, top_p, min_p, 0, 0)] * len(u), logits.shape[-1])
+    rows = logits.expand(len(u), -1).contiguous()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels.sample, "uniform", lambda *_: u)
+        return sample(rows, rows.amax(-1), draws)
 
 
 CASES = [
@@ -62,18 +58,15 @@ CASES = [
 
 @pytest.mark.parametrize(("temperature", "top_k", "top_p", "min_p"), CASES)
 @pytest.mark.parametrize("candidates", [256, 4])
-@pytest.mark.parametrize("piece", [1024, 5])
 def test_an_even_grid_of_numbers_reproduces_the_distribution(
     temperature: float,
     top_k: int | None,
     top_p: float,
     min_p: float,
     candidates: int,
-    piece: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kernels.sample, "NUM_CANDIDATES", candidates)  # 4: the nucleus is looked for again and again
-    monkeypatch.setattr(kernels.sample, "_PIECE", piece)  # 5: several pieces, the last one short
     logits = torch.randn(42, generator=torch.Generator().manual_seed(6)) * 2
     n = 20_000
     ids = draw(logits, (torch.arange(n, dtype=torch.float64) + 0.5) / n, temperature, top_k, top_p, min_p)
@@ -91,38 +84,41 @@ def test_tied_tokens_stay_together() -> None:
     assert set(draw(logits, u, 1.0, None, 0.6, 0.0).tolist()) == {1, 2, 3, 4}
 
 
-def test_each_row_follows_its_own_parameters() -> None:
-    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]]).expand(4, 4)
-    ids = sample(
-        logits,
-        torch.tensor([1.0, 1.0, 1.0, 0.01]),
-        torch.tensor([4, 1, 4, 4]),
-        torch.tensor([1.0, 1.0, 0.1, 1.0]),
-        torch.tensor([0.0, 0.0, 0.0, 0.0]),
-        torch.tensor([0.0, 0.0, 0.0, 0.5], dtype=torch.float64),
-        largest_top_k=1,
-        truncates=True,
-    )
-    assert ids.tolist() == [0, 3, 3, 3]
+def test_each_row_follows_its_own_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]]).repeat(4, 1)
+    parameters = [(1.0, None, 1.0, 0.0), (1.0, 1, 1.0, 0.0), (1.0, None, 0.1, 0.0), (0.01, None, 1.0, 0.0)]
+    draws = Draws.of([Draw(*row, 0, 0) for row in parameters], 4)
+    numbers = torch.tensor([0.0, 0.0, 0.0, 0.5], dtype=torch.float64)
+    monkeypatch.setattr(kernels.sample, "uniform", lambda *_: numbers)
+    assert sample(logits, logits.amax(-1), draws).tolist() == [0, 3, 3, 3]
+
+
+def picked_from(weights: torch.Tensor, u: float) -> list[int]:
+    def weights_of(entries: torch.Tensor) -> torch.Tensor:
+        inside = entries < weights.shape[1]
+        return weights.gather(1, entries.where(inside, 0)) * inside
+
+    numbers = torch.full((len(weights),), u, dtype=torch.float64)
+    picked: list[int] = pick(piece_sums(weights), numbers, weights_of).tolist()
+    return picked
 
 
 @given(
-    st.lists(st.floats(0, 1e6, width=32), min_size=1, max_size=40).filter(lambda w: sum(w) > 0),
+    st.lists(st.integers(0, HEAVIEST), min_size=1, max_size=40).filter(lambda w: sum(w) > 0),
     st.floats(0, 1, exclude_max=True),
 )
 @settings(max_examples=200, deadline=None)
-def test_a_token_without_weight_is_never_picked(weights: list[float], u: float) -> None:
-    picked = pick(torch.tensor([weights]), torch.tensor([u], dtype=torch.float64)).item()
-    assert weights[int(picked)] > 0
+def test_a_token_without_weight_is_never_picked(weights: list[int], u: float) -> None:
+    assert weights[picked_from(torch.tensor([weights]), u)[0]] > 0
 
 
 @pytest.mark.parametrize("u", [0.0, 0.5, 1 - 2**-53])
 @pytest.mark.parametrize("vocab", [1023, 1024, 1025, 128_256])
 def test_large_vocabularies_are_picked_from_without_gaps(vocab: int, u: float) -> None:
-    weights = torch.zeros(2, vocab)
-    weights[0, -1] = 1e-30
-    weights[1, 0] = 1.0
-    assert pick(weights, torch.tensor([u, u], dtype=torch.float64)).tolist() == [vocab - 1, 0]
+    weights = torch.zeros(2, vocab, dtype=torch.int64)
+    weights[0, -1] = 1
+    weights[1, 0] = HEAVIEST
+    assert picked_from(weights, u) == [vocab - 1, 0]
 
 
 def test_a_flat_distribution_over_a_large_vocabulary_keeps_its_nucleus() -> None:
@@ -132,3 +128,37 @@ def test_a_flat_distribution_over_a_large_vocabulary_keeps_its_nucleus() -> None
     ids = draw(logits, u, 1.0, None, 0.5, 0.0)
     assert ids.max().item() < 2500
     assert ids.unique().numel() == 2500
+
+
+def test_weights_are_powers_of_two_to_fp32_precision() -> None:
+    distances = torch.cat((torch.linspace(0, 1, 10_001), torch.linspace(1, 41, 10_001)))
+    costs, weights = weigh(-distances.unsqueeze(0), torch.zeros(1), torch.tensor([2.0**24], dtype=torch.float64))
+    exact = HEAVIEST * torch.exp2(-distances.double())
+    assert torch.equal(costs[0], (distances.double() * 2**24).int())
+    # the polynomial's error, half a unit of the cost, and a whole one of the integer
+    assert ((weights[0] - exact).abs() <= exact * (2.6e-7 + 2.0**-24) + 1).all()
+    assert weights[0, 0] == HEAVIEST
+    assert POWER[-1] == 2.0**24
+
+
+def test_what_is_no_number_gets_a_token_all_the_same() -> None:
+    logits = torch.zeros(3, 7)
+    logits[0, 3], logits[1] = torch.nan, -torch.inf
+    logits[2, 5] = torch.inf
+    ids, tops = choose(logits, Draws.of([Draw(1.0, 3, 0.9, 0.0, 1, 1)] * 3, 7))
+    assert bool(((ids >= 0) & (ids < 7)).all())
+    assert tops.isfinite().tolist() == [False] * 3
+
+
+def test_what_cannot_be_chosen_from_is_named() -> None:
+    draws = Draws.of([Draw(1.0, None, 1.0, 0.0, 1, 1)] * 2, 7)
+    with pytest.raises(ArgumentError, match="choose: logits has dtype float16"):
+        choose(torch.zeros(2, 7).half(), draws)
+    with pytest.raises(ArgumentError, match="choose: logits has 0 entries a row"):
+        choose(torch.zeros(2, 0), draws)
+    with pytest.raises(
+        ArgumentError, match=r"choose: draws.integers has shape \[4, 2\], wanted \[4, rows\] with rows = 3"
+    ):
+        choose(torch.zeros(3, 7), draws)
+    with pytest.raises(ArgumentError, match="choose: logits has stride 2 in dimension 1"):
+        choose(torch.zeros(7, 2).T, draws)

@@ -1,0 +1,95 @@
+"""Block copies as the catalogue knows them: same blocks, other block sizes, some heads."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.block_copy import gather_blocks, scatter_blocks
+from kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target
+
+
+def _copying(
+    num_blocks: int, listed: int, block: tuple[int, ...], size: int, heads: int, room: int | None = None
+) -> Case:
+    """`block`: layers, block_size, kv_heads, head_dim; `size`, `heads`: the buffer's; `room`: its blocks."""
+    layers, block_size, kv_heads, head_dim = block
+    room = -(-listed * block_size // size) if room is None else room
+
+    def make(dtype: torch.dtype) -> Arguments:
+        return {
+            "arena": torch.randn(num_blocks, layers, 2, block_size, kv_heads, head_dim).to(dtype),
+            "blocks": torch.randperm(num_blocks)[:listed],
+            "buffer": torch.randn(room, layers, 2, size, heads, head_dim).to(dtype),
+            "first_head": kv_heads - heads,
+        }
+
+    return Case(
+        f"{listed} of {layers} x {block_size} x {kv_heads} x {head_dim} as {size} x {heads}", make, Target(0.85)
+    )
+
+
+Place = tuple[int | slice, ...]
+
+
+def _places(arena: Tensor, blocks: Tensor, buffer: Tensor, first_head: int) -> Iterator[tuple[Place, Place]]:
+    """Token by token and head by head: where it lies in the arena, and where in the buffer."""
+    layers = (slice(None), slice(None))
+    for i in range(min(len(blocks) * arena.shape[3], buffer.shape[0] * buffer.shape[3])):
+        block, offset = int(blocks[i // arena.shape[3]]), i % arena.shape[3]
+        for head in range(buffer.shape[4]):
+            there = (block, *layers, offset, first_head + head)
+            yield there, (i // buffer.shape[3], *layers, i % buffer.shape[3], head)
+
+
+def _gathered(arena: Tensor, blocks: Tensor, buffer: Tensor, first_head: int) -> None:
+    for there, here in _places(arena, blocks, buffer, first_head):
+        buffer[here] = arena[there]
+
+
+def _scattered(arena: Tensor, blocks: Tensor, buffer: Tensor, first_head: int) -> None:
+    for there, here in _places(arena, blocks, buffer, first_head):
+        arena[there] = buffer[here]
+
+
+_CASES = (
+    _copying(7, 3, (2, 4, 2, 8), 4, 2),  # as they are
+    _copying(7, 3, (2, 4, 3, 5), 4, 1),  # one head of an odd size
+    _copying(9, 5, (1, 3, 2, 6), 16, 2),  # into larger blocks, the last of which is not full
+    _copying(6, 2, (3, 16, 4, 10), 5, 2),  # into smaller ones
+    _copying(6, 4, (1, 8, 1, 16), 8, 1, room=2),  # fewer than are listed
+    _copying(5, 0, (1, 2, 1, 4), 2, 1),
+)
+_BENCH = (
+    _copying(4096, 512, (32, 16, 8, 128), 16, 8),
+    _copying(4096, 512, (32, 16, 8, 128), 64, 8),
+    _copying(4096, 512, (32, 16, 8, 128), 16, 2),
+)
+
+
+def _cost(arguments: Arguments) -> Cost:
+    """What is moved, read and written."""
+    arena, buffer = arguments["arena"], arguments["buffer"]
+    tokens = min(len(arguments["blocks"]) * arena.shape[3], buffer.shape[0] * buffer.shape[3])
+    return Cost(2 * tokens * buffer[0, :, :, 0].numel() * buffer.element_size())
+
+
+def _operation(name: str, function: Callable[..., Any], reference: Callable[..., Any], changes: str) -> Operation:
+    return Operation(
+        name=name,
+        function=function,
+        triton=f"block_copy.{name}",
+        reference=reference,
+        roundings=0,  # bits are moved
+        cases=_CASES,
+        bench=_BENCH,
+        cost=_cost,
+        changes=(changes,),
+    )
+
+
+OPERATIONS = (
+    _operation("gather_blocks", gather_blocks, _gathered, "buffer"),
+    _operation("scatter_blocks", scatter_blocks, _scattered, "arena"),
+)

@@ -1,0 +1,43 @@
+"""One program per piece of a text and slice of its columns: a piece's tokens pass by in tiles, whose rows are added up one by one at the end."""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.pooling import Pooled
+
+_COLUMNS = 64  # a program: a lone text of 4,096 columns still fills 64 processors, each reading 128 bytes a row
+_ROWS = 32
+
+
+@triton.jit
+def _pool(hidden, starts, out, token_stride, size, KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    piece = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < size
+    begin, end = tl.load(starts + piece), tl.load(starts + piece + 1)
+    if KIND == "sum":
+        row = tl.arange(0, ROWS)
+        total = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for start in range(begin, end, ROWS):
+            token = (start + row).to(tl.int64)
+            both = (token < end)[:, None] & inside[None, :]
+            total += tl.load(hidden + token[:, None] * token_stride + column[None, :], mask=both, other=0.0).to(
+                tl.float32
+            )
+        pooled = tl.sum(total, axis=0)
+    else:
+        token = begin if KIND == "first" else end - 1
+        pooled = tl.load(hidden + token.to(tl.int64) * token_stride + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + piece * size + column, pooled, mask=inside)
+
+
+def pool_pieces(hidden: torch.Tensor, starts: torch.Tensor, host_lens: tuple[int, ...], kind: Pooled) -> torch.Tensor:
+    """As kernels/pooling.py."""
+    pieces, size = len(host_lens), hidden.shape[1]
+    out = torch.empty((pieces, size), dtype=torch.float32, device=hidden.device)
+    if pieces:
+        _pool[(pieces, triton.cdiv(size, _COLUMNS))](
+            hidden, starts, out, hidden.stride(0), size, KIND=kind, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=4
+        )
+    return out

@@ -1,0 +1,70 @@
+"""Sampling by Triton against the plain form, token by token, with chunks so small that every way through the kernels is taken; and a row by itself
+against the same row in company."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import kernels.triton.sample as triton_sample
+from kernels.sample import Draw, Draws, choose
+
+LOGITS: dict[str, Callable[[int, int], torch.Tensor]] = {
+    "normal": lambda rows, vocab: 3 * torch.randn(rows, vocab),
+    "flat": lambda rows, vocab: 1e-4 * torch.randn(rows, vocab),
+    "tied": lambda rows, vocab: torch.randint(0, 6, (rows, vocab)).float(),
+    "spikes": lambda rows, vocab: 10 * (torch.rand(rows, vocab) < 0.02) + 0.1 * torch.randn(rows, vocab),
+    "half forbidden": lambda rows, vocab: torch.where(
+        torch.rand(rows, vocab) < 0.5, -torch.inf, torch.randn(rows, vocab)
+    ).index_fill(1, torch.tensor([0]), 1.0),
+}
+
+
+def some_draw(chance: random.Random, vocab: int) -> Draw:
+    return Draw(
+        temperature=chance.choice([0.0, 0.01, 0.7, 1.0, 1.5, 5.0]),
+        top_k=chance.choice([None, None, 1, 2, 5, 40, vocab]),
+        top_p=chance.choice([1.0, 1.0, 0.01, 0.3, 0.5, 0.9, 0.99, 0.9999999]),
+        min_p=chance.choice([0.0, 0.0, 0.05, 0.5, 1.0]),
+        seed=chance.getrandbits(64),
+        position=chance.getrandbits(33),
+    )
+
+
+@pytest.mark.parametrize("vocab", [1, 63, 64, 431])
+@pytest.mark.parametrize("kind", LOGITS)
+def test_both_forms_choose_the_same_tokens(kind: str, vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_sample, "CHUNK", 64)
+    monkeypatch.setattr(triton_sample, "TILE", 16)
+    chance = random.Random(f"{kind} {vocab}")
+    logits = LOGITS[kind](6, vocab)
+    draws = Draws.of([some_draw(chance, vocab) for _ in range(6)], vocab, lambda packed: packed.to(logits.device))
+    for expected, actual in zip(choose(logits, draws), triton_sample.choose(logits, draws), strict=True):
+        assert torch.equal(expected, actual)
+
+
+def test_a_row_is_the_same_in_any_company() -> None:
+    chance = random.Random(5)
+    logits, asked = 3 * torch.randn(5, 431), [some_draw(chance, 431) for _ in range(5)]
+    together = triton_sample.choose(logits, on_device(asked))[0].tolist()
+    assert [
+        triton_sample.choose(logits[i : i + 1], on_device(asked[i : i + 1]))[0].item() for i in range(5)
+    ] == together
+
+
+def on_device(asked: list[Draw]) -> Draws:
+    return Draws.of(asked, 431, lambda packed: packed.to(torch.get_default_device()))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # by numpy, which interprets inf - inf
+def test_what_is_no_number_gets_a_token_all_the_same() -> None:
+    logits = torch.zeros(4, 7)
+    logits[0, 3], logits[1], logits[2, 5] = torch.nan, -torch.inf, torch.inf
+    for temperature in (0.0, 1.0):
+        draws = Draws.of([Draw(temperature, 3, 0.9, 0.0, 1, 1)] * 4, 7, lambda packed: packed.to(logits.device))
+        ids, highest = triton_sample.choose(logits, draws)
+        assert bool(((ids >= 0) & (ids < 7)).all())
+        assert highest.isfinite().tolist() == [False, False, False, True]
