@@ -161,7 +161,13 @@ OPERATIONS = [
         indices=("batch.block_tables", "batch.context_lens"),
     ),
     Operation("verify_attention", verify_attention, verifying, ("q.1", "block_tables.1"), indices=("block_tables", "context_lens")),
-    Operation("mla_decode", mla_decode, lambda n: latent(decoding(n), n), ("block_tables.1", "cache.0", "cache.1"), indices=("block_tables", "context_lens")),
+    Operation(
+        "mla_decode",
+        mla_decode,
+        lambda n: latent(decoding(n), n),
+        ("block_tables.1", "cache.0", "cache.1"),
+        indices=("block_tables", "context_lens"),
+    ),
     Operation(
         "mla_prefill",
         mla_prefill,
