@@ -6,7 +6,7 @@ Holds facts and the rules by which they change; who probes, who sends and who ch
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from edge_router.policy import USABLE, BackendView, State
+from edge_router.policy import BackendView, State
 from edge_router.rtt import RoundTrip
 from sites.config import HealthConfig, SiteRef
 from wire.status import Place, SiteStatus, SiteView
@@ -48,10 +48,6 @@ class Backend:
         self._pending: dict[Ticket, None] = {}  # in the order they were sent
         self._pending_tokens = 0
         self._waiting: set[Ticket] = set()  # nothing has come back yet
-
-    @property
-    def is_usable(self) -> bool:
-        return self.state in USABLE
 
     @property
     def was_ever_healthy(self) -> bool:

@@ -6,9 +6,8 @@ probes and no HTTP client: it joins them.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
-from itertools import islice
 
 from starlette.types import Receive, Scope, Send
 
@@ -81,9 +80,9 @@ class Proxy:
         assert self.upstream is not None
         started_at = self._clock()
         request = peek(client.head, body, client.request_id, self.secret, self.relay.max_hops)
-        route, preferences = self.rank(request)
         failures: list[tuple[str, SiteFailed]] = []
-        for preference in islice(self._still_usable(preferences), self.relay.max_tries):
+        while (choice := self._next_choice(request, failures)) is not None:
+            route, preference = choice
             backend = self.backends[preference.backend.name]
             with backend.inflight(route.uncached_tokens(backend.name)) as ticket:
                 try:
@@ -122,9 +121,17 @@ class Proxy:
             raise ApiError("not_found", "a path must not contain '..'")
         return await client.body(int(self.relay.max_body_mib * 2**20), self.relay.idle_timeout_s)
 
-    def _still_usable(self, preferences: list[Preference]) -> Iterator[Preference]:
-        """Lazily: a site may have failed while another one kept us waiting."""
-        return (preference for preference in preferences if self.backends[preference.backend.name].is_usable)
+    def _next_choice(
+        self, request: ValidRequest, failures: Sequence[tuple[str, SiteFailed]]
+    ) -> tuple[RouteRequest, Preference] | None:
+        """The best site not yet tried. Ranked anew each time: while one kept us waiting, others have failed, and others have come back."""
+        if len(failures) >= self.relay.max_tries:
+            return None
+        tried = {site for site, _ in failures}
+        route, preferences = self.rank(request)
+        left = (preference for preference in preferences if preference.backend.name not in tried)
+        preference = next(left, None)
+        return None if preference is None else (route, preference)
 
     async def _ask(self, upstream: Upstream, backend: Backend, ticket: Ticket, request: ValidRequest) -> Answer:
         """A site that stops answering its probes while we wait for its first byte is left at once: a machine that froze or a cable that was cut

@@ -1,60 +1,69 @@
-"""What a CPU can do at most, measured: bytes read per second and matrix products per second. Every speed is held against these."""
+"""What a device can do at most, measured: bytes read and copied per second, and matrix products per second. Every speed is held against these."""
 
 import statistics
-import time
-from collections.abc import Callable
 
 import torch
 
 from kernels.cpu import library, pages
+from load_tests.timing import Work, host_times_s
 
-READ_BYTES = 1 << 30
+_GPU, _CPU = "cuda", "cpu"
+_BYTES = {_CPU: 1 << 30, _GPU: 4 << 30}  # far beyond every cache
 # rows, inner, columns: square, and as prompts meet weights
-MATMULS = [(2048, 2048, 2048), (512, 1024, 8192), (4096, 1024, 4096)]
-REPEATS = 5
-
-
-def best_s(work: Callable[[], object]) -> float:
-    """A ceiling is what was reached once; the first call warms up."""
-    times = []
-    for _ in range(1 + REPEATS):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return min(times[1:])
+_MATMULS = {
+    _CPU: [(2048, 2048, 2048), (512, 1024, 8192), (4096, 1024, 4096)],
+    _GPU: [(8192, 8192, 8192), (8192, 4096, 14336)],
+}
+_REPEATS = 5
+NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
 
 
 class Ceilings:
     """Measured several times over a benchmark, because a shared machine changes."""
 
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
-        self._memory = pages.empty((READ_BYTES,), torch.uint8).fill_(1)
+    def __init__(self, device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float32)) -> None:
+        self._device = device
+        num_bytes = _BYTES[device.type]
+        memory = (
+            pages.empty((num_bytes,), torch.uint8)
+            if device.type == _CPU
+            else torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        )
+        self._memory = memory.fill_(1)
         self._read: list[float] = []
-        self._matmul: dict[torch.dtype, list[float]] = {torch.bfloat16: [], torch.float32: []}
+        self._copy: list[float] = []
+        self._matmul: dict[torch.dtype, list[float]] = {dtype: [] for dtype in dtypes}
 
-    def measure(self) -> None:
-        self._read.append(READ_BYTES / best_s(self._read_once) / 1e9)
+    @torch.inference_mode()
+    def measure(self) -> "Ceilings":
+        source, target = self._memory.chunk(2)
+        self._read.append(self._memory.nbytes / self._best_s(self._read_once) / 1e9)
+        self._copy.append(2 * source.nbytes / self._best_s(lambda: target.copy_(source)) / 1e9)
         for dtype, measured in self._matmul.items():
-            measured.append(max(self._products(dtype, *shape) for shape in MATMULS) / 1e12)
+            measured.append(max(self._products(dtype, *shape) for shape in _MATMULS[self._device.type]) / 1e12)
+        return self
 
     def summary(self) -> dict[str, float]:
-        """The best of each round, and of the rounds the median."""
+        """The best of each round, and of the rounds the median. A copy counts both directions."""
         return {
             "read_gb_per_s": statistics.median(self._read),
-            "bf16_tflop_per_s": statistics.median(self._matmul[torch.bfloat16]),
-            "fp32_tflop_per_s": statistics.median(self._matmul[torch.float32]),
+            "copy_gb_per_s": statistics.median(self._copy),
+            **{f"{NAMES[dtype]}_tflop_per_s": statistics.median(values) for dtype, values in self._matmul.items()},
         }
 
+    def _best_s(self, work: Work) -> float:
+        """A ceiling is what was reached once; the first call warms up."""
+        return min(host_times_s(self._device, work, _REPEATS))
+
     def _read_once(self) -> None:
-        if library.loaded is not None:
-            library.loaded.sum_words(self._memory.data_ptr(), READ_BYTES // 4, self.threads)
+        if self._memory.is_cpu and library.loaded is not None:
+            library.loaded.sum_words(self._memory.data_ptr(), self._memory.numel() // 4, torch.get_num_threads())
         else:
             self._memory.view(torch.float32).sum()
 
     def _products(self, dtype: torch.dtype, rows: int, inner: int, columns: int) -> float:
-        a, b = torch.randn(rows, inner).to(dtype), torch.randn(columns, inner).to(dtype)
-        return 2 * rows * inner * columns / best_s(lambda: torch.nn.functional.linear(a, b))
+        a, b = (torch.randn(size, inner, device=self._device).to(dtype) for size in (rows, columns))
+        return 2 * rows * inner * columns / self._best_s(lambda: torch.nn.functional.linear(a, b))
 
 
 def main() -> None:
@@ -62,14 +71,12 @@ def main() -> None:
     import json
     import sys
 
-    threads = int(sys.argv[1])
-    torch.set_num_threads(threads)
+    torch.set_num_threads(int(sys.argv[1]))
     library.start(wait=True)
-    ceilings = Ceilings(threads)
+    ceilings = Ceilings(torch.device("cpu"))
     print(json.dumps({"ready": True}), flush=True)
     for _ in sys.stdin:
-        ceilings.measure()
-        print(json.dumps(ceilings.summary()), flush=True)
+        print(json.dumps(ceilings.measure().summary()), flush=True)
 
 
 if __name__ == "__main__":

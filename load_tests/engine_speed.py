@@ -20,10 +20,16 @@ from engine.plan import Chunk
 from engine.runner import ModelRunner
 from engine.sequence import Sequence
 from engine.weights.reader import CheckpointReader
-from kernels.cpu import pages
+from kernels.cpu import library, pages
+from load_tests.ceilings import NAMES, Ceilings
+from load_tests.timing import Budget, host_times_s
 
 BLOCK_SIZE = 16
-WARM_UPS, REPEATS = 6, 10  # a decode step is recorded as a CUDA graph when it is launched for the fourth time
+WARM_UPS, REPEATS, LEAST_REPEATS = (
+    6,
+    10,
+    3,
+)  # a decode step is recorded as a CUDA graph when it is launched for the fourth time
 DECODE_CONTEXT = 512  # tokens cached per sequence while decode is timed
 
 
@@ -83,75 +89,56 @@ def prefill_flops(config: DenseConfig, tokens: int) -> float:
     return 2.0 * per_token * tokens + attention + 2.0 * config.vocab_size * config.hidden_size
 
 
-def median_s(device: torch.device, work: Callable[[], object]) -> float:
-    """Median wall time with the device idle before and after, so that host time counts as a user would feel it."""
-    times = []
-    for repeat in range(WARM_UPS + REPEATS):
-        _wait(device)
-        started = time.perf_counter()
-        work()
-        _wait(device)
-        if repeat >= WARM_UPS:
-            times.append(time.perf_counter() - started)
-    return statistics.median(times)
+def step_s(runner: ModelRunner, chunks: list[Chunk], share_s: float) -> tuple[float, int]:
+    """Median wall time of a step, over as many as the share of the time allows, and how many those were."""
+    device = runner.kv_cache.device
+
+    def step() -> None:
+        runner.launch(chunks).collect()
+
+    warm = host_times_s(device, step, repeats=WARM_UPS, warm_ups=0)
+    repeats = max(LEAST_REPEATS, min(REPEATS, int((share_s - sum(warm)) / warm[-1])))
+    return statistics.median(host_times_s(device, step, repeats, warm_ups=0)), repeats
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-@torch.inference_mode()
-def ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Copy bandwidth counts both directions; read bandwidth sums a large tensor; matmul is square, large and random."""
-    num_bytes = (4 << 30) if device.type == "cuda" else (256 << 20)
-    side = 8192 if device.type == "cuda" else 2048
-    source = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
-    target = torch.empty_like(source)
-    copy_s = median_s(device, lambda: target.copy_(source))
-    read_s = median_s(device, source.sum)
-    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    matmul_s = median_s(device, lambda: a @ b)
-    return {
-        "copy_gb_per_s": 2 * num_bytes / copy_s / 1e9,
-        "read_gb_per_s": num_bytes / read_s / 1e9,
-        "matmul_tflop_per_s": 2 * side**3 / matmul_s / 1e12,
-    }
-
-
-def decode_speed(runner: ModelRunner, config: DenseConfig, batch: int, bandwidth_gb_per_s: float) -> dict[str, Any]:
-    dtype, device = runner.kv_cache.dtype, runner.kv_cache.device
+def decode_speed(
+    runner: ModelRunner, config: DenseConfig, batch: int, bandwidth_gb_per_s: float, share_s: float = 60.0
+) -> dict[str, Any]:
+    dtype = runner.kv_cache.dtype
     blocks = -(-(DECODE_CONTEXT + 1) // BLOCK_SIZE)
     rows = [range(i * blocks, (i + 1) * blocks) for i in range(batch)]
     sequences = [Sequence.throwaway([7] * (DECODE_CONTEXT + 1), row) for row in rows]
     chunks = [Chunk(sequence, DECODE_CONTEXT, 1, True) for sequence in sequences]
-    step_s = median_s(device, lambda: runner.launch(chunks).collect())
+    taken_s, repeats = step_s(runner, chunks, share_s / 2)
     moved = weight_bytes(config, dtype) + batch * DECODE_CONTEXT * kv_bytes_per_token(config, dtype)
     result = {
         "batch": batch,
-        "step_ms": step_s * 1e3,
-        "tokens_per_s": batch / step_s,
-        "share_of_bandwidth": moved / step_s / 1e9 / bandwidth_gb_per_s,
+        "step_ms": taken_s * 1e3,
+        "repeats": repeats,
+        "tokens_per_s": batch / taken_s,
+        "share_of_bandwidth": moved / taken_s / 1e9 / bandwidth_gb_per_s,
     }
     if runner.graphs is None:
         return result
     graphs, runner.graphs = runner.graphs, None
-    result["step_ms_without_graphs"] = median_s(device, lambda: runner.launch(chunks).collect()) * 1e3
+    result["step_ms_without_graphs"] = step_s(runner, chunks, share_s / 2)[0] * 1e3
     result |= launches(lambda: runner.launch(chunks).collect())
     runner.graphs = graphs
     return result
 
 
-def prefill_speed(runner: ModelRunner, config: DenseConfig, tokens: int, matmul_tflop_per_s: float) -> dict[str, Any]:
-    device = runner.kv_cache.device
+def prefill_speed(
+    runner: ModelRunner, config: DenseConfig, tokens: int, matmul_tflop_per_s: float, share_s: float = 60.0
+) -> dict[str, Any]:
     sequence = Sequence.throwaway([i % config.vocab_size for i in range(tokens)], range(-(-tokens // BLOCK_SIZE)))
     chunk = [Chunk(sequence, 0, tokens, True)]
-    step_s = median_s(device, lambda: runner.launch(chunk).collect())
+    taken_s, repeats = step_s(runner, chunk, share_s)
     return {
         "tokens": tokens,
-        "step_ms": step_s * 1e3,
-        "tokens_per_s": tokens / step_s,
-        "mfu": prefill_flops(config, tokens) / step_s / 1e12 / matmul_tflop_per_s,
+        "step_ms": taken_s * 1e3,
+        "repeats": repeats,
+        "tokens_per_s": tokens / taken_s,
+        "mfu": prefill_flops(config, tokens) / taken_s / 1e12 / matmul_tflop_per_s,
     }
 
 
@@ -170,12 +157,15 @@ def launches(work: Callable[[], object]) -> dict[str, float]:
 
 
 def measure(
-    shape: str, device: torch.device, dtype: torch.dtype, batches: list[int], prompts: list[int]
+    shape: str, device: torch.device, dtype: torch.dtype, batches: list[int], prompts: list[int], budget_s: float
 ) -> dict[str, Any]:
     """Everything, for one shape. Memory-bound work is held against the larger of the two measured bandwidths."""
     config = SHAPES[shape]
-    limits = ceilings(device, dtype)
-    bandwidth = max(limits["copy_gb_per_s"], limits["read_gb_per_s"])
+    if device.type == "cpu":
+        library.start(wait=True)
+    budget = Budget(budget_s, len(batches) + len(prompts))
+    limits = Ceilings(device, (dtype,)).measure().summary()
+    bandwidth, matmul = max(limits["copy_gb_per_s"], limits["read_gb_per_s"]), limits[f"{NAMES[dtype]}_tflop_per_s"]
     kv_tokens = max(max(batches) * (DECODE_CONTEXT + BLOCK_SIZE), *prompts) + BLOCK_SIZE
     runner = make_runner(config, device, dtype, kv_tokens)
     return {
@@ -183,6 +173,6 @@ def measure(
         "dtype": str(dtype).removeprefix("torch."),
         "weight_gb": weight_bytes(config, dtype) / 1e9,
         "ceilings": limits,
-        "decode": [decode_speed(runner, config, batch, bandwidth) for batch in batches],
-        "prefill": [prefill_speed(runner, config, tokens, limits["matmul_tflop_per_s"]) for tokens in prompts],
+        "decode": [decode_speed(runner, config, batch, bandwidth, budget.next_share_s()) for batch in batches],
+        "prefill": [prefill_speed(runner, config, tokens, matmul, budget.next_share_s()) for tokens in prompts],
     }

@@ -1,32 +1,42 @@
 """One command per subject for a machine with a GPU: `make gpu-check` (correctness) and `make gpu-bench` (records).
 
 Both run from the bare tree with whatever Python has torch, triton, safetensors, tokenizers, numpy and pytest; each ends inside eight minutes and
-prints its table last. Without a GPU they say so and end with status 3, unless asked to rehearse on the CPU.
+prints its table last. Without a GPU they say so and end with status 3, unless asked to rehearse on the CPU. What they start are processes of their
+own: one that a kernel has brought down takes no other's results along.
 """
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
 from load_tests.records import write_record
 
 ROOT = Path(__file__).parents[1]
-NO_GPU = 3
-# What a bare GPU machine can run: kernels, and the engine in-process (no msgspec, pyzmq, starlette, pydantic there).
-CHECKED = ["tests/kernels", "tests/engine"]
-NEEDS_MORE = {"msgspec", "zmq", "transformers", "jinja2", "orjson", "starlette", "pydantic"}
+NO_GPU, TOO_LATE = 3, 124
+CHECK_S = 460.0
+# The suites that a bare GPU machine can run: kernels, and the engine in-process (no msgspec, pyzmq, starlette, pydantic there).
+CHECKED = ("tests/kernels", "tests/engine")
+NEEDS_MORE = {"msgspec", "zmq", "transformers", "jinja2", "orjson", "starlette", "pydantic", "pytest_asyncio"}
+# With what each may take in all: twice the time for repeats, since checking and compiling come on top.
+BENCHES = {"load_tests.scenarios.kernels": 300.0, "load_tests.scenarios.engine": 170.0}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("subject", choices=["check", "bench"])
     parser.add_argument(
-        "--rehearse", action="store_true", help="on the CPU, with a tiny shape: shows that the command works"
+        "--rehearse",
+        action="store_true",
+        help="on the CPU, small: shows that the command works; records only under $OUT",
     )
-    parser.add_argument("--shape", default=None, help="of the model: 8b, 0.5b or tiny")
+    parser.add_argument("--only", nargs="+", help="of a check: paths to test; of a bench: its modules")
     options = parser.parse_args()
     import torch
 
@@ -36,76 +46,132 @@ def main() -> int:
             file=sys.stderr,
         )
         return NO_GPU
-    device = "cpu" if options.rehearse else "cuda"
-    return (
-        check(device)
-        if options.subject == "check"
-        else bench(device, options.shape or ("tiny" if options.rehearse else "8b"))
-    )
+    if options.subject == "check":
+        return check("cpu" if options.rehearse else "cuda", options.only or CHECKED)
+    return bench(options.rehearse, options.only or list(BENCHES))
 
 
-def check(device: str) -> int:
-    """The suites of kernels/ and engine/ with their tensors on `device`. The project's own pytest settings are left aside: they name plugins that
-    a bare machine lacks."""
-    command = [
-        sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(ROOT), "-p", "no:cacheprovider",
-        "--import-mode=importlib", "-m", "not slow", *ignored(), *CHECKED,
-    ]  # fmt: skip
-    environment = {**os.environ, "PILOTLIGHT_TEST_DEVICE": device, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
-
-
-def ignored() -> list[str]:
-    """Test files that import what this machine does not have; each is named, so that nothing is left out in silence."""
-    import importlib.util
-
-    missing = {name for name in NEEDS_MORE if importlib.util.find_spec(name) is None}
-    left_out = []
-    for folder in CHECKED:
-        for path in sorted((ROOT / folder).rglob("test_*.py")):
-            needs = {
-                line.split()[1].partition(".")[0]
-                for line in path.read_text().splitlines()
-                if line.startswith(("import ", "from "))
-            }
-            if needs & missing:
-                print(f"left out (needs {', '.join(sorted(needs & missing))}): {path.relative_to(ROOT)}")
-                left_out.append(f"--ignore={path}")
-    return left_out
-
-
-def bench(device_name: str, shape: str) -> int:
-    import torch
-
-    from load_tests.engine_speed import measure
-
-    device = torch.device(device_name)
-    is_gpu = device.type == "cuda"
-    dtype = torch.bfloat16 if is_gpu or shape != "tiny" else torch.float32
-    batches, prompts = ([1, 8, 64, 256], [512, 2048, 8192, 32768]) if is_gpu else ([1, 4], [64, 256])
-    results = measure(shape, device, dtype, batches, prompts)
-    path = write_record(f"engine-{shape}", results)
+def check(device: str, paths: tuple[str, ...] | list[str]) -> int:
+    """The suites of kernels/ and engine/ with their tensors on `device`, one process each, so that what hangs or dies leaves the other's results."""
+    left_out = unimportable(paths)
+    counts: dict[str, dict[str, Any]] = {}
+    statuses: dict[str, int] = {}
+    end = time.monotonic() + CHECK_S
+    for path in paths:
+        ignored = [f"--ignore={ROOT / name}" for name in left_out if name.startswith(path)]
+        statuses[path], found = run_suite(path, device, ignored, max(0.1, end - time.monotonic()))
+        counts |= found
+    status = max(statuses.values(), key=abs)
+    results = {"device": device, "status": status, "suites": statuses, "files": counts, "left_out": left_out}
     show(results)
-    print(f"Record: {path}")
-    return 0
+    if device == "cuda" or os.environ.get("OUT"):
+        print(f"Record: {write_record('check', results, ('torch', 'triton', 'pytest'))}")
+    return status
+
+
+def run_suite(path: str, device: str, ignored: list[str], limit_s: float) -> tuple[int, dict[str, dict[str, Any]]]:
+    """The project's own pytest settings are left aside: they name plugins that a bare machine lacks."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [
+            sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(ROOT), "-p", "no:cacheprovider", "--import-mode=importlib",
+            "-m", "not slow", f"--junitxml={report}", *plugins(), *ignored, path,
+        ]  # fmt: skip
+        environment = {**os.environ, "PILOTLIGHT_TEST_DEVICE": device, "PYTHONPATH": str(ROOT)}
+        try:
+            status = subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=limit_s).returncode
+        except subprocess.TimeoutExpired:
+            print(f"{path} did not end within {limit_s:.0f} s.")
+            status = TOO_LATE
+        return status, by_file(report) if report.exists() else {}
+
+
+def plugins() -> list[str]:
+    """Several processes where pytest-xdist is there, since most of the time goes into compiling on the host; an end for each test where
+    pytest-timeout is."""
+    options = ["--timeout=120"] if importlib.util.find_spec("pytest_timeout") is not None else []
+    if importlib.util.find_spec("xdist") is not None:
+        options += ["-n", str(min(8, os.cpu_count() or 1)), "--dist", "loadfile"]
+    return options
+
+
+def unimportable(paths: tuple[str, ...] | list[str]) -> dict[str, list[str]]:
+    """Test files that import what this machine does not have, with what that is: nothing is left out in silence."""
+    missing = {name for name in NEEDS_MORE if importlib.util.find_spec(name) is None}
+    found = {}
+    for path in paths:
+        files = sorted((ROOT / path).rglob("test_*.py")) if (ROOT / path).is_dir() else []
+        for file in files:
+            if needs := sorted(imports(file, set()) & missing):
+                found[str(file.relative_to(ROOT))] = needs
+    return found
+
+
+def imports(file: Path, seen: set[Path]) -> set[str]:
+    """Packages that a file imports when it is imported, through our own files too."""
+    seen.add(file)
+    whole = file.read_text(encoding="utf-8")
+    names = {"pytest_asyncio"} if "async def test_" in whole else set()
+    for text in whole.splitlines():
+        words = text.split()
+        if not text.startswith(("import ", "from ")) or len(words) < 2:
+            continue
+        package = words[1].partition(".")[0].rstrip(",")
+        names.add(package)
+        parts = words[1].split(".")
+        parents = [ROOT.joinpath(*parts[:i]) for i in range(1, len(parts) + 1)]
+        if words[0] == "from" and len(words) > 3:
+            parents += [parents[-1] / name.strip(",()") for name in words[3:]]
+        for ours in (path for parent in parents for path in (parent.with_suffix(".py"), parent / "__init__.py")):
+            if ours.exists() and ours not in seen:
+                names |= imports(ours, seen)
+    return names
+
+
+def by_file(report: Path) -> dict[str, dict[str, Any]]:
+    """Counts of each test file, and the names of what failed."""
+    counts: dict[str, dict[str, Any]] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        row = counts.setdefault(
+            case.get("classname", "?"), {"passed": 0, "failed": 0, "skipped": 0, "seconds": 0.0, "failures": []}
+        )
+        kinds = {child.tag for child in case}
+        outcome = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
+        row[outcome] += 1
+        row["seconds"] += float(case.get("time", 0.0))
+        if outcome == "failed":
+            row["failures"].append(case.get("name"))
+    return counts
 
 
 def show(results: dict[str, Any]) -> None:
-    print(f"\n{results['shape']} {results['dtype']}, {results['weight_gb']:.2f} GB of weights read per token")
-    print("  " + "  ".join(f"{name} {value:,.1f}" for name, value in results["ceilings"].items()))
-    for row in results["decode"]:
-        extra = ""
-        if "kernels" in row:
-            extra = f"  {row['step_ms_without_graphs']:8.2f} ms without graphs, in {row['kernels']} kernels"
-        print(
-            f"  decode  batch {row['batch']:>4}: {row['step_ms']:8.2f} ms  {row['tokens_per_s']:10,.1f} tokens/s"
-            f"  {row['share_of_bandwidth']:6.1%} of bandwidth{extra}"
-        )
-    for row in results["prefill"]:
-        print(
-            f"  prefill {row['tokens']:>6} tokens: {row['step_ms']:8.2f} ms  {row['tokens_per_s']:10,.1f} tokens/s"
-            f"  {row['mfu']:6.1%} of matmul rate"
-        )
+    print(f"\n{'on ' + results['device']:<60} {'passed':>7} {'failed':>7} {'skipped':>7} {'seconds':>8}")
+    for name, row in sorted(results["files"].items()):
+        print(f"{name:<60} {row['passed']:>7} {row['failed']:>7} {row['skipped']:>7} {row['seconds']:>8.1f}")
+    for name, needs in results["left_out"].items():
+        print(f"{name:<60} left out: needs {', '.join(needs)}")
+    total = {kind: sum(row[kind] for row in results["files"].values()) for kind in ("passed", "failed", "skipped")}
+    print(
+        f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped; status "
+        + ", ".join(f"{status} of {path}" for path, status in results["suites"].items())
+    )
+
+
+def bench(rehearses: bool, modules: list[str]) -> int:
+    """One after the other; the worst status counts."""
+    worst = 0
+    for module in modules:
+        limit_s = BENCHES[module]
+        command = [sys.executable, "-m", module, "--budget-s", str(8.0 if rehearses else limit_s / 2)]
+        command += ["--rehearse"] if rehearses else []
+        print(f"\n== {module}", flush=True)
+        try:
+            status = subprocess.run(command, cwd=ROOT, check=False, timeout=limit_s).returncode
+        except subprocess.TimeoutExpired:
+            print(f"It did not end within {limit_s:g} s.")
+            status = TOO_LATE
+        worst = max(worst, abs(status))
+    return worst
 
 
 if __name__ == "__main__":

@@ -7,9 +7,6 @@ its worst.
 """
 
 import argparse
-import time
-from collections.abc import Callable
-from statistics import median
 from typing import Any
 
 import torch
@@ -20,10 +17,12 @@ from engine.kv.lending import Lending
 from engine.plan import Chunk
 from engine.runner import ModelRunner
 from engine.sequence import Sequence
-from load_tests.engine_speed import BLOCK_SIZE, SHAPES, make_runner, median_s
+from load_tests.engine_speed import BLOCK_SIZE, SHAPES, make_runner
+from load_tests.timing import median_s
 
 BATCH, BLOCKS = 64, 250  # sequences of a step, blocks in each table: 4,000 tokens of context
 _REPEATS = 200
+_HOST = torch.device("cpu")
 
 
 def measure(runner: ModelRunner, batch: int = BATCH, blocks: int = BLOCKS) -> dict[str, Any]:
@@ -33,7 +32,7 @@ def measure(runner: ModelRunner, batch: int = BATCH, blocks: int = BLOCKS) -> di
     pool = BlockPool(runner.num_blocks)
     sequences = [_sequence(pool, [*range(blocks - 1), blocks + i], blocks) for i in range(batch)]
     check = GenerationCheck(pool.generations)
-    check_s = _median_s(lambda: check.stale(sequences))
+    check_s = median_s(_HOST, lambda: check.stale(sequences), _REPEATS)
     assert check.stale(sequences) == []
     pool.generations[blocks + batch - 1] += 1
     assert check.stale(sequences) == [batch - 1], "what is measured must work"
@@ -57,22 +56,13 @@ def measure_lending(num_slabs: int = 64) -> dict[str, Any]:
         account.new_pool()
         for _ in range(account.max_blocks // 2):
             account.pool.allocate()
-    return {"slabs": num_slabs, "prospects_ms": _median_s(accounts[0].prospects) * 1e3}
+    return {"slabs": num_slabs, "prospects_ms": median_s(_HOST, accounts[0].prospects, _REPEATS) * 1e3}
 
 
 def _sequence(pool: BlockPool, table: list[int], blocks: int) -> Sequence:
     sequence = Sequence.throwaway([7] * (blocks * BLOCK_SIZE), table)
     sequence.block_generations.extend(pool.generations[block] for block in table)
     return sequence
-
-
-def _median_s(work: Callable[[], object]) -> float:
-    times = []
-    for _ in range(_REPEATS):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return median(times)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import platform
 import re
 import statistics
 import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ def write_record(subject: str, results: dict[str, Any], packages: tuple[str, ...
     }
     folder = Path(os.environ.get("OUT") or RESULTS)
     folder.mkdir(parents=True, exist_ok=True)
-    slug = re.sub(r"[^a-z0-9]+", "-", str(machine["accelerator"] or machine["processor"]).lower()).strip("-")
+    name = str(machine["accelerator"] or machine["processor"]).partition(",")[0]  # without the driver's version
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     path = folder / f"{now:%Y-%m-%d}-{slug}-{subject}.json"
     path.write_text(json.dumps(record, indent=2) + "\n")
     return path
@@ -83,7 +85,12 @@ def _accelerator() -> str | None:
     try:
         answer = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
     except (OSError, subprocess.CalledProcessError):
-        return None
+        answer = []
+    torch = sys.modules.get(
+        "torch"
+    )  # a container may have the device and no nvidia-smi; who measures it has torch loaded
+    if not answer and torch is not None and torch.cuda.is_available():
+        return str(torch.cuda.get_device_name())
     return answer[0] if answer else None
 
 

@@ -59,6 +59,7 @@ RMS_NORM = Operation(
     cases=tuple(_rows(*shape, adds=False, gap=gap) for shape in _SIZES for gap in (0, 3)),
     bench=tuple(_rows(*shape, adds=False) for shape in _MODELS),
     cost=_cost,
+    rows=("x",),
     rivals={"torch": lambda x, weight, eps: torch.nn.functional.rms_norm(x, weight.shape, weight, eps)},
 )
 # The sum is rounded before it is normalised: one rounding more.
@@ -71,6 +72,7 @@ ADD_RMS_NORM = Operation(
     cases=tuple(_rows(*shape, adds=True, gap=gap) for shape in _SIZES for gap in (0, 3)),
     bench=tuple(_rows(*shape, adds=True) for shape in _MODELS),
     cost=_cost,
+    rows=("x", "residual"),
 )
 HEAD_RMS_NORM = Operation(
     name="head_rms_norm",
@@ -81,5 +83,6 @@ HEAD_RMS_NORM = Operation(
     cases=(_heads(4, 3, 10), _heads(1, 1, 1), _heads(0, 2, 8), _heads(3, 6, 128)),
     bench=(_heads(2048, 40, 128),),
     cost=_cost,
+    rows=("x",),
 )
 OPERATIONS = (RMS_NORM, ADD_RMS_NORM, HEAD_RMS_NORM)

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +28,11 @@ def ask(network: LocalNetwork, session: str) -> tuple[str, str]:
     }  # fmt: skip
     headers = {"content-type": "application/json", "x-session-affinity": session}
     request = urllib.request.Request(f"{network.url}/v1/chat/completions", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return answer.headers["x-pilotlight-site"], json.loads(answer.read())["choices"][0]["message"]["content"]
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.headers["x-pilotlight-site"], json.loads(answer.read())["choices"][0]["message"]["content"]
+    except urllib.error.HTTPError as refused:
+        raise AssertionError(f"{refused.code}: {refused.read().decode()}") from refused
 
 
 def test_killing_a_site_before_its_first_byte_costs_the_client_only_time(

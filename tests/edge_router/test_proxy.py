@@ -193,6 +193,25 @@ async def test_a_site_that_froze_while_another_one_did_is_not_waited_for() -> No
         assert fakes[1].bodies == []
 
 
+async def test_a_site_that_came_back_while_another_one_froze_is_asked() -> None:
+    async with (
+        sites("ams1", "iad1") as fakes,
+        router(fakes, policy=FirstThen("ams1", "iad1"), first_byte_timeout_s=60) as running,
+    ):
+        fakes[1].status_body = b"frozen"
+        await running.until_states(iad1="unhealthy")
+        fakes[0].behave = hang
+        waiting = asyncio.ensure_future(running.chat().__aenter__())
+        await fakes[0].asked.wait()
+        fakes[1].status_body = None
+        await running.until_states(iad1="healthy")
+        fakes[0].status_body = b"frozen"
+        response = await waiting
+        assert "site=iad1" in response.headers["x-pilotlight-route"]
+        assert await response.read() == WHOLE
+        response.close()
+
+
 async def test_a_drain_that_finds_a_client_still_sending_its_body_does_not_forward_it() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:
         host, port = running.url.removeprefix("http://").split(":")

@@ -1,0 +1,61 @@
+"""The engine's decode and prefill steps on this device, a model's shape with random weights: `make gpu-bench` runs it after the kernels.
+
+    python -m load_tests.scenarios.engine --shape 8b
+    python -m load_tests.scenarios.engine --rehearse    on a CPU, a tiny shape, and a record only under $OUT
+
+Imports nothing that a bare GPU machine lacks.
+"""
+
+import argparse
+import os
+import sys
+from typing import Any
+
+import torch
+
+from load_tests.engine_speed import SHAPES, measure
+from load_tests.records import write_record
+
+SUBJECT = "engine"  # and the shape
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rehearse", action="store_true")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default=None)
+    parser.add_argument("--budget-s", type=float, default=120.0, help="repeats are dropped for it")
+    options = parser.parse_args()
+    if not torch.cuda.is_available() and not options.rehearse:
+        print("There is no CUDA device here; --rehearse tries the command on the CPU.", file=sys.stderr)
+        return 3
+    device = torch.device("cpu" if options.rehearse else "cuda")
+    shape = options.shape or ("tiny" if options.rehearse else "8b")
+    dtype = torch.float32 if options.rehearse and shape == "tiny" else torch.bfloat16
+    batches, prompts = ([1, 4], [64, 256]) if options.rehearse else ([1, 8, 64, 256], [512, 2048, 8192, 32768])
+    results = measure(shape, device, dtype, batches, prompts, options.budget_s)
+    show(results)
+    if not options.rehearse or os.environ.get("OUT"):
+        print(f"Record: {write_record(f'{SUBJECT}-{shape}', results, ('torch', 'triton'))}")
+    return 0
+
+
+def show(results: dict[str, Any]) -> None:
+    print(f"\n{results['shape']} {results['dtype']}, {results['weight_gb']:.2f} GB of weights read per token")
+    print("  " + "  ".join(f"{name} {value:,.1f}" for name, value in results["ceilings"].items()))
+    for row in results["decode"]:
+        extra = ""
+        if "kernels" in row:
+            extra = f"  {row['step_ms_without_graphs']:8.2f} ms without graphs, in {row['kernels']} kernels"
+        print(
+            f"  decode  batch {row['batch']:>4}: {row['step_ms']:8.2f} ms  {row['tokens_per_s']:10,.1f} tokens/s"
+            f"  {row['share_of_bandwidth']:6.1%} of bandwidth{extra}"
+        )
+    for row in results["prefill"]:
+        print(
+            f"  prefill {row['tokens']:>6} tokens: {row['step_ms']:8.2f} ms  {row['tokens_per_s']:10,.1f} tokens/s"
+            f"  {row['mfu']:6.1%} of matmul rate"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

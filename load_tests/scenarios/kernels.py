@@ -1,0 +1,115 @@
+"""Every operation of the catalogue on this device: right first, then how fast, beside torch's own and against measured ceilings.
+
+    python -m load_tests.scenarios.kernels            on a GPU, the calls that models make
+    python -m load_tests.scenarios.kernels --rehearse on a CPU, small calls by wall clock: shows that the command works; a record only under $OUT
+
+Imports nothing that a bare GPU machine lacks. A call that is wrong is not timed; it stands in the table, and the status is 1.
+"""
+
+import argparse
+import os
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from kernels.catalogue import OPERATIONS
+from kernels.catalogue.operation import Case, Operation
+from load_tests import kernel_words
+from load_tests.ceilings import Ceilings
+from load_tests.kernel_speed import WrongError, measure
+from load_tests.records import write_record
+from load_tests.timing import Budget
+
+SUBJECT = "kernels"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rehearse", action="store_true")
+    parser.add_argument("--only", nargs="*", help="operations by name")
+    parser.add_argument("--budget-s", type=float, default=240.0, help="repeats are dropped for it, checks never")
+    options = parser.parse_args()
+    if not torch.cuda.is_available() and not options.rehearse:
+        print("There is no CUDA device here; --rehearse tries the command on the CPU.", file=sys.stderr)
+        return 3
+    return run(torch.device("cpu" if options.rehearse else "cuda"), options.budget_s, options.only)
+
+
+@torch.inference_mode()
+def run(device: torch.device, budget_s: float, only: list[str] | None = None) -> int:
+    rehearses = device.type != "cuda"
+    operations = [operation for operation in OPERATIONS if not only or operation.name in only]
+    jobs = [
+        (operation, replace(case, target=None) if rehearses else case)  # targets are of a GPU
+        for operation in operations
+        for case in (operation.cases if rehearses else operation.bench)
+    ]
+    budget = Budget(budget_s, len(jobs))
+    dtypes = (torch.float32,) if rehearses else (torch.bfloat16, torch.float32, torch.float16)
+    ceilings = Ceilings(device, dtypes).measure()
+    rows: list[dict[str, Any]] = []
+    end = (
+        time.monotonic() + 1.7 * budget_s
+    )  # what is not reached by then is said to be so: a record with gaps is better than none
+    for operation, case in jobs:
+        if time.monotonic() > end:
+            rows.append({"operation": operation.name, "case": case.name, "failure": "not reached in time"})
+            continue
+        rows.append(row(operation, case, device, ceilings.summary(), budget.next_share_s()))
+        print(line(rows[-1]), flush=True)
+    limits = ceilings.measure().summary()  # once more at the end: what the device can do may have changed
+    results = {"device": device.type, "ceilings": limits, "rows": rows}
+    show(results)
+    if not rehearses or os.environ.get("OUT"):
+        print(f"Record: {write_record(SUBJECT, results, ('torch', 'triton'))}")
+    return 1 if any("failure" in row for row in rows) else 0
+
+
+def row(
+    operation: Operation, case: Case, device: torch.device, limits: dict[str, float], share_s: float
+) -> dict[str, Any]:
+    began = time.monotonic()
+    try:
+        return measure(operation, case, device, limits, share_s)
+    except torch.OutOfMemoryError:
+        failure = "the device's memory is too small to check it; let the catalogue say along which rows it can be cut"
+    except WrongError as error:
+        failure = f"WRONG: {error}"
+    except Exception as error:  # of whatever kind: the other calls are measured all the same, and the status says so
+        failure = f"{type(error).__name__}: {error}"
+    finally:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return {"operation": operation.name, "case": case.name, "failure": failure, "after_s": time.monotonic() - began}
+
+
+HEADER = f"{'operation':<22} {'case':<34} {'us':>9} {'rate':>13} {'of floor':>8}  {'target':<22} others, us"
+
+
+def show(results: dict[str, Any]) -> None:
+    print("\n" + "  ".join(f"{name} {value:,.3f}" for name, value in results["ceilings"].items()))
+    print(HEADER)
+    for row in results["rows"]:
+        print(line(row))
+    print(verdict(results["rows"]))
+
+
+def line(row: dict[str, Any]) -> str:
+    name = f"{row['operation']:<22} {row['case']:<34}"
+    if "failure" in row:
+        return f"{name} {row['failure']}"
+    cells = f"{kernel_words.us(row):>9} {kernel_words.rate(row):>13} {row['share_of_floor']:>8.0%}"
+    return f"{name} {cells}  {kernel_words.target(row):<22} {kernel_words.others(row)}".rstrip()
+
+
+def verdict(rows: list[dict[str, Any]]) -> str:
+    failed = sum("failure" in row for row in rows)
+    judged = [row["met"] for row in rows if row.get("target") is not None]
+    return f"{len(rows)} calls, {failed} failed; {judged.count(True)} of {len(judged)} targets met"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""How long work takes on a device, and how much time a measurement may take in all.
+
+Host time is wall time with the device idle before and after, as a user feels it. Device time is what CUDA events say of calls recorded as one graph,
+so that no host stands between them. Knows clocks; refuses to know what is timed.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+Work = Callable[[], object]
+
+
+class Budget:
+    """Seconds to be shared among a number of jobs. Whoever is late repeats less; nothing is left out for it."""
+
+    def __init__(self, seconds: float, jobs: int) -> None:
+        self._end = time.monotonic() + seconds
+        self._jobs = jobs
+
+    def next_share_s(self) -> float:
+        """Of the job that begins now; none is below zero."""
+        share = max(0.0, self._end - time.monotonic()) / max(1, self._jobs)
+        self._jobs -= 1
+        return share
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def host_times_s(device: torch.device, work: Work, repeats: int, warm_ups: int = 1) -> list[float]:
+    times = []
+    for repeat in range(warm_ups + repeats):
+        wait(device)
+        started = time.perf_counter()
+        work()
+        wait(device)
+        if repeat >= warm_ups:
+            times.append(time.perf_counter() - started)
+    return times
+
+
+def median_s(device: torch.device, work: Work, repeats: int = 10, warm_ups: int = 6) -> float:
+    return statistics.median(host_times_s(device, work, repeats, warm_ups))
+
+
+class Timed(NamedTuple):
+    times_s: list[float]  # a call's, one number per round
+    how: str
+
+
+class Contender:
+    """Some calls of one form, ready to be run round after round: as a CUDA graph where that can be recorded."""
+
+    def __init__(self, device: torch.device, calls: Sequence[Work]) -> None:
+        self._device = device
+        self._calls = calls
+        self._graph = _recorded(calls) if device.type == "cuda" else None
+        self.how = "wall clock" if device.type != "cuda" else "CUDA graph" if self._graph is not None else "CUDA events"
+
+    def round_s(self) -> float:
+        """Seconds per call."""
+        if self._device.type != "cuda":
+            return host_times_s(self._device, self._run, repeats=1, warm_ups=0)[0] / len(self._calls)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        if self._graph is None:
+            # about a millisecond, in which the host gets ahead of the device
+            torch.cuda._sleep(2_000_000)  # type: ignore[no-untyped-call]
+        begin.record()
+        self._run()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3 / len(self._calls)
+
+    def _run(self) -> None:
+        if self._graph is not None:
+            self._graph.replay()
+            return
+        for call in self._calls:
+            call()
+
+
+def take_turns(contenders: dict[str, Contender], share_s: float, most: int, least: int = 3) -> dict[str, Timed]:
+    """Rounds until the share is used up, every contender once in each, so that a change of clocks disturbs all alike."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    end = time.monotonic() + share_s
+    for contender in contenders.values():
+        contender.round_s()
+    for number in range(most):
+        if number >= least and time.monotonic() > end:
+            break
+        for name, contender in contenders.items():
+            times[name].append(contender.round_s())
+    return {name: Timed(times[name], contender.how) for name, contender in contenders.items()}
+
+
+def _recorded(calls: Sequence[Work]) -> torch.cuda.CUDAGraph | None:
+    """None where a call waits for the device, which no graph can."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):  # for real: compilers and libraries do at a first call what a recording forbids
+            calls[0]()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            for call in calls:
+                call()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return None
+    return graph

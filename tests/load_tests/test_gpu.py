@@ -1,0 +1,103 @@
+"""The commands for a GPU machine: rehearsed on the CPU, and made of nothing that such a machine lacks."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from load_tests import gpu
+
+LACKING = {
+    "msgspec",
+    "zmq",
+    "starlette",
+    "hypercorn",
+    "orjson",
+    "pydantic",
+    "rich",
+    "typer",
+    "aiohttp",
+    "huggingface_hub",
+    "transformers",
+}
+
+
+@pytest.mark.parametrize("module", ["load_tests.gpu", *gpu.BENCHES])
+def test_nothing_is_imported_that_a_bare_machine_lacks(module: str) -> None:
+    script = f"import importlib, sys; importlib.import_module({module!r}); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=gpu.ROOT, capture_output=True, text=True, check=True)
+    assert not LACKING & set(done.stdout.split())
+
+
+def test_the_check_counts_tests_by_file_and_leaves_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+    assert gpu.check("cpu", ["tests/kernels/test_rotary.py"]) == 0
+    (record,) = tmp_path.glob("*-check.json")
+    (counts,) = json.loads(record.read_text())["results"]["files"].values()
+    assert counts["passed"] > 0
+    assert counts["failed"] == 0
+    assert f"{counts['passed']} passed, 0 failed" in capfd.readouterr().out
+
+
+def test_a_check_that_hangs_ends(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(gpu, "CHECK_S", 0.1)
+    monkeypatch.delenv("OUT", raising=False)
+    assert gpu.check("cpu", ["tests/kernels/test_rotary.py"]) == gpu.TOO_LATE
+    assert "did not end" in capfd.readouterr().out
+
+
+def test_failures_are_named(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(
+        "<testsuites><testsuite>"
+        '<testcase classname="a" name="one" time="0.5"/><testcase classname="a" name="two"><failure/></testcase>'
+        '<testcase classname="a" name="three"><skipped/></testcase><testcase classname="b" name="four"><error/></testcase>'
+        "</testsuite></testsuites>"
+    )
+    counts = gpu.by_file(report)
+    assert counts["a"] == {"passed": 1, "failed": 1, "skipped": 1, "seconds": 0.5, "failures": ["two"]}
+    assert counts["b"]["failures"] == ["four"]
+
+
+def test_a_test_file_is_left_out_by_name_for_what_it_imports_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "helper.py").write_text("import zmq.asyncio\n")
+    (tmp_path / "tests" / "test_far.py").write_text("from tests.helper import something\n")
+    (tmp_path / "tests" / "test_near.py").write_text("import torch\n")
+    (tmp_path / "tests" / "test_waits.py").write_text("async def test_it(): ...\n")
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
+    assert gpu.unimportable(["tests"]) == {"tests/test_far.py": ["zmq"], "tests/test_waits.py": ["pytest_asyncio"]}
+
+
+def test_a_bench_that_fails_or_hangs_takes_no_other_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def run(command: list[str], *, timeout: float, **_: object) -> subprocess.CompletedProcess[str]:
+        ran.append(command[2])
+        if command[2] == "slow":
+            raise subprocess.TimeoutExpired(command, timeout)
+        return subprocess.CompletedProcess(command, {"fails": 1, "dies": -11}.get(command[2], 0))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(gpu, "BENCHES", {"fails": 1.0, "slow": 1.0, "fine": 1.0, "dies": 1.0})
+    assert gpu.bench(True, ["fails", "slow", "fine", "dies"]) == gpu.TOO_LATE
+    assert ran == ["fails", "slow", "fine", "dies"]
+    assert gpu.bench(True, ["fine"]) == 0
+    assert gpu.bench(True, ["dies"]) == 11
+
+
+def test_the_engines_rehearsal_measures_decode_and_prefill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+    assert gpu.bench(True, ["load_tests.scenarios.engine"]) == 0
+    (record,) = tmp_path.glob("*-engine-tiny.json")
+    results = json.loads(record.read_text())["results"]
+    assert [row["batch"] for row in results["decode"]] == [1, 4]
+    assert [row["tokens"] for row in results["prefill"]] == [64, 256]
+    assert all(row["step_ms"] > 0 for row in (*results["decode"], *results["prefill"]))

@@ -1,0 +1,107 @@
+"""README and plot are what the records say; a region without a record says that nothing was measured."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from load_tests.bars import Group, draw
+from load_tests.records import RESULTS
+from load_tests.report import NOTHING, PLOT, README, REGIONS, marks, newest, plot, rewritten
+
+
+def test_the_readme_is_in_step_with_the_records() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert text == rewritten(text, newest(RESULTS)), "the README is stale: run make report"
+
+
+def test_the_plot_is_in_step_with_the_records() -> None:
+    assert (RESULTS / PLOT).read_text(encoding="utf-8") == plot(newest(RESULTS)), "the plot is stale: run make report"
+
+
+def empty() -> str:
+    return "before\n" + "".join("".join(marks(subject)) for subject in REGIONS) + "behind\n"
+
+
+def record(subject: str, results: dict[str, Any], date: str = "2026-01-02T00:00:00+00:00") -> dict[str, Any]:
+    machine = {"processor": "Abacus", "cores": 3, "accelerator": None}
+    return {
+        "subject": subject,
+        "date": date,
+        "commit": "abc",
+        "machine": machine,
+        "versions": {"torch": "9"},
+        "results": results,
+    }
+
+
+def test_without_records_every_region_says_so_and_the_rest_stays() -> None:
+    text = rewritten(empty(), {})
+    assert text.count(NOTHING) == len(REGIONS) - 1  # a plot of nothing is left out
+    assert text.startswith("before\n")
+    assert text.endswith("behind\n")
+    assert rewritten(text, {}) == text
+
+
+def test_the_newest_record_of_a_subject_counts(tmp_path: Path) -> None:
+    for name, date in (("b", "2026-03-01T10:00:00+00:00"), ("a", "2026-03-02T09:00:00+00:00")):
+        (tmp_path / f"{name}.json").write_text(json.dumps(record("kernels", {"name": name}, date)))
+    assert newest(tmp_path)["kernels"]["results"] == {"name": "a"}
+
+
+@pytest.mark.parametrize("subject", sorted(REGIONS))
+def test_a_lost_mark_is_an_error(subject: str) -> None:
+    begin, end = marks(subject)
+    for text in (empty().replace(begin, ""), empty().replace(end, ""), empty() + begin + end):
+        with pytest.raises(ValueError, match=subject):
+            rewritten(text, {})
+
+
+def measured_kernels() -> dict[str, Any]:
+    row = {
+        "operation": "rms_norm", "case": "64 x 4096", "predicted_us": 5.0, "bound": "memory", "gb_per_s": 1234.0, "tflop_per_s": 0.0,
+        "share_of_floor": 0.5, "share_reached": 0.5, "met": False, "target": {"share": 0.85, "of": "copy", "us": 0.0},
+        "forms": {"pilotlight": {"us": 10.0}, "torch": {"us": 20.0}}, "absent": {"other": "no such operator"},
+    }  # fmt: skip
+    return record(
+        "kernels",
+        {"rows": [row, {"operation": "gemm", "case": "8 x 8", "failure": "WRONG: result 0 is 1e+03 roundings off"}]},
+    )
+
+
+def test_a_kernel_is_shown_with_its_prediction_its_rivals_and_its_target() -> None:
+    text = rewritten(empty(), {"kernels": measured_kernels()})
+    assert (
+        "| rms_norm, 64 x 4096 | 10.0 | 5.0 | 1,234 GB/s | 50% | 50% of 85% copy: missed | torch 20.0, other: not here |"
+        in text
+    )
+    assert "| gemm, 8 x 8 | WRONG: result 0 is 1e+03 roundings off |" in text
+    assert "3 cores of an Abacus processor, no GPU; 2026-01-02, commit abc, torch 9:" in text
+
+
+def test_the_engine_on_a_gpu_is_shown_with_and_without_graphs() -> None:
+    decode = {
+        "batch": 8,
+        "step_ms": 4.0,
+        "tokens_per_s": 2000.0,
+        "share_of_bandwidth": 0.83,
+        "step_ms_without_graphs": 9.5,
+        "kernels": 300,
+    }
+    prefill = {"tokens": 2048, "step_ms": 50.0, "tokens_per_s": 40960.0, "mfu": 0.55}
+    made = record("engine-8b", {"shape": "8b", "dtype": "bfloat16", "decode": [decode], "prefill": [prefill]})
+    text = rewritten(empty(), {"engine-8b": made})
+    assert "| decode, batch 8 | 4.00 | 2,000 | 83% | 9.50 | 300 |" in text
+    assert "| prefill, 2,048 tokens | 50.00 | 40,960 | 55% |  |  |" in text
+
+
+def test_the_plot_has_a_bar_for_every_share_and_leaves_out_what_failed() -> None:
+    drawn = plot({"kernels": measured_kernels()})
+    assert drawn.count("<rect") == 2 + 2 + 1  # two bars, two series of the legend, the ground
+    assert "gemm" not in drawn
+    assert "50%" in drawn
+
+
+def test_labels_cannot_break_the_plot() -> None:
+    assert "a &lt;b&gt; &amp; c" in draw("title", [Group("a <b> & c", {"x": 2.0})])
