@@ -24,9 +24,10 @@ class AttentionRule(NamedTuple):
 
     def fits(self, q: Tensor) -> bool:
         """q [..., heads, head_dim]"""
-        _, window, sinks, soft_cap, _ = self
+        scale, window, sinks, soft_cap, _ = self
         return (
-            (window is None or window > 0)
+            scale > 0
+            and (window is None or window > 0)
             and (soft_cap is None or soft_cap > 0)
             and (sinks is None or (sinks.shape == q.shape[-2:-1] and sinks.dtype in (q.dtype, torch.float32)))
             and (sinks is None or sinks.is_contiguous())
@@ -36,6 +37,7 @@ class AttentionRule(NamedTuple):
         """Its scales are the cache's (paged.py)."""
         if self.sinks is not None:
             call.tensor("sinks", self.sinks, "heads", (q.dtype, torch.float32), dense=1)
+        call.require("scale", self.scale > 0, f"is {self.scale}, wanted a positive number")
         call.require(
             "window", self.window is None or self.window > 0, f"is {self.window}: a token sees at least itself"
         )

@@ -46,13 +46,14 @@ def decode_attention(
     Padded positions are masked, not skipped: whatever lies in them must be finite (0 * NaN is NaN), which the arena
     guarantees.
     """
-    rule = AttentionRule(scale, window, sinks, soft_cap, kv_scales)
     if checks.DEBUG:
+        rule = AttentionRule(scale, window, sinks, soft_cap, kv_scales)
         _look_at(q, k_cache, v_cache, block_tables, context_lens, max_context_len, rule)
         check_blocks("decode_attention", block_tables, context_lens, k_cache)
     native = ops.decode_attention(q, k_cache, v_cache, block_tables, context_lens, scale, window, sinks, soft_cap)
     if native is not None:
         return native
+    rule = AttentionRule(scale, window, sinks, soft_cap, kv_scales)
     if not (
         can_attend(q, k_cache, v_cache, rule)
         and can_read(q, block_tables, context_lens, max_context_len, k_cache.shape[1])
@@ -148,24 +149,20 @@ def _attend(
 ) -> torch.Tensor:
     seqs, queries, heads, head_dim = q.shape
     _, block_size, kv_heads, _ = k_cache.shape
-    k, v = (
-        cache.index_select(0, block_tables.reshape(-1))
-        .view(seqs, block_tables.shape[1] * block_size, kv_heads, -1)[:, :max_context_len]
-        .transpose(1, 2)
-        for cache in (k_cache, v_cache)
-    )
+    flat, room = block_tables.reshape(-1), block_tables.shape[1] * block_size
+    k = k_cache.index_select(0, flat).view(seqs, room, kv_heads, -1)[:, :max_context_len].transpose(1, 2)
+    v = v_cache.index_select(0, flat).view(seqs, room, kv_heads, -1)[:, :max_context_len].transpose(1, 2)
     # The query heads of one kv head become the rows of one small matrix: no key or value is repeated.
-    grouped = q.view(seqs, queries, kv_heads, heads // kv_heads, head_dim).permute(0, 2, 3, 1, 4)
+    group = heads // kv_heads
+    if queries == 1 and not rule.is_written:
+        rows, mask = q.view(seqs, kv_heads, group, head_dim), None if visible is None else visible[:, None]
+        out = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=rule.scale)
+        return out.reshape(seqs, 1, heads, -1)
+    assert visible is not None
+    grouped = q.view(seqs, queries, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
     if rule.is_written:
-        assert visible is not None
         out = written_attention(grouped, k, v, visible, rule)
     else:
-        mask = None
-        if visible is not None:
-            mask = visible[:, None]
-            if queries > 1:
-                mask = mask.repeat(1, 1, heads // kv_heads, 1)
-        rows = grouped.reshape(seqs, kv_heads, -1, head_dim)
+        rows, mask = grouped.reshape(seqs, kv_heads, -1, head_dim), visible[:, None].repeat(1, 1, group, 1)
         out = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=rule.scale)
-    out = out.view(seqs, kv_heads, heads // kv_heads, queries, -1)
-    return out.permute(0, 3, 1, 2, 4).reshape(seqs, queries, heads, -1)
+    return out.view(seqs, kv_heads, group, queries, -1).permute(0, 3, 1, 2, 4).reshape(seqs, queries, heads, -1)

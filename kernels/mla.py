@@ -31,10 +31,10 @@ def mla_decode(
     """q_latent [seqs, heads, latent], q_rotary [seqs, heads, rotary]; cache [num_blocks, block_size, latent + rotary];
     tables and lengths as decode_attention's -> [seqs, heads, latent]."""
     if checks.DEBUG or not (
-        _can_attend(q_latent, q_rotary, cache)
+        _can_attend(q_latent, q_rotary, cache, scale)
         and can_read(q_latent, block_tables, context_lens, max_context_len, cache.shape[1])
     ):
-        call = _look_at("mla_decode", "seqs", q_latent, q_rotary, cache)
+        call = _look_at("mla_decode", "seqs", q_latent, q_rotary, cache, scale)
         look_at_tables(call, block_tables, context_lens, max_context_len, cache.shape[1])
         if checks.DEBUG:
             check_blocks("mla_decode", block_tables, context_lens, cache)
@@ -52,8 +52,10 @@ def mla_prefill(
 ) -> torch.Tensor:
     """q_latent [tokens, heads, latent], q_rotary [tokens, heads, rotary], causal over prefix and chunk as
     prefill_attention's -> [tokens, heads, latent]."""
-    if checks.DEBUG or not (_can_attend(q_latent, q_rotary, cache) and can_read_batch(q_latent, batch, cache.shape[1])):
-        call = _look_at("mla_prefill", "tokens", q_latent, q_rotary, cache)
+    if checks.DEBUG or not (
+        _can_attend(q_latent, q_rotary, cache, scale) and can_read_batch(q_latent, batch, cache.shape[1])
+    ):
+        call = _look_at("mla_prefill", "tokens", q_latent, q_rotary, cache, scale)
         look_at_batch(call, batch, q_latent.shape[0], cache.shape[1])
         if checks.DEBUG:
             check_blocks("mla_prefill", batch.block_tables, batch.context_lens, cache, "batch.")
@@ -71,7 +73,7 @@ def _keys_and_values(cache: torch.Tensor, latent: int) -> tuple[torch.Tensor, to
     return one, one[..., :latent]
 
 
-def _can_attend(q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor) -> bool:
+def _can_attend(q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor, scale: float) -> bool:
     return (
         q_latent.dim() == q_rotary.dim() == cache.dim() == 3
         and q_latent.dtype in FLOATS
@@ -82,11 +84,14 @@ def _can_attend(q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Ten
         and q_rotary.shape[2] > 0
         and q_latent.shape[2] + q_rotary.shape[2] == cache.shape[2]
         and q_latent.stride(2) == q_rotary.stride(2) == cache.stride(2) == 1
+        and scale > 0
         and placed(q_latent, q_rotary, cache)
     )
 
 
-def _look_at(operation: str, rows: str, q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor) -> Call:
+def _look_at(
+    operation: str, rows: str, q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor, scale: float
+) -> Call:
     call = Call(operation)
     call.tensor("q_latent", q_latent, f"{rows} heads latent", dense=1)
     call.tensor("q_rotary", q_rotary, f"{rows} heads rotary", (q_latent.dtype,), dense=1)
@@ -94,4 +99,5 @@ def _look_at(operation: str, rows: str, q_latent: torch.Tensor, q_rotary: torch.
     call.tensor("cache", cache, "blocks block_size latent+rotary", (q_latent.dtype,), dense=1)
     for name, size in (("heads", "heads"), ("latent", "values"), ("rotary", "rotary values")):
         call.require("q_rotary" if name == "rotary" else "q_latent", call.size(name) > 0, f"has no {size}")
+    call.require("scale", scale > 0, f"is {scale}, wanted a positive number")
     return call

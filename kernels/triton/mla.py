@@ -87,10 +87,10 @@ def _meet(
         shared = load_rows(cache, place + latent[None, :], is_key, latent, LATENT, LATENT_DIM, MASKED)
         turned = load_rows(cache + LATENT, place + rotary[None, :], is_key, rotary, ROTARY, ROTARY_DIM, MASKED)
         scores = tl.dot(rows, tl.trans(shared), input_precision="ieee")
-        scores = tl.dot(turned_rows, tl.trans(turned), scores, input_precision="ieee") * scale
+        scores = tl.dot(turned_rows, tl.trans(turned), scores, input_precision="ieee")
         if MASKED:
             scores = tl.where(at[None, :] <= position[:, None], scores, float("-inf"))
-        weights, fade, top, total = weigh(scores, top, total, MASKED)
+        weights, fade, top, total = weigh(scores, scale, top, total, MASKED)
         result = tl.dot(weights.to(shared.dtype), shared, result * fade[:, None], input_precision="ieee")
     return top, total, result
 

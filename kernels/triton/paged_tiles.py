@@ -32,9 +32,11 @@ def meet(
         keys = load_rows(k_cache, rows, is_key, column, HEAD_DIM, DIM, MASKED)
         if FP8:
             keys = decode_fp8(keys, FP8)
-        scores = tl.dot(queries, tl.trans(keys.to(queries.dtype)), input_precision="ieee") * scale
+        scores = tl.dot(queries, tl.trans(keys.to(queries.dtype)), input_precision="ieee")
+        factor = scale
         if HAS_CAP:
-            scores = cap * tanh(scores)
+            scores = tanh(scores * scale)
+            factor = cap
         if MASKED:
             seen = at[None, :] <= position[:, None]
             if HAS_WINDOW:
@@ -43,7 +45,7 @@ def meet(
         values = load_rows(v_cache, rows, is_key, column, HEAD_DIM, DIM, MASKED)
         if FP8:
             values = decode_fp8(values, FP8)
-        weights, fade, top, total = weigh(scores, top, total, MASKED)
+        weights, fade, top, total = weigh(scores, factor, top, total, MASKED)
         result = tl.dot(
             weights.to(queries.dtype), values.to(queries.dtype), result * fade[:, None], input_precision="ieee"
         )
@@ -51,13 +53,14 @@ def meet(
 
 
 @triton.jit
-def weigh(scores, top, total, MASKED: tl.constexpr):
-    """-> the weights of these scores, what earlier weights are worth now, and the new top and total."""
-    new_top = tl.maximum(top, tl.max(scores, axis=1))
+def weigh(scores, factor, top, total, MASKED: tl.constexpr):
+    """-> the weights of scores * factor, what earlier weights are worth now, and the new top and total. The factor, above 0, is applied to a row's
+    largest and inside the exponent, where it costs nothing: a multiply-add for each score instead of a product and a difference."""
+    new_top = tl.maximum(top, tl.max(scores, axis=1) * factor)
     shift = new_top
     if MASKED:  # a row that has seen nothing keeps -inf, and -inf - -inf would be no number
         shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-    weights = tl.exp2(scores - shift[:, None])
+    weights = tl.exp2(scores * factor - shift[:, None])
     fade = tl.exp2(top - shift)
     return weights, fade, new_top, total * fade + tl.sum(weights, axis=1)
 

@@ -161,7 +161,13 @@ OPERATIONS = [
         indices=("batch.block_tables", "batch.context_lens"),
     ),
     Operation("verify_attention", verify_attention, verifying, ("q.1", "block_tables.1"), indices=("block_tables", "context_lens")),
-    Operation("mla_decode", mla_decode, lambda n: latent(decoding(n), n), ("block_tables.1", "cache.0", "cache.1"), indices=("block_tables", "context_lens")),
+    Operation(
+        "mla_decode",
+        mla_decode,
+        lambda n: latent(decoding(n), n),
+        ("block_tables.1", "cache.0", "cache.1"),
+        indices=("block_tables", "context_lens"),
+    ),
     Operation(
         "mla_prefill",
         mla_prefill,
@@ -354,6 +360,29 @@ def test_an_index_out_of_range_is_refused_in_debug_mode(
     x = dict(places(arguments))[place].clone()
     x.view(-1)[-1] = wild
     assert refused(operation, with_(arguments, place, x)).argument == place
+
+
+NUMBERS = (("scale", 0.0), ("scale", -1.0), ("window", 0), ("soft_cap", 0.0), ("max_context_len", 10_000))
+
+
+@pytest.mark.parametrize(
+    "operation", [o for o in OPERATIONS if "attention" in o.name or "mla" in o.name], ids=lambda o: o.name
+)
+@pytest.mark.parametrize(("argument", "value"), NUMBERS)
+def test_a_number_that_means_nothing_is_refused(
+    operation: Operation, argument: str, value: float, arithmetic: str
+) -> None:
+    if arithmetic == "C library" and argument in ("scale", "max_context_len"):
+        pytest.skip("C computes with any scale, and does not look at the longest context")
+    arguments = operation.make(2)
+    optional = ("window", "soft_cap") if "attention" in operation.name else ()
+    if argument in arguments or argument in optional:
+        assert refused(operation, arguments | {argument: value}).argument == argument
+
+
+def test_an_fp8_cache_without_its_scales_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"^decode_attention: kv_scales is missing"):
+        decode_attention(**in_fp8(decoding(2)) | {"kv_scales": None})
 
 
 def test_the_error_says_what_to_change() -> None:

@@ -1,0 +1,58 @@
+"""Latent attention in absorbed form is ordinary attention over keys and values that are projected up from the latent vectors."""
+
+import pytest
+import torch
+
+from kernels.catalogue import attention as catalogue
+from kernels.catalogue.paged import Heads, gathered, paged, varlen
+from kernels.mla import mla_decode, mla_prefill
+from tests.closeness import assert_close
+
+HEADS, LATENT, ROTARY, NOPE, VALUE = 5, 24, 8, 16, 12
+
+
+@pytest.mark.parametrize(("q_lens", "lens"), [((9,), (9,)), ((4, 1, 7), (40, 1, 18))])
+def test_projecting_queries_down_is_projecting_keys_and_values_up(
+    q_lens: tuple[int, ...], lens: tuple[int, ...]
+) -> None:
+    """As DeepSeek-V2's formulas have it, before absorption: a key is (W_uk c, k_rotary), a value W_uv c."""
+    cache, _, tables, _ = paged(lens, Heads(HEADS, 1, LATENT + ROTARY, 4), torch.float32)
+    cache = cache.squeeze(2)
+    up_keys, up_values = torch.randn(HEADS, NOPE, LATENT), torch.randn(HEADS, VALUE, LATENT)
+    q_nope, q_rotary = torch.randn(sum(q_lens), HEADS, NOPE), torch.randn(sum(q_lens), HEADS, ROTARY)
+    q_latent = torch.einsum("thn,hnl->thl", q_nope, up_keys)
+    out = mla_prefill(q_latent, q_rotary, cache, varlen(tables, q_lens, lens), 0.1)
+    values = torch.einsum("thl,hvl->thv", out, up_values)
+    for piece_nope, piece_rotary, got, table, length in zip(
+        *(torch.split(x, list(q_lens)) for x in (q_nope, q_rotary, values)), tables, lens, strict=True
+    ):
+        latent, k_rotary = gathered(cache, table, length).double().split((LATENT, ROTARY), dim=1)
+        k = torch.einsum("cl,hnl->chn", latent, up_keys.double())
+        v = torch.einsum("cl,hvl->chv", latent, up_values.double())
+        scores = torch.einsum("thn,chn->htc", piece_nope.double(), k)
+        scores = 0.1 * (scores + torch.einsum("thr,cr->htc", piece_rotary.double(), k_rotary))
+        tokens = len(piece_nope)
+        unseen = torch.ones(tokens, length, dtype=torch.bool).triu(length - tokens + 1)
+        weights = scores.masked_fill(unseen, -torch.inf).softmax(-1)
+        assert_close("values", torch.einsum("htc,chv->thv", weights, v), got, 1e-5)
+
+
+@pytest.mark.parametrize("case", catalogue.MLA_DECODE.cases[1:], ids=lambda case: case.name)
+def test_a_decode_is_a_prompt_of_one_token(case: catalogue.Case) -> None:
+    given = case.make(torch.float32)
+    lens = tuple(given["context_lens"].tolist())
+    batch = varlen(given["block_tables"], (1,) * len(lens), lens)
+    expected = mla_prefill(given["q_latent"], given["q_rotary"], given["cache"], batch, given["scale"])
+    assert_close("decoded", expected, mla_decode(**given), 1e-6)
+
+
+def test_a_prompt_in_chunks_is_a_whole_prompt() -> None:
+    cache, _, tables, _ = paged((40,), Heads(HEADS, 1, LATENT + ROTARY, 4), torch.float32)
+    q_latent, q_rotary = torch.randn(40, HEADS, LATENT), torch.randn(40, HEADS, ROTARY)
+
+    def attend(first: int, end: int) -> torch.Tensor:
+        return mla_prefill(
+            q_latent[first:end], q_rotary[first:end], cache.squeeze(2), varlen(tables, (end - first,), (end,)), 0.2
+        )
+
+    assert_close("chunked", attend(0, 40), torch.cat((attend(0, 7), attend(7, 8), attend(8, 40))), 1e-6)
