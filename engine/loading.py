@@ -125,7 +125,8 @@ def load_model(
             context_length = min(longest, num_blocks * host.block_size)
             if context_length < 2:
                 raise CheckpointError(f"{spec.name} has room for {context_length} token; raise kv_tokens or kv_gib")
-            model = family.load(config, _weights(reader, dtype, memory.arena.device, raw_config), context_length)
+            loader = _weights(reader, dtype, memory.arena.device, raw_config)
+            model = family.load(config, loader, context_length)
             reader.finish()
             _warm_up(model, recipe, block, dtype, memory.arena.device, config.vocab_size, context_length)
             cache = memory.arena.span(first_slab, num_seen * block_bytes)
@@ -138,7 +139,7 @@ def load_model(
                 dtype=str(dtype).removeprefix("torch."),
                 block_size=host.block_size,
                 total_blocks=num_blocks,
-                weights_bytes=reader.num_parameters * dtype.itemsize,
+                weights_bytes=loader.loaded_bytes,
                 load_s=time.perf_counter() - started,
                 pooling=recipe and recipe.pooling,
                 embedding_size=config.hidden_size if recipe else 0,

@@ -28,6 +28,13 @@ class WeightLoader(NamedTuple):
         """Where kernels decode weights while they read them. On a CPU they are unpacked once, in `dtype`: torch would unpack them for every step."""
         return self.device.type == "cuda"
 
+    @property
+    def loaded_bytes(self) -> int:
+        """What the weights take once they are loaded."""
+        if self.keeps_packed and self.reader.is_packed:
+            return self.reader.total_bytes
+        return self.reader.num_parameters * self.dtype.itemsize
+
     def empty(self, *shape: int) -> torch.Tensor:
         if self.device.type == "cpu":
             return pages.empty(shape, self.dtype)
@@ -43,7 +50,7 @@ class WeightLoader(NamedTuple):
         format = self.quantization
         if format is None or not any(format.is_kept(self.reader, name) for name in names):
             return self.rows([f"{name}.weight" for name in names], rows, columns)
-        if self.keeps_packed:
+        if self.keeps_packed and format.has_kernels(self.device):
             parts = [
                 format.read(self.reader, name, n, columns, self.device) for name, n in zip(names, rows, strict=True)
             ]

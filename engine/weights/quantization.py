@@ -26,6 +26,9 @@ class Int4Format(NamedTuple):
     version: int = 1  # of GPTQ's format
     has_zeros: bool = True
 
+    def has_kernels(self, device: torch.device) -> bool:
+        return True
+
     def is_kept(self, reader: CheckpointReader, name: str) -> bool:
         return f"{name}.{'weight_packed' if self.layout == 'compressed-tensors' else 'qweight'}" in reader
 
@@ -66,6 +69,10 @@ class Int4Format(NamedTuple):
 
 class Fp8Format(NamedTuple):
     block: tuple[int, int] | None  # rows and columns under one scale; None: a row, or all
+
+    def has_kernels(self, device: torch.device) -> bool:
+        """Older GPUs than Ada and Hopper have no FP8."""
+        return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
 
     def is_kept(self, reader: CheckpointReader, name: str) -> bool:
         return f"{name}.weight_scale" in reader or f"{name}.weight_scale_inv" in reader

@@ -62,6 +62,11 @@ class CheckpointReader:
             torch.Size(stored.shape).numel() * _VALUES_IN_ONE.get(stored.dtype, 1) for stored in self._index.values()
         )
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether some of the weights are stored in four or eight bits."""
+        return not {"U8", "I32", "F8_E4M3"}.isdisjoint(self.dtypes)
+
     def __contains__(self, name: str) -> bool:
         return name in self._index
 

@@ -206,13 +206,15 @@ MXFP4_LINEAR = Operation(
     cost=_cost,
     rivals={"torch.mm in 16 bits": _mm_of_unpacked},
 )  # fmt: skip
-# Both sides round activations to e4m3 in the same places, unless a value lies within fp32's rounding of the middle between two.
+# Both sides round activations to e4m3 in the same places, unless a value lies within fp32's rounding of the middle between two. Tensor cores add up
+# FP8 products with 14 bits, which fp32 would show; 16-bit types have their result's rounding and little else.
 FP8_LINEAR = Operation(
     name="fp8_linear",
     function=quantized_linear.fp8_linear,
     triton="fp8.fp8_linear",
     reference=_fp8_product,
-    roundings=8,
+    roundings=3,
+    dtypes=(torch.float16, torch.bfloat16),
     cases=(
         _fp8(1, 48, 128, 1, 128),
         _fp8(3, 33, 1431, 33, 1431, biased=True),
@@ -229,7 +231,8 @@ FP8_BLOCK_LINEAR = Operation(
     function=quantized_linear.fp8_linear,
     triton="fp8.fp8_linear",
     reference=_fp8_product,
-    roundings=8,
+    roundings=3,
+    dtypes=(torch.float16, torch.bfloat16),
     cases=(
         _fp8(2, 200, 300, 128, 128),
         _fp8(17, 129, 256, 128, 128, biased=True),

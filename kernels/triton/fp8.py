@@ -35,11 +35,13 @@ def _quantise(
             column = start + i
             wide = tl.load(x + token * x_token + column, mask=column < end, other=0.0).to(tl.float32)
             largest = tl.maximum(largest, tl.abs(wide))
-        factor = tl.maximum(tl.max(largest, axis=0), 1e-12) / LARGEST
+        factor = tl.math.div_rn(tl.maximum(tl.max(largest, axis=0), 1e-12), LARGEST)
     tl.store(scales + token * scales_token + of_row, factor)
     for start in range(begin, end, BLOCK):
         column = start + i
-        wide = tl.load(x + token * x_token + column, mask=column < end, other=0.0).to(tl.float32) / factor
+        wide = tl.load(x + token * x_token + column, mask=column < end, other=0.0).to(tl.float32)
+        # divided as IEEE says: the ordinary quotient, 2 units off, would round to another number than the torch form's more often
+        wide = tl.math.div_rn(wide, factor)
         tl.store(values + token * columns + column, _rounded(wide, LARGEST), mask=column < end)
 
 

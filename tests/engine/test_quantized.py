@@ -65,10 +65,13 @@ FP8: dict[str, Callable[[Path], PreTrainedModel]] = {
 
 
 @pytest.mark.parametrize("name", INT4 | FP8)
-def test_a_quantized_checkpoint_unpacked_is_the_model_that_its_numbers_stand_for(tmp_path: Path, name: str) -> None:
+def test_a_quantized_checkpoint_unpacked_is_the_model_that_its_numbers_stand_for(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = (INT4 | FP8)[name](tmp_path)
+    monkeypatch.setattr(WeightLoader, "keeps_packed", False)
     prompt = random_prompt(37, seed=3)
-    heard = one(load_engine(tmp_path), full("a", prompt, max_tokens=4, num_prompt_logprobs=431))
+    heard = one(load_engine(tmp_path, dtype="float32"), full("a", prompt, max_tokens=4, num_prompt_logprobs=431))
     assert_agrees(model, prompt, heard)
 
 
@@ -79,14 +82,15 @@ def test_a_quantized_checkpoint_kept_packed_is_the_same_model(
     model = INT4[name](tmp_path)
     monkeypatch.setattr(WeightLoader, "keeps_packed", True)
     if "left alone" in name:  # other kinds of matrices than those that it leaves alone may be packed
-        assert packed_weights(load_engine(tmp_path)) == 2 * 3 + 3
+        assert packed_weights(load_engine(tmp_path, dtype="float32")) == 2 * 3 + 3
         return
     prompt = random_prompt(37, seed=3)
-    engine = load_engine(tmp_path)
+    engine = load_engine(tmp_path, dtype="float32")
     assert packed_weights(engine)
     assert_agrees(model, prompt, one(engine, full("a", prompt, max_tokens=4, num_prompt_logprobs=431)))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tensor cores add up FP8 products with 14 bits")
 @pytest.mark.parametrize("name", FP8)
 def test_fp8_kept_packed_is_the_same_model_with_rounded_activations(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -99,7 +103,7 @@ def test_fp8_kept_packed_is_the_same_model_with_rounded_activations(
             module.register_forward_pre_hook(lambda _, inputs: (quantizers.fp8_rounded(inputs[0]),))
     monkeypatch.setattr(WeightLoader, "keeps_packed", True)
     prompt = random_prompt(37, seed=3)
-    engine = load_engine(tmp_path)
+    engine = load_engine(tmp_path, dtype="float32")
     assert packed_weights(engine)
     assert_agrees(model, prompt, one(engine, full("a", prompt, max_tokens=1, num_prompt_logprobs=431)))
 
@@ -108,7 +112,7 @@ def test_experts_in_mxfp4_kept_packed_are_the_same_model(tmp_path: Path, monkeyp
     model = write_family(tmp_path, PACKED)
     monkeypatch.setattr(WeightLoader, "keeps_packed", True)
     prompt = random_prompt(60, seed=4)
-    engine = load_engine(tmp_path)
+    engine = load_engine(tmp_path, dtype="float32")
     assert packed_weights(engine) == 2 * 3
     assert_agrees(model, prompt, one(engine, full("a", prompt, max_tokens=4, num_prompt_logprobs=431)))
 
@@ -121,7 +125,7 @@ def test_an_mxfp4_scale_that_is_no_number_is_named_where_it_stays_packed(
     change_tensors(tmp_path, lambda tensors: tensors[name].view(-1)[5:6].fill_(255))
     monkeypatch.setattr(WeightLoader, "keeps_packed", True)
     with pytest.raises(CheckpointError, match=f"{name} in model.safetensors holds NaN"):
-        load_engine(tmp_path)
+        load_engine(tmp_path, dtype="float32")
 
 
 def packed_weights(engine: Any) -> int:
@@ -173,7 +177,7 @@ def test_what_is_wrong_with_a_packed_tensor_is_said_with_its_name(
 
     change_tensors(tmp_path, damage)
     with pytest.raises(CheckpointError, match=f"{STEM}.{words}"):
-        load_engine(tmp_path)
+        load_engine(tmp_path, dtype="float32")
 
 
 def test_an_fp8_value_that_is_no_number_is_named(tmp_path: Path) -> None:
@@ -184,7 +188,7 @@ def test_an_fp8_value_that_is_no_number_is_named(tmp_path: Path) -> None:
 
     change_tensors(tmp_path, damage)
     with pytest.raises(CheckpointError, match=rf"{STEM}.weight in model.safetensors holds NaN"):
-        load_engine(tmp_path)
+        load_engine(tmp_path, dtype="float32")
 
 
 def test_matrices_that_order_their_columns_differently_cannot_be_fused(
@@ -192,25 +196,25 @@ def test_matrices_that_order_their_columns_differently_cannot_be_fused(
 ) -> None:
     INT4["gptq, scattered"](tmp_path)
     change_tensors(tmp_path, lambda tensors: tensors.update({f"{STEM}.g_idx": torch.arange(64).int() // 32}))
-    load_engine(tmp_path)  # unpacked they can
+    load_engine(tmp_path, dtype="float32")  # unpacked they can
     monkeypatch.setattr(WeightLoader, "keeps_packed", True)
     with pytest.raises(
         CheckpointError, match=r"q_proj and .*k_proj read the same input and order its columns differently"
     ):
-        load_engine(tmp_path)
+        load_engine(tmp_path, dtype="float32")
 
 
 def test_biases_that_a_quantizer_adds_are_added(tmp_path: Path) -> None:
     model = INT4["gptq"](tmp_path)
     prompt = random_prompt(9, seed=1)
-    plain = one(load_engine(tmp_path), full("a", prompt, max_tokens=1)).logprobs
+    plain = one(load_engine(tmp_path, dtype="float32"), full("a", prompt, max_tokens=1)).logprobs
     matrices = [name.removesuffix(".weight") for name, p in model.named_parameters() if name.endswith("_proj.weight")]
     biases = {f"{name}.bias": torch.zeros(model.get_submodule(name).out_features) for name in matrices}
     change_tensors(tmp_path, lambda tensors: tensors.update(biases))
-    assert one(load_engine(tmp_path), full("a", prompt, max_tokens=1)).logprobs == plain
+    assert one(load_engine(tmp_path, dtype="float32"), full("a", prompt, max_tokens=1)).logprobs == plain
     biases["model.layers.0.mlp.down_proj.bias"] += 1.0
     change_tensors(tmp_path, lambda tensors: tensors.update(biases))
-    assert one(load_engine(tmp_path), full("a", prompt, max_tokens=1)).logprobs != plain
+    assert one(load_engine(tmp_path, dtype="float32"), full("a", prompt, max_tokens=1)).logprobs != plain
 
 
 @pytest.mark.parametrize(
@@ -237,4 +241,4 @@ def test_groups_that_do_not_divide_a_row_are_refused(tmp_path: Path) -> None:
     written["quantization_config"]["group_size"] = 128
     (tmp_path / "config.json").write_text(json.dumps(written))
     with pytest.raises(CheckpointError, match="has 64 columns in groups of 128; a group must divide them"):
-        load_engine(tmp_path)
+        load_engine(tmp_path, dtype="float32")

@@ -1,5 +1,7 @@
 """The layout of four-bit weights, its inverse, and what products with it refuse."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 
@@ -32,11 +34,20 @@ def test_a_word_has_its_first_code_in_its_lowest_bits() -> None:
     ]
 
 
-# One matrix of two rows and 64 columns in groups of 32: codes are the column's index modulo 16, and 15 minus that.
-CODES = torch.stack((torch.arange(64) % 16, 15 - torch.arange(64) % 16))
-SCALES = torch.tensor([[0.5, 2.0], [1.0, 0.25]])
-ZEROS = torch.tensor([[3, 9], [1, 15]])
-VALUES = (CODES - ZEROS.repeat_interleave(32, 1)) * SCALES.repeat_interleave(32, 1)
+class Known(NamedTuple):
+    """A matrix of two rows and 64 columns in groups of 32: codes are the column's index modulo 16, and 15 minus that."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor
+    values: torch.Tensor
+
+
+@pytest.fixture
+def known() -> Known:
+    codes = torch.stack((torch.arange(64) % 16, 15 - torch.arange(64) % 16))
+    scales, zeros = torch.tensor([[0.5, 2.0], [1.0, 0.25]]), torch.tensor([[3, 9], [1, 15]])
+    return Known(codes, scales, zeros, (codes - zeros.repeat_interleave(32, 1)) * scales.repeat_interleave(32, 1))
 
 
 def word(*codes: int) -> int:
@@ -51,36 +62,45 @@ def words_along_rows(codes: torch.Tensor, order: tuple[int, ...] = tuple(range(8
     )
 
 
-def test_compressed_tensors_are_unpacked() -> None:
-    weight = from_compressed_tensors(words_along_rows(CODES), SCALES, words_along_rows(ZEROS.T).T, None, 64)
-    assert torch.equal(unpack_int4(weight, torch.float32), VALUES)
+def test_compressed_tensors_are_unpacked(known: Known) -> None:
+    weight = from_compressed_tensors(
+        words_along_rows(known.codes), known.scales, words_along_rows(known.zeros.T).T, None, 64
+    )
+    assert torch.equal(unpack_int4(weight, torch.float32), known.values)
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_gptq_is_unpacked(version: int) -> None:
-    stored = ZEROS.T - (1 if version == 1 else 0)
-    weight = from_gptq(words_along_rows(CODES).T, words_along_rows(stored), SCALES.T, None, 32, version)
-    assert torch.equal(unpack_int4(weight, torch.float32), VALUES)
+def test_gptq_is_unpacked(known: Known, version: int) -> None:
+    stored = known.zeros.T - (1 if version == 1 else 0)
+    weight = from_gptq(words_along_rows(known.codes).T, words_along_rows(stored), known.scales.T, None, 32, version)
+    assert torch.equal(unpack_int4(weight, torch.float32), known.values)
 
 
-def test_awq_is_unpacked() -> None:
+def test_awq_is_unpacked(known: Known) -> None:
     order = (0, 2, 4, 6, 1, 3, 5, 7)
-    weight = from_awq(words_along_rows(CODES.T, order), words_along_rows(ZEROS.T, order), SCALES.T, 32)
-    assert torch.equal(unpack_int4(weight, torch.float32), VALUES)
+    weight = from_awq(
+        words_along_rows(known.codes.T, order), words_along_rows(known.zeros.T, order), known.scales.T, 32
+    )
+    assert torch.equal(unpack_int4(weight, torch.float32), known.values)
 
 
-def test_scattered_groups_are_brought_together() -> None:
+def test_scattered_groups_are_brought_together(known: Known) -> None:
     g_idx = torch.arange(64) % 2
-    weight = from_gptq(words_along_rows(CODES).T, words_along_rows(ZEROS.T), SCALES.T, g_idx.int(), 32, 2)
+    weight = from_gptq(
+        words_along_rows(known.codes).T, words_along_rows(known.zeros.T), known.scales.T, g_idx.int(), 32, 2
+    )
     assert weight.permutation is not None
-    values = (CODES - ZEROS[:, g_idx]) * SCALES[:, g_idx]
+    values = (known.codes - known.zeros[:, g_idx]) * known.scales[:, g_idx]
     assert torch.equal(unpack(weight, torch.float32), values)
     x = torch.randn(3, 64)
     assert torch.allclose(int4_linear(x, weight), x @ values.T, atol=1e-4)
 
 
-def test_zero_points_of_eight_need_no_storage() -> None:
-    assert from_awq(words_along_rows(CODES.T), words_along_rows(torch.full((2, 8), 8)), SCALES.T, 32).zeros is None
+def test_zero_points_of_eight_need_no_storage(known: Known) -> None:
+    assert (
+        from_awq(words_along_rows(known.codes.T), words_along_rows(torch.full((2, 8), 8)), known.scales.T, 32).zeros
+        is None
+    )
 
 
 def test_repacked_mxfp4_has_the_same_values() -> None:

@@ -9,7 +9,9 @@ import torch
 
 from kernels import tuning
 from kernels.tuning import Choice, Sizes
+from tests.kernels.conftest import DEVICE
 
+HERE = torch.device(DEVICE)
 CHOICE = Choice(1, 16, 256, 4, 2)
 
 
@@ -43,21 +45,19 @@ def test_a_table_that_cannot_be_read_is_none_and_is_named(
 
 
 def test_sizes_that_nobody_measured_are_left_to_torch_and_the_users_table_goes_first(tmp_path: Path) -> None:
-    cpu = torch.device("cpu")
-    tuning.write_table(tmp_path / "shipped" / "cpu.json", {Sizes(4, 6, 42): CHOICE}, {})
-    assert tuning.choice(3, 6, 42, cpu) == CHOICE, "three rows are computed as four are"
-    assert tuning.choice(2, 6, 42, cpu) is None
-    assert tuning.choice(9, 6, 42, cpu) is None
-    tuning.save({Sizes(2, 6, 42): CHOICE}, cpu, {})
+    tuning.write_table(tmp_path / "shipped" / f"{tuning.device_name(HERE)}.json", {Sizes(4, 6, 42): CHOICE}, {})
+    assert tuning.choice(3, 6, 42, HERE) == CHOICE, "three rows are computed as four are"
+    assert tuning.choice(2, 6, 42, HERE) is None
+    assert tuning.choice(9, 6, 42, HERE) is None
+    tuning.save({Sizes(2, 6, 42): CHOICE}, HERE, {})
     tuning._table_of.cache_clear()
-    assert tuning.choice(2, 6, 42, cpu) == CHOICE
-    assert tuning.choice(3, 6, 42, cpu) is None
+    assert tuning.choice(2, 6, 42, HERE) == CHOICE
+    assert tuning.choice(3, 6, 42, HERE) is None
 
 
 def test_saving_keeps_what_was_measured_before() -> None:
-    cpu = torch.device("cpu")
-    tuning.save({Sizes(2, 6, 42): CHOICE}, cpu, {})
-    file = tuning.save({Sizes(1, 6, 42): CHOICE}, cpu, {})
+    tuning.save({Sizes(2, 6, 42): CHOICE}, HERE, {})
+    file = tuning.save({Sizes(1, 6, 42): CHOICE}, HERE, {})
     assert tuning.read_table(file).keys() == {Sizes(1, 6, 42), Sizes(2, 6, 42)}
 
 
@@ -79,10 +79,9 @@ def test_the_fastest_candidate_is_chosen_if_it_is_faster_than_torch(monkeypatch:
     monkeypatch.setattr(tuning, "MOST_TOKENS", 1)
     candidates = tuning.candidates(Sizes(1, 6, 600))
     assert candidates
-    cpu = torch.device("cpu")
-    found = tuning.tune([(6, 600)], cpu, torch.float32, Clock([1.0, 0.9, 0.5, 0.7]))
+    found = tuning.tune([(6, 600)], HERE, torch.float32, Clock([1.0, 0.9, 0.5, 0.7]))
     assert found == {Sizes(1, 6, 600): candidates[1]}
-    assert tuning.tune([(6, 600)], cpu, torch.float32, Clock([1.0, 0.99])) == {}, "a hundredth is noise"
+    assert tuning.tune([(6, 600)], HERE, torch.float32, Clock([1.0, 0.99])) == {}, "a hundredth is noise"
 
 
 def test_a_candidate_that_is_wrong_is_never_chosen(
@@ -90,7 +89,7 @@ def test_a_candidate_that_is_wrong_is_never_chosen(
 ) -> None:
     monkeypatch.setattr(tuning, "MOST_TOKENS", 1)
     monkeypatch.setattr(tuning, "run", lambda chosen, x, weight: x @ weight.T + 0.1)
-    assert tuning.tune([(6, 300)], torch.device("cpu"), torch.float32, Clock([1.0, 0.1])) == {}
+    assert tuning.tune([(6, 300)], HERE, torch.float32, Clock([1.0, 0.1])) == {}
     assert "is wrong for" in caplog.text
 
 

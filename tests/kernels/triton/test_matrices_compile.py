@@ -26,7 +26,8 @@ ALIGNED = {"columns", "split_columns", "weight_row", "weight_expert", "x_token",
 
 def compile(kernel, replaced=(), warps=4, stages=3, **constants):
     types = {name: "constexpr" if name in constants else dict(replaced).get(name, TYPES.get(name, "i32")) for name in kernel.arg_names}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, (name, type) in enumerate(types.items()) if type[0] == "*" or name in ALIGNED}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, (name, type) in enumerate(types.items())
+               if type != "constexpr" and (type[0] == "*" or name in ALIGNED)}
     source = ASTSource(kernel, types, constants, attrs=aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(num_warps=warps, num_stages=stages))
     ptx = compiled.asm["ptx"]
