@@ -21,12 +21,15 @@ from engine.kv.shared_tiers import SharedTiers
 from engine.layers.weights import WeightLoader
 from engine.models.registry import CacheShape, Family, Model, ModelConfig, find_family
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
+from engine.rehearsal import Plan
 from engine.runner import ModelRunner
 from engine.scheduler import Limits
+from engine.warm_up import BackgroundWarmUp
 from engine.weights.config import eos_token_ids, read_config
 from engine.weights.embedding import EmbeddingRecipe, read_recipe
 from engine.weights.fingerprint import fingerprint
 from engine.weights.reader import CheckpointReader, ReadingProgress
+from engine.weights.unread import UnreadCheckpoint
 from kernels.cpu import library as cpu_kernels
 from kernels.cpu import pages
 
@@ -123,8 +126,12 @@ def load_model(
             context_length = min(longest, num_blocks * host.block_size)
             if context_length < 2:
                 raise CheckpointError(f"{spec.name} has room for {context_length} token; raise kv_tokens or kv_gib")
+            warm_up = _start_warm_up(
+                spec, family, config, dtype, context_length, host.block_size, recipe, memory.arena.device
+            )
             model = family.load(config, WeightLoader(reader, dtype, memory.arena.device), context_length)
             reader.finish()
+            warm_up.wait()
             _warm_up(model, recipe, block, dtype, memory.arena.device, config.vocab_size, context_length)
             cache = memory.arena.span(first_slab, num_seen * block_bytes)
             runner = _runner(model, cache.view(dtype).view(num_seen, *block), recipe)
@@ -178,8 +185,10 @@ def _load_encoder(
     try:
         dtype = _choose_dtype(spec, reader, device)
         context_length = _longest(config, recipe)
+        warm_up = _start_warm_up(spec, family, config, dtype, context_length, context_length, recipe, device)
         model = family.load(config, WeightLoader(reader, dtype, device), context_length)
         reader.finish()
+        warm_up.wait()
         cache = torch.empty(host.max_num_seqs, 0, 2, context_length, 1, 1, dtype=dtype, device=device)
         runner = _runner(model, cache, recipe)
         runner.warm_up([i % config.vocab_size for i in range(1, 1 + min(_WARM_UP_TOKENS, context_length))])
@@ -202,6 +211,23 @@ def _load_encoder(
     )
     limits = Limits(context_length, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting, is_whole=True)
     return LoadedModel(spec, Engine(info, runner, limits), place=None)
+
+
+def _start_warm_up(
+    spec: ModelSpec,
+    family: Family,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    context_length: int,
+    block_size: int,
+    recipe: EmbeddingRecipe | None,
+    device: torch.device,
+) -> BackgroundWarmUp:
+    def plan() -> Plan:
+        reader = UnreadCheckpoint.open(Path(spec.path))
+        return Plan(family, config, reader, dtype, context_length, block_size, recipe and recipe.pooling)
+
+    return BackgroundWarmUp(spec.name, plan, device)
 
 
 def _runner(model: Model, cache: torch.Tensor, recipe: EmbeddingRecipe | None) -> ModelRunner:

@@ -10,13 +10,14 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.triton.jit import jit
 from kernels.triton.launch import num_processors
 
 _LEAST_SPLIT = 256  # keys: below it a program ends before it has hidden its own start
 _TILE = 64  # keys a step
 
 
-@triton.jit
+@jit(do_not_specialize=("tables_seq", "split_len", "splits"))
 def _attend(
     q, k_cache, v_cache, tables, lens, sinks, out, tops, sums,
     q_seq, q_head, cache_block, cache_offset, cache_head, tables_seq, out_seq, out_head, out_split,
@@ -72,7 +73,7 @@ def _attend(
         tl.store(sums + note, total, mask=is_row)
 
 
-@triton.jit
+@jit(do_not_specialize=("splits",))
 def _join(
     parts, tops, sums, sinks, out,
     parts_seq, parts_head, parts_split, out_seq, out_head, heads, head_dim, splits,

@@ -6,10 +6,11 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.triton.jit import jit
 from kernels.varlen import VarlenBatch
 
 
-@triton.jit
+@jit(do_not_specialize=("tables_seq",))
 def _attend(
     q, k_cache, v_cache, tables, starts, lens, sinks, out,
     q_token, q_head, cache_block, cache_offset, cache_head, tables_seq, out_token, out_head,

@@ -4,8 +4,10 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.triton.jit import jit
 
-@triton.jit
+
+@jit
 def _rotate_and_cache(
     qkv, norm, cos, sin, k_cache, v_cache, slots, q_out,
     qkv_token, qkv_head, cos_token, sin_token, cache_block, cache_offset, cache_head, q_token, q_head,
