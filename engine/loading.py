@@ -23,12 +23,15 @@ from engine.layers.weights import WeightLoader
 from engine.models.registry import CacheShape, Family, Model, ModelConfig, find_family
 from engine.plan import Limits
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
+from engine.rehearsal import Plan
 from engine.runner import ModelRunner
+from engine.warm_up import BackgroundWarmUp
 from engine.weights.config import eos_token_ids, read_config
 from engine.weights.embedding import EmbeddingRecipe, read_recipe
 from engine.weights.fingerprint import fingerprint
-from engine.weights.quantization import read_quantization
+from engine.weights.quantization import Quantization, read_quantization
 from engine.weights.reader import CheckpointReader, ReadingProgress
+from engine.weights.unread import UnreadCheckpoint
 from kernels.cpu import library as cpu_kernels
 from kernels.cpu import pages
 
@@ -125,9 +128,21 @@ def load_model(
             context_length = min(longest, num_blocks * host.block_size)
             if context_length < 2:
                 raise CheckpointError(f"{spec.name} has room for {context_length} token; raise kv_tokens or kv_gib")
+            warm_up = _start_warm_up(
+                spec,
+                family,
+                config,
+                dtype,
+                context_length,
+                host.block_size,
+                recipe,
+                memory.arena.device,
+                read_quantization(raw_config),
+            )
             loader = _weights(reader, dtype, memory.arena.device, raw_config)
             model = family.load(config, loader, context_length)
             reader.finish()
+            warm_up.wait()
             _warm_up(model, recipe, block, dtype, memory.arena.device, config.vocab_size, context_length)
             cache = memory.arena.span(first_slab, num_seen * block_bytes)
             runner = _runner(model, cache.view(dtype).view(num_seen, *block), recipe)
@@ -181,8 +196,10 @@ def _load_encoder(
     try:
         dtype = _choose_dtype(spec, reader, device)
         context_length = _longest(config, recipe)
+        warm_up = _start_warm_up(spec, family, config, dtype, context_length, context_length, recipe, device)
         model = family.load(config, WeightLoader(reader, dtype, device), context_length)
         reader.finish()
+        warm_up.wait()
         cache = torch.empty(host.max_num_seqs, 0, 2, context_length, 1, 1, dtype=dtype, device=device)
         runner = _runner(model, cache, recipe)
         runner.warm_up([i % config.vocab_size for i in range(1, 1 + min(_WARM_UP_TOKENS, context_length))])
@@ -212,6 +229,24 @@ def _weights(
 ) -> WeightLoader:
     reader.skip(r".*\.[kv]_scale")  # of a KV cache in fewer bits than ours
     return WeightLoader(reader, dtype, device, read_quantization(config))
+
+
+def _start_warm_up(
+    spec: ModelSpec,
+    family: Family,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    context_length: int,
+    block_size: int,
+    recipe: EmbeddingRecipe | None,
+    device: torch.device,
+    quantization: Quantization | None = None,
+) -> BackgroundWarmUp:
+    def plan() -> Plan:
+        reader = UnreadCheckpoint.open(Path(spec.path))
+        return Plan(family, config, reader, dtype, context_length, block_size, recipe and recipe.pooling, quantization)
+
+    return BackgroundWarmUp(spec.name, plan, device)
 
 
 def _runner(model: Model, cache: torch.Tensor, recipe: EmbeddingRecipe | None) -> ModelRunner:

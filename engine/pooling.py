@@ -14,7 +14,7 @@ from engine.protocol import Pooling
 from engine.transfer import to_device
 from kernels.pooling import Pooled, pool_pieces
 
-_PIECES: dict[Pooling, Pooled] = {"mean": "sum", "last": "last", "cls": "first"}
+PIECES: dict[Pooling, Pooled] = {"mean": "sum", "last": "last", "cls": "first"}
 
 
 def pool(chunks: SequenceOf[Chunk], hidden: torch.Tensor, is_normalized: bool) -> list[torch.Tensor | None]:
@@ -27,7 +27,7 @@ def pool(chunks: SequenceOf[Chunk], hidden: torch.Tensor, is_normalized: bool) -
     starts = to_device(torch.tensor([0, *accumulate(lens)], dtype=torch.int32), hidden.device)
     for kind in kinds:
         assert kind is not None
-        pieces = pool_pieces(hidden, starts, lens, _PIECES[kind]).unbind()
+        pieces = pool_pieces(hidden, starts, lens, PIECES[kind]).unbind()
         for i, chunk in enumerate(chunks):
             if chunk.sequence.pooling == kind:
                 vectors[i] = _add(chunk, pieces[i], kind, is_normalized)

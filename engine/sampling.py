@@ -18,9 +18,10 @@ from engine.results import SampledToken
 from engine.sequence import Sequence
 from engine.token_counts import TokenCounts
 from engine.transfer import to_device, to_host
+from kernels.draws import Draw, Draws
 from kernels.logprobs import token_logprobs, token_ranks
 from kernels.penalties import LogitEntries, penalize_, restore_
-from kernels.sample import Draw, Draws, choose
+from kernels.sample import choose
 
 _MASK64 = (1 << 64) - 1
 

@@ -8,10 +8,7 @@ device decides what is kept. One uniform number per token instead of one Gumbel 
 Philox calls a step.
 """
 
-import math
-from array import array
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -19,70 +16,15 @@ from torch import Tensor
 from kernels.checks import Call, placed
 from kernels.cpu import ops
 from kernels.device import triton_form
+from kernels.draws import FAR, MAX_VOCAB, POWER, Draws
 from kernels.philox import uniform
 
 _triton = triton_form("sample")
 
-FAR = 63 << 24  # of what weighs nothing: 2**-63 of the likeliest
-HEAVIEST = (
-    1 << 42
-)  # the likeliest token's weight: the sum over 2**20 entries fits int64, and what weighs 0 is less likely than 2**-42 of it
-GREEDY_SCALE = 2.0**100  # a temperature of 0: whatever differs from the highest is far away
-MAX_VOCAB = 1 << 20
-# Of 2**(24 - x) for x in [0, 1), a minimax polynomial in fp32, each operation rounded: 2.6e-7 off at most, which fp32 logits are themselves.
-POWER = (-15852.8515625, 154447.65625, -927735.75, 4029554.25, -11629022.0, 16777216.0)
 # Enough for nearly every nucleus: finding the largest 256 of 128k logits takes 0.3 ms a row on a CPU core, sorting them all 10 ms.
 NUM_CANDIDATES = 256
 PIECE = 1024  # vocabulary entries summed together before the cumulative sum; as in cpu/sample.c
 _MASK32 = 0xFFFFFFFF
-
-
-class Draw(NamedTuple):
-    """What one row asks for; None, 1 and 0 switch truncation off."""
-
-    temperature: float
-    top_k: int | None
-    top_p: float
-    min_p: float
-    seed: int  # below 2**64
-    position: int  # of the token to be drawn
-
-
-class Draws(NamedTuple):
-    """All rows, for the device, and what the host knows of them, so that nobody waits for the device to learn it."""
-
-    integers: (
-        Tensor  # [4, rows] int64: seed as a signed number, position, top_k (vocab: off), highest cost that min-p allows
-    )
-    reals: Tensor  # [2, rows] float64: scale, the cost of a distance of one, rounded to fp32 where it is used; top_p (1: off)
-    drawn: tuple[int, ...]  # rows whose temperature is not 0
-    truncates: bool  # by top-k or top-p, in any row
-    largest_top_k: int  # of those that are on (0: none)
-
-    @classmethod
-    def of(cls, rows: Sequence[Draw], vocab: int, put: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> "Draws":
-        """`put` brings the parameters, one tensor, to the device."""
-        integers, reals = array("q"), array("d")
-        integers.extend([row.seed if row.seed < 1 << 63 else row.seed - (1 << 64) for row in rows])
-        integers.extend([row.position for row in rows])
-        top_k = [vocab if row.top_k is None or not row.temperature else min(row.top_k, vocab) for row in rows]
-        integers.extend(top_k)
-        integers.extend([_highest_cost(row.min_p) for row in rows])
-        reals.extend([_scale(row.temperature) for row in rows])
-        reals.extend([row.top_p if row.temperature else 1.0 for row in rows])
-        packed = bytearray(integers.tobytes() + reals.tobytes())
-        columns = put(
-            (torch.frombuffer(packed, dtype=torch.int64) if rows else torch.empty(0)).long().view(6, len(rows))
-        )
-        largest = max((k for k in top_k if k < vocab), default=0)
-        truncates = largest > 0 or any(row.top_p < 1.0 and row.temperature for row in rows)
-        drawn = tuple([i for i, row in enumerate(rows) if row.temperature])
-        return cls(columns[:4], columns[4:].view(torch.float64), drawn, truncates, largest)
-
-    def select(self, rows: Tensor) -> "Draws":
-        """The drawn rows alone."""
-        count = tuple(range(len(self.drawn)))
-        return self._replace(integers=self.integers[:, rows], reals=self.reals[:, rows], drawn=count)
 
 
 def choose(logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
@@ -227,11 +169,3 @@ def _check(logits: Tensor, draws: Draws) -> None:
         call.require("logits", 0 < vocab <= MAX_VOCAB, f"has {vocab} entries a row, wanted 1 to {MAX_VOCAB}")
         call.tensor("draws.integers", integers, "4 rows", (torch.int64,), dense=2)
         call.tensor("draws.reals", reals, "2 rows", (torch.float64,), dense=2)
-
-
-def _scale(temperature: float) -> float:
-    return GREEDY_SCALE if temperature == 0 else min(math.log2(math.e) / temperature * 2.0**24, GREEDY_SCALE / 2)
-
-
-def _highest_cost(min_p: float) -> int:
-    return FAR if min_p <= 0.0 else min(FAR, max(0, math.floor(-math.log2(min_p) * 2.0**24)))

@@ -1,1 +1,12 @@
-"""The Triton form of the operations in kernels/: the same names and signatures, for CUDA devices."""
+"""The Triton form of the operations in kernels/: the same names and signatures, for CUDA devices.
+
+What is compiled is kept beside the project's other compiled files, unless TRITON_CACHE_DIR says where.
+"""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault(
+    "TRITON_CACHE_DIR",
+    str(Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "pilotlight" / "triton"),
+)

@@ -4,12 +4,13 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.triton.jit import jit
 from kernels.triton.launch import check_launch
 
 SILU, GELU_TANH, CLAMPED_SWIGLU = 0, 1, 2
 
 
-@triton.jit
+@jit
 def _gated(x, out, x_token, columns, alpha, limit, KIND: tl.constexpr, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

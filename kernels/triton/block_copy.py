@@ -5,12 +5,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton.jit import jit
+
 _TOKENS = 16
 _WORDS = 256  # of a token, a step
 _WORD = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@jit(do_not_specialize=("num_tokens",))
 def _copy(
     arena, blocks, buffer, num_tokens, words, block_size, its_size,
     arena_block, arena_layer, arena_token, buffer_block, buffer_layer, buffer_token,

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton.fp8_codes import as_bytes, conversion
+from kernels.triton.jit import jit
 from kernels.triton.paged_tiles import LOG2_E, meet
 from kernels.triton.split_kv import join, split, write_part
 
@@ -23,7 +24,7 @@ _MOST_ROWS = 64
 _UNSPECIALIZED = ["tables_seq", "window", "queries", "split_len", "splits"]
 
 
-@triton.jit(do_not_specialize=_UNSPECIALIZED)
+@jit(do_not_specialize=_UNSPECIALIZED)
 def _attend(
     q, k_cache, v_cache, tables, lens, sinks, kv_scales, out, tops, sums,
     q_seq, q_query, q_head, cache_block, cache_offset, cache_head, tables_seq,

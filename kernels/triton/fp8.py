@@ -10,6 +10,7 @@ import triton.language as tl
 
 from kernels.checks import ArgumentError
 from kernels.fp8 import GROUP, LARGEST, Fp8Weight, activation_group, check_fp8
+from kernels.triton.jit import jit
 from kernels.triton.launch import num_processors
 from kernels.triton.linear import Tile, sum_parts
 from kernels.triton.stored import check_rows
@@ -18,7 +19,7 @@ DEPTH = GROUP  # columns a step: no scale changes within
 _LEAST_COLUMNS = 512  # of a split
 
 
-@triton.jit
+@jit
 def _quantise(
     x, scale, values, scales, x_token, scales_token, columns, group, groups, LARGEST: tl.constexpr, GIVEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -45,7 +46,7 @@ def _quantise(
         tl.store(values + token * columns + column, _rounded(wide, LARGEST), mask=column < end)
 
 
-@triton.jit
+@jit
 def _rounded(wide, LARGEST: tl.constexpr):
     """The bits of the nearest e4m3 number, to even in the middle. Adding 1.5 * 2^23 steps leaves no bits below a step; the step is that of the
     number's exponent, and of 2^-6 below it."""
@@ -55,7 +56,7 @@ def _rounded(wide, LARGEST: tl.constexpr):
     return ((wide + shift) - shift).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
 
 
-@triton.jit
+@jit
 def _multiply(
     x, x_scales, weight, weight_scales, bias, out,
     x_token, x_scales_token, out_token, out_split, tokens, rows, columns, weight_row, weight_scales_row, x_group, row_group, column_group,

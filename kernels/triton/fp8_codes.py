@@ -6,13 +6,14 @@ Bytes, because Triton's interpreter narrows to FP8 wrongly (a rounded-up mantiss
 from functools import cache
 
 import torch
-import triton
 import triton.language as tl
+
+from kernels.triton.jit import jit
 
 NONE, BY_BITS, BY_HARDWARE = 0, 1, 2  # the FP8 parameter of a kernel
 
 
-@triton.jit
+@jit
 def decode_fp8(code, FP8: tl.constexpr):
     """uint8 -> fp16, exactly."""
     if FP8 == 2:
@@ -25,7 +26,7 @@ def decode_fp8(code, FP8: tl.constexpr):
     return value
 
 
-@triton.jit
+@jit
 def encode_fp8(x, FP8: tl.constexpr):
     """fp32 -> uint8, to the nearest, ties to even; what is beyond 448 becomes 448, NaN stays NaN."""
     is_nan = x != x

@@ -5,10 +5,11 @@ import triton
 import triton.language as tl
 
 from kernels.triton.fp8_codes import as_bytes, conversion, encode_fp8
+from kernels.triton.jit import jit
 from kernels.triton.launch import heads_per_program
 
 
-@triton.jit
+@jit
 def _kv_write(
     k, v, k_cache, v_cache, slots, kv_scales,
     k_token, k_head, v_token, v_head, cache_block, cache_offset, cache_head, kv_heads, head_dim, head_tiles,
@@ -25,13 +26,13 @@ def _kv_write(
     store_cached(v_cache + place, values, kv_scales + 1, inside, FP8)
 
 
-@triton.jit
+@jit
 def place_of(slots, token, cache_block, cache_offset, BLOCK_SIZE: tl.constexpr):
     slot = tl.load(slots + token)
     return slot // BLOCK_SIZE * cache_block + slot % BLOCK_SIZE * cache_offset
 
 
-@triton.jit
+@jit
 def store_cached(target, x, scale, mask, FP8: tl.constexpr):
     """`scale` points to what a stored number is multiplied by when it is read."""
     if FP8:

@@ -13,6 +13,7 @@ import triton.language as tl
 from kernels.checks import ArgumentError
 from kernels.int4 import Int4Weight
 from kernels.mxfp4 import Mxfp4Weight
+from kernels.triton.jit import jit
 from kernels.triton.launch import num_processors
 from kernels.triton.stored import Stored, check_rows, operands
 from kernels.triton.tiles import multiply, multiply_few
@@ -34,7 +35,7 @@ class Tile(NamedTuple):
     stages: int
 
 
-@triton.jit
+@jit
 def _multiply(
     x, weight, scales, zeros, bias, out,
     x_token, out_token, out_split, tokens, rows, columns, weight_row, scales_row, row_group, column_group, split_columns, splits, group_tiles,
@@ -68,7 +69,7 @@ def _multiply(
     tl.store(target, sums.to(out.dtype.element_ty), mask=is_token[:, None] & is_row[None, :])
 
 
-@triton.jit
+@jit
 def add_parts(parts, bias, out, parts_split, values, rows, splits, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):
     """out [values] = the sum of parts [splits, values], and the bias of each row."""
     value = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

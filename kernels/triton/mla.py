@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.triton.jit import jit
 from kernels.triton.paged_tiles import LOG2_E, load_rows, weigh
 from kernels.triton.split_kv import Splits, join, split, write_part
 from kernels.triton.varlen import sequence_of
@@ -14,7 +15,7 @@ from kernels.varlen import VarlenBatch
 _UNSPECIALIZED = ["tables_seq", "seqs", "tiles", "split_len", "splits"]  # as decode_attention's
 
 
-@triton.jit(do_not_specialize=_UNSPECIALIZED)
+@jit(do_not_specialize=_UNSPECIALIZED)
 def _attend(
     q_latent, q_rotary, cache, tables, starts, lens, out, tops, sums,
     latent_token, latent_head, rotary_token, rotary_head, cache_block, cache_offset, tables_seq,
@@ -71,7 +72,7 @@ def _attend(
         )  # fmt: skip
 
 
-@triton.jit
+@jit
 def _meet(
     rows, turned_rows, position, top, total, result, cache, table, cache_block, cache_offset, begin, end, scale,
     LATENT: tl.constexpr, LATENT_DIM: tl.constexpr, ROTARY: tl.constexpr, ROTARY_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,

@@ -15,6 +15,7 @@ from kernels.activation import clamped_swiglu, gelu_tanh_and_mul, silu_and_mul
 from kernels.checks import ArgumentError
 from kernels.linear import GatedActivation
 from kernels.triton.activation import CLAMPED_SWIGLU, GELU_TANH, SILU
+from kernels.triton.jit import jit
 from kernels.triton.linear import Tile
 from kernels.triton.stored import Stored, check_rows, operands
 from kernels.triton.tiles import multiply
@@ -26,7 +27,7 @@ _GROUP_TILES = 8  # tiles of rows that take turns at the same rows of a weight
 _MOST_EXPERTS = 1024
 
 
-@triton.jit
+@jit
 def _route(
     logits,
     weights,
@@ -59,7 +60,7 @@ def _route(
     tl.store(ids + token * top_k + slot, chosen_ids.to(tl.int64), mask=slot < top_k)
 
 
-@triton.jit
+@jit
 def _route_in_groups(
     logits, bias, weights, ids, logits_token, groups, group_size, top_groups, top_k, scale,
     RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr,
@@ -97,7 +98,7 @@ def _route_in_groups(
     tl.store(ids + token * top_k + slot, chosen_ids.to(tl.int64), mask=slot < top_k)
 
 
-@triton.jit
+@jit
 def _by_expert(
     ids, order, table, pairs, experts, tiles, rows_a_tile, search_steps,
     IS_SORTED: tl.constexpr, EXPERTS: tl.constexpr, PAIRS: tl.constexpr, TILES: tl.constexpr, COUNTED: tl.constexpr,
@@ -142,7 +143,7 @@ def _by_expert(
     tl.store(entry + 2, tl.minimum(first_row + rows_a_tile, end), mask=tile < tiles)
 
 
-@triton.jit
+@jit
 def _up_to(ids, most, pairs, search_steps, EXPERTS: tl.constexpr):
     """How many of the sorted ids are at most most [EXPERTS], of all at once."""
     low, high = tl.zeros([EXPERTS], tl.int32), tl.zeros([EXPERTS], tl.int32) + pairs
@@ -155,7 +156,7 @@ def _up_to(ids, most, pairs, search_steps, EXPERTS: tl.constexpr):
     return low
 
 
-@triton.jit
+@jit
 def _place(table, tiles, row_tiles, group_tiles):
     """Which tile of rows of x, and which of rows of the weight, a program has."""
     program = tl.program_id(0)
@@ -165,7 +166,7 @@ def _place(table, tiles, row_tiles, group_tiles):
     return table + (band * group_tiles + within % in_band) * 3, within // in_band
 
 
-@triton.jit
+@jit
 def _gate_up(
     x, weight, scales, zeros, bias, order, table, hidden,
     x_token, hidden_row, bias_expert, top_k, tiles, intermediate, columns, weight_expert, weight_row, scales_expert, scales_row, row_group,
@@ -203,7 +204,7 @@ def _gate_up(
         tl.store(target, value.to(hidden.dtype.element_ty), mask=is_token[:, None] & is_row[None, :])
 
 
-@triton.jit
+@jit
 def _down(
     hidden, weight, scales, zeros, bias, order, table, out,
     hidden_row, out_pair, bias_expert, tiles, rows, columns, weight_expert, weight_row, scales_expert, scales_row, row_group, column_group,
@@ -229,7 +230,7 @@ def _down(
         tl.store(target, sums.to(out.dtype.element_ty), mask=is_token[:, None] & is_row[None, :])
 
 
-@triton.jit
+@jit
 def _weighted_sum(pairs, weights, out, top_k, columns, blocks, BLOCK: tl.constexpr):
     program = tl.program_id(0).to(tl.int64)
     token = program // blocks

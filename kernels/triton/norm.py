@@ -4,10 +4,11 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.triton.jit import jit
 from kernels.triton.launch import LONGEST_ROW, check_launch, warps_for
 
 
-@triton.jit
+@jit
 def _rms_norm(
     x, residual, weight, out, new_residual,
     x_token, x_head, residual_token, out_token, out_head, new_residual_token,

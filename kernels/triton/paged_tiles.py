@@ -4,15 +4,15 @@ Gimelshein, 2018; FlashAttention, Dao et al., 2022): what decode, verify and pre
 Scores are kept in powers of two: their scale carries log2(e), so that a weight is one exp2.
 """
 
-import triton
 import triton.language as tl
 
 from kernels.triton.fp8_codes import decode_fp8
+from kernels.triton.jit import jit
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit
+@jit
 def meet(
     queries, position, top, total, result,
     k_cache, v_cache, table, kv_head, cache_block, cache_offset, cache_head,
@@ -52,7 +52,7 @@ def meet(
     return top, total, result
 
 
-@triton.jit
+@jit
 def weigh(scores, factor, top, total, MASKED: tl.constexpr):
     """-> the weights of scores * factor, what earlier weights are worth now, and the new top and total. The factor, above 0, is applied to a row's
     largest and inside the exponent, where it costs nothing: a multiply-add for each score instead of a product and a difference."""
@@ -65,7 +65,7 @@ def weigh(scores, factor, top, total, MASKED: tl.constexpr):
     return weights, fade, new_top, total * fade + tl.sum(weights, axis=1)
 
 
-@triton.jit
+@jit
 def load_rows(
     cache, rows, is_key, column, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, MASKED: tl.constexpr
 ):  # fmt: skip
@@ -81,7 +81,7 @@ def load_rows(
     return loaded
 
 
-@triton.jit
+@jit
 def tanh(x):
     """To fp32's precision relative to itself, which a score's distance from others needs: near 0, where 1 - 2 / (exp(2 x) + 1) cancels, by the
     polynomial of Cephes' tanhf."""

@@ -1,16 +1,21 @@
 """Bias and penalties at the entries they touch, each entry for itself, with every product and sum rounded as torch rounds it: a token that is drawn
 from the changed logits is the same in both forms."""
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 
-from kernels.penalties import LogitEntries
+from kernels.triton.jit import jit
+
+if TYPE_CHECKING:
+    from kernels.penalties import LogitEntries
 
 _BLOCK = 256
 
 
-@triton.jit(do_not_specialize=["count"])
+@jit(do_not_specialize=("count",))
 def _penalize(
     logits, rows, tokens, bias, seen, num_outputs, repetition, presence, frequency, before, row_stride, count,
     BLOCK: tl.constexpr,
@@ -30,7 +35,7 @@ def _penalize(
     tl.store(logits + place, repeated - (each + once), mask=inside)
 
 
-@triton.jit(do_not_specialize=["count"])
+@jit(do_not_specialize=("count",))
 def _restore(logits, rows, tokens, before, row_stride, count, BLOCK: tl.constexpr):
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = entry < count
@@ -38,7 +43,7 @@ def _restore(logits, rows, tokens, before, row_stride, count, BLOCK: tl.constexp
     tl.store(logits + place, tl.load(before + entry, mask=inside, other=0.0), mask=inside)
 
 
-def penalize_(logits: torch.Tensor, entries: LogitEntries) -> torch.Tensor:
+def penalize_(logits: torch.Tensor, entries: "LogitEntries") -> torch.Tensor:
     """As kernels/penalties.py."""
     count = len(entries.rows)
     before = torch.empty(count, dtype=logits.dtype, device=logits.device)
@@ -49,7 +54,7 @@ def penalize_(logits: torch.Tensor, entries: LogitEntries) -> torch.Tensor:
     return before
 
 
-def restore_(logits: torch.Tensor, entries: LogitEntries, before: torch.Tensor) -> None:
+def restore_(logits: torch.Tensor, entries: "LogitEntries", before: torch.Tensor) -> None:
     count = len(entries.rows)
     if count:
         _restore[(triton.cdiv(count, _BLOCK),)](

@@ -1,16 +1,21 @@
 """One program per piece of a text and slice of its columns: a piece's tokens pass by in tiles, whose rows are added up one by one at the end."""
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 
-from kernels.pooling import Pooled
+from kernels.triton.jit import jit
+
+if TYPE_CHECKING:
+    from kernels.pooling import Pooled
 
 _COLUMNS = 64  # a program: a lone text of 4,096 columns still fills 64 processors, each reading 128 bytes a row
 _ROWS = 32
 
 
-@triton.jit
+@jit
 def _pool(hidden, starts, out, token_stride, size, KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     piece = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -32,7 +37,7 @@ def _pool(hidden, starts, out, token_stride, size, KIND: tl.constexpr, ROWS: tl.
     tl.store(out + piece * size + column, pooled, mask=inside)
 
 
-def pool_pieces(hidden: torch.Tensor, starts: torch.Tensor, host_lens: tuple[int, ...], kind: Pooled) -> torch.Tensor:
+def pool_pieces(hidden: torch.Tensor, starts: torch.Tensor, host_lens: tuple[int, ...], kind: "Pooled") -> torch.Tensor:
     """As kernels/pooling.py."""
     pieces, size = len(host_lens), hidden.shape[1]
     out = torch.empty((pieces, size), dtype=torch.float32, device=hidden.device)

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from kernels.triton.decode_attention import capped
 from kernels.triton.fp8_codes import as_bytes, conversion
+from kernels.triton.jit import jit
 from kernels.triton.paged_tiles import LOG2_E, meet
 from kernels.triton.varlen import sequence_of
 from kernels.varlen import VarlenBatch
@@ -16,7 +17,7 @@ from kernels.varlen import VarlenBatch
 _UNSPECIALIZED = ["tables_seq", "window", "seqs", "tiles"]  # as decode_attention's
 
 
-@triton.jit(do_not_specialize=_UNSPECIALIZED)
+@jit(do_not_specialize=_UNSPECIALIZED)
 def _attend(
     q, k_cache, v_cache, tables, starts, lens, sinks, kv_scales, out,
     q_token, q_head, cache_block, cache_offset, cache_head, tables_seq,

@@ -5,12 +5,13 @@ import triton
 import triton.language as tl
 
 from kernels.triton.fp8_codes import as_bytes, conversion
+from kernels.triton.jit import jit
 from kernels.triton.kv_write import place_of, store_cached
 from kernels.triton.launch import heads_per_program
 from kernels.triton.rotary import turn
 
 
-@triton.jit
+@jit
 def _rotate_and_cache(
     qkv, norm, cos, sin, k_cache, v_cache, slots, kv_scales, q_out,
     qkv_token, qkv_head, cos_token, sin_token, cache_block, cache_offset, cache_head,

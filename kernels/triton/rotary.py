@@ -4,10 +4,11 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.triton.jit import jit
 from kernels.triton.launch import heads_per_program
 
 
-@triton.jit
+@jit
 def _rotary(
     x, cos, sin, out, x_token, x_head, cos_token, sin_token, heads, half, head_tiles, HEADS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -25,7 +26,7 @@ def _rotary(
     tl.store(target + half, turned_second.to(first.dtype), mask=inside)
 
 
-@triton.jit
+@jit
 def turn(first, second, c, s):
     return first * c - second * s, second * c + first * s
 

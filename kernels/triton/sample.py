@@ -16,7 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.sample import FAR, GREEDY_SCALE, POWER, Draws
+from kernels.draws import FAR, GREEDY_SCALE, POWER, Draws
+from kernels.triton.jit import jit
 
 CHUNK = 8192  # logits a program
 TILE = 2048  # of them in registers at once
@@ -30,13 +31,13 @@ _GREEDY = tl.constexpr(GREEDY_SCALE)
 _P5, _P4, _P3, _P2, _P1, _P0 = map(tl.constexpr, POWER)
 
 
-@triton.jit
+@jit
 def _cost(logits, top, scale):
     distance = (top - logits) * scale
     return tl.where(distance < _FAR * 1.0, distance, _FAR * 1.0).to(tl.int32)  # what is no number is far, too
 
 
-@triton.jit
+@jit
 def _weight(cost):
     part = (cost & 0xFFFFFF).to(tl.float32) * 5.9604644775390625e-08  # 2**-24
     power = part * _P5 + _P4
@@ -47,7 +48,7 @@ def _weight(cost):
     return (power.to(tl.int64) << 18) >> (cost >> 24).to(tl.int64)
 
 
-@triton.jit
+@jit
 def _top_of(tops, row, chunks, CHUNKS: tl.constexpr):
     """The highest of a row, NaN where any logit is."""
     chunk = tl.arange(0, CHUNKS)
@@ -57,7 +58,7 @@ def _top_of(tops, row, chunks, CHUNKS: tl.constexpr):
     return tl.where(is_bad, float("nan"), top)
 
 
-@triton.jit
+@jit
 def _tops(
     logits, tops, bests, histogram, num_listed, row_stride, vocab, chunks,
     BINS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
@@ -85,7 +86,7 @@ def _tops(
         tl.store(num_listed + row, 0)
 
 
-@triton.jit
+@jit
 def _best(tops, bests, ids, highest, chunks, CHUNKS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, CHUNKS)
@@ -96,7 +97,7 @@ def _best(tops, bests, ids, highest, chunks, CHUNKS: tl.constexpr):
     tl.store(highest + row, _top_of(tops, row, chunks, CHUNKS))
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=("rows",))
 def _count(
     logits, tops, integers, reals, histogram, row_stride, rows, vocab, chunks,
     CHUNKS: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
@@ -119,7 +120,7 @@ def _count(
         tl.atomic_add(histogram + row * BINS + bins, counts, mask=counts > 0)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=("rows",))
 def _sum(
     logits, tops, integers, reals, histogram, sums, bounds, num_listed, listed, row_stride, rows, vocab, chunks,
     CHUNKS: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
@@ -192,7 +193,7 @@ def _sum(
     tl.store(sums + at + 1, tl.sum(whole, axis=0))
 
 
-@triton.jit
+@jit
 def _listed_costs(logits, listed, start, count, top, scale, TILE: tl.constexpr):
     """Of listed tokens, and the tokens; behind the last, costs that no floor reaches."""
     index = start + tl.arange(0, TILE)
@@ -201,12 +202,12 @@ def _listed_costs(logits, listed, start, count, top, scale, TILE: tl.constexpr):
     return tl.where(index < count, _cost(values, top, scale), 0x7FFFFFFF), token
 
 
-@triton.jit
+@jit
 def _weight_up_to(floor, cost):
     return tl.where(cost <= floor, _weight(tl.minimum(cost, _FAR)), 0)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=("rows",))
 def _pick(
     logits, tops, integers, reals, sums, bounds, num_listed, listed, ids, highest, row_stride, rows, vocab, chunks,
     CHUNKS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.triton.jit import jit
 from kernels.triton.launch import num_processors
 from kernels.triton.paged_tiles import LOG2_E
 
@@ -49,7 +50,7 @@ def num_splits(programs: int, keys: int, device: torch.device) -> int:
     return max(1, rounds, filled)
 
 
-@triton.jit
+@jit
 def write_part(
     out, tops, sums, sinks, line, head, is_row, top, total, result, factor, split, splits,
     COLUMNS: tl.constexpr, DIM: tl.constexpr, HAS_SINKS: tl.constexpr, DIRECT: tl.constexpr,
@@ -78,7 +79,7 @@ _UNSPECIALIZED = [
 ]  # depends on lengths: a variant for each kind of value would be compiled while requests wait
 
 
-@triton.jit(do_not_specialize=_UNSPECIALIZED)
+@jit(do_not_specialize=_UNSPECIALIZED)
 def _join(
     parts, tops, sums, sinks, out, splits, heads,
     COLUMNS: tl.constexpr, DIM: tl.constexpr, CHUNK: tl.constexpr, HAS_SINKS: tl.constexpr,

@@ -5,13 +5,14 @@ how four-bit values lie: in every block of 32 columns, byte j holds column j in 
 to change its thread. Weights that are not packed take the columns behind each other, in two halves as well.
 """
 
-import triton
 import triton.language as tl
+
+from kernels.triton.jit import jit
 
 PLAIN, FP8, INT4, MXFP4 = (tl.constexpr(i) for i in range(4))  # from INT4 on packed
 
 
-@triton.jit
+@jit
 def half_columns(k, FORMAT: tl.constexpr, HALF: tl.constexpr):
     """The columns of the first half of the tile that begins at column k, and how far behind them those of the second are."""
     i = tl.arange(0, HALF)
@@ -20,7 +21,7 @@ def half_columns(k, FORMAT: tl.constexpr, HALF: tl.constexpr):
     return columns, behind
 
 
-@triton.jit
+@jit
 def weights(
     weight, scales, zeros, row, is_row, k, columns, weight_row, scales_row, row_group, column_group,
     FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, TYPE: tl.constexpr,
@@ -62,7 +63,7 @@ def weights(
     return first.to(TYPE), second.to(TYPE)
 
 
-@triton.jit
+@jit
 def e2m1(code):
     """Four-bit floats: a sign, two bits of exponent, one of mantissa. 0 and 0.5 have no leading one."""
     magnitude = code & 7
@@ -71,14 +72,14 @@ def e2m1(code):
     return tl.where(code > 7, -value, value)
 
 
-@triton.jit
+@jit
 def power_of_two(scale):
     """e8m0: the exponent of a float and nothing else; 0 is the one power that only a denormal holds. Loaders refuse 255, which is no number."""
     bits = scale.to(tl.int32)
     return tl.where(bits == 0, 1 << 22, bits << 23).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@jit
 def multiply(
     x, is_token, weight, scales, zeros, row, is_row, up_row, begin, end, columns, weight_row, scales_row, row_group, column_group,
     FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, GATED: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
@@ -112,7 +113,7 @@ def multiply(
     return sums, up_sums
 
 
-@triton.jit
+@jit
 def multiply_few(
     x, x_token, tokens, weight, scales, zeros, row, is_row, begin, end, columns, weight_row, scales_row, row_group, column_group,
     FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,

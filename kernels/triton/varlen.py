@@ -1,10 +1,11 @@
 """Finding out, inside a kernel, to which sequence of a varlen batch a tile belongs."""
 
-import triton
 import triton.language as tl
 
+from kernels.triton.jit import jit
 
-@triton.jit
+
+@jit
 def sequence_of(tile, starts, seqs, rows_per_token, ROWS: tl.constexpr):
     """-> the sequence and which of its tiles it is.
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import kernels.sample
 from kernels.checks import ArgumentError
-from kernels.sample import HEAVIEST, POWER, Draw, Draws, choose, pick, piece_sums, sample, weigh
+from kernels.draws import HEAVIEST, POWER, Draw, Draws
+from kernels.sample import choose, pick, piece_sums, sample, weigh
 
 
 def reference_distribution(

@@ -10,7 +10,8 @@ import torch
 pytest.importorskip("triton")
 
 import kernels.triton.sample as triton_sample
-from kernels.sample import Draw, Draws, choose
+from kernels.draws import Draw, Draws
+from kernels.sample import choose
 
 LOGITS: dict[str, Callable[[int, int], torch.Tensor]] = {
     "normal": lambda rows, vocab: 3 * torch.randn(rows, vocab),

@@ -1,0 +1,108 @@
+"""What a model will launch, known before its weights are there: it is made without them and runs through steps of the shapes that decide which
+variants of kernels are needed.
+
+Knows batches; refuses to know kernels. A variant that no rehearsed step launches is compiled at its first use, as everything was before.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from engine.batch import Batch, DecodeBatch
+from engine.layers.attention import LayerCache
+from engine.layers.weights import WeightLoader
+from engine.models.registry import Family, Model, ModelConfig
+from engine.pooling import PIECES
+from engine.protocol import Pooling
+from engine.weights.quantization import Quantization
+from engine.weights.reader import CheckpointReader
+from kernels.draws import Draw, Draws
+from kernels.logprobs import token_logprobs
+from kernels.penalties import LogitEntries, penalize_, restore_
+from kernels.pooling import pool_pieces
+from kernels.rehearsal import pretend, rehearse
+from kernels.sample import choose
+from kernels.varlen import VarlenBatch
+
+if TYPE_CHECKING:
+    from kernels.triton.jit import Launch
+
+# One, an odd number and a multiple of 16 of rows and of blocks; few programs and many; prompts for each size of tile. Lengths are not compiled in.
+DECODES = ((1, 10), (1, 20), (1, 4096), (3, 100), (64, 4096), (256, 300))
+PROMPTS = ((1, 8), (40,), (3, 500))
+_DRAWS = (Draw(0.0, None, 1.0, 0.0, 0, 0), Draw(1.0, 20, 0.9, 0.0, 0, 0))
+_NUM_BLOCKS = 64  # of a cache that takes no memory
+
+
+class Plan(NamedTuple):
+    """A model that is about to be loaded."""
+
+    family: Family
+    config: ModelConfig
+    reader: CheckpointReader
+    dtype: torch.dtype
+    context_length: int
+    block_size: int
+    pooling: Pooling | None = None
+    quantization: Quantization | None = None
+
+
+def rehearse_model(plan: Plan) -> "list[Launch]":
+    return rehearse(lambda: _run(plan))
+
+
+def _run(plan: Plan) -> None:
+    loader = WeightLoader(plan.reader, plan.dtype, torch.device("meta"), plan.quantization)
+    model = plan.family.load(plan.config, loader, plan.context_length)
+    config = plan.config
+    arena = pretend(
+        (_NUM_BLOCKS, config.num_layers, 2, plan.block_size, config.num_kv_heads, config.head_dim), plan.dtype
+    )
+    cache = [LayerCache(arena[:, i, 0], arena[:, i, 1]) for i in range(config.num_layers)]
+    for batch in batches(plan):
+        hidden = model.forward(batch, cache)
+        if plan.pooling is not None:
+            lens = batch.prefill.host_q_lens if batch.prefill is not None else (1,) * len(hidden)
+            pool_pieces(hidden, pretend((len(lens) + 1,), torch.int32), lens, PIECES[plan.pooling])
+        elif batch.prefill is None:
+            _choose(model, hidden)
+
+
+def batches(plan: Plan) -> Iterator[Batch]:
+    if plan.config.num_layers:
+        for rows, context in DECODES:
+            yield decode_batch(rows, min(context, plan.context_length), plan.block_size)
+    for lens in PROMPTS:
+        yield prompt_batch(tuple(min(length, plan.context_length) for length in lens), plan.block_size)
+
+
+def decode_batch(rows: int, context: int, block_size: int) -> Batch:
+    tables = pretend((rows, -(-context // block_size)), torch.int64)
+    return _batch(rows, DecodeBatch(tables, pretend((rows,), torch.int64), context), None)
+
+
+def prompt_batch(lens: tuple[int, ...], block_size: int) -> Batch:
+    tables = pretend((len(lens), -(-max(lens) // block_size)), torch.int64)
+    starts, contexts = pretend((len(lens) + 1,), torch.int32), pretend((len(lens),), torch.int32)
+    return _batch(sum(lens), None, VarlenBatch(tables, starts, contexts, lens, lens))
+
+
+def _batch(tokens: int, decode: DecodeBatch | None, prefill: VarlenBatch | None) -> Batch:
+    ids, positions, slots = (pretend((tokens,), torch.int64) for _ in range(3))
+    return Batch(ids, positions, slots, tokens if decode is not None else 0, decode, prefill, None)
+
+
+def _choose(model: Model, hidden: torch.Tensor) -> None:
+    logits = model.logits(hidden)
+    rows, vocab = logits.shape
+    for draw in _DRAWS:
+        ids, _ = choose(logits, Draws.of([draw] * rows, vocab, _pretended))
+    token_logprobs(logits, ids, 5)
+    integers = [pretend((7,), torch.int64) for _ in range(2)]
+    entries = LogitEntries(*integers, *(pretend((7,), torch.float32) for _ in range(6)))
+    restore_(logits, entries, penalize_(logits, entries))
+
+
+def _pretended(tensor: torch.Tensor) -> Any:
+    return pretend(tensor.shape, tensor.dtype)

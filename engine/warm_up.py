@@ -1,0 +1,41 @@
+"""Compiles a model's kernels beside the reading of its weights.
+
+A model whose rehearsal fails is served all the same: what it needs is compiled at its first use. Knows threads; refuses to know models and kernels.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+
+import torch
+
+from engine.rehearsal import Plan, rehearse_model
+from kernels.device import takes_triton
+from kernels.warm_up import compile_launches
+
+log = logging.getLogger(__name__)
+
+
+class BackgroundWarmUp:
+    def __init__(self, name: str, make_plan: Callable[[], Plan], device: torch.device) -> None:
+        self._name = name
+        self._make_plan = make_plan
+        self._device = device
+        self._thread: threading.Thread | None = None
+        if device.type == "cuda" and takes_triton():
+            self._thread = threading.Thread(target=self._run, name="kernels-warm-up", daemon=True)
+            self._thread.start()
+
+    def wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            warmed = compile_launches(rehearse_model(self._make_plan()), self._device)
+        except Exception:  # of whatever kind: it costs the first requests some time, and nothing else
+            log.warning(
+                "%s could not be rehearsed; its kernels are compiled at their first use", self._name, exc_info=True
+            )
+        else:
+            log.info("%s: %d variants of kernels are ready after %.1f s", self._name, *warmed)

@@ -1,0 +1,89 @@
+"""Triton's `jit`, with launches that can be rehearsed: in a thread that is `noting`, a launch leaves a note of its arguments instead of running.
+
+So what a model will launch is known before its weights are there, and is compiled meanwhile (kernels/warm_up.py). Every function of kernels/triton is
+decorated with this `jit`. Knows Triton's functions; refuses to know what they compute.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from triton.runtime.jit import JITFunction
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """What Triton compiles for: a tensor's type, and whether it starts at a multiple of 16 bytes."""
+
+    dtype: torch.dtype
+    is_aligned: bool
+
+    def data_ptr(self) -> int:
+        return 0 if self.is_aligned else self.dtype.itemsize
+
+
+class Launch(NamedTuple):
+    function: "RehearsableFunction"
+    arguments: tuple[Any, ...]  # tensors as Pointers
+    options: dict[str, Any]  # constants and what the compiler is told
+
+    @property
+    def variant(self) -> tuple[Any, ...]:
+        """Equal for launches that run the same machine code."""
+        values = dict(zip(self.function.arg_names, self.arguments, strict=False)) | self.options
+        kinds = [(name, self.function.kind_of(name, value)) for name, value in sorted(values.items())]
+        return self.function.__module__, self.function.__name__, *kinds
+
+
+class RehearsableFunction(JITFunction):  # type: ignore[misc]
+    def run(self, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        if _thread.notes is None:
+            return super().run(*args, grid=grid, warmup=warmup, **options)
+        _thread.notes.append(Launch(self, tuple(map(_noted, args)), {name: _noted(x) for name, x in options.items()}))
+        return None
+
+    def kind_of(self, name: str, value: Any) -> Any:
+        """What of an argument's value makes a difference to the machine code."""
+        parameter = next((parameter for parameter in self.params if parameter.name == name), None)
+        if parameter is None or parameter.is_constexpr or isinstance(value, bool):
+            return value
+        if not isinstance(value, int):
+            return float if isinstance(value, float) else value
+        is_wide = not -(2**31) <= value < 2**31
+        return is_wide if parameter.do_not_specialize else (is_wide, value == 1, value % 16 == 0)
+
+
+def jit(function: Any = None, *, do_not_specialize: Sequence[str] = ()) -> Any:
+    """`do_not_specialize`: integers that follow a batch and not the model. Triton compiles anew for one that is 1 or a multiple of 16."""
+    if function is None:
+        return lambda given: jit(given, do_not_specialize=do_not_specialize)
+    if triton.knobs.runtime.interpret:
+        return triton.jit(function, do_not_specialize=do_not_specialize)
+    return RehearsableFunction(function, do_not_specialize=list(do_not_specialize))
+
+
+@contextmanager
+def noting() -> Iterator[list[Launch]]:
+    """Launches of this thread are noted, and do not run."""
+    before, _thread.notes = _thread.notes, []
+    try:
+        yield _thread.notes
+    finally:
+        _thread.notes = before
+
+
+class _Thread(threading.local):
+    notes: list[Launch] | None = None
+
+
+_thread = _Thread()
+
+
+def _noted(argument: Any) -> Any:
+    if isinstance(argument, torch.Tensor):
+        return Pointer(argument.dtype, argument.storage_offset() * argument.element_size() % 16 == 0)
+    return argument

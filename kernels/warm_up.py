@@ -1,0 +1,49 @@
+"""Compiles what a model will launch before it launches it, in threads, while its weights stream.
+
+What is compiled lies in Triton's cache on disk (TRITON_CACHE_DIR, by default in the user's cache folder), keyed by source, signature and
+architecture: the next start finds it there. Knows launches; refuses to know models.
+"""
+
+import os
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from kernels.triton.jit import Launch
+
+_MAX_THREADS = 16  # the assembler, half of the time, is a process of its own; the rest shares one interpreter
+
+
+class WarmUp(NamedTuple):
+    num_variants: int
+    took_s: float
+
+
+def distinct(launches: "Iterable[Launch]") -> "list[Launch]":
+    """One launch of each variant."""
+    return list({launch.variant: launch for launch in launches}.values())
+
+
+def compile_launches(launches: "Iterable[Launch]", device: torch.device | None = None) -> WarmUp:
+    """`device`: a CUDA device, or None for whatever Triton's driver says."""
+    began = time.perf_counter()
+    variants = distinct(launches)
+    # A function's variants follow each other: Triton makes its tables for a function at the first, and for two at once it would make them twice.
+    by_function: dict[int, list[Launch]] = {}
+    for launch in variants:
+        by_function.setdefault(id(launch.function), []).append(launch)
+
+    def compile_all(of_function: "list[Launch]") -> None:
+        if device is not None:
+            torch.cuda.set_device(device)
+        for launch in of_function:
+            launch.function.warmup(*launch.arguments, grid=(1, 1, 1), **launch.options)
+
+    with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="triton") as pool:
+        for _ in pool.map(compile_all, by_function.values()):
+            pass
+    return WarmUp(len(variants), time.perf_counter() - began)

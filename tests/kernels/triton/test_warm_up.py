@@ -1,0 +1,134 @@
+"""What a model will launch is known without its weights, compiled without a GPU, and found again; and how many launches a layer makes.
+
+In a process of its own: here Triton interprets, there it compiles, for Hopper (sm_90), with a driver that has no device.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).parents[3]
+
+SCRIPT = """
+import json, os
+from collections import Counter
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from engine import rehearsal
+from engine.models import llama
+from engine.rehearsal import Plan, decode_batch, rehearse_model
+from engine.layers.attention import LayerCache
+from engine.layers.weights import WeightLoader
+from engine.weights.unread import UnreadCheckpoint
+from kernels.rehearsal import pretend, rehearse
+from kernels.warm_up import compile_launches, distinct
+
+class NoDevice:
+    def get_current_device(self): return 0
+    def get_current_stream(self, device): return 0
+    def get_current_target(self): return GPUTarget("cuda", 90, 32)
+
+driver.set_active(NoDevice())
+
+def plan(layers, pooling=None):
+    config = llama.parse_config(dict(
+        architectures=["LlamaForCausalLM"], hidden_size=4096, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
+        vocab_size=128256, num_hidden_layers=layers, intermediate_size=14336, max_position_embeddings=8192,
+    ))
+    return Plan(llama, config, UnreadCheckpoint({}), torch.bfloat16, 8192, 16, pooling)
+
+class Counting(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.operators = Counter()
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.operators[function.overloadpacket.__name__] += 1
+        return function(*args, **(kwargs or {}))
+
+def launches_of(layers):
+    its = plan(layers)
+    counting = Counting()
+    def run():
+        model = llama.load(its.config, WeightLoader(its.reader, its.dtype, torch.device("meta")), its.context_length)
+        arena = pretend((64, layers, 2, 16, 8, 128), torch.bfloat16)
+        cache = [LayerCache(arena[:, i, 0], arena[:, i, 1]) for i in range(layers)]
+        with counting:
+            model.forward(decode_batch(1, 4000, 16), cache)
+    noted = rehearse(run)
+    return counting.operators + Counter(f"triton {launch.function.__name__}" for launch in noted)
+
+found = {"layer": launches_of(3) - launches_of(2)}
+known = rehearse_model(plan(2)) + rehearse_model(plan(2, "mean"))
+rehearsal.DECODES, rehearsal.PROMPTS = ((1, 200), (2, 33), (5, 1600), (128, 700), (96, 8000)), ((1,), (7, 100), (1000,), (16, 16))
+again = rehearse_model(plan(2)) + rehearse_model(plan(2, "mean"))
+variants = {launch.variant for launch in known}
+found["new at other lengths"] = [str(launch.variant) for launch in distinct(again) if launch.variant not in variants]
+cache = os.environ["TRITON_CACHE_DIR"]
+found["compiled"] = compile_launches(known).num_variants
+found["functions"] = sorted({launch.function.__name__ for launch in known})
+files = sorted(os.listdir(cache))
+for launch in known:
+    launch.function.device_caches.clear()
+compile_launches(again)
+found["files"], found["files more"] = len(files), len(os.listdir(cache)) - len(files)
+print(json.dumps(found))
+"""
+
+# What torch does without a launch: memory, and other looks at it.
+NO_LAUNCH = {"empty", "empty_like", "new_empty", "empty_strided", "view", "_unsafe_view", "reshape", "slice", "select", "transpose", "t",
+             "unsqueeze", "detach",
+             "expand", "permute", "alias", "split", "unbind", "as_strided"}  # fmt: skip
+GEMMS = {"mm", "addmm", "linear", "bmm"}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {
+        "PYTHONPATH": str(ROOT),
+        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
+        "PILOTLIGHT_TRITON": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def test_what_a_model_launches_is_compiled_before(found: dict[str, Any]) -> None:
+    assert {"_attend", "_rms_norm", "_gated", "_rotate_and_cache", "_tops", "_pick", "_pool"} <= {*found["functions"]}
+    assert found["compiled"] == found["files"] > len(found["functions"])
+
+
+def test_no_length_asks_for_another_variant(found: dict[str, Any]) -> None:
+    assert found["new at other lengths"] == []
+    assert found["files more"] == 0, "what was compiled is found in the cache"
+
+
+def test_a_dense_layer_makes_six_launches_beside_its_products(found: dict[str, Any]) -> None:
+    layer = {name: count for name, count in found["layer"].items() if name not in NO_LAUNCH}
+    products = sum(layer.pop(name, 0) for name in GEMMS)
+    assert products == 4, "queries, keys and values; output; gate and up; down"
+    assert sum(layer.values()) <= 6, layer
+
+
+def test_every_triton_function_can_be_rehearsed() -> None:
+    """One under Triton's own decorator would run, in a rehearsal, with tensors that are not there."""
+    others = [
+        path.name
+        for path in (ROOT / "kernels/triton").glob("*.py")
+        if re.search(r"^@triton\.jit", path.read_text(), re.M)
+    ]
+    assert not others, "decorate them with jit of kernels/triton/jit.py, which takes the same do_not_specialize"
