@@ -81,6 +81,11 @@ class Call:
         """A size that follows from others."""
         self._sizes[word] = size, source
 
+    def agree(self, name: str, word: str, size: int) -> None:
+        """A size that an argument states, and that another may have stated before."""
+        known, source = self._sizes.setdefault(word, (size, name))
+        self.require(name, size == known, f"is {size}, and {word} = {known} as {source} has it")
+
     def require(self, name: str, holds: bool, why: str) -> None:
         if not holds:
             raise ArgumentError(self._operation, name, why)

@@ -14,7 +14,7 @@ from kernels import checks
 from kernels.checks import FLOATS, Call, check_indices, placed
 from kernels.device import triton_form
 from kernels.linear import GatedActivation, gated_linear, linear
-from kernels.packed import Weight, num_experts
+from kernels.packed import Weight, is_sound, look_at_weight, num_experts, parts_of, shape_of
 from kernels.packed import expert as expert_of
 
 _triton = triton_form("moe")
@@ -49,6 +49,18 @@ def route_in_groups(
     Sigmoids score the experts. Scores with the bias choose: the groups of experts whose two best are largest together, then the best experts in them.
     Scores without it weigh (DeepSeek-V3 technical report, section 2.1.2), and are multiplied by `scale`.
     """
+    if not (
+        logits.dim() == 2
+        and logits.dtype in FLOATS
+        and bias.shape == logits.shape[1:]
+        and bias.dtype in FLOATS
+        and 0 < top_groups <= groups
+        and logits.shape[1] % groups == 0
+        and 0 < top_k <= top_groups * (logits.shape[1] // groups)
+        and (top_groups == groups or logits.shape[1] >= 2 * groups)
+        and placed(logits, bias)
+    ):
+        _look_at_groups(logits, bias, top_k, groups, top_groups)
     if logits.is_cuda and _triton is not None:
         return _triton.route_in_groups(logits, bias, top_k, groups, top_groups, renormalise, scale)
     scores = logits.float().sigmoid()
@@ -105,6 +117,24 @@ def moe_experts(
     return (in_order.view(tokens, top_k, x.shape[1]) * weights.unsqueeze(-1)).sum(1).to(x.dtype)
 
 
+def _look_at_groups(logits: torch.Tensor, bias: torch.Tensor, top_k: int, groups: int, top_groups: int) -> None:
+    call = Call("route_in_groups")
+    call.tensor("logits", logits, "tokens experts")
+    call.tensor("bias", bias, "experts")
+    experts = logits.shape[1]
+    call.require(
+        "groups", groups > 0 and experts % groups == 0, f"is {groups}, which {experts} experts cannot fill evenly"
+    )
+    size = experts // groups
+    call.require("top_groups", 0 < top_groups <= groups, f"is {top_groups}, wanted 1 to {groups}, the number of groups")
+    call.require(
+        "groups", size > 1 or top_groups == groups, "has one expert each, and a group is chosen by its two best"
+    )
+    call.require(
+        "top_k", 0 < top_k <= top_groups * size, f"is {top_k}, wanted 1 to {top_groups * size}, the experts left"
+    )
+
+
 def _check(
     x: torch.Tensor,
     weights: torch.Tensor,
@@ -114,53 +144,37 @@ def _check(
     gate_up_bias: torch.Tensor | None,
     down_bias: torch.Tensor | None,
 ) -> None:
-    """Packed weights are looked at by those who unpack them."""
+    ups, downs = shape_of(gate_up), shape_of(down)
     if not (
-        isinstance(gate_up, torch.Tensor)
-        and isinstance(down, torch.Tensor)
-        and x.dim() == 2
+        x.dim() == 2
         and x.dtype in FLOATS
-        and x.dtype == gate_up.dtype == down.dtype
-        and gate_up.dim() == 3
-        and gate_up.shape[2] == x.shape[1]
-        and not gate_up.shape[1] & 1
-        and down.shape == (gate_up.shape[0], x.shape[1], gate_up.shape[1] >> 1)
+        and len(ups) == 3
+        and ups[2] == x.shape[1]
+        and not ups[1] & 1
+        and downs == (ups[0], x.shape[1], ups[1] >> 1)
+        and (gate_up.dtype == x.dtype if isinstance(gate_up, torch.Tensor) else is_sound(gate_up))
+        and (down.dtype == x.dtype if isinstance(down, torch.Tensor) else is_sound(down))
         and weights.dim() == 2
         and weights.shape == expert_ids.shape
         and weights.shape[0] == x.shape[0]
         and weights.dtype == torch.float32
         and expert_ids.dtype == torch.int64
-        and gate_up_bias is None
-        and down_bias is None
-        and placed(x, weights, expert_ids, gate_up, down)
+        and (gate_up_bias is None or (gate_up_bias.shape == ups[:2] and gate_up_bias.dtype == x.dtype))
+        and (down_bias is None or (down_bias.shape == downs[:2] and down_bias.dtype == x.dtype))
+        and placed(x, weights, expert_ids, *parts_of(gate_up), *parts_of(down), gate_up_bias, down_bias)
     ):
-        _look_at(x, weights, expert_ids, gate_up, down, gate_up_bias, down_bias)
-    if checks.DEBUG:
-        check_indices("moe_experts", "expert_ids", expert_ids, num_experts(gate_up), "the experts there are")
-
-
-def _look_at(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    expert_ids: torch.Tensor,
-    gate_up: Weight,
-    down: Weight,
-    gate_up_bias: torch.Tensor | None,
-    down_bias: torch.Tensor | None,
-) -> None:
-    call = Call("moe_experts")
-    call.tensor("x", x, "tokens hidden")
-    call.derive("experts", num_experts(gate_up), "gate_up")
-    if isinstance(gate_up, torch.Tensor):
-        call.tensor("gate_up", gate_up, "experts 2*intermediate hidden", (x.dtype,))
-        rows = gate_up.shape[1]
+        call = Call("moe_experts")
+        call.tensor("x", x, "tokens hidden")
+        look_at_weight(call, "gate_up", gate_up, "experts 2*intermediate hidden", x.dtype)
+        rows = call.size("2*intermediate")
         call.require("gate_up", rows % 2 == 0, f"has {rows} rows, wanted as many of gates as of ups")
         call.derive("intermediate", rows // 2, "gate_up")
-    if isinstance(down, torch.Tensor):
-        call.tensor("down", down, "experts hidden intermediate", (x.dtype,))
-    call.tensor("weights", weights, "tokens top_k", (torch.float32, x.dtype))
-    call.tensor("expert_ids", expert_ids, "tokens top_k", (torch.int64,))
-    if gate_up_bias is not None:
-        call.tensor("gate_up_bias", gate_up_bias, "experts 2*intermediate", (x.dtype,))
-    if down_bias is not None:
-        call.tensor("down_bias", down_bias, "experts hidden", (x.dtype,))
+        look_at_weight(call, "down", down, "experts hidden intermediate", x.dtype)
+        call.tensor("weights", weights, "tokens top_k", (torch.float32, x.dtype))
+        call.tensor("expert_ids", expert_ids, "tokens top_k", (torch.int64,))
+        if gate_up_bias is not None:
+            call.tensor("gate_up_bias", gate_up_bias, "experts 2*intermediate", (x.dtype,))
+        if down_bias is not None:
+            call.tensor("down_bias", down_bias, "experts hidden", (x.dtype,))
+    if checks.DEBUG:
+        check_indices("moe_experts", "expert_ids", expert_ids, num_experts(gate_up), "the experts there are")

@@ -40,7 +40,7 @@ class LogitEntries(NamedTuple):
 def penalize_(logits: torch.Tensor, entries: LogitEntries) -> torch.Tensor:
     """Change logits [rows, vocab] fp32, contiguous, in place -> the entries' former values [entries], which `restore_`
     puts back."""
-    _check(logits, entries)
+    _check("penalize_", logits, entries)
     if logits.is_cuda and _triton is not None:
         return _triton.penalize_(logits, entries)
     places = _places(logits, entries)
@@ -55,6 +55,11 @@ def penalize_(logits: torch.Tensor, entries: LogitEntries) -> torch.Tensor:
 
 def restore_(logits: torch.Tensor, entries: LogitEntries, before: torch.Tensor) -> None:
     """Undo `penalize_`."""
+    if not (before.shape == entries.rows.shape and before.dtype == torch.float32 and placed(logits, before)):
+        call = Call("restore_")
+        call.tensor("entries.rows", entries.rows, "entries", (torch.int64,))
+        call.tensor("before", before, "entries", (torch.float32,))
+    _check("restore_", logits, entries)
     if logits.is_cuda and _triton is not None:
         _triton.restore_(logits, entries, before)
         return
@@ -66,7 +71,7 @@ def _places(logits: torch.Tensor, entries: LogitEntries) -> torch.Tensor:
     return entries.rows * logits.shape[1] + entries.token_ids
 
 
-def _check(logits: torch.Tensor, entries: LogitEntries) -> None:
+def _check(operation: str, logits: torch.Tensor, entries: LogitEntries) -> None:
     count = entries.rows.shape
     if not (
         logits.dim() == 2
@@ -78,11 +83,11 @@ def _check(logits: torch.Tensor, entries: LogitEntries) -> None:
         and entries.rows.dtype == entries.token_ids.dtype == torch.int64
         and placed(logits, *entries)
     ):
-        call = Call("penalize_")
+        call = Call(operation)
         call.tensor("logits", logits, "rows vocab", (torch.float32,), dense=2)
         for name, values in entries._asdict().items():
             dtype = torch.int64 if name in ("rows", "token_ids") else torch.float32
             call.tensor(f"entries.{name}", values, "entries", (dtype,))
     if checks.DEBUG:
-        check_indices("penalize_", "entries.rows", entries.rows, logits.shape[0], "the rows of logits")
-        check_indices("penalize_", "entries.token_ids", entries.token_ids, logits.shape[1], "the vocabulary")
+        check_indices(operation, "entries.rows", entries.rows, logits.shape[0], "the rows of logits")
+        check_indices(operation, "entries.token_ids", entries.token_ids, logits.shape[1], "the vocabulary")

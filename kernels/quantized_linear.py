@@ -8,10 +8,12 @@ call: they say what is right, and a CPU that serves unpacks once, when it loads 
 import torch
 import torch.nn.functional as F
 
+from kernels.checks import FLOATS, Call, placed
 from kernels.device import triton_form
 from kernels.fp8 import LARGEST, TINY, Fp8Weight, activation_group, spread, unpack_blocks, unpack_fp8
 from kernels.int4 import Int4Weight, unpack_int4
 from kernels.mxfp4 import Mxfp4Weight, unpack_mxfp4_weight
+from kernels.packed import Packed, is_sound, look_at_weight, parts_of, shape_of
 
 _triton = triton_form("linear")
 _triton_fp8 = triton_form("fp8")
@@ -19,6 +21,7 @@ _triton_fp8 = triton_form("fp8")
 
 def int4_linear(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [tokens, columns] -> [tokens, rows]"""
+    _check("int4_linear", x, weight, bias)
     if x.is_cuda and _triton is not None:
         return _triton.int4_linear(x, weight, bias)
     if weight.permutation is not None:
@@ -28,6 +31,7 @@ def int4_linear(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None =
 
 def mxfp4_linear(x: torch.Tensor, weight: Mxfp4Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [tokens, columns] -> [tokens, rows]"""
+    _check("mxfp4_linear", x, weight, bias)
     if x.is_cuda and _triton is not None:
         return _triton.mxfp4_linear(x, weight, bias)
     return F.linear(x, unpack_mxfp4_weight(weight, x.dtype), bias)
@@ -35,6 +39,7 @@ def mxfp4_linear(x: torch.Tensor, weight: Mxfp4Weight, bias: torch.Tensor | None
 
 def fp8_linear(x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [tokens, columns] -> [tokens, rows]"""
+    _check("fp8_linear", x, weight, bias)
     if x.is_cuda and _triton_fp8 is not None:
         return _triton_fp8.fp8_linear(x, weight, bias)
     values, scales = quantise_fp8(x, activation_group(weight), weight.input_scale)
@@ -46,6 +51,19 @@ def fp8_linear(x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None = N
 def quantise_fp8(x: torch.Tensor, group: int, scale: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """x [tokens, columns] -> values [tokens, columns] float8_e4m3fn, scales [tokens, groups] fp32. With a `scale` given, it is everybody's, and what
     lies beyond the largest number becomes that."""
+    if not (
+        x.dim() == 2
+        and x.dtype in FLOATS
+        and group > 0
+        and (scale is None or (scale.numel() == 1 and scale.dtype == torch.float32))
+        and placed(x, scale)
+    ):
+        call = Call("quantise_fp8")
+        call.tensor("x", x, "tokens columns")
+        call.require("group", group > 0, f"is {group}, wanted at least one column under a scale")
+        if scale is not None:
+            call.require("scale", scale.numel() == 1, f"has {scale.numel()} numbers, wanted one for all")
+            call.tensor("scale", scale.reshape(1), "1", (torch.float32,))
     if x.is_cuda and _triton_fp8 is not None:
         return _triton_fp8.quantise_fp8(x, group, scale)
     tokens, columns = x.shape
@@ -57,3 +75,21 @@ def quantise_fp8(x: torch.Tensor, group: int, scale: torch.Tensor | None = None)
         scales = scale.expand(tokens, groups).contiguous()
     wide = x.float() / spread(scales, 1, group, tokens, columns)
     return wide.clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scales
+
+
+def _check(operation: str, x: torch.Tensor, weight: Packed, bias: torch.Tensor | None) -> None:
+    shape = shape_of(weight)
+    if not (
+        x.dim() == len(shape) == 2
+        and x.dtype in FLOATS
+        and x.shape[1] == shape[1]
+        and x.stride()[1] == 1
+        and is_sound(weight)
+        and (bias is None or (bias.dtype == x.dtype and bias.shape == shape[:1] and bias.is_contiguous()))
+        and placed(x, bias, *parts_of(weight))
+    ):
+        call = Call(operation)
+        call.tensor("x", x, "tokens columns", dense=1)
+        look_at_weight(call, "weight", weight, "rows columns", x.dtype)
+        if bias is not None:
+            call.tensor("bias", bias, "rows", (x.dtype,), dense=1)
