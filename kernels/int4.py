@@ -34,7 +34,8 @@ class Int4Weight(NamedTuple):
 def pack_int4(codes: torch.Tensor) -> torch.Tensor:
     """Codes from 0 to 15, [..., columns] -> [..., blocks * 16] uint8."""
     codes = torch.unflatten(F.pad(codes.to(torch.uint8), (0, -codes.shape[-1] % BLOCK)), -1, (-1, 2, BLOCK // 2))
-    return (codes[..., 0, :] | codes[..., 1, :] << 4).flatten(-2)
+    # contiguous: codes that were transposed, as AWQ has them, would leave their order in memory behind
+    return (codes[..., 0, :] | codes[..., 1, :] << 4).flatten(-2).contiguous()
 
 
 def unpack_codes(packed: torch.Tensor, columns: int) -> torch.Tensor:

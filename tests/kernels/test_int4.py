@@ -170,3 +170,10 @@ def test_the_triton_forms_name_what_they_cannot_compute() -> None:
         with pytest.raises(ArgumentError, match=words):
             fp8.fp8_linear(x, weight)
     assert torch.equal(fp8_linear(x, Fp8Weight(values, torch.ones(1, 1), 5, 64)), torch.zeros(2, 5))
+
+
+def test_packing_leaves_the_order_of_transposed_codes_behind() -> None:
+    codes = torch.randint(16, (70, 5), dtype=torch.uint8)
+    packed = pack_int4(codes.T)
+    assert packed.is_contiguous()
+    assert torch.equal(unpack_codes(packed, 70), codes.T)
