@@ -13,12 +13,9 @@ from kernels.triton.jit import jit
 from kernels.triton.paged_tiles import LOG2_E, meet
 from kernels.triton.split_kv import join, split, write_part
 
-# Keys, and values, of a tile. With five stages (two are the block table's) two such tiles of 16 KiB each are on their way to a program in bf16
-# while it computes with a third, and three programs fit on a processor. To read 4.8 TB/s at some 800 ns of latency, 132 processors must each have
-# 29 KB on their way.
-_TILE_VALUES = 8192
-_STAGES = 5
-_MOST_ROWS = 64
+# Two are the block table's. Of keys and of values, two tiles of 16 KiB are then on their way to a program in bf16 while it computes with a third, and
+# three programs fit on a processor. To read 4.8 TB/s at some 800 ns of latency, 132 processors must each have 29 KB on their way.
+STAGES = 5
 
 # These depend on lengths and batches: a variant for each kind of value (1, multiples of 16) would be compiled while requests wait.
 _UNSPECIALIZED = ["tables_seq", "window", "queries", "split_len", "splits"]
@@ -109,8 +106,7 @@ def attend(
     if not out.numel():
         return out
     dim = max(16, triton.next_power_of_2(head_dim))
-    tile = max(16, min(128, _TILE_VALUES // dim))
-    rows = min(_MOST_ROWS, max(16, triton.next_power_of_2(queries * group)))
+    rows, tile, warps = tiling(dim, queries * group, q.element_size())
     row_tiles = triton.cdiv(queries * group, rows)
     programs = seqs * kv_heads * row_tiles
     keys = max_context_len if window is None else min(max_context_len, window + queries - 1 + tile - 1)
@@ -123,10 +119,19 @@ def attend(
         scale, cap, window or 0, queries, group, kv_heads, row_tiles, splits.length, splits.number,
         HEAD_DIM=head_dim, DIM=dim, BLOCK_SIZE=k_cache.shape[1], ROWS=rows, TILE=tile,
         HAS_WINDOW=window is not None, HAS_SINKS=sinks is not None, HAS_CAP=soft_cap is not None,
-        FP8=conversion(kv_scales), DIRECT=splits.number == 1, num_warps=4, num_stages=_STAGES,
+        FP8=conversion(kv_scales), DIRECT=splits.number == 1, num_warps=warps, num_stages=STAGES,
     )  # fmt: skip
     join(splits, sinks, heads, out)
     return out
+
+
+def tiling(dim: int, wanted_rows: int, bytes_per_value: int) -> tuple[int, int, int]:
+    """Rows, keys and warps of a tile, for the queries' type."""
+    if (
+        bytes_per_value == 4
+    ):  # no tensor cores under ieee precision: with more rows or fewer warps registers are spilled
+        return 16, max(16, min(64, 4096 // dim)), 8
+    return min(64, max(16, triton.next_power_of_2(wanted_rows))), max(16, min(128, 8192 // dim)), 4
 
 
 def capped(scale: float, soft_cap: float | None) -> tuple[float, float]:

@@ -120,8 +120,8 @@ def prefill_attention(
 
 def tiling(dim: int, longest: int, bytes_per_value: int) -> tuple[int, int, int, int]:
     """Queries, keys, warps and stages of a tile for the longest chunk: three shapes at most for each width of head."""
-    if bytes_per_value == 4:  # no tensor cores under ieee precision: sums and operands share the registers
-        return (16, 32, 4, 3) if longest <= 16 or dim > 128 else (32, 32, 4, 3)
+    if bytes_per_value == 4:  # as decode_attention's
+        return 16, max(16, min(32, 4096 // dim)), 8, 3
     if longest <= 16:
         return 16, max(16, min(64, 8192 // dim)), 4, 3
     # Three stages, of which the block table has one: keys and values of two tiles in shared memory.

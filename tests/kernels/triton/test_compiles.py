@@ -63,8 +63,9 @@ WANTED = (
 )
 for dim, rows, direct, more in WANTED:
     types = ({} if direct else {"out": "*fp32"}) | (BYTES if more["FP8"] else {})
-    sizes = dict(HEAD_DIM=dim, DIM=dim, BLOCK_SIZE=16, ROWS=rows, TILE=decode_attention._TILE_VALUES // dim)
-    compile(decode_attention._attend, types, stages=decode_attention._STAGES, DIRECT=direct, **sizes, **more)
+    rows, tile, warps = decode_attention.tiling(dim, rows, 2)
+    sizes = dict(HEAD_DIM=dim, DIM=dim, BLOCK_SIZE=16, ROWS=rows, TILE=tile)
+    compile(decode_attention._attend, types, warps, decode_attention.STAGES, DIRECT=direct, **sizes, **more)
 for dim, longest, more in ((128, 2048, flags(False)), (256, 2048, flags(True)), (80, 30, flags(False, FP8))):
     padded = triton.next_power_of_2(dim)
     rows, tile, warps, stages = prefill_attention.tiling(padded, longest, 2)
