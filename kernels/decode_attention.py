@@ -50,7 +50,9 @@ def decode_attention(
         rule = AttentionRule(scale, window, sinks, soft_cap, kv_scales)
         _look_at(q, k_cache, v_cache, block_tables, context_lens, max_context_len, rule)
         check_blocks("decode_attention", block_tables, context_lens, k_cache)
-    native = ops.decode_attention(q, k_cache, v_cache, block_tables, context_lens, scale, window, sinks, soft_cap)
+    native = ops.decode_attention(
+        q, k_cache, v_cache, block_tables, context_lens, max_context_len, scale, window, sinks, soft_cap
+    )
     if native is not None:
         return native
     rule = AttentionRule(scale, window, sinks, soft_cap, kv_scales)

@@ -174,6 +174,7 @@ def decode_attention(
     v_cache: Tensor,
     block_tables: Tensor,
     context_lens: Tensor,
+    max_context_len: int,
     scale: float,
     window: int | None,
     sinks: Tensor | None,
@@ -213,7 +214,7 @@ def decode_attention(
     ):
         return None
     table_rows, max_blocks = block_tables.shape
-    if table_rows != seqs:
+    if table_rows != seqs or not 0 < max_context_len <= max_blocks * block_size:
         return None
     out = q.new_empty((seqs, heads, head_dim))
     function(
