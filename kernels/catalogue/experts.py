@@ -191,6 +191,7 @@ MOE_EXPERTS = Operation(
         _experts(37, 42, 70, 3, 2, activation=gelu_tanh_and_mul),
         _experts(7, 66, 20, 4, 4, biased=True, activation=_CLAMPED),
         _experts(200, 40, 12, 2, 1),
+        _experts(300, 10, 150, 2, 2),
         _experts(3, 64, 32, 4, 2, storage="int4"),
         _experts(18, 96, 64, 3, 2, storage="mxfp4", biased=True, activation=_CLAMPED),
         _experts(5, 200, 136, 4, 1, storage="fp8"),

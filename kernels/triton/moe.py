@@ -304,7 +304,7 @@ def moe_experts(
     if not out.numel():
         return out
     pairs = tokens * top_k
-    tile = tile_for(pairs, num_experts, x.dtype)
+    tile = tile_for(pairs, num_experts, x.dtype, isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor))
     order, table = by_expert(expert_ids, num_experts, tile.tokens)
     tiles = table.shape[0]
     hidden = torch.empty((pairs, intermediate), dtype=x.dtype, device=x.device)
@@ -351,13 +351,16 @@ def by_expert(expert_ids: torch.Tensor, num_experts: int, rows_a_tile: int) -> t
     return order, table
 
 
-def tile_for(pairs: int, experts: int, dtype: torch.dtype) -> Tile:
-    """By how many rows an expert has on average; `rows` is of gates or of ups, which a program takes both."""
+def tile_for(pairs: int, experts: int, dtype: torch.dtype, is_plain: bool) -> Tile:
+    """By how many rows an expert has on average; `rows` is of gates or of ups, which a program takes both. The largest tile fills the registers of
+    its threads, which leaves none to decode weights with."""
     stages = 2 if dtype == torch.float32 else 3
     if pairs <= 16 * experts:
         return Tile(16, 32, 64, 4, stages)
     if pairs <= 64 * experts:
         return Tile(64, 64, 32, 8, stages)
+    if pairs > 256 * experts and is_plain and dtype != torch.float32:
+        return Tile(128, 128, 32, 8, 4)
     return Tile(128, 64, 32, 8, stages)
 
 

