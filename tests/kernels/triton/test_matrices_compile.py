@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 ROOT = Path(__file__).parents[3]
 
 SCRIPT = """
+import re
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -41,7 +42,7 @@ def product(name, tokens):
     number, types = FORMATS[name]
     tile = linear.tile_for(tokens, torch.bfloat16)
     return compile(linear._multiply, types, tile.warps, tile.stages, FORMAT=number, HAS_ZEROS=name == "int4", HAS_BIAS=True, DIRECT=tokens > 16,
-                   FEW=tile.tokens <= linear.FEW, TOKENS=tile.tokens, ROWS=tile.rows, HALF=tile.half)
+                   FEW=tile.tokens <= linear.FEW, TOKENS=tile.tokens, ROWS=tile.rows, HALF=tile.half, STAGES=tile.stages)
 
 def experts(name, pairs):
     number, types = FORMATS[name]
@@ -51,10 +52,10 @@ def experts(name, pairs):
     first = compile(moe._gate_up, types, tile.warps, tile.stages, KIND=2 if biased else 0, ROWS=tile.rows, **shared)
     return first, compile(moe._down, types, tile.warps, tile.stages, ROWS=2 * tile.rows, **shared)
 
-assert "ld.global.v4" in product("plain", 1), "the row of a weight is read 16 bytes at a time"
+WIDE = re.compile(r"cp[.]async[.]c[ag][.]shared[.]global [^;]*, 0x10[ ,;]")
+assert WIDE.search(product("plain", 1)), "a weight is fetched ahead, 16 bytes at a time"
 for name in ("int4", "mxfp4"):
-    assert "ld.global.v4" in product(name, 1)
-    product(name, 4)
+    assert all(WIDE.search(product(name, tokens)) for tokens in (1, 4))
     assert "mma.sync" in product(name, 16)
     assert "wgmma" in product(name, 64)
     assert "wgmma" in product(name, 512)
