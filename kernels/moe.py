@@ -16,6 +16,7 @@ from kernels.packed import Weight, num_experts
 from kernels.packed import expert as expert_of
 
 _triton = triton_form("moe")
+_triton_routing = triton_form("routing")
 
 
 def route(logits: torch.Tensor, top_k: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -24,8 +25,8 @@ def route(logits: torch.Tensor, top_k: int, renormalise: bool) -> tuple[torch.Te
     Weights are probabilities among all experts; renormalised they sum to one, which is a softmax over the chosen
     logits alone, whichever of the two a family does first.
     """
-    if logits.is_cuda and _triton is not None:
-        return _triton.route(logits, top_k, renormalise)
+    if logits.is_cuda and _triton_routing is not None:
+        return _triton_routing.route(logits, top_k, renormalise)
     logits = logits.float()
     chosen, expert_ids = logits.topk(top_k, dim=-1)
     if renormalise:
@@ -41,8 +42,8 @@ def route_in_groups(
     Sigmoids score the experts. Scores with the bias choose: the groups of experts whose two best are largest together, then the best experts in them.
     Scores without it weigh (DeepSeek-V3 technical report, section 2.1.2), and are multiplied by `scale`.
     """
-    if logits.is_cuda and _triton is not None:
-        return _triton.route_in_groups(logits, bias, top_k, groups, top_groups, renormalise, scale)
+    if logits.is_cuda and _triton_routing is not None:
+        return _triton_routing.route_in_groups(logits, bias, top_k, groups, top_groups, renormalise, scale)
     scores = logits.float().sigmoid()
     biased = scores + bias.float()
     if top_groups < groups:

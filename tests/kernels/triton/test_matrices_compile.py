@@ -17,7 +17,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from kernels.triton import fp8, linear, moe
+from kernels.triton import fp8, linear, moe, routing
 
 TYPES = {"x": "*bf16", "weight": "*bf16", "scales": "*bf16", "zeros": "*u8", "bias": "*bf16", "out": "*bf16", "hidden": "*bf16", "logits": "*bf16",
          "ids": "*i64", "order": "*i64", "table": "*i32", "weights": "*fp32", "parts": "*fp32", "pairs": "i32", "alpha": "fp32", "limit": "fp32",
@@ -66,8 +66,8 @@ for pairs in (40, 200):
     assert all("wgmma" in ptx for ptx in experts("plain", pairs))
 compile(linear.add_parts, HAS_BIAS=True, BLOCK=256)
 compile(moe._weighted_sum, {"pairs": "*bf16"}, BLOCK=1024)
-compile(moe._route, warps=1, RENORMALISE=True, EXPERTS=128, SLOTS=8)
-compile(moe._route_in_groups, {"bias": "*fp32"}, warps=1, RENORMALISE=True, GROUPS=8, SIZE=32, SLOTS=8)
+compile(routing._route, warps=1, RENORMALISE=True, EXPERTS=128, SLOTS=8)
+compile(routing._route_in_groups, {"bias": "*fp32"}, warps=1, RENORMALISE=True, GROUPS=8, SIZE=32, SLOTS=8)
 for is_sorted in (False, True):
     compile(moe._by_expert, IS_SORTED=is_sorted, EXPERTS=512, PAIRS=64, TILES=16, COUNTED=512)
 compile(fp8._quantise, {"values": "*u8", "scales": "*fp32", "scale": "*fp32"}, LARGEST=448.0, GIVEN=False, BLOCK=128, warps=1)
