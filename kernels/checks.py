@@ -1,10 +1,108 @@
-"""What an operation says when it is called with something that it cannot compute with."""
+"""Bad arguments get an error that names operation and argument, never a wrong answer.
+
+An operation looks at its arguments with one combined condition, and only when that fails with `Call`, which takes its time, finds the argument that
+is wrong and says what to change; where nothing is, the call goes on. Block ids and slots lie on the device: they are looked at only when
+PILOTLIGHT_DEBUG=1, because that waits for the device. Knows tensors in general; refuses to know any operation.
+"""
+
+import os
+
+import torch
+from torch import Tensor
+
+DEBUG = os.environ.get("PILOTLIGHT_DEBUG") == "1"
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # what kernels compute with
+INDICES = (torch.int64, torch.int32)
 
 
 class ArgumentError(ValueError):
-    """Names the operation and the argument, and says what is wrong with it."""
+    """A call that an operation cannot take."""
 
     def __init__(self, operation: str, argument: str, why: str) -> None:
         super().__init__(f"{operation}: {argument} {why}")
-        self.operation = operation
-        self.argument = argument
+        self.operation, self.argument, self.why = operation, argument, why
+
+
+class Call:
+    """The arguments of one call, looked at one by one; the first that is wrong raises. Names of sizes mean the same number throughout."""
+
+    def __init__(self, operation: str) -> None:
+        self._operation = operation
+        self._sizes: dict[str, tuple[int, str]] = {}  # and who said so
+        self._first: tuple[str, Tensor] | None = None
+
+    def tensor(
+        self, name: str, x: Tensor, shape: str, dtypes: tuple[torch.dtype, ...] = FLOATS, *, dense: int = 0
+    ) -> None:
+        """`shape`: a name, number or `_` for each dimension, such as "tokens heads 64". `dense`: how many of the last dimensions lie side by side
+        in memory. What is computed in double precision on a CPU is a reference, and may always be."""
+        self.require(name, isinstance(x, Tensor), f"is a {type(x).__name__}, where a tensor is wanted")
+        if not (FLOATS[0] in dtypes and x.dtype == torch.float64 and not x.is_cuda):
+            wanted = " or ".join(sorted({str(dtype).removeprefix("torch.") for dtype in dtypes}))
+            self.require(name, x.dtype in dtypes, f"has dtype {str(x.dtype).removeprefix('torch.')}, wanted {wanted}")
+        self._device(name, x)
+        self._shape(name, x, shape)
+        address = x.data_ptr() if x.device.type in ("cpu", "cuda") else 0
+        aligned = not x.numel() or address % x.element_size() == 0
+        self.require(
+            name,
+            aligned,
+            f"starts at an address that is no multiple of its {x.element_size()} bytes; copy it with .clone()",
+        )
+        side_by_side = 1
+        for i in range(x.dim() - 1, x.dim() - 1 - dense, -1):
+            if x.shape[i] > 1 and x.numel():
+                why = f"has stride {x.stride(i)} in dimension {i}, wanted {side_by_side}; pass it through .contiguous()"
+                self.require(name, x.stride(i) == side_by_side, why)
+            side_by_side *= x.shape[i]
+
+    def _device(self, name: str, x: Tensor) -> None:
+        if self._first is None:
+            self._first = name, x
+        first, other = self._first
+        self.require(name, x.device == other.device, f"lies on {x.device}, and {first} on {other.device}")
+
+    def _shape(self, name: str, x: Tensor, shape: str) -> None:
+        wanted = shape.split()
+        shown = f"has shape {list(x.shape)}, wanted [{', '.join(wanted)}]"
+        self.require(name, x.dim() == len(wanted), shown)
+        for size, word in zip(x.shape, wanted, strict=True):
+            if word.isdigit():
+                self.require(name, size == int(word), shown)
+            elif word != "_":
+                known, source = self._sizes.setdefault(word, (size, name))
+                self.require(name, size == known, f"{shown} with {word} = {known} as {source} has it")
+
+    def size(self, word: str) -> int:
+        return self._sizes[word][0]
+
+    def derive(self, word: str, size: int, source: str) -> None:
+        """A size that follows from others."""
+        self._sizes[word] = size, source
+
+    def require(self, name: str, holds: bool, why: str) -> None:
+        if not holds:
+            raise ArgumentError(self._operation, name, why)
+
+
+def placed(x: Tensor, *others: Tensor | None) -> bool:
+    """All on one device; on a GPU each from where a number of its type may start, while torch on a CPU reads from anywhere."""
+    device = x.device
+    for other in others:
+        if other is not None and other.device != device:
+            return False
+    if x.is_cuda:
+        for part in (x, *others):
+            if part is not None and part.data_ptr() & (part.itemsize - 1):
+                return False
+    return True
+
+
+def check_indices(operation: str, argument: str, indices: Tensor, end: int, what: str, begin: int = 0) -> None:
+    """For debug mode: waits for the device, which a recorded graph may not. Every index lies in [begin, end)."""
+    if indices.numel() and not (indices.is_cuda and torch.cuda.is_current_stream_capturing()):
+        low, high = (int(x) for x in torch.aminmax(indices))
+        if low < begin or high >= end:
+            bad = low if low < begin else high
+            raise ArgumentError(operation, argument, f"holds {bad}, wanted {begin} to {end - 1}: {what}")

@@ -10,6 +10,8 @@ from itertools import accumulate
 
 import torch
 
+from kernels import checks
+from kernels.checks import FLOATS, Call, check_indices, placed
 from kernels.device import triton_form
 from kernels.linear import GatedActivation, gated_linear, linear
 from kernels.packed import Weight, num_experts
@@ -25,6 +27,12 @@ def route(logits: torch.Tensor, top_k: int, renormalise: bool) -> tuple[torch.Te
     Weights are probabilities among all experts; renormalised they sum to one, which is a softmax over the chosen
     logits alone, whichever of the two a family does first.
     """
+    if not (logits.dim() == 2 and logits.dtype in FLOATS and 0 < top_k <= logits.shape[1]):
+        call = Call("route")
+        call.tensor("logits", logits, "tokens experts")
+        call.require(
+            "top_k", 0 < top_k <= logits.shape[1], f"is {top_k}, wanted 1 to {logits.shape[1]}, the number of experts"
+        )
     if logits.is_cuda and _triton_routing is not None:
         return _triton_routing.route(logits, top_k, renormalise)
     logits = logits.float()
@@ -73,6 +81,10 @@ def moe_experts(
     [experts, hidden, intermediate], plain or packed; biases [experts, rows]; activation as of a gated feed-forward ->
     [tokens, hidden]: each token's weighted sum over its experts, added in fp32 and in the order of expert_ids, so that
     no other token changes it."""
+    if isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor):
+        _check(x, weights, expert_ids, gate_up, down, gate_up_bias, down_bias)
+    if checks.DEBUG:
+        check_indices("moe_experts", "expert_ids", expert_ids, num_experts(gate_up), "the experts there are")
     if x.is_cuda and _triton is not None:
         return _triton.moe_experts(x, weights, expert_ids, gate_up, down, activation, gate_up_bias, down_bias)
     tokens, top_k = expert_ids.shape
@@ -94,4 +106,46 @@ def moe_experts(
         )
     in_order = torch.empty_like(outputs)
     in_order[order] = outputs
-    return (in_order.view(tokens, top_k, -1) * weights.unsqueeze(-1)).sum(1).to(x.dtype)
+    return (in_order.view(tokens, top_k, x.shape[1]) * weights.unsqueeze(-1)).sum(1).to(x.dtype)
+
+
+def _check(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+) -> None:
+    if not (
+        x.dim() == 2
+        and x.dtype in FLOATS
+        and x.dtype == gate_up.dtype == down.dtype
+        and gate_up.dim() == 3
+        and gate_up.shape[2] == x.shape[1]
+        and not gate_up.shape[1] & 1
+        and down.shape == (gate_up.shape[0], x.shape[1], gate_up.shape[1] >> 1)
+        and weights.dim() == 2
+        and weights.shape == expert_ids.shape
+        and weights.shape[0] == x.shape[0]
+        and weights.dtype == torch.float32
+        and expert_ids.dtype == torch.int64
+        and gate_up_bias is None
+        and down_bias is None
+        and placed(x, weights, expert_ids, gate_up, down)
+    ):
+        call = Call("moe_experts")
+        call.tensor("x", x, "tokens hidden")
+        call.tensor("gate_up", gate_up, "experts 2*intermediate hidden", (x.dtype,))
+        call.require(
+            "gate_up", gate_up.shape[1] % 2 == 0, f"has {gate_up.shape[1]} rows, wanted as many of gates as of ups"
+        )
+        call.derive("intermediate", gate_up.shape[1] // 2, "gate_up")
+        call.tensor("down", down, "experts hidden intermediate", (x.dtype,))
+        call.tensor("weights", weights, "tokens top_k", (torch.float32, x.dtype))
+        call.tensor("expert_ids", expert_ids, "tokens top_k", (torch.int64,))
+        if gate_up_bias is not None:
+            call.tensor("gate_up_bias", gate_up_bias, "experts 2*intermediate", (x.dtype,))
+        if down_bias is not None:
+            call.tensor("down_bias", down_bias, "experts hidden", (x.dtype,))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.checks import ArgumentError
+from kernels.checks import ArgumentError, Call, placed
 from kernels.int4 import pack_int4, unpack_codes
 
 BLOCK = 32  # values under one scale
@@ -60,6 +60,15 @@ def check_mxfp4(operation: str, x: torch.Tensor, weight: Mxfp4Weight, columns: i
 def unpack_mxfp4(blocks: torch.Tensor, scales: torch.Tensor, into: torch.Tensor) -> None:
     """blocks [..., 16] uint8, the earlier value of each pair in the low four bits; scales [...] uint8 -> into, strided
     or not, whose values in order are those of the blocks; bf16 or fp32. A scale that is no number unpacks to NaN."""
+    if not (
+        blocks.dtype == scales.dtype == torch.uint8
+        and blocks.dim() > 0
+        and blocks.shape == (*scales.shape, BLOCK // 2)
+        and into.numel() == 2 * blocks.numel()
+        and into.dtype in (torch.bfloat16, torch.float32)
+        and placed(into, blocks, scales)
+    ):
+        _look_at(blocks, scales, into)
     device, dtype = blocks.device, into.dtype
     values = torch.tensor((*_E2M1, *(-x for x in _E2M1)), dtype=dtype, device=device)
     high, low = torch.meshgrid(values, values, indexing="ij")
@@ -69,3 +78,13 @@ def unpack_mxfp4(blocks: torch.Tensor, scales: torch.Tensor, into: torch.Tensor)
     unpacked = as_words.index_select(0, blocks.reshape(-1).int()).view(dtype).view(-1, BLOCK)
     unpacked *= torch.tensor(_E8M0, dtype=dtype, device=device)[scales.reshape(-1, 1).int()]
     into.copy_(unpacked.view(into.shape))
+
+
+def _look_at(blocks: torch.Tensor, scales: torch.Tensor, into: torch.Tensor) -> None:
+    call = Call("unpack_mxfp4")
+    call.tensor("blocks", blocks, " ".join([*"_" * (blocks.dim() - 1), str(BLOCK // 2)]), (torch.uint8,))
+    call.tensor("scales", scales, " ".join(map(str, blocks.shape[:-1])), (torch.uint8,))
+    call.tensor("into", into, " ".join("_" * into.dim()), (torch.bfloat16, torch.float32))
+    call.require(
+        "into", into.numel() == 2 * blocks.numel(), f"has {into.numel()} places for {2 * blocks.numel()} values"
+    )

@@ -14,7 +14,7 @@ from kernels.int4 import Int4Weight, unpack_int4
 from kernels.mxfp4 import Mxfp4Weight, unpack_mxfp4_weight
 
 _triton = triton_form("linear")
-_triton_fp8 = triton_form("fp8")
+_triton_fp8 = triton_form("fp8_linear")
 
 
 def int4_linear(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None = None) -> torch.Tensor:

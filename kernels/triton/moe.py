@@ -264,8 +264,7 @@ def _kind(activation: GatedActivation) -> tuple[int, float, float]:
     if activation is silu_and_mul:
         return SILU, 0.0, 0.0
     if isinstance(activation, partial) and activation.func is clamped_swiglu:
-        bound = dict(zip(("x", "alpha", "limit"), (None, *activation.args), strict=False)) | activation.keywords
-        return CLAMPED_SWIGLU, bound["alpha"], bound["limit"]
+        return CLAMPED_SWIGLU, activation.keywords["alpha"], activation.keywords["limit"]
     if activation is gelu_tanh_and_mul:
         return GELU_TANH, 0.0, 0.0
     raise ArgumentError(

@@ -17,7 +17,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from kernels.triton import fp8, linear, moe, routing
+from kernels.triton import fp8_linear, linear, moe, routing
 
 TYPES = {"x": "*bf16", "weight": "*bf16", "scales": "*bf16", "zeros": "*u8", "bias": "*bf16", "out": "*bf16", "hidden": "*bf16", "logits": "*bf16",
          "ids": "*i64", "order": "*i64", "table": "*i32", "weights": "*fp32", "parts": "*fp32", "pairs": "i32", "alpha": "fp32", "limit": "fp32",
@@ -70,11 +70,11 @@ compile(routing._route, warps=1, RENORMALISE=True, EXPERTS=128, SLOTS=8)
 compile(routing._route_in_groups, {"bias": "*fp32"}, warps=1, RENORMALISE=True, GROUPS=8, SIZE=32, SLOTS=8)
 for is_sorted in (False, True):
     compile(moe._by_expert, IS_SORTED=is_sorted, EXPERTS=512, PAIRS=64, TILES=16, COUNTED=512)
-compile(fp8._quantise, {"values": "*u8", "scales": "*fp32", "scale": "*fp32"}, LARGEST=448.0, GIVEN=False, BLOCK=128, warps=1)
+compile(fp8_linear._quantise, {"values": "*u8", "scales": "*fp32", "scale": "*fp32"}, LARGEST=448.0, GIVEN=False, BLOCK=128, warps=1)
 bits = {"x": "*u8", "weight": "*u8", "x_scales": "*fp32", "weight_scales": "*fp32"}
 for tokens, instruction in ((1, "mma.sync"), (512, "wgmma")):
-    tile = fp8.tile_for(tokens)
-    ptx = compile(fp8._multiply, bits, tile.warps, tile.stages, EXACT=False, HAS_BIAS=True, DIRECT=tokens > 16,
+    tile = fp8_linear.tile_for(tokens)
+    ptx = compile(fp8_linear._multiply, bits, tile.warps, tile.stages, EXACT=False, HAS_BIAS=True, DIRECT=tokens > 16,
                   TOKENS=tile.tokens, ROWS=tile.rows, DEPTH=128)
     assert instruction in ptx and "e4m3" in ptx
 """
