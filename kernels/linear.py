@@ -32,13 +32,13 @@ def gated_linear(
     x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, activation: GatedActivation
 ) -> torch.Tensor:
     """x [tokens, inputs], weight [2 * intermediate, inputs], gate rows above up rows -> [tokens, intermediate]."""
+    if not isinstance(weight, torch.Tensor):
+        return activation(_packed_linear(x, weight, bias))
     fused = FUSED.get(activation)
-    if isinstance(weight, torch.Tensor):
-        if fused is not None and (y := ops.linear(x, weight, bias, fused)) is not None:
-            return y
-        product = ops.linear(x, weight, bias)
-        return activation(_product("gated_linear", x, weight, bias) if product is None else product)
-    return activation(_packed_linear(x, weight, bias))
+    if fused is not None and (y := ops.linear(x, weight, bias, fused)) is not None:
+        return y
+    product = ops.linear(x, weight, bias)
+    return activation(_product("gated_linear", x, weight, bias) if product is None else product)
 
 
 def logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,7 @@ def _product(operation: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.
             call.tensor("bias", bias, "outputs", (x.dtype,))
     if x.is_cuda and x.shape[0] <= tuning.MOST_TOKENS and x.dtype != torch.float32:
         chosen = tuning.choice(x.shape[0], weight.shape[0], weight.shape[1], x.device)
-        if chosen is not None:
+        if chosen is not None and x.stride(1) == weight.stride(1) == 1:
             return tuning.run(chosen, x, weight, bias)
     return F.linear(x, weight, bias)
 

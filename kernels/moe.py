@@ -18,6 +18,7 @@ from kernels.packed import Weight, is_sound, look_at_weight, num_experts, parts_
 from kernels.packed import expert as expert_of
 
 _triton = triton_form("moe")
+_triton_routing = triton_form("routing")
 
 
 def route(logits: torch.Tensor, top_k: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,8 +33,8 @@ def route(logits: torch.Tensor, top_k: int, renormalise: bool) -> tuple[torch.Te
         call.require(
             "top_k", 0 < top_k <= logits.shape[1], f"is {top_k}, wanted 1 to {logits.shape[1]}, the number of experts"
         )
-    if logits.is_cuda and _triton is not None:
-        return _triton.route(logits, top_k, renormalise)
+    if logits.is_cuda and _triton_routing is not None:
+        return _triton_routing.route(logits, top_k, renormalise)
     logits = logits.float()
     chosen, expert_ids = logits.topk(top_k, dim=-1)
     if renormalise:
@@ -61,8 +62,8 @@ def route_in_groups(
         and placed(logits, bias)
     ):
         _look_at_groups(logits, bias, top_k, groups, top_groups)
-    if logits.is_cuda and _triton is not None:
-        return _triton.route_in_groups(logits, bias, top_k, groups, top_groups, renormalise, scale)
+    if logits.is_cuda and _triton_routing is not None:
+        return _triton_routing.route_in_groups(logits, bias, top_k, groups, top_groups, renormalise, scale)
     scores = logits.float().sigmoid()
     biased = scores + bias.float()
     if top_groups < groups:

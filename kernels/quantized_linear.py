@@ -16,7 +16,7 @@ from kernels.mxfp4 import Mxfp4Weight, unpack_mxfp4_weight
 from kernels.packed import Packed, is_sound, look_at_weight, parts_of, shape_of
 
 _triton = triton_form("linear")
-_triton_fp8 = triton_form("fp8")
+_triton_fp8 = triton_form("fp8_linear")
 
 
 def int4_linear(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -152,7 +152,7 @@ _BY_TORCH = Target(0.95, "rival")
 ROUTE = Operation(
     name="route",
     function=moe.route,
-    triton="moe.route",
+    triton="routing.route",
     reference=_routed,
     roundings=12,  # of fp32: an exponential, a sum of as many as there are experts, and a quotient
     dtypes=(torch.float32,),
@@ -167,7 +167,7 @@ ROUTE = Operation(
 ROUTE_IN_GROUPS = Operation(
     name="route_in_groups",
     function=moe.route_in_groups,
-    triton="moe.route_in_groups",
+    triton="routing.route_in_groups",
     reference=_routed_in_groups,
     roundings=12,
     dtypes=(torch.float32,),
@@ -191,6 +191,7 @@ MOE_EXPERTS = Operation(
         _experts(37, 42, 70, 3, 2, activation=gelu_tanh_and_mul),
         _experts(7, 66, 20, 4, 4, biased=True, activation=_CLAMPED),
         _experts(200, 40, 12, 2, 1),
+        _experts(300, 10, 150, 2, 2),
         _experts(3, 64, 32, 4, 2, storage="int4"),
         _experts(18, 96, 64, 3, 2, storage="mxfp4", biased=True, activation=_CLAMPED),
         _experts(5, 200, 136, 4, 1, storage="fp8"),

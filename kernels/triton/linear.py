@@ -40,7 +40,7 @@ def _multiply(
     x, weight, scales, zeros, bias, out,
     x_token, out_token, out_split, tokens, rows, columns, weight_row, scales_row, row_group, column_group, split_columns, splits, group_tiles,
     FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, DIRECT: tl.constexpr,
-    FEW: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
+    FEW: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     split, program = program % splits, program // splits
@@ -56,7 +56,7 @@ def _multiply(
     if FEW:
         sums = multiply_few(
             x, x_token, tokens, weight, scales, zeros, row.to(tl.int64), is_row, begin, end, columns, weight_row, scales_row, row_group, column_group,
-            FORMAT, HAS_ZEROS, TOKENS, ROWS, HALF,
+            FORMAT, HAS_ZEROS, TOKENS, ROWS, HALF, STAGES,
         )  # fmt: skip
     else:
         sums, _ = multiply(
@@ -130,7 +130,7 @@ def product(
         x.stride(0), rows, 0 if splits == 1 else tokens * rows, tokens, rows, columns, stored.weight_row, stored.scales_row,
         stored.row_group, stored.column_group, split_columns, splits, _GROUP_TILES,
         FORMAT=stored.format, HAS_ZEROS=stored.has_zeros, HAS_BIAS=bias is not None, DIRECT=splits == 1,
-        FEW=tile.tokens <= FEW, TOKENS=tile.tokens, ROWS=tile.rows, HALF=tile.half,
+        FEW=tile.tokens <= FEW, TOKENS=tile.tokens, ROWS=tile.rows, HALF=tile.half, STAGES=tile.stages,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if splits > 1:
@@ -150,9 +150,8 @@ def sum_parts(parts: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor)
 def tile_for(tokens: int, dtype: torch.dtype) -> Tile:
     """Six shapes, by how many rows x has: all that a model needs compiled."""
     if tokens <= FEW:
-        # 4096 sums in registers at most: 32 to each of 128 threads
-        few = triton.next_power_of_2(tokens)
-        return Tile(few, 16 // max(1, few // 2), 256 if few == 1 else 128, 4, 3)
+        # 512 columns: of x, which every row of the weight needs, a copy in the background is then 4 bytes for each of 128 threads, the least there is
+        return Tile(triton.next_power_of_2(tokens), 16 if tokens == 1 else 8, 256, 4, 4)
     stages = 2 if dtype == torch.float32 else 3
     if tokens <= 16:
         return Tile(16, 32, 64, 4, stages)
@@ -162,6 +161,6 @@ def tile_for(tokens: int, dtype: torch.dtype) -> Tile:
 
 
 def num_splits(programs: int, columns: int, device: torch.device) -> int:
-    """Enough programs for four on every processor, none with fewer than 512 columns."""
-    wanted = triton.cdiv(4 * num_processors(device), programs)
+    """Enough programs for three on every two processors, each with 8 to 16 KiB on their way; none with fewer than 512 columns."""
+    wanted = triton.cdiv(3 * num_processors(device), 2 * programs)
     return max(1, min(wanted, columns // _LEAST_COLUMNS))

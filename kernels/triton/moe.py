@@ -1,5 +1,5 @@
-"""Mixture of experts without a word from the host: routing, the order of tokens by expert, one launch for all experts' gates and ups with the
-activation behind them, one for their downs, and each token's sum in its own order.
+"""Experts without a word from the host: the order of tokens by expert, one launch for all experts' gates and ups with the activation behind them, one
+for their downs, and each token's sum in its own order.
 
 A table made on the device says for each tile of rows which expert it is for. The grid is as large as the worst case needs; tiles beyond the last end
 at once.
@@ -17,6 +17,7 @@ from kernels.linear import GatedActivation
 from kernels.triton.activation import CLAMPED_SWIGLU, GELU_TANH, SILU
 from kernels.triton.jit import jit
 from kernels.triton.linear import Tile
+from kernels.triton.routing import MOST_EXPERTS
 from kernels.triton.stored import Stored, check_rows, operands
 from kernels.triton.tiles import multiply
 
@@ -24,78 +25,6 @@ _MOST_COMPARED = (
     4096  # pairs of token and expert: up to it each finds its place by comparing itself with all others, in one launch
 )
 _GROUP_TILES = 8  # tiles of rows that take turns at the same rows of a weight
-_MOST_EXPERTS = 1024
-
-
-@jit
-def _route(
-    logits,
-    weights,
-    ids,
-    logits_token,
-    experts,
-    top_k,
-    RENORMALISE: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    SLOTS: tl.constexpr,
-):
-    token = tl.program_id(0).to(tl.int64)
-    expert, slot = tl.arange(0, EXPERTS), tl.arange(0, SLOTS)
-    is_free = expert < experts
-    scores = tl.load(logits + token * logits_token + expert, mask=is_free, other=float("-inf")).to(tl.float32)
-    top = tl.max(scores, axis=0)
-    total = tl.sum(tl.exp(scores - top), axis=0)
-    chosen = tl.zeros([SLOTS], tl.float32)
-    chosen_ids = tl.zeros([SLOTS], tl.int32)
-    for i in range(top_k):
-        best = tl.max(tl.where(is_free, scores, float("-inf")), axis=0)
-        best_id = tl.min(tl.where(is_free & (scores == best), expert, EXPERTS), axis=0)
-        best_id = tl.minimum(best_id, experts - 1)  # where logits are no numbers, nothing is equal to the best
-        chosen = tl.where(slot == i, tl.exp(best - top), chosen)
-        chosen_ids = tl.where(slot == i, best_id, chosen_ids)
-        is_free = is_free & (expert != best_id)
-    if RENORMALISE:
-        total = tl.sum(chosen, axis=0)
-    tl.store(weights + token * top_k + slot, chosen / total, mask=slot < top_k)
-    tl.store(ids + token * top_k + slot, chosen_ids.to(tl.int64), mask=slot < top_k)
-
-
-@jit
-def _route_in_groups(
-    logits, bias, weights, ids, logits_token, groups, group_size, top_groups, top_k, scale,
-    RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    group, member, slot = tl.arange(0, GROUPS), tl.arange(0, SIZE), tl.arange(0, SLOTS)
-    is_free = (group < groups)[:, None] & (member < group_size)[None, :]
-    expert = tl.where(is_free, group[:, None] * group_size + member[None, :], GROUPS * SIZE)
-    scores = tl.sigmoid(tl.load(logits + token * logits_token + expert, mask=is_free, other=0.0).to(tl.float32))
-    biased = tl.where(is_free, scores + tl.load(bias + expert, mask=is_free, other=0.0).to(tl.float32), float("-inf"))
-    if top_groups < groups:
-        first = tl.max(biased, axis=1)
-        first_member = tl.min(tl.where(biased == first[:, None], member[None, :], SIZE), axis=1)
-        second = tl.max(tl.where(member[None, :] == first_member[:, None], float("-inf"), biased), axis=1)
-        both = first + second
-        is_left = group < groups
-        for _ in range(top_groups):
-            best = tl.max(tl.where(is_left, both, float("-inf")), axis=0)
-            best_group = tl.min(tl.where(is_left & (both == best), group, GROUPS), axis=0)
-            is_left = is_left & (group != best_group)
-        is_free = is_free & ((group < groups) & (is_left == 0))[:, None]
-    chosen = tl.zeros([SLOTS], tl.float32)
-    chosen_ids = tl.zeros([SLOTS], tl.int32)
-    for i in range(top_k):
-        best = tl.max(tl.max(tl.where(is_free, biased, float("-inf")), axis=1), axis=0)
-        best_id = tl.min(tl.min(tl.where(is_free & (biased == best), expert, GROUPS * SIZE), axis=1), axis=0)
-        best_id = tl.minimum(best_id, groups * group_size - 1)
-        weight = tl.sum(tl.sum(tl.where(expert == best_id, scores, 0.0), axis=1), axis=0)
-        chosen = tl.where(slot == i, weight, chosen)
-        chosen_ids = tl.where(slot == i, best_id, chosen_ids)
-        is_free = is_free & (expert != best_id)
-    if RENORMALISE:
-        chosen = chosen / (tl.sum(chosen, axis=0) + 1e-20)
-    tl.store(weights + token * top_k + slot, chosen * scale, mask=slot < top_k)
-    tl.store(ids + token * top_k + slot, chosen_ids.to(tl.int64), mask=slot < top_k)
 
 
 @jit
@@ -245,39 +174,6 @@ def _weighted_sum(pairs, weights, out, top_k, columns, blocks, BLOCK: tl.constex
     tl.store(out + token * columns + column, total.to(out.dtype.element_ty), mask=inside)
 
 
-def route(logits: torch.Tensor, top_k: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """As kernels/moe.py; of equal logits the first."""
-    check_rows("route", "logits", logits)
-    tokens, experts = logits.shape
-    _check_choice("route", top_k, experts)
-    weights, ids = _chosen(logits, top_k)
-    if tokens:
-        _route[(tokens,)](
-            logits, weights, ids, logits.stride(0), experts, top_k,
-            RENORMALISE=renormalise, EXPERTS=triton.next_power_of_2(experts), SLOTS=triton.next_power_of_2(top_k), num_warps=1,
-        )  # fmt: skip
-    return weights, ids
-
-
-def route_in_groups(
-    logits: torch.Tensor, bias: torch.Tensor, top_k: int, groups: int, top_groups: int, renormalise: bool, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """As kernels/moe.py; of equal scores the first."""
-    check_rows("route_in_groups", "logits", logits)
-    tokens, experts = logits.shape
-    check_groups(top_k, groups, top_groups, experts)
-    _check_choice("route_in_groups", top_k, experts)
-    weights, ids = _chosen(logits, top_k)
-    if tokens:
-        size = experts // groups
-        _route_in_groups[(tokens,)](
-            logits, bias, weights, ids, logits.stride(0), groups, size, top_groups, top_k, scale,
-            RENORMALISE=renormalise, GROUPS=triton.next_power_of_2(groups), SIZE=triton.next_power_of_2(size),
-            SLOTS=triton.next_power_of_2(top_k), num_warps=1,
-        )  # fmt: skip
-    return weights, ids
-
-
 def moe_experts(
     x: torch.Tensor,
     weights: torch.Tensor,
@@ -298,14 +194,14 @@ def moe_experts(
     top_k = expert_ids.shape[1]
     if (
         not (weights.is_contiguous() and weights.shape == expert_ids.shape == (tokens, top_k))
-        or num_experts > _MOST_EXPERTS
+        or num_experts > MOST_EXPERTS
     ):
         _complain(tokens, weights, expert_ids, num_experts)
     out = torch.empty((tokens, second.rows), dtype=x.dtype, device=x.device)
     if not out.numel():
         return out
     pairs = tokens * top_k
-    tile = tile_for(pairs, num_experts, x.dtype)
+    tile = tile_for(pairs, num_experts, x.dtype, isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor))
     order, table = by_expert(expert_ids, num_experts, tile.tokens)
     tiles = table.shape[0]
     hidden = torch.empty((pairs, intermediate), dtype=x.dtype, device=x.device)
@@ -352,55 +248,24 @@ def by_expert(expert_ids: torch.Tensor, num_experts: int, rows_a_tile: int) -> t
     return order, table
 
 
-def tile_for(pairs: int, experts: int, dtype: torch.dtype) -> Tile:
-    """By how many rows an expert has on average; `rows` is of gates or of ups, which a program takes both."""
+def tile_for(pairs: int, experts: int, dtype: torch.dtype, is_plain: bool) -> Tile:
+    """By how many rows an expert has on average; `rows` is of gates or of ups, which a program takes both. The largest tile fills the registers of
+    its threads, which leaves none to decode weights with."""
     stages = 2 if dtype == torch.float32 else 3
     if pairs <= 16 * experts:
         return Tile(16, 32, 64, 4, stages)
     if pairs <= 64 * experts:
         return Tile(64, 64, 32, 8, stages)
+    if pairs > 256 * experts and is_plain and dtype != torch.float32:
+        return Tile(128, 128, 32, 8, 4)
     return Tile(128, 64, 32, 8, stages)
-
-
-def check_groups(top_k: int, groups: int, top_groups: int, experts: int) -> None:
-    if (
-        groups < 1
-        or experts % groups
-        or not 1 <= top_groups <= groups
-        or (top_groups < groups and experts < 2 * groups)
-    ):
-        raise ArgumentError(
-            "route_in_groups",
-            "groups",
-            f"are {groups}, of which {top_groups} are chosen, for {experts} experts; they must divide them, with two or more in each",
-        )
-    if top_k > experts // groups * top_groups:
-        raise ArgumentError(
-            "route_in_groups", "top_k", f"is {top_k}; the groups that are chosen have {experts // groups * top_groups}"
-        )
-
-
-def _check_choice(operation: str, top_k: int, experts: int) -> None:
-    if not 1 <= top_k <= experts:
-        raise ArgumentError(operation, "top_k", f"is {top_k}; it must be from 1 to the {experts} experts")
-    if experts > _MOST_EXPERTS:
-        raise ArgumentError(
-            operation, "logits", f"have {experts} columns; at most {_MOST_EXPERTS} experts are supported"
-        )
-
-
-def _chosen(logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = (logits.shape[0], top_k)
-    weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
-    return weights, torch.empty(shape, dtype=torch.int64, device=logits.device)
 
 
 def _kind(activation: GatedActivation) -> tuple[int, float, float]:
     if activation is silu_and_mul:
         return SILU, 0.0, 0.0
     if isinstance(activation, partial) and activation.func is clamped_swiglu:
-        bound = dict(zip(("x", "alpha", "limit"), (None, *activation.args), strict=False)) | activation.keywords
-        return CLAMPED_SWIGLU, bound["alpha"], bound["limit"]
+        return CLAMPED_SWIGLU, activation.keywords["alpha"], activation.keywords["limit"]
     if activation is gelu_tanh_and_mul:
         return GELU_TANH, 0.0, 0.0
     raise ArgumentError(
@@ -411,9 +276,9 @@ def _kind(activation: GatedActivation) -> tuple[int, float, float]:
 
 
 def _complain(tokens: int, weights: torch.Tensor, expert_ids: torch.Tensor, num_experts: int) -> None:
-    if num_experts > _MOST_EXPERTS:
+    if num_experts > MOST_EXPERTS:
         raise ArgumentError(
-            "moe_experts", "gate_up", f"has {num_experts} experts; at most {_MOST_EXPERTS} are supported"
+            "moe_experts", "gate_up", f"has {num_experts} experts; at most {MOST_EXPERTS} are supported"
         )
     if expert_ids.shape[0] != tokens:
         raise ArgumentError("moe_experts", "expert_ids", f"are for {expert_ids.shape[0]} tokens and x has {tokens}")

@@ -22,12 +22,34 @@ def half_columns(k, FORMAT: tl.constexpr, HALF: tl.constexpr):
 
 
 @jit
-def weights(
-    weight, scales, zeros, row, is_row, k, columns, weight_row, scales_row, row_group, column_group,
-    FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, TYPE: tl.constexpr,
+def factors(
+    scales, zeros, row, is_row, k, columns, scales_row, row_group, column_group,
+    FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Both halves of weight[row, k : k + 2 * HALF], [ROWS, HALF] each, as numbers of type TYPE. `row_group` rows and `column_group` columns have one
-    scale in common."""
+    """What `weights` wants beside the weights themselves, as it is stored: scales and zeros [ROWS, blocks of 32 columns]; of FP8 the scales of both
+    halves [ROWS]. `row_group` rows and `column_group` columns have one scale in common."""
+    if FORMAT >= INT4:
+        block = k // 32 + tl.arange(0, HALF // 16)
+        inside = is_row[:, None] & (block * 32 < columns)[None, :]
+        group = row[:, None] * scales_row + (block * 32 // column_group)[None, :]
+        scale = tl.load(scales + group, mask=inside, other=0)
+        zero = tl.load(zeros + group, mask=inside, other=0) if HAS_ZEROS else 8
+    elif FORMAT == FP8:
+        # a group is no narrower than half a tile, and begins where one begins
+        group = scales + row // row_group * scales_row
+        scale = tl.load(group + k // column_group, mask=is_row & (k < columns), other=0.0)
+        zero = tl.load(group + (k + HALF) // column_group, mask=is_row & (k + HALF < columns), other=0.0)
+    else:
+        scale, zero = 0, 0
+    return scale, zero
+
+
+@jit
+def weights(
+    weight, scale, zero, row, is_row, k, columns, weight_row,
+    FORMAT: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """Both halves of weight[row, k : k + 2 * HALF], [ROWS, HALF] each, as numbers of type TYPE."""
     if FORMAT >= INT4:
         block, byte = k // 32 + tl.arange(0, HALF // 16), tl.arange(0, 16)
         inside = is_row[:, None] & (block * 32 < columns)[None, :]
@@ -35,15 +57,11 @@ def weights(
         start = weight + row[:, None] * weight_row + block[None, :] * 16
         codes = tl.load(start[:, :, None] + byte[None, None, :], mask=inside[:, :, None], other=0).to(tl.int32)
         low, high = codes & 15, codes >> 4
-        group = row[:, None] * scales_row + (block * 32 // column_group)[None, :]
-        scale = tl.load(scales + group, mask=inside, other=0)
         if FORMAT == INT4:
-            zero = tl.full([ROWS, HALF // 16], 8, tl.int32)
-            if HAS_ZEROS:
-                zero = tl.load(zeros + group, mask=inside, other=0).to(tl.int32)
             factor = scale.to(tl.float32)[:, :, None]
-            first = (low - zero[:, :, None]).to(tl.float32) * factor
-            second = (high - zero[:, :, None]).to(tl.float32) * factor
+            centre = (tl.zeros([ROWS, HALF // 16], tl.int32) + zero)[:, :, None]
+            first = (low - centre).to(tl.float32) * factor
+            second = (high - centre).to(tl.float32) * factor
         else:
             factor = power_of_two(scale)[:, :, None]
             first, second = e2m1(low) * factor, e2m1(high) * factor
@@ -54,12 +72,8 @@ def weights(
         first = tl.load(start, mask=is_row[:, None] & (column < columns)[None, :], other=0)
         second = tl.load(start + HALF, mask=is_row[:, None] & (column + HALF < columns)[None, :], other=0)
         if FORMAT == FP8:
-            # a group is no narrower than half a tile, and begins where one begins
-            group = scales + row // row_group * scales_row
-            first_scale = tl.load(group + k // column_group, mask=is_row & (k < columns), other=0.0)
-            second_scale = tl.load(group + (k + HALF) // column_group, mask=is_row & (k + HALF < columns), other=0.0)
-            first = first.to(tl.float8e4nv, bitcast=True).to(tl.float32) * first_scale[:, None]
-            second = second.to(tl.float8e4nv, bitcast=True).to(tl.float32) * second_scale[:, None]
+            first = first.to(tl.float8e4nv, bitcast=True).to(tl.float32) * scale[:, None]
+            second = second.to(tl.float8e4nv, bitcast=True).to(tl.float32) * zero[:, None]
     return first.to(TYPE), second.to(TYPE)
 
 
@@ -97,17 +111,19 @@ def multiply(
             mask=is_token[:, None] & (column + behind < columns)[None, :],
             other=0.0,
         )
-        first, second = weights(
-            weight, scales, zeros, row, is_row, k, columns, weight_row, scales_row, row_group, column_group,
-            FORMAT, HAS_ZEROS, ROWS, HALF, type,
+        scale, zero = factors(
+            scales, zeros, row, is_row, k, columns, scales_row, row_group, column_group, FORMAT, HAS_ZEROS, HALF
         )  # fmt: skip
+        first, second = weights(weight, scale, zero, row, is_row, k, columns, weight_row, FORMAT, ROWS, HALF, type)
         sums = tl.dot(x_first, tl.trans(first), sums, input_precision="ieee")
         sums = tl.dot(x_second, tl.trans(second), sums, input_precision="ieee")
         if GATED:
-            first, second = weights(
-                weight, scales, zeros, row + up_row, is_row, k, columns, weight_row, scales_row, row_group, column_group,
-                FORMAT, HAS_ZEROS, ROWS, HALF, type,
+            scale, zero = factors(
+                scales, zeros, row + up_row, is_row, k, columns, scales_row, row_group, column_group, FORMAT, HAS_ZEROS, HALF
             )  # fmt: skip
+            first, second = weights(
+                weight, scale, zero, row + up_row, is_row, k, columns, weight_row, FORMAT, ROWS, HALF, type
+            )
             up_sums = tl.dot(x_first, tl.trans(first), up_sums, input_precision="ieee")
             up_sums = tl.dot(x_second, tl.trans(second), up_sums, input_precision="ieee")
     return sums, up_sums
@@ -116,18 +132,25 @@ def multiply(
 @jit
 def multiply_few(
     x, x_token, tokens, weight, scales, zeros, row, is_row, begin, end, columns, weight_row, scales_row, row_group, column_group,
-    FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
+    FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The same for a few rows of x, without tensor cores: what they multiply would first have to change its thread through shared memory, which for
     four-bit weights is slower than memory itself. For the same reason sums are put together for every tile, and of one row of x after the
     other: Triton gives whatever has a third dimension a layout of its own."""
     token = tl.arange(0, TOKENS)
     sums = tl.zeros([TOKENS, ROWS], tl.float32)
-    for k in range(begin, end, 2 * HALF):
+    scale, zero = factors(
+        scales, zeros, row, is_row, begin, columns, scales_row, row_group, column_group, FORMAT, HAS_ZEROS, HALF
+    )  # fmt: skip
+    # said here: loops without tensor cores fetch ahead only if they are told to
+    for k in tl.range(begin, end, 2 * HALF, num_stages=STAGES):
         column, behind = half_columns(k, FORMAT, HALF)
         first, second = weights(
-            weight, scales, zeros, row, is_row, k, columns, weight_row, scales_row, row_group, column_group,
-            FORMAT, HAS_ZEROS, ROWS, HALF, tl.float32,
+            weight, scale, zero, row, is_row, k, columns, weight_row, FORMAT, ROWS, HALF, tl.float32
+        )
+        # those of the next tile, which no copy in the background fetches: a scale is too small for one
+        scale, zero = factors(
+            scales, zeros, row, is_row, k + 2 * HALF, columns, scales_row, row_group, column_group, FORMAT, HAS_ZEROS, HALF
         )  # fmt: skip
         for i in tl.static_range(TOKENS):
             start = x + i * x_token + column

@@ -141,7 +141,8 @@ def test_activations_beyond_a_measured_range_are_cut_off() -> None:
 
 def test_the_triton_forms_name_what_they_cannot_compute() -> None:
     pytest.importorskip("triton")
-    from kernels.triton import fp8, linear
+    from kernels.triton import fp8_linear as fp8
+    from kernels.triton import linear
 
     x, codes = torch.randn(2, 64), torch.zeros(5, 32).byte()
     good = Int4Weight(codes, torch.ones(5, 2), None, 64, 32)

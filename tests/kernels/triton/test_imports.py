@@ -16,7 +16,7 @@ import torch
 torch.cuda.is_available = lambda: True
 import kernels
 names = [f"kernels.{module.name}" for module in pkgutil.iter_modules(kernels.__path__)]
-names += [f"kernels.triton.{name}" for name in ("moe", "linear", "fp8")]
+names += [f"kernels.triton.{name}" for name in ("moe", "routing", "linear", "fp8_linear")]
 assert "kernels.moe" in names
 for name in names:
     for loaded in [loaded for loaded in sys.modules if loaded.partition(".")[0] == "kernels"]:

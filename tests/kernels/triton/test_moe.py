@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 from kernels.activation import silu_and_mul
 from kernels.checks import ArgumentError
 from kernels.int4 import Int4Weight
-from kernels.triton import moe
+from kernels.triton import moe, routing
 
 
 @pytest.fixture(params=[0, 4096], ids=["sorted by torch", "each pair finds its place"])
@@ -84,11 +84,11 @@ def test_what_cannot_be_computed_is_named(changes: dict[str, object], words: str
 )
 def test_groups_that_cannot_be_chosen_from_are_named(arguments: tuple[int, int, int], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
-        moe.route_in_groups(torch.randn(2, 16), torch.zeros(16), *arguments, renormalise=True, scale=1.0)
+        routing.route_in_groups(torch.randn(2, 16), torch.zeros(16), *arguments, renormalise=True, scale=1.0)
 
 
 def test_of_equal_logits_the_first_experts_are_chosen() -> None:
-    weights, ids = moe.route(torch.zeros(2, 10), 3, renormalise=True)
+    weights, ids = routing.route(torch.zeros(2, 10), 3, renormalise=True)
     assert ids.tolist() == [[0, 1, 2]] * 2
     assert torch.allclose(weights, torch.full((2, 3), 1 / 3))
 
@@ -96,8 +96,8 @@ def test_of_equal_logits_the_first_experts_are_chosen() -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_logits_that_are_no_numbers_name_experts_that_there_are() -> None:
     for chosen in (
-        moe.route(torch.full((2, 10), torch.nan), 3, renormalise=True),
-        moe.route_in_groups(torch.full((2, 10), torch.nan), torch.zeros(10), 3, 5, 2, renormalise=True, scale=1.0),
+        routing.route(torch.full((2, 10), torch.nan), 3, renormalise=True),
+        routing.route_in_groups(torch.full((2, 10), torch.nan), torch.zeros(10), 3, 5, 2, renormalise=True, scale=1.0),
     ):
         assert bool((chosen[1] < 10).all())
         assert bool((chosen[1] >= 0).all())

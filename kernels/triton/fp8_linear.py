@@ -11,12 +11,10 @@ import triton.language as tl
 from kernels.checks import ArgumentError
 from kernels.fp8 import GROUP, LARGEST, Fp8Weight, activation_group, check_fp8
 from kernels.triton.jit import jit
-from kernels.triton.launch import num_processors
-from kernels.triton.linear import Tile, sum_parts
+from kernels.triton.linear import Tile, num_splits, sum_parts
 from kernels.triton.stored import check_rows
 
 DEPTH = GROUP  # columns a step: no scale changes within
-_LEAST_COLUMNS = 512  # of a split
 
 
 @jit
@@ -131,8 +129,7 @@ def fp8_linear(x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None = N
     programs = triton.cdiv(tokens, tile.tokens) * triton.cdiv(rows, tile.rows)
     splits = 1
     if tokens <= 16:
-        wanted = triton.cdiv(4 * num_processors(x.device), programs)
-        splits = max(1, min(wanted, columns // _LEAST_COLUMNS))
+        splits = num_splits(programs, columns, x.device)
     split_columns = triton.cdiv(triton.cdiv(columns, splits), DEPTH) * DEPTH
     splits = triton.cdiv(columns, split_columns)
     parts = out if splits == 1 else torch.empty((splits, tokens, rows), dtype=torch.float32, device=x.device)
