@@ -37,7 +37,7 @@ def choose(logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         return sample(logits, best.values, draws), best.values
     if not draws.drawn:
         return best.indices, best.values
-    rows = torch.tensor(draws.drawn)
+    rows = torch.tensor(draws.drawn, device="cpu")
     rows = rows.pin_memory().to(logits.device, non_blocking=True) if logits.is_cuda else rows
     drawn = sample(logits.index_select(0, rows), best.values.index_select(0, rows), draws.select(rows))
     return best.indices.index_copy(0, rows, drawn), best.values
