@@ -21,7 +21,7 @@ from engine.kv.shared_tiers import SharedTiers
 from engine.layers.weights import WeightLoader
 from engine.models.registry import CacheShape, Family, Model, ModelConfig, find_family
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
-from engine.rehearsal import Plan
+from engine.rehearsal import Rehearsal
 from engine.runner import ModelRunner
 from engine.scheduler import Limits
 from engine.warm_up import BackgroundWarmUp
@@ -223,11 +223,11 @@ def _start_warm_up(
     recipe: EmbeddingRecipe | None,
     device: torch.device,
 ) -> BackgroundWarmUp:
-    def plan() -> Plan:
+    def rehearsal() -> Rehearsal:
         reader = UnreadCheckpoint.open(Path(spec.path))
-        return Plan(family, config, reader, dtype, context_length, block_size, recipe and recipe.pooling)
+        return Rehearsal(family, config, reader, dtype, context_length, block_size, recipe and recipe.pooling)
 
-    return BackgroundWarmUp(spec.name, plan, device)
+    return BackgroundWarmUp(spec.name, rehearsal, device)
 
 
 def _runner(model: Model, cache: torch.Tensor, recipe: EmbeddingRecipe | None) -> ModelRunner:

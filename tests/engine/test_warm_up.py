@@ -39,8 +39,8 @@ def test_all_is_compiled_once_it_has_been_waited_for(monkeypatch: pytest.MonkeyP
         return WarmUp(1, 0.1)
 
     monkeypatch.setattr(engine.warm_up, "takes_triton", lambda: True)
-    monkeypatch.setattr(engine.warm_up, "rehearse_model", lambda plan: [plan])
+    monkeypatch.setattr(engine.warm_up, "rehearse_model", lambda rehearsal: [rehearsal])
     monkeypatch.setattr(engine.warm_up, "compile_launches", compile_launches)
-    plan: Any = object()
-    BackgroundWarmUp("m", lambda: plan, CUDA).wait()
-    assert compiled == [([plan], CUDA)]
+    rehearsal: Any = object()
+    BackgroundWarmUp("m", lambda: rehearsal, CUDA).wait()
+    assert compiled == [([rehearsal], CUDA)]

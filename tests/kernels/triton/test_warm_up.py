@@ -26,7 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from engine import rehearsal
 from engine.models import bert, llama, mistral, qwen3
-from engine.rehearsal import Plan, decode_batch, rehearse_model
+from engine.rehearsal import Rehearsal, decode_batch, rehearse_model
 from engine.layers.attention import LayerCache
 from engine.layers.weights import WeightLoader
 from engine.weights.unread import UnreadCheckpoint
@@ -40,12 +40,12 @@ class NoDevice:
 
 driver.set_active(NoDevice())
 
-def plan(layers, pooling=None):
+def llama_of(layers, pooling=None):
     config = llama.parse_config(dict(
         architectures=["LlamaForCausalLM"], hidden_size=4096, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
         vocab_size=128256, num_hidden_layers=layers, intermediate_size=14336, max_position_embeddings=8192,
     ))
-    return Plan(llama, config, UnreadCheckpoint({}), torch.bfloat16, 8192, 16, pooling)
+    return Rehearsal(llama, config, UnreadCheckpoint({}), torch.bfloat16, 8192, 16, pooling)
 
 class Counting(TorchDispatchMode):
     def __init__(self):
@@ -56,7 +56,7 @@ class Counting(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 def launches_of(layers):
-    its = plan(layers)
+    its = llama_of(layers)
     counting = Counting()
     def run():
         model = llama.load(its.config, WeightLoader(its.reader, its.dtype, torch.device("meta")), its.context_length)
@@ -75,14 +75,14 @@ SMALL = dict(
 def names(family, pooling=None, **more):
     config = family.parse_config(SMALL | more)
     block_size = 16 if config.num_layers else 512
-    noted = rehearse_model(Plan(family, config, UnreadCheckpoint({}), torch.float16, 512, block_size, pooling))
+    noted = rehearse_model(Rehearsal(family, config, UnreadCheckpoint({}), torch.float16, 512, block_size, pooling))
     return sorted({launch.function.__name__ for launch in noted})
 
 found = {"layer": launches_of(3) - launches_of(2)}
 found["families"] = [names(qwen3), names(mistral, sliding_window=40), names(bert, "cls")]
-known = rehearse_model(plan(2)) + rehearse_model(plan(2, "mean"))
+known = rehearse_model(llama_of(2)) + rehearse_model(llama_of(2, "mean"))
 rehearsal.DECODES, rehearsal.PROMPTS = ((1, 200), (2, 33), (5, 1600), (128, 700), (96, 8000)), ((1,), (7, 100), (1000,), (16, 16))
-again = rehearse_model(plan(2)) + rehearse_model(plan(2, "mean"))
+again = rehearse_model(llama_of(2)) + rehearse_model(llama_of(2, "mean"))
 variants = {launch.variant for launch in known}
 found["new at other lengths"] = [str(launch.variant) for launch in distinct(again) if launch.variant not in variants]
 cache = os.environ["TRITON_CACHE_DIR"]
