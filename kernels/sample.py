@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.checks import Call, placed
-from kernels.cpu import ops
+from kernels.cpu import sampling
 from kernels.device import triton_form
 from kernels.draws import FAR, MAX_VOCAB, POWER, Draws
 from kernels.philox import uniform
@@ -71,7 +71,7 @@ class _Rows:
 
     def sums(self, floor: Tensor) -> Tensor:
         """Of each piece, the weight of what costs at most `floor` [rows]: [rows, pieces]"""
-        native = ops.sampling_sums(self._logits, self._tops, self._scale, floor)
+        native = sampling.sampling_sums(self._logits, self._tops, self._scale, floor)
         if native is not None:
             return native
         if self._all is None:
