@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # One, an odd number and a multiple of 16 of rows and of blocks; few programs and many; prompts for each size of tile. Lengths are not compiled in.
 DECODES = ((1, 10), (1, 20), (1, 4096), (3, 100), (64, 4096), (256, 300))
-PROMPTS = ((1, 8), (40,), (3, 500))
+PROMPTS = ((1, 8), (40,), (3, 500), (2048,))
 _DRAWS = (Draw(0.0, None, 1.0, 0.0, 0, 0), Draw(1.0, 20, 0.9, 0.0, 0, 0))
 _NUM_BLOCKS = 64  # of a cache that takes no memory
 
