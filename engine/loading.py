@@ -23,7 +23,7 @@ from engine.layers.weights import WeightLoader
 from engine.models.registry import CacheShape, Family, Model, ModelConfig, find_family
 from engine.plan import Limits
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
-from engine.rehearsal import Plan
+from engine.rehearsal import Rehearsal
 from engine.runner import ModelRunner
 from engine.warm_up import BackgroundWarmUp
 from engine.weights.config import eos_token_ids, read_config
@@ -242,11 +242,13 @@ def _start_warm_up(
     device: torch.device,
     quantization: Quantization | None = None,
 ) -> BackgroundWarmUp:
-    def plan() -> Plan:
+    def rehearsal() -> Rehearsal:
         reader = UnreadCheckpoint.open(Path(spec.path))
-        return Plan(family, config, reader, dtype, context_length, block_size, recipe and recipe.pooling, quantization)
+        return Rehearsal(
+            family, config, reader, dtype, context_length, block_size, recipe and recipe.pooling, quantization
+        )
 
-    return BackgroundWarmUp(spec.name, plan, device)
+    return BackgroundWarmUp(spec.name, rehearsal, device)
 
 
 def _runner(model: Model, cache: torch.Tensor, recipe: EmbeddingRecipe | None) -> ModelRunner:

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 # One, an odd number and a multiple of 16 of rows and of blocks; few programs and many; prompts for each size of tile. Lengths are not compiled in.
 DECODES = ((1, 10), (1, 20), (1, 4096), (3, 100), (64, 4096), (256, 300))
-PROMPTS = ((1, 8), (40,), (3, 500))
+PROMPTS = ((1, 8), (40,), (3, 500), (2048,))
 _DRAWS = (Draw(0.0, None, 1.0, 0.0, 0, 0), Draw(1.0, 20, 0.9, 0.0, 0, 0))
 _NUM_BLOCKS = 64  # of a cache that takes no memory
 
 
-class Plan(NamedTuple):
+class Rehearsal(NamedTuple):
     """A model that is about to be loaded."""
 
     family: Family
@@ -48,33 +48,33 @@ class Plan(NamedTuple):
     quantization: Quantization | None = None
 
 
-def rehearse_model(plan: Plan) -> "list[Launch]":
-    return rehearse(lambda: _run(plan))
+def rehearse_model(rehearsal: Rehearsal) -> "list[Launch]":
+    return rehearse(lambda: _run(rehearsal))
 
 
-def _run(plan: Plan) -> None:
-    loader = WeightLoader(plan.reader, plan.dtype, torch.device("meta"), plan.quantization)
-    model = plan.family.load(plan.config, loader, plan.context_length)
-    config = plan.config
+def _run(rehearsal: Rehearsal) -> None:
+    loader = WeightLoader(rehearsal.reader, rehearsal.dtype, torch.device("meta"), rehearsal.quantization)
+    model = rehearsal.family.load(rehearsal.config, loader, rehearsal.context_length)
+    config = rehearsal.config
     arena = pretend(
-        (_NUM_BLOCKS, config.num_layers, 2, plan.block_size, config.num_kv_heads, config.head_dim), plan.dtype
+        (_NUM_BLOCKS, config.num_layers, 2, rehearsal.block_size, config.num_kv_heads, config.head_dim), rehearsal.dtype
     )
     cache = [LayerCache(arena[:, i, 0], arena[:, i, 1]) for i in range(config.num_layers)]
-    for batch in batches(plan):
+    for batch in batches(rehearsal):
         hidden = model.forward(batch, cache)
-        if plan.pooling is not None:
+        if rehearsal.pooling is not None:
             lens = batch.prefill.host_q_lens if batch.prefill is not None else (1,) * len(hidden)
-            pool_pieces(hidden, pretend((len(lens) + 1,), torch.int32), lens, PIECES[plan.pooling])
+            pool_pieces(hidden, pretend((len(lens) + 1,), torch.int32), lens, PIECES[rehearsal.pooling])
         elif batch.prefill is None:
             _choose(model, hidden)
 
 
-def batches(plan: Plan) -> Iterator[Batch]:
-    if plan.config.num_layers:
+def batches(rehearsal: Rehearsal) -> Iterator[Batch]:
+    if rehearsal.config.num_layers:
         for rows, context in DECODES:
-            yield decode_batch(rows, min(context, plan.context_length), plan.block_size)
+            yield decode_batch(rows, min(context, rehearsal.context_length), rehearsal.block_size)
     for lens in PROMPTS:
-        yield prompt_batch(tuple(min(length, plan.context_length) for length in lens), plan.block_size)
+        yield prompt_batch(tuple(min(length, rehearsal.context_length) for length in lens), rehearsal.block_size)
 
 
 def decode_batch(rows: int, context: int, block_size: int) -> Batch:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from engine.rehearsal import Plan, rehearse_model
+from engine.rehearsal import Rehearsal, rehearse_model
 from kernels.device import takes_triton
 from kernels.warm_up import compile_launches
 
@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 
 
 class BackgroundWarmUp:
-    def __init__(self, name: str, make_plan: Callable[[], Plan], device: torch.device) -> None:
+    def __init__(self, name: str, make_rehearsal: Callable[[], Rehearsal], device: torch.device) -> None:
         self._name = name
-        self._make_plan = make_plan
+        self._make_rehearsal = make_rehearsal
         self._device = device
         self._thread: threading.Thread | None = None
         if device.type == "cuda" and takes_triton():
@@ -32,7 +32,7 @@ class BackgroundWarmUp:
 
     def _run(self) -> None:
         try:
-            warmed = compile_launches(rehearse_model(self._make_plan()), self._device)
+            warmed = compile_launches(rehearse_model(self._make_rehearsal()), self._device)
         except Exception:  # of whatever kind: it costs the first requests some time, and nothing else
             log.warning(
                 "%s could not be rehearsed; its kernels are compiled at their first use", self._name, exc_info=True

@@ -7,7 +7,7 @@ preemption draws the same. Written in int64 tensor arithmetic: the same bits on 
 
 import torch
 
-from kernels.cpu import ops
+from kernels.cpu import sampling
 
 _MASK32 = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # of counter words 0 and 2
@@ -34,7 +34,7 @@ def philox4x32(counter: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 def uniform(seed_low: torch.Tensor, seed_high: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """One number in [0, 1) per row, float64 with 53 random bits. A seed comes in 32-bit halves: int64 has no room for
     2**64 - 1."""
-    native = ops.philox_uniform(seed_low, seed_high, position)
+    native = sampling.philox_uniform(seed_low, seed_high, position)
     if native is not None:
         return native
     zero = torch.zeros_like(position)

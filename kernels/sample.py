@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.checks import Call, placed
-from kernels.cpu import ops
+from kernels.cpu import sampling
 from kernels.device import triton_form
 from kernels.draws import FAR, MAX_VOCAB, POWER, Draws
 from kernels.philox import uniform
@@ -37,7 +37,7 @@ def choose(logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         return sample(logits, best.values, draws), best.values
     if not draws.drawn:
         return best.indices, best.values
-    rows = torch.tensor(draws.drawn)
+    rows = torch.tensor(draws.drawn, device="cpu")
     rows = rows.pin_memory().to(logits.device, non_blocking=True) if logits.is_cuda else rows
     drawn = sample(logits.index_select(0, rows), best.values.index_select(0, rows), draws.select(rows))
     return best.indices.index_copy(0, rows, drawn), best.values
@@ -71,7 +71,7 @@ class _Rows:
 
     def sums(self, floor: Tensor) -> Tensor:
         """Of each piece, the weight of what costs at most `floor` [rows]: [rows, pieces]"""
-        native = ops.sampling_sums(self._logits, self._tops, self._scale, floor)
+        native = sampling.sampling_sums(self._logits, self._tops, self._scale, floor)
         if native is not None:
             return native
         if self._all is None:

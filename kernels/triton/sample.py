@@ -4,9 +4,9 @@ A row is cut into chunks, one program each, so that few long rows fill a GPU, an
 
 1. `_tops`: each chunk's highest logit.
 2. `_count`: how many logits of a row cost how much, in bins of 1/32 of a factor of two (rows that top-k or top-p truncate).
-3. `_sum`: from the counts follows a narrow *window* of costs in which truncation ends. What is cheaper is surely kept and added up, the tokens in the
-   window are listed.
-4. `_pick`, one program a row: bisects the window over the listed tokens, exactly, and inverts the cumulative distribution, first over chunks, then
+3. `_bound`, one program a row: from the counts follows a narrow *window* of costs in which truncation ends.
+4. `_sum`: what is cheaper than the window is surely kept and added up, the tokens in the window are listed.
+5. `_pick`, one program a row: bisects the window over the listed tokens, exactly, and inverts the cumulative distribution, first over chunks, then
    inside one.
 
 A window holds tens of tokens of a language model's logits, and thousands where they are as flat as noise; the list has room for all of them.
@@ -121,15 +121,9 @@ def _count(
 
 
 @jit(do_not_specialize=("rows",))
-def _sum(
-    logits, tops, integers, reals, histogram, sums, bounds, num_listed, listed, row_stride, rows, vocab, chunks,
-    CHUNKS: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """sums [rows, chunks, 2] int64: of what is surely kept, and of what top-p takes its share of unless top-k comes before it; bounds [rows, 4]: the
-    window's first cost, the highest that may be kept, and how many logits cost less than the first."""
-    row, chunk = tl.program_id(0).to(tl.int64) // chunks, tl.program_id(0) % chunks
-    top = _top_of(tops, row, chunks, CHUNKS)
-    scale = tl.load(reals + row).to(tl.float32)
+def _bound(integers, reals, histogram, bounds, rows, vocab, BINS: tl.constexpr):
+    """bounds [rows, 4]: the window's first cost and its last, how many logits cost less than the first, the highest cost that may be kept."""
+    row = tl.program_id(0).to(tl.int64)
     top_k, top_p = tl.load(integers + 2 * rows + row), tl.load(reals + rows + row)
     cut = tl.load(integers + 3 * rows + row).to(tl.int32)  # the highest cost that may be kept
     first = cut + 1  # of the window, which is empty so far: it reaches to `last`
@@ -169,10 +163,23 @@ def _sum(
             if top_k >= vocab:  # else the total is known only when all up to the k-th are listed
                 last = tl.minimum(cut, tl.where(latest >= BINS - 1, _FAR, (latest + 1) * _BIN - 1))
         num_before = tl.sum(tl.where((bins * _BIN) < first, counts, 0), axis=0)
-    if chunk == 0:
-        tl.store(bounds + row * 4, first)
-        tl.store(bounds + row * 4 + 1, last)
-        tl.store(bounds + row * 4 + 2, num_before)
+    tl.store(bounds + row * 4, first)
+    tl.store(bounds + row * 4 + 1, last)
+    tl.store(bounds + row * 4 + 2, num_before)
+    tl.store(bounds + row * 4 + 3, cut)
+
+
+@jit
+def _sum(
+    logits, tops, reals, bounds, sums, num_listed, listed, row_stride, vocab, chunks,
+    CHUNKS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """sums [rows, chunks, 2] int64: of what is surely kept, and of what top-p takes its share of unless top-k comes before it."""
+    row, chunk = tl.program_id(0).to(tl.int64) // chunks, tl.program_id(0) % chunks
+    top = _top_of(tops, row, chunks, CHUNKS)
+    scale = tl.load(reals + row).to(tl.float32)
+    first, last = tl.load(bounds + row * 4), tl.load(bounds + row * 4 + 1)
+    cut = tl.load(bounds + row * 4 + 3)
     column = tl.arange(0, TILE)
     sure, whole = tl.zeros([TILE], tl.int64), tl.zeros([TILE], tl.int64)
     end = tl.minimum(chunk * CHUNK + CHUNK, vocab)
@@ -309,7 +316,6 @@ def choose(logits: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch.Tens
     padded = [-(-rows * each // 4) * 4 for each in (chunks, BINS, 4, 1)]
     bests, histogram, bounds, num_listed = torch.empty(sum(padded), dtype=torch.int32, device=device).split(padded)  # type: ignore[no-untyped-call]
     sizes = {"CHUNKS": triton.next_power_of_2(chunks), "CHUNK": CHUNK, "TILE": TILE, "num_warps": 8, **_NO_FUSION}
-    bins = {"BINS": BINS}
     _tops[(rows * chunks,)](
         logits, tops, bests, histogram, num_listed, row_stride, vocab, chunks,
         BINS=BINS, CHUNK=CHUNK, TILE=TILE, num_warps=8,
@@ -319,12 +325,15 @@ def choose(logits: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch.Tens
         return ids, highest
     parameters = (draws.integers, draws.reals)
     if draws.truncates:
-        _count[(rows * chunks,)](logits, tops, *parameters, histogram, row_stride, rows, vocab, chunks, **bins, **sizes)
+        _count[(rows * chunks,)](
+            logits, tops, *parameters, histogram, row_stride, rows, vocab, chunks, BINS=BINS, **sizes
+        )
     sums = torch.empty(rows * chunks * 2, dtype=torch.int64, device=device)
     listed = torch.empty(rows * vocab if draws.truncates else 0, dtype=torch.int32, device=device)
+    _bound[(rows,)](*parameters, histogram, bounds, rows, vocab, BINS=BINS, num_warps=4)
     _sum[(rows * chunks,)](
-        logits, tops, *parameters, histogram, sums, bounds, num_listed, listed, row_stride, rows, vocab, chunks, **bins, **sizes
-    )  # fmt: skip
+        logits, tops, draws.reals, bounds, sums, num_listed, listed, row_stride, vocab, chunks, **sizes
+    )
     _pick[(rows,)](
         logits, tops, *parameters, sums, bounds, num_listed, listed, ids, highest, row_stride, rows, vocab, chunks, **sizes
     )  # fmt: skip

@@ -25,8 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from engine import rehearsal
-from engine.models import llama
-from engine.rehearsal import Plan, decode_batch, rehearse_model
+from engine.models import bert, llama, mistral, qwen3
+from engine.rehearsal import Rehearsal, decode_batch, rehearse_model
 from engine.layers.attention import LayerCache
 from engine.layers.weights import WeightLoader
 from engine.weights.unread import UnreadCheckpoint
@@ -40,12 +40,12 @@ class NoDevice:
 
 driver.set_active(NoDevice())
 
-def plan(layers, pooling=None):
+def llama_of(layers, pooling=None):
     config = llama.parse_config(dict(
         architectures=["LlamaForCausalLM"], hidden_size=4096, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
         vocab_size=128256, num_hidden_layers=layers, intermediate_size=14336, max_position_embeddings=8192,
     ))
-    return Plan(llama, config, UnreadCheckpoint({}), torch.bfloat16, 8192, 16, pooling)
+    return Rehearsal(llama, config, UnreadCheckpoint({}), torch.bfloat16, 8192, 16, pooling)
 
 class Counting(TorchDispatchMode):
     def __init__(self):
@@ -56,7 +56,7 @@ class Counting(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 def launches_of(layers):
-    its = plan(layers)
+    its = llama_of(layers)
     counting = Counting()
     def run():
         model = llama.load(its.config, WeightLoader(its.reader, its.dtype, torch.device("meta")), its.context_length)
@@ -67,10 +67,22 @@ def launches_of(layers):
     noted = rehearse(run)
     return counting.operators + Counter(f"triton {launch.function.__name__}" for launch in noted)
 
+SMALL = dict(
+    hidden_size=96, num_attention_heads=6, num_key_value_heads=2, head_dim=16, vocab_size=301, num_hidden_layers=2, intermediate_size=130,
+    max_position_embeddings=512,
+)
+
+def names(family, pooling=None, **more):
+    config = family.parse_config(SMALL | more)
+    block_size = 16 if config.num_layers else 512
+    noted = rehearse_model(Rehearsal(family, config, UnreadCheckpoint({}), torch.float16, 512, block_size, pooling))
+    return sorted({launch.function.__name__ for launch in noted})
+
 found = {"layer": launches_of(3) - launches_of(2)}
-known = rehearse_model(plan(2)) + rehearse_model(plan(2, "mean"))
+found["families"] = [names(qwen3), names(mistral, sliding_window=40), names(bert, "cls")]
+known = rehearse_model(llama_of(2)) + rehearse_model(llama_of(2, "mean"))
 rehearsal.DECODES, rehearsal.PROMPTS = ((1, 200), (2, 33), (5, 1600), (128, 700), (96, 8000)), ((1,), (7, 100), (1000,), (16, 16))
-again = rehearse_model(plan(2)) + rehearse_model(plan(2, "mean"))
+again = rehearse_model(llama_of(2)) + rehearse_model(llama_of(2, "mean"))
 variants = {launch.variant for launch in known}
 found["new at other lengths"] = [str(launch.variant) for launch in distinct(again) if launch.variant not in variants]
 cache = os.environ["TRITON_CACHE_DIR"]
@@ -122,6 +134,13 @@ def test_a_dense_layer_makes_six_launches_beside_its_products(found: dict[str, A
     products = sum(layer.pop(name, 0) for name in GEMMS)
     assert products == 4, "queries, keys and values; output; gate and up; down"
     assert sum(layer.values()) <= 6, layer
+
+
+def test_other_families_are_rehearsed_too(found: dict[str, Any]) -> None:
+    normed, windowed, encoder = found["families"]
+    assert {"_attend", "_rms_norm", "_rotate_and_cache", "_gated", "_pick"} <= {*normed}
+    assert {*windowed} == {*normed} - {"_join"}, "a short window is not split"
+    assert encoder == ["_pool"], "an encoder's own parts are torch's"
 
 
 def test_every_triton_function_can_be_rehearsed() -> None:

@@ -1,0 +1,46 @@
+"""Compiling beside the loading: never in its way."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+import engine.warm_up
+from engine.warm_up import BackgroundWarmUp
+from kernels.warm_up import WarmUp
+
+CUDA = torch.device("cuda")
+
+
+def unplannable() -> Any:
+    raise ValueError("no such model")
+
+
+def test_a_cpu_compiles_nothing() -> None:
+    BackgroundWarmUp("m", unplannable, torch.device("cpu")).wait()
+
+
+def test_a_model_that_cannot_be_rehearsed_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine.warm_up, "takes_triton", lambda: True)
+    with caplog.at_level(logging.WARNING):
+        BackgroundWarmUp("m", unplannable, CUDA).wait()
+    assert "m could not be rehearsed; its kernels are compiled at their first use" in caplog.text
+    assert "no such model" in caplog.text
+
+
+def test_all_is_compiled_once_it_has_been_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Any] = []
+
+    def compile_launches(launches: Any, device: torch.device) -> WarmUp:
+        compiled.append((launches, device))
+        return WarmUp(1, 0.1)
+
+    monkeypatch.setattr(engine.warm_up, "takes_triton", lambda: True)
+    monkeypatch.setattr(engine.warm_up, "rehearse_model", lambda rehearsal: [rehearsal])
+    monkeypatch.setattr(engine.warm_up, "compile_launches", compile_launches)
+    rehearsal: Any = object()
+    BackgroundWarmUp("m", lambda: rehearsal, CUDA).wait()
+    assert compiled == [([rehearsal], CUDA)]
