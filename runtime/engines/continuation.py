@@ -62,7 +62,18 @@ class _Sequence:
         self._scope = AsyncExitStack()  # of the sequence on its present host
 
     async def begin(self) -> None:
-        await self._enter(self._submit)
+        """A request that comes while the site has no host waits for the next one, as those do that lost theirs."""
+        hosts, within_s = self._site.hosts, self._site.within_s
+        if hosts.why_down is None or hosts.is_ending:
+            await self._enter(self._submit)
+            return
+        reason, self._client = hosts.why_down, hosts.client
+        try:
+            async with asyncio.timeout(within_s):
+                await self._move()
+        except TimeoutError:
+            message = f"{reason}, and no other was ready within {within_s:g} s; try again in a moment"
+            raise EngineError("overloaded", message) from None
 
     async def leave(self) -> None:
         await self._scope.aclose()

@@ -138,8 +138,7 @@ async def test_a_host_that_never_answers_is_replaced(make_site: SiteMaker) -> No
 
 async def test_a_lost_connection_counts_as_a_dead_host(site: Site) -> None:
     site.engine.fail("the socket was closed")  # the process lives on
-    answer = await call(site.app, CHAT, HELLO)
-    assert answer.json["error"]["code"] == "overloaded"
+    assert (await call(site.app, CHAT, HELLO)).status == 200, "it waits for the next host"
     await eventually(lambda: len(site.launcher.hosts) == 2 and not site.app.state.health.why_not_ready())
     assert (await call(site.app, CHAT, HELLO)).status == 200
 
