@@ -62,13 +62,11 @@ class Exchange:
         """Another round over the sites, but for those that have said that they cannot."""
         self.tried = {site for site, failure in self.failures.items() if failure.kind == "refused"}
 
-    def may_try_again(self, now: float) -> bool:
-        """All sites there are have failed, or there is none: of a stream that was cut, they are asked again for a while."""
-        return self.lost is not None and now < self._deadline
-
-    @property
-    def is_out_of_tries(self) -> bool:
-        return self.lost is None and len(self.failures) >= self._relay.max_tries
+    def is_out_of_tries(self, now: float) -> bool:
+        """A new request has a number of tries. Of a stream that was cut, all sites are asked, again and again, for a while."""
+        if self.lost is None:
+            return len(self.failures) >= self._relay.max_tries
+        return now >= self._deadline
 
     @property
     def is_at_first_try(self) -> bool:

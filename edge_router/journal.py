@@ -26,6 +26,7 @@ MAX_HELD_BYTES = 8 << 20  # of events whose mark has not come: a site writes the
 class Journal:
     def __init__(self) -> None:
         self.site_is_draining = False  # the one that is talking has said so
+        self.broken: ContinuationError | None = None  # what it says cannot be gone on with
         self.num_tokens = 0
         self._choices: list[_Choice] = []
         self._cached_tokens = 0
@@ -34,13 +35,17 @@ class Journal:
         self.last_words: Event | None = None  # an event without mark, at whose site nothing has followed it
 
     def pass_on(self, events: Sequence[Event]) -> bytes:
-        """What the client may now be told. Raises ContinuationError on what no honest site sends."""
+        """What the client may now be told. Of what no honest site sends `broken` tells, behind all that came before it."""
         ready: list[bytes] = []
         for event in events:
-            raw, mark = unmarked(event.raw)
-            if mark is not None:
-                self._note(mark)
-            elif event.data is None:  # a comment is no part of the answer
+            try:
+                raw, mark = unmarked(event.raw)
+                if mark is not None:
+                    self._note(mark)
+            except ContinuationError as error:
+                self.broken = error
+                break
+            if mark is None and event.data is None:  # a comment is no part of the answer
                 if is_drain_notice(raw):
                     self.site_is_draining = True
                 else:
@@ -53,7 +58,7 @@ class Journal:
                 ready += self._held
                 self.forget_held()
         if self._held_bytes > MAX_HELD_BYTES:
-            raise ContinuationError(f"more than {MAX_HELD_BYTES >> 20} MiB of events without their mark")
+            self.broken = ContinuationError(f"more than {MAX_HELD_BYTES >> 20} MiB of events without their mark")
         return b"".join(ready)
 
     def rest(self) -> bytes:
@@ -65,7 +70,7 @@ class Journal:
     def begin_site(self) -> None:
         """Another site goes on: what the one before had not completed does not count."""
         self.forget_held()
-        self.site_is_draining = False
+        self.site_is_draining, self.broken = False, None
 
     def forget_held(self) -> None:
         self._held.clear()

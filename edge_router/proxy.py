@@ -23,7 +23,6 @@ from sites.config import RelayConfig
 from wire.continuation import ContinuationError
 from wire.errors import ApiError
 from wire.headers import REQUEST_ID, ROUTE
-from wire.sse import Event
 
 PREFIXES = ("/ai/v1/", "/v1/", "/client/v4/")  # what is forwarded
 MAX_RETRY_AFTER_S = 60.0
@@ -130,12 +129,12 @@ class Proxy:
 
     async def _next_choice(self, exchange: Exchange) -> tuple[RouteRequest, Preference] | None:
         """The best site not yet tried. Ranked anew each time: while one kept us waiting, others have failed, and others have come back."""
-        while not exchange.is_out_of_tries:
+        while not exchange.is_out_of_tries(self._clock()):
             route, preferences = self.rank(exchange.request)
             left = (preference for preference in preferences if preference.backend.name not in exchange.tried)
             if (preference := next(left, None)) is not None:
                 return route, preference
-            if not exchange.may_try_again(self._clock()):
+            if exchange.lost is None:
                 return None
             await asyncio.sleep(TRY_AGAIN_S)
             exchange.try_again()
@@ -159,7 +158,7 @@ class Proxy:
 
     async def _relay(self, client: Downstream, exchange: Exchange, answer: Answer, preference: Preference) -> None:
         """To the answer's end. Raises Lost."""
-        site = preference.backend.name
+        site, journal = preference.backend.name, exchange.journal
         headers = [pair for pair in answer.headers if pair[0] != REQUEST_ID]
         headers += [(REQUEST_ID, client.request_id), (ROUTE, explain(preference, len(exchange.failures) + 1))]
         if answer.body is not None:
@@ -169,26 +168,20 @@ class Proxy:
             await client.begin_stream(answer.status, headers)
         async with aclosing(answer.batches(lambda: _is_frozen(self.backends[site]))) as batches:
             async for events in batches:
-                if ready := self._ready(exchange, answer, events):
+                ready = journal.pass_on(events) if answer.has_marks else b"".join([event.raw for event in events])
+                if ready:
                     await client.events(ready)
                     self._told(exchange, site)
-                if exchange.journal.site_is_draining and not events[-1].is_done:
+                if journal.broken is not None:
+                    raise Lost("malformed", f"it sent {journal.broken}")
+                if journal.site_is_draining and not events[-1].is_done:
                     self._hand_over(exchange, self.backends[site])
-        if (words := exchange.journal.last_words) is not None:
+        if (words := journal.last_words) is not None:
             if is_sites_own_fault(words):
                 raise Lost("error", f"it ended with {(words.data or b'')[:300].decode(errors='replace')}")
-            await client.events(exchange.journal.rest())
+            await client.events(journal.rest())
         self.metrics.ended(site, _outcome(answer.status))
         await client.end_stream()
-
-    def _ready(self, exchange: Exchange, answer: Answer, events: list[Event]) -> bytes:
-        """What of the events the client is to be told now. Raises Lost."""
-        if not answer.has_marks:
-            return b"".join([event.raw for event in events])
-        try:
-            return exchange.journal.pass_on(events)
-        except ContinuationError as error:
-            raise Lost("malformed", f"it sent {error}") from None
 
     def _told(self, exchange: Exchange, site: str) -> None:
         now = self._clock()
