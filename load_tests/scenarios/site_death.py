@@ -1,4 +1,4 @@
-"""What do open streams notice when their site dies? `python -m load_tests.scenarios.site_death` kills, freezes and drains sites under 64 streams.
+"""What do open streams notice when their site dies? `make bench-site-death` runs it: python -m load_tests.scenarios.site_death.
 
 Three sites on this machine, the same requests once undisturbed and once per fault. Each stream must end with the very tokens of its undisturbed
 run; the record says how many were disturbed, continued and lost, and how long a disturbed one paused. A pause is the gap between two events of one
@@ -181,10 +181,7 @@ class Injection:
                     self._strike(self._second, others)
 
     def _strike(self, fault: Fault, sites: "Counter[str]") -> None:
-        (site, _), *_ = sites.most_common(1)
-        self.fault_site(fault, site)
-
-    def fault_site(self, fault: Fault, site: str) -> None:
+        ((site, _),) = sites.most_common(1)
         fault(self.network, site)
         self.struck.append(site)
         if len(self.struck) == 1:
