@@ -1,8 +1,8 @@
 """What do open streams notice when their site dies? `make bench-site-death` runs it: python -m load_tests.scenarios.site_death.
 
 Three sites on this machine, the same requests once undisturbed and once per fault. Each stream must end with the very tokens of its undisturbed
-run; the record says how many were disturbed, continued and lost, and how long a disturbed one paused. A pause is the gap between two events of one
-stream in which the fault lies: with few cores it also holds the other streams' work, and for a frozen site the time until its probes have failed.
+run; the record says how many were disturbed, continued and lost, and how long a disturbed one paused. A pause is the longest gap between two
+events of one stream from the fault on: with few cores it also holds the other streams' work, and for a frozen site the time until its probes fail.
 """
 
 import argparse
@@ -63,9 +63,9 @@ class Heard:
         return self.text, self.calls, self.finish, self.tokens, self.usage
 
     def pause_s(self, at_s: float) -> float | None:
-        """The gap between events in which that moment lies; None: the stream had ended, or had not begun."""
+        """The longest gap between events of which the later came after that moment; None: the stream had ended."""
         pairs = zip(self.arrivals_s, self.arrivals_s[1:], strict=False)
-        return next((after - before for before, after in pairs if before <= at_s < after), None)
+        return max((after - before for before, after in pairs if after > at_s), default=None)
 
 
 def requests(count: int, max_tokens: int) -> list[dict[str, Any]]:
