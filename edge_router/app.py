@@ -40,7 +40,7 @@ def build_app(
         ):
             monitor = HealthMonitor(backends.values(), status_fetch(probing), network.health, clock)
             probes = asyncio.create_task(monitor.run())
-            proxy.upstream = Upstream(session, relay)
+            proxy.upstream = Upstream(session, relay, proxy.secret)
             try:
                 yield
             finally:

@@ -13,6 +13,7 @@ from edge_router.policy import Preference
 
 NO_SITE = ""  # the site label of a request that no site answered
 TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 60.0, 120.0)
+CONTINUATION_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2)
 STATES = ("unknown", "healthy", "unhealthy", "draining")
 
 
@@ -50,6 +51,24 @@ class RouterMetrics:
             "pilotlight_router_prediction_error_ms", "Actual minus predicted time to first token.",
             ["site"], buckets=(-1000, -300, -100, -30, -10, 0, 10, 30, 100, 300, 1000, 3000), registry=registry,
         )  # fmt: skip
+        self._disturbed = Counter(
+            "pilotlight_router_streams_disturbed",
+            "Streams that lost their site in the middle, by site and cause: each is then continued or lost, unless its client leaves.",
+            ["site", "cause"],
+            registry=registry,
+        )
+        self._continued = Counter(
+            "pilotlight_router_streams_continued", "Streams that went on elsewhere, by the site that took over.",
+            ["site"], registry=registry,
+        )  # fmt: skip
+        self._lost = Counter(
+            "pilotlight_router_streams_lost", "Streams that ended with an error event, by the site that was lost.",
+            ["site"], registry=registry,
+        )  # fmt: skip
+        self._continuation = Histogram(
+            "pilotlight_router_continuation_delay_seconds", "From the last event of the site that was lost to the next one's first.",
+            buckets=CONTINUATION_BUCKETS_S, registry=registry,
+        )  # fmt: skip
         self.open_requests = Gauge("pilotlight_router_open_requests", "Requests under way.", registry=registry)
 
     def ended(self, site: str, outcome: str) -> None:
@@ -68,6 +87,16 @@ class RouterMetrics:
             self._predicted_ms.labels(site, term).inc(value)
         self._ttft.labels(site).observe(actual_s)
         self._error_ms.labels(site).observe(1000 * actual_s - preference.cost_ms)
+
+    def stream_disturbed(self, site: str, cause: str) -> None:
+        self._disturbed.labels(site, cause).inc()
+
+    def stream_continued(self, site: str, delay_s: float) -> None:
+        self._continued.labels(site).inc()
+        self._continuation.observe(delay_s)
+
+    def stream_lost(self, site: str) -> None:
+        self._lost.labels(site).inc()
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

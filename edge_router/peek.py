@@ -17,6 +17,7 @@ import orjson
 from edge_router.geo import CLIENT_GEO, parse_place
 from edge_router.policy import Home, RouteRequest
 from edge_router.session import Conversation, prefix_chain, session_digest, tenant_salt
+from wire.continuation import ANSWER, AnswerName, encode_answer
 from wire.errors import ApiError, Dialect, dialect_of
 from wire.headers import HOP, HOP_SECRET_ENV, REQUEST_ID, SESSION_AFFINITY, forwardable, hop_is_genuine, sign_hop
 from wire.status import Place
@@ -62,7 +63,10 @@ class ValidRequest:
     conversation: Conversation
     client: Place | None
     request_id: str
-    upstream_headers: list[tuple[str, str]]
+    upstream_headers: list[tuple[str, str]]  # without signature: that is made when they are sent
+    answer_name: AnswerName | None = None  # whichever site makes it; None: it is nothing that could be made twice
+    delivery: bytes = b""  # of a stream that is to be continued, what its client has
+    delivered_tokens: int = 0
 
     @property
     def is_generated_whole(self) -> bool:
@@ -71,7 +75,18 @@ class ValidRequest:
 
     def route(self, home: Home | None) -> RouteRequest:
         conversation = self.conversation
-        return RouteRequest(self.model, conversation.tokens, conversation.placement_key, home, self.client)
+        tokens = conversation.tokens + self.delivered_tokens  # both have to be computed where neither is cached
+        return RouteRequest(self.model, tokens, conversation.placement_key, home, self.client)
+
+    def sent_headers(self, secret: str, now_s: float) -> list[tuple[str, str]]:
+        """A signature lives for a minute, a request through several sites longer: so each try has its own."""
+        if not secret:
+            return self.upstream_headers
+        signature = sign_hop(secret, now_s, self.head.method, self.head.path, self.request_id)
+        headers = [*self.upstream_headers, (HOP, signature)]
+        if self.answer_name is not None:
+            headers.append((ANSWER, encode_answer(self.answer_name, self.delivery)))
+        return headers
 
 
 def request_id_of(head: Head) -> str:
@@ -98,7 +113,8 @@ def peek(head: Head, body: bytes, request_id: str, secret: str, max_hops: int) -
         conversation=_conversation(head, fields, salt, model or ""),
         client=parse_place(geo) if geo else None,
         request_id=request_id,
-        upstream_headers=_upstream_headers(head, request_id, secret, hops),
+        upstream_headers=_upstream_headers(head, request_id, hops),
+        answer_name=AnswerName.fresh() if secret and model is not None else None,
     )
 
 
@@ -118,13 +134,10 @@ def _hops_so_far(head: Head, secret: str) -> int:
     return int(count) if count.isascii() and count.isdigit() and len(count) < 4 else 0
 
 
-def _upstream_headers(head: Head, request_id: str, secret: str, hops: int) -> list[tuple[str, str]]:
+def _upstream_headers(head: Head, request_id: str, hops: int) -> list[tuple[str, str]]:
     ours = {REQUEST_ID, "accept-encoding", "expect"}  # an `Expect` was answered by our own server already
     kept = [(name, value) for name, value in forwardable(head.headers) if name not in ours]
-    kept += [(REQUEST_ID, request_id), ("accept-encoding", "identity"), (HOPS, str(hops))]
-    if secret:
-        kept.append((HOP, sign_hop(secret, time.time(), head.method, head.path, request_id)))
-    return kept
+    return [*kept, (REQUEST_ID, request_id), ("accept-encoding", "identity"), (HOPS, str(hops))]
 
 
 def _parse(head: Head, body: bytes) -> dict[str, Any]:

@@ -1,30 +1,33 @@
 """The way of one request through the router: read, rank, ask one site after the other until one begins to answer, relay.
 
-Before a site's first byte a failure costs the client nothing but time; after it, an honest error event ends the stream. Knows no policy, no
-probes and no HTTP client: it joins them.
+A site that fails costs the client nothing but time: before its first byte the next one answers, after it the next one goes on with the same
+answer. When none is left an honest error event ends the stream. Knows no policy, no probes and no HTTP client: it joins them.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 
 from starlette.types import Receive, Scope, Send
 
 from edge_router.backend import Backend, Ticket
 from edge_router.downstream import ClientGone, Downstream
+from edge_router.exchange import Exchange
 from edge_router.metrics import NO_SITE, RouterMetrics
 from edge_router.peek import ValidRequest, hop_secret, peek, request_id_of
 from edge_router.policy import Policy, Preference, RouteRequest
 from edge_router.session import SessionTable
-from edge_router.upstream import Answer, Lost, SiteFailed, Upstream
+from edge_router.upstream import Answer, Lost, SiteFailed, Upstream, is_sites_own_fault
 from sites.config import RelayConfig
+from wire.continuation import ContinuationError
 from wire.errors import ApiError
 from wire.headers import REQUEST_ID, ROUTE
 
 PREFIXES = ("/ai/v1/", "/v1/", "/client/v4/")  # what is forwarded
 MAX_RETRY_AFTER_S = 60.0
 DRAIN_POLL_S = 0.05
+TRY_AGAIN_S = 0.5  # between rounds over the sites, while a stream that was cut can go on at none
 LAST_WORDS_S = 1.0  # for the error events of streams that a drain cuts
 
 log = logging.getLogger(__name__)
@@ -80,23 +83,26 @@ class Proxy:
         assert self.upstream is not None
         started_at = self._clock()
         request = peek(client.head, body, client.request_id, self.secret, self.relay.max_hops)
-        failures: list[tuple[str, SiteFailed]] = []
-        while (choice := self._next_choice(request, failures)) is not None:
+        exchange = Exchange(request, self.relay)
+        while (choice := await self._next_choice(exchange)) is not None:
             route, preference = choice
             backend = self.backends[preference.backend.name]
             with backend.inflight(route.uncached_tokens(backend.name)) as ticket:
                 try:
-                    answer = await self._ask(self.upstream, backend, ticket, request)
+                    answer = await self._ask(self.upstream, backend, ticket, exchange)
                 except SiteFailed as failure:
                     self._note(backend, failure)
-                    failures.append((backend.name, failure))
+                    exchange.failed(backend.name, failure)
                     continue
                 async with answer:
                     ticket.answering()
-                    tries = len(failures) + 1
-                    self._learn(request, preference, answer, tries, self._clock() - started_at)
-                    return await self._relay(client, answer, preference, tries)
-        raise self._nothing_left(failures)
+                    self._learn(exchange, preference, answer, self._clock() - started_at)
+                    try:
+                        return await self._relay(client, exchange, answer, preference)
+                    except Lost as lost:
+                        if not self._cut(exchange, answer, backend, lost):
+                            break
+        await self._give_up(client, exchange)
 
     def rank(self, request: ValidRequest) -> tuple[RouteRequest, list[Preference]]:
         route = request.route(self.sessions.home(request.conversation))
@@ -121,50 +127,100 @@ class Proxy:
             raise ApiError("not_found", "a path must not contain '..'")
         return await client.body(int(self.relay.max_body_mib * 2**20), self.relay.idle_timeout_s)
 
-    def _next_choice(
-        self, request: ValidRequest, failures: Sequence[tuple[str, SiteFailed]]
-    ) -> tuple[RouteRequest, Preference] | None:
+    async def _next_choice(self, exchange: Exchange) -> tuple[RouteRequest, Preference] | None:
         """The best site not yet tried. Ranked anew each time: while one kept us waiting, others have failed, and others have come back."""
-        if len(failures) >= self.relay.max_tries:
-            return None
-        tried = {site for site, _ in failures}
-        route, preferences = self.rank(request)
-        left = (preference for preference in preferences if preference.backend.name not in tried)
-        preference = next(left, None)
-        return None if preference is None else (route, preference)
+        while not exchange.is_out_of_tries(self._clock()):
+            route, preferences = self.rank(exchange.request)
+            left = (preference for preference in preferences if preference.backend.name not in exchange.tried)
+            if (preference := next(left, None)) is not None:
+                return route, preference
+            if exchange.lost is None:
+                return None
+            await asyncio.sleep(TRY_AGAIN_S)
+            exchange.try_again()
+        return None
 
-    async def _ask(self, upstream: Upstream, backend: Backend, ticket: Ticket, request: ValidRequest) -> Answer:
+    async def _ask(self, upstream: Upstream, backend: Backend, ticket: Ticket, exchange: Exchange) -> Answer:
         """A site that stops answering its probes while we wait for its first byte is left at once: a machine that froze or a cable that was cut
         closes no connection."""
         try:
             async with asyncio.timeout(None) as patience:
                 ticket.on_site_lost = lambda: patience.reschedule(0)  # a moment long past: the patience ends now
-                return await upstream.ask(backend.url, request)
+                answer = await upstream.ask(backend.url, exchange.request, exchange.patience_s(self._clock()))
         except TimeoutError:
             raise SiteFailed("silent", f"it became unhealthy before its first byte: {backend.detail}") from None
         finally:
             ticket.on_site_lost = None
+        if exchange.lost is not None and not answer.has_marks:
+            async with answer:
+                raise SiteFailed("refused", f"it answered {answer.status} instead of continuing the stream")
+        return answer
 
-    async def _relay(self, client: Downstream, answer: Answer, preference: Preference, tries: int) -> None:
-        site = preference.backend.name
+    async def _relay(self, client: Downstream, exchange: Exchange, answer: Answer, preference: Preference) -> None:
+        """To the answer's end. Raises Lost."""
+        site, journal = preference.backend.name, exchange.journal
         headers = [pair for pair in answer.headers if pair[0] != REQUEST_ID]
-        headers += [(REQUEST_ID, client.request_id), (ROUTE, explain(preference, tries))]
+        headers += [(REQUEST_ID, client.request_id), (ROUTE, explain(preference, len(exchange.failures) + 1))]
         if answer.body is not None:
             self.metrics.ended(site, _outcome(answer.status))
             return await client.whole(answer.status, headers, answer.body)
-        await client.begin_stream(answer.status, headers)
-        try:
-            async with aclosing(answer.batches()) as batches:
-                async for batch in batches:
-                    await client.events(batch)
-        except Lost as lost:
-            self.metrics.ended(site, "lost")
-            log.warning("request %s: site %s was lost in mid-stream: %s", client.request_id, site, lost)
-            return await client.refuse(
-                ApiError("upstream_lost", f"the site {site} was lost before the end of its answer: {lost}")
-            )
+        if not client.is_streaming:
+            await client.begin_stream(answer.status, headers)
+        async with aclosing(answer.batches(lambda: _is_frozen(self.backends[site]))) as batches:
+            async for events in batches:
+                ready = journal.pass_on(events) if answer.has_marks else b"".join([event.raw for event in events])
+                if ready:
+                    await client.events(ready)
+                    self._told(exchange, site)
+                if journal.broken is not None:
+                    raise Lost("malformed", f"it sent {journal.broken}")
+                if journal.site_is_draining and not events[-1].is_done:
+                    self._hand_over(exchange, self.backends[site])
+        if (words := journal.last_words) is not None:
+            if is_sites_own_fault(words):
+                raise Lost("error", f"it ended with {(words.data or b'')[:300].decode(errors='replace')}")
+            await client.events(journal.rest())
         self.metrics.ended(site, _outcome(answer.status))
         await client.end_stream()
+
+    def _told(self, exchange: Exchange, site: str) -> None:
+        now = self._clock()
+        if exchange.is_cut:
+            exchange.is_cut = False
+            self.metrics.stream_continued(site, now - exchange.told_at)
+        exchange.told_at = now
+
+    def _hand_over(self, exchange: Exchange, backend: Backend) -> None:
+        """The site drains: its stream moves at once where there is another site for it. Where there is none, it may finish while it can."""
+        backend.refused_draining()
+        now = self._clock()
+        if now < exchange.look_again_at:
+            return
+        exchange.look_again_at = now + TRY_AGAIN_S
+        _, preferences = self.rank(exchange.request)
+        if any(_serves(preference, exchange.request) for preference in preferences):
+            raise Lost("draining", "it is draining")
+
+    def _cut(self, exchange: Exchange, answer: Answer, backend: Backend, lost: Lost) -> bool:
+        """Whether the stream can go on elsewhere."""
+        self.metrics.stream_disturbed(backend.name, lost.cause)
+        log.log(
+            logging.INFO if lost.cause == "draining" else logging.WARNING,
+            "request %s: site %s was lost in mid-stream: %s", exchange.request.request_id, backend.name, lost,
+        )  # fmt: skip
+        try:
+            exchange.cut(backend.name, lost, self._clock())
+        except ContinuationError as error:
+            log.warning("request %s: %s", exchange.request.request_id, error)
+            return False
+        return answer.has_marks and exchange.may_be_cut_again
+
+    async def _give_up(self, client: Downstream, exchange: Exchange) -> None:
+        if exchange.lost is None:
+            raise self._nothing_left(exchange.failures)
+        self.metrics.ended(exchange.lost_site, "lost")
+        self.metrics.stream_lost(exchange.lost_site)
+        await client.refuse(exchange.end_of_stream())
 
     def _note(self, backend: Backend, failure: SiteFailed) -> None:
         """What a failed try says about the site."""
@@ -175,27 +231,25 @@ class Proxy:
         elif failure.kind == "draining":
             backend.refused_draining()
 
-    def _learn(
-        self, request: ValidRequest, preference: Preference, answer: Answer, tries: int, elapsed_s: float
-    ) -> None:
+    def _learn(self, exchange: Exchange, preference: Preference, answer: Answer, elapsed_s: float) -> None:
         """What a begun answer says: where the conversation lives now, and how good the prediction was."""
         self.metrics.tried(preference.backend.name, "answered")
         self.metrics.decided(preference)
         if answer.status < 400:
-            self.sessions.learn(request.conversation, preference.backend.name)
-            if answer.body is None and tries == 1:
+            self.sessions.learn(exchange.request.conversation, preference.backend.name)
+            if answer.body is None and exchange.is_at_first_try:
                 self.metrics.first_token(preference, elapsed_s)
 
-    def _nothing_left(self, failures: Sequence[tuple[str, SiteFailed]]) -> ApiError:
+    def _nothing_left(self, failures: Mapping[str, SiteFailed]) -> ApiError:
         if failures:
-            tried = "; ".join(f"{site}: {failure.detail}" for site, failure in failures)
+            tried = "; ".join(f"{site}: {failure.detail}" for site, failure in failures.items())
             sentence = f"no site could answer; tried {tried}"
         else:
             states = "; ".join(
                 f"{backend.name} is {backend.state}: {backend.detail}" for backend in self.backends.values()
             )
             sentence = f"no site is available; {states}"
-        hints = [failure.retry_after_s for _, failure in failures if failure.retry_after_s is not None]
+        hints = [failure.retry_after_s for failure in failures.values() if failure.retry_after_s is not None]
         return ApiError("no_site_available", sentence, retry_after_s=min([*hints, MAX_RETRY_AFTER_S]) if hints else 1.0)
 
 
@@ -203,6 +257,17 @@ def explain(preference: Preference, tries: int) -> str:
     """The decision in a header: `site=ams1; cost=12.3; rtt=0.4; ...; tries=1; reason=home`."""
     terms = "".join(f"; {name}={value:.1f}" for name, value in preference.terms.items())
     return f"site={preference.backend.name}; cost={preference.cost_ms:.1f}{terms}; tries={tries}; reason={preference.reason}"
+
+
+def _is_frozen(backend: Backend) -> bool:
+    """Its probes fail. One that answers them, only to say that it is not ready, knows about its streams itself."""
+    return backend.state == "unhealthy" and (backend.status is None or backend.status.ready)
+
+
+def _serves(preference: Preference, request: ValidRequest) -> bool:
+    """Sites that do not have the model are ranked, too, where none has it."""
+    site = preference.backend
+    return site.status is None or request.model is None or site.model(request.model) is not None
 
 
 def _outcome(status: int) -> str:

@@ -1,13 +1,14 @@
 """A site's side of one exchange: ask it, and hand back an answer only once there is something to pass on.
 
-`ask` either returns an Answer whose first byte has arrived or raises SiteFailed, which means that the client has seen nothing and another site
+`ask` either returns an Answer whose first byte has arrived or raises SiteFailed, which means that this site has given nothing and another one
 may be tried. After that, `Answer.batches` raises Lost. Knows HTTP and framing; choosing, retrying and telling the client are proxy.py's.
 """
 
 import asyncio
 import io
 import os
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 from typing import Any, Literal
 
@@ -17,24 +18,28 @@ from yarl import URL
 
 from edge_router.peek import ValidRequest
 from sites.config import RelayConfig
+from wire.continuation import MARKS
 from wire.headers import SITE, forwardable
 from wire.sse import Event, EventDecoder, SSEError
 
-Failure = Literal["connect", "lost", "silent", "full", "draining", "malformed"]
+Failure = Literal["connect", "lost", "silent", "full", "draining", "malformed", "refused"]
+Cause = Literal["closed", "silent", "frozen", "error", "draining", "malformed"]
 
 MAX_ANSWER_BYTES = (
     64 << 20
 )  # of an answer that is not a stream: it is read whole so that its loss can be made good elsewhere
+LOOK_AGAIN_S = 0.5  # silence inside a stream, after which the site's probes are asked whether it still lives
 KEEP_ALIVE_S = 4.0  # below Hypercorn's default of 5 s, so that a connection is never reused while the site closes it
 LAST_CHUNK_S = 0.5  # after the last event, the end of the HTTP body: then the connection can be used again
 SPENT_STATUSES = frozenset({502, 503, 504})
 WORKERS_AI_FULL = 3040
-ENGINE_LOST = ("engine_error", 5000)  # in either dialect: the engine died or failed before it had said anything
+ENGINE_LOST = ("engine_error", 5000)  # in either dialect: the engine died or failed
+SITES_OWN_FAULT = (*ENGINE_LOST, "internal_error", "draining", "overloaded", WORKERS_AI_FULL)  # as an error event
 OUR_OWN_HEADERS = frozenset({"server", "date"})  # our server writes its own
 
 
 class SiteFailed(Exception):
-    """This site did not answer; the client has seen nothing."""
+    """This site did not answer: nothing of the answer came from it."""
 
     def __init__(self, kind: Failure, detail: str, retry_after_s: float | None = None) -> None:
         super().__init__(detail)
@@ -45,6 +50,10 @@ class SiteFailed(Exception):
 
 class Lost(Exception):
     """The site stopped in the middle of its stream."""
+
+    def __init__(self, cause: Cause, detail: str) -> None:
+        super().__init__(detail)
+        self.cause = cause
 
 
 def connector() -> aiohttp.TCPConnector:
@@ -77,6 +86,7 @@ class Answer:
         self.status = response.status
         self.headers = _downstream_headers(response, body)
         self.body = body  # None: a stream
+        self.has_marks = body is None and response.headers.get(MARKS) == "1"  # it can be continued elsewhere
         self._response = response
         self._stream = stream
         self._first = first
@@ -89,21 +99,22 @@ class Answer:
     ) -> None:
         self._response.close()  # no effect on a response that was read to its end: its connection is back in the pool
 
-    async def batches(self) -> AsyncGenerator[bytes, None]:
-        """Whole events, as many at once as one read delivered. Raises Lost where the stream ends without having said so."""
+    async def batches(self, is_frozen: Callable[[], bool]) -> AsyncGenerator[list[Event], None]:
+        """Whole events, as many at once as one read delivered. Raises Lost where the stream ends without having said so, and where it is
+        silent while `is_frozen`."""
         assert self._stream is not None
         events: list[Event] | None = self._first
         last: Event | None = None
         while events is not None:
             if events:
-                yield b"".join([event.raw for event in events])
+                yield events
                 last = next((event for event in reversed(events) if event.data is not None), last)
                 if events[-1].is_done:
                     await self._stream.drain()
                     return
-            events = await self._stream.more()
+            events = await self._stream.more(is_frozen)
         if last is None or not _is_final(last):
-            raise Lost("it closed the connection before the end of its answer")
+            raise Lost("closed", "it closed the connection before the end of its answer")
 
 
 class _Events:
@@ -114,24 +125,30 @@ class _Events:
         self._decoder = EventDecoder()
         self._idle_timeout_s = idle_timeout_s
 
-    async def more(self) -> list[Event] | None:
+    async def more(self, is_frozen: Callable[[], bool]) -> list[Event] | None:
         """The next events, None at a clean end. Progress is a whole event: bytes that never become one count as silence."""
-        try:
-            async with asyncio.timeout(self._idle_timeout_s):
-                return await self.read()
-        except TimeoutError:
-            raise Lost(f"it was silent for {self._idle_timeout_s:g} s") from None
-        except SSEError as error:
-            raise Lost(f"it sent {error}") from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise Lost(reason_of(error)) from None
+        silent_s = 0.0
+        while silent_s < self._idle_timeout_s:
+            wait_s = min(LOOK_AGAIN_S, self._idle_timeout_s - silent_s)
+            try:
+                async with asyncio.timeout(wait_s):
+                    return await self.read()
+            except TimeoutError:
+                silent_s += wait_s
+            except SSEError as error:
+                raise Lost("malformed", f"it sent {error}") from None
+            except (aiohttp.ClientError, OSError) as error:
+                raise Lost("closed", reason_of(error)) from None
+            if is_frozen():
+                raise Lost("frozen", f"it was silent for {silent_s:g} s, and its probes fail")
+        raise Lost("silent", f"it was silent for {self._idle_timeout_s:g} s")
 
     async def read(self) -> list[Event] | None:
         while chunk := await self._content.readany():
             if events := self._decoder.feed(chunk):
                 return events
         if self._decoder.pending_bytes:
-            raise Lost("it closed the connection inside an event")
+            raise Lost("closed", "it closed the connection inside an event")
         return None
 
     async def drain(self) -> None:
@@ -145,25 +162,26 @@ class _Events:
 
 
 class Upstream:
-    def __init__(self, session: aiohttp.ClientSession, relay: RelayConfig) -> None:
+    def __init__(self, session: aiohttp.ClientSession, relay: RelayConfig, secret: str) -> None:
         self._session = session
         self._relay = relay
+        self._secret = secret
 
-    async def ask(self, url: str, request: ValidRequest) -> Answer:
+    async def ask(self, url: str, request: ValidRequest, first_byte_s: float) -> Answer:
         """Raises SiteFailed. On cancellation the connection is closed."""
-        patience_s = self._relay.answer_timeout_s if request.is_generated_whole else self._relay.first_byte_timeout_s
+        patience_s = self._relay.answer_timeout_s if request.is_generated_whole else first_byte_s
         response: aiohttp.ClientResponse | None = None
         try:
             async with asyncio.timeout(patience_s):
                 response = await self._session.request(
                     request.head.method,
                     URL(url + request.head.target, encoded=True),
-                    data=_payload(request.body),
-                    headers=request.upstream_headers,
+                    data=_payload(request.delivery + request.body),
+                    headers=request.sent_headers(self._secret, time.time()),
                     allow_redirects=False,
                 )
             if response.content_type == "text/event-stream":
-                answer = await self._begin_stream(response)
+                answer = await self._begin_stream(response, first_byte_s)
             else:
                 answer = await self._read_whole(response, patience_s)
             response = None  # the answer owns it now
@@ -178,13 +196,13 @@ class Upstream:
             if response is not None:
                 response.close()
 
-    async def _begin_stream(self, response: aiohttp.ClientResponse) -> Answer:
+    async def _begin_stream(self, response: aiohttp.ClientResponse, patience_s: float) -> Answer:
         """Up to the first event that carries data. A heartbeat is no answer; but when the patience ends and there were heartbeats, the site
         is at work, and the client is told so instead of starting again elsewhere."""
         stream = _Events(response, self._relay.idle_timeout_s)
         first: list[Event] = []
         try:
-            async with asyncio.timeout(self._relay.first_byte_timeout_s):
+            async with asyncio.timeout(patience_s):
                 while not any(event.data is not None for event in first):
                     events = await stream.read()
                     if events is None:
@@ -249,6 +267,11 @@ def _error_of(body: bytes) -> dict[str, Any]:
     errors = fields.get("errors")
     error = errors[0] if isinstance(errors, list) and errors else fields.get("error")
     return error if isinstance(error, dict) else {}
+
+
+def is_sites_own_fault(event: Event) -> bool:
+    """An error event after which another site may well go on, other than one that says what is wrong with the request."""
+    return event.data is not None and b'"error' in event.data and _error_of(event.data).get("code") in SITES_OWN_FAULT
 
 
 def _is_final(event: Event) -> bool:

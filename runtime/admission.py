@@ -24,7 +24,7 @@ class Admission:
     def __init__(self, max_inflight: int) -> None:
         self.max_inflight = max_inflight
         self.inflight = 0
-        self.draining = False
+        self._draining = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
         self.reserved: dict[str, int] = {}  # model -> tokens
@@ -48,6 +48,17 @@ class Admission:
             self.inflight -= 1
             if self.inflight == 0:
                 self._empty.set()
+
+    @property
+    def draining(self) -> bool:
+        return self._draining.is_set()
+
+    def drain(self) -> None:
+        """From now on nothing new is admitted."""
+        self._draining.set()
+
+    async def until_draining(self) -> None:
+        await self._draining.wait()
 
     async def wait_until_empty(self) -> None:
         """Returns when no request holds a permit."""

@@ -117,15 +117,24 @@ class EventWriter:
 
     HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
 
-    def __init__(self, send: Send, content_type: str, heartbeat: bytes, heartbeat_s: float) -> None:
+    def __init__(
+        self, send: Send, content_type: str, heartbeat: bytes, heartbeat_s: float, headers: Headers = ()
+    ) -> None:
         self._send = send
-        self._content_type = content_type
         self._heartbeat = heartbeat
         self._heartbeat_s = heartbeat_s
         self._lock = asyncio.Lock()
         self._last_sent = 0.0
         self._task: asyncio.Task[None] | None = None
-        self.is_started = False
+        self._headers = [("content-type", content_type), *self.HEADERS, *headers]
+        self._started = asyncio.Event()
+
+    @property
+    def is_started(self) -> bool:
+        return self._started.is_set()
+
+    async def until_started(self) -> None:
+        await self._started.wait()
 
     async def __aenter__(self) -> "EventWriter":
         self._last_sent = asyncio.get_running_loop().time()
@@ -141,8 +150,8 @@ class EventWriter:
     async def write(self, events: bytes) -> None:
         async with self._lock:
             if not self.is_started:
-                self.is_started = True
-                await self._send(response_start(200, [("content-type", self._content_type), *self.HEADERS]))
+                self._started.set()
+                await self._send(response_start(200, self._headers))
             await self._send({"type": "http.response.body", "body": events, "more_body": True})
             self._last_sent = asyncio.get_running_loop().time()
 

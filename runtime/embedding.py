@@ -33,6 +33,7 @@ class Embeddings:
         self.usage = Usage.of(sum(map(len, prompts)), completion_tokens=0, cached_tokens=0)
         self.on_piece: Callable[[int], None] = lambda choice: None
         self.finish_reason: str | None = None
+        self.delivered_tokens = 0
 
     def finish(self, vectors: list[Vector]) -> None:
         self.vectors, self.finish_reason = vectors, "stop"

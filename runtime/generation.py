@@ -21,9 +21,11 @@ from runtime.engines.continuation import Continuations
 from runtime.engines.models import LoadedModel, Models
 from runtime.metrics import Metrics
 from runtime.pump import Pump, pumping
-from runtime.streaming import Assembler, Piece, joined
+from runtime.resumption import resumed
+from runtime.streaming import Assembler, Diverged, Piece, joined
 from runtime.validation import Conversation, ValidGeneration
 from wire.chat import FinishReason, Usage
+from wire.continuation import Delivery
 from wire.errors import ApiError
 
 
@@ -57,10 +59,12 @@ class Generator:
                 prompt = await encode(model, request)
                 params = sampling_params(model, request, len(prompt))
                 permit.reserve(request.model, len(prompt), params.max_tokens, self.models.kv_tokens(model), request.n)
-                submits = as_submits(request, prompt, params, tenant)
+                submits, assemblers = await resumed(
+                    request, as_submits(request, prompt, params, tenant), lambda: assembler_for(model, request)
+                )
                 async with pumping(self.engine, submits) as pump:
-                    assemblers = [assembler_for(model, request) for _ in submits]
-                    generation = Generation(prompt, params.prompt_logprobs, assemblers, pump)
+                    awaits = any(submit.sampling.prompt_logprobs for submit in submits.values())
+                    generation = Generation(prompt, awaits, assemblers, pump, request.delivery)
                     if request.wants_prompt_only:
                         generation.end_with_prompt()
                     measure.follow(generation)
@@ -80,6 +84,8 @@ def as_api_errors(request_timeout_s: float) -> Iterator[None]:
     except EngineError as error:
         retry_after_s = RETRY_AFTER_S if error.code == "overloaded" else None
         raise ApiError(error.code, str(error), retry_after_s=retry_after_s) from None
+    except Diverged as error:
+        raise ApiError("engine_error", f"the answer cannot be continued at this site: {error}") from None
     except (ChatTemplateError, TokenizerError) as error:
         raise ApiError("invalid_request", str(error)) from None
 
@@ -88,13 +94,20 @@ class Generation:
     """An answer under way: one choice, or several of the same prompt."""
 
     def __init__(
-        self, prompt: tuple[int, ...], awaits_prompt_logprobs: bool, assemblers: list[Assembler], pump: Pump
+        self,
+        prompt: tuple[int, ...],
+        awaits_prompt_logprobs: bool,
+        assemblers: list[Assembler],
+        pump: Pump,
+        delivery: Delivery,
     ) -> None:
         self.prompt = prompt
         self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens after the first; there before any piece
         self._awaits_prompt_logprobs = awaits_prompt_logprobs
         self._ends_with_prompt = False
-        self.cached_tokens = 0
+        self.cached_tokens = delivery.cached_tokens
+        self.delivered_tokens = sum(len(delivered.token_ids) for delivered in delivery.choices)
+        self._counts_cached_tokens = not self.delivered_tokens  # what the first site found is what the request found
         self.on_piece: Callable[[int], None] = lambda choice: None
         self._assemblers = assemblers
         self._pump = pump
@@ -146,10 +159,12 @@ class Generation:
         ]
 
     def _push(self, choice: int, output: TokenOutput) -> None:
-        if output.num_cached_tokens is not None and choice == 0:
+        if output.num_cached_tokens is not None and choice == 0 and self._counts_cached_tokens:
             self.cached_tokens = output.num_cached_tokens
         if output.prompt_logprobs is not None:
-            self.prompt_logprobs, self._awaits_prompt_logprobs = output.prompt_logprobs, False
+            # Behind the prompt there may be delivered tokens.
+            self.prompt_logprobs = output.prompt_logprobs[: len(self.prompt) - 1]
+            self._awaits_prompt_logprobs = False
         if output.finish_reason == "abort":
             raise ApiError("aborted", "the engine was told to end this answer")
         if self._ends_with_prompt:
@@ -159,22 +174,20 @@ class Generation:
 
 def as_submits(
     request: ValidGeneration, prompt: tuple[int, ...], params: SamplingParams, tenant: Tenant
-) -> list[Submit]:
+) -> dict[int, Submit]:
     """One sequence per choice. Choice i draws with seed + i, so choice 0 is what a request for one choice would get; the
     others wait for the first to compute the prompt."""
     first = Submit(uuid.uuid4().hex, request.model, prompt, params, tenant.salt)
-    return [
-        first,
-        *(
-            replace(
-                first,
-                sequence_id=uuid.uuid4().hex,
-                sampling=replace(params, seed=(params.seed + i) % 2**63, prompt_logprobs=False),
-                leader=first.sequence_id,
-            )
-            for i in range(1, request.n)
-        ),
-    ]
+    others = {
+        i: replace(
+            first,
+            sequence_id=uuid.uuid4().hex,
+            sampling=replace(params, seed=(params.seed + i) % 2**63, prompt_logprobs=False),
+            leader=first.sequence_id,
+        )
+        for i in range(1, request.n)
+    }
+    return {0: first, **others}
 
 
 def refuse_embedder(model: LoadedModel, request: ValidGeneration) -> None:
@@ -221,7 +234,7 @@ def sampling_params(model: LoadedModel, request: ValidGeneration, prompt_tokens:
         top_k=top_k if top_k is not None and top_k > 0 else None,
         top_p=defaults.top_p if sampling.top_p is None else sampling.top_p,
         min_p=defaults.min_p if sampling.min_p is None else sampling.min_p,
-        seed=sampling.seed,
+        seed=request.answer_name.seed if sampling.seed is None else sampling.seed,
         repetition_penalty=(
             defaults.repetition_penalty if sampling.repetition_penalty is None else sampling.repetition_penalty
         ),

@@ -26,6 +26,7 @@ class Answer(Protocol):
     """What is measured of a request: a generation, or embeddings."""
 
     on_piece: Callable[[int], None]  # to be called whenever a piece of a choice is handed out
+    delivered_tokens: int  # of the completion, those that another site made
 
     @property
     def usage(self) -> Usage: ...
@@ -149,7 +150,7 @@ class Measure:
         metrics, usage = self._metrics, self._answer.usage
         metrics._prompt.labels(self._model).inc(usage.prompt_tokens)
         metrics._cached.labels(self._model).inc(usage.prompt_tokens_details.cached_tokens)
-        metrics._output.labels(self._model).inc(usage.completion_tokens)
+        metrics._output.labels(self._model).inc(max(0, usage.completion_tokens - self._answer.delivered_tokens))
         if self.finish_reason is not None:
             metrics._e2e.labels(self._model).observe(time.monotonic() - self._began)
 

@@ -5,14 +5,14 @@ A slow reader costs fewer, larger events. Knows the scopes of its sequences and 
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Protocol
 
 from engine.client import EngineError
 from engine.protocol import Submit, TokenOutput
 
-Numbered = tuple[int, TokenOutput]  # which sequence, by its place among the submitted, and its output
+Numbered = tuple[int, TokenOutput]  # which sequence, by the number it was submitted under, and its output
 
 
 class Engine(Protocol):
@@ -25,7 +25,7 @@ class Pump:
         self._ready: deque[Numbered] = deque()
         self._news = asyncio.Event()
         self._error: Exception | None = None
-        self._scopes: list[AsyncExitStack] = []
+        self._scopes: dict[int, AsyncExitStack] = {}
 
     async def take(self) -> list[Numbered]:
         """At least one output. Raises the first error of any sequence once everything before it has been taken."""
@@ -44,11 +44,9 @@ class Pump:
         """Leave one sequence's scope, which aborts it unless it has ended."""
         await self._scopes[number].aclose()
 
-    async def open(self, engine: Engine, submit: Submit) -> AsyncExitStack:
+    async def open(self, engine: Engine, number: int, submit: Submit) -> AsyncExitStack:
         """Begin to collect a sequence's outputs; leaving the stack ends that."""
-        scope = AsyncExitStack()
-        number = len(self._scopes)
-        self._scopes.append(scope)
+        scope = self._scopes[number] = AsyncExitStack()
         outputs = await scope.enter_async_context(engine.generate(submit))
         await scope.enter_async_context(_running(self._collect(number, outputs)))
         return scope
@@ -69,12 +67,12 @@ class Pump:
 
 
 @asynccontextmanager
-async def pumping(engine: Engine, submits: Sequence[Submit]) -> AsyncIterator[Pump]:
+async def pumping(engine: Engine, submits: Mapping[int, Submit]) -> AsyncIterator[Pump]:
     """Submits in order, and collects until the scope is left; then every sequence that has not ended is aborted."""
     pump = Pump()
     async with AsyncExitStack() as scopes:
-        for submit in submits:
-            scopes.push_async_exit(await pump.open(engine, submit))
+        for number, submit in submits.items():
+            scopes.push_async_exit(await pump.open(engine, number, submit))
         yield pump
 
 

@@ -86,7 +86,8 @@ async def serve_app(
 
 async def _drain(app: Starlette, timeout_s: float, hurry: asyncio.Event) -> None:
     admission, hosts = app.state.admission, app.state.hosts
-    admission.draining = hosts.is_ending = True
+    admission.drain()
+    hosts.is_ending = True
     log.info("draining: %d requests at work", admission.inflight)
     empty = asyncio.create_task(admission.wait_until_empty())
     hurried = asyncio.create_task(hurry.wait())

@@ -1,7 +1,8 @@
 """An engine's tokens to what a client may see: text, tool calls, logprobs, and which token each piece reaches.
 
 The pure middle of every answer, without sockets or clocks: TokenOutput in, Piece out. Text that may still become a stop string, a tag or a whole
-character is held back; a token counts as carried once all of its text has gone out, so a stream that is cut can be continued after it.
+character is held back; a token counts as carried once all of its text has gone out. All that is held, hence all that is shown, is a function of
+the tokens so far: an assembler that is told what another one has shown goes on with the next character.
 """
 
 from collections import deque
@@ -29,6 +30,8 @@ class Piece(NamedTuple):
     tokens: tuple[CarriedToken, ...]  # those whose text is complete with this piece
     finish_reason: FinishReason | None
     choice: int = 0  # of a request for several answers, which one
+    new_token_ids: tuple[int, ...] = ()  # all that came since the piece before, held back or not
+    num_calls_before: int = 0
 
     @property
     def text(self) -> str:
@@ -80,6 +83,10 @@ class _Record(NamedTuple):
     end: int | None  # characters decoded once its text is complete; None: its last character is unfinished
 
 
+class Diverged(Exception):
+    """An answer that was to be continued has been computed otherwise than before."""
+
+
 class Assembler:
     """One answer under way. Push outputs as they come, take what can be shown when there is somebody to show it to."""
 
@@ -101,6 +108,8 @@ class Assembler:
         self._records: deque[_Record] = deque()
         self._parts: list[Part] = []
         self._num_calls = 0
+        self._new_token_ids: list[int] = []
+        self._awaited: deque[int] = deque()  # tokens that were shown already and are computed again
         self._is_finish_taken = False
         self.completion_tokens = 0
         self.finish_reason: FinishReason | None = None
@@ -110,6 +119,21 @@ class Assembler:
         """The answer has ended, and nothing of it is left to take."""
         return self._is_finish_taken
 
+    def end_with(self, token_ids: tuple[int, ...], reason: FinishReason) -> None:
+        """All of the answer has been shown already."""
+        self.completion_tokens, self.finish_reason, self._is_finish_taken = len(token_ids), reason, True
+
+    def resume(self, token_ids: tuple[int, ...], again: tuple[int, ...] = ()) -> int:
+        """Stand where one stood that was pushed these tokens and had taken from it all it could show. `again`: so was it with these, but they
+        are to be pushed once more: their log-probabilities have not been shown. Returns how many tokens count as carried."""
+        for token_id in token_ids:
+            self._add(token_id, None, is_shown=True)
+        if self.finish_reason is not None:
+            raise Diverged("the tokens delivered so far are a whole answer already")
+        self._forget_shown()
+        self._awaited.extend(again)
+        return len(token_ids) - len(self._records)
+
     def push(self, output: TokenOutput) -> None:
         """Tokens after the end of the answer (its stop string lay inside this output) are not part of it."""
         for position, token_id in enumerate(output.token_ids):
@@ -118,6 +142,8 @@ class Assembler:
             is_last = position == len(output.token_ids) - 1
             is_end = is_last and output.finish_reason == "stop" and token_id in self._hidden_token_ids
             self._add(token_id, output.logprobs[position] if output.logprobs else None, is_shown=not is_end)
+            if self._awaited:
+                self._meet(token_id)
         if self.finish_reason is None and output.finish_reason in ("stop", "length"):
             self._flush()
             self._finish("stop" if output.finish_reason == "stop" else "length")
@@ -128,18 +154,40 @@ class Assembler:
         if not self._parts and not is_ending:
             return None
         parts, self._parts = tuple(self._parts), []
+        new_token_ids, self._new_token_ids = tuple(self._new_token_ids), []
         self._is_finish_taken = is_ending
-        return Piece(_merged(parts), self._carried(), self.finish_reason if is_ending else None)
+        num_calls_before = self._num_calls - sum(isinstance(part, ToolCall) for part in parts)
+        return Piece(
+            _merged(parts),
+            self._carried(),
+            self.finish_reason if is_ending else None,
+            new_token_ids=new_token_ids,
+            num_calls_before=num_calls_before,
+        )
 
     def _add(self, token_id: int, logprobs: TokenLogprobs | None, *, is_shown: bool) -> None:
         token = CarriedToken(self.completion_tokens, token_id, self._decoded, is_shown, logprobs)
         self.completion_tokens += 1
+        self._new_token_ids.append(token_id)
         text = self._detokenizer.push(token_id) if is_shown else ""
         self._decoded += len(text)
         if text:
             self._complete_earlier()
         self._records.append(_Record(token, None if self._detokenizer.is_pending and is_shown else self._decoded))
         self._feed(text)
+
+    def _meet(self, token_id: int) -> None:
+        expected = self._awaited.popleft()
+        if token_id != expected or self.finish_reason is not None:
+            raise Diverged(f"token {token_id} came where token {expected} had been shown")
+        self._parts.clear()
+        if not self._awaited:
+            self._forget_shown()
+
+    def _forget_shown(self) -> None:
+        self._carried()
+        self._parts.clear()
+        self._new_token_ids.clear()
 
     def _complete_earlier(self) -> None:
         """New text means that the character earlier tokens had begun is whole."""

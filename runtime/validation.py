@@ -6,9 +6,8 @@ module refuses to know tokens: whether a prompt fits its model is found out wher
 
 import difflib
 import json
-import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import orjson
@@ -26,6 +25,7 @@ from runtime.requests import (
     SamplingBody,
     ToolBody,
 )
+from wire.continuation import NOTHING_DELIVERED, AnswerName, Delivered, Delivery
 from wire.errors import ApiError
 
 Resolve = Callable[[str], str | None]  # a name or alias -> the site's own name of the model
@@ -49,7 +49,7 @@ class Sampling:
     top_p: float | None
     top_k: int | None
     min_p: float | None
-    seed: int
+    seed: int | None  # None: as the answer's name says
     repetition_penalty: float | None
     presence_penalty: float
     frequency_penalty: float
@@ -75,6 +75,12 @@ class ValidGeneration:
     stream: bool
     n: int = 1
     num_prompt_logprobs: int | None = None  # alternatives in the table of the prompt's tokens; None: no table
+    # Of a request that a router sent, that router's choice: so another site can go on with the same answer.
+    answer_name: AnswerName = field(default_factory=AnswerName.fresh)
+    delivery: Delivery = NOTHING_DELIVERED  # what the client has of the answer already, from another site
+
+    def delivered(self, choice: int) -> Delivered:
+        return self.delivery.choices[choice] if choice < len(self.delivery.choices) else Delivered()
 
     @property
     def num_prompt_alternatives(self) -> int | None:
@@ -318,8 +324,7 @@ def _sampling(body: SamplingBody, max_tokens: int | None, num_logprobs: int | No
         top_p=body.top_p,
         top_k=body.top_k,
         min_p=body.min_p,
-        # A request without a seed gets one, so that a cut stream can be continued with the same random numbers.
-        seed=secrets.randbits(63) if body.seed is None else body.seed % 2**63,
+        seed=None if body.seed is None else body.seed % 2**63,
         repetition_penalty=body.repetition_penalty,
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,

@@ -160,6 +160,12 @@ class RelayConfig(Table):
     )
     idle_timeout_s: float = Field(60.0, gt=0, description="silence inside a stream, after which the upstream is lost")
     max_tries: int = Field(3, ge=1, description="sites tried for one request")
+    continue_within_s: float = Field(
+        30.0, ge=0, description="a stream whose site was lost goes on at another one by then, or ends with an error"
+    )
+    max_losses: int = Field(
+        3, ge=0, description="sites one stream may lose; 0: none is continued. A site that drains is not lost"
+    )
     max_body_mib: float = Field(8.0, gt=0)
     max_hops: int = Field(4, ge=1)
     session_entries: int = Field(100_000, ge=1, description="remembered sessions; the oldest is forgotten first")

@@ -1,11 +1,11 @@
 """A chat's pieces as `chat.completion` objects and `chat.completion.chunk` events."""
 
 import secrets
-from collections import Counter
 
 from msgspec import UNSET, UnsetType
 
 from engine.formats import Content, Part
+from engine.formats import ToolCall as ToolCallPart
 from runtime.answers.logprobs import chat_logprobs, prompt_logprobs
 from runtime.answers.naming import Named, encoder
 from runtime.generation import Generation, Generator
@@ -35,8 +35,6 @@ class ChatAnswer(Named):
         self._include_usage = request.include_usage
         self._wants_logprobs = request.sampling.num_logprobs is not None
         self._num_prompt_logprobs = request.num_prompt_logprobs
-        self._begun: set[int] = set()  # choices
-        self._num_calls: Counter[int] = Counter()  # by choice
 
     def events(self, piece: Piece, generation: Generation) -> bytes:
         """One event per part. The last part's id is the last token whose text is complete; the finish has an event of its own."""
@@ -45,9 +43,11 @@ class ChatAnswer(Named):
         if piece.choice not in self._begun:
             self._begun.add(piece.choice)
             events = self._event(piece.choice, Delta(role="assistant", content=""))
+        num_calls = piece.num_calls_before
         for position, part in enumerate(piece.parts):
             is_last = position == len(piece.parts) - 1
-            events += self._event(piece.choice, self._delta(piece.choice, part), shown if is_last else ())
+            events += self._event(piece.choice, self._delta(part, num_calls), shown if is_last else ())
+            num_calls += isinstance(part, ToolCallPart)
         if piece.finish_reason is not None:
             rest = piece.tokens if not piece.parts else piece.tokens[len(shown) :]
             last = piece.tokens[-1].position if piece.tokens else None
@@ -91,11 +91,9 @@ class ChatAnswer(Named):
         told: Usage | UnsetType | None = usage if self._include_usage else UNSET
         return encoder.encode(Chunk(self.id, self.created, self.model, choices, told))
 
-    def _delta(self, choice: int, part: Part) -> Delta:
+    def _delta(self, part: Part, index: int) -> Delta:
         if isinstance(part, Content):
             return Delta(content=part.text)
-        index = self._num_calls[choice]
-        self._num_calls[choice] += 1
         return Delta(tool_calls=(ToolCallDelta(index, _call_id(), FunctionCall(part.name, part.arguments)),))
 
     def _logprobs(self, tokens: tuple[CarriedToken, ...]) -> ChatLogprobs | None:

@@ -20,7 +20,6 @@ class CompletionAnswer(Named):
         self._prompt = request.prompt
         self._echo = request.echo
         self._echoed: str | None = None  # the prompt's text, once it is known
-        self._begun: set[int] = set()  # choices
 
     def events(self, piece: Piece, generation: Generation) -> bytes:
         is_first = piece.choice not in self._begun

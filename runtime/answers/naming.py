@@ -1,8 +1,5 @@
 """What every object and chunk of one answer has in common: its identity, its event ids, its model's tokenizer."""
 
-import secrets
-import time
-
 import msgspec
 
 from engine.tokenizer import Tokenizer
@@ -14,10 +11,11 @@ encoder = msgspec.json.Encoder()
 
 class Named:
     def __init__(self, request: ValidGeneration, generator: Generator, prefix: str) -> None:
-        self.id = f"{prefix}-{secrets.token_hex(12)}"
-        self.created = int(time.time())
+        self.id = f"{prefix}-{request.answer_name.nonce}"
+        self.created = request.answer_name.created
         self.model = request.requested_model
         self.num_choices = request.n
+        self._begun = {choice for choice, delivered in enumerate(request.delivery.choices) if delivered.has_begun}
         self._models = generator.models
         self._name = request.model
 

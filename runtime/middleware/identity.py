@@ -1,6 +1,7 @@
 """Who is asking and who answers: the hop signature, the request id, and the site's name on every response.
 
-A request id from outside is kept only with a genuine signature of one of the network's routers; anybody else could confuse our logs with it.
+A request id from outside is kept only with a genuine signature of one of the network's routers; anybody else could confuse our logs with it. The
+scope says behind it whether the hop is genuine.
 """
 
 import time
@@ -13,6 +14,7 @@ from runtime.metrics import Metrics
 from wire import headers
 from wire.errors import ApiError, dialect_of
 
+GENUINE_HOP = "pilotlight.genuine_hop"  # in the scope
 OWN_PATHS = ("/livez", "/readyz", "/metrics", "/status")
 
 
@@ -30,10 +32,11 @@ class Identity:
             return
         refusal: ApiError | None = None
         try:
-            request_id = self._request_id(scope)
+            request_id, is_genuine = self._request_id(scope)
         except ApiError as error:
-            request_id, refusal = uuid.uuid4().hex, error
+            request_id, is_genuine, refusal = uuid.uuid4().hex, False, error
         scope["pilotlight.request_id"] = request_id
+        scope[GENUINE_HOP] = is_genuine
         ours = [(headers.REQUEST_ID.encode(), request_id.encode()), (headers.SITE.encode(), self._site.encode())]
 
         async def signing(message: Message) -> None:
@@ -47,20 +50,20 @@ class Identity:
         else:
             await self._app(scope, receive, signing)
 
-    def _request_id(self, scope: Scope) -> str:
-        """The router's id where its signature is genuine, else a new one. Raises ApiError where the hop must not pass."""
+    def _request_id(self, scope: Scope) -> tuple[str, bool]:
+        """The router's id where its signature is genuine, else a new one, and which it is. Raises ApiError where the hop must not pass."""
         signature = header(scope, headers.HOP.encode())
         given = header(scope, headers.REQUEST_ID.encode()) or ""
         if self._hop_secret is not None and signature is not None:
             path = scope["path"]  # decoded: a proxy in between may spell the same path otherwise
             if headers.hop_is_genuine(signature, self._hop_secret, time.time(), scope["method"], path, given):
-                return given or uuid.uuid4().hex
+                return given or uuid.uuid4().hex, True
             raise ApiError("forbidden", f"the {headers.HOP} signature is not genuine, or older than a minute")
         if self._require_hop and scope["path"] not in OWN_PATHS:
             raise ApiError(
                 "forbidden", "this site answers only requests that come through one of the network's routers"
             )
-        return uuid.uuid4().hex
+        return uuid.uuid4().hex, False
 
 
 def _family(path: str) -> str:

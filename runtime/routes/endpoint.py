@@ -1,10 +1,13 @@
 """What every generating endpoint does, whatever its dialect: read, validate, generate, and write one object or a stream.
 
-An endpoint adds two things of its own: how a body becomes a `Valid...` value, and an Answer that renders pieces in its dialect.
+An endpoint adds two things of its own: how a body becomes a `Valid...` value, and an Answer that renders pieces in its dialect. A stream to one of
+the network's routers carries marks (wire/continuation.py), and the router is told when the site drains.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Generic, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
@@ -12,8 +15,10 @@ from starlette.types import Receive, Scope, Send
 from runtime.accounts import Tenant, tenant_of
 from runtime.connection import EventWriter, error_body, header, read_body, send_json, until_disconnect
 from runtime.generation import Generation, Generator
+from runtime.hop import Hop, body_limit, hop_of
 from runtime.streaming import Piece
 from runtime.validation import ValidGeneration
+from wire.continuation import DRAIN_NOTICE, MARKS, Mark, marked
 from wire.errors import ApiError, Dialect
 from wire.sse import CONTENT_TYPE, HEARTBEAT, encode_event
 
@@ -59,24 +64,34 @@ class Endpoint(Generic[RequestT]):
         self._heartbeat_s = heartbeat_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.answer(await read_body(scope, receive, self._max_body_bytes), scope, receive, send)
+        await self.answer(
+            await read_body(scope, receive, body_limit(scope, self._max_body_bytes)), scope, receive, send
+        )
 
     async def answer(self, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         """The exchange behind its body."""
+        hop, raw = hop_of(scope, raw)
         request = self._parse(raw, scope)
+        if hop is not None:
+            request = hop.applied_to(request)
         tenant = tenant_of(header(scope, b"authorization"), scope["path_params"].get("account_id"))
-        respond = self._stream if request.stream else self._send_whole
-        await until_disconnect(receive, respond(request, tenant, send))
+        work = self._stream(request, tenant, send, hop) if request.stream else self._send_whole(request, tenant, send)
+        await until_disconnect(receive, work)
 
     async def _send_whole(self, request: RequestT, tenant: Tenant, send: Send) -> None:
         async with self._generator.generate(request, tenant) as generation:
             pieces = await generation.whole()
         await send_json(send, self._answer(request, self._generator).whole(pieces, generation))
 
-    async def _stream(self, request: RequestT, tenant: Tenant, send: Send) -> None:
-        async with EventWriter(send, CONTENT_TYPE, HEARTBEAT, self._heartbeat_s) as writer:
+    async def _stream(self, request: RequestT, tenant: Tenant, send: Send, hop: Hop | None) -> None:
+        headers = [(MARKS, "1")] if hop is not None else []
+        async with EventWriter(send, CONTENT_TYPE, HEARTBEAT, self._heartbeat_s, headers) as writer:
             try:
-                await self._write_pieces(request, tenant, writer)
+                if hop is None:
+                    await self._write_pieces(request, tenant, writer, is_marked=False)
+                else:
+                    async with self._drain_noticed(writer):
+                        await self._write_pieces(request, tenant, writer, is_marked=True)
             except ApiError as error:
                 if not writer.is_started:
                     raise
@@ -89,9 +104,32 @@ class Endpoint(Generic[RequestT]):
                 await writer.write(encode_event(error_body(failure, self._dialect)))
             await writer.close()
 
-    async def _write_pieces(self, request: RequestT, tenant: Tenant, writer: EventWriter) -> None:
+    async def _write_pieces(self, request: RequestT, tenant: Tenant, writer: EventWriter, is_marked: bool) -> None:
         answer = self._answer(request, self._generator)
         async with self._generator.generate(request, tenant) as generation:
             async for piece in generation.pieces():
                 events = answer.events(piece, generation)
-                await writer.write(events + answer.ending(generation) if generation.is_finished else events)
+                if generation.is_finished:
+                    events += answer.ending(generation)
+                await writer.write(marked(events, _mark(piece, generation)) if is_marked else events)
+
+    @asynccontextmanager
+    async def _drain_noticed(self, writer: EventWriter) -> AsyncIterator[None]:
+        """When the site begins to drain, the router is told, and may take the stream elsewhere at once."""
+
+        async def notice() -> None:
+            await self._generator.admission.until_draining()
+            await writer.until_started()
+            await writer.write(DRAIN_NOTICE)
+
+        task = asyncio.create_task(notice(), name="drain notice")
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):  # a notice that failed has found nobody listening
+                await task
+
+
+def _mark(piece: Piece, generation: Generation) -> Mark:
+    return Mark(piece.choice, piece.new_token_ids, piece.finish_reason, generation.cached_tokens)

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from engine.formats import Content, ToolCall
 from runtime.connection import read_body
 from runtime.generation import Generation, Generator
+from runtime.hop import body_limit
 from runtime.routes.embeddings import EmbeddingEndpoint, as_workers_ai
 from runtime.routes.endpoint import MIB, Endpoint
 from runtime.streaming import Piece
@@ -60,7 +61,8 @@ class _Run:
         if any(option in scope["query_string"] for option in _REFUSED_OPTIONS):
             message = "the batch queue is not supported yet; leave queueRequest out"
             raise ApiError("unsupported_parameter", message, param="queueRequest")
-        raw = await read_body(scope, receive, self._max_body_bytes)
+        raw = await read_body(scope, receive, body_limit(scope, self._max_body_bytes))
+        # What comes before the body of a continued stream is no JSON object, and such a stream is never of embeddings.
         endpoint = self._embedding if _asks_for_embeddings(raw) else self._generating
         await endpoint.answer(raw, scope, receive, send)
 

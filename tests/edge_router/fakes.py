@@ -20,6 +20,7 @@ from edge_router.app import build_app
 from edge_router.policy import Policy
 from edge_router.proxy import Proxy
 from tests.edge_router.builders import network, site_status
+from wire.continuation import ANSWER, MARKS, NOTHING_DELIVERED, Mark, decode_answer, decode_delivery, marked
 from wire.server import bind, hypercorn_config
 from wire.status import encode_status
 
@@ -244,3 +245,59 @@ async def _assert_nothing_is_left(router: Router) -> None:
             await router.until(settled)
     except TimeoutError:
         raise AssertionError(f"the router still counts {[b.view() for b in router.proxy.backends.values()]}") from None
+
+
+Ending = Callable[[FakeSite, web.Request, web.StreamResponse], Awaitable[None]]
+
+
+def continued_stream(count: int, *, until: int | None = None, ending: Ending | None = None) -> Behaviour:
+    """As a real site answers a router: event i brings token 100 + i, after those that were delivered. Before event `until` it ends in its own way."""
+
+    async def behave(site: FakeSite, request: web.Request) -> web.StreamResponse:
+        _, length = decode_answer(request.headers[ANSWER])
+        delivery = decode_delivery(site.bodies[-1][:length]) if length else NOTHING_DELIVERED
+        delivered = delivery.choices[0].token_ids if delivery.choices else ()
+        assert delivered == tuple(range(100, 100 + len(delivered)))
+        response = await begin(request, {**SSE, MARKS: "1"})
+        for i in range(len(delivered), count):
+            if i == until and ending is not None:
+                await ending(site, request, response)
+                return response
+            await response.write(marked_event(i))
+            await asyncio.sleep(0)
+        await response.write(marked(DONE, Mark(0, (), "stop")))
+        return response
+
+    return behave
+
+
+def marked_event(i: int) -> bytes:
+    return marked(event(i), Mark(0, (100 + i,)))
+
+
+async def reset_it(site: FakeSite, request: web.Request, response: web.StreamResponse) -> None:
+    await asyncio.sleep(0.01)
+    reset_connection(request)
+
+
+async def end_it(site: FakeSite, request: web.Request, response: web.StreamResponse) -> None:
+    """The body ends as if that were all."""
+
+
+async def fall_silent(site: FakeSite, request: web.Request, response: web.StreamResponse) -> None:
+    await asyncio.Event().wait()
+
+
+def write_and_wait(data: bytes) -> Ending:
+    async def ending(site: FakeSite, request: web.Request, response: web.StreamResponse) -> None:
+        await response.write(data)
+        await asyncio.Event().wait()
+
+    return ending
+
+
+def write_and_end(data: bytes) -> Ending:
+    async def ending(site: FakeSite, request: web.Request, response: web.StreamResponse) -> None:
+        await response.write(data)
+
+    return ending

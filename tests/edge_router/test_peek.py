@@ -94,7 +94,7 @@ def test_forged_headers_of_ours_and_hop_by_hop_headers_do_not_travel() -> None:
 
 
 def test_the_hop_is_signed_where_the_network_has_a_secret() -> None:
-    signed = dict(look(b"{}", secret="s3cret").upstream_headers)
+    signed = dict(look(b"{}", secret="s3cret").sent_headers("s3cret", time.time()))
     assert hop_is_genuine(signed[HOP], "s3cret", time.time(), "POST", CHAT, "id-1")
 
 

@@ -130,3 +130,28 @@ def test_the_matcher_holds_no_more_than_a_stop_string_can_need() -> None:
     assert matcher.push("abcx") == ("abcabcx", False)
     assert matcher.push("ab") == ("", False)
     assert matcher.finish() == "ab"
+
+
+@given(
+    text=TEXTS, stops=st.lists(st.text(alphabet="abE\u00e9", min_size=1, max_size=3), max_size=2),
+    seed=st.integers(0, 2**32), tools=st.booleans(), cut_after=st.integers(0, 4), in_one=st.booleans(),
+)  # fmt: skip
+def test_an_assembler_that_is_told_what_another_has_shown_goes_on_with_the_next_character(
+    text: str, stops: list[str], seed: int, tools: bool, cut_after: int, in_one: bool
+) -> None:
+    groups = cut((*ids(text), EOS), seed)
+    pieces = run(assembler(*stops, tools=tools), groups)
+    first, rest = pieces[:cut_after], pieces[cut_after:]
+    if not rest:
+        return
+    pushed = tuple(token for piece in first for token in piece.new_token_ids)
+    other = assembler(*stops, tools=tools)
+    num_carried = other.resume(pushed)
+    assert num_carried == sum(len(piece.tokens) for piece in first)
+    left = (*ids(text), EOS)[len(pushed) :]
+    again = run(other, [left] if in_one else [(token,) for token in left])
+    assert "".join(piece.text for piece in again) == "".join(piece.text for piece in rest)
+    assert [call for piece in again for call in piece.calls] == [call for piece in rest for call in piece.calls]
+    assert again[-1].finish_reason == rest[-1].finish_reason
+    carried = [(token.position, token.text_offset) for piece in again for token in piece.tokens]
+    assert carried == [(token.position, token.text_offset) for piece in rest for token in piece.tokens]

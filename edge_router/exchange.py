@@ -1,0 +1,82 @@
+"""One request on its way: what is asked of the next site, which sites have failed it, and how often its stream was cut.
+
+Facts and the rules by which they change. Sending, choosing and telling the client are proxy.py's.
+"""
+
+from dataclasses import replace
+
+from edge_router.journal import Journal
+from edge_router.peek import ValidRequest
+from edge_router.upstream import Lost, SiteFailed
+from sites.config import RelayConfig
+from wire.errors import ApiError
+
+MAX_HANDOVERS = 16  # of one stream by sites that drain: each is a deploy that it outlived
+
+
+class Exchange:
+    def __init__(self, request: ValidRequest, relay: RelayConfig) -> None:
+        self.request = request  # as the next site gets it
+        self.journal = Journal()
+        self.failures: dict[
+            str, SiteFailed
+        ] = {}  # sites tried since the request came, or since the stream was last cut
+        self.tried: set[str] = set()  # of these, the ones not to be tried again yet
+        self.lost: Lost | None = None  # why the stream was last cut; None: it never was
+        self.lost_site = ""
+        self.is_cut = False  # and has not gone on yet
+        self.told_at = 0.0  # when the client last heard something of the answer
+        self.look_again_at = 0.0  # when a draining site's stream may look for another site once more
+        self._relay = relay
+        self._losses = 0
+        self._handovers = 0
+        self._deadline = 0.0
+
+    def failed(self, site: str, failure: SiteFailed) -> None:
+        self.failures[site] = failure
+        self.tried.add(site)
+
+    def cut(self, site: str, lost: Lost, now: float) -> None:
+        """From here the answer is to go on elsewhere; with that site only if there is no other for a while. Raises ContinuationError."""
+        self.lost, self.lost_site, self.is_cut = lost, site, True
+        self.failures, self.tried = {}, {site}
+        if lost.cause == "draining":
+            self._handovers += 1
+        else:
+            self._losses += 1
+        self._deadline = now + self._relay.continue_within_s
+        self.journal.begin_site()
+        self.request = replace(self.request, delivery=self.journal.delivery(), delivered_tokens=self.journal.num_tokens)
+
+    @property
+    def may_be_cut_again(self) -> bool:
+        return self._losses <= self._relay.max_losses and self._handovers <= MAX_HANDOVERS
+
+    def patience_s(self, now: float) -> float:
+        """For the next site's first event. A site that freezes while it takes over must leave time for another one."""
+        if self.lost is None:
+            return self._relay.first_byte_timeout_s
+        return max(0.0, self._deadline - now) / 2
+
+    def try_again(self) -> None:
+        """Another round over the sites, but for those that have said that they cannot."""
+        self.tried = {site for site, failure in self.failures.items() if failure.kind == "refused"}
+
+    def is_out_of_tries(self, now: float) -> bool:
+        """A new request has a number of tries. Of a stream that was cut, all sites are asked, again and again, for a while."""
+        if self.lost is None:
+            return len(self.failures) >= self._relay.max_tries
+        return now >= self._deadline
+
+    @property
+    def is_at_first_try(self) -> bool:
+        return self.lost is None and not self.failures
+
+    def end_of_stream(self) -> ApiError:
+        """What a client is told whose stream cannot go on."""
+        assert self.lost is not None
+        sentence = f"the site {self.lost_site} was lost before the end of its answer: {self.lost}"
+        if self.failures:
+            tried = "; ".join(f"{site}: {failure.detail}" for site, failure in self.failures.items())
+            sentence += f"; no other site could continue it: {tried}"
+        return ApiError("upstream_lost", sentence)

@@ -1,0 +1,70 @@
+"""What a router of the network may say beside the client's request: which answer this is, and what the client has of it already.
+
+Believed on a genuine hop only; from anybody else it is refused, for nobody else could mean it well. Knows the request's headers and the part of
+its body that is the router's; refuses to know what is done with either (runtime/resumption.py).
+"""
+
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
+
+from starlette.types import Scope
+
+from runtime.connection import header
+from runtime.middleware.identity import GENUINE_HOP
+from runtime.validation import ValidGeneration
+from wire.continuation import (
+    ANSWER,
+    MAX_DELIVERED_BYTES,
+    NOTHING_DELIVERED,
+    AnswerName,
+    ContinuationError,
+    Delivery,
+    decode_answer,
+    decode_delivery,
+)
+from wire.errors import ApiError
+
+RequestT = TypeVar("RequestT", bound=ValidGeneration)
+
+
+class Hop(NamedTuple):
+    name: AnswerName
+    delivery: Delivery
+
+    def applied_to(self, request: RequestT) -> RequestT:
+        choices = self.delivery.choices
+        if len(choices) > request.n:
+            raise ApiError("invalid_request", f"{len(choices)} choices were delivered of {request.n}")
+        if choices and not request.stream:
+            raise ApiError("invalid_request", "only a stream can be continued")
+        if len(choices) == request.n and all(choice.finish_reason is not None for choice in choices):
+            raise ApiError("invalid_request", "all of this answer was delivered: nothing is left to continue")
+        return replace(request, answer_name=self.name, delivery=self.delivery)
+
+
+def hop_of(scope: Scope, raw: bytes) -> tuple[Hop | None, bytes]:
+    """What the router says, where it says anything, and the client's own body."""
+    value = _value(scope)
+    if value is None:
+        return None, raw
+    try:
+        name, length = decode_answer(value)
+        if not length:
+            return Hop(name, NOTHING_DELIVERED), raw
+        if length > len(raw):
+            raise ContinuationError(f"{ANSWER} announces {length} bytes before a body of {len(raw)}")
+        return Hop(name, decode_delivery(raw[:length])), raw[length:]
+    except ContinuationError as error:
+        raise ApiError("invalid_request", str(error)) from None
+
+
+def body_limit(scope: Scope, limit_bytes: int) -> int:
+    """The limit is for the client's own part."""
+    return limit_bytes if _value(scope) is None else limit_bytes + MAX_DELIVERED_BYTES
+
+
+def _value(scope: Scope) -> str | None:
+    value = header(scope, ANSWER.encode())
+    if value is not None and not scope.get(GENUINE_HOP, False):
+        raise ApiError("forbidden", f"only the network's routers may send {ANSWER}; leave it out")
+    return value

@@ -1,0 +1,73 @@
+"""An answer that another site began: what is left of it to compute, and assemblers that stand where the other site's stood.
+
+The prompt is rendered here anew and the delivered tokens come behind it, so positions, counts and random numbers go on where they were. A choice
+that had ended is not computed again. Refuses to know how the delivered tokens came here (wire/continuation.py) and who cut the stream.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from engine.protocol import PRIORITIES, Submit
+from runtime.streaming import Assembler, Diverged
+from runtime.validation import ValidGeneration
+
+INLINE_TOKENS = 1_000  # a few ms of replaying: fewer are not worth a thread's hand-over
+
+Submits = dict[int, Submit]  # by choice
+
+
+async def resumed(
+    request: ValidGeneration, submits: Submits, new_assembler: Callable[[], Assembler]
+) -> tuple[Submits, list[Assembler]]:
+    """`submits` is what the request would be without anything delivered, and comes back as it is where nothing was."""
+    if sum(len(delivered.token_ids) for delivered in request.delivery.choices) <= INLINE_TOKENS:
+        return _resumed(request, submits, new_assembler)
+    return await asyncio.to_thread(_resumed, request, submits, new_assembler)
+
+
+def _resumed(
+    request: ValidGeneration, submits: Submits, new_assembler: Callable[[], Assembler]
+) -> tuple[Submits, list[Assembler]]:
+    left: Submits = {}
+    assemblers: list[Assembler] = []
+    for choice, submit in submits.items():
+        delivered = request.delivered(choice)
+        assembler = new_assembler()
+        if delivered.finish_reason is not None:
+            assembler.end_with(delivered.token_ids, delivered.finish_reason)
+        elif delivered.token_ids:
+            wants_logprobs = submit.sampling.num_logprobs is not None
+            num_kept = assembler.resume(delivered.token_ids) if wants_logprobs else len(delivered.token_ids)
+            kept, again = delivered.token_ids[:num_kept], delivered.token_ids[num_kept:]
+            assembler = new_assembler()
+            assembler.resume(kept, again)
+            left[choice] = _rest(submit, kept)
+        else:
+            left[choice] = submit
+        assemblers.append(assembler)
+    return _with_prompt_logprobs(request, submits, left), assemblers
+
+
+def _rest(submit: Submit, delivered: tuple[int, ...]) -> Submit:
+    sampling = submit.sampling
+    if len(delivered) >= sampling.max_tokens:
+        raise Diverged(f"{len(delivered)} tokens of it were delivered, and here it may have {sampling.max_tokens}")
+    return replace(
+        submit,
+        prompt_token_ids=submit.prompt_token_ids + delivered,
+        sampling=replace(sampling, max_tokens=sampling.max_tokens - len(delivered)),
+        num_delivered_tokens=len(delivered),
+        priority=PRIORITIES[0],  # whoever had been admitted does not queue behind newcomers
+    )
+
+
+def _with_prompt_logprobs(request: ValidGeneration, submits: Submits, left: Submits) -> Submits:
+    """An echo stands at the beginning of each choice: while one has not begun, the prompt's log-probabilities are needed once more."""
+    asked = any(submit.sampling.prompt_logprobs for submit in submits.values())
+    still = asked and any(not request.delivered(choice).has_begun for choice in submits)
+    first = next(iter(left), None)
+    return {
+        choice: replace(submit, sampling=replace(submit.sampling, prompt_logprobs=still and choice == first))
+        for choice, submit in left.items()
+    }

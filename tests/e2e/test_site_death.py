@@ -1,0 +1,40 @@
+"""Sixty-four streams over three real sites, of which one dies, freezes or drains: each ends with the tokens of its undisturbed run (I1, I3, I8)."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from load_tests.local_network import LocalNetwork
+from load_tests.scenarios.site_death import FAULTS, Heard, disturb, listen, requests, stream_counts
+
+BODIES = requests(64, max_tokens=48)
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[LocalNetwork]:
+    with LocalNetwork() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def undisturbed(network: LocalNetwork) -> list[Heard]:
+    heard = asyncio.run(listen(network.url, BODIES, lambda heard: None))
+    assert all(mine.is_done and mine.error is None for mine in heard), [mine.error for mine in heard]
+    assert not stream_counts(network)
+    return heard
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_no_stream_notices(network: LocalNetwork, undisturbed: list[Heard], fault: str) -> None:
+    after_events = sum(len(mine.arrivals_s) for mine in undisturbed) // 3
+    heard, result = disturb(network, fault, BODIES, after_events)
+    assert result["sites_struck"] == (1 if FAULTS[fault][1] is None else 2)
+    assert result["disturbed"] >= 8
+    assert (result["continued"], result["lost"]) == (result["disturbed"], 0)
+    for body, mine, expected in zip(BODIES, heard, undisturbed, strict=True):
+        assert mine.error is None
+        assert mine.is_done
+        assert mine.answer == expected.answer, body
+        assert len(mine.names) == 1
+        assert all(event_id.rpartition(":")[2].isdigit() for event_id in mine.ids)

@@ -1,0 +1,84 @@
+"""The side field between site and router: what is written is read again, whatever is not of that form is refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wire.continuation import (
+    DRAIN_NOTICE,
+    AnswerName,
+    ContinuationError,
+    Delivered,
+    Delivery,
+    Mark,
+    decode_answer,
+    decode_delivery,
+    encode_answer,
+    encode_delivery,
+    is_drain_notice,
+    marked,
+    unmarked,
+)
+from wire.sse import DONE, HEARTBEAT, EventDecoder, encode_event
+
+TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
+FINISHES = st.sampled_from([None, "stop", "length", "tool_calls"])
+MARKS = st.builds(Mark, st.integers(0, 1023), TOKENS, FINISHES, st.integers(0, 2**40))
+DATA = st.lists(st.binary(max_size=20).filter(lambda data: b"\r" not in data), min_size=1, max_size=4)
+
+
+@given(DATA, MARKS)
+def test_a_mark_goes_with_the_last_event_and_leaves_no_trace(data: list[bytes], mark: Mark) -> None:
+    plain = b"".join(encode_event(item, number) for number, item in enumerate(data))
+    events = EventDecoder().feed(marked(plain, mark))
+    parts = [unmarked(event.raw) for event in events]
+    assert b"".join(raw for raw, _ in parts) == plain
+    assert [found for _, found in parts] == [None] * (len(parts) - 1) + [mark]
+    assert [event.data for event in events] == [event.data for event in EventDecoder().feed(plain)]
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 10**11), st.binary(min_size=1, max_size=9))
+def test_an_answers_name_is_read_as_it_was_written(seed: int, created: int, delivery: bytes) -> None:
+    name = AnswerName(seed, created, AnswerName.fresh().nonce)
+    assert decode_answer(encode_answer(name)) == (name, 0)
+    assert decode_answer(encode_answer(name, delivery)) == (name, len(delivery))
+
+
+@given(st.lists(st.builds(Delivered, TOKENS, FINISHES), max_size=4).map(tuple), st.integers(0, 9))
+def test_a_delivery_is_read_as_it_was_written(choices: tuple[Delivered, ...], cached_tokens: int) -> None:
+    delivery = Delivery(choices, cached_tokens)
+    assert decode_delivery(encode_delivery(delivery)) == delivery
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_mark_or_none_or_refused(noise: bytes) -> None:
+    for raw in (noise, b":pl [" + noise + b"\ndata: x\n\n"):
+        try:
+            event, mark = unmarked(raw)
+        except ContinuationError:
+            continue
+        assert mark is not None or event == raw
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "1.2", "1.2.xyz", "-1.2." + "0" * 24, f"{2**63}.2." + "0" * 24, "1.2." + "0" * 24 + ".99999999", "1.2." + "0" * 24 + "."],
+)  # fmt: skip
+def test_a_malformed_name_is_refused(value: str) -> None:
+    with pytest.raises(ContinuationError, match=r"SEED\.CREATED\.NONCE"):
+        decode_answer(value)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[", b"{}", b"[[[[-1]]]]", b"[[[[2147483648]]]]", b'[[[[1],"abort"]]]', b"[[],-1]"]
+)
+def test_a_malformed_delivery_is_refused(data: bytes) -> None:
+    with pytest.raises(ContinuationError, match="cannot be read"):
+        decode_delivery(data)
+
+
+def test_other_comments_are_neither_marks_nor_notices() -> None:
+    for raw in (HEARTBEAT, b": pl [0,[1]]\n\n", b":please\n\n", encode_event(DONE)):
+        assert unmarked(raw) == (raw, None)
+        assert not is_drain_notice(raw)
+    assert is_drain_notice(DRAIN_NOTICE)
