@@ -1,6 +1,7 @@
 """What a router of the network may say beside the client's request: which answer this is, and what the client has of it already.
 
-Believed on a genuine hop only; from anybody else it is refused, for nobody else could mean it well. Knows the request's headers and the part of
+Believed on a genuine hop only. From anybody else a name is not heard (a site that has no secret may stand behind a router that has one), and what
+is said to have been delivered is refused. Knows the request's headers and the part of
 its body that is the router's; refuses to know what is done with either (runtime/resumption.py).
 """
 
@@ -65,6 +66,8 @@ def body_limit(scope: Scope, limit_bytes: int) -> int:
 
 def _value(scope: Scope) -> str | None:
     value = header(scope, ANSWER.encode())
-    if value is not None and not scope.get(GENUINE_HOP, False):
-        raise ApiError("forbidden", f"only the network's routers may send {ANSWER}; leave it out")
-    return value
+    if value is None or scope.get(GENUINE_HOP, False):
+        return value
+    if value.count(".") > 2:
+        raise ApiError("forbidden", f"only the network's routers may continue an answer; leave {ANSWER} out")
+    return None

@@ -202,10 +202,8 @@ FORGED = {
 
 
 @pytest.mark.parametrize("forgery", FORGED)
-@pytest.mark.parametrize("delivery", [b"", encode_delivery(Delivery((Delivered((1, 2)),)))])
-async def test_a_continuation_that_no_router_signed_is_refused(
-    make_site: SiteMaker, forgery: str, delivery: bytes
-) -> None:
+async def test_a_continuation_that_no_router_signed_is_refused(make_site: SiteMaker, forgery: str) -> None:
+    delivery = encode_delivery(Delivery((Delivered((1, 2)),)))
     async with make_site(hop_secret=SECRET) as site:
         headers = {**FORGED[forgery], ANSWER: encode_answer(NAME, delivery)}
         answer = await call(site.app, CHAT, body=delivery + json.dumps(ASKED).encode(), **headers)
@@ -213,8 +211,21 @@ async def test_a_continuation_that_no_router_signed_is_refused(
         assert not site.engine.submits
 
 
-async def test_without_a_secret_nobody_is_a_router(site: Site) -> None:
-    answer = await call(site.app, CHAT, ASKED, **{ANSWER: encode_answer(NAME)})
+@pytest.mark.parametrize("secret", [None, SECRET])
+async def test_a_name_that_no_router_gave_is_not_heard(make_site: SiteMaker, secret: str | None) -> None:
+    async with make_site(hop_secret=secret) as site:
+        answer = await call(site.app, CHAT, ASKED, **{ANSWER: encode_answer(NAME)})
+        assert answer.status == 200
+        assert "x-pilotlight-marks" not in answer.headers
+        assert b":pl" not in answer.body
+        assert NAME.nonce.encode() not in answer.body
+        assert site.engine.submits[0].sampling.seed != NAME.seed
+
+
+async def test_without_a_secret_nobody_may_continue_an_answer(site: Site) -> None:
+    delivery = encode_delivery(Delivery((Delivered((1, 2)),)))
+    raw = delivery + json.dumps(ASKED).encode()
+    answer = await call(site.app, CHAT, body=raw, **hop(CHAT, delivery))
     assert (answer.status, answer.json["error"]["code"]) == (403, "forbidden")
 
 
