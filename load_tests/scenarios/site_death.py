@@ -232,7 +232,7 @@ def wait_until_healthy(network: LocalNetwork, timeout_s: float = 60.0) -> None:
         if all(view.state == "healthy" and view.status is not None and not view.status.inflight for view in views):
             return
         if time.monotonic() > deadline:
-            raise RuntimeError(f"not healthy after {timeout_s:g} s: {[(view.name, view.state) for view in views]}")
+            raise RuntimeError(f"not healthy after {timeout_s:g} s: {[(view.site, view.state) for view in views]}")
         time.sleep(0.1)
 
 
