@@ -63,6 +63,9 @@ class ModelSpec:
     dtype: Dtype = "auto"
     # KV cache in tokens that is this model's alone, no more and no less; None: it borrows from the arena what others leave
     kv_tokens: int | None = None
+    # One flat file in memory, of the runtime's, that outlives this host: mapped where it is whole and of exactly this
+    # checkpoint, else written on the way. None: weights in the host's own memory
+    weights_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +196,8 @@ class ModelInfo:
     load_s: float
     pooling: Pooling | None = None  # an embedding model, made for this one; None: a model that generates
     embedding_size: int = 0
+    mapped: bool = False  # the weights came from a whole bundle: the checkpoint was not read
+    load_phases: tuple[tuple[str, float], ...] = ()  # (name, seconds) of the load, in order
 
 
 class HostPhases(NamedTuple):
