@@ -127,11 +127,16 @@ class UnloadModel:
 
 
 @dataclass(frozen=True, slots=True)
+class Hello:
+    """The front end is there. Answered by HostReady, as soon as the host could load a model."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     pass
 
 
-Command = Submit | Abort | LoadModel | UnloadModel | Shutdown
+Command = Submit | Abort | LoadModel | UnloadModel | Hello | Shutdown
 
 
 # Host -> front end
@@ -224,6 +229,14 @@ class StepOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class HostReady:
+    """What needs no model has been done: imports, the kernels' library, the device's context."""
+
+    phases: tuple[tuple[str, float], ...] = ()  # (name, seconds) of it, in order
+    device_bytes: int | None = None  # of a CUDA device, free before the KV arena is made; None: a CPU has the machine's
+
+
+@dataclass(frozen=True, slots=True)
 class LoadProgress:
     name: str
     done_bytes: int
@@ -247,4 +260,4 @@ class ModelUnloaded:
     name: str
 
 
-Event = StepOutput | LoadProgress | ModelReady | ModelFailed | ModelUnloaded
+Event = StepOutput | HostReady | LoadProgress | ModelReady | ModelFailed | ModelUnloaded

@@ -75,6 +75,8 @@ def build_app(site: SiteConfig, *, launcher: Launcher | None = None, hop_secret:
         "inflight_requests": lambda: admission.inflight,
         "reserved_tokens": lambda: sum(admission.reserved.values()),
         "engine_restarts": lambda: hosts.restarts,
+        "engine_standby_ready": lambda: hosts.standby.state == "ready",
+        "engine_standbys_taken": lambda: hosts.taken_standbys,
         "ready": lambda: not health.why_not_ready(),
     }
     metrics.watch(lambda: hosts.client.loads if hosts.client is not None else {}, gauges)

@@ -61,6 +61,15 @@ class EngineConfig(Table):
     start_timeout_s: float = Field(60.0, gt=0, description="a host that has not answered by then is restarted")
     step_deadline_s: float = Field(30.0, gt=0, description="a host with work and no step for so long is restarted")
 
+    standby: bool | None = Field(
+        None,
+        description="keep a second host, imported and without a model, that takes over when the first dies (160 MiB); "
+        "unset: where 1.25 GiB of memory are available",
+    )
+    standby_after_s: float = Field(
+        5.0, ge=0, description="how long the site has been without work before that host is prepared"
+    )
+
     @model_validator(mode="after")
     def _the_disk_is_fed_by_the_host(self) -> "EngineConfig":
         if self.kv_disk_dir is not None and not self.kv_host_gib:

@@ -38,7 +38,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
 class ProcessStatus(msgspec.Struct, frozen=True):
     """One operating-system process of a deployment."""
 
-    role: Literal["router", "site", "engine"]
+    role: Literal["router", "site", "engine", "standby"]
     pid: int
     site: str | None = None
     url: str | None = None

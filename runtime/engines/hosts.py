@@ -1,8 +1,8 @@
 """The engine host's life: started, watched, restarted.
 
 Liveness is token progress (I5): a host that has exited, that never answered, or that has work and takes no step inside its deadline is killed;
-every sequence open on it fails at once (continuation.py goes on with it elsewhere), and a new host is started after a bounded pause. The module
-refuses to know models, text and HTTP; how a host is started is its launcher's business.
+every sequence open on it fails at once (continuation.py goes on with it elsewhere), and the standby takes its place, or a new host is started
+after a bounded pause. The module refuses to know models, text and HTTP; how a host is started is its launcher's business.
 """
 
 import asyncio
@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Literal, Protocol
 
 from engine.client import EngineClient, EngineError, ProgressCallback
-from engine.protocol import ModelInfo, ModelSpec, StepOutput, Submit, TokenOutput
+from engine.protocol import HostReady, ModelInfo, ModelSpec, StepOutput, Submit, TokenOutput
+from runtime.engines.standby import Standby
 from sites.config import EngineConfig
 
 log = logging.getLogger("pilotlight.engine")
@@ -22,6 +23,7 @@ FIRST_PAUSE_S = 0.2  # before the second restart in a row; doubled for each furt
 LONGEST_PAUSE_S = 10.0
 LIVED_S = 30.0  # a host that was up for so long has lived, even if it never had work
 STOP_GRACE_S = 3.0
+STANDBY_PATIENCE = 5  # times start_timeout_s: it is made ready at low priority
 HOPELESS_AFTER = 3  # hosts in a row that did not live: requests are then sent elsewhere instead of kept waiting
 
 State = Literal["starting", "up", "restarting", "stopped"]
@@ -48,7 +50,8 @@ class RunningHost(Protocol):
 
 
 class Launcher(Protocol):
-    async def launch(self) -> RunningHost: ...
+    async def launch(self, *, standby: bool = False) -> RunningHost:
+        """`standby`: nobody waits for it; it is made ready thoroughly and out of everybody's way."""
 
     def close(self) -> None:
         """No further host is launched, and the last has ended."""
@@ -76,20 +79,32 @@ class EngineHosts:
         self._progress_at = 0.0
         self._heard = False  # whether this host has sent anything yet
         self._last_step = -1
+        self._idle_since = time.monotonic()
         self._observers: list[Callable[[StepOutput], None]] = []
-        self._supervisor: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.standby = Standby(
+            launcher,
+            config.standby,
+            self._quiet_since,
+            quiet_s=config.standby_after_s,
+            prepare_within_s=STANDBY_PATIENCE * config.start_timeout_s,
+        )
+        self.ready: HostReady | None = None  # what the present host said of itself
+        self.taken_standbys = 0
 
     async def __aenter__(self) -> "EngineHosts":
-        self._supervisor = asyncio.create_task(self._supervise(), name="engine supervisor")
+        self._tasks = [
+            asyncio.create_task(self._supervise(), name="engine supervisor"),
+            asyncio.create_task(self.standby.run(), name="engine standby"),
+        ]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._supervisor is not None
         self.is_ending, self._ended = True, "the site has stopped"
         self._notify()
-        self._supervisor.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._supervisor
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._launcher.close()
         self.state, self.reason = "stopped", self._ended
 
@@ -159,6 +174,11 @@ class EngineHosts:
             yield
         finally:
             self._work -= 1
+            self._idle_since = time.monotonic()
+
+    def _quiet_since(self) -> float | None:
+        """Since when the host has answered and had no work: the time at which a standby costs nobody anything."""
+        return self._idle_since if self.state == "up" and self._heard and not self._work else None
 
     def fail_open(self, reason: str) -> None:
         """Ends every open sequence with an error: the site will not wait for them any longer."""
@@ -187,20 +207,31 @@ class EngineHosts:
 
     async def _run_one(self) -> str:
         """One host from launch to death; returns why it died."""
+        host = self.standby.take()
+        self.taken_standbys += host is not None
         try:
-            host = await self._launcher.launch()
+            host = host or await self._launcher.launch()
         except (OSError, EngineError) as error:
             return self._down(f"the engine host could not be started: {error}")
+        greeting: asyncio.Task[None] | None = None
         try:
             self._up(host)
+            greeting = asyncio.create_task(self._greet(host), name="engine greeting")
             reason = await self._watch(host)
             host.client.fail(reason)
             return self._down(reason)
         finally:
             self._host = None
+            if greeting is not None:
+                greeting.cancel()
             await host.stop(STOP_GRACE_S if self._heard else 0.0)
 
+    async def _greet(self, host: RunningHost) -> None:
+        with suppress(EngineError):  # it died: whoever watches it knows
+            self.ready = await host.client.hello()
+
     def _up(self, host: RunningHost) -> None:
+        self.ready, self._idle_since = None, time.monotonic()
         self._heard, self._last_step, self._progress_at = False, -1, time.monotonic()
         host.client.on_step(self._note_step)
         self._host = host
