@@ -269,11 +269,12 @@ class FakeLauncher:
         self.standbys: list[FakeHost] = []
         self.prepare = prepare
         self.failures: list[Exception] = []  # raised by the next launches
+        self.client_class = FakeEngineClient
 
     async def launch(self, *, standby: bool = False) -> FakeHost:
         if self.failures:
             raise self.failures.pop(0)
-        client = FakeEngineClient()
+        client = self.client_class()
         self.prepare(client)
         (self.standbys if standby else self.hosts).append(FakeHost(client))
         return (self.standbys if standby else self.hosts)[-1]

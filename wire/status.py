@@ -30,9 +30,11 @@ class ModelStatus(msgspec.Struct, frozen=True):
     kv_blocks_total: int = 0
     prefill_tokens_per_s: float = 0.0  # 0: not measured yet
     decode_tokens_per_s: float = 0.0  # of one sequence
-    wake_ms: float = 0.0  # measured time from disk or host to the first token; 0: not measured
+    wake_ms: float = 0.0  # measured time to wake it from where it is (awake: the last time); 0: not measured
     detail: str = ""  # why it failed, how far it has loaded
     aliases: tuple[str, ...] = ()  # further names that requests may use
+    wakes: int = 0  # since the site's start (counter)
+    evictions: int = 0  # put to sleep since then, for another's sake or for being idle (counter)
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):

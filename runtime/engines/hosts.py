@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 from engine.client import EngineClient, EngineError, ProgressCallback
 from engine.protocol import HostReady, ModelInfo, ModelSpec, StepOutput, Submit, TokenOutput
 from runtime.engines.standby import Standby
+from runtime.timeline import Timeline
 from sites.config import EngineConfig
 
 log = logging.getLogger("pilotlight.engine")
@@ -61,10 +62,16 @@ class EngineHosts:
     """The one engine host of a site, through all its restarts. Use as `async with`."""
 
     def __init__(
-        self, launcher: Launcher, config: EngineConfig, *, on_down: Callable[[str], None] = lambda reason: None
+        self,
+        launcher: Launcher,
+        config: EngineConfig,
+        timeline: Timeline | None = None,
+        *,
+        on_down: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._launcher = launcher
         self._config = config
+        self._timeline = timeline or Timeline()
         self.on_down = on_down
         self.on_up: Callable[[], None] = lambda: None
         self.state: State = "starting"
@@ -89,7 +96,7 @@ class EngineHosts:
             quiet_s=config.standby_after_s,
             prepare_within_s=STANDBY_PATIENCE * config.start_timeout_s,
         )
-        self.ready: HostReady | None = None  # what the present host said of itself
+        self.ready: HostReady | None = None  # what the newest host to say so said of itself; the device stays the same
         self.taken_standbys = 0
 
     async def __aenter__(self) -> "EngineHosts":
@@ -146,6 +153,15 @@ class EngineHosts:
                 raise EngineError("overloaded", message)
             await self._changed.wait()
 
+    async def until_ready(self) -> None:
+        """Returns once a host has said what it found."""
+        while self.ready is None:
+            client = await self.next_client()
+            with suppress(EngineError):
+                self.ready = await client.hello()
+                return
+            await self.next_client(after=client)
+
     async def load_model(self, client: EngineClient, spec: ModelSpec, on_progress: ProgressCallback) -> ModelInfo:
         def note(done: int, total: int) -> None:
             self._progress_at = time.monotonic()  # bytes are progress too: large models take longer than a step may
@@ -153,6 +169,14 @@ class EngineHosts:
 
         with self._working():
             return await client.load_model(spec, note)
+
+    async def unload_model(self, name: str) -> None:
+        """From the present host."""
+        client = self.client
+        if client is None:
+            raise EngineError("engine_error", self.reason)
+        with self._working():
+            await client.unload_model(name)
 
     @asynccontextmanager
     async def generate(self, submit: Submit) -> AsyncIterator[AsyncIterator[TokenOutput]]:
@@ -207,8 +231,10 @@ class EngineHosts:
 
     async def _run_one(self) -> str:
         """One host from launch to death; returns why it died."""
+        launched_at = time.time()
         host = self.standby.take()
-        self.taken_standbys += host is not None
+        is_fresh = host is None
+        self.taken_standbys += not is_fresh
         try:
             host = host or await self._launcher.launch()
         except (OSError, EngineError) as error:
@@ -216,7 +242,7 @@ class EngineHosts:
         greeting: asyncio.Task[None] | None = None
         try:
             self._up(host)
-            greeting = asyncio.create_task(self._greet(host), name="engine greeting")
+            greeting = asyncio.create_task(self._greet(host, launched_at if is_fresh else None), name="engine greeting")
             reason = await self._watch(host)
             host.client.fail(reason)
             return self._down(reason)
@@ -226,12 +252,17 @@ class EngineHosts:
                 greeting.cancel()
             await host.stop(STOP_GRACE_S if self._heard else 0.0)
 
-    async def _greet(self, host: RunningHost) -> None:
+    async def _greet(self, host: RunningHost, launched_at: float | None) -> None:
+        """`launched_at`: of a host whose start somebody waits for."""
         with suppress(EngineError):  # it died: whoever watches it knows
             self.ready = await host.client.hello()
+            if launched_at is not None:
+                phases = [(f"engine {name}", seconds) for name, seconds in self.ready.phases]
+                began_s = self._timeline.note_phases(phases, time.time())  # and before that the interpreter's own start
+                self._timeline.note("engine process", launched_at, max(launched_at, began_s))
 
     def _up(self, host: RunningHost) -> None:
-        self.ready, self._idle_since = None, time.monotonic()
+        self._idle_since = time.monotonic()
         self._heard, self._last_step, self._progress_at = False, -1, time.monotonic()
         host.client.on_step(self._note_step)
         self._host = host
@@ -244,6 +275,7 @@ class EngineHosts:
         self._heard = False  # it is not asked politely: its process is gone or hangs
         self.state, self.reason = "restarting", reason
         self._failures += 1
+        self._timeline.note("engine lost", time.time())
         self._notify()
         self.on_down(reason)
         return reason
