@@ -6,9 +6,8 @@ bound.
 """
 
 import math
-import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,14 +18,17 @@ from engine.kv.lending import Account, Lending, NoSlabsError, Reservation
 from engine.kv.prefix_index import CacheIdentity
 from engine.kv.shared_tiers import SharedTiers
 from engine.layers.weights import WeightLoader
+from engine.models.decoder_config import architecture
 from engine.models.registry import CacheShape, Family, Model, ModelConfig, find_family
+from engine.phases import Phases
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
 from engine.runner import ModelRunner
 from engine.scheduler import Limits
+from engine.weights.bundle import Facts
 from engine.weights.config import eos_token_ids, read_config
 from engine.weights.embedding import EmbeddingRecipe, read_recipe
-from engine.weights.fingerprint import fingerprint
-from engine.weights.reader import CheckpointReader, ReadingProgress
+from engine.weights.filling import ReadingProgress
+from engine.weights.supply import Supply
 from kernels.cpu import library as cpu_kernels
 from kernels.cpu import pages
 
@@ -94,7 +96,7 @@ def load_model(
     on_progress: ReadingProgress | None = None,
     tiers: SharedTiers | None = None,
 ) -> LoadedModel:
-    started = time.perf_counter()
+    phases = Phases()
     directory = Path(spec.path)
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is no directory; a model is a directory with config.json and *.safetensors")
@@ -104,104 +106,111 @@ def load_model(
         raw_config["tie_word_embeddings"] = True
     family = find_family(raw_config)
     config = family.parse_config(raw_config)
-    reader = CheckpointReader(directory, on_progress)
-    if config.num_layers == 0:
-        assert recipe is not None, "only embedding models cache nothing"
-        return _load_encoder(spec, host, memory.arena.device, family, config, recipe, reader, started)
-    longest = _longest(config, recipe)
+    phases.end("config")
+    weights_file = None if spec.weights_file is None else Path(spec.weights_file)
+    supply = Supply(directory, architecture(raw_config), weights_file, phases, on_progress)
     try:
-        dtype = _choose_dtype(spec, reader, memory.arena.device)
-        block = _block_shape(config, host.block_size)
+        loading = _Loading(spec, host, memory, raw_config, family, config, recipe, supply, phases)
+        if config.num_layers == 0:
+            assert recipe is not None, "only embedding models cache nothing"
+            return loading.encoder(recipe)
+        return loading.decoder(tiers)
+    except StepError as error:
+        raise CheckpointError(str(error)) from error
+    finally:
+        supply.close()
+
+
+class _Loading(NamedTuple):
+    """One load, after its configuration has been read."""
+
+    spec: ModelSpec
+    host: HostConfig
+    memory: KvMemory
+    raw_config: dict[str, Any]
+    family: Family
+    config: ModelConfig
+    recipe: EmbeddingRecipe | None
+    supply: Supply
+    phases: Phases
+
+    def decoder(self, tiers: SharedTiers | None) -> LoadedModel:
+        spec, block_size, device = self.spec, self.host.block_size, self.memory.arena.device
+        dtype = _choose_dtype(spec, self.supply, device)
+        self.phases.end("fingerprint")
+        block = _block_shape(self.config, block_size)
         block_bytes = math.prod(block) * dtype.itemsize
-        place = _find_place(spec, host, memory, block_bytes)
+        place = _find_place(spec, self.host, self.memory, block_bytes)
         try:
             if isinstance(place, Account):
                 num_blocks, first_slab, num_seen = place.max_blocks, 0, place.grid.capacity
             else:
-                num_blocks = num_seen = _blocks_of(spec.kv_tokens, host.block_size)
+                num_blocks = num_seen = _blocks_of(spec.kv_tokens, block_size)
                 first_slab = place.slabs.start
-            context_length = min(longest, num_blocks * host.block_size)
+            context_length = min(_longest(self.config, self.recipe), num_blocks * block_size)
             if context_length < 2:
                 raise CheckpointError(f"{spec.name} has room for {context_length} token; raise kv_tokens or kv_gib")
-            model = family.load(config, WeightLoader(reader, dtype, memory.arena.device), context_length)
-            reader.finish()
-            _warm_up(model, recipe, block, dtype, memory.arena.device, config.vocab_size, context_length)
-            cache = memory.arena.span(first_slab, num_seen * block_bytes)
-            runner = _runner(model, cache.view(dtype).view(num_seen, *block), recipe)
-            info = ModelInfo(
-                name=spec.name,
-                context_length=context_length,
-                vocab_size=config.vocab_size,
-                eos_token_ids=eos_token_ids(directory, raw_config),
-                dtype=str(dtype).removeprefix("torch."),
-                block_size=host.block_size,
-                total_blocks=num_blocks,
-                weights_bytes=reader.num_parameters * dtype.itemsize,
-                load_s=time.perf_counter() - started,
-                pooling=recipe and recipe.pooling,
-                embedding_size=config.hidden_size if recipe else 0,
-            )
-            limits = Limits(host.block_size, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting)
+            self.phases.end("kv")
+            model, mapped = self._load(context_length, dtype)
+            _warm_up(model, self.recipe, block, dtype, device, self.config.vocab_size, context_length)
+            self.phases.end("warm_up")
+            cache = self.memory.arena.span(first_slab, num_seen * block_bytes)
+            runner = _runner(model, cache.view(dtype).view(num_seen, *block), self.recipe)
             account = place if isinstance(place, Account) else None
-            layout = f"{_LAYOUT}:{block}:{memory.arena.device.type}"
-            weights = _fingerprint(directory) if tiers else b""
-            identity = CacheIdentity(spec.name, info.dtype, host.block_size, layout, weights)
-            kept = tiers.cache_for(spec.name, runner.kv_cache, host.block_size) if tiers else None
+            layout = f"{_LAYOUT}:{block}:{device.type}"
+            weights = self.supply.fingerprint if tiers else b""
+            kept = tiers.cache_for(spec.name, runner.kv_cache, block_size) if tiers else None
+            info = self._info(context_length, dtype, mapped, block_size, num_blocks)
+            identity = CacheIdentity(spec.name, info.dtype, block_size, layout, weights)
+            limits = self._limits(block_size)
             return LoadedModel(spec, Engine(info, runner, limits, account, identity=identity, tiers=kept), place)
         except BaseException:
             place.close()
             raise
-    except StepError as error:
-        raise CheckpointError(str(error)) from error
-    finally:
-        reader.close()
 
-
-def _fingerprint(directory: Path) -> bytes:
-    try:
-        return fingerprint(directory)
-    except OSError as error:
-        raise CheckpointError(f"{directory} cannot be read again for its fingerprint: {error}") from error
-
-
-def _load_encoder(
-    spec: ModelSpec,
-    host: HostConfig,
-    device: torch.device,
-    family: Family,
-    config: ModelConfig,
-    recipe: EmbeddingRecipe,
-    reader: CheckpointReader,
-    started: float,
-) -> LoadedModel:
-    """One that caches nothing: to the scheduler, a block is a text at work, and there are as many as may run at once."""
-    try:
-        dtype = _choose_dtype(spec, reader, device)
-        context_length = _longest(config, recipe)
-        model = family.load(config, WeightLoader(reader, dtype, device), context_length)
-        reader.finish()
-        cache = torch.empty(host.max_num_seqs, 0, 2, context_length, 1, 1, dtype=dtype, device=device)
+    def encoder(self, recipe: EmbeddingRecipe) -> LoadedModel:
+        """One that caches nothing: to the scheduler, a block is a text at work, and there are as many as may run at once."""
+        device = self.memory.arena.device
+        dtype = _choose_dtype(self.spec, self.supply, device)
+        self.phases.end("fingerprint")
+        context_length, num_texts = _longest(self.config, recipe), self.host.max_num_seqs
+        model, mapped = self._load(context_length, dtype)
+        cache = torch.empty(num_texts, 0, 2, context_length, 1, 1, dtype=dtype, device=device)
         runner = _runner(model, cache, recipe)
-        runner.warm_up([i % config.vocab_size for i in range(1, 1 + min(_WARM_UP_TOKENS, context_length))])
-    except StepError as error:
-        raise CheckpointError(str(error)) from error
-    finally:
-        reader.close()
-    info = ModelInfo(
-        name=spec.name,
-        context_length=context_length,
-        vocab_size=config.vocab_size,
-        eos_token_ids=(),
-        dtype=str(dtype).removeprefix("torch."),
-        block_size=context_length,
-        total_blocks=host.max_num_seqs,
-        weights_bytes=reader.num_parameters * dtype.itemsize,
-        load_s=time.perf_counter() - started,
-        pooling=recipe.pooling,
-        embedding_size=config.hidden_size,
-    )
-    limits = Limits(context_length, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting, is_whole=True)
-    return LoadedModel(spec, Engine(info, runner, limits), place=None)
+        runner.warm_up([i % self.config.vocab_size for i in range(1, 1 + min(_WARM_UP_TOKENS, context_length))])
+        self.phases.end("warm_up")
+        info = self._info(context_length, dtype, mapped, context_length, num_texts)
+        return LoadedModel(self.spec, Engine(info, runner, self._limits(context_length, is_whole=True)), place=None)
+
+    def _load(self, context_length: int, dtype: torch.dtype) -> tuple[Model, bool]:
+        def lay_out(loader: WeightLoader) -> Model:
+            return self.family.load(self.config, loader, context_length)
+
+        return self.supply.load(lay_out, dtype, self.memory.arena.device)
+
+    def _info(
+        self, context_length: int, dtype: torch.dtype, mapped: bool, block_size: int, total_blocks: int
+    ) -> ModelInfo:
+        recipe, is_encoder = self.recipe, self.config.num_layers == 0
+        return ModelInfo(
+            name=self.spec.name,
+            context_length=context_length,
+            vocab_size=self.config.vocab_size,
+            eos_token_ids=() if is_encoder else eos_token_ids(Path(self.spec.path), self.raw_config),
+            dtype=_name(dtype),
+            block_size=block_size,
+            total_blocks=total_blocks,
+            weights_bytes=self.supply.facts.num_parameters * dtype.itemsize,
+            load_s=self.phases.total_s,
+            pooling=recipe and recipe.pooling,
+            embedding_size=self.config.hidden_size if recipe else 0,
+            mapped=mapped,
+            load_phases=self.phases.spent,
+        )
+
+    def _limits(self, block_size: int, is_whole: bool = False) -> Limits:
+        host = self.host
+        return Limits(block_size, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting, is_whole=is_whole)
 
 
 def _runner(model: Model, cache: torch.Tensor, recipe: EmbeddingRecipe | None) -> ModelRunner:
@@ -215,13 +224,24 @@ def _longest(config: ModelConfig, recipe: EmbeddingRecipe | None) -> int:
     return config.context_length if most is None else min(most, config.context_length)
 
 
-def _choose_dtype(spec: ModelSpec, reader: CheckpointReader, device: torch.device) -> torch.dtype:
-    if spec.dtype != "auto":
-        return _DTYPES[spec.dtype]
-    if device.type == "cpu" and reader.num_parameters < SMALL_MODEL_PARAMETERS:
+def _choose_dtype(spec: ModelSpec, supply: Supply, device: torch.device) -> torch.dtype:
+    packed, facts = supply.packed_dtype, supply.facts
+    if packed is not None and spec.dtype not in ("auto", _name(packed)):
+        raise CheckpointError(
+            f"{spec.path} was packed as {_name(packed)}; say dtype auto, or pack it again as {spec.dtype}"
+        )
+    return packed or (choose_dtype(facts, device) if spec.dtype == "auto" else _DTYPES[spec.dtype])
+
+
+def choose_dtype(facts: Facts, device: torch.device) -> torch.dtype:
+    if device.type == "cpu" and facts.num_parameters < SMALL_MODEL_PARAMETERS:
         return torch.float32
     # Of the two 16-bit types only bf16 has fp32's range, which activations of large models need.
-    return torch.float32 if reader.dtypes - {"I64"} == {"F32"} else torch.bfloat16
+    return torch.float32 if set(facts.dtypes) - {"I64"} == {"F32"} else torch.bfloat16
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _find_place(spec: ModelSpec, host: HostConfig, memory: KvMemory, block_bytes: int) -> Account | Reservation:

@@ -88,27 +88,33 @@ def _load_experts(config: GptOssConfig, loader: WeightLoader, name: str) -> Expe
     """The checkpoint keeps one tensor for all experts, gate and up taking turns in its rows, and transposes it unless
     it is packed."""
     experts, hidden, intermediate = config.experts
-    gate_up = loader.empty(experts, 2, intermediate, hidden)
-    down = loader.empty(experts, hidden, intermediate)
+    gate_up = loader.empty(f"{name}.gate_up_proj", experts, 2, intermediate, hidden)
+    down = loader.empty(f"{name}.down_proj", experts, hidden, intermediate)
     if config.mxfp4:
         loader.mxfp4(f"{name}.gate_up_proj", gate_up.transpose(1, 2), experts, 2 * intermediate, hidden)
         loader.mxfp4(f"{name}.down_proj", down, experts, hidden, intermediate)
     else:
-        loader.reader.read(
+        loader.read(
             f"{name}.gate_up_proj",
             gate_up,
             (experts, hidden, 2 * intermediate),
-            lambda stored: stored.view(experts, hidden, intermediate, 2).permute(0, 3, 2, 1),
+            lambda stored: stored.view(-1, hidden, intermediate, 2).permute(0, 3, 2, 1),
+            is_cut=True,
         )
-        loader.reader.read(
-            f"{name}.down_proj", down, (experts, intermediate, hidden), lambda stored: stored.transpose(1, 2)
+        loader.read(
+            f"{name}.down_proj",
+            down,
+            (experts, intermediate, hidden),
+            lambda stored: stored.transpose(1, 2),
+            is_cut=True,
         )
-    gate_up_bias = loader.empty(experts, 2, intermediate)
-    loader.reader.read(
+    gate_up_bias = loader.empty(f"{name}.gate_up_proj_bias", experts, 2, intermediate)
+    loader.read(
         f"{name}.gate_up_proj_bias",
         gate_up_bias,
         (experts, 2 * intermediate),
-        lambda stored: stored.view(experts, intermediate, 2).transpose(1, 2),
+        lambda stored: stored.view(-1, intermediate, 2).transpose(1, 2),
+        is_cut=True,
     )
     down_bias: torch.Tensor = loader.tensor(f"{name}.down_proj_bias", experts, hidden)
     activation = partial(clamped_swiglu, alpha=config.swiglu_alpha, limit=config.swiglu_limit)
