@@ -33,6 +33,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
     wake_ms: float = 0.0  # measured time to wake it from where it is (awake: the last time); 0: not measured
     detail: str = ""  # why it failed, how far it has loaded
     aliases: tuple[str, ...] = ()  # further names that requests may use
+    weights_bytes: int = 0  # that it takes awake; a guess until it has been awake once
     wakes: int = 0  # since the site's start (counter)
     evictions: int = 0  # put to sleep since then, for another's sake or for being idle (counter)
 

@@ -108,6 +108,14 @@ def status(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
     print_status(Api(url, timeout_s=10.0), as_json)
 
 
+@app.command(
+    "bench-cold", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)
+def bench_cold(context: typer.Context) -> None:
+    """Measure cold starts by five clocks (--sizes, --plot FILE, --peers FOLDER; --help lists all)."""
+    _become("load_tests.scenarios.cold", *context.args)
+
+
 def _become(module: str, *arguments: str) -> None:
     """This process becomes the server: no parent stays behind, and signals reach it directly."""
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])

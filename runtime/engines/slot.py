@@ -133,6 +133,7 @@ class Slot:
             decode_tokens_per_s=load.decode_tokens_per_s,
             wake_ms=self.wake_ms if self.loaded is not None else asleep_ms,
             detail=self.detail,
+            weights_bytes=self.num_bytes,
             wakes=self.wakes,
             evictions=self.evictions,
         )
