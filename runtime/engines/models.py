@@ -240,7 +240,7 @@ class Models:
         clock: Clock = "crash" if slot.is_cut else "swap" if has_evicted else "host" if info.mapped else "disk"
         slot.is_cut = False
         loading_s = sum(seconds for _, seconds in info.load_phases) or info.load_s
-        phases = (("room", room_at - began), ("host", max(0.0, now - room_at - loading_s)))
+        phases = (("residency", room_at - began), ("host", max(0.0, now - room_at - loading_s)))
         self._on_wake(
             Wake(slot.config.name, clock, slot.wake_ms, phases + (info.load_phases or (("load", info.load_s),)))
         )

@@ -301,6 +301,6 @@ async def test_a_wake_is_on_the_timeline(small: Site) -> None:
     await call(small.app, CHAT, ask("a"))
     spans = (await call(small.app, "/timeline")).json["spans"]
     names = [span["name"] for span in spans if span["what"] == "a"]
-    assert names == ["room", "host", "load"]
+    assert names == ["residency", "host", "load"]
     assert all(span["began_s"] <= span["ended_s"] for span in spans)
     assert {"engine process", "engine import"} <= {span["name"] for span in spans}
