@@ -32,6 +32,7 @@ log = logging.getLogger("pilotlight.models")
 RETRY_FAILED_S = 10.0  # a load that failed is tried again by a request after so long
 DEATHS_WHILE_LOADING = 3  # hosts that may die under one load before the load is to blame
 SUCCESSOR_WAIT_S = 30.0
+WAY_S = 0.01  # of a command to a host that is idle, and of its answer
 FORESIGHT_S = 1.0  # between two looks at who is expected, and who has been idle for too long
 
 
@@ -234,17 +235,19 @@ class Models:
     def _note_wake(self, slot: Slot, loaded: LoadedModel, began: float, room_at: float, has_evicted: bool) -> None:
         now, info = time.monotonic(), loaded.info
         slot.info, slot.detail, slot.num_bytes = info, "", info.weights_bytes
-        slot.wake_ms, slot.awake_since, slot.used_at = 1e3 * (now - began), now, now
+        loading_s = sum(seconds for _, seconds in info.load_phases) or info.load_s
+        # Without the waits for room and for a host that was only starting: what is expected of the next wake, and how long the model stays
+        # after it, must not grow with how crowded the device was.
+        slot.wake_ms, slot.awake_since, slot.used_at = 1e3 * min(now - room_at, loading_s + WAY_S), now, now
         slot.wake_ms_from["host" if info.mapped else "disk"] = slot.wake_ms
         slot.wakes += 1
         clock: Clock = "crash" if slot.is_cut else "swap" if has_evicted else "host" if info.mapped else "disk"
         slot.is_cut = False
-        loading_s = sum(seconds for _, seconds in info.load_phases) or info.load_s
         phases = (("residency", room_at - began), ("host", max(0.0, now - room_at - loading_s)))
         self._on_wake(
-            Wake(slot.config.name, clock, slot.wake_ms, phases + (info.load_phases or (("load", info.load_s),)))
+            Wake(slot.config.name, clock, 1e3 * (now - began), phases + (info.load_phases or (("load", info.load_s),)))
         )
-        log.info("model %s is ready after %.0f ms (%s)", slot.config.name, slot.wake_ms, clock)
+        log.info("model %s is ready after %.0f ms (%s)", slot.config.name, 1e3 * (now - began), clock)
 
     def _fail(self, slot: Slot, word: str, detail: str) -> None:
         retry_after_s = RETRY_FAILED_S if word == "overloaded" else None

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from engine.protocol import ModelSpec
+from runtime import app as app_module
 from runtime.engines import models as models_module
 from runtime.engines import room as room_module
+from runtime.engines.tier_place import TierPlace
+from runtime.engines.weights_tier import WeightsTier
 from tests.asgi import call, eventually, start
 from tests.fakes import FakeEngineClient, FakeLauncher, says, write_model_directory
 from tests.runtime.conftest import Site, SiteMaker
@@ -241,10 +244,6 @@ async def test_weights_files_follow_the_models(
     a_sleeps: str,
 ) -> None:
     """An engine writes a file where it is told to; those of sleeping models go when another needs the place."""
-    from runtime import app as app_module
-    from runtime.engines.tier_place import TierPlace
-    from runtime.engines.weights_tier import WeightsTier
-
     place = TierPlace("ams1", tmp_path / "shm", "weights")
     (tmp_path / "shm").mkdir()
     directory = place.claim()
@@ -278,6 +277,22 @@ async def test_weights_files_follow_the_models(
     assert not directory.exists()
 
 
+async def test_what_is_to_sleep_in_host_memory_is_put_there_at_start(
+    make_site: SiteMaker, entries: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place = TierPlace("ams1", tmp_path, "weights")
+    directory = place.claim()
+    assert directory is not None
+    monkeypatch.setattr(app_module, "open_tier", lambda site: WeightsTier(place, directory, 10_000))
+    for entry in entries[:2]:
+        entry["residency"] = "host"
+    async with make_site(models=entries, engine={"weights_host_gib": 1.0}) as site:
+        slots = site.app.state.models._slots
+        await eventually(lambda: [slots[name].evictions for name in "abc"] == [1, 1, 0])
+        assert site.engine.loaded == []
+        assert (await call(site.app, CHAT, ask("a"))).status == 200
+
+
 async def test_random_traffic_over_too_little_room_is_all_answered(small: Site) -> None:
     chance = random.Random(3)
     small.engine.answer = lambda submit: [*says("H", finish=None), chance.choice([0.0, 0.005]), *says("i")]
@@ -304,3 +319,22 @@ async def test_a_wake_is_on_the_timeline(small: Site) -> None:
     assert names == ["residency", "host", "load"]
     assert all(span["began_s"] <= span["ended_s"] for span in spans)
     assert {"engine process", "engine import"} <= {span["name"] for span in spans}
+
+
+async def test_a_wait_for_room_does_not_count_as_waking(small: Site) -> None:
+    """Else a crowded device would let every model stay longer, and so become more crowded."""
+    small.engine.script = [*says("Hel", finish=None), gate := asyncio.Event(), *says("lo")]
+    open_ones = [start(small.app, CHAT, ask(model, stream=True)) for model in ("a", "b")]
+    for exchange in open_ones:
+        await exchange.until(b"Hel")
+    small.engine.script = says("Hi")
+    third = start(small.app, CHAT, ask("c"))
+    await asyncio.sleep(0.3)
+    gate.set()
+    await third.done()
+    c = small.app.state.models._slots["c"]
+    (waited,) = [span for span in small.app.state.timeline.spans if span.what == "c" and span.name == "residency"]
+    assert c.wake_ms / 1e3 < waited.ended_s - waited.began_s
+    assert c.expected_wake_s(False) == c.wake_ms / 1e3
+    for exchange in open_ones:
+        await exchange.done()
