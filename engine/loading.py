@@ -28,7 +28,8 @@ from engine.weights.bundle import Facts
 from engine.weights.config import eos_token_ids, read_config
 from engine.weights.embedding import EmbeddingRecipe, read_recipe
 from engine.weights.filling import ReadingProgress
-from engine.weights.supply import Supply
+from engine.weights.huge_pages import HugePages
+from engine.weights.supply import Loaded, Supply
 from kernels.cpu import library as cpu_kernels
 from kernels.cpu import pages
 
@@ -52,6 +53,7 @@ class LoadedModel(NamedTuple):
     spec: ModelSpec
     engine: Engine
     place: Account | Reservation | None  # None: an encoder, which caches nothing
+    huge_pages: HugePages | None = None  # on their way under the weights
 
     def is_seated(self) -> bool:
         """Its cache is its own: what others had there, they have left."""
@@ -59,6 +61,8 @@ class LoadedModel(NamedTuple):
 
     def close(self) -> None:
         """It is no longer used: its part of the arena may be borrowed again."""
+        if self.huge_pages is not None:
+            self.huge_pages.close()
         self.engine.close()
         if self.place is not None:
             self.place.close()
@@ -151,7 +155,8 @@ class _Loading(NamedTuple):
             if context_length < 2:
                 raise CheckpointError(f"{spec.name} has room for {context_length} token; raise kv_tokens or kv_gib")
             self.phases.end("kv")
-            model, mapped = self._load(context_length, dtype)
+            loaded = self._load(context_length, dtype)
+            model = loaded.model
             _warm_up(model, self.recipe, block, dtype, device, self.config.vocab_size, context_length)
             self.phases.end("warm_up")
             cache = self.memory.arena.span(first_slab, num_seen * block_bytes)
@@ -160,10 +165,11 @@ class _Loading(NamedTuple):
             layout = f"{_LAYOUT}:{block}:{device.type}"
             weights = self.supply.fingerprint if tiers else b""
             kept = tiers.cache_for(spec.name, runner.kv_cache, block_size) if tiers else None
-            info = self._info(context_length, dtype, mapped, block_size, num_blocks)
+            info = self._info(context_length, dtype, loaded.mapped, block_size, num_blocks)
             identity = CacheIdentity(spec.name, info.dtype, block_size, layout, weights)
             limits = self._limits(block_size)
-            return LoadedModel(spec, Engine(info, runner, limits, account, identity=identity, tiers=kept), place)
+            engine = Engine(info, runner, limits, account, identity=identity, tiers=kept)
+            return LoadedModel(spec, engine, place, _start_moving(loaded))
         except BaseException:
             place.close()
             raise
@@ -174,15 +180,16 @@ class _Loading(NamedTuple):
         dtype = _choose_dtype(self.spec, self.supply, device)
         self.phases.end("fingerprint")
         context_length, num_texts = _longest(self.config, recipe), self.host.max_num_seqs
-        model, mapped = self._load(context_length, dtype)
+        loaded = self._load(context_length, dtype)
         cache = torch.empty(num_texts, 0, 2, context_length, 1, 1, dtype=dtype, device=device)
-        runner = _runner(model, cache, recipe)
+        runner = _runner(loaded.model, cache, recipe)
         runner.warm_up([i % self.config.vocab_size for i in range(1, 1 + min(_WARM_UP_TOKENS, context_length))])
         self.phases.end("warm_up")
-        info = self._info(context_length, dtype, mapped, context_length, num_texts)
-        return LoadedModel(self.spec, Engine(info, runner, self._limits(context_length, is_whole=True)), place=None)
+        info = self._info(context_length, dtype, loaded.mapped, context_length, num_texts)
+        engine = Engine(info, runner, self._limits(context_length, is_whole=True))
+        return LoadedModel(self.spec, engine, place=None, huge_pages=_start_moving(loaded))
 
-    def _load(self, context_length: int, dtype: torch.dtype) -> tuple[Model, bool]:
+    def _load(self, context_length: int, dtype: torch.dtype) -> Loaded[Model]:
         def lay_out(loader: WeightLoader) -> Model:
             return self.family.load(self.config, loader, context_length)
 
@@ -211,6 +218,13 @@ class _Loading(NamedTuple):
     def _limits(self, block_size: int, is_whole: bool = False) -> Limits:
         host = self.host
         return Limits(block_size, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting, is_whole=is_whole)
+
+
+def _start_moving(loaded: Loaded[Model]) -> HugePages | None:
+    memory = loaded.memory
+    return (
+        HugePages(memory) if memory is not None and memory.nbytes >= pages.HUGE_PAGE and pages.can_make_huge() else None
+    )
 
 
 def _runner(model: Model, cache: torch.Tensor, recipe: EmbeddingRecipe | None) -> ModelRunner:

@@ -49,22 +49,22 @@ class BundleFile:
 
     def map(self) -> torch.Tensor:
         """All of it, as bytes that must not be written to."""
-        return pages.map_file(self._fd, self.bundle.size, writable=False)
+        return pages.map_file(self._fd, self.bundle.size)
 
 
 class NewBundle:
-    """A bundle that is being filled: `memory` is all of the file."""
+    """A bundle that is being filled. By writing, not through a map: a file system that is full is an error then, not a SIGBUS, and no page is
+    cleared before it is written (1 GiB in 0.4 s, which took 0.8 through a map)."""
 
-    def __init__(self, fd: int, memory: torch.Tensor, has_pages: bool) -> None:
-        self.memory = memory
+    def __init__(self, fd: int, size: int) -> None:
         self._fd = fd
-        self._has_pages = has_pages
+        self.memory = torch.empty(size, dtype=torch.uint8, device="meta")  # to lay tensors out in: places without bytes
 
-    def provide(self, into: torch.Tensor) -> None:
-        """Have memory under this part of it. Raises OSError where the file system is full: writing would be a SIGBUS."""
-        if not self._has_pages and hasattr(os, "posix_fallocate"):
-            first = into.data_ptr() - self.memory.data_ptr()
-            os.posix_fallocate(self._fd, first, max(1, into.nbytes))
+    def write(self, start: int, content: memoryview) -> None:
+        """From any thread."""
+        while content:
+            count = os.pwrite(self._fd, content, start)
+            content, start = content[count:], start + count
 
 
 @contextmanager
@@ -77,12 +77,12 @@ def new_bundle(path: Path, bundle: Bundle) -> Iterator[NewBundle]:
     partial, fd = _create(path)
     try:
         os.ftruncate(fd, bundle.size)
+        new = NewBundle(fd, bundle.size)
         header = encode_header(bundle)
-        os.pwrite(fd, header, 0)
+        new.write(0, memoryview(header))
         seal = encode_seal(header)
-        os.pwrite(fd, seal, bundle.size - len(seal))
-        memory = pages.map_file(fd, bundle.size, writable=True)
-        yield NewBundle(fd, memory, pages.make_huge(fd, memory))
+        new.write(bundle.size - len(seal), memoryview(seal))
+        yield new
         os.rename(partial, path)
     except BaseException as error:
         with suppress(FileNotFoundError):

@@ -16,9 +16,10 @@ import torch
 
 from engine.errors import CheckpointError
 from engine.weights.reader import StoredTensor
-from engine.weights.staging import Copier, Staging, make_copier
+from engine.weights.staging import Copier, Staging, copy, make_copier
 
 ReadingProgress = Callable[[int, int], None]  # (bytes done, bytes in total)
+Write = Callable[[int, memoryview], None]  # bytes, and where they begin
 Make = Callable[..., None]  # (into, *stored): writes `into` from what is stored
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8, "I32": torch.int32}
@@ -62,13 +63,13 @@ def fill(
     jobs: Sequence[Job],
     works: Sequence[Callable[[], None]] = (),
     on_progress: ReadingProgress | None = None,
-    provide: Callable[[torch.Tensor], None] | None = None,
+    write: Write | None = None,
     copier: Copier | None = None,
 ) -> None:
-    """Do all jobs, and `works` beside them. `provide` is asked for memory under each piece before it is written. Raises CheckpointError for
-    values that are no numbers and for files that change meanwhile; OSError where `provide` does."""
+    """Do all jobs, and `works` beside them. With `write` the jobs' tensors are only places (on `meta`), whose bytes are handed over instead. Raises
+    CheckpointError for values that are no numbers and for files that change meanwhile; OSError where `write` does."""
     pieces = sorted((piece for job in jobs for piece in _cut(job)), key=_place_in_files)
-    Filling(pieces, works, on_progress, provide, copier).run()
+    Filling(pieces, works, on_progress, write, copier).run()
 
 
 class Filling:
@@ -77,13 +78,13 @@ class Filling:
         pieces: Sequence[Piece],
         works: Sequence[Callable[[], None]],
         on_progress: ReadingProgress | None,
-        provide: Callable[[torch.Tensor], None] | None,
+        write: Write | None,
         copier: Copier | None,
     ) -> None:
         self._tasks: Iterator[Piece | Callable[[], None]] = iter([*works, *pieces])
         self._num_tasks = len(works) + len(pieces)
         self._on_progress = on_progress
-        self._provide = provide
+        self._write = write
         self._copier = copier or make_copier(pieces[0].job.into.device if pieces else torch.device("cpu"))
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
@@ -114,9 +115,9 @@ class Filling:
                 written: list[_Written] = []
                 while (task := self._next()) is not None:
                     if isinstance(task, Piece):
-                        self._read(task, staging)
-                        written.append(_Written(task.job.name, task.into, _sum(task.into)))
-                        if task.into.device.type == "cpu":
+                        values = self._read(task, staging)
+                        written.append(_Written(task.job.name, values, _sum(values)))
+                        if values.device.type == "cpu":
                             written.pop().expect_numbers()
                         self._count(task)
                     else:
@@ -132,10 +133,9 @@ class Filling:
         with self._lock:
             return None if self._failure is not None else next(self._tasks, None)
 
-    def _read(self, piece: Piece, staging: Staging) -> None:
+    def _read(self, piece: Piece, staging: Staging) -> torch.Tensor:
+        """The piece as the model has it."""
         into, job = piece.into, piece.job
-        if self._provide is not None:
-            self._provide(into)
         ranges = [piece.range_of(stored) for stored in job.stored]
         if (
             job.make is None
@@ -144,7 +144,7 @@ class Filling:
             and _is_stored_as(into, job.stored[0])
         ):
             self._read_into(job.stored[0].file, ranges[0][0], as_bytes(into))
-            return
+            return into
         staged = []
         buffer = staging.next(piece.num_bytes + 64 * len(ranges))
         at = 0
@@ -154,7 +154,22 @@ class Filling:
             rows = (piece.end - piece.start,) if job.is_cut else stored.shape[:1]
             staged.append(part.view(DTYPES[stored.dtype]).view(*rows, *stored.shape[1:]))
             at = -(-(at + end - start) // 64) * 64
-        staging.send(into, staged, job.make or torch.Tensor.copy_)
+        if self._write is None:
+            staging.send(into, staged, job.make or copy)
+            return into
+        return self._write_made(into, staged, job.make, self._write)
+
+    def _write_made(
+        self, into: torch.Tensor, staged: Sequence[torch.Tensor], make: Make | None, write: Write
+    ) -> torch.Tensor:
+        if make is None and into.is_contiguous() and staged[0].dtype == into.dtype:
+            made = staged[0]
+        else:  # with the strides of its place, whose bytes lie together
+            made = torch.empty_strided(into.shape, into.stride(), dtype=into.dtype)
+            (make or copy)(made, *staged)
+        flat = made.as_strided((made.numel(),), (1,))
+        write(int(into.storage_offset()) * into.itemsize, as_bytes(flat))
+        return made
 
     def _read_into(self, file: Path, start: int, memory: memoryview) -> None:
         fd = self._open(file)

@@ -70,6 +70,11 @@ def make_copier(device: torch.device) -> Copier:
     return CudaCopier(device) if device.type == "cuda" else CpuCopier()
 
 
+def copy(into: torch.Tensor, staged: torch.Tensor) -> None:
+    """What is made of most tensors."""
+    into.copy_(staged)
+
+
 class Done:
     def wait(self) -> None:
         pass
@@ -108,7 +113,7 @@ class CudaCopier:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def begin(self, into: torch.Tensor, staged: Sequence[torch.Tensor], make: Make) -> Waitable:
-        if make is torch.Tensor.copy_ and staged[0].dtype == into.dtype and into.is_contiguous():
+        if make is copy and staged[0].dtype == into.dtype and into.is_contiguous():
             into.copy_(staged[0], non_blocking=True)
         else:  # a copy that converts would wait for the device; there, conversion and unpacking are quick
             make(into, *(part.to(self._device, non_blocking=True) for part in staged))

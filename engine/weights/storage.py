@@ -75,9 +75,12 @@ class FromBundle:
     def __init__(self, file: BundleFile, allocate: Allocate | None) -> None:
         self.jobs: list[Job] = []
         self.works: list[Callable[[], None]] = []
+        self.memory: torch.Tensor | None = None  # where the tensors are in place
         self._file = file
-        self._allocate = allocate or Arena(file.map(), file.bundle).take
-        self._copies = allocate is not None
+        if allocate is None:
+            self.memory = file.map()
+            allocate = Arena(self.memory, file.bundle).take
+        self._allocate = allocate
         self._places = {place.wanted.name: place for place in file.bundle.places}
 
     def __contains__(self, name: str) -> bool:
@@ -89,7 +92,7 @@ class FromBundle:
         if place is None or place.wanted != wanted:
             raise BundleError(f"it holds {place and place.wanted} where the model wants {wanted}")
         into = self._allocate(name, shape, dtype)
-        if self._copies:
+        if self.memory is None:
             stored = StoredTensor(self._file.path, wanted.dtype, shape, place.start, place.end)
             self.jobs.append(Job(f"{name} in {self._file.path.name}", (stored,), into))
         return into

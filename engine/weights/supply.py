@@ -4,11 +4,11 @@ Knows the order of preference and what is done when a bundle cannot be used. Ref
 """
 
 import logging
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
@@ -17,7 +17,7 @@ from engine.layers.weights import WeightLoader
 from engine.phases import Phases
 from engine.weights.bundle import Bundle, BundleError, Facts, Identity, config_digest, difference, lay_out
 from engine.weights.bundle_file import BundleFile, new_bundle
-from engine.weights.filling import ReadingProgress, fill
+from engine.weights.filling import ReadingProgress, Write, fill
 from engine.weights.fingerprint import fingerprint
 from engine.weights.reader import Checkpoint, packed_file
 from engine.weights.storage import META, Arena, FromBundle, FromCheckpoint, Plan, on_device
@@ -25,7 +25,6 @@ from kernels.cpu import pages
 
 log = logging.getLogger(__name__)
 
-CPU = torch.device("cpu")
 DTYPE_NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 _NOBODY = Identity("", "", "", "")  # whose memory no other process will see
@@ -36,6 +35,15 @@ ModelT = TypeVar("ModelT", covariant=True)
 class LayOut(Protocol[ModelT]):
     def __call__(self, loader: WeightLoader) -> ModelT:
         """The model in the loader's storage: the same requests in the same order every time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[ModelT]):
+    """A model with its weights."""
+
+    model: ModelT
+    mapped: bool  # from a bundle that was there
+    memory: torch.Tensor | None  # all of them, on a CPU
 
 
 class Supply:
@@ -88,8 +96,8 @@ class Supply:
                 return file.bundle.facts
         return self._stored().facts
 
-    def load(self, lay_out_model: LayOut[ModelT], dtype: torch.dtype, device: torch.device) -> tuple[ModelT, bool]:
-        """The model with its weights, and whether they came from a bundle that was there. Raises CheckpointError."""
+    def load(self, lay_out_model: LayOut[ModelT], dtype: torch.dtype, device: torch.device) -> Loaded[ModelT]:
+        """Raises CheckpointError."""
         if self._kept_at is not None:
             try:
                 return self._load_shared(self._kept_at, lay_out_model, dtype, device)
@@ -98,40 +106,41 @@ class Supply:
                     "the weights of %s go into the engine host's own memory and are read again after it: %s: %s",
                     self._directory, self._kept_at, error,
                 )  # fmt: skip
-        return self._load_own(lay_out_model, dtype, device), False
+        return self._load_own(lay_out_model, dtype, device)
 
     # A bundle in memory
 
     def _load_shared(
         self, path: Path, lay_out_model: LayOut[ModelT], dtype: torch.dtype, device: torch.device
-    ) -> tuple[ModelT, bool]:
+    ) -> Loaded[ModelT]:
         identity = self._identity(dtype)
         if self._kept is not None and self._kept.bundle.identity == identity:
             try:
-                return self._map(self._kept, lay_out_model, dtype, device), True
+                return self._map(self._kept, lay_out_model, dtype, device, is_new=False)
             except BundleError as error:
                 _refuse(path, str(error))
         elif self._kept is not None:
             _refuse(path, str(difference(self._kept.bundle.identity, identity)))
         self._make(path, identity, lay_out_model, dtype)
         made = self._open.enter_context(BundleFile.open(path))
-        return self._map(made, lay_out_model, dtype, device), False
+        return self._map(made, lay_out_model, dtype, device, is_new=True)
 
-    def _map(self, file: BundleFile, lay_out_model: LayOut[ModelT], dtype: torch.dtype, device: torch.device) -> ModelT:
+    def _map(
+        self, file: BundleFile, lay_out_model: LayOut[ModelT], dtype: torch.dtype, device: torch.device, is_new: bool
+    ) -> Loaded[ModelT]:
         storage = FromBundle(file, None if device.type == "cpu" else on_device(device))
         model = lay_out_model(WeightLoader(storage, dtype, device))
         self._phases.end("build")
         fill(storage.jobs, storage.works)
         self._report(file.bundle.data_bytes, file.bundle.data_bytes)
         self._phases.end("weights")
-        return model
+        return Loaded(model, mapped=not is_new, memory=storage.memory)
 
     def _make(self, path: Path, identity: Identity, lay_out_model: LayOut[object], dtype: torch.dtype) -> None:
         """Read the checkpoint into a bundle at `path`."""
         bundle = self._plan(identity, lay_out_model, dtype)
         with new_bundle(path, bundle) as new:
-            self._phases.end("room")
-            self._read_into(Arena(new.memory, bundle), lay_out_model, dtype, new.provide)
+            self._read_into(Arena(new.memory, bundle), lay_out_model, dtype, new.write)
             if fingerprint(self._directory) != self.fingerprint:
                 raise CheckpointError(f"{self._directory} was changed while it was read; load it again")
         self._phases.end("weights")
@@ -156,16 +165,19 @@ class Supply:
 
     # Memory of the process's own
 
-    def _load_own(self, lay_out_model: LayOut[ModelT], dtype: torch.dtype, device: torch.device) -> ModelT:
+    def _load_own(self, lay_out_model: LayOut[ModelT], dtype: torch.dtype, device: torch.device) -> Loaded[ModelT]:
+        memory: torch.Tensor | None = None
         allocate = on_device(device)
         if self._packed is not None:
             if device.type == "cpu":
-                allocate = Arena(pages.empty((self._packed.bundle.size,), torch.uint8), self._packed.bundle).take
+                memory = pages.small(self._packed.bundle.size)
+                allocate = Arena(memory, self._packed.bundle).take
             storage: FromBundle | FromCheckpoint = FromBundle(self._packed, allocate)
         else:
             if device.type == "cpu":
                 plan = self._plan(_NOBODY, lay_out_model, dtype)
-                allocate = Arena(pages.empty((plan.size,), torch.uint8), plan).take
+                memory = pages.small(plan.size)
+                allocate = Arena(memory, plan).take
             storage = FromCheckpoint(self._stored(), allocate)
         try:
             model = lay_out_model(WeightLoader(storage, dtype, device))
@@ -176,7 +188,7 @@ class Supply:
         self._phases.end("build")
         fill(storage.jobs, storage.works, self._report)
         self._phases.end("weights")
-        return model
+        return Loaded(model, mapped=False, memory=memory)
 
     # Both
 
@@ -192,16 +204,16 @@ class Supply:
         arena: Arena,
         lay_out_model: LayOut[object],
         dtype: torch.dtype,
-        provide: Callable[[torch.Tensor], None] | None,
+        write: Write,
     ) -> None:
         if self._packed is not None:
             jobs = list(arena.jobs_from(self._packed))
         else:
             storage = FromCheckpoint(self._stored(), arena.take)
-            lay_out_model(WeightLoader(storage, dtype, CPU))
+            lay_out_model(WeightLoader(storage, dtype, META))
             self._stored().refuse_leftovers()
             jobs = storage.jobs
-        fill(jobs, on_progress=self._report, provide=provide)
+        fill(jobs, on_progress=self._report, write=write)
 
     def _identity(self, dtype: torch.dtype) -> Identity:
         name = str(dtype).removeprefix("torch.")

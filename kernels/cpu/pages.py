@@ -38,42 +38,50 @@ def prefer_huge(memory: torch.Tensor) -> None:
         _libc().madvise(start, num_bytes, mmap.MADV_HUGEPAGE)
 
 
-def map_file(fd: int, num_bytes: int, *, writable: bool) -> torch.Tensor:
-    """The file's bytes in place, shared with everybody who has it mapped; where it is not `writable`, writing ends the process."""
+def small(num_bytes: int) -> torch.Tensor:
+    """Bytes under which `make_huge` will put huge pages once they are written; under a system that cannot, they are huge from the beginning."""
+    if num_bytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(num_bytes, dtype=torch.uint8)
+    return _anonymous(num_bytes, is_huge=not can_make_huge())
+
+
+def map_file(fd: int, num_bytes: int) -> torch.Tensor:
+    """The file's bytes in place, shared with everybody who has it mapped. Writing to them ends the process."""
     assert 0 < num_bytes <= os.fstat(fd).st_size
     if not sys.platform.startswith("linux"):
-        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_COPY
-        return torch.frombuffer(mmap.mmap(fd, num_bytes, access=access), dtype=torch.uint8)
+        return torch.frombuffer(mmap.mmap(fd, num_bytes, access=mmap.ACCESS_COPY), dtype=torch.uint8)
     # Over memory that nobody else can have: its owner unmaps it, and what lies over it, when the tensor is gone.
     memory = _anonymous(num_bytes)
-    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    at = _libc().mmap(memory.data_ptr(), num_bytes, protection, mmap.MAP_SHARED | _MAP_FIXED, fd, 0)
+    at = _libc().mmap(memory.data_ptr(), num_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, 0)
     if at != memory.data_ptr():
         error = ctypes.get_errno()
         raise OSError(error, f"cannot map {num_bytes} bytes: {os.strerror(error)}")
     return memory
 
 
-def make_huge(fd: int, memory: torch.Tensor) -> bool:
-    """Put huge pages under a file in memory, all of which `memory` maps; before it is filled, since what is there has to be copied. True: all of it
-    has memory. False: the system has no huge pages to give, or knows no way; small ones do. Raises OSError where the file system is full."""
-    num_bytes = memory.nbytes // HUGE_PAGE * HUGE_PAGE
-    if not sys.platform.startswith("linux") or num_bytes == 0:
-        return False
-    for start in range(0, num_bytes, HUGE_PAGE):  # of a hole no huge page is made
-        os.pwrite(fd, os.pread(fd, 1, start), start)
-    # One call for all: each waits until every core has looked up from its work.
-    if _libc().madvise(memory.data_ptr(), num_bytes, _MADV_COLLAPSE) != 0:
-        return False
-    if memory.nbytes > num_bytes:
-        os.posix_fallocate(fd, num_bytes, memory.nbytes - num_bytes)
-    return True
+def make_huge(memory: torch.Tensor, start: int, num_bytes: int) -> bool:
+    """Move a part of what `small` or `map_file` returned into huge pages. The part begins and ends on their boundaries or with the memory. False:
+    there are none to be had."""
+    end = min(start + num_bytes, memory.nbytes // HUGE_PAGE * HUGE_PAGE)
+    assert memory.data_ptr() % HUGE_PAGE == start % HUGE_PAGE == 0
+    return end <= start or bool(_libc().madvise(memory.data_ptr() + start, end - start, _MADV_COLLAPSE) == 0)
 
 
-def _anonymous(num_bytes: int) -> torch.Tensor:
+@cache
+def can_make_huge() -> bool:
+    """Linux can since 6.1."""
+    if not sys.platform.startswith("linux") or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return False
+    trial = _anonymous(HUGE_PAGE, is_huge=False)
+    trial[0] = 1
+    return make_huge(trial, 0, HUGE_PAGE)
+
+
+def _anonymous(num_bytes: int, is_huge: bool = True) -> torch.Tensor:
     pages = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them: small pages do
-        pages.madvise(mmap.MADV_HUGEPAGE)
+    if is_huge:
+        with contextlib.suppress(OSError):  # a kernel without them: small pages do
+            pages.madvise(mmap.MADV_HUGEPAGE)
     memory = torch.frombuffer(pages, dtype=torch.uint8)
     start = -memory.data_ptr() % HUGE_PAGE
     return memory[start : start + num_bytes]

@@ -1,6 +1,7 @@
 """Bundles as files: what is written is read back, everybody's safetensors understands it, and every damage is noticed."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from engine.weights.bundle import (
     read_bundle,
 )
 from engine.weights.bundle_file import BundleFile, new_bundle
+from engine.weights.filling import DTYPES, as_bytes
 from engine.weights.storage import Arena
 
 IDENTITY = Identity("LlamaForCausalLM", "float32", "c0ffee", "5eed")
@@ -39,12 +41,11 @@ def write(path: Path, bundle: Bundle) -> dict[str, torch.Tensor]:
     """Filled with numbers that say where they belong."""
     written = {}
     with new_bundle(path, bundle) as new:
-        new.provide(new.memory)
-        arena = Arena(new.memory, bundle)
         for place in bundle.places:
-            tensor = arena.tensor(place)
-            tensor.copy_((torch.arange(tensor.numel()) % 251).view(tensor.shape))
-            written[place.wanted.name] = tensor.clone()
+            wanted = place.wanted
+            numbers = torch.arange(math.prod(wanted.shape)) % 251
+            written[wanted.name] = numbers.to(DTYPES[wanted.dtype]).view(wanted.shape)
+            new.write(place.start, as_bytes(written[wanted.name]))
     return written
 
 
@@ -153,8 +154,7 @@ from tests.engine.test_bundles import FACTS, IDENTITY, WANTED
 from engine.weights.bundle import lay_out
 from engine.weights.bundle_file import new_bundle
 with new_bundle(Path(sys.argv[1]), lay_out(IDENTITY, FACTS, WANTED)) as new:
-    new.provide(new.memory)
-    new.memory[5000:] = 7
+    new.write(5000, memoryview(bytes(100_000)))
     print("half way", flush=True)
     time.sleep(60)
 """
@@ -213,7 +213,7 @@ def test_a_file_system_that_fills_up_meanwhile_ends_in_an_error_not_in_a_signal(
 def _write_beside_another(directory: Path, bundle: Bundle) -> None:
     with new_bundle(directory / "a", bundle) as new:
         (directory / "other").write_bytes(bytes(300_000))
-        new.provide(new.memory)
+        new.write(100, memoryview(bytes(390_000)))
 
 
 def test_a_mapping_outlives_its_file_and_cannot_be_written_to(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Models whose weights lie in a file that outlives the engine host: the same numbers, no second reading, and a way out of every damage."""
 
+import errno
 import json
 import logging
 import os
@@ -216,8 +217,8 @@ def test_a_bundle_with_other_tensors_than_the_model_wants_is_made_again(
     wanted = [place.wanted for place in made.places]
     wanted[1] = wanted[1]._replace(name="renamed")
     other = lay_out(made.identity, made.facts, wanted)
-    with new_bundle(kept_at, other) as new:
-        new.provide(new.memory)
+    with new_bundle(kept_at, other):
+        pass
     info, heard = answer(directory, kept_at, memory)
     assert heard.logprobs == expected.logprobs
     assert not info.mapped
@@ -242,10 +243,10 @@ def test_a_file_system_that_fills_up_while_weights_are_read_costs_no_answer_eith
 ) -> None:
     _, expected = answer(directory, None, memory)
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    def fill_up(descriptor: int, content: Any, start: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "pwrite", fill_up)
     info, heard = answer(directory, kept_at, memory)
     assert not info.mapped
     assert heard.logprobs == expected.logprobs
