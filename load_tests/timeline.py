@@ -4,8 +4,9 @@ from html import escape
 from typing import NamedTuple
 
 WIDTH, LEFT, ROW, BAR, TOP = 1180, 260, 46, 20, 40
-_COLOURS = (
-    "#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#eeca3b", "#b279a2", "#ff9da6", "#9d755d", "#7f7f7f", "#2f4b7c", "#a05195",
+_COLOURS = (  # as many as there are phases: no two of one picture are alike
+    "#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#eeca3b", "#b279a2", "#ff9da6", "#9d755d", "#7f7f7f", "#1f3f7c", "#a05195",
+    "#006d5b", "#c2185b", "#8c6d00", "#5e3c99", "#00a5cf", "#333333",
 )  # fmt: skip
 
 
