@@ -4,9 +4,9 @@ Knows the order of preference and what is done when a bundle cannot be used. Ref
 """
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -66,21 +66,16 @@ class Supply:
         self._report = on_progress or (lambda done, total: None)
         self._open = ExitStack()
         self._checkpoint: Checkpoint | None = None
-        thread = ThreadPoolExecutor(
-            1, "fingerprint"
-        )  # it reads the files' samples while this thread reads their headers
-        self._fingerprint = thread.submit(fingerprint, directory)
-        thread.shutdown(wait=False)
         self._packed = self._open_packed()
         self._kept = self._open_kept()
 
     def close(self) -> None:
         self._open.close()
 
-    @property
+    @cached_property
     def fingerprint(self) -> bytes:
         try:
-            return self._fingerprint.result()
+            return fingerprint(self._directory)
         except OSError as error:
             raise CheckpointError(f"{self._directory} cannot be read for its fingerprint: {error}") from error
 
