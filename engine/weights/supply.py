@@ -126,7 +126,7 @@ class Supply:
         storage = FromBundle(file, None if device.type == "cpu" else on_device(device))
         model = lay_out_model(WeightLoader(storage, dtype, device))
         self._phases.end("build")
-        fill(storage.jobs, storage.works)
+        fill(storage.jobs, storage.works, self._report)
         self._report(file.bundle.data_bytes, file.bundle.data_bytes)
         self._phases.end("weights")
         return Loaded(model, mapped=not is_new, memory=storage.memory)
@@ -161,25 +161,21 @@ class Supply:
     # Memory of the process's own
 
     def _load_own(self, lay_out_model: LayOut[ModelT], dtype: torch.dtype, device: torch.device) -> Loaded[ModelT]:
+        if self._packed is not None:
+            # On a CPU from the system's own cache of the file: 0.1 s instead of 0.5 for a GiB, and decode steps at most 3 % slower.
+            try:
+                return self._map(self._packed, lay_out_model, dtype, device, is_new=False)
+            except BundleError as error:
+                raise CheckpointError(f"{self._directory}: {error}; pack the model again") from error
         memory: torch.Tensor | None = None
         allocate = on_device(device)
-        if self._packed is not None:
-            if device.type == "cpu":
-                memory = pages.small(self._packed.bundle.size)
-                allocate = Arena(memory, self._packed.bundle).take
-            storage: FromBundle | FromCheckpoint = FromBundle(self._packed, allocate)
-        else:
-            if device.type == "cpu":
-                plan = self._plan(_NOBODY, lay_out_model, dtype)
-                memory = pages.small(plan.size)
-                allocate = Arena(memory, plan).take
-            storage = FromCheckpoint(self._stored(), allocate)
-        try:
-            model = lay_out_model(WeightLoader(storage, dtype, device))
-        except BundleError as error:
-            raise CheckpointError(f"{self._directory}: {error}; pack it again") from error
-        if self._checkpoint is not None:
-            self._checkpoint.refuse_leftovers()
+        if device.type == "cpu":
+            plan = self._plan(_NOBODY, lay_out_model, dtype)
+            memory = pages.small(plan.size)
+            allocate = Arena(memory, plan).take
+        storage = FromCheckpoint(self._stored(), allocate)
+        model = lay_out_model(WeightLoader(storage, dtype, device))
+        self._stored().refuse_leftovers()
         self._phases.end("build")
         fill(storage.jobs, storage.works, self._report)
         self._phases.end("weights")

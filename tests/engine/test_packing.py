@@ -65,6 +65,7 @@ def test_a_packed_model_answers_as_its_checkpoint(
     info, expected = answer(tmp_path / "model", None, memory, dtype)
     found, heard = answer(out, None, memory)
     assert heard.logprobs == expected.logprobs
+    assert found.mapped, "it is used where it lies"
     assert (found.dtype, found.weights_bytes) == (info.dtype, info.weights_bytes)
     for mapped in (False, True):  # through a file in memory it goes the same way as any other
         again, heard = answer(out, tmp_path / "kept", memory)
