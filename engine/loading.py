@@ -157,7 +157,10 @@ class _Loading(NamedTuple):
             self.phases.end("kv")
             loaded = self._load(context_length, dtype)
             model = loaded.model
-            _warm_up(model, self.recipe, block, dtype, device, self.config.vocab_size, context_length)
+            # On a CPU all code of a decode step runs in a prompt's as well, and mapped weights were proved when they were read.
+            with_decode = device.type != "cpu" or not loaded.mapped
+            prompt = self._warm_up_prompt(context_length - 1)
+            _warm_up(model, self.recipe, block, dtype, device, prompt, with_decode)
             self.phases.end("warm_up")
             cache = self.memory.arena.span(first_slab, num_seen * block_bytes)
             runner = _runner(model, cache.view(dtype).view(num_seen, *block), self.recipe)
@@ -183,7 +186,7 @@ class _Loading(NamedTuple):
         loaded = self._load(context_length, dtype)
         cache = torch.empty(num_texts, 0, 2, context_length, 1, 1, dtype=dtype, device=device)
         runner = _runner(loaded.model, cache, recipe)
-        runner.warm_up([i % self.config.vocab_size for i in range(1, 1 + min(_WARM_UP_TOKENS, context_length))])
+        runner.warm_up(self._warm_up_prompt(context_length))
         self.phases.end("warm_up")
         info = self._info(context_length, dtype, loaded.mapped, context_length, num_texts)
         engine = Engine(info, runner, self._limits(context_length, is_whole=True))
@@ -194,6 +197,10 @@ class _Loading(NamedTuple):
             return self.family.load(self.config, loader, context_length)
 
         return self.supply.load(lay_out, dtype, self.memory.arena.device)
+
+    def _warm_up_prompt(self, most_tokens: int) -> list[int]:
+        # Not token 0: that is often a padding token whose embedding is zero, which would prove nothing.
+        return [i % self.config.vocab_size for i in range(1, 1 + min(_WARM_UP_TOKENS, most_tokens))]
 
     def _info(
         self, context_length: int, dtype: torch.dtype, mapped: bool, block_size: int, total_blocks: int
@@ -292,11 +299,11 @@ def _warm_up(
     block: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
-    vocab_size: int,
-    context_length: int,
+    prompt: list[int],
+    with_decode: bool,
 ) -> None:
     """In a cache of its own: the arena's blocks may be at work for other models."""
-    # Not token 0: that is often a padding token whose embedding is zero, which would prove nothing.
-    prompt = [i % vocab_size for i in range(1, 1 + min(_WARM_UP_TOKENS, context_length - 1))]
     num_blocks = -(-(len(prompt) + 1) // block[2])
-    _runner(model, torch.zeros(num_blocks, *block, dtype=dtype, device=device), recipe).warm_up(prompt)
+    _runner(model, torch.zeros(num_blocks, *block, dtype=dtype, device=device), recipe).warm_up(
+        prompt, with_decode=with_decode
+    )

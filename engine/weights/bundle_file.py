@@ -29,7 +29,7 @@ class BundleFile:
     def __init__(self, path: Path, fd: int, bundle: Bundle) -> None:
         self.path = path
         self.bundle = bundle
-        self._fd = fd
+        self.fd = fd
 
     @classmethod
     def open(cls, path: Path) -> "BundleFile":
@@ -45,11 +45,11 @@ class BundleFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
+        os.close(self.fd)
 
     def map(self) -> torch.Tensor:
         """All of it, as bytes that must not be written to."""
-        return pages.map_file(self._fd, self.bundle.size)
+        return pages.map_file(self.fd, self.bundle.size)
 
 
 class NewBundle:
@@ -72,7 +72,7 @@ def new_bundle(path: Path, bundle: Bundle) -> Iterator[NewBundle]:
     """To be filled inside the `with`; it is at `path` when that has ended without an exception. Raises BundleError where there is no room for it
     and OSError where the file system refuses."""
     remove_partial(path)
-    if _free_bytes(path.parent) < bundle.size:
+    if free_bytes(path.parent) < bundle.size:
         raise _no_room(path.parent, bundle.size)
     partial, fd = _create(path)
     try:
@@ -122,13 +122,13 @@ def _create(path: Path) -> tuple[Path, int]:
 
 
 def _no_room(directory: Path, num_bytes: int) -> BundleError:
-    free = _free_bytes(directory)
+    free = free_bytes(directory)
     return BundleError(
         f"the weights take {num_bytes / 2**20:.1f} MiB and {directory} has {free / 2**20:.1f} MiB free: give it more room, "
         "or let fewer models stay in host memory"
     )
 
 
-def _free_bytes(directory: Path) -> int:
+def free_bytes(directory: Path) -> int:
     state = os.statvfs(directory)
     return state.f_bavail * state.f_frsize

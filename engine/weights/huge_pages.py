@@ -28,7 +28,8 @@ class HugePages:
         self._memory = memory
         self._share = share
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(first_after_s,), name="huge-pages", daemon=True)
+        # No daemon: it holds a tensor, and one that is let go while the interpreter ends aborts the process.
+        self._thread = threading.Thread(target=self._run, args=(first_after_s,), name="huge-pages")
         self._thread.start()
 
     def close(self) -> None:
@@ -41,7 +42,7 @@ class HugePages:
 
     def _run(self, pause_s: float) -> None:
         for start in range(0, self._memory.nbytes, _STEP_BYTES):
-            if self._closing.wait(pause_s):
+            if self._closing.wait(pause_s) or not threading.main_thread().is_alive():
                 return
             began = time.monotonic()
             if not pages.make_huge(self._memory, start, _STEP_BYTES):

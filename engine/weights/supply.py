@@ -4,9 +4,9 @@ Knows the order of preference and what is done when a bundle cannot be used. Ref
 """
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -66,21 +66,16 @@ class Supply:
         self._report = on_progress or (lambda done, total: None)
         self._open = ExitStack()
         self._checkpoint: Checkpoint | None = None
-        thread = ThreadPoolExecutor(
-            1, "fingerprint"
-        )  # it reads the files' samples while this thread reads their headers
-        self._fingerprint = thread.submit(fingerprint, directory)
-        thread.shutdown(wait=False)
         self._packed = self._open_packed()
         self._kept = self._open_kept()
 
     def close(self) -> None:
         self._open.close()
 
-    @property
+    @cached_property
     def fingerprint(self) -> bytes:
         try:
-            return self._fingerprint.result()
+            return fingerprint(self._directory)
         except OSError as error:
             raise CheckpointError(f"{self._directory} cannot be read for its fingerprint: {error}") from error
 
@@ -131,7 +126,7 @@ class Supply:
         storage = FromBundle(file, None if device.type == "cpu" else on_device(device))
         model = lay_out_model(WeightLoader(storage, dtype, device))
         self._phases.end("build")
-        fill(storage.jobs, storage.works)
+        fill(storage.jobs, storage.works, self._report)
         self._report(file.bundle.data_bytes, file.bundle.data_bytes)
         self._phases.end("weights")
         return Loaded(model, mapped=not is_new, memory=storage.memory)
@@ -166,25 +161,21 @@ class Supply:
     # Memory of the process's own
 
     def _load_own(self, lay_out_model: LayOut[ModelT], dtype: torch.dtype, device: torch.device) -> Loaded[ModelT]:
+        if self._packed is not None:
+            # On a CPU from the system's own cache of the file: 0.1 s instead of 0.5 for a GiB, and decode steps at most 3 % slower.
+            try:
+                return self._map(self._packed, lay_out_model, dtype, device, is_new=False)
+            except BundleError as error:
+                raise CheckpointError(f"{self._directory}: {error}; pack the model again") from error
         memory: torch.Tensor | None = None
         allocate = on_device(device)
-        if self._packed is not None:
-            if device.type == "cpu":
-                memory = pages.small(self._packed.bundle.size)
-                allocate = Arena(memory, self._packed.bundle).take
-            storage: FromBundle | FromCheckpoint = FromBundle(self._packed, allocate)
-        else:
-            if device.type == "cpu":
-                plan = self._plan(_NOBODY, lay_out_model, dtype)
-                memory = pages.small(plan.size)
-                allocate = Arena(memory, plan).take
-            storage = FromCheckpoint(self._stored(), allocate)
-        try:
-            model = lay_out_model(WeightLoader(storage, dtype, device))
-        except BundleError as error:
-            raise CheckpointError(f"{self._directory}: {error}; pack it again") from error
-        if self._checkpoint is not None:
-            self._checkpoint.refuse_leftovers()
+        if device.type == "cpu":
+            plan = self._plan(_NOBODY, lay_out_model, dtype)
+            memory = pages.small(plan.size)
+            allocate = Arena(memory, plan).take
+        storage = FromCheckpoint(self._stored(), allocate)
+        model = lay_out_model(WeightLoader(storage, dtype, device))
+        self._stored().refuse_leftovers()
         self._phases.end("build")
         fill(storage.jobs, storage.works, self._report)
         self._phases.end("weights")

@@ -77,6 +77,25 @@ def serve(
 
 
 @app.command()
+def pack(
+    model: Annotated[str, typer.Argument(help="A checkpoint's directory, a Hugging Face hub id, or embedded:ember.")],
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The directory to make; NAME.packed here by default. A model's source from then on."),
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Make nothing: check every byte of a packed directory.")
+    ] = False,
+) -> None:
+    """Lay a model's weights out once as the engine holds them, so that it loads by mapping one file."""
+    from runtime.cli.pack import pack as run
+    from runtime.cli.pack import verify as check
+
+    check(model) if verify else run(model, dtype, out)
+
+
+@app.command()
 def chat(
     prompt: Annotated[str | None, typer.Argument(help="Ask once; without it, a conversation.")] = None,
     model: Annotated[str | None, typer.Option(help="The first that is served by default.")] = None,

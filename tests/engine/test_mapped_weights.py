@@ -229,7 +229,7 @@ def test_a_full_file_system_costs_the_file_and_not_the_answer(
     directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, expected = answer(directory, None, memory)
-    monkeypatch.setattr("engine.weights.bundle_file._free_bytes", lambda directory: 1 << 16)
+    monkeypatch.setattr("engine.weights.bundle_file.free_bytes", lambda directory: 1 << 16)
     info, heard = answer(directory, kept_at, memory)
     assert not info.mapped
     assert heard.logprobs == expected.logprobs
