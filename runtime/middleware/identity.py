@@ -13,7 +13,8 @@ from runtime.metrics import Metrics
 from wire import headers
 from wire.errors import ApiError, dialect_of
 
-OWN_PATHS = ("/livez", "/readyz", "/metrics", "/status")
+OWN_PATHS = ("/livez", "/readyz", "/metrics", "/status", "/timeline")
+IS_HOP = "pilotlight.is_hop"  # in the scope: a router of the network has signed this request
 
 
 class Identity:
@@ -54,6 +55,7 @@ class Identity:
         if self._hop_secret is not None and signature is not None:
             path = scope["path"]  # decoded: a proxy in between may spell the same path otherwise
             if headers.hop_is_genuine(signature, self._hop_secret, time.time(), scope["method"], path, given):
+                scope[IS_HOP] = True
                 return given or uuid.uuid4().hex
             raise ApiError("forbidden", f"the {headers.HOP} signature is not genuine, or older than a minute")
         if self._require_hop and scope["path"] not in OWN_PATHS:
