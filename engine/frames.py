@@ -11,6 +11,8 @@ from engine.protocol import (
     Abort,
     Command,
     Event,
+    Hello,
+    HostReady,
     LoadModel,
     LoadProgress,
     ModelFailed,
@@ -23,10 +25,11 @@ from engine.protocol import (
 )  # fmt: skip
 
 _COMMANDS: dict[str, type[Command]] = {
-    "submit": Submit, "abort": Abort, "load_model": LoadModel, "unload_model": UnloadModel, "shutdown": Shutdown,
+    "submit": Submit, "abort": Abort, "load_model": LoadModel, "unload_model": UnloadModel, "hello": Hello,
+    "shutdown": Shutdown,
 }  # fmt: skip
 _EVENTS: dict[str, type[Event]] = {
-    "step": StepOutput, "load_progress": LoadProgress, "model_ready": ModelReady, "model_failed": ModelFailed,
+    "step": StepOutput, "host_ready": HostReady, "load_progress": LoadProgress, "model_ready": ModelReady, "model_failed": ModelFailed,
     "model_unloaded": ModelUnloaded,
 }  # fmt: skip
 

@@ -21,6 +21,7 @@ from engine.loader import ModelLoader
 from engine.protocol import (
     Abort,
     Command,
+    Hello,
     HostConfig,
     HostPhases,
     LoadModel,
@@ -44,23 +45,29 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
-# How soon a finished load is noticed: the loader's thread has no way to interrupt the wait for commands.
-_LOADING_POLL_S = 0.01
+# How soon a finished load is noticed: the loader's thread has no way to interrupt the wait for commands. A wake from host memory takes 20 ms.
+_LOADING_POLL_S = 0.001
 # And blocks from a tier, while no sequence has anything else to do.
 _TIER_POLL_S = 0.001
 
 
 class EngineHost:
     def __init__(
-        self, config: HostConfig, transport: HostTransport, is_orphaned: Callable[[], bool] = lambda: False
+        self,
+        config: HostConfig,
+        transport: HostTransport,
+        is_orphaned: Callable[[], bool] = lambda: False,
+        is_standby: bool = False,
     ) -> None:
+        """`is_standby`: nobody waits for it yet; it makes ready more thoroughly, and out of everybody's way."""
         problem = host_problem(config)
         if problem:
             raise ValueError(problem)
         self._config = config
         self._transport = transport
         self._is_orphaned = is_orphaned
-        self._loader = ModelLoader(config)
+        self._loader = ModelLoader(config, is_standby)
+        self._owes_ready = False
         self._models: dict[str, LoadedModel] = {}
         self._loading: dict[str, ModelSpec] = {}
         self._arriving: list[LoadedModel] = []  # loaded; what others have of their cache is still to be left
@@ -100,7 +107,7 @@ class EngineHost:
             return _TIER_POLL_S
         if self._outputs or any(model.engine.has_work for model in self._models.values()):
             return 0.0
-        if self._loading:
+        if self._loading or self._owes_ready:
             return _LOADING_POLL_S
         return max(0.0, self._until_heartbeat_s())
 
@@ -115,6 +122,8 @@ class EngineHost:
                 self._load(spec)
             case UnloadModel(name):
                 self._unload(name)
+            case Hello():
+                self._owes_ready = True
             case NewFrontEnd():
                 for model in self._models.values():
                     model.engine.abort_all()
@@ -152,6 +161,9 @@ class EngineHost:
         self._transport.send(ModelUnloaded(name))
 
     def _collect_loads(self) -> None:
+        if self._owes_ready and self._loader.ready is not None:
+            self._owes_ready = False
+            self._transport.send(self._loader.ready)
         for spec, result in self._loader.take_results():
             wanted = self._loading.get(spec.name) is spec  # else it was unloaded while it loaded
             match result:
@@ -221,6 +233,7 @@ def main() -> None:
     parser.add_argument("--address", required=True, help="where to listen: ipc://PATH or tcp://HOST:PORT")
     parser.add_argument("--config", default="{}", help="a HostConfig as JSON")
     parser.add_argument("--parent", type=int, help="the process to end with, should it die before this one can look")
+    parser.add_argument("--standby", action="store_true", help="wait, fully imported, for the day another host dies")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s engine.host %(levelname)s %(message)s")
     try:
@@ -235,7 +248,8 @@ def main() -> None:
     # torch's idle threads would look for work for milliseconds, on the cores that the CPU library's threads compute on.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     parent = arguments.parent if arguments.parent is not None else os.getppid()
-    host = EngineHost(config, SocketTransport(arguments.address), is_orphaned=lambda: os.getppid() != parent)
+    transport = SocketTransport(arguments.address)
+    host = EngineHost(config, transport, lambda: os.getppid() != parent, arguments.standby)
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
     # A terminal's Ctrl-C reaches the whole process group; the parent decides when its hosts end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -4,6 +4,7 @@ Everything that lives as long as the site is made here and handed on; nothing is
 """
 
 import os
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -19,14 +20,18 @@ from runtime.engines.continuation import Continuations
 from runtime.engines.hosts import EngineHosts, Launcher
 from runtime.engines.launch import ProcessLauncher
 from runtime.engines.models import Models
+from runtime.engines.slot import Wake
+from runtime.engines.weights_tier import open_tier
 from runtime.generation import Generator
 from runtime.metrics import Metrics
 from runtime.middleware.errors import Errors
 from runtime.middleware.identity import Identity
 from runtime.middleware.unread import UnreadBody
 from runtime.routes.health import Health
+from runtime.routes.internal import Internal
 from runtime.routes.openai import openai_routes
 from runtime.routes.workers_ai import workers_ai_routes
+from runtime.timeline import Timeline
 from sites.config import ConfigError, SiteConfig
 from wire.errors import ApiError
 from wire.headers import HOP_SECRET_ENV
@@ -39,19 +44,30 @@ def build_app(site: SiteConfig, *, launcher: Launcher | None = None, hop_secret:
         raise ConfigError(f"site {site.name!r}: listen.require_hop needs the network's secret in {HOP_SECRET_ENV}")
     metrics = Metrics(site.name)
     admission = Admission(site.limits.max_inflight)
-    hosts = EngineHosts(launcher or ProcessLauncher(site.engine, site.name), site.engine)
-    models = Models(site.models, hosts)
+    timeline = Timeline()
+    hosts = EngineHosts(launcher or ProcessLauncher(site.engine, site.name), site.engine, timeline)
+    tier = open_tier(site)
+
+    def wake(wake: Wake) -> None:
+        metrics.wake(wake)
+        timeline.note_phases(wake.phases, time.time(), wake.model)
+
+    models = Models(site, hosts, tier, on_wake=wake, on_eviction=metrics.evicted)
     engine = Continuations(hosts, models, site.limits.continue_within_s, metrics.cut)
     generator = Generator(models, engine, admission, metrics, site.limits.request_timeout_s)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with hosts:
-            models.start()
-            try:
-                yield
-            finally:
-                await models.stop()
+        try:
+            async with hosts:
+                models.start()
+                try:
+                    yield
+                finally:
+                    await models.stop()
+        finally:
+            if tier is not None:
+                tier.close()
 
     app = Starlette(
         routes=[*openai_routes(generator, site.limits), *workers_ai_routes(generator, site.limits)],
@@ -66,18 +82,21 @@ def build_app(site: SiteConfig, *, launcher: Launcher | None = None, hop_secret:
         lifespan=lifespan,
     )
     health = Health(site, hosts, models, admission, metrics, _version(), lambda: app.state.url)
-    app.router.routes.extend(health.routes())
+    app.router.routes.extend((*health.routes(), *Internal(models, timeline, secret).routes()))
     app.router.redirect_slashes = False  # a redirected POST is a surprise; an unknown path is a 404
     app.state.url = None  # known once the socket is bound
+    app.state.timeline = timeline
     app.state.admission, app.state.health, app.state.models, app.state.hosts = admission, health, models, hosts
     hosts.on_step(metrics.step)
     gauges: dict[str, Callable[[], float]] = {
         "inflight_requests": lambda: admission.inflight,
         "reserved_tokens": lambda: sum(admission.reserved.values()),
         "engine_restarts": lambda: hosts.restarts,
+        "engine_standby_ready": lambda: hosts.standby.state == "ready",
+        "engine_standbys_taken": lambda: hosts.taken_standbys,
         "ready": lambda: not health.why_not_ready(),
     }
-    metrics.watch(lambda: hosts.client.loads if hosts.client is not None else {}, gauges)
+    metrics.watch(lambda: hosts.client.loads if hosts.client is not None else {}, gauges, models.statuses)
     return app
 
 

@@ -10,6 +10,7 @@ import logging
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from starlette.applications import Starlette
 
 from runtime.app import build_app
 from runtime.engines.sources import SourceError, local_directory
+from runtime.timeline import process_began_s
 from sites.config import ConfigError, SiteConfig, load_site
 from wire.server import ListenError, bind, follow_parent, hypercorn_config, loop_factory, url_of
 
@@ -39,6 +41,7 @@ def main() -> int:
 
 def run(site: SiteConfig, log_level: int = logging.INFO) -> int:
     """Returns the process's exit code."""
+    imported_at = time.time()
     logging.basicConfig(level=log_level, format=f"%(asctime)s {site.name} %(levelname)s %(message)s")
     try:
         if not follow_parent():
@@ -47,6 +50,8 @@ def run(site: SiteConfig, log_level: int = logging.INFO) -> int:
             local_directory(model.source)
         listener = bind(site.listen.host, site.listen.port)
         app = build_app(site)
+        app.state.timeline.note("site process", process_began_s() or imported_at, imported_at)
+        app.state.timeline.note("site listens", imported_at)
     except (ListenError, ConfigError, SourceError) as error:
         print(f"site {site.name} cannot start: {error}", file=sys.stderr)
         return 1

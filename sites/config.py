@@ -54,12 +54,31 @@ class EngineConfig(Table):
         description="directory where KV blocks outlive that as well; unset: none. Each site takes a part of its own",
     )
     kv_disk_gib: float = Field(8.0, gt=0, description="of kv_disk_dir, at most")
+    weights_gib: float | None = Field(
+        None,
+        gt=0,
+        description="weights of awake models, at most; unset: no limit on a CPU, the device's memory beside the KV cache on CUDA",
+    )
+    weights_host_gib: float | None = Field(
+        None,
+        ge=0,
+        description="shared memory where weights outlive sleep and an engine restart; 0: none; unset: up to half of what is available",
+    )
     block_size: int = Field(16, ge=1, le=256, description="tokens in one KV block")
     max_num_batched_tokens: int = Field(2048, ge=16, description="token budget of one step")
     max_num_seqs: int = Field(64, ge=1, description="sequences running at once")
     max_waiting: int = Field(1024, ge=1, description="sequences waiting, beyond which requests are refused")
     start_timeout_s: float = Field(60.0, gt=0, description="a host that has not answered by then is restarted")
     step_deadline_s: float = Field(30.0, gt=0, description="a host with work and no step for so long is restarted")
+
+    standby: bool | None = Field(
+        None,
+        description="keep a second host, imported and without a model, that takes over when the first dies (160 MiB); "
+        "unset: where 1.25 GiB of memory are available",
+    )
+    standby_after_s: float = Field(
+        5.0, ge=0, description="how long the site has been without work before that host is prepared"
+    )
 
     @model_validator(mode="after")
     def _the_disk_is_fed_by_the_host(self) -> "EngineConfig":
@@ -73,8 +92,16 @@ class ModelConfig(Table):
     source: str = Field(description='"embedded:ember", a directory, or a Hugging Face hub id')
     aliases: tuple[str, ...] = Field((), description="further names for the same model")
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    residency: Literal["device", "disk"] = Field(
-        "device", description="device: loaded at start; disk: loaded by its first request"
+    residency: Literal["device", "auto", "host", "disk"] = Field(
+        "device",
+        description="device: loaded at start, stays awake; auto: woken by its first request, sleeps in host memory when others need the room; "
+        "host: the same, read into host memory at start and kept there; disk: woken by its first request, sleeps on disk",
+    )
+    priority: int = Field(0, ge=-8, le=7, description="where room is needed, models of a higher one sleep last")
+    sleep_after_s: float | None = Field(
+        None,
+        gt=0,
+        description="asleep when unused for so long, whoever needs the room; unset: only when others need it",
     )
     kv_tokens: int | None = Field(
         None, ge=16, description="KV cache in tokens that is this model's alone; unset: it borrows what others leave"
@@ -91,6 +118,9 @@ class FunctionConfig(Table):
 
 class LimitsConfig(Table):
     max_body_mib: float = Field(8.0, gt=0)
+    max_waking: int = Field(
+        128, ge=1, description="requests that wait for one model to wake, beyond which they are refused with 503"
+    )
     max_inflight: int = Field(256, ge=1, description="requests at work at once, beyond which they are refused with 503")
     request_timeout_s: float = Field(
         600.0, gt=0, description="a request that has not ended by then is ended with an error"
@@ -116,6 +146,17 @@ class SiteConfig(Table):
     models: tuple[ModelConfig, ...] = Field(min_length=1)
     functions: tuple[FunctionConfig, ...] = ()
     limits: LimitsConfig = LimitsConfig()
+
+    @model_validator(mode="after")
+    def _sleepers_have_a_place(self) -> "SiteConfig":
+        for model in self.models:
+            if model.residency == "host" and self.engine.weights_host_gib == 0:
+                raise ValueError(
+                    f"model {model.name!r} is to sleep in host memory, and engine.weights_host_gib is 0: raise it, or say auto or disk"
+                )
+            if model.residency == "device" and model.sleep_after_s is not None:
+                raise ValueError(f"model {model.name!r} is to stay on the device: drop sleep_after_s, or say auto")
+        return self
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "SiteConfig":

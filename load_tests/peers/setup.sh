@@ -21,7 +21,7 @@ llama_cpp() {
     mkdir -p "$folder/llama" && cd "$folder/llama" && "$python" -m pip download -q --no-deps --no-binary :all: llama-cpp-python &&
         tar xf llama_cpp_python-*.tar.gz && cd llama_cpp_python-*/vendor/llama.cpp &&
         cmake -B build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_UI=OFF &&
-        cmake --build build -j "$(nproc)" --target llama-batched-bench
+        cmake --build build -j "$(nproc)" --target llama-batched-bench llama-server
 }
 
 [ -x "$folder/vllm/bin/python" ] && "$folder/vllm/bin/python" -c "import vllm" 2>/dev/null || vllm >"$folder/vllm.log" 2>&1 || fail vllm "$folder/vllm.log"

@@ -38,7 +38,7 @@ class ProcessLauncher:
         """No further host is launched, and the last has ended."""
         self._tier_place.remove()
 
-    async def launch(self) -> "HostProcess":
+    async def launch(self, *, standby: bool = False) -> "HostProcess":
         config = host_config(self._config, self._site, self._claim_tier_place())
         directory = Path(tempfile.mkdtemp(prefix="pilotlight-"))  # mode 0700
         address = f"ipc://{directory}/engine"
@@ -47,6 +47,7 @@ class ProcessLauncher:
                 sys.executable,
                 *("-m", "engine.host", "--address", address, "--parent", str(os.getpid())),
                 *("--config", msgspec.json.encode(config).decode()),
+                *(("--standby",) if standby else ()),
                 stdin=DEVNULL,
                 # A terminal's Ctrl-C reaches every process of the group; the host must outlive the drain of its site.
                 start_new_session=True,

@@ -70,6 +70,8 @@ class Health:
         processes = [ProcessStatus("site", os.getpid(), self._site.name, self._url())]
         if (pid := self._hosts.pid) is not None:
             processes.append(ProcessStatus("engine", pid, self._site.name, self._hosts.url))
+        if (pid := self._hosts.standby.pid) is not None:
+            processes.append(ProcessStatus("standby", pid, self._site.name, self._hosts.standby.url))
         return SiteStatus(
             site=self._site.name,
             version=self._version,
