@@ -28,8 +28,9 @@ from engine.weights.bundle import (
     read_bundle,
 )
 from engine.weights.bundle_file import BundleFile, new_bundle
-from engine.weights.filling import DTYPES, as_bytes
-from engine.weights.storage import Arena
+from engine.weights.filling import DTYPES, as_bytes, fill
+from engine.weights.storage import Arena, FromBundle, on_device
+from tests.engine.test_filling import LateDevice
 
 IDENTITY = Identity("LlamaForCausalLM", "float32", "c0ffee", "5eed")
 FACTS = Facts(1234, ("BF16", "F32"))
@@ -60,6 +61,26 @@ def test_a_bundle_is_read_back_and_is_an_ordinary_safetensors_file(tmp_path: Pat
         name = place.wanted.name
         assert torch.equal(mapped.tensor(place), written[name])
         assert torch.equal(by_everybody[name], written[name])
+
+
+def test_a_device_gets_each_tensor_from_the_file_through_its_buffers(tmp_path: Path) -> None:
+    """As on CUDA, where nothing can be used in place."""
+    bundle = lay_out(IDENTITY, FACTS, WANTED)
+    written = write(tmp_path / "a", bundle)
+    device = LateDevice()
+    with BundleFile.open(tmp_path / "a") as file:
+        storage = FromBundle(file, on_device(torch.device("cpu")))
+        taken = {name: storage.take(name, tensor.shape, tensor.dtype) for name, tensor in written.items()}
+        jobs = [
+            job._replace(make=lambda into, staged: into.copy_(staged)) for job in storage.jobs
+        ]  # not straight into host memory
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                "engine.weights.filling._Written.expect_numbers", lambda self: None
+            )  # the copies are still to come
+            fill(jobs, copier=device)
+    assert device.num_copies >= len(written)
+    assert all(torch.equal(taken[name], tensor) for name, tensor in written.items())
 
 
 def test_large_tensors_begin_on_a_page_and_others_on_a_cache_line() -> None:
