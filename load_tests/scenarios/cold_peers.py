@@ -1,6 +1,6 @@
 """Other servers' starts, on our (b) clock: from the command to the first answer of one token, with the checkpoint's files in the page cache.
 
-Each is found in the folder that `make peers` filled, or in this environment, or left out by name. Knows commands and OpenAI's chat path only.
+Each is found in the folder that `make peers` filled, or left out by name. Knows commands and OpenAI's chat path only.
 """
 
 import http.client
@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from load_tests.local_network import free_ports
+from load_tests.peers.gguf_file import write_gguf
 from load_tests.records import spread
 
 _TIMEOUT_S = 600.0
@@ -44,9 +44,10 @@ def measure_peers(folder: Path, checkpoint: Path, threads: int | None, rounds: i
 
 def _llama(folder: Path, checkpoint: Path, threads: int | None) -> Peer:
     program = next(iter(folder.glob("llama/*/vendor/llama.cpp/build/bin/llama-server")), None)
-    model = checkpoint / "model.gguf"
-    if program is None or not model.exists():
-        raise RuntimeError("needs llama-server in the peers' folder and model.gguf beside the checkpoint")
+    package = next(iter(folder.glob("llama/*/vendor/llama.cpp/gguf-py")), None)
+    if program is None or package is None:
+        raise RuntimeError("not set up; run: make peers")
+    model = write_gguf(folder / "gguf" / checkpoint.name, package, checkpoint)
     limit = [] if threads is None else ["-t", str(threads)]
     return Peer([str(program), "-m", str(model), "--port", "PORT", *limit], "any")
 
@@ -60,9 +61,9 @@ def _vllm(folder: Path, checkpoint: Path, threads: int | None) -> Peer:
 
 
 def _transformers(folder: Path, checkpoint: Path, threads: int | None) -> Peer:
-    program = Path(sys.executable).parent / "transformers"
+    program = folder / "transformers" / "bin" / "transformers"
     if not program.exists():
-        raise RuntimeError("transformers is not in this environment")
+        raise RuntimeError("not set up; run: make peers")
     limit = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     return Peer([str(program), "serve", "--port", "PORT"], str(checkpoint), limit)
 

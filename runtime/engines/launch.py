@@ -59,7 +59,7 @@ class ProcessLauncher:
 
     def _claim_tier_place(self) -> Path | None:
         place = self._tier_place.claim() if self._config.kv_host_gib else None
-        self._tier_place.remove_dead()
+        self._tier_place.remove_dead_later()
         return place
 
 

@@ -1,8 +1,8 @@
 """Where a site's host tiers lie, of KV blocks and of weights: shared memory that outlives an engine host and must not outlive its site.
 
 The site owns the directory by a lock for as long as it lives; the engine host of the moment owns what it needs in it by a lock of its own. Whoever
-stops removes what is his; what a killed site left is taken over by the same site's next life, or removed by the next site of this user that
-starts. The module refuses to know what is in the files.
+stops removes what is his; what a killed site left is taken over by the same site's next life, or removed by another site of this user, a minute
+after that has started. The module refuses to know what is in the files.
 """
 
 import fcntl
@@ -10,13 +10,14 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 from typing import Literal
 
 log = logging.getLogger("pilotlight.engine")
 
+COMING_BACK_S = 60.0  # a killed site is started again well before: `pilotlight up` and systemd do it within seconds
 _SHARED_MEMORY = Path("/dev/shm")  # a file system in memory; only Linux has it
-
 
 Kind = Literal["kv", "weights"]
 _TITLES: dict[Kind, str] = {"kv": "host KV tier", "weights": "host tier of weights"}
@@ -65,6 +66,12 @@ class TierPlace:
         for directory in self._root.glob(self._prefix + "*"):
             if directory != self._directory or self._lock is None:
                 _remove_if_dead(directory, self._title)
+
+    def remove_dead_later(self) -> None:
+        """The same in a minute, of what is dead then: a site that was killed is given the time to come back for what it left."""
+        timer = threading.Timer(COMING_BACK_S, self.remove_dead)
+        timer.daemon = True
+        timer.start()
 
     def remove(self) -> None:
         """The site ends, and its engine host has ended."""

@@ -94,7 +94,7 @@ def open_tier(
     if promised_gib is None and not must and not place.is_memory:
         return None
     directory = place.claim()
-    place.remove_dead()
+    place.remove_dead_later()
     if directory is None:
         if promised_gib is None and not must:
             return None  # the log has said why

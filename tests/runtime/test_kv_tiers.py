@@ -126,6 +126,20 @@ def test_blocks_outlive_the_engine_and_go_with_the_site(tmp_path: Path) -> None:
         TierPlace("another", directory.parent).remove_dead()
 
 
+def test_a_killed_site_may_come_back_for_what_it_left_before_another_removes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.engines.tier_place.COMING_BACK_S", 0.3)
+    killed, lost = TierPlace("killed", tmp_path), TierPlace("lost", tmp_path)
+    for place in (killed, lost):
+        place.claim()
+        lose_lock(place)
+    TierPlace("another", tmp_path).remove_dead_later()
+    assert killed.claim() is not None
+    eventually(lambda: not lost.directory.exists())
+    assert killed.directory.exists()
+
+
 def removed(directory: Path) -> bool:
     """The engine host of a killed site lives until its next heartbeat."""
     TierPlace("another", directory.parent).remove_dead()

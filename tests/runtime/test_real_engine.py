@@ -46,8 +46,14 @@ class Process:
         return said.partition(text)[2]
 
     def engine(self) -> psutil.Process:
-        processes = httpx.get(self.url + "/status").json()["processes"]
-        return psutil.Process(next(process["pid"] for process in processes if process["role"] == "engine"))
+        """The one that serves, as soon as there is one."""
+        deadline = time.monotonic() + 60
+        while True:
+            for process in httpx.get(self.url + "/status").json()["processes"]:
+                if process["role"] == "engine":
+                    return psutil.Process(process["pid"])
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
     def stop(self) -> int:
         self.popen.send_signal(signal.SIGTERM)

@@ -14,6 +14,7 @@ from runtime.engines.weights_tier import Supply, WeightsTier, open_tier
 from sites.config import ConfigError, SiteConfig
 from tests.runtime.conftest import site_config
 from tests.runtime.test_kv_tiers import lose_lock
+from tests.runtime.test_real_engine import eventually
 
 GIB = 1 << 30
 PLENTY = Supply(memory=16 * GIB, place=8 * GIB, held=0)
@@ -95,7 +96,10 @@ def test_a_killed_sites_files_are_adopted_by_its_next_life_and_strangers_removed
     assert not place.directory.exists()
 
 
-def test_what_a_killed_site_left_goes_when_any_other_starts(tmp_path: Path) -> None:
+def test_what_a_killed_site_left_goes_soon_after_any_other_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.engines.tier_place.COMING_BACK_S", 0.01)
     place = TierPlace("sin1", tmp_path, "weights")
     directory = place.claim()
     assert directory is not None
@@ -104,7 +108,7 @@ def test_what_a_killed_site_left_goes_when_any_other_starts(tmp_path: Path) -> N
     assert directory.exists(), "its site lives"
     lose_lock(place)
     opened(site(tmp_path / "other", 1.0).model_copy(update={"name": "iad1"}), tmp_path)
-    assert not directory.exists()
+    eventually(lambda: not directory.exists())
 
 
 def test_every_model_has_a_file_name_of_its_own(tmp_path: Path) -> None:
