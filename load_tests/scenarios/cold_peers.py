@@ -53,11 +53,15 @@ def _llama(folder: Path, checkpoint: Path, threads: int | None) -> Peer:
 
 
 def _vllm(folder: Path, checkpoint: Path, threads: int | None) -> Peer:
-    program = folder / "vllm" / "bin" / "vllm"
-    if not program.exists():
+    python = folder / "vllm" / "bin" / "python"
+    if not python.exists():
         raise RuntimeError("not set up; run: make peers")
-    command = [str(program), "serve", str(checkpoint), "--port", "PORT", "--max-model-len", "2048", "--enforce-eager"]
-    return Peer(command, str(checkpoint), {} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+    # Its own command asks for package metadata that the CPU repack has under another name.
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint)]
+    command += ["--port", "PORT", "--max-model-len", "2048", "--enforce-eager"]
+    environment = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{(threads or 2) - 1}", "VLLM_CPU_KVCACHE_SPACE": "2"}
+    environment |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    return Peer(command, str(checkpoint), environment)
 
 
 def _transformers(folder: Path, checkpoint: Path, threads: int | None) -> Peer:
