@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from engine.protocol import HostConfig, HostReady
+from kernels import meta_formulas
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +22,13 @@ log = logging.getLogger(__name__)
 # Steps of Linux's "nice": a thread of one above has three times this one's share of a core they both want. More steps, and a standby of a
 # machine that is never idle would not be ready within a minute.
 _STEPS_BACK = 5
+
+
+def import_early() -> None:
+    """What every host imports, whatever its configuration says."""
+    meta_formulas.postpone()
+    import engine.loading  # noqa: F401
+    import kernels.cpu.library  # noqa: F401
 
 
 def prepare(config: HostConfig, is_standby: bool) -> HostReady:
@@ -54,6 +62,7 @@ def _out_of_the_way(config: HostConfig) -> HostReady:
 
 def _prepare(config: HostConfig, is_standby: bool) -> HostReady:
     clock = _Clock()
+    import_early()
     import torch
 
     from engine.loading import choose_device

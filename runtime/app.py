@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from runtime.admission import Admission
 from runtime.engines.continuation import Continuations
+from runtime.engines.early_host import EarlyHost
 from runtime.engines.hosts import EngineHosts, Launcher
 from runtime.engines.launch import ProcessLauncher
 from runtime.engines.models import Models
@@ -37,15 +38,17 @@ from wire.errors import ApiError
 from wire.headers import HOP_SECRET_ENV
 
 
-def build_app(site: SiteConfig, *, launcher: Launcher | None = None, hop_secret: str | None = None) -> Starlette:
-    """`launcher` starts the engine host (by default a process of its own); `hop_secret` comes from the environment unless given."""
+def build_app(
+    site: SiteConfig, *, launcher: Launcher | None = None, hop_secret: str | None = None, early: EarlyHost | None = None
+) -> Starlette:
+    """`launcher` starts engine hosts (by default processes, `early` the first); `hop_secret` comes from the environment unless given."""
     secret = hop_secret if hop_secret is not None else os.environ.get(HOP_SECRET_ENV) or None
     if site.listen.require_hop and secret is None:
         raise ConfigError(f"site {site.name!r}: listen.require_hop needs the network's secret in {HOP_SECRET_ENV}")
     metrics = Metrics(site.name)
     admission = Admission(site.limits.max_inflight)
     timeline = Timeline()
-    hosts = EngineHosts(launcher or ProcessLauncher(site.engine, site.name), site.engine, timeline)
+    hosts = EngineHosts(launcher or ProcessLauncher(site.engine, site.name, early), site.engine, timeline)
     tier = open_tier(site)
 
     def wake(wake: Wake) -> None:

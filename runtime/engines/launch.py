@@ -5,6 +5,7 @@ The process ends itself when its parent dies; here it is asked to end, and kille
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -17,8 +18,11 @@ import msgspec
 
 from engine.client import EngineClient
 from engine.protocol import HostConfig
+from runtime.engines.early_host import EarlyHost
 from runtime.engines.tier_place import TierPlace
 from sites.config import EngineConfig
+
+log = logging.getLogger("pilotlight.engine")
 
 GIB = 1 << 30
 CLOSE_WITHIN_S = (
@@ -29,7 +33,9 @@ CLOSE_WITHIN_S = (
 class ProcessLauncher:
     """For one site, of which no other process may use the name on this machine if it has KV tiers."""
 
-    def __init__(self, config: EngineConfig, site: str) -> None:
+    def __init__(self, config: EngineConfig, site: str, early: EarlyHost | None = None) -> None:
+        """`early`: a process that has begun its imports; the first host is made of it."""
+        self._early = early
         self._config = config
         self._site = site
         self._tier_place = TierPlace(site)
@@ -43,19 +49,31 @@ class ProcessLauncher:
         directory = Path(tempfile.mkdtemp(prefix="pilotlight-"))  # mode 0700
         address = f"ipc://{directory}/engine"
         try:
-            process = await create_subprocess_exec(
-                sys.executable,
-                *("-m", "engine.host", "--address", address, "--parent", str(os.getpid())),
+            process = await self._start(
+                *("--address", address, "--parent", str(os.getpid())),
                 *("--config", msgspec.json.encode(config).decode()),
                 *(("--standby",) if standby else ()),
-                stdin=DEVNULL,
-                # A terminal's Ctrl-C reaches every process of the group; the host must outlive the drain of its site.
-                start_new_session=True,
             )
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         return HostProcess(process, _connect(address), directory, address)
+
+    async def _start(self, *arguments: str) -> "Process | EarlyHost":
+        early, self._early = self._early, None
+        if early is not None:
+            try:
+                early.give(arguments)
+                return early
+            except OSError:
+                log.warning("the engine host that was started early has ended; another is started")
+                early.kill()
+        return await create_subprocess_exec(
+            *(sys.executable, "-m", "engine.host", *arguments),
+            stdin=DEVNULL,
+            # A terminal's Ctrl-C reaches every process of the group; the host must outlive the drain of its site.
+            start_new_session=True,
+        )
 
     def _claim_tier_place(self) -> Path | None:
         place = self._tier_place.claim() if self._config.kv_host_gib else None
@@ -64,7 +82,7 @@ class ProcessLauncher:
 
 
 class HostProcess:
-    def __init__(self, process: Process, client: EngineClient, directory: Path, url: str) -> None:
+    def __init__(self, process: Process | EarlyHost, client: EngineClient, directory: Path, url: str) -> None:
         self._process = process
         self.client = client
         self.url = url

@@ -26,12 +26,12 @@ ENDLESS = {**HELLO, "max_tokens": 200, "ignore_eos": True, "stream": True}
 
 
 class Process:
-    """`python -m runtime.serve FILE`."""
+    """`python -m runtime FILE`."""
 
     def __init__(self, file: Path, log: Path, **environment: str) -> None:
         self.log = log
         with log.open("wb") as sink:
-            command = [sys.executable, "-m", "runtime.serve", str(file)]
+            command = [sys.executable, "-m", "runtime", str(file)]
             self.popen = subprocess.Popen(
                 command, stderr=sink, env={**os.environ, **environment, "OMP_NUM_THREADS": "1"}
             )
@@ -131,7 +131,7 @@ def test_a_site_dies_with_the_parent_that_asks_for_it(site_file: Path, tmp_path:
     parent_code = (
         "import os, subprocess, sys, time\n"
         "environment = {**os.environ, 'PILOTLIGHT_PARENT_PID': str(os.getpid())}\n"
-        f"child = subprocess.Popen([sys.executable, '-m', 'runtime.serve', {str(site_file)!r}], env=environment,\n"
+        f"child = subprocess.Popen([sys.executable, '-m', 'runtime', {str(site_file)!r}], env=environment,\n"
         f"                         stderr=open({str(log)!r}, 'w'))\n"
         "print(child.pid, flush=True)\n"
         "time.sleep(60)\n"
