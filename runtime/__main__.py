@@ -1,5 +1,6 @@
 """`python -m runtime SITE_FILE`: one site. Starts its engine host's process first, and imports the rest of the site beside that one's imports."""
 
+import gc
 import sys
 from pathlib import Path
 
@@ -12,8 +13,11 @@ def main() -> int:
         return 2
     file = Path(sys.argv[1])
     early = start_early(file)
+    gc.disable()  # what modules are made of is never garbage
     from runtime.serve import serve_file
 
+    gc.freeze()
+    gc.enable()
     return serve_file(file, early)
 
 
