@@ -26,6 +26,7 @@ from engine.protocol import (
     Command,
     Hello,
     HostConfig,
+    HostEnding,
     HostPhases,
     LoadModel,
     LoadProgress,
@@ -87,7 +88,7 @@ class EngineHost:
         self._stopping = True
 
     def run(self) -> None:
-        """Serve until told to stop, then end every sequence with an error."""
+        """Serve until told to stop; then say so at once, for whoever goes on with the open sequences elsewhere."""
         while not self._stopping and not self._is_orphaned():
             for command in self._transport.receive(self._patience_s()):
                 self._obey(command)
@@ -99,9 +100,8 @@ class EngineHost:
             for model in self._models.values():
                 model.engine.rest()
             self._waits_for_blocks = bool(working) and not stepped
-        for model in self._models.values():
-            model.engine.end_all("engine_error", "the engine host was shut down")
-        self._send_frame([])
+        self._send_frame([])  # tokens that have been computed are not lost
+        self._transport.send(HostEnding("the engine host was shut down"))
         for model in (*self._models.values(), *self._arriving):
             model.close()
         self._loader.close()

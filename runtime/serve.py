@@ -18,6 +18,7 @@ from hypercorn.asyncio import serve
 from starlette.applications import Starlette
 
 from runtime.app import build_app
+from runtime.engines.devices import check_devices
 from runtime.engines.early_host import EarlyHost
 from runtime.engines.sources import SourceError, local_directory
 from runtime.timeline import process_began_s
@@ -45,6 +46,7 @@ def run(site: SiteConfig, log_level: int = logging.INFO, early: EarlyHost | None
     try:
         if not follow_parent():
             return 1
+        check_devices(site.engine.all_devices)
         for model in site.models:
             local_directory(model.source)
         listener = bind(site.listen.host, site.listen.port)
@@ -89,16 +91,16 @@ async def serve_app(
 
 
 async def _drain(app: Starlette, timeout_s: float, hurry: asyncio.Event) -> None:
-    admission, hosts = app.state.admission, app.state.hosts
+    admission, fleet = app.state.admission, app.state.fleet
     admission.drain()
-    hosts.is_ending = True
+    fleet.end()
     log.info("draining: %d requests at work", admission.inflight)
     empty = asyncio.create_task(admission.wait_until_empty())
     hurried = asyncio.create_task(hurry.wait())
     try:
         await asyncio.wait({empty, hurried}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not empty.done():
-            hosts.fail_open("the site is shutting down and does not wait for this answer any longer")
+            fleet.fail_open("the site is shutting down and does not wait for this answer any longer")
             await asyncio.wait({empty}, timeout=GRACE_S)
     finally:
         empty.cancel()

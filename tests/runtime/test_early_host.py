@@ -9,7 +9,7 @@ import httpx
 import psutil
 
 from runtime.engines.early_host import start_early
-from runtime.engines.launch import ProcessLauncher
+from runtime.engines.launch import launchers_of
 from sites.config import EngineConfig
 from tests.checkpoints import write_llama, write_tokenizer
 from tests.runtime.test_real_engine import Process, eventually
@@ -22,7 +22,7 @@ def test_the_first_host_is_the_one_that_was_started_early_and_the_next_is_not(tm
     assert early is not None
 
     async def launch_two() -> list[int | None]:
-        launcher = ProcessLauncher(ENGINE, "early-test", early)
+        (launcher,) = launchers_of(ENGINE, "early-test", early)
         pids = []
         for _ in range(2):
             host = await launcher.launch()
@@ -45,7 +45,7 @@ def test_one_that_died_is_replaced_without_a_word_to_the_client(tmp_path: Path) 
     asyncio.run(early.wait())
 
     async def launch() -> int | None:
-        launcher = ProcessLauncher(ENGINE, "early-test", early)
+        (launcher,) = launchers_of(ENGINE, "early-test", early)
         host = await launcher.launch()
         await host.client.hello()
         await host.stop(grace_s=5.0)

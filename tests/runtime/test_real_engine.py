@@ -1,5 +1,6 @@
 """A site as a process of its own, with a real engine host and a tiny random checkpoint: start, answer, survive, drain, leave nothing."""
 
+import json
 import os
 import signal
 import subprocess
@@ -92,6 +93,28 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 def is_gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_an_engine_host_that_is_told_to_end_costs_no_stream(process: Process) -> None:
+    with httpx.Client(base_url=process.url, timeout=30) as client:
+        whole = client.post(CHAT, json=ENDLESS).text
+        engine = process.engine()
+        with client.stream("POST", CHAT, json=ENDLESS) as answer:
+            lines = answer.iter_lines()
+            said = [next(lines) for _ in range(20)]
+            engine.terminate()
+            said += list(lines)
+        assert [line for line in said if line][-1] == "data: [DONE]"
+        assert texts(said) == texts(whole.splitlines())
+        assert (
+            'pilotlight_cut_sequences_total{model_name="tiny",outcome="continued"} 1.0' in client.get("/metrics").text
+        )
+        eventually(lambda: process.engine().pid != engine.pid)
+
+
+def texts(lines: list[str]) -> str:
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
 
 
 def test_a_site_answers_survives_its_engine_and_leaves_nothing_behind(process: Process) -> None:
