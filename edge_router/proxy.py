@@ -99,7 +99,7 @@ class Proxy:
         raise self._nothing_left(failures)
 
     def rank(self, request: ValidRequest) -> tuple[RouteRequest, list[Preference]]:
-        route = request.route(self.sessions.home(request.conversation))
+        route = request.route(self.sessions.recall(request.conversation))
         return route, self.policy.rank(route, [backend.view() for backend in self.backends.values()])
 
     async def drain(self, timeout_s: float) -> None:
