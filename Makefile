@@ -9,7 +9,7 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install up test test-all check fmt bench bench-engine bench-step peers eval-ember train-ember gpu-check gpu-bench clean
+.PHONY: help install up test test-all check fmt bench bench-engine bench-step bench-routing peers eval-ember train-ember gpu-check gpu-bench clean
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine"
@@ -18,6 +18,7 @@ help:
 	@echo "make bench      measure start-up and first-token times, with a record in load_tests/results/"
 	@echo "make bench-engine   this engine beside transformers, vLLM and llama.cpp on this CPU (make peers sets them up, in .peers/)"
 	@echo "make bench-step what a step costs beside the model: scheduling, preparation, prefix cache, generation tags"
+	@echo "make bench-routing  the routing policy beside nine baselines, in simulated time, with plots"
 	@echo "make eval-ember evaluate the embedded model on held-out phrasings"
 	@echo "make gpu-check, make gpu-bench    correctness and records on a GPU"
 
@@ -54,6 +55,9 @@ bench-engine: $(DEV)
 
 bench-step: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.step_cost
+
+bench-routing: $(DEV)
+	@$(BIN)/python -m load_tests.scenarios.routing
 
 eval-ember: $(BASE)
 	@$(BIN)/python -m engine.embedded.ember.evaluate

@@ -635,7 +635,14 @@ async def test_own_pages_say_what_the_router_sees() -> None:
         assert seen["process"]["role"] == "router"
         _, ranked = await get("/debug/route?model=ember", headers={"x-client-geo": "38.9,-77.4"})
         assert [entry["site"] for entry in ranked["ranking"]] == ["iad1", "ams1"]
-        assert set(ranked["ranking"][0]["terms"]) == {"rtt", "queue_ahead", "prefill", "wake", "decode_crowding"}
+        assert set(ranked["ranking"][0]["terms"]) == {
+            "rtt",
+            "queue_ahead",
+            "prefill",
+            "wake",
+            "decode_crowding",
+            "doubt",
+        }
         status, refused = await get("/debug/route?model=ember", headers={"x-client-geo": "nowhere"})
         assert (status, refused["error"]["param"]) == (400, "x-client-geo")
         async with running.http.post(
