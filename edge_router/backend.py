@@ -9,8 +9,15 @@ from contextlib import contextmanager
 from edge_router.policy import BackendView, State
 from edge_router.rtt import RoundTrip
 from sites.config import HealthConfig, SiteRef
+from wire.prefixes import decode_prefixes
 from wire.status import Place, SiteStatus, SiteView
 
+EJECT_AFTER = (
+    5  # tries in a row that brought no answer; a full house that refuses politely counts too: it is given time
+)
+EJECTED_S = 5.0  # the first time; twice as long each further time, while nothing but failures follow
+EJECTED_MAX_S = 60.0
+FADE_IN_S = 10.0  # after an outage: a site with an empty queue and an empty cache must not draw everybody at once
 RECOVER_AFTER = 2  # good probes in a row, after which a site that was healthy before and then failed is trusted again
 
 
@@ -21,10 +28,14 @@ class Ticket:
     def __init__(self, backend: "Backend", tokens: int, sent_at: float) -> None:
         self.tokens = tokens
         self.sent_at = sent_at
+        self.has_answered = False
         self.on_site_lost: Callable[[], None] | None = None
         self._backend = backend
 
     def answering(self) -> None:
+        """The site has begun to answer."""
+        self.has_answered = True
+        self._backend._failed_tries = self._backend._ejections = 0
         self._backend._settle(self)
         self._backend._waiting.discard(self)
 
@@ -40,6 +51,7 @@ class Backend:
         self.status: SiteStatus | None = None
         self.outstanding = 0
         self._status_at = float("-inf")
+        self._prefixes: frozenset[int] = frozenset()
         self._health = health
         self._clock = clock
         self._failures = 0
@@ -48,6 +60,10 @@ class Backend:
         self._pending: dict[Ticket, None] = {}  # in the order they were sent
         self._pending_tokens = 0
         self._waiting: set[Ticket] = set()  # nothing has come back yet
+        self._failed_tries = 0  # in a row
+        self._ejections = 0  # likewise
+        self._ejected_until = float("-inf")
+        self._trusted_since = float("-inf")
 
     @property
     def was_ever_healthy(self) -> bool:
@@ -62,14 +78,20 @@ class Backend:
         self._waiting.add(ticket)
         try:
             yield ticket
+            if (
+                not ticket.has_answered
+            ):  # the scope ended by itself and nothing came: a client that leaves ends it by an exception
+                self._try_failed()
         finally:
             self.outstanding -= 1
-            ticket.answering()
+            self._settle(ticket)
+            self._waiting.discard(ticket)
 
     def answered(self, status: SiteStatus, asked_at: float) -> None:
         """A probe came back. What was sent before the probe was asked is in the status itself."""
         self._failures = 0
         if not self._is_older(status):
+            self._prefixes = self._published_prefixes(status)
             self.status, self._status_at = status, asked_at
             for ticket in [ticket for ticket in self._pending if ticket.sent_at < asked_at]:
                 self._settle(ticket)
@@ -81,6 +103,8 @@ class Backend:
             self._successes += 1
             flapping = self.state == "unhealthy" and self._was_healthy
             if not flapping or self._successes >= RECOVER_AFTER:
+                if self._was_healthy and self.state == "unhealthy":
+                    self._trusted_since = self._clock() + FADE_IN_S
                 self._become("healthy", "")
                 self._was_healthy = True
 
@@ -99,6 +123,8 @@ class Backend:
         self._become("draining", "the site is draining")
 
     def view(self) -> BackendView:
+        now = self._clock()
+        age = max(0.0, now - self._status_at)
         return BackendView(
             name=self.name,
             state=self.state,
@@ -109,7 +135,11 @@ class Backend:
             pending_requests=len(self._pending),
             pending_tokens=self._pending_tokens,
             status=self.status,
-            status_is_fresh=self._clock() - self._status_at <= self._health.stale_after_s,
+            status_is_fresh=age <= self._health.stale_after_s,
+            status_age_s=age,
+            prefixes=self._prefixes,
+            is_ejected=now < self._ejected_until,
+            trust=min(1.0, max(0.0, 1 - (self._trusted_since - now) / FADE_IN_S)),
         )
 
     def published_view(self) -> SiteView:
@@ -124,6 +154,24 @@ class Backend:
         """Answers may overtake each other; a restarted site counts from one again and has another process id."""
         known = self.status
         return known is not None and _pid(known) == _pid(status) and status.sequence < known.sequence
+
+    def _try_failed(self) -> None:
+        self._failed_tries += 1
+        if self._failed_tries >= EJECT_AFTER:
+            self._ejected_until = self._clock() + min(EJECTED_MAX_S, EJECTED_S * 2.0**self._ejections)
+            self._ejections = min(self._ejections + 1, 10)
+            self._failed_tries = 0
+
+    def _published_prefixes(self, status: SiteStatus) -> frozenset[int]:
+        """Decoded once per change. A malformed digest is as good as none: it only says where a cache is."""
+        raw = tuple(model.prefixes for model in status.models)
+        if self.status is not None and raw == tuple(model.prefixes for model in self.status.models):
+            return self._prefixes
+        try:
+            sets = [decode_prefixes(part) for part in raw if part]
+            return sets[0] if len(sets) == 1 else frozenset().union(*sets)
+        except ValueError:
+            return frozenset()
 
     def _settle(self, ticket: Ticket) -> None:
         if ticket in self._pending:

@@ -15,8 +15,8 @@ from uuid import uuid4
 import orjson
 
 from edge_router.geo import CLIENT_GEO, parse_place
-from edge_router.policy import Home, RouteRequest
-from edge_router.session import Conversation, prefix_chain, session_digest, tenant_salt
+from edge_router.policy import RouteRequest
+from edge_router.session import Conversation, Recall, prefix_chain, session_digest, tenant_salt
 from wire.continuation import ANSWER, AnswerName, encode_answer
 from wire.errors import ApiError, Dialect, dialect_of
 from wire.headers import HOP, HOP_SECRET_ENV, REQUEST_ID, SESSION_AFFINITY, forwardable, hop_is_genuine, sign_hop
@@ -73,10 +73,18 @@ class ValidRequest:
         """The site is silent until the last token."""
         return self.model is not None and not self.wants_stream
 
-    def route(self, home: Home | None) -> RouteRequest:
+    def route(self, recall: Recall) -> RouteRequest:
         conversation = self.conversation
         tokens = conversation.tokens + self.delivered_tokens  # both have to be computed where neither is cached
-        return RouteRequest(self.model, tokens, conversation.placement_key, home, self.client)
+        return RouteRequest(
+            self.model,
+            tokens,
+            conversation.placement_key,
+            recall.home,
+            self.client,
+            recall.held,
+            conversation.short_digests(),
+        )
 
     def sent_headers(self, secret: str, now_s: float) -> list[tuple[str, str]]:
         """A signature lives for a minute, a request through several sites longer: so each try has its own."""
