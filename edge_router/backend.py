@@ -64,6 +64,8 @@ class Backend:
         self._ejections = 0  # likewise
         self._ejected_until = float("-inf")
         self._trusted_since = float("-inf")
+        self._view: BackendView | None = None
+        self._view_from = self._view_until = 0.0
 
     @property
     def was_ever_healthy(self) -> bool:
@@ -76,6 +78,7 @@ class Backend:
         self._pending[ticket] = None
         self._pending_tokens += tokens
         self._waiting.add(ticket)
+        self._view = None
         try:
             yield ticket
             if (
@@ -84,11 +87,13 @@ class Backend:
                 self._try_failed()
         finally:
             self.outstanding -= 1
+            self._view = None
             self._settle(ticket)
             self._waiting.discard(ticket)
 
     def answered(self, status: SiteStatus, asked_at: float) -> None:
         """A probe came back. What was sent before the probe was asked is in the status itself."""
+        self._view = None
         self._failures = 0
         if not self._is_older(status):
             self._prefixes = self._published_prefixes(status)
@@ -123,8 +128,20 @@ class Backend:
         self._become("draining", "the site is draining")
 
     def view(self) -> BackendView:
+        """Made anew only when something has changed: a decision looks at every site, and most have been quiet since the last one."""
         now = self._clock()
-        age = max(0.0, now - self._status_at)
+        known = self._view
+        if known is None or not self._view_from <= now < self._view_until or known.rtt_ms != self.round_trip.ms:
+            known = self._view = self._look(now)
+        return known
+
+    def _look(self, now: float) -> BackendView:
+        stale_at = self._status_at + self._health.stale_after_s
+        trust = min(1.0, max(0.0, 1 - (self._trusted_since - now) / FADE_IN_S))
+        changes = [at for at in (stale_at, self._ejected_until) if at > now]
+        self._view_from = now
+        self._view_until = min(changes, default=float("inf")) if trust >= 1 else now
+        first = next(iter(self._pending), None)
         return BackendView(
             name=self.name,
             state=self.state,
@@ -134,12 +151,13 @@ class Backend:
             outstanding=self.outstanding,
             pending_requests=len(self._pending),
             pending_tokens=self._pending_tokens,
+            pending_since_s=first.sent_at if first is not None else now,
             status=self.status,
-            status_is_fresh=age <= self._health.stale_after_s,
-            status_age_s=age,
+            status_is_fresh=now < stale_at,
+            status_at_s=self._status_at,
             prefixes=self._prefixes,
             is_ejected=now < self._ejected_until,
-            trust=min(1.0, max(0.0, 1 - (self._trusted_since - now) / FADE_IN_S)),
+            trust=trust,
         )
 
     def published_view(self) -> SiteView:
@@ -149,6 +167,7 @@ class Backend:
         if state != "healthy":
             self._successes = 0
         self.state, self.detail = state, detail
+        self._view = None
 
     def _is_older(self, status: SiteStatus) -> bool:
         """Answers may overtake each other; a restarted site counts from one again and has another process id."""
@@ -161,6 +180,7 @@ class Backend:
             self._ejected_until = self._clock() + min(EJECTED_MAX_S, EJECTED_S * 2.0**self._ejections)
             self._ejections = min(self._ejections + 1, 10)
             self._failed_tries = 0
+            self._view = None
 
     def _published_prefixes(self, status: SiteStatus) -> frozenset[int]:
         """Decoded once per change. A malformed digest is as good as none: it only says where a cache is."""
@@ -177,6 +197,7 @@ class Backend:
         if ticket in self._pending:
             del self._pending[ticket]
             self._pending_tokens -= ticket.tokens
+            self._view = None
 
 
 def _pid(status: SiteStatus) -> int | None:

@@ -73,7 +73,7 @@ class ValidRequest:
         """The site is silent until the last token."""
         return self.model is not None and not self.wants_stream
 
-    def route(self, recall: Recall) -> RouteRequest:
+    def route(self, recall: Recall, now_s: float) -> RouteRequest:
         conversation = self.conversation
         tokens = conversation.tokens + self.delivered_tokens  # both have to be computed where neither is cached
         return RouteRequest(
@@ -84,6 +84,7 @@ class ValidRequest:
             self.client,
             recall.held,
             conversation.short_digests(),
+            now_s,
         )
 
     def sent_headers(self, secret: str, now_s: float) -> list[tuple[str, str]]:

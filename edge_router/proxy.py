@@ -105,7 +105,7 @@ class Proxy:
         await self._give_up(client, exchange)
 
     def rank(self, request: ValidRequest) -> tuple[RouteRequest, list[Preference]]:
-        route = request.route(self.sessions.recall(request.conversation))
+        route = request.route(self.sessions.recall(request.conversation), self._clock())
         return route, self.policy.rank(route, [backend.view() for backend in self.backends.values()])
 
     async def drain(self, timeout_s: float) -> None:

@@ -7,6 +7,7 @@ a million look-ups, which costs a misplaced prefill and never an answer. Knows b
 
 from array import array
 from collections.abc import Iterable
+from functools import lru_cache
 from sys import byteorder
 
 SHORT_BYTES = 4
@@ -25,6 +26,7 @@ def encode_prefixes(digests: Iterable[int]) -> bytes:
     return packed.tobytes()
 
 
+@lru_cache(maxsize=64)  # a digest stays the same for several statuses, and a simulation has many routers
 def decode_prefixes(raw: bytes) -> frozenset[int]:
     """Raises ValueError on bytes that `encode_prefixes` cannot have written."""
     if len(raw) % SHORT_BYTES or len(raw) > MAX_PUBLISHED * SHORT_BYTES:

@@ -33,6 +33,8 @@ class ModelStatus(msgspec.Struct, frozen=True):
     wake_ms: float = 0.0  # measured time from disk or host to the first token; 0: not measured
     detail: str = ""  # why it failed, how far it has loaded
     aliases: tuple[str, ...] = ()  # further names that requests may use
+    arriving_per_s: float = 0.0  # requests, a moving average
+    arriving_tokens_per_s: float = 0.0  # prompt tokens that had to be computed, likewise
     prefixes: bytes = b""  # digest of what its prefix cache holds (wire/prefixes.py)
     prefixes_complete: bool = False  # nothing that routers named to the site is cached and left out
 

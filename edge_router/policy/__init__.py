@@ -37,6 +37,7 @@ class RouteRequest:
         default_factory=dict
     )  # site -> tokens of this prompt that this router has sent there
     digests: tuple[tuple[int, int], ...] = ()  # (short digest of a prefix, tokens up to there), longest first
+    now_s: float = 0.0  # when it is to be decided, by the clock that stamped the views
 
     def sent_tokens(self, site: str) -> int:
         """Of this prompt, what this router knows to have been computed at the site."""
@@ -49,7 +50,7 @@ class RouteRequest:
 
 @dataclass(frozen=True, slots=True)
 class BackendView:
-    """A site at the moment of a decision."""
+    """A site as the router knows it. It stays true until something happens at the site or to it; times are of the router's clock."""
 
     name: str
     state: State
@@ -59,9 +60,10 @@ class BackendView:
     outstanding: int = 0  # this router's requests under way there
     pending_requests: int = 0  # of these, sent since the site published its status, and not yet answering
     pending_tokens: int = 0  # their prompt tokens
+    pending_since_s: float = 0.0  # when the first of them was sent
     status: SiteStatus | None = None
     status_is_fresh: bool = False
-    status_age_s: float = 0.0
+    status_at_s: float = 0.0  # when the status was asked for
     prefixes: frozenset[int] = frozenset()  # short digests that the site published as cached, all its models together
     is_ejected: bool = False  # its last answers were failures: not asked while enough others are left
     trust: float = 1.0  # below 1 while it has only just (re)appeared: the share of new conversations it takes

@@ -2,9 +2,10 @@
 
     cost = rtt + queue_ahead + prefill(uncached tokens) + wake(model) + decode_crowding + doubt
 
-Each term comes from what the site published, corrected by what this router has sent there since. `doubt` is what a site costs because nobody
-knows: a stale or silent one pays it, and the decision's header shows it. Differences too small to trust do not move a conversation away from its
-cache, nor do they send every new conversation to one of several equal sites: among equals the home wins, then rendezvous hashing.
+Each term comes from what the site published, corrected by what this router has sent there and by what the site has done since. `doubt` is what a
+site costs because nobody knows: a stale or silent one pays it, and the decision's header shows it. Sites are compared by the cost plus a toll: what
+the request would cost those who come behind it. Differences too small to trust do not move a conversation away from its cache, nor do they send
+every new conversation to one of several equal sites: among equals the home wins, then rendezvous hashing.
 """
 
 from collections.abc import Sequence
@@ -25,15 +26,13 @@ class Assumptions:
     wake_ms: float = 5000.0  # a model that must first be read from disk
     queued_tokens: int = 1024  # at a site that has not said lately
     doubt_ms: float = 150.0  # what else such a site may hide
-    crowding_ms: float = 15.0  # times k / (1 - k), k the site's utilisation
-    courtesy_ms: float = (
-        2.0  # for each token that is computed although another site holds it: whoever comes behind us waits for it too
-    )
     saturated_ms: float = 10_000.0  # a site without a free permit would refuse: nearly the last resort
     reach_ms: float = 10.0  # within measurement noise, and below what a reader notices
-    reach_share: float = 0.4  # of the cheapest score, likewise, in a busy network: what every router believes to be best is best no longer
-    busy: float = 0.02  # mean occupancy from which a network counts as that; below it the share shrinks, for an idle one hides nothing
     loyalty_ms: float = 50.0  # the same, for a client that named its session and so asked to stay
+    toll: float = 1.0
+    spread: float = 0.5
+    drain: float = 1.0
+    rho_max: float = 0.9
 
 
 class Priced(NamedTuple):
@@ -62,15 +61,18 @@ class CostPolicy:
             model.prefill_tokens_per_s if model is not None else 0.0
         )  # it changes slowly: a stale one is better than a guess
         ms_per_token = 1000 / (rate if rate > 0 else believed.prefill_tokens_per_s)
-        uncached = 0
-        queue = wake = crowding = doubt = 0.0
+        rtt = _rtt_ms(request, backend)
+        prefill = queue = wake = crowding = doubt = toll = 0.0
         if request.model is not None and (model is not None or backend.status is None):
-            uncached = request.prompt_tokens - backend.cached_tokens(request)
-            queue = backend.pending_tokens * ms_per_token
+            prefill = (request.prompt_tokens - backend.cached_tokens(request)) * ms_per_token
             if model is not None:
-                queue += model.queued_tokens * ms_per_token
+                load = min(believed.rho_max, model.arriving_tokens_per_s * ms_per_token / 1000)
+                queue = self._queue_ms(request, backend, model, ms_per_token, load)
                 wake = self._wake_ms(model)
-                crowding = _crowding(believed.crowding_ms, max(_occupancy(backend), _kv_utilisation(model)))
+                crowding = _crowding(model, max(_occupancy(backend), _kv_utilisation(model)))
+                toll = believed.toll * prefill * model.arriving_per_s * (queue + wake + prefill / 2) / (1 - load) / 1000
+            else:
+                queue = backend.pending_tokens * ms_per_token
             if (
                 not backend.status_is_fresh or backend.status is None
             ):  # on top of what it said last: silence makes no site look better
@@ -79,7 +81,6 @@ class CostPolicy:
             doubt = believed.doubt_ms
         if _occupancy(backend) >= 1:
             queue += believed.saturated_ms
-        rtt, prefill = _rtt_ms(request, backend), uncached * ms_per_token
         cost = rtt + queue + prefill + wake + crowding + doubt
         terms = {
             "rtt": rtt,
@@ -89,7 +90,18 @@ class CostPolicy:
             "decode_crowding": crowding,
             "doubt": doubt,
         }
-        return Priced(cost + uncached * believed.courtesy_ms, cost, backend, terms)
+        return Priced(cost + toll, cost, backend, terms)
+
+    def _queue_ms(
+        self, request: RouteRequest, backend: BackendView, model: ModelStatus, ms_per_token: float, load: float
+    ) -> float:
+        """What is left of the published queue and of what was sent since, when this request arrives. The site has worked meanwhile; others have
+        sent to it as well, at the rate that it publishes."""
+        sent = backend.pending_tokens * ms_per_token
+        age = max(0.0, request.now_s - backend.status_at_s) * 1000
+        since = max(0.0, request.now_s - backend.pending_since_s) * 1000
+        work = model.queued_tokens * ms_per_token + sent
+        return max(0.0, work - age * (1 - load) * self.assumptions.drain, sent - since)
 
     def _among_equals(self, request: RouteRequest, priced: list[Priced]) -> tuple[list[Priced], str]:
         """`priced` cheapest first -> the order to try, and which branch of the policy chose its first."""
@@ -102,19 +114,28 @@ class CostPolicy:
             if at_home is not None and at_home.score <= cheapest + loyalty:
                 return [at_home, *(each for each in priced if each is not at_home)], "home"
             reason = "home_too_dear" if at_home is not None else "home_lost"
-        mean = sum(_occupancy(each.backend) for each in priced) / len(priced)
-        share = self.assumptions.reach_share * min(1.0, mean / self.assumptions.busy)
-        near, reach = 1, max(self.assumptions.reach_ms, share * cheapest)
+        near, reach = 1, max(self.assumptions.reach_ms, self._unknown_ms(request, priced))
         while near < len(priced) and priced[near].score <= cheapest + reach:
             near += 1
         if request.placement_key is None or near == 1:
             return priced, reason
+        mean = sum(_occupancy(each.backend) for each in priced) / len(priced)
         placed = placement_order(request.placement_key, [each.backend for each in priced[:near]], mean)
         by_name = {each.backend.name: each for each in priced[:near]}
         return [
             *(by_name[backend.name] for backend in placed),
             *priced[near:],
         ], "placed" if reason == "cheapest" else reason
+
+    def _unknown_ms(self, request: RouteRequest, priced: list[Priced]) -> float:
+        """Work that may have come to a site since it published: the more, the less its being cheapest means."""
+        believed = self.assumptions
+        inflow = [
+            model.arriving_tokens_per_s / (model.prefill_tokens_per_s or believed.prefill_tokens_per_s)
+            for each in priced
+            if request.model is not None and (model := each.backend.model(request.model)) is not None
+        ]
+        return 1000 * believed.spread * sum(inflow) / len(inflow) if inflow else 0.0
 
     def _wake_ms(self, model: ModelStatus) -> float:
         if model.residency == "device":
@@ -151,6 +172,7 @@ def _kv_utilisation(model: ModelStatus) -> float:
     return 1 - model.kv_blocks_free / model.kv_blocks_total
 
 
-def _crowding(scale_ms: float, utilisation: float) -> float:
+def _crowding(model: ModelStatus, utilisation: float) -> float:
+    """The first decode step, stretched as the site fills."""
     k = min(max(utilisation, 0.0), 0.95)
-    return scale_ms * k / (1 - k)
+    return 1000 / model.decode_tokens_per_s / (1 - k) if model.decode_tokens_per_s > 0 else 0.0

@@ -1,113 +1,107 @@
-"""`make bench-routing`: every policy on every trace of the simulation, with a record and one small plot per trace.
+"""`make bench-routing`: every policy on every trace of the simulation at both loads, over held-out seeds, with a record and a plot per load.
 
 Simulated time says nothing about this machine; the record's machine only explains the seconds that the runs took.
 """
 
 import argparse
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
 
-from edge_router.policy import Policy
-from edge_router.policy.cost import CostPolicy
-from edge_router.policy.dynamo import DynamoPolicy
-from edge_router.policy.gorgo import GorgoPolicy
+from edge_router.policy import Policy, dynamo, gorgo, llm_d, smg_cache_aware
+from edge_router.policy.cost import Assumptions, CostPolicy
 from edge_router.policy.header_affinity import HeaderAffinityPolicy
 from edge_router.policy.least_outstanding import LeastOutstandingPolicy
-from edge_router.policy.llm_d import WeightedScoresPolicy
 from edge_router.policy.nearest import NearestPolicy
 from edge_router.policy.power_of_two import PowerOfTwoPolicy
 from edge_router.policy.round_robin import RoundRobinPolicy
-from edge_router.policy.smg_cache_aware import CacheAwarePolicy
 from load_tests.records import write_record
-from load_tests.sim.plot import bars
-from load_tests.sim.run import Outcome, simulate
+from load_tests.sim.load import LOADS
+from load_tests.sim.outcome import Outcome
+from load_tests.sim.run import simulate
 from load_tests.sim.traces import TRACES
+from load_tests.sim.world import HELD_OUT_SEEDS, TUNING_SEEDS
 
-OURS = "cost"
-POLICIES: dict[str, Callable[[], Policy]] = {
-    OURS: CostPolicy,
-    "nearest": NearestPolicy,
-    "round robin": RoundRobinPolicy,
-    "power of two": PowerOfTwoPolicy,
-    "least outstanding": LeastOutstandingPolicy,
-    "header affinity": HeaderAffinityPolicy,
-    "SMG cache-aware": CacheAwarePolicy,
-    "Dynamo": DynamoPolicy,
-    "llm-d": WeightedScoresPolicy,
-    "GORGO": GorgoPolicy,
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    make: Callable[[], Policy]
+    parameters: str  # published ones, or the defaults of what it imitates
+
+
+OURS = "Pilotlight"
+POLICIES = {
+    OURS: Entry(CostPolicy, str(Assumptions())),
+    "nearest": Entry(NearestPolicy, "none"),
+    "round robin": Entry(RoundRobinPolicy, "none"),
+    "power of two": Entry(PowerOfTwoPolicy, "two sites, uniform; load: published requests and own since"),
+    "least outstanding": Entry(LeastOutstandingPolicy, "own requests; the nearer of equals"),
+    "header affinity": Entry(HeaderAffinityPolicy, "every session named; new ones to the nearest"),
+    "SMG cache-aware": Entry(
+        smg_cache_aware.CacheAwarePolicy,
+        f"cache_threshold {smg_cache_aware.CACHE_THRESHOLD}, balance_abs_threshold {smg_cache_aware.BALANCE_ABS},"
+        f" balance_rel_threshold {smg_cache_aware.BALANCE_REL}",
+    ),
+    "Dynamo": Entry(
+        dynamo.DynamoPolicy, f"overlap weight {dynamo.OVERLAP_WEIGHT}, blocks of {dynamo.BLOCK_TOKENS}, temperature 0"
+    ),
+    "llm-d": Entry(
+        llm_d.WeightedScoresPolicy,
+        f"weights prefix {llm_d.PREFIX_WEIGHT}, queue {llm_d.QUEUE_WEIGHT}, KV {llm_d.KV_WEIGHT}",
+    ),
+    "GORGO": Entry(gorgo.GorgoPolicy, "none: measured rates and round trips"),
 }
 
 
-def run(cell: tuple[str, str, int, int]) -> Outcome:
-    policy, trace, requests, seed = cell
-    outcome = simulate(policy, POLICIES[policy], TRACES[trace], requests, seed)
-    print(row(outcome), flush=True)
-    return outcome
-
-
-def row(outcome: Outcome) -> str:
-    return (
-        f"{outcome.trace:15} {outcome.policy:18} p50 {outcome.p50_ms:7.0f}  p95 {outcome.p95_ms:7.0f}  p99 {outcome.p99_ms:7.0f} ms"
-        f"  hits {100 * outcome.hit_ratio:5.1f} of {100 * outcome.bound:5.1f} %  shed {100 * outcome.shed:5.2f} %"
-        f"  cross-region {100 * outcome.cross_region:5.1f} %  ({outcome.requests} requests, {outcome.wall_s:.1f} s)"
-    )
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=20_000, help="sent in each cell of the table, about")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--traces", nargs="+", choices=TRACES, default=list(TRACES))
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument(
-        "--speed",
-        type=int,
-        default=0,
-        metavar="REQUESTS",
-        help="instead: one run of our policy on the chat trace, to say how fast it is",
-    )
-    asked = parser.parse_args()
-    if asked.speed:
-        outcome = run((OURS, "chat", asked.speed, asked.seed))
-        path = write_record(
-            "routing-speed", {"requests": outcome.requests, "events": outcome.events, "wall_s": outcome.wall_s}, ()
-        )
-        print(f"{outcome.requests / outcome.wall_s:.0f} requests/s; {path}")
-        return
-    cells = [(policy, trace, asked.requests, asked.seed) for trace in asked.traces for policy in asked.policies]
-    with ProcessPoolExecutor(asked.processes) as pool:
-        outcomes = list(pool.map(run, cells))
-    table = [asdict(outcome) for outcome in outcomes]
-    path = write_record(
-        "routing", {"requests_per_cell": asked.requests, "seed": asked.seed, "cells": table}, ("numpy",)
-    )
+    asked = _arguments()
+    began = perf_counter()
+    outcomes = []
     for trace in asked.traces:
-        rows = [outcome for outcome in outcomes if outcome.trace == trace]
-        picture = path.parent / "plots" / f"routing-{trace}.svg"
-        picture.parent.mkdir(exist_ok=True)
-        title = f"{trace}: time to first token, p50 / p95 (ms; simulated, {rows[0].requests} requests)"
-        picture.write_text(
-            bars(title, [(r.policy, r.p50_ms, r.p95_ms) for r in rows], highlight=OURS), encoding="utf-8"
-        )
-    print(path)
-    _verdict(outcomes)
+        for load in asked.loads:
+            for policy in asked.policies:
+                runs = [
+                    simulate(policy, POLICIES[policy].make, TRACES[trace], load, asked.requests, s) for s in asked.seeds
+                ]
+                outcomes += runs
+                print(row(runs), flush=True)
+                if asked.explain:
+                    print(_explained(runs), flush=True)
+    print(f"{perf_counter() - began:.0f} s")
 
 
-def _verdict(outcomes: list[Outcome]) -> None:
-    """Where ours is ahead of every baseline, and where it is not."""
-    for trace in dict.fromkeys(outcome.trace for outcome in outcomes):
-        ours = next((o for o in outcomes if o.trace == trace and o.policy == OURS), None)
-        others = [o for o in outcomes if o.trace == trace and o.policy != OURS]
-        if ours is None or not others:
-            continue
-        best, least = min(others, key=lambda o: o.p95_ms), min(o.shed for o in others)
-        word = "ahead" if ours.p95_ms < best.p95_ms and ours.shed <= least else "BEHIND"
-        print(
-            f"{trace}: {word}: p95 {ours.p95_ms:.0f} ms against {best.p95_ms:.0f} ({best.policy}); shed {ours.shed:.4f} against {least:.4f};"
-            f" {100 * ours.of_bound:.1f} % of the infinite-cache bound"
-        )
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=10_000, help="of one run, warm-up included, about")
+    parser.add_argument("--traces", nargs="+", choices=TRACES, default=list(TRACES))
+    parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
+    parser.add_argument("--explain", action="store_true", help="also what was mispredicted, and which branches decided")
+    parser.add_argument("--tuning", dest="seeds", action="store_const", const=TUNING_SEEDS, default=HELD_OUT_SEEDS)
+    return parser.parse_args()
+
+
+def row(runs: Sequence[Outcome]) -> str:
+    def mid(name: str, scale: float = 1.0) -> float:
+        return scale * statistics.median(getattr(run, name) for run in runs)
+
+    first = runs[0]
+    low, high = min(run.p95_ms for run in runs), max(run.p95_ms for run in runs)
+    return (
+        f"{first.trace:14} {first.load:8} {first.policy:17} p50 {mid('p50_ms'):6.0f}  p95 {mid('p95_ms'):6.0f} [{low:6.0f} {high:6.0f}]"
+        f"  p99 {mid('p99_ms'):6.0f}  mean {mid('mean_ms'):5.0f}  hits {mid('hit_ratio', 100):5.1f}/{mid('bound', 100):5.1f} = {mid('of_bound', 100):5.1f} %"
+        f"  shed {mid('shed', 100):5.2f} %  cross {mid('cross_region', 100):5.1f} %  ({sum(run.wall_s for run in runs):.1f} s)"
+    )
+
+
+def _explained(runs: Sequence[Outcome]) -> str:
+    lines = []
+    for run in runs[:1]:
+        lines.append(f"    bias {run.bias_ms}  error {run.error_ms}  reasons {run.reasons}")
+        lines.append(f"    slowest: {run.dearest}  retried {run.retried:.4f} cut {run.cut}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

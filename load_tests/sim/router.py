@@ -65,6 +65,7 @@ class SimRouter:
             None,
             recall.held,
             conversation.short_digests(),
+            now,
         )
         preferences = self.policy.rank(request, [backend.view() for backend in self.backends])
         preference = next((p for p in preferences if p.backend.name not in tried), None)

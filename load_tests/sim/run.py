@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from edge_router.backend import Ticket
-from edge_router.policy import Policy
+from edge_router.policy import Policy, Preference
 from edge_router.session import Conversation
 from load_tests.sim.cities import City, load_cities
+from load_tests.sim.load import LOADS, capacity, shape_of
+from load_tests.sim.outcome import Outcome, Tally
 from load_tests.sim.router import KEPT_PUBLICATIONS, Publication, SimRouter
 from load_tests.sim.site import SimSite
-from load_tests.sim.traces import Session, Trace, Turn, matched, sessions, uncached_per_session
+from load_tests.sim.traces import Session, Trace, Turn, matched, sessions
 from load_tests.sim.world import REGION_MS, World, build_world
 
 PUBLISH_S = 1.0
@@ -28,6 +28,7 @@ PREFIXES_EVERY = 10  # publications: digests change slowly
 MAX_TRIES = 3
 CONNECT_TIMEOUT_S = 2.0
 MOVES = 0.02  # of turns whose client has moved to another router: a phone that changes its network, a router that was restarted
+WARM_SHARE = 1 / 3  # of a run, before anything is measured: caches fill, sessions reach their usual number
 
 
 @dataclass(slots=True)
@@ -42,55 +43,40 @@ class Call:
     site: int = -1
     life: int = 0
     cached: int = 0
+    ideal: int = 0
+    preference: Preference | None = None
+    sent_at: float = 0.0
+    waited_s: float = 0.0  # at the site, for what was ahead
     scope: AbstractContextManager[Ticket] | None = None
     ticket: Ticket | None = None
     is_dead: bool = False
 
 
-@dataclass(slots=True)
-class Outcome:
-    policy: str
-    trace: str
-    requests: int
-    p50_ms: float
-    p95_ms: float
-    p99_ms: float
-    hit_ratio: float  # of prompt tokens, among answered requests
-    bound: float  # the same, were every site's cache one and infinite
-    shed: float  # share of requests that no site took
-    cross_region: float
-    retried: float
-    cut: int  # streams whose site crashed under them
-    events: int
-    wall_s: float
-    reasons: dict[str, int]
-
-    @property
-    def of_bound(self) -> float:
-        return self.hit_ratio / self.bound if self.bound else 1.0
-
-
 class Simulation:
     def __init__(
-        self, make_policy: Callable[[], Policy], trace: Trace, world: World, arrivals: list[Session], seed: int
+        self,
+        make_policy: Callable[[], Policy],
+        world: World,
+        arrivals: list[Session],
+        seed: int,
+        measured: tuple[float, float],
     ) -> None:
+        """`measured`: calls that begin within these seconds count; later ones are not begun."""
         self.now = 0.0
         self.world = world
         self.sites = [SimSite(spec) for spec in world.sites]
         self.routers = [SimRouter(i, world, self.sites, make_policy(), self._clock) for i in range(len(world.routers))]
         self.published: list[list[Publication]] = [[] for _ in self.sites]
         self.seed = seed
-        self.trace = trace
+        self.tally = Tally()
+        self.begun = self.answered = self.shed = 0  # of all calls; begun == answered + shed + open at any moment
+        self.open_calls = 0  # no first token yet
+        self.events = 0
+        self._measured = measured
         self._heap: list[tuple[float, int, Callable[..., None], Any]] = []
         self._order = 0
         self._live: list[dict[int, Call]] = [{} for _ in self.sites]  # by id, waiting and decoding
-        self._ever: set[bytes] = set()
-        self.ttft: list[float] = []
-        self.prompt = self.cached = self.ideal = 0
-        self.shed = self.cross = self.retried = self.cut = self.requests = self.events = 0
-        self.reasons: dict[str, int] = {}
-        self.open_calls = 0
-        self.left = len(arrivals)
+        self._ever: set[bytes] = set()  # the infinite cache
         for session in arrivals:
             self.at(session.starts_at, self._next_turn, session)
         for i in range(len(self.sites)):
@@ -107,23 +93,22 @@ class Simulation:
         self._order += 1
         heapq.heappush(self._heap, (when, self._order, what, argument))
 
-    def run(self, max_requests: int) -> None:
+    def run(self) -> None:
+        """To the measured time's end, and until everything begun by then has been answered or shed."""
         heap = self._heap
-        while heap and (self.left or self.open_calls) and self.requests < max_requests:
+        while heap and (heap[0][0] < self._measured[1] or self.open_calls):
             self.now, _, what, argument = heapq.heappop(heap)
             self.events += 1
             what(argument)
 
     def _next_turn(self, session: Session) -> None:
-        turn = next(session.turns, None)
-        if turn is None:
-            self.left -= 1
+        if self.now >= self._measured[1] or (turn := next(session.turns, None)) is None:
             return
-        self.requests += 1
+        self.begun += 1
+        self.open_calls += 1
         home = self.world.router_of_city[session.city]
         draw = hash((self.seed, session.number, len(turn.prefixes))) % 10_000
         router = (home + 1 + draw % (len(self.routers) - 1)) % len(self.routers) if draw < 10_000 * MOVES else home
-        self.open_calls += 1
         call = Call(session, turn, self.routers[router], self.now)
         self.at(self.now + self.world.access_s[session.city] / 2, self._dispatch, call)
 
@@ -131,20 +116,16 @@ class Simulation:
         turn = call.turn
         if len(call.tried) >= MAX_TRIES:
             return self._give_up(call)
-        choice = call.router.decide(
-            Conversation(None, turn.prefixes, turn.prompt_tokens), call.tried, self.now, self.published
-        )
+        conversation = Conversation(None, turn.prefixes, turn.prompt_tokens)
+        choice = call.router.decide(conversation, call.tried, self.now, self.published)
         if choice is None:
             return self._give_up(call)
         request, preference = choice
-        self.reasons[preference.reason] = self.reasons.get(preference.reason, 0) + 1
+        call.preference, call.sent_at = preference, self.now
         call.site = call.router.index[preference.backend.name]
         call.tried.append(preference.backend.name)
-        if len(call.tried) > 1:
-            self.retried += 1
-        call.scope, call.ticket = call.router.send(
-            call.site, turn.prompt_tokens - preference.backend.cached_tokens(request)
-        )
+        uncached = turn.prompt_tokens - preference.backend.cached_tokens(request)
+        call.scope, call.ticket = call.router.send(call.site, uncached)
         if call.router.reaches(call.site, self.now):
             self.at(self.now + self._path(call) / 2, self._arrive, call)
         else:
@@ -157,7 +138,9 @@ class Simulation:
         admitted = site.admit(turn.prefixes, turn.prompt_tokens, turn.output_tokens, self.now)
         if admitted is None:
             return self.at(self.now + self._path(call) / 2, self._refused, call)
-        call.life, call.cached = site.life, admitted.cached_tokens
+        call.life, call.cached, call.waited_s = site.life, admitted.cached_tokens, admitted.begins_at - self.now
+        call.ideal = min(matched(turn.prefixes, self._ever), turn.prompt_tokens - 1)
+        self._ever.update(prefix.digest for prefix in turn.prefixes)
         self._live[call.site][id(call)] = call
         self.at(admitted.prefilled_at, self._prefilled, call)
         self.at(admitted.ends_at, self._finished, call)
@@ -166,22 +149,34 @@ class Simulation:
         if call.is_dead or call.life != self.sites[call.site].life:
             return
         self.sites[call.site].prefilled()
-        self.at(self.now + self._path(call) / 2, self._first_token, (call, call.site))
+        self.at(self.now + self._path(call) / 2, self._first_token, call)
 
-    def _first_token(self, argument: tuple[Call, int]) -> None:
-        call, site = argument
+    def _first_token(self, call: Call) -> None:
+        if call.is_dead:  # the site crashed with these bytes on their way; the call has been sent elsewhere
+            return
         turn = call.turn
-        assert call.ticket is not None
+        assert call.ticket is not None and call.preference is not None
         call.ticket.answering()
-        call.router.sessions.learn(
-            Conversation(None, turn.prefixes, turn.prompt_tokens), call.router.backends[site].name
+        router = call.router
+        router.sessions.learn(
+            Conversation(None, turn.prefixes, turn.prompt_tokens), router.backends[call.site].name
         )
-        self.ttft.append(self.now - call.began + self.world.access_s[call.session.city] / 2)
-        self.prompt += turn.prompt_tokens
-        self.cached += call.cached
-        self.ideal += matched(turn.prefixes, self._ever)
-        self._ever.update(prefix.digest for prefix in turn.prefixes)
-        self.cross += 1000 * self._path(call) > REGION_MS and site != self.world.region_of_router[call.router.number]
+        self.answered += 1
+        self.open_calls -= 1
+        if call.began >= self._measured[0]:
+            is_cross = 1000 * self._path(call) > REGION_MS and call.site != self.world.region_of_router[router.number]
+            self.tally.answered(
+                call.preference,
+                ttft_ms=1000 * (self.now - call.began + self.world.access_s[call.session.city] / 2),
+                from_router_ms=1000 * (self.now - call.sent_at),
+                queue_ms=1000 * call.waited_s,
+                prompt=turn.prompt_tokens,
+                cached=call.cached,
+                ideal=call.ideal,
+                tries=len(call.tried),
+                is_cross=is_cross,
+                rate=self.sites[call.site].rate(),
+            )
 
     def _finished(self, call: Call) -> None:
         if call.is_dead or call.life != self.sites[call.site].life:
@@ -193,7 +188,6 @@ class Simulation:
 
     def _close(self, call: Call) -> None:
         self._leave(call)
-        self.open_calls -= 1
         self.at(self.now + call.turn.think_s, self._next_turn, call.session)
 
     def _leave(self, call: Call) -> None:
@@ -206,7 +200,8 @@ class Simulation:
         """The client was refused. It goes away: its session ends."""
         self.shed += 1
         self.open_calls -= 1
-        self.left -= 1
+        if call.began >= self._measured[0]:
+            self.tally.shed += 1
 
     def _refused(self, call: Call) -> None:
         self._leave(call)
@@ -218,29 +213,17 @@ class Simulation:
         self._dispatch(call)
 
     def _crash(self, number: int) -> None:
-        site = self.sites[number]
-        site.crash()
+        """What has begun to answer is continued elsewhere by the relay, which is not simulated; the rest is sent elsewhere."""
+        self.sites[number].crash()
         for call in list(self._live[number].values()):
             assert call.ticket is not None
-            if call.ticket.has_answered:  # the stream is continued elsewhere by the relay, which is not simulated
-                self.cut += 1
-                call.is_dead = True
+            call.is_dead = True
+            if call.ticket.has_answered:
+                self.tally.cut += 1
                 self._close(call)
             else:
-                successor = Call(
-                    call.session,
-                    call.turn,
-                    call.router,
-                    call.began,
-                    call.tried,
-                    call.site,
-                    0,
-                    0,
-                    call.scope,
-                    call.ticket,
-                )
-                call.is_dead, call.scope = True, None
-                self._live[number].pop(id(call))
+                successor = Call(call.session, call.turn, call.router, call.began, call.tried, call.site)
+                successor.scope, successor.ticket, call.scope = call.scope, call.ticket, None
                 self.at(self.now + self._path(call) / 2, self._unreachable, successor)
         self._live[number].clear()
 
@@ -251,20 +234,7 @@ class Simulation:
         site = self.sites[number]
         if site.is_up:
             queue = self.published[number]
-            fresh = site.sequence % PREFIXES_EVERY == 0
-            status = site.status(self.now, fresh)
-            if not fresh and queue:
-                model, before = status.models[0], queue[-1].status.models[0]
-                model = type(model)(
-                    *(
-                        getattr(model, name) if name not in ("prefixes", "prefixes_complete") else getattr(before, name)
-                        for name in model.__struct_fields__
-                    )
-                )
-                status = type(status)(
-                    *(getattr(status, name) if name != "models" else (model,) for name in status.__struct_fields__)
-                )
-            queue.append(Publication(self.now, status))
+            queue.append(Publication(self.now, site.status(self.now, site.sequence % PREFIXES_EVERY == 0)))
             del queue[:-KEPT_PUBLICATIONS]
         else:
             self.published[number].clear()
@@ -279,37 +249,32 @@ def _cities() -> tuple[City, ...]:
     return load_cities()
 
 
-@cache
-def _session_cost(trace: Trace) -> tuple[float, float]:
-    return uncached_per_session(trace)
+def prepare(
+    make_policy: Callable[[], Policy], trace: Trace, load: str, requests: int, seed: int, faults: bool = True
+) -> Simulation:
+    """`requests`: about how many are sent in all; how long that takes follows from the load. The measured time is one day of the clients' world."""
+    cities = _cities()
+    shape = shape_of(trace)
+    rate = LOADS[load] * capacity(build_world(cities, seed).sites, shape)
+    end = requests / rate
+    measured = (WARM_SHARE * end, end)
+    day = measured[1] - measured[0]
+    world = build_world(cities, seed, (measured[0] + 0.1 * day, measured[1] - 0.2 * day) if faults else None)
+    arrivals = sessions(trace, cities, rate / shape.turns, end, day, seed)
+    return Simulation(make_policy, world, arrivals, seed, measured)
 
 
 def simulate(
     name: str,
     make_policy: Callable[[], Policy],
     trace: Trace,
+    load: str,
     requests: int,
-    seed: int = 1,
-    routers: int = 48,
+    seed: int,
     faults: bool = True,
 ) -> Outcome:
-    """`requests`: about how many are sent; the horizon follows from the load that the sites can take."""
-    cities = _cities()
-    tokens, turns = _session_cost(trace)
-    capacity = sum(spec.prefill_tokens_per_s for spec in build_world(cities, seed, routers).sites)
-    rate = trace.utilisation * capacity / tokens
-    horizon = requests / (rate * turns)
-    world = build_world(cities, seed, routers, horizon, faults)
-    arrivals = sessions(trace, cities, rate, horizon, day_s=horizon, seed=seed)
+    simulation = prepare(make_policy, trace, load, requests, seed, faults)
     began = time.perf_counter()
-    simulation = Simulation(make_policy, trace, world, arrivals, seed)
-    simulation.run(max_requests=10 * requests)
-    wall = time.perf_counter() - began
-    times = np.percentile(np.array(simulation.ttft or [0.0]) * 1000, [50, 95, 99])
-    sent = max(1, simulation.requests)
-    return Outcome(
-        name, trace.name, sent, *(round(float(value), 1) for value in times),
-        simulation.cached / max(1, simulation.prompt), simulation.ideal / max(1, simulation.prompt),
-        simulation.shed / sent, simulation.cross / max(1, len(simulation.ttft)), simulation.retried / sent, simulation.cut,
-        simulation.events, round(wall, 2), dict(sorted(simulation.reasons.items())),
-    )  # fmt: skip
+    simulation.run()
+    wall_s = time.perf_counter() - began
+    return simulation.tally.outcome(name, trace.name, load, seed, simulation.begun, simulation.events, wall_s)

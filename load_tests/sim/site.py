@@ -4,13 +4,14 @@ Time enters as an argument. What it leaves out: batching inside a step (prefills
 token-wise progress (a decode's speed is fixed by who is there when it begins).
 """
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from edge_router.session import Prefix
 from wire.prefixes import MAX_PUBLISHED, encode_prefixes, short_digest
-from wire.status import ModelStatus, Place, SiteStatus
+from wire.status import ModelStatus, Place, ProcessStatus, SiteStatus
 
 MODEL = "m"
 BLOCK = 16  # tokens; the KV cache is counted in these
@@ -18,6 +19,7 @@ DECODE_SHARE = 0.5  # of the prefill rate that a full house of decodes takes
 STEP_S = 0.02  # of a decode that is alone
 STEP_GROWTH = 0.015  # by which each neighbour lengthens it
 SLEEP_AFTER_S = 300.0
+INFLOW_WINDOW_S = 10.0  # over which a site averages what arrives
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class SiteSpec:
 
 class Admitted(NamedTuple):
     cached_tokens: int
+    begins_at: float
     prefilled_at: float
     ends_at: float
 
@@ -45,7 +48,10 @@ class SimSite:
         self.waiting = 0
         self.held_tokens = 0  # of sequences at work
         self.sequence = 0
-        self.served = 0
+        self._arrived_requests = self._arrived_tokens = 0  # since the last status
+        self._requests_per_s = self._tokens_per_s = 0.0
+        self._inflow_at = 0.0
+        self._digest = b""
         self._busy_until = 0.0
         self._awake_at = -1.0
         self._last_use = -1e9  # every site starts asleep
@@ -67,11 +73,12 @@ class SimSite:
         self._keep(prefixes)
         self.waiting += 1
         self.held_tokens += need
-        self.served += 1
+        self._arrived_requests += 1
+        self._arrived_tokens += prompt - cached
         begins = max(now, self._busy_until, self._awake_at)
         prefilled = self._busy_until = begins + (prompt - cached) / self.rate()
         step = STEP_S * (1 + STEP_GROWTH * self.running)
-        return Admitted(cached, prefilled + step, prefilled + output * step)
+        return Admitted(cached, begins, prefilled + step, prefilled + output * step)
 
     def prefilled(self) -> None:
         self.waiting -= 1
@@ -90,10 +97,16 @@ class SimSite:
         self.running = self.waiting = self.held_tokens = self._cached = 0
         self._busy_until = self._awake_at = 0.0
         self._last_use = -1e9
+        self._requests_per_s = self._tokens_per_s = 0.0
+        self._digest = b""
         self._cache.clear()
 
     def status(self, now: float, with_prefixes: bool) -> SiteStatus:
+        """`with_prefixes`: the digest of the cache is made anew; else the last one is repeated, as it is at a site."""
         self.sequence += 1
+        self._average_inflow(now)
+        if with_prefixes or not self._digest:
+            self._digest = self._published()
         asleep = self.running + self.waiting == 0 and now - self._last_use > SLEEP_AFTER_S
         waking = now < self._awake_at
         queued = max(0.0, self._busy_until - max(now, self._awake_at)) * self.rate()
@@ -109,8 +122,10 @@ class SimSite:
             prefill_tokens_per_s=self.rate(),
             decode_tokens_per_s=1 / (STEP_S * (1 + STEP_GROWTH * self.running)),
             wake_ms=self.spec.wake_ms if asleep else max(0.0, 1000 * (self._awake_at - now)),
-            prefixes=self._published() if with_prefixes else b"",
+            prefixes=self._digest,
             prefixes_complete=len(self._cache) <= MAX_PUBLISHED,
+            arriving_per_s=self._requests_per_s,
+            arriving_tokens_per_s=self._tokens_per_s,
         )
         inflight = self.running + self.waiting
         return SiteStatus(
@@ -123,8 +138,18 @@ class SimSite:
             inflight,
             self.spec.max_inflight,
             (model,),
-            (),
+            (ProcessStatus("site", self.life),),
         )
+
+    def _average_inflow(self, now: float) -> None:
+        seconds = now - self._inflow_at
+        if seconds <= 0:
+            return
+        kept = math.exp(-seconds / INFLOW_WINDOW_S)
+        self._requests_per_s = kept * self._requests_per_s + (1 - kept) * self._arrived_requests / seconds
+        self._tokens_per_s = kept * self._tokens_per_s + (1 - kept) * self._arrived_tokens / seconds
+        self._arrived_requests = self._arrived_tokens = 0
+        self._inflow_at = now
 
     def _published(self) -> bytes:
         newest = []

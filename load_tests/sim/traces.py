@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from edge_router.session import Prefix
-from load_tests.sim.cities import City
+from load_tests.sim.cities import NIGHT_SHARE, City
 
 START_HOUR_UTC = 6.0
 
@@ -38,11 +38,14 @@ class Trace:
     name: str
     source: str
     turns: Callable[[int, random.Random], Iterator[Turn]]
-    utilisation: float = 0.45  # of all sites' prefill, were every cache infinite
     is_session: bool = False
     bursts: tuple[
         tuple[float, float, int, float], ...
-    ] = ()  # (from, to: shares of the horizon, city rank, times the load)
+    ] = ()  # (from, to: shares of the run, city rank, times its load); the network's load is stated without them
+
+    def dice(self, seed: int, number: int) -> random.Random:
+        """A session's own."""
+        return random.Random(seed * 1_000_003 + number)
 
 
 class Chain:
@@ -129,12 +132,12 @@ TRACES = {
     for trace in (
         Trace("agent", "long tool-calling sessions; ideal hit ratio of coding agents is given as 94 %", _agent, is_session=True),
         Trace("chat", "ideal hit ratio 54 % consumer, 62 % business: arXiv 2506.02634, table of traces A and B", _chat, is_session=True),
-        Trace("retrieval", "3 % of documents take 60 % of requests: arXiv 2404.12457 (here Zipf, s = 1, 1,000 documents)", _retrieval, 0.3),
-        Trace("no-reuse", "1,150 tokens in, 210 out: means of the public Azure conversation trace of 2023", _no_reuse, 0.5),
-        Trace("one-hot-prefix", "adversarial: everybody shares 12,000 tokens", _one_hot, 0.3),
+        Trace("retrieval", "3 % of documents take 60 % of requests: arXiv 2404.12457 (here Zipf, s = 1, 1,000 documents)", _retrieval),
+        Trace("no-reuse", "1,150 tokens in, 210 out: means of the public Azure conversation trace of 2023", _no_reuse),
+        Trace("one-hot-prefix", "adversarial: everybody shares 12,000 tokens", _one_hot),
         Trace(
             "burst", "the chat trace; one metro after the other sends many times its load (BurstGPT, arXiv 2401.17644: Gamma arrivals)",
-            _chat, 0.35, True, ((0.2, 0.26, 0, 14.0), (0.45, 0.5, 12, 40.0), (0.7, 0.76, 30, 60.0)),
+            _chat, True, ((0.2, 0.26, 0, 14.0), (0.45, 0.5, 12, 40.0), (0.7, 0.76, 30, 60.0)),
         ),
     )
 }  # fmt: skip
@@ -143,12 +146,12 @@ TRACES = {
 def sessions(
     trace: Trace, cities: tuple[City, ...], rate: float, horizon_s: float, day_s: float, seed: int
 ) -> list[Session]:
-    """All sessions of a run, by starting time: a Poisson process per city, thinned by the hour of its day."""
+    """All sessions of a run, `rate` a second, by starting time: a Poisson process per city, thinned by the hour of its day of `day_s`."""
     rng = random.Random(f"{seed} arrivals {trace.name}")
     weights = [city.weight for city in cities]
     ranked = sorted(range(len(cities)), key=lambda i: -weights[i])
     cumulated = list(accumulate(weights))
-    mean_activity = 0.6  # of City.activity over a day
+    mean_activity = (1 + NIGHT_SHARE) / 2  # of City.activity over a day
     starts: list[tuple[float, int]] = []
     clock = 0.0
     while (clock := clock + rng.expovariate(rate / mean_activity)) < horizon_s:
@@ -163,23 +166,9 @@ def sessions(
             starts.append((clock, city))
     starts.sort()
     return [
-        Session(number, city, at, trace.turns(number, random.Random(seed * 1_000_003 + number)))
+        Session(number, city, at, trace.turns(number, trace.dice(seed, number)))
         for number, (at, city) in enumerate(starts)
     ]
-
-
-def uncached_per_session(trace: Trace, samples: int = 1500) -> tuple[float, float]:
-    """Mean prompt tokens that an infinite cache would have to compute for a session, and mean turns: measured on sessions of another seed."""
-    seen: set[bytes] = set()
-    tokens = turns = 0
-    for number in range(samples):
-        for turn in trace.turns(-1 - number, random.Random(-1 - number)):
-            hit = matched(turn.prefixes, seen)
-            if number >= samples // 3:
-                tokens, turns = tokens + turn.prompt_tokens - hit, turns + 1
-            seen.update(prefix.digest for prefix in (*turn.prefixes, turn.answer))
-    counted = samples - samples // 3
-    return tokens / counted, turns / counted
 
 
 def matched(prefixes: tuple[Prefix, ...], seen: set[bytes]) -> int:

@@ -1,7 +1,7 @@
 """The stage: sites, routers, the paths between them, and what goes wrong with them when.
 
-Everything is derived from a seed. A path's round trip is the line of sight times a detour drawn for the pair: routers begin with the seed
-of edge_router/rtt.py and measure the truth.
+Everything is derived from a seed: which cities have a site, how fast each is, how long each path's detour is, what fails when. Seeds with which
+the policy was tuned and seeds of published figures are different sets, named here.
 """
 
 import random
@@ -12,10 +12,18 @@ from load_tests.sim.cities import City
 from load_tests.sim.site import SiteSpec
 from wire.status import Place
 
+TUNING_SEEDS = (1, 2, 3)  # looked at while the policy was changed
+HELD_OUT_SEEDS = (7001, 7002, 7003, 7004, 7005)  # published figures: never looked at before the policy was fixed
+
 SITE_CITIES = (
     "Washington", "Dallas", "Los Angeles", "Chicago", "Toronto", "Mexico City", "Sao Paulo", "Bogota", "London", "Frankfurt", "Madrid", "Warsaw",
     "Istanbul", "Dubai", "Johannesburg", "Lagos", "Mumbai", "Delhi", "Singapore", "Jakarta", "Hong Kong", "Shanghai", "Tokyo", "Seoul", "Sydney",
 )  # fmt: skip
+NUM_SITES = 18  # of these cities, drawn by the seed
+NUM_ROUTERS = 32  # in the heaviest cities
+SPEEDS = (3000.0, 4500.0, 6000.0)  # prompt tokens a second: three generations of machines
+REGION_MS = 60.0  # a site whose round trip is longer is in another region
+CRASHES, PARTITIONS = 2, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +47,18 @@ class World:
     outages: tuple[Outage, ...] = ()
 
 
-REGION_MS = 60.0  # a site whose round trip is longer is in another region
-
-
-def build_world(
-    cities: tuple[City, ...], seed: int, routers: int = 48, horizon_s: float = 0.0, faults: bool = True
-) -> World:
+def build_world(cities: tuple[City, ...], seed: int, span: tuple[float, float] | None = None) -> World:
+    """`span`: the seconds within which things go wrong; None: nothing does."""
     rng = random.Random(f"{seed} world")
     places = {city.name: city.place for city in cities}
     specs = []
-    for name in SITE_CITIES:
-        speed = rng.choice((3000.0, 4500.0, 6000.0))  # tokens a second: three generations of machines
+    for name in sorted(rng.sample(SITE_CITIES, NUM_SITES)):
+        speed = rng.choice(SPEEDS)
         code = name.lower().replace(" ", "")[:5]
         specs.append(
             SiteSpec(f"{code}1", places[name], speed, int(speed * 150), int(speed / 40), rng.uniform(350, 2500))
         )
-    chosen = sorted(cities, key=lambda city: -city.weight)[:routers]
+    chosen = sorted(cities, key=lambda city: -city.weight)[:NUM_ROUTERS]
     stand = tuple(city.place for city in chosen)
     rtt = tuple(
         tuple(seed_rtt_ms(place, spec.place) / 1000 * rng.uniform(1.3, 2.5) / DETOUR + 0.0005 for spec in specs)
@@ -63,23 +67,15 @@ def build_world(
     nearest = tuple(min(range(len(stand)), key=lambda r: seed_rtt_ms(city.place, stand[r])) for city in cities)
     access = tuple(seed_rtt_ms(city.place, stand[r]) / 1000 + 0.002 for city, r in zip(cities, nearest, strict=True))
     region = tuple(min(range(len(specs)), key=lambda s: row[s]) for row in rtt)
-    return World(
-        tuple(specs),
-        stand,
-        rtt,
-        nearest,
-        access,
-        region,
-        _outages(rng, len(specs), len(stand), horizon_s) if faults else (),
-    )
+    outages = _outages(rng, len(specs), len(stand), span) if span is not None else ()
+    return World(tuple(specs), stand, rtt, nearest, access, region, outages)
 
 
-def _outages(rng: random.Random, sites: int, routers: int, horizon_s: float) -> tuple[Outage, ...]:
-    """Two crashes and one partition of a third of the routers, at times and places of the seed."""
+def _outages(rng: random.Random, sites: int, routers: int, span: tuple[float, float]) -> tuple[Outage, ...]:
+    """Crashes, and partitions of a third of the routers, at times and places of the seed."""
     outages = []
-    for _ in range(2):
-        begins = rng.uniform(0.2, 0.8) * horizon_s
-        outages.append(Outage(rng.randrange(sites), begins, begins + rng.uniform(20, 60)))
-    begins = rng.uniform(0.2, 0.8) * horizon_s
-    cut = frozenset(rng.sample(range(routers), routers // 3))
-    return (*outages, Outage(rng.randrange(sites), begins, begins + 40, cut))
+    for i in range(CRASHES + PARTITIONS):
+        begins = rng.uniform(*span)
+        cut = frozenset(rng.sample(range(routers), routers // 3)) if i >= CRASHES else frozenset()
+        outages.append(Outage(rng.randrange(sites), begins, begins + rng.uniform(20, 60), cut))
+    return tuple(outages)
