@@ -6,6 +6,8 @@ Holds facts and the rules by which they change; who probes, who sends and who ch
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from msgspec.structs import replace
+
 from edge_router.policy import BackendView, State
 from edge_router.rtt import RoundTrip
 from sites.config import HealthConfig, SiteRef
@@ -98,8 +100,7 @@ class Backend:
         if not self._is_older(status):
             self._prefixes = self._published_prefixes(status)
             self.status, self._status_at = status, asked_at
-            for ticket in [ticket for ticket in self._pending if ticket.sent_at < asked_at]:
-                self._settle(ticket)
+            self._settle_before(asked_at)
         if status.draining:
             self._become("draining", "the site is draining")
         elif not status.ready:
@@ -112,6 +113,18 @@ class Backend:
                     self._trusted_since = self._clock() + FADE_IN_S
                 self._become("healthy", "")
                 self._was_healthy = True
+
+    def declined(self, model: str, queued_tokens: int, asked_at: float) -> None:
+        """The site would rather not, for its queue is longer than it was taken to be: so long. It is as alive as one that answers."""
+        status = self.status
+        if status is None:
+            return
+        models = tuple(
+            replace(known, queued_tokens=queued_tokens) if model == known.name or model in known.aliases else known
+            for known in status.models
+        )
+        self.status, self._status_at = replace(status, models=models), asked_at
+        self._settle_before(asked_at)
 
     def failed(self, reason: str) -> None:
         """A probe failed, or a connection could not be made."""
@@ -192,6 +205,11 @@ class Backend:
             return sets[0] if len(sets) == 1 else frozenset().union(*sets)
         except ValueError:
             return frozenset()
+
+    def _settle_before(self, asked_at: float) -> None:
+        self._view = None
+        for ticket in [ticket for ticket in self._pending if ticket.sent_at < asked_at]:
+            self._settle(ticket)
 
     def _settle(self, ticket: Ticket) -> None:
         if ticket in self._pending:

@@ -107,6 +107,7 @@ class Preference:
     cost_ms: float
     terms: dict[str, float]
     reason: str
+    patience_ms: float | None = None  # with a longer queue than this the site had better decline; None: any is accepted
 
 
 class Policy(Protocol):

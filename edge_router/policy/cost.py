@@ -6,6 +6,9 @@ Each term comes from what the site published, corrected by what this router has 
 site costs because nobody knows: a stale or silent one pays it, and the decision's header shows it. Sites are compared by the cost plus a toll: what
 the request would cost those who come behind it. Differences too small to trust do not move a conversation away from its cache, nor do they send
 every new conversation to one of several equal sites: among equals the home wins, then rendezvous hashing.
+
+What was published is a second old when it is used, and other routers have used it, too. So each preference carries the queue up to which it is one:
+a site that has a longer one declines at once, says how long it is, and the request is ranked anew.
 """
 
 from collections.abc import Sequence
@@ -28,15 +31,16 @@ class Assumptions:
     doubt_ms: float = 150.0  # what else such a site may hide
     saturated_ms: float = 10_000.0  # a site without a free permit would refuse: nearly the last resort
     reach_ms: float = 10.0  # within measurement noise, and below what a reader notices
-    loyalty_ms: float = 50.0  # the same, for a client that named its session and so asked to stay
-    toll: float = 1.0
-    spread: float = 0.5
-    drain: float = 1.0
-    rho_max: float = 0.9
+    loyalty_ms: float = 50.0  # on top of that, for a client that named its session and so asked to stay
+    unseen_s: float = 0.2  # of the work that reaches an average site: so much may have come to one since it published, for all we know
+    busiest: float = 0.9  # share of a site's time that prefill is taken to fill at most: waiting grows with 1 / (1 - share), published rates are averages
+    patience_ms: float = (
+        150.0  # a queue longer than predicted by less is not worth asking another site: that costs a round trip or two
+    )
 
 
 class Priced(NamedTuple):
-    score: float  # what sites are compared by: the cost and, with it, what others lose
+    score: float  # what sites are compared by: the cost, and what others lose by it
     cost_ms: float  # what the client waits
     backend: BackendView
     terms: dict[str, float]
@@ -50,9 +54,20 @@ class CostPolicy:
         priced = [self.price(request, backend) for backend in eligible(request, backends)]
         priced.sort(key=_cheapest_first)
         order, reason = self._among_equals(request, priced)
-        return [
-            Preference(each.backend, each.cost_ms, each.terms, "spill" if i else reason) for i, each in enumerate(order)
-        ]
+        preferences = [Preference(each.backend, each.cost_ms, each.terms, "spill") for each in order]
+        if preferences:
+            first = order[0]
+            preferences[0] = Preference(
+                first.backend, first.cost_ms, first.terms, reason, self._patience_ms(first, priced)
+            )
+        return preferences
+
+    def _patience_ms(self, first: Priced, priced: list[Priced]) -> float | None:
+        """The predicted queue, and what the next best site costs more."""
+        other = next((each for each in priced if each is not first), None)
+        if other is None:
+            return None
+        return first.terms["queue_ahead"] + max(0.0, other.score - first.score) + self.assumptions.patience_ms
 
     def price(self, request: RouteRequest, backend: BackendView) -> Priced:
         believed = self.assumptions
@@ -66,11 +81,11 @@ class CostPolicy:
         if request.model is not None and (model is not None or backend.status is None):
             prefill = (request.prompt_tokens - backend.cached_tokens(request)) * ms_per_token
             if model is not None:
-                load = min(believed.rho_max, model.arriving_tokens_per_s * ms_per_token / 1000)
+                load = min(believed.busiest, model.arriving_tokens_per_s * ms_per_token / 1000)
                 queue = self._queue_ms(request, backend, model, ms_per_token, load)
                 wake = self._wake_ms(model)
                 crowding = _crowding(model, max(_occupancy(backend), _kv_utilisation(model)))
-                toll = believed.toll * prefill * model.arriving_per_s * (queue + wake + prefill / 2) / (1 - load) / 1000
+                toll = prefill * _followers(model, queue + wake + prefill / 2, load)
             else:
                 queue = backend.pending_tokens * ms_per_token
             if (
@@ -101,20 +116,21 @@ class CostPolicy:
         age = max(0.0, request.now_s - backend.status_at_s) * 1000
         since = max(0.0, request.now_s - backend.pending_since_s) * 1000
         work = model.queued_tokens * ms_per_token + sent
-        return max(0.0, work - age * (1 - load) * self.assumptions.drain, sent - since)
+        return max(0.0, work - age * (1 - load), sent - since)
 
     def _among_equals(self, request: RouteRequest, priced: list[Priced]) -> tuple[list[Priced], str]:
         """`priced` cheapest first -> the order to try, and which branch of the policy chose its first."""
         if len(priced) <= 1:
             return priced, "only"
         cheapest, home, reason = priced[0].score, request.home, "cheapest"
+        reach = max(self.assumptions.reach_ms, self._unseen_ms(request, priced))
         if home is not None:
-            loyalty = self.assumptions.loyalty_ms if home.by_name else self.assumptions.reach_ms
+            loyalty = reach + self.assumptions.loyalty_ms if home.by_name else reach
             at_home = next((each for each in priced if each.backend.name == home.site), None)
             if at_home is not None and at_home.score <= cheapest + loyalty:
                 return [at_home, *(each for each in priced if each is not at_home)], "home"
             reason = "home_too_dear" if at_home is not None else "home_lost"
-        near, reach = 1, max(self.assumptions.reach_ms, self._unknown_ms(request, priced))
+        near = 1
         while near < len(priced) and priced[near].score <= cheapest + reach:
             near += 1
         if request.placement_key is None or near == 1:
@@ -127,15 +143,16 @@ class CostPolicy:
             *priced[near:],
         ], "placed" if reason == "cheapest" else reason
 
-    def _unknown_ms(self, request: RouteRequest, priced: list[Priced]) -> float:
-        """Work that may have come to a site since it published: the more, the less its being cheapest means."""
-        believed = self.assumptions
-        inflow = [
-            model.arriving_tokens_per_s / (model.prefill_tokens_per_s or believed.prefill_tokens_per_s)
-            for each in priced
-            if request.model is not None and (model := each.backend.model(request.model)) is not None
-        ]
-        return 1000 * believed.spread * sum(inflow) / len(inflow) if inflow else 0.0
+    def _unseen_ms(self, request: RouteRequest, priced: list[Priced]) -> float:
+        """Work that may have come to a site since it published: the more there is of it, the less being cheapest means. In an idle network nothing."""
+        if request.model is None:
+            return 0.0
+        loads = []
+        for each in priced:
+            model = each.backend.model(request.model)
+            if model is not None and model.prefill_tokens_per_s > 0:
+                loads.append(min(1.0, model.arriving_tokens_per_s / model.prefill_tokens_per_s))
+        return 1000 * self.assumptions.unseen_s * sum(loads) / len(loads) if loads else 0.0
 
     def _wake_ms(self, model: ModelStatus) -> float:
         if model.residency == "device":
@@ -172,7 +189,13 @@ def _kv_utilisation(model: ModelStatus) -> float:
     return 1 - model.kv_blocks_free / model.kv_blocks_total
 
 
+def _followers(model: ModelStatus, ahead_ms: float, load: float) -> float:
+    """How many requests will come to the site before it is idle again, when it has work for so long: each waits longer by whatever is added to it.
+    A busy period that begins with work w lasts w / (1 - load) in any queue that serves in the order of arrival."""
+    return model.arriving_per_s * ahead_ms / 1000 / (1 - load)
+
+
 def _crowding(model: ModelStatus, utilisation: float) -> float:
-    """The first decode step, stretched as the site fills."""
+    """The first decode step, which grows beyond bounds as the site fills: there, sequences are preempted."""
     k = min(max(utilisation, 0.0), 0.95)
     return 1000 / model.decode_tokens_per_s / (1 - k) if model.decode_tokens_per_s > 0 else 0.0

@@ -54,8 +54,6 @@ def site_capacity(spec: SiteSpec, shape: Shape) -> float:
         alone = rate * shape.output_tokens * STEP_S
         running = alone / (1 - STEP_GROWTH * alone) if STEP_GROWTH * alone < 1 else float("inf")
         share = running / spec.max_inflight
-        bearable = (
-            share < 1 and rate * shape.computed_tokens < spec.prefill_tokens_per_s * (1 - DECODE_SHARE * share)
-        )
+        bearable = share < 1 and rate * shape.computed_tokens < spec.prefill_tokens_per_s * (1 - DECODE_SHARE * share)
         low, high = (rate, high) if bearable else (low, rate)
     return low

@@ -27,6 +27,7 @@ class Outcome:
     shed: float  # share of requests that no site took
     cross_region: float
     retried: float
+    declined: float  # sites asked that would rather not, a request
     cut: int  # streams whose site crashed under them
     begun: int  # warm-up included
     events: int
@@ -45,7 +46,7 @@ class Tally:
     def __init__(self) -> None:
         self.shed = self.cut = 0
         self._prompt = self._cached = self._ideal = 0
-        self._cross = self._retried = 0
+        self._cross = self._retried = self._declined = 0
         self._reasons: Counter[str] = Counter()
         self._ttft: list[float] = []
         self._off: list[tuple[float, float, float]] = []  # total, queue, prefill: actual minus predicted
@@ -53,7 +54,7 @@ class Tally:
 
     def answered(
         self, preference: Preference, *, ttft_ms: float, from_router_ms: float, queue_ms: float, prompt: int, cached: int, ideal: int,
-        tries: int, is_cross: bool, rate: float,
+        tries: int, declined: int, is_cross: bool, rate: float,
     ) -> None:  # fmt: skip
         self._ttft.append(ttft_ms)
         self._prompt += prompt
@@ -61,6 +62,7 @@ class Tally:
         self._ideal += ideal
         self._cross += is_cross
         self._retried += tries > 1
+        self._declined += declined
         self._reasons[preference.reason] += 1
         terms = preference.terms
         prefill_ms = 1000 * (prompt - cached) / rate
@@ -71,9 +73,7 @@ class Tally:
         actual["path"] = from_router_ms - queue_ms - prefill_ms
         self._terms.append((max(terms, key=lambda name: terms[name], default=""), max(actual, key=lambda k: actual[k])))
 
-    def outcome(
-        self, policy: str, trace: str, load: str, seed: int, begun: int, events: int, wall_s: float
-    ) -> Outcome:
+    def outcome(self, policy: str, trace: str, load: str, seed: int, begun: int, events: int, wall_s: float) -> Outcome:
         times = np.array(self._ttft or [0.0])
         p50, p95, p99 = (round(float(value), 1) for value in np.percentile(times, [50, 95, 99]))
         sent = max(1, len(self._ttft) + self.shed)
@@ -83,7 +83,8 @@ class Tally:
         return Outcome(
             policy, trace, load, seed, sent, p50, p95, p99, round(float(times.mean()), 1),
             self._cached / max(1, self._prompt), self._ideal / max(1, self._prompt), self.shed / sent,
-            self._cross / max(1, len(self._ttft)), self._retried / sent, self.cut, begun, events, round(wall_s, 2),
+            self._cross / max(1, len(self._ttft)), self._retried / sent,
+            self._declined / sent, self.cut, begun, events, round(wall_s, 2),
             dict(sorted(self._reasons.items())),
             {name: round(float(value), 1) for name, value in zip(names, off.mean(axis=0), strict=True)},
             {name: round(float(value), 1) for name, value in zip(names, np.abs(off).mean(axis=0), strict=True)},

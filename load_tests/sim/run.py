@@ -19,13 +19,14 @@ from load_tests.sim.cities import City, load_cities
 from load_tests.sim.load import LOADS, capacity, shape_of
 from load_tests.sim.outcome import Outcome, Tally
 from load_tests.sim.router import KEPT_PUBLICATIONS, Publication, SimRouter
-from load_tests.sim.site import SimSite
+from load_tests.sim.site import MODEL, SimSite
 from load_tests.sim.traces import Session, Trace, Turn, matched, sessions
 from load_tests.sim.world import REGION_MS, World, build_world
 
 PUBLISH_S = 1.0
 PREFIXES_EVERY = 10  # publications: digests change slowly
 MAX_TRIES = 3
+MAX_DECLINES = 2
 CONNECT_TIMEOUT_S = 2.0
 MOVES = 0.02  # of turns whose client has moved to another router: a phone that changes its network, a router that was restarted
 WARM_SHARE = 1 / 3  # of a run, before anything is measured: caches fill, sessions reach their usual number
@@ -49,6 +50,7 @@ class Call:
     waited_s: float = 0.0  # at the site, for what was ahead
     scope: AbstractContextManager[Ticket] | None = None
     ticket: Ticket | None = None
+    declined: int = 0
     is_dead: bool = False
 
 
@@ -114,7 +116,7 @@ class Simulation:
 
     def _dispatch(self, call: Call) -> None:
         turn = call.turn
-        if len(call.tried) >= MAX_TRIES:
+        if len(call.tried) - call.declined >= MAX_TRIES:
             return self._give_up(call)
         conversation = Conversation(None, turn.prefixes, turn.prompt_tokens)
         choice = call.router.decide(conversation, call.tried, self.now, self.published)
@@ -135,6 +137,9 @@ class Simulation:
         site, turn = self.sites[call.site], call.turn
         if not site.is_up:
             return self.at(self.now + self._path(call) / 2, self._unreachable, call)
+        patience_ms = call.preference.patience_ms if call.preference is not None else None
+        if patience_ms is not None and call.declined < MAX_DECLINES and 1000 * site.queue_s(self.now) > patience_ms:
+            return self.at(self.now + self._path(call) / 2, self._declined, call)
         admitted = site.admit(turn.prefixes, turn.prompt_tokens, turn.output_tokens, self.now)
         if admitted is None:
             return self.at(self.now + self._path(call) / 2, self._refused, call)
@@ -158,9 +163,7 @@ class Simulation:
         assert call.ticket is not None and call.preference is not None
         call.ticket.answering()
         router = call.router
-        router.sessions.learn(
-            Conversation(None, turn.prefixes, turn.prompt_tokens), router.backends[call.site].name
-        )
+        router.sessions.learn(Conversation(None, turn.prefixes, turn.prompt_tokens), router.backends[call.site].name)
         self.answered += 1
         self.open_calls -= 1
         if call.began >= self._measured[0]:
@@ -173,7 +176,8 @@ class Simulation:
                 prompt=turn.prompt_tokens,
                 cached=call.cached,
                 ideal=call.ideal,
-                tries=len(call.tried),
+                tries=len(call.tried) - call.declined,
+                declined=call.declined,
                 is_cross=is_cross,
                 rate=self.sites[call.site].rate(),
             )
@@ -203,6 +207,16 @@ class Simulation:
         if call.began >= self._measured[0]:
             self.tally.shed += 1
 
+    def _declined(self, call: Call) -> None:
+        """The queue is longer than the router was ready to wait for, and the site says how long it is."""
+        assert call.ticket is not None
+        queued = int(self.sites[call.site].queue_s(self.now) * self.sites[call.site].rate())
+        call.router.backends[call.site].declined(MODEL, queued, self.now - self._path(call))
+        call.ticket.answering()
+        call.declined += 1
+        self._leave(call)
+        self._dispatch(call)
+
     def _refused(self, call: Call) -> None:
         self._leave(call)
         self._dispatch(call)
@@ -222,7 +236,9 @@ class Simulation:
                 self.tally.cut += 1
                 self._close(call)
             else:
-                successor = Call(call.session, call.turn, call.router, call.began, call.tried, call.site)
+                successor = Call(
+                    call.session, call.turn, call.router, call.began, call.tried, call.site, declined=call.declined
+                )
                 successor.scope, successor.ticket, call.scope = call.scope, call.ticket, None
                 self.at(self.now + self._path(call) / 2, self._unreachable, successor)
         self._live[number].clear()

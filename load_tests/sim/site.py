@@ -80,6 +80,9 @@ class SimSite:
         step = STEP_S * (1 + STEP_GROWTH * self.running)
         return Admitted(cached, begins, prefilled + step, prefilled + output * step)
 
+    def queue_s(self, now: float) -> float:
+        return max(0.0, self._busy_until - now, self._awake_at - now)
+
     def prefilled(self) -> None:
         self.waiting -= 1
         self.running += 1
