@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from wire.status import ModelStatus, Place, SiteStatus
 
 State = Literal["unknown", "healthy", "unhealthy", "draining"]
+MAX_DECLINES = 2  # sites that one request may be declined by: the third takes it, however long its queue is
 USABLE: tuple[State, ...] = ("healthy", "unknown")  # a router that has just started asks before it knows
 
 

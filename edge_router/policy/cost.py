@@ -32,10 +32,12 @@ class Assumptions:
     saturated_ms: float = 10_000.0  # a site without a free permit would refuse: nearly the last resort
     reach_ms: float = 10.0  # within measurement noise, and below what a reader notices
     loyalty_ms: float = 50.0  # on top of that, for a client that named its session and so asked to stay
-    unseen_s: float = 0.2  # of the work that reaches an average site: so much may have come to one since it published, for all we know
-    busiest: float = 0.9  # share of a site's time that prefill is taken to fill at most: waiting grows with 1 / (1 - share), published rates are averages
+    unseen_s: float = (
+        0.2  # of the work that reaches an average site: so much may have come since it published, for all we know
+    )
+    busiest: float = 0.9  # of a site's time, at most, is taken to be prefill's: waiting grows with 1 / (1 - share), and averages are never exact
     patience_ms: float = (
-        150.0  # a queue longer than predicted by less is not worth asking another site: that costs a round trip or two
+        150.0  # a queue longer by less than this is not left for another: that costs a round trip or two
     )
 
 
@@ -144,7 +146,7 @@ class CostPolicy:
         ], "placed" if reason == "cheapest" else reason
 
     def _unseen_ms(self, request: RouteRequest, priced: list[Priced]) -> float:
-        """Work that may have come to a site since it published: the more there is of it, the less being cheapest means. In an idle network nothing."""
+        """Work that may have come to a site since it published: the more, the less being cheapest means. In an idle network there is none."""
         if request.model is None:
             return 0.0
         loads = []

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from edge_router.backend import Ticket
-from edge_router.policy import Policy, Preference
+from edge_router.policy import MAX_DECLINES, Policy, Preference
 from edge_router.session import Conversation
 from load_tests.sim.cities import City, load_cities
 from load_tests.sim.load import LOADS, capacity, shape_of
@@ -26,7 +26,6 @@ from load_tests.sim.world import REGION_MS, World, build_world
 PUBLISH_S = 1.0
 PREFIXES_EVERY = 10  # publications: digests change slowly
 MAX_TRIES = 3
-MAX_DECLINES = 2
 CONNECT_TIMEOUT_S = 2.0
 MOVES = 0.02  # of turns whose client has moved to another router: a phone that changes its network, a router that was restarted
 WARM_SHARE = 1 / 3  # of a run, before anything is measured: caches fill, sessions reach their usual number
@@ -138,7 +137,8 @@ class Simulation:
         if not site.is_up:
             return self.at(self.now + self._path(call) / 2, self._unreachable, call)
         patience_ms = call.preference.patience_ms if call.preference is not None else None
-        if patience_ms is not None and call.declined < MAX_DECLINES and 1000 * site.queue_s(self.now) > patience_ms:
+        queue_ms = 1000 * site.queued_tokens(self.now) / site.rate()
+        if patience_ms is not None and call.declined < MAX_DECLINES and queue_ms > patience_ms:
             return self.at(self.now + self._path(call) / 2, self._declined, call)
         admitted = site.admit(turn.prefixes, turn.prompt_tokens, turn.output_tokens, self.now)
         if admitted is None:
@@ -160,7 +160,8 @@ class Simulation:
         if call.is_dead:  # the site crashed with these bytes on their way; the call has been sent elsewhere
             return
         turn = call.turn
-        assert call.ticket is not None and call.preference is not None
+        assert call.ticket is not None
+        assert call.preference is not None
         call.ticket.answering()
         router = call.router
         router.sessions.learn(Conversation(None, turn.prefixes, turn.prompt_tokens), router.backends[call.site].name)
@@ -210,7 +211,7 @@ class Simulation:
     def _declined(self, call: Call) -> None:
         """The queue is longer than the router was ready to wait for, and the site says how long it is."""
         assert call.ticket is not None
-        queued = int(self.sites[call.site].queue_s(self.now) * self.sites[call.site].rate())
+        queued = self.sites[call.site].queued_tokens(self.now)
         call.router.backends[call.site].declined(MODEL, queued, self.now - self._path(call))
         call.ticket.answering()
         call.declined += 1

@@ -80,8 +80,9 @@ class SimSite:
         step = STEP_S * (1 + STEP_GROWTH * self.running)
         return Admitted(cached, begins, prefilled + step, prefilled + output * step)
 
-    def queue_s(self, now: float) -> float:
-        return max(0.0, self._busy_until - now, self._awake_at - now)
+    def queued_tokens(self, now: float) -> int:
+        """Accepted and not yet computed."""
+        return int(max(0.0, self._busy_until - max(now, self._awake_at)) * self.rate())
 
     def prefilled(self) -> None:
         self.waiting -= 1
@@ -112,14 +113,13 @@ class SimSite:
             self._digest = self._published()
         asleep = self.running + self.waiting == 0 and now - self._last_use > SLEEP_AFTER_S
         waking = now < self._awake_at
-        queued = max(0.0, self._busy_until - max(now, self._awake_at)) * self.rate()
         total = self.spec.kv_tokens // BLOCK
         model = ModelStatus(
             MODEL,
             "host" if asleep else "loading" if waking else "device",
             running=self.running,
             waiting=self.waiting,
-            queued_tokens=int(queued),
+            queued_tokens=self.queued_tokens(now),
             kv_blocks_free=total - self.held_tokens // BLOCK,
             kv_blocks_total=total,
             prefill_tokens_per_s=self.rate(),
