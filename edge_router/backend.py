@@ -164,7 +164,7 @@ class Backend:
             outstanding=self.outstanding,
             pending_requests=len(self._pending),
             pending_tokens=self._pending_tokens,
-            pending_since_s=first.sent_at if first is not None else now,
+            pending_since_s=first.sent_at if first is not None else 0.0,
             status=self.status,
             status_is_fresh=now < stale_at,
             status_at_s=self._status_at,

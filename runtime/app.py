@@ -65,7 +65,7 @@ def build_app(site: SiteConfig, *, launcher: Launcher | None = None, hop_secret:
         exception_handlers={HTTPException: _as_api_error},
         lifespan=lifespan,
     )
-    health = Health(site, hosts, models, admission, metrics, _version(), lambda: app.state.url)
+    health = Health(site, hosts, models, admission, metrics, generator.traffic, _version(), lambda: app.state.url)
     app.router.routes.extend(health.routes())
     app.router.redirect_slashes = False  # a redirected POST is a surprise; an unknown path is a 404
     app.state.url = None  # known once the socket is bound

@@ -20,6 +20,7 @@ from edge_router.policy.nearest import NearestPolicy
 from edge_router.policy.power_of_two import PowerOfTwoPolicy
 from edge_router.policy.round_robin import RoundRobinPolicy
 from load_tests.records import spread, write_record
+from load_tests.routing_words import OURS, OURS_ALONE
 from load_tests.sim.load import LOADS
 from load_tests.sim.outcome import Outcome
 from load_tests.sim.plot import bars
@@ -41,7 +42,6 @@ class AcceptingPolicy(CostPolicy):
         return [replace(preference, patience_ms=None) for preference in super().rank(request, backends)]
 
 
-OURS, OURS_ALONE = "Pilotlight", "no declining"
 MEASURES = {
     "p50_ms": 1, "p95_ms": 1, "p99_ms": 1, "mean_ms": 1, "of_bound": 4, "hit_ratio": 4, "shed": 5, "cross_region": 4, "retried": 4, "declined": 4,
 }  # fmt: skip
@@ -158,13 +158,13 @@ def _arguments() -> argparse.Namespace:
 
 def row(runs: Sequence[Outcome]) -> str:
     def mid(name: str, scale: float = 1.0) -> float:
-        return scale * statistics.median(getattr(run, name) for run in runs)
+        return scale * float(statistics.median(getattr(run, name) for run in runs))
 
-    first = runs[0]
+    first, hits = runs[0], f"{mid('hit_ratio', 100):5.1f}/{mid('bound', 100):5.1f} = {mid('of_bound', 100):5.1f} %"
     low, high = min(run.p95_ms for run in runs), max(run.p95_ms for run in runs)
     return (
         f"{first.trace:14} {first.load:8} {first.policy:17} p50 {mid('p50_ms'):6.0f}  p95 {mid('p95_ms'):6.0f} [{low:6.0f} {high:6.0f}]"
-        f"  p99 {mid('p99_ms'):6.0f}  mean {mid('mean_ms'):5.0f}  hits {mid('hit_ratio', 100):5.1f}/{mid('bound', 100):5.1f} = {mid('of_bound', 100):5.1f} %"
+        f"  p99 {mid('p99_ms'):6.0f}  mean {mid('mean_ms'):5.0f}  hits {hits}"
         f"  shed {mid('shed', 100):5.2f} %  cross {mid('cross_region', 100):5.1f} %  ({sum(run.wall_s for run in runs):.1f} s)"
     )
 

@@ -7,6 +7,7 @@ are loaded again on the next one. The module knows a model's text side (tokenize
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,7 @@ class Models:
         self._slots = {config.name: _Slot(config) for config in configs}
         self._names = {name: config.name for config in configs for name in (config.name, *config.aliases)}
         self.created = int(time.time())
+        self.on_forgotten: Callable[[], None] = lambda: None  # the prefix caches are gone, too
         hosts.on_down, hosts.on_up = self._forget, self._remember
 
     def resolve(self, name: str) -> str | None:
@@ -132,6 +134,11 @@ class Models:
             if slot.config.residency == "device" and slot.loaded is None
         ]
 
+    def load(self, name: str) -> ModelLoad | None:
+        """How busy a model is now; None while it is nowhere."""
+        client = self._hosts.client
+        return client.loads.get(name) if client is not None else None
+
     def kv_tokens(self, model: LoadedModel) -> int:
         """Tokens of KV cache that the model could have now: less than all while others of its host are at work."""
         client = self._hosts.client
@@ -165,6 +172,7 @@ class Models:
 
     def _forget(self, reason: str) -> None:
         """The host is gone, and with it every model it held: those that were awake are wanted again."""
+        self.on_forgotten()
         for slot in self._slots.values():
             if slot.loaded is not None:
                 slot.loaded, slot.detail = None, reason

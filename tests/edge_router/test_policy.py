@@ -138,7 +138,7 @@ def test_a_sleeping_model_costs_its_measured_wake_or_a_cautious_guess() -> None:
 
 def test_running_neighbours_and_a_full_cache_crowd_a_site() -> None:
     crowded = {"running": 20, "kv_blocks_total": 100, "kv_blocks_free": 10, "decode_tokens_per_s": 50.0}
-    assert term(ASK, view(model=crowded), "decode_crowding") == pytest.approx(15 * 0.9 / 0.1)
+    assert term(ASK, view(model=crowded), "decode_crowding") == pytest.approx(20 / 0.1)  # a step of 20 ms
     idle_but_cached = {"running": 0, "kv_blocks_total": 100, "kv_blocks_free": 10}
     assert term(ASK, view(model=idle_but_cached), "decode_crowding") == 0.0
 
@@ -238,3 +238,41 @@ def test_the_baselines_do_what_their_names_say() -> None:
 def test_nearest_can_stand_where_the_client_stands() -> None:
     request = replace(ASK, client=PLACES["sin1"])
     assert names(NearestPolicy().rank(request, [view("ams1"), view("sin1", rtt_ms=216.0)])) == ["sin1", "ams1"]
+
+
+def test_a_published_queue_is_worked_off_while_its_news_ages() -> None:
+    queue = {"queued_tokens": 4000, "prefill_tokens_per_s": 2000.0}
+    backend = view(status_at_s=100.0, model=queue)
+    assert term(replace(ASK, now_s=100.0), backend, "queue_ahead") == pytest.approx(2000.0)
+    assert term(replace(ASK, now_s=101.5), backend, "queue_ahead") == pytest.approx(500.0)
+    assert term(replace(ASK, now_s=109.0), backend, "queue_ahead") == 0.0
+    assert term(replace(ASK, now_s=-5.0), backend, "queue_ahead") == pytest.approx(2000.0)  # a clock that jumped
+
+
+def test_a_queue_shrinks_more_slowly_where_others_keep_sending() -> None:
+    busy = {"queued_tokens": 4000, "prefill_tokens_per_s": 2000.0, "arriving_tokens_per_s": 1000.0}
+    assert term(replace(ASK, now_s=101.0), view(status_at_s=100.0, model=busy), "queue_ahead") == pytest.approx(1500.0)
+
+
+def test_what_this_router_sent_a_moment_ago_is_still_ahead_however_old_the_status_is() -> None:
+    backend = view(
+        status_at_s=100.0, pending_tokens=2000, pending_since_s=108.9, model={"prefill_tokens_per_s": 2000.0}
+    )
+    assert term(replace(ASK, now_s=109.0), backend, "queue_ahead") == pytest.approx(900.0)
+
+
+def test_a_long_prompt_leaves_a_busy_site_to_those_who_come_behind_it() -> None:
+    """Both would answer at the same time; at one of them, four others a second would wait for it."""
+    quiet = view("iad1", rtt_ms=5.0, model={"queued_tokens": 1000})
+    busy = view(
+        "ams1", rtt_ms=1.0, model={"queued_tokens": 1000, "arriving_per_s": 4.0, "arriving_tokens_per_s": 500.0}
+    )
+    assert names(rank(replace(ASK, prompt_tokens=4000), quiet, busy)) == ["iad1", "ams1"]
+
+
+def test_patience_is_the_predicted_queue_and_what_the_next_site_costs_more() -> None:
+    first, second = rank(ASK, view("ams1", rtt_ms=1.0, model={"queued_tokens": 200}), view("iad1", rtt_ms=301.0))
+    assert first.backend.name == "ams1"
+    assert first.patience_ms == pytest.approx(100.0 + (second.cost_ms - first.cost_ms) + Assumptions().patience_ms)
+    assert second.patience_ms is None
+    assert rank(ASK, view("ams1"))[0].patience_ms is None  # there is no other: it had better take it
