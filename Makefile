@@ -20,7 +20,7 @@ help:
 	@echo "make bench-step what a step costs beside the model: scheduling, preparation, prefix cache, generation tags"
 	@echo "make report     redraw the README's measured section from the newest records"
 	@echo "make bench-site-death   what 64 open streams notice when their site is killed, frozen or drained"
-	@echo "make bench-routing  the routing policy beside nine others in simulated time, with plots (15 minutes)"
+	@echo "make bench-routing  the routing policy beside nine others in simulated time, with plots (some 20 minutes)"
 	@echo "make eval-ember evaluate the embedded model on held-out phrasings"
 	@echo "make gpu-check, make gpu-bench    correctness and records on a GPU"
 
