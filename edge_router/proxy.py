@@ -18,6 +18,7 @@ from edge_router.hints import WakeHints
 from edge_router.metrics import NO_SITE, RouterMetrics
 from edge_router.peek import ValidRequest, hop_secret, peek, request_id_of
 from edge_router.policy import Policy, Preference, RouteRequest
+from edge_router.retries import RetryBudget
 from edge_router.session import SessionTable
 from edge_router.upstream import Answer, Lost, SiteFailed, Upstream, is_sites_own_fault
 from sites.config import RelayConfig
@@ -57,6 +58,7 @@ class Proxy:
         self.secret = hop_secret()
         self._clock = clock
         self._open: set[Downstream] = set()
+        self.retries = RetryBudget(clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = Downstream(scope, receive, send)
@@ -86,14 +88,15 @@ class Proxy:
         started_at = self._clock()
         request = peek(client.head, body, client.request_id, self.secret, self.relay.max_hops)
         exchange = Exchange(request, self.relay)
+        self.retries.deposit()
         while (choice := await self._next_choice(exchange)) is not None:
             route, preference = choice
             backend = self.backends[preference.backend.name]
             with backend.inflight(route.uncached_tokens(backend.name)) as ticket:
                 try:
-                    answer = await self._ask(self.upstream, backend, ticket, exchange)
+                    answer = await self._ask(self.upstream, backend, ticket, exchange, preference.patience_ms)
                 except SiteFailed as failure:
-                    self._note(backend, failure)
+                    self._note(backend, ticket, exchange, failure)
                     exchange.failed(backend.name, failure)
                     continue
                 async with answer:
@@ -107,7 +110,7 @@ class Proxy:
         await self._give_up(client, exchange)
 
     def rank(self, request: ValidRequest) -> tuple[RouteRequest, list[Preference]]:
-        route = request.route(self.sessions.home(request.conversation))
+        route = request.route(self.sessions.recall(request.conversation), self._clock())
         return route, self.policy.rank(route, [backend.view() for backend in self.backends.values()])
 
     async def drain(self, timeout_s: float) -> None:
@@ -131,6 +134,8 @@ class Proxy:
 
     async def _next_choice(self, exchange: Exchange) -> tuple[RouteRequest, Preference] | None:
         """The best site not yet tried. Ranked anew each time: while one kept us waiting, others have failed, and others have come back."""
+        if exchange.failures and exchange.lost is None and not self.retries.withdraw():
+            return None
         while not exchange.is_out_of_tries(self._clock()):
             route, preferences = self.rank(exchange.request)
             if self.hints is not None and exchange.is_at_first_try:
@@ -138,19 +143,23 @@ class Proxy:
             left = (preference for preference in preferences if preference.backend.name not in exchange.tried)
             if (preference := next(left, None)) is not None:
                 return route, preference
+            if exchange.take_back_declined():
+                continue
             if exchange.lost is None:
                 return None
             await asyncio.sleep(TRY_AGAIN_S)
             exchange.try_again()
         return None
 
-    async def _ask(self, upstream: Upstream, backend: Backend, ticket: Ticket, exchange: Exchange) -> Answer:
+    async def _ask(
+        self, upstream: Upstream, backend: Backend, ticket: Ticket, exchange: Exchange, patience_ms: float | None
+    ) -> Answer:
         """A site that stops answering its probes while we wait for its first byte is left at once: a machine that froze or a cable that was cut
         closes no connection."""
         try:
             async with asyncio.timeout(None) as patience:
                 ticket.on_site_lost = lambda: patience.reschedule(0)  # a moment long past: the patience ends now
-                answer = await upstream.ask(backend.url, exchange.request, exchange.patience_s(self._clock()))
+                answer = await upstream.ask(backend.url, exchange.asks(patience_ms), exchange.patience_s(self._clock()))
         except TimeoutError:
             raise SiteFailed("silent", f"it became unhealthy before its first byte: {backend.detail}") from None
         finally:
@@ -226,11 +235,14 @@ class Proxy:
         self.metrics.stream_lost(exchange.lost_site)
         await client.refuse(exchange.end_of_stream())
 
-    def _note(self, backend: Backend, failure: SiteFailed) -> None:
+    def _note(self, backend: Backend, ticket: Ticket, exchange: Exchange, failure: SiteFailed) -> None:
         """What a failed try says about the site."""
         log.info("site %s failed before its first byte: %s", backend.name, failure.detail)
         self.metrics.tried(backend.name, failure.kind)
-        if failure.kind == "connect":
+        if failure.kind == "declined":
+            ticket.answering()  # it is well, and said so
+            backend.declined(exchange.request.model or "", failure.queued_tokens, ticket.sent_at)
+        elif failure.kind == "connect":
             backend.failed(failure.detail)
         elif failure.kind == "draining":
             backend.refused_draining()

@@ -19,10 +19,10 @@ from yarl import URL
 from edge_router.peek import ValidRequest
 from sites.config import RelayConfig
 from wire.continuation import MARKS
-from wire.headers import SITE, forwardable
+from wire.headers import QUEUE, SITE, forwardable
 from wire.sse import Event, EventDecoder, SSEError
 
-Failure = Literal["connect", "lost", "silent", "full", "draining", "malformed", "refused"]
+Failure = Literal["connect", "lost", "silent", "full", "draining", "malformed", "refused", "declined"]
 Cause = Literal["closed", "silent", "frozen", "error", "draining", "malformed"]
 
 MAX_ANSWER_BYTES = (
@@ -41,11 +41,12 @@ OUR_OWN_HEADERS = frozenset({"server", "date"})  # our server writes its own
 class SiteFailed(Exception):
     """This site did not answer: nothing of the answer came from it."""
 
-    def __init__(self, kind: Failure, detail: str, retry_after_s: float | None = None) -> None:
+    def __init__(self, kind: Failure, detail: str, retry_after_s: float | None = None, queued_tokens: int = 0) -> None:
         super().__init__(detail)
         self.kind = kind
         self.detail = detail
         self.retry_after_s = retry_after_s
+        self.queued_tokens = queued_tokens  # of a site that declines: how long its queue is
 
 
 class Lost(Exception):
@@ -250,6 +251,9 @@ def _refuse_spent(response: aiohttp.ClientResponse, body: bytes) -> None:
     if response.status == 429 and error.get("code") != WORKERS_AI_FULL:
         return  # the tenant's own quota: every site would say the same
     kind: Failure = "draining" if error.get("code") == "draining" else "full"
+    queue = response.headers.get(QUEUE, "")
+    if queue.isascii() and queue.isdigit() and len(queue) < 12:
+        raise SiteFailed("declined", f"its queue of {queue} tokens is too long", queued_tokens=int(queue))
     after = response.headers.get("retry-after", "")
     said = str(error.get("message", ""))[:200]
     detail = f"it answered {response.status}" + (f" ({said})" if said else "")

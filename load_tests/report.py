@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from load_tests import kernel_words
+from load_tests import kernel_words, routing_words
 from load_tests.bars import Group, draw
 from load_tests.records import RESULTS
 
@@ -62,8 +62,11 @@ def marks(subject: str) -> tuple[str, str]:
 
 def heading(record: Record) -> str:
     machine = record["machine"]
+    versions = record["versions"]
+    if "torch" not in versions:
+        return f"Simulated time, from its seeds alone; {record['date'][:10]}, commit {record['commit']}:"
     where = machine["accelerator"] or f"{machine['cores']} cores of an {machine['processor']} processor, no GPU"
-    return f"{where}; {record['date'][:10]}, commit {record['commit']}, torch {record['versions']['torch']}:"
+    return f"{where}; {record['date'][:10]}, commit {record['commit']}, torch {versions['torch']}:"
 
 
 def table(rows: Iterable[list[str]]) -> str:
@@ -206,6 +209,7 @@ REGIONS: dict[str, Callable[[Record], Iterable[list[str]]]] = {
     "engines": engines,
     "plot": lambda results: (),
     "step-cost": step_cost,
+    "routing": routing_words.rows,
     "engine-8b": engine,
     "kernels": kernels,
 }

@@ -11,6 +11,9 @@ REQUEST_ID = "x-request-id"
 ROUTE = "x-pilotlight-route"  # router -> client: which site answered and why
 SITE = "x-pilotlight-site"  # site -> router, client: who answered
 HOP = "x-pilotlight-hop"  # router -> site: signature
+PATIENCE = "x-pilotlight-patience"  # router -> site: with a queue longer than so many ms, decline
+PREFIXES = "x-pilotlight-prefixes"  # router -> site: short digests of the conversation's beginnings (wire/prefixes.py)
+QUEUE = "x-pilotlight-queue"  # site -> router: that it declines, and how many tokens its queue has
 OURS = "x-pilotlight-"  # a client may not send these: the router drops them
 
 HOP_SECRET_ENV = "PILOTLIGHT_HOP_SECRET"

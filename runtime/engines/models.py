@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 from engine.client import EngineError
-from engine.protocol import ModelInfo, Submit
+from engine.protocol import ModelInfo, ModelLoad, Submit
 from engine.tokenizer import Tokenizer
 from runtime.engines.autoscaler import Autoscaler
 from runtime.engines.copies import Copy
@@ -75,6 +75,9 @@ class Models:
         self._autoscaler = Autoscaler(slots, self._rooms, self._waker, self._news, site.engine, on_scaling)
         self._tasks: list[asyncio.Task[None]] = []
         self.created = int(time.time())
+        self.on_forgotten: Callable[[str], None] = lambda model: None  # what it had cached is on no device any more
+        for slot in slots:
+            slot.on_lost = partial(self._lost, slot.config.name)
         for host in fleet.hosts:
             host.on_down, host.on_up = partial(self._forget, host), self._remember
 
@@ -150,6 +153,12 @@ class Models:
             if slot.config.residency == "device" and not slot.awake
         ]
 
+    def load(self, name: str) -> ModelLoad | None:
+        """How busy a model is where it is least busy; None while it is nowhere."""
+        slot = self._slots.get(name)
+        loads = [copy.load for copy in slot.awake if copy.has_load] if slot is not None else []
+        return min(loads, key=lambda load: load.waiting_tokens, default=None)
+
     def kv_tokens(self, model: LoadedModel) -> int:
         """Tokens of KV cache that the model could have now: less than all while others of its host are at work."""
         found = [copy.load.total_blocks for copy in self._slots[model.info.name].awake if copy.has_load]
@@ -218,6 +227,9 @@ class Models:
         if len(copies) > 1:
             copies = [slot.copies[min(self._room_of(copy).suitability(copy) for copy in copies).device_index]]
         self._waker.begin(copies[0])
+
+    def _lost(self, name: str) -> None:
+        self.on_forgotten(name)
 
     def _room_of(self, copy: Copy) -> Room:
         return self._rooms[copy.host.index]
