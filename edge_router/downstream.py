@@ -1,11 +1,11 @@
 """The client's side of one exchange, as pure ASGI: read the body, notice when the client leaves, send an answer or a refusal.
 
-Hypercorn tells of a disconnect through `receive()` only, before the first byte as well as in mid-stream, so somebody must always be listening:
-`while_present` does. Knows nothing of sites.
+Our own server calls back when the client leaves; Hypercorn (HTTP/2) tells of it through `receive()` only, so there somebody must always be
+listening: `while_present` knows both. Knows nothing of sites.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import orjson
@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from edge_router.peek import Head
 from wire.errors import ApiError
 from wire.headers import REQUEST_ID
+from wire.http1 import ON_GONE
 from wire.sse import encode_event
 
 Result = TypeVar("Result")
@@ -36,7 +37,9 @@ class Downstream:
         self.has_answered = False
         self._receive = receive
         self._send = send
-        self._work: asyncio.Future[Any] | None = None
+        self._on_gone: Callable[[Callable[[], None] | None], None] | None = scope.get(ON_GONE)
+        self._has_left = False
+        self._work: asyncio.Task[Any] | None = None
         self._cut: ApiError | None = None
 
     async def body(self, limit: int, silence_s: float) -> bytes:
@@ -61,6 +64,24 @@ class Downstream:
         if self._cut is not None:
             work.close()
             raise self._cut
+        if self._on_gone is None:
+            return await self._while_listening(work)
+        self._work = asyncio.current_task()
+        assert self._work is not None
+        self._on_gone(self._leave)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self._cut is None and not self._has_left:
+                raise  # not ours
+            self._work.uncancel()
+            raise self._cut or ClientGone from None
+        finally:
+            self._on_gone(None)
+            self._work = None
+
+    async def _while_listening(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """For a server that tells of a client's leaving to those alone who ask."""
         task: asyncio.Task[Result] = asyncio.ensure_future(work)
         self._work = task
         watch = asyncio.ensure_future(self._gone())
@@ -75,6 +96,11 @@ class Downstream:
             task.cancel()
             watch.cancel()
             await asyncio.gather(task, watch, return_exceptions=True)
+
+    def _leave(self) -> None:
+        self._has_left = True
+        if self._work is not None:
+            self._work.cancel()
 
     def cut(self, error: ApiError) -> None:
         """Ends the work from outside; the client is told `error`."""

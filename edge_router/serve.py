@@ -1,23 +1,25 @@
 """The router as a process: `python -m edge_router.serve NETWORK_FILE`. Binds, serves, and on SIGTERM drains before it stops.
 
-Knows Hypercorn's traps; what is served is app.py's.
+Knows the order of starting and stopping; what is served is app.py's.
 """
 
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-from hypercorn.asyncio import serve
-
-from edge_router.app import build_app
+from edge_router.app import Router, build_app
 from edge_router.proxy import Proxy
 from sites.config import ConfigError, NetworkConfig, load_network
-from wire.server import ListenError, bind, follow_parent, hypercorn_config, loop_factory, url_of
+from wire.http1 import HttpLimits, Server
+from wire.server import GRACE_S, H2, ListenError, bind, follow_parent, loop_factory, url_of
 
 
 def main() -> int:
@@ -53,14 +55,26 @@ async def _serve(network: NetworkConfig, listener: socket.socket) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signalled)
-
-    async def until_drained() -> None:
-        """Hypercorn awaits this once it accepts connections, and stops when it returns."""
+    async with serving(app, listener):
+        gc.collect()
+        gc.freeze()  # what is here now stays: no collection need look at it again
         print(f"The router listens on {url}", flush=True)
         await stop.wait()
-        await _drain(app.state.proxy, network.relay.drain_timeout_s, stop_now)
+        await _drain(app.proxy, network.relay.drain_timeout_s, stop_now)
 
-    await serve(app, hypercorn_config(listener), shutdown_trigger=until_drained)  # type: ignore[arg-type]
+
+@asynccontextmanager
+async def serving(app: Router, listener: socket.socket) -> AsyncIterator[Server]:
+    """Takes the socket over."""
+    h2 = H2(app)
+    server = Server(app, HttpLimits(), h2)
+    async with app.router.lifespan_context(app):
+        await server.start(listener)
+        try:
+            yield server
+        finally:
+            await h2.stop()
+            await server.stop(GRACE_S)
 
 
 async def _drain(proxy: Proxy, timeout_s: float, stop_now: asyncio.Event) -> None:

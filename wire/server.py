@@ -13,7 +13,12 @@ import socket
 import sys
 from collections.abc import Callable
 
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.asyncio.tcp_server import TCPServer
+from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
+
+from wire.http1 import Application
 
 PARENT_PID_ENV = "PILOTLIGHT_PARENT_PID"
 BACKLOG = 2048
@@ -57,10 +62,11 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def hypercorn_config(listener: socket.socket) -> Config:
-    """Takes the socket over."""
+def hypercorn_config(listener: socket.socket | None) -> Config:
+    """Takes the socket over, if one is given."""
     config = Config()
-    config.bind = [f"fd://{listener.detach()}"]
+    if listener is not None:
+        config.bind = [f"fd://{listener.detach()}"]
     config.backlog = BACKLOG  # default 100
     config.keep_alive_timeout = KEEP_ALIVE_S  # default 5
     config.keep_alive_max_requests = (
@@ -72,6 +78,23 @@ def hypercorn_config(listener: socket.socket) -> Config:
     config.include_server_header = False
     config.loglevel = "WARNING"
     return config
+
+
+class H2:
+    """HTTP/2 connections of a server that speaks HTTP/1.1 itself: Hypercorn serves them to the same application."""
+
+    def __init__(self, app: Application) -> None:
+        self._app = ASGIWrapper(app)
+        self._config = hypercorn_config(None)
+        self._context = WorkerContext(None)
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        await TCPServer(self._app, loop, self._config, self._context, {}, reader, writer)
+
+    async def stop(self) -> None:
+        """Idle connections end; those at work are told to take no more."""
+        await self._context.terminated.set()
 
 
 def follow_parent() -> bool:

@@ -1,7 +1,7 @@
 """Sites that are real HTTP servers on ephemeral ports and misbehave on command, and a real router in front of them.
 
-A behaviour is a coroutine that gets the request and answers it, or does not. The router runs in Hypercorn with its own application, as in
-production; on leaving its scope everything it counts must be zero.
+A behaviour is a coroutine that gets the request and answers it, or does not. The router runs with its own server and application, as in production;
+on leaving its scope everything it counts must be zero.
 """
 
 import asyncio
@@ -14,14 +14,15 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from hypercorn.asyncio import serve
 
 from edge_router.app import build_app
 from edge_router.policy import Policy
 from edge_router.proxy import Proxy
+from edge_router.serve import serving
 from tests.edge_router.builders import network, site_status
 from wire.continuation import ANSWER, MARKS, NOTHING_DELIVERED, Mark, decode_answer, decode_delivery, marked
-from wire.server import bind, hypercorn_config
+from wire.http1 import Server
+from wire.server import bind
 from wire.status import encode_status
 
 Behaviour = Callable[["FakeSite", web.Request], Awaitable[web.StreamResponse]]
@@ -160,8 +161,9 @@ async def reset_before_first_byte(site: FakeSite, request: web.Request) -> web.S
 
 
 class Router:
-    def __init__(self, url: str, proxy: Proxy, session: aiohttp.ClientSession) -> None:
+    def __init__(self, url: str, proxy: Proxy, session: aiohttp.ClientSession, server: Server) -> None:
         self.url = url
+        self.server = server
         self.proxy = proxy
         self.http = session
 
@@ -212,23 +214,17 @@ async def router(
     proxy: Proxy = app.state.proxy
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    stop = asyncio.Event()
-    server = asyncio.create_task(serve(app, hypercorn_config(listener), shutdown_trigger=stop.wait))  # type: ignore[arg-type]
-    try:
-        async with aiohttp.ClientSession() as session:
-            running = Router(url, proxy, session)
-            async with asyncio.timeout(10):
-                await running.until(lambda: proxy.upstream is not None)
-                await running.until_states(**{site.name: "healthy" for site in fakes})
-            yield running
-            await _assert_nothing_is_left(running)
-    finally:
-        stop.set()
-        await server
+    async with serving(app, listener) as server, aiohttp.ClientSession() as session:
+        running = Router(url, proxy, session, server)
+        async with asyncio.timeout(10):
+            await running.until(lambda: proxy.upstream is not None)
+            await running.until_states(**{site.name: "healthy" for site in fakes})
+        yield running
+        await _assert_nothing_is_left(running)
     leaked = {
         task
         for task in asyncio.all_tasks() - before - {asyncio.current_task()}
-        if "aiohttp" not in repr(task.get_coro())
+        if "aiohttp" not in repr(task)  # a site's own, on its way out
     }
     assert not leaked, f"tasks outlive the router: {leaked}"
 
