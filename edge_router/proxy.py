@@ -96,9 +96,9 @@ class Proxy:
                     continue
                 async with answer:
                     ticket.answering()
-                    self._learn(exchange, preference, answer, self._clock() - started_at)
+                    elapsed_s = self._clock() - started_at
                     try:
-                        return await self._relay(client, exchange, answer, preference)
+                        return await self._relay(client, exchange, answer, preference, elapsed_s)
                     except Lost as lost:
                         if not self._cut(exchange, answer, backend, lost):
                             break
@@ -141,37 +141,35 @@ class Proxy:
         return None
 
     async def _ask(self, upstream: Upstream, backend: Backend, ticket: Ticket, exchange: Exchange) -> Answer:
-        """A site that stops answering its probes while we wait for its first byte is left at once: a machine that froze or a cable that was cut
-        closes no connection."""
-        try:
-            async with asyncio.timeout(None) as patience:
-                ticket.on_site_lost = lambda: patience.reschedule(0)  # a moment long past: the patience ends now
-                answer = await upstream.ask(backend.url, exchange.request, exchange.patience_s(self._clock()))
-        except TimeoutError:
-            raise SiteFailed("silent", f"it became unhealthy before its first byte: {backend.detail}") from None
-        finally:
-            ticket.on_site_lost = None
+        answer = await upstream.ask(backend.url, exchange.request, exchange.patience_s(self._clock()), ticket)
         if exchange.lost is not None and not answer.has_marks:
             async with answer:
                 raise SiteFailed("refused", f"it answered {answer.status} instead of continuing the stream")
         return answer
 
-    async def _relay(self, client: Downstream, exchange: Exchange, answer: Answer, preference: Preference) -> None:
-        """To the answer's end. Raises Lost."""
+    async def _relay(
+        self, client: Downstream, exchange: Exchange, answer: Answer, preference: Preference, elapsed_s: float
+    ) -> None:
+        """To the answer's end; what can be learnt from its beginning waits until the client has that. Raises Lost."""
         site, journal = preference.backend.name, exchange.journal
         headers = [pair for pair in answer.headers if pair[0] != REQUEST_ID]
         headers += [(REQUEST_ID, client.request_id), (ROUTE, explain(preference, len(exchange.failures) + 1))]
         if answer.body is not None:
+            self._learn(exchange, preference, answer, elapsed_s)
             self.metrics.ended(site, _outcome(answer.status))
             return await client.whole(answer.status, headers, answer.body)
         if not client.is_streaming:
             await client.begin_stream(answer.status, headers)
+        has_learnt = False
         async with aclosing(answer.batches(lambda: _is_frozen(self.backends[site]))) as batches:
             async for events in batches:
                 ready = journal.pass_on(events) if answer.has_marks else b"".join([event.raw for event in events])
                 if ready:
                     await client.events(ready)
                     self._told(exchange, site)
+                if not has_learnt:
+                    has_learnt = True
+                    self._learn(exchange, preference, answer, elapsed_s)
                 if journal.broken is not None:
                     raise Lost("malformed", f"it sent {journal.broken}")
                 if journal.site_is_draining and not events[-1].is_done:

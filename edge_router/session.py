@@ -8,6 +8,7 @@ salt: equal conversations of two tenants have nothing in common (invariant I4). 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from blake3 import blake3
@@ -39,6 +40,7 @@ class Conversation:
         return self.prefixes[0].digest if self.prefixes else None
 
 
+@lru_cache(4096)
 def tenant_salt(authorization: str, account: str, network_secret: str = "") -> bytes:
     """One salt per tenant. The network's routers agree on it, and nobody without its secret can compute it."""
     hasher = blake3(derive_key_context="pilotlight edge_router tenant salt v1")

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import aiohttp
 import orjson
 
+from edge_router.backend import Ticket
 from edge_router.link import KEEP_ALIVE_S, CannotConnect, Link, LinkLost, LinkPool, Origin
 from edge_router.peek import ValidRequest
 from sites.config import RelayConfig
@@ -28,6 +29,8 @@ MAX_ANSWER_BYTES = (
     64 << 20
 )  # of an answer that is not a stream: it is read whole so that its loss can be made good elsewhere
 LOOK_AGAIN_S = 0.5  # silence inside a stream, after which the site's probes are asked whether it still lives
+AT_WORK_SHARE = 0.1  # of the patience that is not waited for, where a site sends heartbeats
+LONG_PAST = 0.0  # on the loop's clock: a patience until then ends at once
 LAST_CHUNK_S = 0.5  # after the last event, the end of the HTTP body: then the connection can be used again
 SPENT_STATUSES = frozenset({502, 503, 504})
 WORKERS_AI_FULL = 3040
@@ -194,33 +197,42 @@ class Upstream:
         await asyncio.gather(self._watch, return_exceptions=True)
         self.pool.close()
 
-    async def ask(self, url: str, request: ValidRequest, first_byte_s: float) -> Answer:
-        """Raises SiteFailed. On cancellation the connection is closed."""
+    async def ask(self, url: str, request: ValidRequest, first_byte_s: float, ticket: Ticket) -> Answer:
+        """Raises SiteFailed. A site that stops answering its probes while we wait for its first byte is left at once: a machine that froze or a
+        cable that was cut closes no connection. On cancellation the connection is closed."""
         patience_s = self._relay.answer_timeout_s if request.is_generated_whole else first_byte_s
         link: Link | None = None
         stream: _Events | None = None
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(patience_s) as patience:
+                ticket.on_site_lost = lambda: patience.reschedule(LONG_PAST)
                 link = await self.pool.get(self._origin(url))
                 body = request.delivery + request.body if request.delivery else request.body
                 head = _head(link.origin, request, request.sent_headers(self._secret, time.time()), len(body))
                 link.send(head, body, is_head_request=request.head.method == "HEAD")
                 await link.head()
-            if header(link.headers, "content-type").partition(";")[0].strip().lower() == "text/event-stream":
-                stream = _Events(link, self._relay.idle_timeout_s)
-                self._streams.add(stream)
-                answer = Answer(self, link, None, stream, await self._first_events(stream, first_byte_s))
-            else:
-                answer = Answer(self, link, await self._read_whole(link, patience_s), None, [])
+                if header(link.headers, "content-type").partition(";")[0].strip().lower() == "text/event-stream":
+                    stream = _Events(link, self._relay.idle_timeout_s)
+                    self._streams.add(stream)
+                    answer = Answer(self, link, None, stream, await self._first_events(stream, patience, first_byte_s))
+                else:
+                    answer = Answer(self, link, await self._read_whole(link, patience, patience_s), None, [])
             link = None  # the answer owns it now
             return answer
         except CannotConnect as error:
             raise SiteFailed("connect", str(error)) from None
         except TimeoutError:
+            if patience.when() == LONG_PAST:
+                raise SiteFailed("silent", f"it became unhealthy before its first byte: {ticket.detail}") from None
             raise SiteFailed("silent", f"it sent nothing for {patience_s:g} s") from None
         except LinkLost as error:
             raise SiteFailed("lost", str(error)) from None
+        except SSEError as error:
+            raise SiteFailed("malformed", f"it sent {error}") from None
+        except Lost as error:
+            raise SiteFailed("lost", str(error)) from None
         finally:
+            ticket.on_site_lost = None
             if link is not None:
                 self.leave(link, stream)
 
@@ -229,36 +241,33 @@ class Upstream:
             self._streams.discard(stream)
         self.pool.put_back(link)
 
-    async def _first_events(self, stream: _Events, patience_s: float) -> list[Event]:
-        """Up to the first event that carries data. A heartbeat is no answer; but when the patience ends and there were heartbeats, the site
-        is at work, and the client is told so instead of starting again elsewhere."""
+    async def _first_events(self, stream: _Events, patience: asyncio.Timeout, patience_s: float) -> list[Event]:
+        """Up to the first event that carries data. A heartbeat is no answer; but when most of the patience is over and there were
+        some, the site is at work, and the client is told so instead of starting again elsewhere."""
+        deadline = asyncio.get_running_loop().time() + patience_s
+        patience.reschedule(deadline)
         first: list[Event] = []
-        try:
-            async with asyncio.timeout(patience_s):
-                while not any(event.data is not None for event in first):
-                    events = await stream.read()
-                    if events is None:
-                        raise SiteFailed("lost", "it closed the connection before its first event")
-                    first += events
-        except TimeoutError:
-            if not first:
-                raise
-        except SSEError as error:
-            raise SiteFailed("malformed", f"it sent {error}") from None
-        except Lost as error:
-            raise SiteFailed("lost", str(error)) from None
+        while not any(event.data is not None for event in first):
+            if first:
+                try:
+                    async with asyncio.timeout_at(deadline - patience_s * AT_WORK_SHARE):
+                        events = await stream.read()
+                except TimeoutError:
+                    return first
+            else:
+                events = await stream.read()
+            if events is None:
+                raise SiteFailed("lost", "it closed the connection before its first event")
+            first += events
         return first
 
-    async def _read_whole(self, link: Link, patience_s: float) -> bytes:
+    async def _read_whole(self, link: Link, patience: asyncio.Timeout, patience_s: float) -> bytes:
         parts: list[bytes] = []
         size = 0
         while True:
-            if link.has_news:
-                chunk = await link.read()
-            else:
-                async with asyncio.timeout(patience_s):
-                    chunk = await link.read()
-            if not chunk:
+            if not link.has_news:
+                patience.reschedule(asyncio.get_running_loop().time() + patience_s)
+            if not (chunk := await link.read()):
                 break
             parts.append(chunk)
             size += len(chunk)

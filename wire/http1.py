@@ -118,7 +118,8 @@ class Server:
 class Connection(asyncio.Protocol):
     __slots__ = (
         "_client", "_exchange", "_fed_bytes", "_head_bytes", "_headers", "_in_head", "_incoming", "_is_lingering", "_is_paused",
-        "_opening", "_parser", "_refusal", "_server", "_url", "_waiting", "_wants_upgrade", "deadline", "is_full", "loop", "transport",
+        "_name", "_opening", "_parser", "_peer", "_refusal", "_scheme", "_server", "_url", "_waiting", "_wants_upgrade",
+        "deadline", "is_full", "loop", "transport",
     )  # fmt: skip
 
     def __init__(self, server: Server) -> None:
@@ -146,13 +147,14 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         server, limits = self._server, self._server.limits
-        peer = transport.get_extra_info("peername")
-        self._client = str(peer[0]) if isinstance(peer, tuple) else ""
+        self._peer, self._name = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+        self._client = str(self._peer[0]) if isinstance(self._peer, tuple) else ""
         server.connections.add(self)
         server.by_client[self._client] += 1
         self.transport.set_write_buffer_limits(high=limits.write_buffer_bytes)
         self.deadline = time.monotonic() + limits.head_timeout_s
         tls = transport.get_extra_info("ssl_object")
+        self._scheme = "http" if tls is None else "https"
         if tls is not None and tls.selected_alpn_protocol() == "h2":
             self._opening = None
             return self._to_h2(b"")
@@ -381,13 +383,11 @@ class Connection(asyncio.Protocol):
             url = (parts.path or b"/") + (b"?" + parts.query if parts.query else b"")
         raw_path, _, query = url.partition(b"?")
         path = raw_path.decode("latin-1")
-        transport = self.transport
         return {
             "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": self._parser.get_http_version(),
             "method": self._parser.get_method().decode("latin-1"), "path": unquote(path) if "%" in path else path, "raw_path": raw_path,
             "query_string": query, "root_path": "", "headers": self._headers,
-            "scheme": "https" if transport.get_extra_info("ssl_object") is not None else "http",
-            "client": transport.get_extra_info("peername"), "server": transport.get_extra_info("sockname"),
+            "scheme": self._scheme, "client": self._peer, "server": self._name,
         }  # fmt: skip
 
 

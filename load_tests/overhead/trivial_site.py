@@ -23,7 +23,7 @@ CLOSE_TO_ANYTHING = (
     b'{"status":"ok","model_path":"trivial","tokenizer_path":"trivial","is_generation":true,"object":"list",'
     b'"data":[{"id":"trivial","object":"model","created":1,"owned_by":"nobody"}]}'
 )
-_MAX_TOKENS = re.compile(rb'"max_tokens":\s*(\d+)')
+_MAX_TOKENS = re.compile(rb'"max_(?:completion_)?tokens":\s*(\d+)')
 _STREAM = re.compile(rb'"stream":\s*true')
 _WHOLE = (
     b'{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"trivial","choices":[{"index":0,"message":{"role":'

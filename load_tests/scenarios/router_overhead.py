@@ -35,7 +35,7 @@ class Task(NamedTuple):
 
 
 TASKS = (
-    Task("1 stream", 1, KB, 25, 1.0),
+    Task("1 stream", 1, KB, 5, 1.0),
     Task("64 streams", 64, KB, 50, 1.0),
     Task("256 streams", 256, KB, 50, 1.0),
     Task("1 stream, 220 KB", 1, 220 * KB, 5, 0.7),
