@@ -9,8 +9,11 @@ from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
 from edge_router.discovery import router_place, static_backends
+from edge_router.durable import PATH, Recordings, StreamRoutes
 from edge_router.health import HealthMonitor, connection_trace, status_fetch
+from edge_router.limits import Limits
 from edge_router.metrics import RouterMetrics
+from edge_router.peek import hop_secret
 from edge_router.policy import Policy
 from edge_router.policy.cost import CostPolicy
 from edge_router.proxy import PREFIXES, Proxy
@@ -28,8 +31,22 @@ def build_app(
     backends = static_backends(network, clock)
     metrics = RouterMetrics(backends.values())
     sessions = SessionTable(relay.session_entries, relay.session_ttl_s, clock)
-    proxy = Proxy(relay, backends, policy or CostPolicy(), sessions, metrics, clock)
+    secret = hop_secret()
+    limits = Limits(network.door, network.tenant_limits, network.tenants, secret, clock)
+    recordings = Recordings(network.durable, clock)
+    proxy = Proxy(
+        relay, backends, policy or CostPolicy(), sessions, metrics, limits, recordings, clock,
+        secret=secret, body_timeout_s=network.door.body_timeout_s,
+    )  # fmt: skip
     own = OwnRoutes(router_place(network), backends, proxy)
+
+    metrics.watch("tasks", "Tasks of the event loop.", lambda: len(asyncio.all_tasks()))
+    metrics.watch("sessions", "Entries in the table of sessions.", lambda: len(sessions))
+    metrics.watch("durable_streams", "Streams that can be read again.", lambda: len(recordings))
+    metrics.watch("durable_bytes", "What they hold in memory.", lambda: recordings.num_bytes)
+    metrics.watch(
+        "site_connections", "Connections to sites.", lambda: proxy.upstream.pool.num_open if proxy.upstream else 0
+    )
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -44,6 +61,7 @@ def build_app(
             try:
                 yield
             finally:
+                await recordings.close()
                 proxy.upstream = None
                 probes.cancel()
                 await asyncio.gather(probes, return_exceptions=True)
@@ -55,6 +73,7 @@ def build_app(
     )
     app.router.redirect_slashes = False  # /v1 is not /v1/: a redirect would turn a client's POST into a GET
     app.state.proxy = app.proxy = proxy
+    app.streams = StreamRoutes(recordings, limits, secret)
     return app
 
 
@@ -63,9 +82,12 @@ class Router(Starlette):
     request."""
 
     proxy: Proxy
+    streams: StreamRoutes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith(PREFIXES):
             await self.proxy(scope, receive, send)
+        elif scope["type"] == "http" and scope["path"].startswith(PATH):
+            await self.streams(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)

@@ -6,7 +6,7 @@ listening: `while_present` knows both. Knows nothing of sites.
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import orjson
 from starlette.types import Message, Receive, Scope, Send
@@ -23,17 +23,39 @@ Result = TypeVar("Result")
 # rest is read and thrown away first.
 DISCARD_TIMES = 8  # of the limit
 DISCARD_S = 5.0
+STALL_S = 60.0  # for a client over HTTP/2 to take what waits for it
 
 
 class ClientGone(Exception):
     """Nobody is listening any more."""
 
 
+class Listener(Protocol):
+    """To whom an answer is told: a client, or a recording."""
+
+    head: Head
+    request_id: str
+    is_streaming: bool  # an event stream has begun: a failure is an event now, no longer a status
+
+    def cut(self, error: ApiError) -> None: ...
+
+    async def whole(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None: ...
+
+    async def begin_stream(self, status: int, headers: list[tuple[str, str]]) -> None: ...
+
+    async def events(self, batch: bytes) -> None: ...
+
+    async def end_stream(self) -> None: ...
+
+    async def refuse(self, error: ApiError) -> None: ...
+
+
 class Downstream:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.head = _head(scope)
+        self.address = str(scope["client"][0]) if scope.get("client") else ""
         self.request_id = ""
-        self.is_streaming = False  # an event stream has begun: a failure is an event now, no longer a status
+        self.is_streaming = False
         self.has_answered = False
         self._receive = receive
         self._send = send
@@ -42,15 +64,20 @@ class Downstream:
         self._work: asyncio.Task[Any] | None = None
         self._cut: ApiError | None = None
 
-    async def body(self, limit: int, silence_s: float) -> bytes:
-        """Raises ApiError before more than `limit` bytes are held, ClientGone when the client leaves half-way."""
+    async def body(self, limit: int, silence_s: float, total_s: float) -> bytes:
+        """Raises ApiError before more than `limit` bytes are held and for a client that pauses or takes too long, ClientGone when it leaves
+        half-way."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + total_s
         declared = self.head.header("content-length")
         if declared.isdigit() and int(declared) > limit:
             await self._refuse_body(int(declared), limit, silence_s)
         parts: list[bytes] = []
         size, more = 0, True
         while more:
-            message = await self._next_part(silence_s)
+            if loop.time() >= deadline:
+                raise ApiError("request_timeout", f"the request's body took more than {total_s:g} s")
+            message = await self._next_part(min(silence_s, deadline - loop.time()))
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             more = message.get("more_body", False)
@@ -118,8 +145,15 @@ class Downstream:
         await self._start(status, headers)
 
     async def events(self, batch: bytes) -> None:
-        """`batch` is whole events."""
-        await self._send({"type": "http.response.body", "body": batch, "more_body": True})
+        """`batch` is whole events. Our own server cuts off a client that does not read; where another one serves, it counts as gone here."""
+        message = {"type": "http.response.body", "body": batch, "more_body": True}
+        if self._on_gone is not None:
+            return await self._send(message)
+        try:
+            async with asyncio.timeout(STALL_S):
+                await self._send(message)
+        except TimeoutError:
+            raise ClientGone from None
 
     async def end_stream(self) -> None:
         await self._send({"type": "http.response.body", "body": b""})

@@ -17,9 +17,22 @@ from pathlib import Path
 
 from edge_router.app import Router, build_app
 from edge_router.proxy import Proxy
-from sites.config import ConfigError, NetworkConfig, load_network
+from edge_router.tls import Certificate
+from sites.config import ConfigError, DoorConfig, NetworkConfig, load_network
 from wire.http1 import HttpLimits, Server
-from wire.server import GRACE_S, H2, ListenError, bind, follow_parent, loop_factory, url_of
+from wire.server import (
+    GRACE_S,
+    H2,
+    ListenError,
+    bind,
+    file_limit,
+    follow_parent,
+    loop_factory,
+    raise_file_limit,
+    url_of,
+)
+
+SPARE_FILES = 64  # for probes, logs and what Python opens
 
 
 def main() -> int:
@@ -39,6 +52,7 @@ def run(network: NetworkConfig, port: int | None = None) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit status. Raises ListenError for a port that cannot be had."""
     if not follow_parent():
         return 1
+    raise_file_limit()
     listener = bind(network.listen.host, network.listen.port if port is None else port)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(network, listener))
@@ -48,6 +62,8 @@ def run(network: NetworkConfig, port: int | None = None) -> int:
 async def _serve(network: NetworkConfig, listener: socket.socket) -> None:
     app = build_app(network)
     url = url_of(listener)
+    if network.listen.tls_certificate is not None:
+        url = url.replace("http://", "https://", 1)
     stop, stop_now = asyncio.Event(), asyncio.Event()
 
     def signalled() -> None:
@@ -55,8 +71,9 @@ async def _serve(network: NetworkConfig, listener: socket.socket) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signalled)
-    async with serving(app, listener):
+    async with serving(app, network, listener):
         gc.collect()
+        gc.set_threshold(10_000, 20, 50)  # a request makes some hundred objects, and hardly any in a cycle
         gc.freeze()  # what is here now stays: no collection need look at it again
         print(f"The router listens on {url}", flush=True)
         await stop.wait()
@@ -64,17 +81,40 @@ async def _serve(network: NetworkConfig, listener: socket.socket) -> None:
 
 
 @asynccontextmanager
-async def serving(app: Router, listener: socket.socket) -> AsyncIterator[Server]:
+async def serving(app: Router, network: NetworkConfig, listener: socket.socket) -> AsyncIterator[Server]:
     """Takes the socket over."""
     h2 = H2(app)
-    server = Server(app, HttpLimits(), h2)
+    server = Server(app, http_limits(network.door), h2)
+    app.proxy.metrics.watch("connections", "Of clients, over HTTP/1.1.", lambda: len(server.connections))
+    certificate = Certificate.of(network.listen)
     async with app.router.lifespan_context(app):
-        await server.start(listener)
+        await server.start(listener, certificate.context if certificate else None)
+        watch = asyncio.create_task(certificate.watch()) if certificate else None
         try:
             yield server
         finally:
+            if watch is not None:
+                watch.cancel()
+                await asyncio.gather(watch, return_exceptions=True)
             await h2.stop()
             await server.stop(GRACE_S)
+
+
+def http_limits(door: DoorConfig) -> HttpLimits:
+    """No more connections than there are file descriptors for, one of a site's beside each: who comes too late is told so, instead of waiting for an
+    accept that fails."""
+    files = file_limit()
+    return HttpLimits(
+        max_head_bytes=door.max_head_kib << 10,
+        max_headers=door.max_headers,
+        head_timeout_s=door.head_timeout_s,
+        keep_alive_s=door.keep_alive_s,
+        stall_s=door.stall_timeout_s,
+        max_connections=door.max_connections
+        if files is None
+        else min(door.max_connections, max(1, files // 2 - SPARE_FILES)),
+        max_connections_per_client=door.max_connections_per_client,
+    )
 
 
 async def _drain(proxy: Proxy, timeout_s: float, stop_now: asyncio.Event) -> None:

@@ -6,6 +6,7 @@ may be tried. After that, `Answer.batches` raises Lost. Knows HTTP and framing; 
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
@@ -36,6 +37,7 @@ SPENT_STATUSES = frozenset({502, 503, 504})
 WORKERS_AI_FULL = 3040
 ENGINE_LOST = ("engine_error", 5000)  # in either dialect: the engine died or failed
 SITES_OWN_FAULT = (*ENGINE_LOST, "internal_error", "draining", "overloaded", WORKERS_AI_FULL)  # as an error event
+_COMPLETION_TOKENS = re.compile(rb'"completion_tokens":\s*(\d{1,9})')
 OUR_OWN_HEADERS = frozenset({"server", "date"})  # our server writes its own
 
 
@@ -92,6 +94,12 @@ class Answer:
         self._link = link
         self._stream = stream
         self._first = first
+
+    @property
+    def completion_tokens(self) -> int:
+        """As the usage of an answer in one piece has it, at its end."""
+        found = _COMPLETION_TOKENS.search(self.body[-2048:]) if self.body is not None else None
+        return int(found[1]) if found is not None else 0
 
     async def __aenter__(self) -> "Answer":
         return self

@@ -275,10 +275,14 @@ class Connection(asyncio.Protocol):
             self.read_on()
 
     def refuse(self, error: ApiError) -> None:
-        """Before any application has seen the request. Of an answer under way only the end can be withheld."""
+        """Before the request's answer has begun. Of one under way, its own or that of a request before it, only the end can be withheld."""
         self._server.cut[error.word] += 1
-        if self._exchange is not None:
-            return self.abort()
+        exchange = self._exchange
+        if exchange is not None:
+            if exchange.has_begun or exchange is not self._incoming:
+                return self.abort()
+            self._exchange = self._incoming = None
+            exchange.gone()
         body = orjson.dumps(error.body(Dialect.OPENAI))
         status = error.status(Dialect.OPENAI)
         lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "content-type: application/json"]

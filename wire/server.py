@@ -5,6 +5,7 @@ refuses to know what is served.
 """
 
 import asyncio
+import contextlib
 import ctypes
 import errno
 import os
@@ -19,6 +20,11 @@ from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 
 from wire.http1 import Application
+
+try:
+    import resource
+except ImportError:  # not a Unix
+    resource = None  # type: ignore[assignment]
 
 PARENT_PID_ENV = "PILOTLIGHT_PARENT_PID"
 BACKLOG = 2048
@@ -108,6 +114,18 @@ def follow_parent() -> bool:
     pr_set_pdeathsig = 1
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
     return parent == str(os.getppid())  # else it died before the call
+
+
+def raise_file_limit() -> None:
+    """To what the system allows: every client and every site's answer is a file descriptor, and the usual soft limit of 1024 is soon spent."""
+    if resource is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(ValueError, OSError):  # some systems name a hard limit that they do not grant
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def file_limit() -> int | None:
+    return None if resource is None else int(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -6,6 +6,8 @@ Closed loop: each of a number of connections asks again as soon as it has its an
 import asyncio
 import re
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import cast
 from urllib.parse import urlsplit
@@ -57,6 +59,31 @@ async def load(url: str, raw: bytes, connections: int, seconds: float) -> Heard:
     await asyncio.gather(*(_ask_again(url, raw, heard, began + seconds, i / connections) for i in range(connections)))
     heard.seconds = time.perf_counter() - began
     return heard
+
+
+@asynccontextmanager
+async def idle_streams(url: str, raw: bytes, count: int) -> AsyncIterator[int]:
+    """Open and silent: how many began."""
+    gate = asyncio.Semaphore(200)
+    loop = asyncio.get_running_loop()
+    parts = urlsplit(url)
+
+    async def begin() -> Answer:
+        async with gate, asyncio.timeout(60):
+            _, answer = await loop.create_connection(Answer, parts.hostname or "", parts.port or 80)
+            waiting = asyncio.ensure_future(answer.to(raw))
+            while not answer.first_at and not waiting.done():
+                await asyncio.sleep(0.05)
+            waiting.cancel()
+            return answer
+
+    answers = await asyncio.gather(*(begin() for _ in range(count)), return_exceptions=True)
+    begun = [answer for answer in answers if isinstance(answer, Answer)]
+    try:
+        yield sum(answer.first_at > 0 for answer in begun)
+    finally:
+        for answer in begun:
+            answer.close()
 
 
 async def _ask_again(url: str, raw: bytes, heard: Heard, until: float, phase: float) -> None:

@@ -15,8 +15,10 @@ import httptools
 import uvloop
 
 from wire.continuation import ANSWER, MARKS
+from wire.server import raise_file_limit
 from wire.status import ModelStatus, Place, ProcessStatus, SiteStatus, encode_status
 
+IDLE = 1_000_000  # so many tokens are never sent: after the first one the stream is silent, and open
 PACE_S = 0.02  # between two tokens of a stream: 50 a second
 NAME, MODEL = "ams1", "trivial"
 CLOSE_TO_ANYTHING = (
@@ -92,6 +94,8 @@ class Site(asyncio.Protocol):
         mark = b":pl [0,[%d],null,0]\n" % (100 + index) if has_marks else b""
         text = b'{"role":"assistant","content":"t%d"},"finish_reason":null}]}' % time.monotonic_ns()
         self._transport.write(_chunk(b"%sid: %d\ndata: %s%s\n\n" % (mark, index, _HEAD, text)))
+        if count == IDLE:
+            return
         self._loop.call_at(begun_at + (index + 1) * PACE_S, self._token, index + 1, count, has_marks, begun_at)
 
 
@@ -108,6 +112,7 @@ def _status(port: int) -> bytes:
 
 async def main(port: int) -> None:
     server = await asyncio.get_running_loop().create_server(lambda: Site(port), "127.0.0.1", port, backlog=2048)
+    raise_file_limit()
     print("The trivial site listens", flush=True)
     await server.serve_forever()
 

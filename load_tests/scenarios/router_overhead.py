@@ -9,6 +9,7 @@ stream's first token no more than by vllm-router, ten times LiteLLM's rate, and 
 
 import argparse
 import asyncio
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median, quantiles
@@ -18,9 +19,11 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from load_tests.overhead.client import Heard, load, request
+from load_tests.overhead.client import Heard, idle_streams, load, request
 from load_tests.overhead.routers import KEY, NOBODY, OURS, PEERS, Running, running
+from load_tests.overhead.trivial_site import IDLE
 from load_tests.records import write_record
+from wire.server import raise_file_limit
 
 KB = 1024
 TARGETS = {"token_p50_ms": 1.5, "token_p99_ms": 5.0, "large_per_core": 400.0, "times_litellm": 10.0}
@@ -52,19 +55,26 @@ def main() -> None:
     parser.add_argument("--tasks", default="", help="a part of the names of those to be run")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0, help="of one measurement")
+    parser.add_argument(
+        "--idle", type=int, default=9_000, help="streams that are open and silent in the last measurement"
+    )
     parser.add_argument("--no-record", action="store_true")
     options = parser.parse_args()
+    raise_file_limit()
     console = Console(width=150)
     tasks = [task for task in TASKS if options.tasks in task.name]
     with running(options.only.split(","), options.peers.absolute()) as routers:
         versions = {router.name: router.version for router in routers if router.version}
         rounds = uvloop.run(measure(routers, tasks, options.rounds, options.seconds, console))
+        ours = next((router for router in routers if router.name == OURS), None)
+        idle = uvloop.run(beside_idle(ours, options.idle, options.seconds, console)) if ours and options.idle else None
     results: dict[str, Any] = {
         "rounds": options.rounds,
         "seconds": options.seconds,
         "versions": versions,
         "shared_cores": "client, site and router share the machine's cores",
         "targets": TARGETS,
+        "beside_idle_streams": idle,
         "rows": [row(task, name, rounds) for task in tasks for name in rounds[0][task.name]],
     }
     show(console, results)
@@ -94,6 +104,25 @@ async def measure(
                     made[-1][task.name][router.name] = facts(heard, router.cpu_s() - before)
                     await asyncio.sleep(0.1)
     return made
+
+
+async def beside_idle(router: Running, count: int, seconds: float, console: Console) -> dict[str, float]:
+    """What 64 streams notice of very many that are open and silent."""
+    with console.status(f"{count:,} idle streams"):
+        before = router.process.memory_info().rss
+        async with idle_streams(router.url, request(router.url, KEY, KB, IDLE), count) as begun:
+            rss = router.process.memory_info().rss
+            spent, began = router.cpu_s(), time.perf_counter()
+            await asyncio.sleep(seconds)
+            idle_share = (router.cpu_s() - spent) / (time.perf_counter() - began)
+            heard = await load(router.url, request(router.url, KEY, KB, 50), 64, seconds)
+        kept = {key: value for key, value in facts(heard, 0.0).items() if key != "cpu_ms"}
+        return {
+            "idle": begun,
+            "cpu_share_while_idle": round(idle_share, 4),
+            "kib_each": round((rss - before) / 1024 / max(1, begun), 1),
+            **kept,
+        }
 
 
 def facts(heard: Heard, cpu_s: float) -> dict[str, float]:
@@ -167,6 +196,8 @@ def show(console: Console, results: dict[str, Any]) -> None:
         table.add_row(*cells)
         last = line["task"]
     console.print(table)
+    if results["beside_idle_streams"]:
+        console.print_json(data=results["beside_idle_streams"])
     console.print("Milliseconds: of no router what it took, of routers what they added.", style="dim")
 
 

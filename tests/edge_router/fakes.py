@@ -17,6 +17,7 @@ from aiohttp import web
 
 from edge_router.app import build_app
 from edge_router.policy import Policy
+from edge_router.policy.nearest import NearestPolicy
 from edge_router.proxy import Proxy
 from edge_router.serve import serving
 from tests.edge_router.builders import network, site_status
@@ -198,7 +199,12 @@ async def sites(*names: str) -> AsyncIterator[list[FakeSite]]:
 
 @asynccontextmanager
 async def router(
-    fakes: list[FakeSite], *, policy: Policy | None = None, probe_interval_s: float = 0.05, **relay: Any
+    fakes: list[FakeSite],
+    *,
+    policy: Policy | None = None,
+    probe_interval_s: float = 0.05,
+    tables: Mapping[str, Any] | None = None,
+    **relay: Any,
 ) -> AsyncIterator[Router]:
     health = {"interval_s": probe_interval_s, "timeout_s": 0.5, "unhealthy_after": 2}
     timeouts = {
@@ -208,13 +214,13 @@ async def router(
         "idle_timeout_s": 5.0,
         **relay,
     }
-    config = network({site.name: site.url for site in fakes}, health=health, relay=timeouts)
+    config = network({site.name: site.url for site in fakes}, health=health, relay=timeouts, **(tables or {}))
     before = asyncio.all_tasks()
     app = build_app(config, policy=policy)
     proxy: Proxy = app.state.proxy
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    async with serving(app, listener) as server, aiohttp.ClientSession() as session:
+    async with serving(app, config, listener) as server, aiohttp.ClientSession() as session:
         running = Router(url, proxy, session, server)
         async with asyncio.timeout(10):
             await running.until(lambda: proxy.upstream is not None)
@@ -297,3 +303,28 @@ def write_and_end(data: bytes) -> Ending:
         await response.write(data)
 
     return ending
+
+
+WHOLE = b"".join(event(i) for i in range(4)) + DONE
+DRAINING = {"error": {"message": "the site drains", "type": "server_error", "param": None, "code": "draining"}}
+FULL_WORKERS_AI = {"result": None, "success": False, "errors": [{"code": 3040, "message": "full"}], "messages": []}
+
+
+class FirstThen(NearestPolicy):
+    """The order of the names given, so that a test knows who is asked first."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def rank(self, request: Any, backends: Any) -> Any:
+        order = {name: i for i, name in enumerate(self._names)}
+        return sorted(super().rank(request, backends), key=lambda preference: order[preference.backend.name])
+
+
+def last_error(body: bytes) -> dict[str, Any]:
+    """The error event that ends a stream; what came before it is whole events."""
+    assert body.endswith(b"\n\n")
+    data = body.rstrip(b"\n").rpartition(b"\n")[2]
+    assert data.startswith(b"data: ")
+    fields: dict[str, Any] = json.loads(data.removeprefix(b"data: "))
+    return fields
