@@ -34,6 +34,11 @@ class Ticket:
         self.on_site_lost: Callable[[], None] | None = None
         self._backend = backend
 
+    @property
+    def detail(self) -> str:
+        """Why the site's state is what it is."""
+        return self._backend.detail
+
     def answering(self) -> None:
         """The site has begun to answer."""
         self.has_answered = True

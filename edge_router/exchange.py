@@ -27,6 +27,8 @@ class Exchange:
         self.lost: Lost | None = None  # why the stream was last cut; None: it never was
         self.lost_site = ""
         self.is_cut = False  # and has not gone on yet
+        self.whole_tokens = 0  # of an answer in one piece
+        self.unmarked_events = 0  # of a stream that does not say how many tokens they bring
         self.told_at = 0.0  # when the client last heard something of the answer
         self.look_again_at = 0.0  # when a draining site's stream may look for another site once more
         self._relay = relay
@@ -87,6 +89,11 @@ class Exchange:
         if self.lost is None:
             return len(self.failures) >= self._relay.max_tries
         return now >= self._deadline
+
+    @property
+    def told_tokens(self) -> int:
+        """What the client has had of the answer."""
+        return self.journal.num_tokens + self.whole_tokens + self.unmarked_events
 
     @property
     def is_at_first_try(self) -> bool:

@@ -3,7 +3,7 @@
 One registry per application, so that two routers in one process do not count into each other.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -73,6 +73,10 @@ class RouterMetrics:
             buckets=CONTINUATION_BUCKETS_S, registry=registry,
         )  # fmt: skip
         self.open_requests = Gauge("pilotlight_router_open_requests", "Requests under way.", registry=registry)
+
+    def watch(self, name: str, meaning: str, read: Callable[[], float]) -> None:
+        """A gauge that is read when it is asked for."""
+        Gauge(f"pilotlight_router_{name}", meaning, registry=self.registry).set_function(read)
 
     def ended(self, site: str, outcome: str) -> None:
         self._requests.labels(site, outcome).inc()

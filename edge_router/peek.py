@@ -58,7 +58,10 @@ class Head:
     headers: list[tuple[str, str]]  # names lower case
 
     def header(self, name: str) -> str:
-        return next((value for key, value in self.headers if key == name), "")
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return ""
 
     @property
     def dialect(self) -> Dialect:

@@ -11,6 +11,7 @@ it left a moment ago. The newest holder of a conversation's own prefix is its ho
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from blake3 import blake3
@@ -61,6 +62,7 @@ class Conversation:
         return tuple((short_digest(prefix.digest), prefix.tokens) for prefix in reversed(newest))
 
 
+@lru_cache(4096)
 def tenant_salt(authorization: str, account: str, network_secret: str = "") -> bytes:
     """One salt per tenant. The network's routers agree on it, and nobody without its secret can compute it."""
     hasher = blake3(derive_key_context="pilotlight edge_router tenant salt v1")

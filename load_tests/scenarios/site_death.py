@@ -101,15 +101,12 @@ async def listen(url: str, bodies: Sequence[dict[str, Any]], on_event: Callable[
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=180)) as session:
         await asyncio.gather(
-            *(
-                _listen(session, url, body, mine, lambda: on_event(heard))
-                for body, mine in zip(bodies, heard, strict=True)
-            )
+            *(hear(session, url, body, mine, lambda: on_event(heard)) for body, mine in zip(bodies, heard, strict=True))
         )
     return heard
 
 
-async def _listen(
+async def hear(
     session: aiohttp.ClientSession, url: str, body: dict[str, Any], heard: Heard, on_event: Callable[[], None]
 ) -> None:
     decoder = EventDecoder()
@@ -126,13 +123,13 @@ async def _listen(
                     if event.is_done:
                         heard.is_done = True
                     elif event.data is not None:
-                        _take(heard, orjson.loads(event.data))
+                        take(heard, orjson.loads(event.data))
                         on_event()
     except (aiohttp.ClientError, TimeoutError) as error:
         heard.error = f"{type(error).__name__}: {error}"
 
 
-def _take(heard: Heard, fields: dict[str, Any]) -> None:
+def take(heard: Heard, fields: dict[str, Any]) -> None:
     heard.arrivals_s.append(time.perf_counter())
     if "error" in fields:
         heard.error = str(fields["error"])[:300]
