@@ -27,7 +27,7 @@ from rich.table import Table
 from load_tests.local_network import LocalNetwork
 from load_tests.records import write_record
 from wire.sse import EventDecoder
-from wire.status import RouterStatus
+from wire.status import RouterStatus, SiteView
 
 SUBJECTS = ("a fox", "a boat", "a lamp", "snow", "the sea", "a tree", "a clock", "rain")
 WEATHER = {
@@ -173,9 +173,11 @@ class Injection:
         elif self._second is not None and len(self.struck) == 1:
             first = [mine for mine in heard if mine.site == self.struck[0]]
             if any(mine.arrivals_s[-1] > self.at_s + 0.05 and now - mine.arrivals_s[-1] < 0.05 for mine in first):
-                others = Counter(mine.site for mine in heard if mine.site != self.struck[0] and not mine.is_done)
-                if others:
-                    self._strike(self._second, others)
+                self._strike(self._second, self._streams_elsewhere())
+
+    def _streams_elsewhere(self) -> "Counter[str]":
+        """As the router has them now: those that began elsewhere, and those that go on there."""
+        return Counter({view.site: view.inflight for view in site_views(self.network) if view.site not in self.struck})
 
     def _strike(self, fault: Fault, sites: "Counter[str]") -> None:
         ((site, _),) = sites.most_common(1)
@@ -220,12 +222,16 @@ def stream_counts(network: LocalNetwork) -> "Counter[str]":
     return totals
 
 
+def site_views(network: LocalNetwork) -> tuple[SiteView, ...]:
+    with urllib.request.urlopen(f"{network.url}/status", timeout=10) as answer:
+        return msgspec.json.decode(answer.read(), type=RouterStatus).sites
+
+
 def wait_until_healthy(network: LocalNetwork, timeout_s: float = 60.0) -> None:
     """Every site, as the router sees it, and idle: what was cut is cleaned up."""
     deadline = time.monotonic() + timeout_s
     while True:
-        with urllib.request.urlopen(f"{network.url}/status", timeout=10) as answer:
-            views = msgspec.json.decode(answer.read(), type=RouterStatus).sites
+        views = site_views(network)
         if all(view.state == "healthy" and view.status is not None and not view.status.inflight for view in views):
             return
         if time.monotonic() > deadline:
