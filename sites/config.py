@@ -229,7 +229,9 @@ class SiteRef(Table):
 
 class HealthConfig(Table):
     interval_s: float = Field(1.0, gt=0, description="between two probes of one site")
-    timeout_s: float = Field(2.0, gt=0)
+    timeout_s: float = Field(
+        1.0, gt=0, description="of a probe; a site that freezes is left after unhealthy_after of these"
+    )
     unhealthy_after: int = Field(3, ge=1, description="failed probes in a row")
     stale_after_s: float = Field(10.0, gt=0, description="a published status older than this is only a guess")
 
