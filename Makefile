@@ -9,7 +9,7 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install up test test-all check fmt bench bench-engine bench-step bench-site-death peers report eval-ember train-ember gpu-check gpu-bench clean
+.PHONY: help install up test test-all check fmt bench bench-engine bench-step bench-site-death bench-functions peers report eval-ember train-ember gpu-check gpu-bench clean
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine"
@@ -20,6 +20,7 @@ help:
 	@echo "make bench-step what a step costs beside the model: scheduling, preparation, prefix cache, generation tags"
 	@echo "make report     redraw the README's measured section from the newest records"
 	@echo "make bench-site-death   what 64 open streams notice when their site is killed, frozen or drained"
+	@echo "make bench-functions   cold starts of functions, and what a warm call costs"
 	@echo "make eval-ember evaluate the embedded model on held-out phrasings"
 	@echo "make gpu-check, make gpu-bench    correctness and records on a GPU"
 
@@ -59,6 +60,9 @@ bench-step: $(DEV)
 
 bench-site-death: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.site_death
+
+bench-functions: $(DEV)
+	@$(BIN)/python -m load_tests.scenarios.functions
 
 report: $(BASE)
 	@$(BIN)/python -m load_tests.report

@@ -15,7 +15,7 @@ from edge_router.backend import Backend, Ticket
 from edge_router.downstream import ClientGone, Downstream
 from edge_router.exchange import Exchange
 from edge_router.metrics import NO_SITE, RouterMetrics
-from edge_router.peek import ValidRequest, hop_secret, peek, request_id_of
+from edge_router.peek import FUNCTIONS, ValidRequest, hop_secret, peek, request_id_of
 from edge_router.policy import Policy, Preference, RouteRequest
 from edge_router.session import SessionTable
 from edge_router.upstream import Answer, Lost, SiteFailed, Upstream, is_sites_own_fault
@@ -24,9 +24,10 @@ from wire.continuation import ContinuationError
 from wire.errors import ApiError
 from wire.headers import REQUEST_ID, ROUTE
 
-PREFIXES = ("/ai/v1/", "/v1/", "/client/v4/")  # what is forwarded
+PREFIXES = ("/ai/v1/", "/v1/", "/client/v4/", FUNCTIONS)  # what is forwarded
 MAX_RETRY_AFTER_S = 60.0
 DRAIN_POLL_S = 0.05
+UNTOUCHED = ("connect", "full", "draining")  # failures of a site that has not begun the request
 TRY_AGAIN_S = 0.5  # between rounds over the sites, while a stream that was cut can go on at none
 LAST_WORDS_S = 1.0  # for the error events of streams that a drain cuts
 
@@ -93,6 +94,9 @@ class Proxy:
                 except SiteFailed as failure:
                     self._note(backend, failure)
                     exchange.failed(backend.name, failure)
+                    if not request.head.may_be_repeated and failure.kind not in UNTOUCHED:
+                        sentence = f"the site {backend.name} was lost while the function ran: {failure.detail}"
+                        raise ApiError("upstream_lost", sentence) from None
                     continue
                 async with answer:
                     ticket.answering()
@@ -100,6 +104,8 @@ class Proxy:
                     try:
                         return await self._relay(client, exchange, answer, preference)
                     except Lost as lost:
+                        if answer.is_opaque:  # its client learns from a response without an end
+                            return self.metrics.ended(backend.name, "lost")
                         if not self._cut(exchange, answer, backend, lost):
                             break
         await self._give_up(client, exchange)

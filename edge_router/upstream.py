@@ -28,6 +28,7 @@ Cause = Literal["closed", "silent", "frozen", "error", "draining", "malformed"]
 MAX_ANSWER_BYTES = (
     64 << 20
 )  # of an answer that is not a stream: it is read whole so that its loss can be made good elsewhere
+SMALL_BYTES = 1 << 20  # of a function's answer of known length, which is relayed in one piece
 LOOK_AGAIN_S = 0.5  # silence inside a stream, after which the site's probes are asked whether it still lives
 KEEP_ALIVE_S = 4.0  # below Hypercorn's default of 5 s, so that a connection is never reused while the site closes it
 LAST_CHUNK_S = 0.5  # after the last event, the end of the HTTP body: then the connection can be used again
@@ -81,12 +82,19 @@ class Answer:
     """A site's answer, begun. `async with` it: leaving closes the connection to a site that is still talking."""
 
     def __init__(
-        self, response: aiohttp.ClientResponse, body: bytes | None, stream: "_Events | None", first: list[Event]
+        self,
+        response: aiohttp.ClientResponse,
+        body: bytes | None,
+        stream: "_Events | _Bytes | None",
+        first: list[Event],
     ) -> None:
         self.status = response.status
         self.headers = _downstream_headers(response, body)
         self.body = body  # None: a stream
         self.has_marks = body is None and response.headers.get(MARKS) == "1"  # it can be continued elsewhere
+        self.is_opaque = isinstance(
+            stream, _Bytes
+        )  # a function's: what is in it, and how it ends, is not ours to judge
         self._response = response
         self._stream = stream
         self._first = first
@@ -113,8 +121,29 @@ class Answer:
                     await self._stream.drain()
                     return
             events = await self._stream.more(is_frozen)
-        if last is None or not _is_final(last):
+        if not self.is_opaque and (last is None or not _is_final(last)):
             raise Lost("closed", "it closed the connection before the end of its answer")
+
+
+class _Bytes:
+    """A function's stream: each read as one piece."""
+
+    def __init__(self, response: aiohttp.ClientResponse, idle_timeout_s: float) -> None:
+        self._content = response.content
+        self._idle_timeout_s = idle_timeout_s
+
+    async def more(self, is_frozen: Callable[[], bool]) -> list[Event] | None:
+        try:
+            async with asyncio.timeout(self._idle_timeout_s):
+                chunk = await self._content.readany()
+        except TimeoutError:
+            raise Lost("silent", f"it was silent for {self._idle_timeout_s:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise Lost("closed", reason_of(error)) from None
+        return [Event(None, None, None, chunk)] if chunk else None
+
+    async def drain(self) -> None:
+        return
 
 
 class _Events:
@@ -180,7 +209,9 @@ class Upstream:
                     headers=request.sent_headers(self._secret, time.time()),
                     allow_redirects=False,
                 )
-            if response.content_type == "text/event-stream":
+            if request.head.is_for_function:
+                answer = await self._pass_through(response, patience_s)
+            elif response.content_type == "text/event-stream":
                 answer = await self._begin_stream(response, first_byte_s)
             else:
                 answer = await self._read_whole(response, patience_s)
@@ -217,7 +248,21 @@ class Upstream:
             raise SiteFailed("lost", str(error)) from None
         return Answer(response, None, stream, first)
 
+    async def _pass_through(self, response: aiohttp.ClientResponse, patience_s: float) -> Answer:
+        """A function's answer. Only a site that is full or draining, which says so with a 503 of its own, is told from it."""
+        if response.status != 503 and not 0 <= (response.content_length or -1) <= SMALL_BYTES:
+            return Answer(response, None, _Bytes(response, self._relay.idle_timeout_s), [])
+        body = await self._body(response, patience_s)
+        if response.status == 503 and _error_of(body).get("code") in ("draining", "overloaded"):
+            _refuse_spent(response, body)
+        return Answer(response, body, None, [])
+
     async def _read_whole(self, response: aiohttp.ClientResponse, patience_s: float) -> Answer:
+        body = await self._body(response, patience_s)
+        _refuse_spent(response, body)
+        return Answer(response, body, None, [])
+
+    async def _body(self, response: aiohttp.ClientResponse, patience_s: float) -> bytes:
         body = bytearray()
         while True:
             async with asyncio.timeout(patience_s):
@@ -227,8 +272,7 @@ class Upstream:
             body += chunk
             if len(body) > MAX_ANSWER_BYTES:
                 raise SiteFailed("malformed", f"its answer is larger than {MAX_ANSWER_BYTES >> 20} MiB")
-        _refuse_spent(response, bytes(body))
-        return Answer(response, bytes(body), None, [])
+        return bytes(body)
 
 
 def _payload(body: bytes) -> bytes | io.BytesIO | None:

@@ -5,7 +5,7 @@ Everything that lives as long as the site is made here and handed on; nothing is
 
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
 
 from starlette.applications import Starlette
@@ -19,11 +19,13 @@ from runtime.engines.continuation import Continuations
 from runtime.engines.hosts import EngineHosts, Launcher
 from runtime.engines.launch import ProcessLauncher
 from runtime.engines.models import Models
+from runtime.functions.serving import site_functions
 from runtime.generation import Generator
 from runtime.metrics import Metrics
 from runtime.middleware.errors import Errors
 from runtime.middleware.identity import Identity
 from runtime.middleware.unread import UnreadBody
+from runtime.routes.functions import function_routes
 from runtime.routes.health import Health
 from runtime.routes.openai import openai_routes
 from runtime.routes.workers_ai import workers_ai_routes
@@ -44,17 +46,24 @@ def build_app(site: SiteConfig, *, launcher: Launcher | None = None, hop_secret:
     engine = Continuations(hosts, models, site.limits.continue_within_s, metrics.cut)
     generator = Generator(models, engine, admission, metrics, site.limits.request_timeout_s)
 
+    functions = site_functions(site, lambda: app)
+
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         async with hosts:
             models.start()
             try:
-                yield
+                async with functions or nullcontext():
+                    yield
             finally:
                 await models.stop()
 
     app = Starlette(
-        routes=[*openai_routes(generator, site.limits), *workers_ai_routes(generator, site.limits)],
+        routes=[
+            *openai_routes(generator, site.limits),
+            *workers_ai_routes(generator, site.limits),
+            *function_routes(functions, admission),
+        ],
         middleware=[
             Middleware(UnreadBody),
             Middleware(
@@ -65,11 +74,12 @@ def build_app(site: SiteConfig, *, launcher: Launcher | None = None, hop_secret:
         exception_handlers={HTTPException: _as_api_error},
         lifespan=lifespan,
     )
-    health = Health(site, hosts, models, admission, metrics, _version(), lambda: app.state.url)
+    health = Health(site, hosts, models, admission, metrics, _version(), lambda: app.state.url, functions)
     app.router.routes.extend(health.routes())
     app.router.redirect_slashes = False  # a redirected POST is a surprise; an unknown path is a 404
     app.state.url = None  # known once the socket is bound
     app.state.admission, app.state.health, app.state.models, app.state.hosts = admission, health, models, hosts
+    app.state.functions = functions
     hosts.on_step(metrics.step)
     gauges: dict[str, Callable[[], float]] = {
         "inflight_requests": lambda: admission.inflight,
@@ -88,7 +98,7 @@ async def _as_api_error(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         raise ApiError("method_not_allowed", f"{method} is not allowed on {path}; {_allowed(error)}")
     if error.status_code == 404:
-        raise ApiError("not_found", f"there is nothing at {path}; the API is under /ai/v1, /v1 and /client/v4")
+        raise ApiError("not_found", f"there is nothing at {path}; the API is under /ai/v1, /v1, /client/v4 and /fn")
     raise ApiError("invalid_request", error.detail)
 
 

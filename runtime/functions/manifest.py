@@ -185,17 +185,19 @@ class _Section(Table):
 
 
 # What a published manifest may say about the platform it was written for; it means nothing here.
-IGNORED = frozenset({
-    "$schema", "account_id", "alias", "base_dir", "build", "cache", "cloudchamber", "containers", "define", "dev", "env_vars",
-    "find_additional_modules", "first_party_worker", "jsx_factory", "jsx_fragment", "keep_names", "keep_vars", "legacy_env", "logfwdr", "logpush", "migrations", "minify",
-    "no_bundle", "observability", "pages_build_output_dir", "placement", "preserve_file_names", "preview_urls", "python_modules", "route", "routes",
-    "rules", "secrets", "send_metrics", "site", "tail_consumers", "topology", "tsconfig", "upload_source_maps", "usage_model", "userconfigpath",
-    "workers_dev", "zone_id",
-})  # fmt: skip
-NOT_OFFERED = frozenset({
-    "analytics_engine_datasets", "browser", "dispatch_namespaces", "hyperdrive", "images", "mtls_certificates", "pipelines", "secrets_store_secrets",
-    "send_email", "tail_consumers", "text_blobs", "vectorize", "version_metadata", "vpc_services", "wasm_modules", "worker_loaders", "workflows",
-})  # fmt: skip
+_FOREIGN = """
+    $schema account_id alias base_dir build cache cloudchamber containers define dev env_vars
+    find_additional_modules first_party_worker jsx_factory jsx_fragment keep_names keep_vars legacy_env logfwdr
+    logpush migrations minify no_bundle observability pages_build_output_dir placement preserve_file_names
+    preview_urls python_modules route routes rules secrets send_metrics site tail_consumers topology tsconfig
+    upload_source_maps usage_model userconfigpath workers_dev zone_id
+"""
+_UNKNOWN_BINDINGS = """
+    analytics_engine_datasets browser dispatch_namespaces hyperdrive images mtls_certificates pipelines
+    secrets_store_secrets send_email tail_consumers text_blobs vectorize version_metadata vpc_services
+    wasm_modules worker_loaders workflows
+"""
+IGNORED, NOT_OFFERED = frozenset(_FOREIGN.split()), frozenset(_UNKNOWN_BINDINGS.split())
 OFFERED = "ai, kv_namespaces, d1_databases, r2_buckets, queues, services, durable_objects, ratelimits, assets, vars"
 
 

@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Route
 from runtime.admission import Admission
 from runtime.engines.hosts import EngineHosts
 from runtime.engines.models import Models
+from runtime.functions.serving import ServedFunctions
 from runtime.metrics import CONTENT_TYPE, Metrics
 from sites.config import SiteConfig
 from wire.status import Place, ProcessStatus, SiteStatus, encode_status
@@ -28,6 +29,7 @@ class Health:
         metrics: Metrics,
         version: str,
         url: Callable[[], str | None],
+        functions: ServedFunctions | None = None,
     ) -> None:
         self._site = site
         self._hosts = hosts
@@ -36,6 +38,7 @@ class Health:
         self._metrics = metrics
         self._version = version
         self._url = url
+        self._functions = functions
         self._sequence = 0
 
     def routes(self) -> list[BaseRoute]:
@@ -81,4 +84,5 @@ class Health:
             max_inflight=self._admission.max_inflight,
             models=self._models.statuses(),
             processes=tuple(processes),
+            functions=None if self._functions is None else self._functions.status(),
         )
