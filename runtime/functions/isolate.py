@@ -282,8 +282,18 @@ def _face(kind: str, name: str, options: dict[str, Any]) -> Any:
     if bindings is None and kind in ("var", "secret"):
         return options["value"]
     if bindings is None:
-        raise RuntimeError(f"bindings of the kind {kind!r} are not installed")
+        return _NotServed(kind, name)
     return bindings.open_face(host.LateChannel(), kind, name, options)
+
+
+class _NotServed:
+    """A binding of a kind that this runtime has not: told when it is used, since a function may do without."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        self._what = f"the binding {name!r} is of the kind {kind!r}, which this runtime does not serve"
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(self._what)
 
 
 def _object_context(options: dict[str, Any]) -> Any:

@@ -24,6 +24,9 @@ from runtime.functions.zygotes import FunctionZygote, SiteZygote, ZygoteError
 
 log = logging.getLogger("pilotlight.function")
 
+ZYGOTE_IDLES = (
+    10.0  # a function's zygote is kept, for quick waking, so many times as long as an isolate without requests
+)
 LAG_S = 0.1  # a loop that is silent for so long is busy: another isolate takes the next request
 MAX_SOURCES = 500  # files looked through for imports
 
@@ -61,6 +64,8 @@ class FunctionPool:
         vendored = manifest.directory / "python_modules"
         self._layers = [str(path.resolve()) for path in (*layers, *((vendored,) if vendored.is_dir() else ()))]
         self._zygote: FunctionZygote | None = None
+        self._zygote_log: FunctionLog | None = None
+        self._asleep_since: float | None = None
         self._freed = asyncio.Event()
         self._waiting = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -87,6 +92,12 @@ class FunctionPool:
         """Whether there is work to look after."""
         is_busy = False
         now = asyncio.get_running_loop().time()
+        if self.workers or self._zygote is None:
+            self._asleep_since = None
+        elif self._asleep_since is None:
+            self._asleep_since = now
+        elif now - self._asleep_since > ZYGOTE_IDLES * self.limits.idle_s:
+            self._end_zygote()
         for worker in tuple(self.workers):
             if worker.load or worker.background or not worker.is_ready:
                 is_busy = True
@@ -101,26 +112,41 @@ class FunctionPool:
             self._retire(worker)
         while self._tasks:
             await asyncio.gather(*tuple(self._tasks), return_exceptions=True)
-        if self._zygote is not None:
-            self._zygote.close()
+        self._end_zygote()
 
     async def _free(self) -> Worker:
         while True:
-            usable = [worker for worker in self.workers if worker.is_usable and not worker.is_retiring]
+            usable = [worker for worker in self.workers if self._may_take(worker)]
             open_ones = [worker for worker in usable if worker.load < self.limits.concurrency]
             may_start = len(usable) < self.limits.max_isolates and not self.is_closing
             best = min(open_ones, key=lambda worker: (self._lags(worker), worker.load), default=None)
-            if best is not None and not (may_start and self._lags(best)):
-                return best
-            if may_start:
+            if may_start and (best is None or self._lags(best)):
                 return await self._start()
-            if best is not None:
+            if best is None:
+                await self._wait()
+            elif await self._is_started(best):
                 return best
-            await self._wait()
 
     async def _oldest(self) -> Worker:
-        usable = [worker for worker in self.workers if worker.is_usable]
-        return usable[0] if usable else await self._start()
+        while True:
+            usable = [worker for worker in self.workers if self._may_take(worker)]
+            if not usable:
+                return await self._start()
+            if await self._is_started(usable[0]):
+                return usable[0]
+
+    def _may_take(self, worker: Worker) -> bool:
+        """One that is only now being started counts: two requests at once must not start two."""
+        return not worker.is_retiring and (worker.is_usable or not worker.started.is_set())
+
+    async def _is_started(self, worker: Worker) -> bool:
+        if not worker.started.is_set():
+            worker.promised += 1
+            try:
+                await worker.started.wait()
+            finally:
+                worker.promised -= 1
+        return worker.is_usable
 
     def _lags(self, worker: Worker) -> bool:
         return worker.lag_since is not None and asyncio.get_running_loop().time() - worker.lag_since > LAG_S
@@ -140,7 +166,7 @@ class FunctionPool:
     async def _start(self) -> Worker:
         printed = FunctionLog(self.name, self.limits.log_kib_per_s, self._follow)
         worker = Worker(self.name, self.limits, self._outward, printed)
-        self.workers.append(worker)  # before the first await: two requests at once must not start two
+        self.workers.append(worker)
         try:
             if self._zygote is None or not self._zygote.is_alive:
                 self._hatch()
@@ -150,13 +176,23 @@ class FunctionPool:
             self.workers.remove(worker)
             self._freed.set()
             raise Fault(f"the function {self.name!r} cannot be started: {error}", code="no_isolate") from None
+        except BaseException:  # the client left at this very moment
+            self._retire(worker)
+            raise
         self.num_started += 1
         self._keep(self._attend(worker))
         return worker
 
-    def _hatch(self) -> None:
+    def _end_zygote(self) -> None:
         if self._zygote is not None:
             self._zygote.close()
+            self._zygote = None
+        if self._zygote_log is not None:
+            self._zygote_log.close()
+            self._zygote_log = None
+
+    def _hatch(self) -> None:
+        self._end_zygote()
         ground, manifest = self._ground, self.manifest
         scratch = ground.scratch / manifest.name
         scratch.mkdir(parents=True, exist_ok=True)
@@ -173,7 +209,7 @@ class FunctionPool:
             open_files=self.limits.open_files,
             threads=self.limits.threads,
         )
-        printed = FunctionLog(self.name, self.limits.log_kib_per_s, self._follow)
+        printed = self._zygote_log = FunctionLog(self.name, self.limits.log_kib_per_s, self._follow)
         try:
             self._zygote = ground.zygote.hatch(limits, imports_of(manifest), self._layers, printed.write_fd)
         finally:

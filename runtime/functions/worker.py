@@ -43,6 +43,8 @@ class Worker:
         self.log = log
         self.open: dict[int, Open] = {}
         self.background = 0
+        self.promised = 0  # requests that wait for its start
+        self.started = asyncio.Event()  # or failed
         self.is_retiring = False
         self.idle_since = 0.0
         self.is_ready = False
@@ -66,6 +68,12 @@ class Worker:
 
     async def start(self, zygote: FunctionZygote, boot: Boot) -> None:
         """Raises ZygoteError. The module is imported later: requests may be sent at once and wait for it."""
+        try:
+            await self._start(zygote, boot)
+        finally:
+            self.started.set()
+
+    async def _start(self, zygote: FunctionZygote, boot: Boot) -> None:
         self._zygote = zygote
         ours, theirs = socket.socketpair()
         self._trace_fd, trace = os.pipe()
@@ -93,7 +101,7 @@ class Worker:
 
     @property
     def load(self) -> int:
-        return len(self.open)
+        return len(self.open) + self.promised
 
     async def ask(
         self, frame: Callable[[int], frames.Request], body: AsyncIterator[bytes] | None, wall_s: float

@@ -22,6 +22,7 @@ from runtime.functions.orders import MAX_MESSAGE_BYTES, Boot, Born, Died, Failed
 
 ROOT = Path(__file__).parents[2]
 SDK = Path(__file__).parent / "sdk"
+AGAIN_S = 0.002
 SETTLE_S = 10.0  # for a process to be born
 
 
@@ -124,6 +125,13 @@ class Link:
                 for fd in fds:
                     os.close(fd)
 
+    def _hear_again(self, data: bytes, fd: int) -> None:
+        fds = [fd]
+        if not self.closed:
+            self._hear(data, fds)
+        for left in fds:
+            os.close(left)
+
     def _hear(self, data: bytes, fds: list[int]) -> None:
         """Takes the descriptor that it keeps out of `fds`."""
         report = reports.decode(data)
@@ -134,6 +142,9 @@ class Link:
         if child is None:
             return
         if isinstance(report, Born) and child.pidfd < 0 and fds:
+            if not self._parent_pid():  # its own birth is still to be read, from another socket
+                asyncio.get_running_loop().call_later(AGAIN_S, self._hear_again, data, fds.pop(0))
+                return
             pid = _pid_of(fds[0])
             if _parent_of(pid) not in (self._parent_pid(), None):
                 return  # a lie

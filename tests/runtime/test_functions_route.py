@@ -1,6 +1,7 @@
 """/fn/NAME/ of a whole site behind a real server: streams, uploads, refusals, status, and the local development server."""
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -81,7 +82,7 @@ async def test_an_upload_streams_through_a_function_and_back(make_server: SiteMa
         async with client.post("/fn/f/echo", data=b"small") as answer:
             assert await answer.read() == b"small"
             assert answer.headers["x-length"] == "5"
-        async with client.post("/fn/f/echo", data=b"x" * 2_000_000) as answer:
+        async with client.post("/fn/f/echo", data=io.BytesIO(b"x" * 2_000_000)) as answer:
             assert len(await answer.read()) == 2_000_000
 
 
@@ -90,7 +91,7 @@ async def test_a_body_beyond_the_limit_is_refused(make_server: SiteMaker, tmp_pa
     async with (
         make_server(functions=table) as server,
         aiohttp.ClientSession(server.url) as client,
-        client.post("/fn/f/echo", data=b"x" * 2_000_000) as answer,
+        client.post("/fn/f/echo", data=io.BytesIO(b"x" * 2_000_000)) as answer,
     ):
         assert answer.status == 413
 

@@ -146,7 +146,22 @@ with open(os.environ['TMPDIR'] + '/big', 'wb') as f:
     async with beside_a_good_one(make_served, tier, source) as served:
         fault = await fault_of(served)
     assert fault.name == "OSError"
-    assert ("No space left" if tier == 2 else "File too large") in fault.message
+    assert "File too large" in fault.message
+
+
+async def test_a_function_that_writes_many_files_is_stopped_at_its_disk_limit_at_tier_2(
+    make_served: ServedMaker,
+) -> None:
+    """Tier 1 bounds each file and not their sum."""
+    source = hostile(
+        """
+for i in range(64):
+    with open(f"{os.environ['TMPDIR']}/{i}", 'wb') as f:
+        f.write(bytes(1 << 20))
+"""
+    )
+    async with beside_a_good_one(make_served, 2, source) as served:
+        assert "No space left" in (await fault_of(served)).message
 
 
 @TIERS
@@ -271,7 +286,7 @@ async def test_a_function_that_speaks_nonsense_on_its_socket_is_cut_off(make_ser
         """
 for fd in range(3, 20):
     try:
-        os.write(fd, b'\xff' * 100)
+        os.write(fd, bytes([255]) * 100)
     except OSError:
         pass
 await asyncio.sleep(30)
