@@ -9,7 +9,7 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install up test test-all check fmt bench bench-engine bench-step bench-site-death bench-functions peers report eval-ember train-ember gpu-check gpu-bench clean
+.PHONY: help install up test test-all check fmt bench bench-engine bench-cold bench-step bench-functions bench-site-death peers report eval-ember train-ember gpu-check gpu-bench clean
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine"
@@ -17,6 +17,7 @@ help:
 	@echo "make check      lint and types, reported and never rewritten (make fmt rewrites)"
 	@echo "make bench      measure start-up and first-token times, with a record in load_tests/results/"
 	@echo "make bench-engine   this engine beside transformers, vLLM and llama.cpp on this CPU (make peers sets them up, in .peers/)"
+	@echo "make bench-cold cold starts by five clocks, with a picture, beside the peers' starts"
 	@echo "make bench-step what a step costs beside the model: scheduling, preparation, prefix cache, generation tags"
 	@echo "make report     redraw the README's measured section from the newest records"
 	@echo "make bench-site-death   what 64 open streams notice when their site is killed, frozen or drained"
@@ -54,6 +55,9 @@ peers: $(DEV)
 
 bench-engine: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.engines --peers $(PEERS)
+
+bench-cold: $(DEV)
+	@$(BIN)/python -m load_tests.scenarios.cold --peers $(PEERS) --plot cold-start.svg
 
 bench-step: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.step_cost

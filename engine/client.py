@@ -18,7 +18,10 @@ from engine.protocol import (
     Command,
     ErrorCode,
     Event,
+    Hello,
     HostConfig,
+    HostEnding,
+    HostReady,
     LoadModel,
     LoadProgress,
     ModelFailed,
@@ -76,6 +79,9 @@ class EngineClient(Protocol):
     def on_step(self, callback: Callable[[StepOutput], None]) -> None:
         """Call back once per frame (for metrics)."""
 
+    async def hello(self) -> HostReady:
+        """Returns when the host could load a model."""
+
     async def load_model(self, spec: ModelSpec, on_progress: ProgressCallback | None = None) -> ModelInfo: ...
 
     async def unload_model(self, name: str) -> None: ...
@@ -122,6 +128,7 @@ class _Client(ABC):
         self._loads: dict[str, asyncio.Future[ModelInfo]] = {}
         self._load_specs: dict[str, ModelSpec] = {}  # what each of them is about
         self._unloads: dict[str, asyncio.Future[None]] = {}
+        self._greetings: dict[str, asyncio.Future[HostReady]] = {}
         self._progress: dict[str, ProgressCallback] = {}
         self._step_callbacks: list[Callable[[StepOutput], None]] = []
         self._model_loads: dict[str, ModelLoad] = {}
@@ -142,6 +149,10 @@ class _Client(ABC):
 
     def on_step(self, callback: Callable[[StepOutput], None]) -> None:
         self._step_callbacks.append(callback)
+
+    async def hello(self) -> HostReady:
+        self._start()
+        return await self._ask(self._greetings, "host", Hello())
 
     async def load_model(self, spec: ModelSpec, on_progress: ProgressCallback | None = None) -> ModelInfo:
         self._start()
@@ -188,6 +199,7 @@ class _Client(ABC):
             _reject(self._loads, name, EngineError("engine_error", message))
         for name in list(self._unloads):
             _reject(self._unloads, name, EngineError("engine_error", message))
+        _reject(self._greetings, "host", EngineError("engine_error", message))
 
     @abstractmethod
     async def close(self) -> None: ...
@@ -224,6 +236,10 @@ class _Client(ABC):
                         stream.put(output)
                 for callback in self._step_callbacks:
                     callback(event)
+            case HostEnding(reason):
+                self.fail(reason)
+            case HostReady():
+                _resolve(self._greetings, "host", event)
             case LoadProgress(name, done, total):
                 if name in self._progress:
                     self._progress[name](done, total)

@@ -11,6 +11,9 @@ from engine.protocol import (
     Abort,
     Command,
     Event,
+    Hello,
+    HostEnding,
+    HostReady,
     LoadModel,
     LoadProgress,
     ModelFailed,
@@ -23,11 +26,12 @@ from engine.protocol import (
 )  # fmt: skip
 
 _COMMANDS: dict[str, type[Command]] = {
-    "submit": Submit, "abort": Abort, "load_model": LoadModel, "unload_model": UnloadModel, "shutdown": Shutdown,
+    "submit": Submit, "abort": Abort, "load_model": LoadModel, "unload_model": UnloadModel, "hello": Hello,
+    "shutdown": Shutdown,
 }  # fmt: skip
 _EVENTS: dict[str, type[Event]] = {
-    "step": StepOutput, "load_progress": LoadProgress, "model_ready": ModelReady, "model_failed": ModelFailed,
-    "model_unloaded": ModelUnloaded,
+    "step": StepOutput, "host_ready": HostReady, "load_progress": LoadProgress, "model_ready": ModelReady, "model_failed": ModelFailed,
+    "model_unloaded": ModelUnloaded, "host_ending": HostEnding,
 }  # fmt: skip
 
 MessageT = TypeVar("MessageT")

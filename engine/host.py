@@ -8,20 +8,25 @@ tensors and HTTP. Imports no torch: the loader's thread does, while the host is 
 
 import argparse
 import ctypes
+import json
 import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from engine.engine import error_output
 from engine.loader import ModelLoader
+from engine.preparation import import_early
 from engine.protocol import (
     Abort,
     Command,
+    Hello,
     HostConfig,
+    HostEnding,
     HostPhases,
     LoadModel,
     LoadProgress,
@@ -44,23 +49,31 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
-# How soon a finished load is noticed: the loader's thread has no way to interrupt the wait for commands.
-_LOADING_POLL_S = 0.01
+# torch's idle threads would look for work for milliseconds, on the cores that the CPU library's threads compute on.
+SPIN_COUNT = "1000"
+# How soon a finished load is noticed: the loader's thread has no way to interrupt the wait for commands. A wake from host memory takes 20 ms.
+_LOADING_POLL_S = 0.001
 # And blocks from a tier, while no sequence has anything else to do.
 _TIER_POLL_S = 0.001
 
 
 class EngineHost:
     def __init__(
-        self, config: HostConfig, transport: HostTransport, is_orphaned: Callable[[], bool] = lambda: False
+        self,
+        config: HostConfig,
+        transport: HostTransport,
+        is_orphaned: Callable[[], bool] = lambda: False,
+        is_standby: bool = False,
     ) -> None:
+        """`is_standby`: nobody waits for it yet; it makes ready more thoroughly, and out of everybody's way."""
         problem = host_problem(config)
         if problem:
             raise ValueError(problem)
         self._config = config
         self._transport = transport
         self._is_orphaned = is_orphaned
-        self._loader = ModelLoader(config)
+        self._loader = ModelLoader(config, is_standby)
+        self._owes_ready = False
         self._models: dict[str, LoadedModel] = {}
         self._loading: dict[str, ModelSpec] = {}
         self._arriving: list[LoadedModel] = []  # loaded; what others have of their cache is still to be left
@@ -75,7 +88,7 @@ class EngineHost:
         self._stopping = True
 
     def run(self) -> None:
-        """Serve until told to stop, then end every sequence with an error."""
+        """Serve until told to stop; then say so at once, for whoever goes on with the open sequences elsewhere."""
         while not self._stopping and not self._is_orphaned():
             for command in self._transport.receive(self._patience_s()):
                 self._obey(command)
@@ -87,9 +100,8 @@ class EngineHost:
             for model in self._models.values():
                 model.engine.rest()
             self._waits_for_blocks = bool(working) and not stepped
-        for model in self._models.values():
-            model.engine.end_all("engine_error", "the engine host was shut down")
-        self._send_frame([])
+        self._send_frame([])  # tokens that have been computed are not lost
+        self._transport.send(HostEnding("the engine host was shut down"))
         for model in (*self._models.values(), *self._arriving):
             model.close()
         self._loader.close()
@@ -100,7 +112,7 @@ class EngineHost:
             return _TIER_POLL_S
         if self._outputs or any(model.engine.has_work for model in self._models.values()):
             return 0.0
-        if self._loading:
+        if self._loading or self._owes_ready:
             return _LOADING_POLL_S
         return max(0.0, self._until_heartbeat_s())
 
@@ -115,6 +127,8 @@ class EngineHost:
                 self._load(spec)
             case UnloadModel(name):
                 self._unload(name)
+            case Hello():
+                self._owes_ready = True
             case NewFrontEnd():
                 for model in self._models.values():
                     model.engine.abort_all()
@@ -152,6 +166,9 @@ class EngineHost:
         self._transport.send(ModelUnloaded(name))
 
     def _collect_loads(self) -> None:
+        if self._owes_ready and self._loader.ready is not None:
+            self._owes_ready = False
+            self._transport.send(self._loader.ready)
         for spec, result in self._loader.take_results():
             wanted = self._loading.get(spec.name) is spec  # else it was unloaded while it loaded
             match result:
@@ -213,6 +230,7 @@ class EngineHost:
 
 
 def main() -> None:
+    words = _import_until_told() if sys.argv[1:] == ["--early"] else sys.argv[1:]
     import msgspec
 
     from engine.socket_transport import SocketTransport
@@ -221,7 +239,8 @@ def main() -> None:
     parser.add_argument("--address", required=True, help="where to listen: ipc://PATH or tcp://HOST:PORT")
     parser.add_argument("--config", default="{}", help="a HostConfig as JSON")
     parser.add_argument("--parent", type=int, help="the process to end with, should it die before this one can look")
-    arguments = parser.parse_args()
+    parser.add_argument("--standby", action="store_true", help="wait, fully imported, for the day another host dies")
+    arguments = parser.parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s engine.host %(levelname)s %(message)s")
     try:
         config = msgspec.json.decode(arguments.config, type=HostConfig)
@@ -232,15 +251,27 @@ def main() -> None:
     if config.threads is not None:
         # Read when torch is imported, by every thread that computes.
         os.environ["OMP_NUM_THREADS"] = str(config.threads)
-    # torch's idle threads would look for work for milliseconds, on the cores that the CPU library's threads compute on.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     parent = arguments.parent if arguments.parent is not None else os.getppid()
-    host = EngineHost(config, SocketTransport(arguments.address), is_orphaned=lambda: os.getppid() != parent)
+    transport = SocketTransport(arguments.address)
+    host = EngineHost(config, transport, lambda: os.getppid() != parent, arguments.standby)
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
     # A terminal's Ctrl-C reaches the whole process group; the parent decides when its hosts end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent(parent, host.stop)
     host.run()
+
+
+def _import_until_told() -> list[str]:
+    """The command line, from standard input, while imports are under way in a thread; the loader's thread, which needs them, waits for these.
+    Ends the process when whoever was to send it has ended, or does not want this host."""
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    threading.Thread(target=import_early, name="imports", daemon=True).start()
+    line = sys.stdin.read()
+    if not line:
+        os._exit(0)  # not through the interpreter's end: the thread is inside torch
+    words: list[str] = json.loads(line)
+    return words
 
 
 def _die_with_parent(parent: int, stop: Callable[[], None]) -> None:

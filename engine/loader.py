@@ -11,7 +11,8 @@ import time
 from typing import TYPE_CHECKING
 
 from engine.errors import CheckpointError
-from engine.protocol import HostConfig, LoadProgress, ModelFailed, ModelSpec
+from engine.preparation import prepare
+from engine.protocol import HostConfig, HostReady, LoadProgress, ModelFailed, ModelSpec
 
 if TYPE_CHECKING:
     from engine.kv.shared_tiers import SharedTiers
@@ -26,8 +27,10 @@ _LAST_LOAD_S = 1.0
 
 
 class ModelLoader:
-    def __init__(self, config: HostConfig) -> None:
+    def __init__(self, config: HostConfig, is_standby: bool = False) -> None:
         self._config = config
+        self._is_standby = is_standby
+        self.ready: HostReady | None = None  # once a model could be loaded
         self._specs: queue.SimpleQueue[ModelSpec | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[ModelSpec, LoadResult]] = queue.SimpleQueue()
         self._memory: KvMemory | None = None
@@ -53,9 +56,10 @@ class ModelLoader:
 
     def _run(self) -> None:
         try:
-            import engine.loading  # noqa: F401  (torch, while nobody waits for a model yet)
-        except Exception:  # the same import fails again, and is reported, when a model is loaded
-            log.exception("torch cannot be imported")
+            self.ready = prepare(self._config, self._is_standby)
+        except Exception:  # the same fails again, and is reported, when a model is loaded
+            log.exception("this host cannot be made ready")
+            self.ready = HostReady()
         while (spec := self._specs.get()) is not None:
             self._results.put((spec, self._try_to_load(spec)))
 

@@ -6,8 +6,6 @@ bound.
 """
 
 import math
-import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,17 +18,21 @@ from engine.kv.lending import Account, Lending, NoSlabsError, Reservation
 from engine.kv.prefix_index import CacheIdentity
 from engine.kv.shared_tiers import SharedTiers
 from engine.layers.weights import WeightLoader
+from engine.models.decoder_config import architecture
 from engine.models.registry import CacheShape, Family, Model, ModelConfig, find_family
+from engine.phases import Phases
 from engine.plan import Limits
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
 from engine.rehearsal import Rehearsal
 from engine.runner import ModelRunner
 from engine.warm_up import BackgroundWarmUp
+from engine.weights.bundle import Facts
 from engine.weights.config import eos_token_ids, read_config
 from engine.weights.embedding import EmbeddingRecipe, read_recipe
-from engine.weights.fingerprint import fingerprint
+from engine.weights.filling import ReadingProgress
+from engine.weights.huge_pages import HugePages
 from engine.weights.quantization import Quantization, read_quantization
-from engine.weights.reader import CheckpointReader, ReadingProgress
+from engine.weights.supply import Loaded, Supply
 from engine.weights.unread import UnreadCheckpoint
 from kernels.cpu import library as cpu_kernels
 from kernels.cpu import pages
@@ -55,6 +57,7 @@ class LoadedModel(NamedTuple):
     spec: ModelSpec
     engine: Engine
     place: Account | Reservation | None  # None: an encoder, which caches nothing
+    huge_pages: HugePages | None = None  # on their way under the weights
 
     def is_seated(self) -> bool:
         """Its cache is its own: what others had there, they have left."""
@@ -62,6 +65,8 @@ class LoadedModel(NamedTuple):
 
     def close(self) -> None:
         """It is no longer used: its part of the arena may be borrowed again."""
+        if self.huge_pages is not None:
+            self.huge_pages.close()
         self.engine.close()
         if self.place is not None:
             self.place.close()
@@ -99,7 +104,7 @@ def load_model(
     on_progress: ReadingProgress | None = None,
     tiers: SharedTiers | None = None,
 ) -> LoadedModel:
-    started = time.perf_counter()
+    phases = Phases()
     directory = Path(spec.path)
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is no directory; a model is a directory with config.json and *.safetensors")
@@ -109,126 +114,146 @@ def load_model(
         raw_config["tie_word_embeddings"] = True
     family = find_family(raw_config)
     config = family.parse_config(raw_config)
-    reader = CheckpointReader(directory, on_progress)
-    if config.num_layers == 0:
-        assert recipe is not None, "only embedding models cache nothing"
-        return _load_encoder(spec, host, memory.arena.device, family, config, recipe, reader, started)
-    longest = _longest(config, recipe)
+    phases.end("config")
+    weights_file = None if spec.weights_file is None else Path(spec.weights_file)
+    quantization = read_quantization(raw_config)
+    supply = Supply(directory, architecture(raw_config), weights_file, phases, on_progress, quantization)
     try:
-        dtype = _choose_dtype(spec, reader, memory.arena.device)
-        block = _block_shape(config, host.block_size)
+        loading = _Loading(spec, host, memory, raw_config, family, config, recipe, quantization, supply, phases)
+        if config.num_layers == 0:
+            assert recipe is not None, "only embedding models cache nothing"
+            return loading.encoder(recipe)
+        return loading.decoder(tiers)
+    except StepError as error:
+        raise CheckpointError(str(error)) from error
+    finally:
+        supply.close()
+
+
+class _Loading(NamedTuple):
+    """One load, after its configuration has been read."""
+
+    spec: ModelSpec
+    host: HostConfig
+    memory: KvMemory
+    raw_config: dict[str, Any]
+    family: Family
+    config: ModelConfig
+    recipe: EmbeddingRecipe | None
+    quantization: Quantization | None
+    supply: Supply
+    phases: Phases
+
+    def decoder(self, tiers: SharedTiers | None) -> LoadedModel:
+        spec, block_size, device = self.spec, self.host.block_size, self.memory.arena.device
+        dtype = _choose_dtype(spec, self.supply, device)
+        self.phases.end("fingerprint")
+        block = _block_shape(self.config, block_size)
         block_bytes = math.prod(block) * dtype.itemsize
-        place = _find_place(spec, host, memory, block_bytes)
+        place = _find_place(spec, self.host, self.memory, block_bytes)
         try:
             if isinstance(place, Account):
                 num_blocks, first_slab, num_seen = place.max_blocks, 0, place.grid.capacity
             else:
-                num_blocks = num_seen = _blocks_of(spec.kv_tokens, host.block_size)
+                num_blocks = num_seen = _blocks_of(spec.kv_tokens, block_size)
                 first_slab = place.slabs.start
-            context_length = min(longest, num_blocks * host.block_size)
+            context_length = min(_longest(self.config, self.recipe), num_blocks * block_size)
             if context_length < 2:
                 raise CheckpointError(f"{spec.name} has room for {context_length} token; raise kv_tokens or kv_gib")
-            warm_up = _start_warm_up(
-                spec,
-                family,
-                config,
-                dtype,
-                context_length,
-                host.block_size,
-                recipe,
-                memory.arena.device,
-                read_quantization(raw_config),
-            )
-            loader = _weights(reader, dtype, memory.arena.device, raw_config)
-            model = family.load(config, loader, context_length)
-            reader.finish()
-            warm_up.wait()
-            _warm_up(model, recipe, block, dtype, memory.arena.device, config.vocab_size, context_length)
-            cache = memory.arena.span(first_slab, num_seen * block_bytes)
-            runner = _runner(model, cache.view(dtype).view(num_seen, *block), recipe)
-            info = ModelInfo(
-                name=spec.name,
-                context_length=context_length,
-                vocab_size=config.vocab_size,
-                eos_token_ids=eos_token_ids(directory, raw_config),
-                dtype=str(dtype).removeprefix("torch."),
-                block_size=host.block_size,
-                total_blocks=num_blocks,
-                weights_bytes=loader.loaded_bytes,
-                load_s=time.perf_counter() - started,
-                pooling=recipe and recipe.pooling,
-                embedding_size=config.hidden_size if recipe else 0,
-            )
-            limits = Limits(host.block_size, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting)
+            self.phases.end("kv")
+            loaded = self._load(context_length, dtype, block_size)
+            model = loaded.model
+            # On a CPU all code of a decode step runs in a prompt's as well, and mapped weights were proved when they were read.
+            with_decode = device.type != "cpu" or not loaded.mapped
+            prompt = self._warm_up_prompt(context_length - 1)
+            _warm_up(model, self.recipe, block, dtype, device, prompt, with_decode)
+            self.phases.end("warm_up")
+            cache = self.memory.arena.span(first_slab, num_seen * block_bytes)
+            runner = _runner(model, cache.view(dtype).view(num_seen, *block), self.recipe)
             account = place if isinstance(place, Account) else None
-            layout = f"{_LAYOUT}:{block}:{memory.arena.device.type}"
-            weights = _fingerprint(directory) if tiers else b""
-            identity = CacheIdentity(spec.name, info.dtype, host.block_size, layout, weights)
-            kept = tiers.cache_for(spec.name, runner.kv_cache, host.block_size) if tiers else None
-            return LoadedModel(spec, Engine(info, runner, limits, account, identity=identity, tiers=kept), place)
+            layout = f"{_LAYOUT}:{block}:{device.type}"
+            weights = self.supply.fingerprint if tiers else b""
+            kept = tiers.cache_for(spec.name, runner.kv_cache, block_size) if tiers else None
+            info = self._info(context_length, dtype, loaded.mapped, block_size, num_blocks)
+            identity = CacheIdentity(spec.name, info.dtype, block_size, layout, weights)
+            limits = self._limits(block_size)
+            engine = Engine(info, runner, limits, account, identity=identity, tiers=kept)
+            return LoadedModel(spec, engine, place, _start_moving(loaded))
         except BaseException:
             place.close()
             raise
-    except StepError as error:
-        raise CheckpointError(str(error)) from error
-    finally:
-        reader.close()
 
+    def encoder(self, recipe: EmbeddingRecipe) -> LoadedModel:
+        """One that caches nothing: to the scheduler, a block is a text at work, and there are as many as may run at once."""
+        device = self.memory.arena.device
+        dtype = _choose_dtype(self.spec, self.supply, device)
+        self.phases.end("fingerprint")
+        context_length, num_texts = _longest(self.config, recipe), self.host.max_num_seqs
+        loaded = self._load(context_length, dtype, context_length)
+        cache = torch.empty(num_texts, 0, 2, context_length, 1, 1, dtype=dtype, device=device)
+        runner = _runner(loaded.model, cache, recipe)
+        runner.warm_up(self._warm_up_prompt(context_length))
+        self.phases.end("warm_up")
+        info = self._info(context_length, dtype, loaded.mapped, context_length, num_texts)
+        engine = Engine(info, runner, self._limits(context_length, is_whole=True))
+        return LoadedModel(self.spec, engine, place=None, huge_pages=_start_moving(loaded))
 
-def _fingerprint(directory: Path) -> bytes:
-    try:
-        return fingerprint(directory)
-    except OSError as error:
-        raise CheckpointError(f"{directory} cannot be read again for its fingerprint: {error}") from error
+    def _load(self, context_length: int, dtype: torch.dtype, block_size: int) -> Loaded[Model]:
+        """Kernels are compiled beside the reading."""
+        device = self.memory.arena.device
 
+        def lay_out(loader: WeightLoader) -> Model:
+            return self.family.load(self.config, loader, context_length)
 
-def _load_encoder(
-    spec: ModelSpec,
-    host: HostConfig,
-    device: torch.device,
-    family: Family,
-    config: ModelConfig,
-    recipe: EmbeddingRecipe,
-    reader: CheckpointReader,
-    started: float,
-) -> LoadedModel:
-    """One that caches nothing: to the scheduler, a block is a text at work, and there are as many as may run at once."""
-    try:
-        dtype = _choose_dtype(spec, reader, device)
-        context_length = _longest(config, recipe)
-        warm_up = _start_warm_up(spec, family, config, dtype, context_length, context_length, recipe, device)
-        model = family.load(config, WeightLoader(reader, dtype, device), context_length)
-        reader.finish()
+        warm_up = _start_warm_up(
+            self.spec,
+            self.family,
+            self.config,
+            dtype,
+            context_length,
+            block_size,
+            self.recipe,
+            device,
+            self.quantization,
+        )
+        loaded = self.supply.load(lay_out, dtype, device)
         warm_up.wait()
-        cache = torch.empty(host.max_num_seqs, 0, 2, context_length, 1, 1, dtype=dtype, device=device)
-        runner = _runner(model, cache, recipe)
-        runner.warm_up([i % config.vocab_size for i in range(1, 1 + min(_WARM_UP_TOKENS, context_length))])
-    except StepError as error:
-        raise CheckpointError(str(error)) from error
-    finally:
-        reader.close()
-    info = ModelInfo(
-        name=spec.name,
-        context_length=context_length,
-        vocab_size=config.vocab_size,
-        eos_token_ids=(),
-        dtype=str(dtype).removeprefix("torch."),
-        block_size=context_length,
-        total_blocks=host.max_num_seqs,
-        weights_bytes=reader.num_parameters * dtype.itemsize,
-        load_s=time.perf_counter() - started,
-        pooling=recipe.pooling,
-        embedding_size=config.hidden_size,
+        return loaded
+
+    def _warm_up_prompt(self, most_tokens: int) -> list[int]:
+        # Not token 0: that is often a padding token whose embedding is zero, which would prove nothing.
+        return [i % self.config.vocab_size for i in range(1, 1 + min(_WARM_UP_TOKENS, most_tokens))]
+
+    def _info(
+        self, context_length: int, dtype: torch.dtype, mapped: bool, block_size: int, total_blocks: int
+    ) -> ModelInfo:
+        recipe, is_encoder = self.recipe, self.config.num_layers == 0
+        return ModelInfo(
+            name=self.spec.name,
+            context_length=context_length,
+            vocab_size=self.config.vocab_size,
+            eos_token_ids=() if is_encoder else eos_token_ids(Path(self.spec.path), self.raw_config),
+            dtype=_name(dtype),
+            block_size=block_size,
+            total_blocks=total_blocks,
+            weights_bytes=self.supply.num_bytes(dtype, self.memory.arena.device),
+            load_s=self.phases.total_s,
+            pooling=recipe and recipe.pooling,
+            embedding_size=self.config.hidden_size if recipe else 0,
+            mapped=mapped,
+            load_phases=self.phases.spent,
+        )
+
+    def _limits(self, block_size: int, is_whole: bool = False) -> Limits:
+        host = self.host
+        return Limits(block_size, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting, is_whole=is_whole)
+
+
+def _start_moving(loaded: Loaded[Model]) -> HugePages | None:
+    memory = loaded.memory
+    return (
+        HugePages(memory) if memory is not None and memory.nbytes >= pages.HUGE_PAGE and pages.can_make_huge() else None
     )
-    limits = Limits(context_length, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting, is_whole=True)
-    return LoadedModel(spec, Engine(info, runner, limits), place=None)
-
-
-def _weights(
-    reader: CheckpointReader, dtype: torch.dtype, device: torch.device, config: Mapping[str, Any]
-) -> WeightLoader:
-    reader.skip(r".*\.[kv]_scale")  # of a KV cache in fewer bits than ours
-    return WeightLoader(reader, dtype, device, read_quantization(config))
 
 
 def _start_warm_up(
@@ -243,9 +268,9 @@ def _start_warm_up(
     quantization: Quantization | None = None,
 ) -> BackgroundWarmUp:
     def rehearsal() -> Rehearsal:
-        reader = UnreadCheckpoint.open(Path(spec.path))
+        storage = UnreadCheckpoint.open(Path(spec.path))
         return Rehearsal(
-            family, config, reader, dtype, context_length, block_size, recipe and recipe.pooling, quantization
+            family, config, storage, dtype, context_length, block_size, recipe and recipe.pooling, quantization
         )
 
     return BackgroundWarmUp(spec.name, rehearsal, device)
@@ -262,13 +287,24 @@ def _longest(config: ModelConfig, recipe: EmbeddingRecipe | None) -> int:
     return config.context_length if most is None else min(most, config.context_length)
 
 
-def _choose_dtype(spec: ModelSpec, reader: CheckpointReader, device: torch.device) -> torch.dtype:
-    if spec.dtype != "auto":
-        return _DTYPES[spec.dtype]
-    if device.type == "cpu" and reader.num_parameters < SMALL_MODEL_PARAMETERS:
+def _choose_dtype(spec: ModelSpec, supply: Supply, device: torch.device) -> torch.dtype:
+    packed, facts = supply.packed_dtype, supply.facts
+    if packed is not None and spec.dtype not in ("auto", _name(packed)):
+        raise CheckpointError(
+            f"{spec.path} was packed as {_name(packed)}; say dtype auto, or pack it again as {spec.dtype}"
+        )
+    return packed or (choose_dtype(facts, device) if spec.dtype == "auto" else _DTYPES[spec.dtype])
+
+
+def choose_dtype(facts: Facts, device: torch.device) -> torch.dtype:
+    if device.type == "cpu" and facts.num_parameters < SMALL_MODEL_PARAMETERS:
         return torch.float32
     # Of the two 16-bit types only bf16 has fp32's range, which activations of large models need.
-    return torch.float32 if reader.dtypes - {"I64"} == {"F32"} else torch.bfloat16
+    return torch.float32 if set(facts.dtypes) - {"I64"} == {"F32"} else torch.bfloat16
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _find_place(spec: ModelSpec, host: HostConfig, memory: KvMemory, block_bytes: int) -> Account | Reservation:
@@ -305,11 +341,11 @@ def _warm_up(
     block: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
-    vocab_size: int,
-    context_length: int,
+    prompt: list[int],
+    with_decode: bool,
 ) -> None:
     """In a cache of its own: the arena's blocks may be at work for other models."""
-    # Not token 0: that is often a padding token whose embedding is zero, which would prove nothing.
-    prompt = [i % vocab_size for i in range(1, 1 + min(_WARM_UP_TOKENS, context_length - 1))]
     num_blocks = -(-(len(prompt) + 1) // block[2])
-    _runner(model, torch.zeros(num_blocks, *block, dtype=dtype, device=device), recipe).warm_up(prompt)
+    _runner(model, torch.zeros(num_blocks, *block, dtype=dtype, device=device), recipe).warm_up(
+        prompt, with_decode=with_decode
+    )

@@ -63,6 +63,9 @@ class ModelSpec:
     dtype: Dtype = "auto"
     # KV cache in tokens that is this model's alone, no more and no less; None: it borrows from the arena what others leave
     kv_tokens: int | None = None
+    # One flat file in memory, of the runtime's, that outlives this host: mapped where it is whole and of exactly this
+    # checkpoint, else written on the way. None: weights in the host's own memory
+    weights_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +127,16 @@ class UnloadModel:
 
 
 @dataclass(frozen=True, slots=True)
+class Hello:
+    """The front end is there. Answered by HostReady, as soon as the host could load a model."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     pass
 
 
-Command = Submit | Abort | LoadModel | UnloadModel | Shutdown
+Command = Submit | Abort | LoadModel | UnloadModel | Hello | Shutdown
 
 
 # Host -> front end
@@ -193,6 +201,8 @@ class ModelInfo:
     load_s: float
     pooling: Pooling | None = None  # an embedding model, made for this one; None: a model that generates
     embedding_size: int = 0
+    mapped: bool = False  # the weights came from a whole bundle: the checkpoint was not read
+    load_phases: tuple[tuple[str, float], ...] = ()  # (name, seconds) of the load, in order
 
 
 class HostPhases(NamedTuple):
@@ -219,6 +229,14 @@ class StepOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class HostReady:
+    """What needs no model has been done: imports, the kernels' library, the device's context."""
+
+    phases: tuple[tuple[str, float], ...] = ()  # (name, seconds) of it, in order
+    device_bytes: int | None = None  # of a CUDA device, free before the KV arena is made; None: a CPU has the machine's
+
+
+@dataclass(frozen=True, slots=True)
 class LoadProgress:
     name: str
     done_bytes: int
@@ -242,4 +260,11 @@ class ModelUnloaded:
     name: str
 
 
-Event = StepOutput | LoadProgress | ModelReady | ModelFailed | ModelUnloaded
+@dataclass(frozen=True, slots=True)
+class HostEnding:
+    """The last event: the host was told to end, and computes nothing more. What it has not finished is as if it had been killed."""
+
+    reason: str
+
+
+Event = StepOutput | HostReady | LoadProgress | ModelReady | ModelFailed | ModelUnloaded | HostEnding

@@ -16,7 +16,7 @@ from engine.models.registry import Family, Model, ModelConfig
 from engine.pooling import PIECES
 from engine.protocol import Pooling
 from engine.weights.quantization import Quantization
-from engine.weights.reader import CheckpointReader
+from engine.weights.unread import UnreadCheckpoint
 from kernels.draws import Draw, Draws
 from kernels.logprobs import token_logprobs
 from kernels.penalties import LogitEntries, penalize_, restore_
@@ -40,7 +40,7 @@ class Rehearsal(NamedTuple):
 
     family: Family
     config: ModelConfig
-    reader: CheckpointReader
+    storage: UnreadCheckpoint
     dtype: torch.dtype
     context_length: int
     block_size: int
@@ -53,7 +53,7 @@ def rehearse_model(rehearsal: Rehearsal) -> "list[Launch]":
 
 
 def _run(rehearsal: Rehearsal) -> None:
-    loader = WeightLoader(rehearsal.reader, rehearsal.dtype, torch.device("meta"), rehearsal.quantization)
+    loader = WeightLoader(rehearsal.storage, rehearsal.dtype, torch.device("meta"), rehearsal.quantization)
     model = rehearsal.family.load(rehearsal.config, loader, rehearsal.context_length)
     config = rehearsal.config
     arena = pretend(

@@ -95,9 +95,10 @@ class ModelRunner:
     def reset(self) -> None:
         self.kv_cache.zero_()
 
-    def warm_up(self, prompt: SequenceOf[int]) -> None:
+    def warm_up(self, prompt: SequenceOf[int], *, with_decode: bool = True) -> None:
         """A short prompt and one more token, in blocks that nobody holds yet: the first request should not pay for lazy
-        initialisation, and a model that yields no numbers should not seem ready."""
+        initialisation, and a model that yields no numbers should not seem ready. One pass, without the token, suffices
+        where nothing but memory can be cold."""
         sequence = Sequence.throwaway(list(prompt), blocks=range(-(-(len(prompt) + 1) // self.block_size)))
         if self.pooling is not None:
             sequence.pooling = self.pooling
@@ -107,7 +108,7 @@ class ModelRunner:
                     "its hidden states are not finite; the weights do not fit config.json or the chosen dtype"
                 )
             return
-        for length in (len(prompt), 1):
+        for length in (len(prompt), 1) if with_decode else (len(prompt),):
             token = self.launch([Chunk.next_of(sequence, length)]).collect().chunks[0].token
             if token is None or not token.is_finite:
                 raise StepError("its logits are not finite; the weights do not fit config.json or the chosen dtype")

@@ -7,7 +7,7 @@ second (prefill's floor). Nothing is loaded from disk; nothing outside torch and
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -19,7 +19,6 @@ from engine.models.dense import DenseConfig, load
 from engine.plan import Chunk
 from engine.runner import ModelRunner
 from engine.sequence import Sequence
-from engine.weights.reader import CheckpointReader
 from kernels.cpu import library, pages
 from load_tests.ceilings import NAMES, Ceilings
 from load_tests.timing import Budget, host_times_s
@@ -49,10 +48,27 @@ SHAPES = {
 
 
 class RandomWeights:
-    """Stands where a CheckpointReader would, and fills each tensor with small random numbers where it lies."""
+    """Stands where a checkpoint would, and fills each tensor with small random numbers where it lies."""
 
-    def read(self, name: str, into: torch.Tensor) -> None:
-        into.normal_(0.0, 0.02) if into.dim() > 1 else into.fill_(1.0)
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        into = (
+            pages.empty(shape, dtype)
+            if self._device.type == "cpu"
+            else torch.empty(shape, dtype=dtype, device=self._device)
+        )
+        return into.normal_(0.0, 0.02) if into.dim() > 1 else into.fill_(1.0)
+
+    def fill(self, into: torch.Tensor, stored: object, make: object, is_cut: bool) -> None:
+        pass
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        raise KeyError(name)  # asked of quantized checkpoints alone
+
+    def compute(self, work: Callable[[], None]) -> None:
+        work()
 
     def skip(self, pattern: str) -> None:
         pass
@@ -63,7 +79,7 @@ class RandomWeights:
 
 @torch.inference_mode()
 def make_runner(config: DenseConfig, device: torch.device, dtype: torch.dtype, kv_tokens: int) -> ModelRunner:
-    loader = WeightLoader(cast(CheckpointReader, RandomWeights()), dtype, device)
+    loader = WeightLoader(RandomWeights(device), dtype, device)
     model = load(config, loader, config.context_length)
     shape = (-(-kv_tokens // BLOCK_SIZE), config.num_layers, 2, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
     kv_cache = torch.zeros(shape, dtype=dtype, device=device)

@@ -4,7 +4,8 @@ Everything that lives as long as the site is made here and handed on; nothing is
 """
 
 import os
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
 
@@ -16,9 +17,13 @@ from starlette.responses import Response
 
 from runtime.admission import Admission
 from runtime.engines.continuation import Continuations
-from runtime.engines.hosts import EngineHosts, Launcher
-from runtime.engines.launch import ProcessLauncher
+from runtime.engines.early_host import EarlyHost
+from runtime.engines.fleet import Fleet
+from runtime.engines.hosts import Launcher
+from runtime.engines.launch import launchers_of
 from runtime.engines.models import Models
+from runtime.engines.slot import Wake
+from runtime.engines.weights_tier import open_tier
 from runtime.functions.serving import site_functions
 from runtime.generation import Generator
 from runtime.metrics import Metrics
@@ -27,36 +32,56 @@ from runtime.middleware.identity import Identity
 from runtime.middleware.unread import UnreadBody
 from runtime.routes.functions import function_routes
 from runtime.routes.health import Health
+from runtime.routes.internal import Internal
 from runtime.routes.openai import openai_routes
 from runtime.routes.workers_ai import workers_ai_routes
+from runtime.timeline import Timeline
 from sites.config import ConfigError, SiteConfig
 from wire.errors import ApiError
 from wire.headers import HOP_SECRET_ENV
 
 
-def build_app(site: SiteConfig, *, launcher: Launcher | None = None, hop_secret: str | None = None) -> Starlette:
-    """`launcher` starts the engine host (by default a process of its own); `hop_secret` comes from the environment unless given."""
+def build_app(
+    site: SiteConfig,
+    *,
+    launchers: Sequence[Launcher] | None = None,
+    hop_secret: str | None = None,
+    early: EarlyHost | None = None,
+) -> Starlette:
+    """`launchers` start the engine hosts, one for each device (by default processes, `early` the first); `hop_secret` comes from the environment
+    unless given."""
     secret = hop_secret if hop_secret is not None else os.environ.get(HOP_SECRET_ENV) or None
     if site.listen.require_hop and secret is None:
         raise ConfigError(f"site {site.name!r}: listen.require_hop needs the network's secret in {HOP_SECRET_ENV}")
     metrics = Metrics(site.name)
     admission = Admission(site.limits.max_inflight)
-    hosts = EngineHosts(launcher or ProcessLauncher(site.engine, site.name), site.engine)
-    models = Models(site.models, hosts)
-    engine = Continuations(hosts, models, site.limits.continue_within_s, metrics.cut)
+    timeline = Timeline()
+    fleet = Fleet(launchers or launchers_of(site.engine, site.name, early), site.engine, timeline)
+    tier = open_tier(site)
+
+    def wake(wake: Wake) -> None:
+        metrics.wake(wake)
+        timeline.note_phases(wake.phases, time.time(), wake.model)
+
+    models = Models(site, fleet, tier, on_wake=wake, on_eviction=metrics.evicted, on_scaling=metrics.scaled)
+    engine = Continuations(fleet, models, site.limits.continue_within_s, metrics.cut)
     generator = Generator(models, engine, admission, metrics, site.limits.request_timeout_s)
 
     functions = site_functions(site, lambda: app)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with hosts:
-            models.start()
-            try:
-                async with functions or nullcontext():
-                    yield
-            finally:
-                await models.stop()
+        try:
+            async with fleet:
+                models.start()
+                try:
+                    async with functions or nullcontext():
+                        yield
+                finally:
+                    await models.stop()
+        finally:
+            if tier is not None:
+                tier.close()
 
     app = Starlette(
         routes=[
@@ -74,20 +99,24 @@ def build_app(site: SiteConfig, *, launcher: Launcher | None = None, hop_secret:
         exception_handlers={HTTPException: _as_api_error},
         lifespan=lifespan,
     )
-    health = Health(site, hosts, models, admission, metrics, _version(), lambda: app.state.url, functions)
-    app.router.routes.extend(health.routes())
+    health = Health(site, fleet, models, admission, metrics, _version(), lambda: app.state.url, functions)
+    app.router.routes.extend((*health.routes(), *Internal(models, timeline, secret).routes()))
     app.router.redirect_slashes = False  # a redirected POST is a surprise; an unknown path is a 404
     app.state.url = None  # known once the socket is bound
-    app.state.admission, app.state.health, app.state.models, app.state.hosts = admission, health, models, hosts
+    app.state.timeline = timeline
+    app.state.admission, app.state.health, app.state.models, app.state.fleet = admission, health, models, fleet
     app.state.functions = functions
-    hosts.on_step(metrics.step)
+    fleet.on_step(metrics.step)
     gauges: dict[str, Callable[[], float]] = {
         "inflight_requests": lambda: admission.inflight,
         "reserved_tokens": lambda: sum(admission.reserved.values()),
-        "engine_restarts": lambda: hosts.restarts,
+        "engine_restarts": lambda: fleet.restarts,
+        "engine_standby_ready": lambda: fleet.standbys_ready,
+        "engine_standbys_taken": lambda: fleet.standbys_taken,
+        "engine_hosts_up": lambda: fleet.num_up,
         "ready": lambda: not health.why_not_ready(),
     }
-    metrics.watch(lambda: hosts.client.loads if hosts.client is not None else {}, gauges)
+    metrics.watch(fleet.loads, gauges, models.statuses)
     return app
 
 

@@ -12,7 +12,7 @@ from engine.client import EngineError
 from engine.protocol import Pooling, SamplingParams, Submit
 from engine.tokenizer import INLINE_CHARACTERS
 from runtime.accounts import Tenant
-from runtime.engines.models import LoadedModel
+from runtime.engines.slot import LoadedModel
 from runtime.generation import Generator, as_api_errors
 from runtime.validation import EmbeddingInput, ValidEmbedding
 from wire.chat import Usage
@@ -54,8 +54,7 @@ class Embedder:
             site.metrics.request(request.model) as measure,
             site.admission.permit() as permit,
         ):
-            async with asyncio.timeout(site.request_timeout_s):
-                model = await self.models.ready(request.model)
+            async with asyncio.timeout(site.request_timeout_s), self.models.use(request.model) as model:
                 pooling = self._check(request, model)
                 prompts = await _encode(model, request)
                 permit.reserve(request.model, _most_at_once(prompts), 0, self.models.kv_tokens(model))

@@ -18,7 +18,8 @@ from engine.tokenizer import TokenizerError
 from runtime.accounts import Tenant
 from runtime.admission import RETRY_AFTER_S, Admission
 from runtime.engines.continuation import Continuations
-from runtime.engines.models import LoadedModel, Models
+from runtime.engines.models import Models
+from runtime.engines.slot import LoadedModel
 from runtime.metrics import Metrics
 from runtime.pump import Pump, pumping
 from runtime.resumption import resumed
@@ -53,8 +54,7 @@ class Generator:
             self.metrics.request(request.model) as measure,
             self.admission.permit() as permit,
         ):
-            async with asyncio.timeout(self.request_timeout_s):
-                model = await self.models.ready(request.model)
+            async with asyncio.timeout(self.request_timeout_s), self.models.use(request.model) as model:
                 refuse_embedder(model, request)
                 prompt = await encode(model, request)
                 params = sampling_params(model, request, len(prompt))

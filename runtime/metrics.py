@@ -6,20 +6,24 @@ One registry per application, so that several sites can live in one process. The
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.protocol import ModelLoad, StepOutput
+from engine.protocol import StepOutput
+from runtime.engines.fleet import HostLoad
+from runtime.engines.slot import Wake
 from wire.chat import Usage
 from wire.errors import ApiError
+from wire.status import ModelStatus, Residency
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TTFT_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10, 20, 40, 80)
 _ITL_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5)
 _E2E_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+_WAKE_MS = (5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 5120, 10240, 20480, 40960)
 
 
 class Answer(Protocol):
@@ -36,7 +40,7 @@ class Answer(Protocol):
         """None until it has ended by itself."""
 
 
-Loads = Callable[[], dict[str, ModelLoad]]
+Loads = Callable[[], Iterable[HostLoad]]
 
 
 class Metrics:
@@ -80,11 +84,30 @@ class Metrics:
             "pilotlight_engine_step_device_ms", "Device time of an engine step", registry=registry,
             buckets=(0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
         )  # fmt: skip
+        self._wakes = Histogram(
+            "pilotlight_wake_ms",
+            "Wakes of models by clock: from disk, from host memory, with another put to sleep for it (swap), after its host died (crash), "
+            "on a further device (sibling)",
+            ["model_name", "clock"], registry=registry, buckets=_WAKE_MS,
+        )  # fmt: skip
+        self._wake_phases = Histogram(
+            "pilotlight_wake_phase_ms", "What the time of wakes went into", ["clock", "phase"], registry=registry, buckets=_WAKE_MS,
+        )  # fmt: skip
+        self._evictions = Counter(
+            "pilotlight_evictions", "Models put to sleep, by where they sleep", ["model_name", "to"], registry=registry
+        )
+        self._scalings = Counter(
+            "pilotlight_scalings", "Further copies of a hot model that were begun (up) and given up (down)",
+            ["model_name", "direction"], registry=registry,
+        )  # fmt: skip
         Gauge("pilotlight_site_info", "Always 1", ["site"], registry=registry).labels(site).set(1)
 
-    def watch(self, loads: Loads, gauges: dict[str, Callable[[], float]]) -> None:
-        """Read at scrape time: the engine's own counts, and the given gauges by name."""
+    def watch(
+        self, loads: Loads, gauges: dict[str, Callable[[], float]], statuses: Callable[[], Iterable[ModelStatus]]
+    ) -> None:
+        """Read at scrape time: the engine's own counts, the given gauges by name, where each model is."""
         self.registry.register(_LoadCollector(loads))
+        self.registry.register(_ResidencyCollector(statuses))
         for name, read in gauges.items():
             Gauge(f"pilotlight_{name}", name.replace("_", " "), registry=self.registry).set_function(read)
 
@@ -97,6 +120,17 @@ class Metrics:
 
     def cut(self, model: str, outcome: str) -> None:
         self._cut.labels(model, outcome).inc()
+
+    def wake(self, wake: Wake) -> None:
+        self._wakes.labels(wake.model, wake.clock).observe(wake.ms)
+        for name, seconds in wake.phases:
+            self._wake_phases.labels(wake.clock, name).observe(1e3 * seconds)
+
+    def evicted(self, model: str, where: str) -> None:
+        self._evictions.labels(model, where).inc()
+
+    def scaled(self, model: str, direction: str) -> None:
+        self._scalings.labels(model, direction).inc()
 
     def response(self, endpoint: str, status: int) -> None:
         self._http.labels(endpoint, str(status)).inc()
@@ -164,13 +198,13 @@ class Measure:
 
 
 class _LoadCollector(Collector):
-    """The engine's newest frame as metrics."""
+    """The engine hosts' newest frames as metrics, by the number of the device: a model's counts begin anew where it wakes."""
 
     def __init__(self, loads: Loads) -> None:
         self._loads = loads
 
     def collect(self) -> Iterable[Metric]:
-        label = ["model_name"]
+        label = ["model_name", "engine"]  # vLLM numbers them, too
         running = GaugeMetricFamily("vllm:num_requests_running", "Sequences being decoded or prefilled", labels=label)
         waiting = GaugeMetricFamily("vllm:num_requests_waiting", "Sequences not started", labels=label)
         usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", labels=label)
@@ -183,15 +217,38 @@ class _LoadCollector(Collector):
         )
         preemptions = CounterMetricFamily("vllm:num_preemptions", "Sequences that gave their blocks back", labels=label)
         swaps = CounterMetricFamily("pilotlight_swaps", "Of these, with their blocks kept in host memory", labels=label)
-        for name, load in self._loads().items():
-            running.add_metric([name], load.running)
-            waiting.add_metric([name], load.waiting)
-            usage.add_metric([name], 1 - load.free_blocks / load.total_blocks if load.total_blocks else 0.0)
-            queries.add_metric([name], load.prefix_queries)
-            hits.add_metric([name], load.prefix_hits)
-            host_hits.add_metric([name], load.prefix_host_hits)
-            disk_hits.add_metric([name], load.prefix_disk_hits)
-            losses.add_metric([name], load.tier_losses)
-            preemptions.add_metric([name], load.preemptions)
-            swaps.add_metric([name], load.swaps)
+        for device_index, name, load in self._loads():
+            labels = [name, str(device_index)]
+            running.add_metric(labels, load.running)
+            waiting.add_metric(labels, load.waiting)
+            usage.add_metric(labels, 1 - load.free_blocks / load.total_blocks if load.total_blocks else 0.0)
+            queries.add_metric(labels, load.prefix_queries)
+            hits.add_metric(labels, load.prefix_hits)
+            host_hits.add_metric(labels, load.prefix_host_hits)
+            disk_hits.add_metric(labels, load.prefix_disk_hits)
+            losses.add_metric(labels, load.tier_losses)
+            preemptions.add_metric(labels, load.preemptions)
+            swaps.add_metric(labels, load.swaps)
         return (running, waiting, usage, queries, hits, host_hits, disk_hits, losses, preemptions, swaps)
+
+
+class _ResidencyCollector(Collector):
+    """Where each model is: 1 for that place, 0 for the others."""
+
+    def __init__(self, statuses: Callable[[], Iterable[ModelStatus]]) -> None:
+        self._statuses = statuses
+
+    def collect(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily(
+            "pilotlight_model_residency",
+            "Where a model's weights are: 1 there, 0 elsewhere",
+            labels=["model_name", "residency"],
+        )
+        copies = GaugeMetricFamily(
+            "pilotlight_model_copies", "Devices on which a model is awake", labels=["model_name"]
+        )
+        for status in self._statuses():
+            copies.add_metric([status.name], status.copies)
+            for place in get_args(Residency):
+                family.add_metric([status.name, place], float(status.residency == place))
+        return (family, copies)

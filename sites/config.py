@@ -5,6 +5,7 @@ the file, the key and the nearest valid one (invariant I7). The module refuses t
 """
 
 import difflib
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -41,9 +42,22 @@ class ListenConfig(Table):
 
 
 class EngineConfig(Table):
-    """One engine host: a process that owns a device group and holds several models."""
+    """Engine hosts: one process for each device, which holds several models. Sizes are each host's own, but for weights_host_gib, which all share."""
 
     device: str = Field("auto", description='"auto", "cpu", "cuda" or "cuda:N"')
+    devices: tuple[str, ...] | None = Field(
+        None,
+        min_length=1,
+        description='instead of device, where the site has several: ["cuda:0", "cuda:1"]; "cpu" may be repeated, and the cores are then divided',
+    )
+    scale_up_wait_s: float = Field(
+        1.0,
+        ge=0,
+        description="a model whose next request would wait for so long, for a few seconds on end, wakes on a further device with room; 0: never",
+    )
+    scale_down_after_s: float = Field(
+        30.0, gt=0, description="a further copy sleeps when for so long the others would have done without it"
+    )
     threads: int | None = Field(None, ge=1, description="CPU threads of one operation; unset: torch's choice")
     kv_gib: float = Field(0.25, gt=0, description="KV cache of all models together, in GiB")
     kv_host_gib: float = Field(
@@ -54,12 +68,62 @@ class EngineConfig(Table):
         description="directory where KV blocks outlive that as well; unset: none. Each site takes a part of its own",
     )
     kv_disk_gib: float = Field(8.0, gt=0, description="of kv_disk_dir, at most")
+    weights_gib: float | None = Field(
+        None,
+        gt=0,
+        description="weights of awake models, at most; unset: no limit on a CPU, the device's memory beside the KV cache on CUDA",
+    )
+    weights_host_gib: float | None = Field(
+        None,
+        ge=0,
+        description="shared memory where weights outlive sleep and an engine restart; 0: none; unset: up to half of what is available",
+    )
     block_size: int = Field(16, ge=1, le=256, description="tokens in one KV block")
     max_num_batched_tokens: int = Field(2048, ge=16, description="token budget of one step")
     max_num_seqs: int = Field(64, ge=1, description="sequences running at once")
     max_waiting: int = Field(1024, ge=1, description="sequences waiting, beyond which requests are refused")
     start_timeout_s: float = Field(60.0, gt=0, description="a host that has not answered by then is restarted")
     step_deadline_s: float = Field(30.0, gt=0, description="a host with work and no step for so long is restarted")
+
+    standby: bool | None = Field(
+        None,
+        description="keep a second host, imported and without a model, that takes over when the first dies (160 MiB); "
+        "unset: where 1.25 GiB of memory are available",
+    )
+    standby_after_s: float = Field(
+        5.0, ge=0, description="how long the site has been without work before that host is prepared"
+    )
+
+    @property
+    def all_devices(self) -> tuple[str, ...]:
+        return (self.device,) if self.devices is None else self.devices
+
+    @field_validator("device")
+    @classmethod
+    def _is_a_device(cls, device: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+            raise ValueError(f"{device!r} is no device; say auto, cpu, cuda or cuda:N")
+        return device
+
+    @field_validator("devices")
+    @classmethod
+    def _can_stand_together(cls, devices: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for device in devices or ():
+            if not re.fullmatch(r"cpu|cuda:\d+", device):
+                raise ValueError(f"{device!r} does not say which device it is; say cpu or cuda:N")
+            if device != "cpu" and (devices or ()).count(device) > 1:
+                raise ValueError(f"{device!r} is named twice, and one engine host has a GPU to itself: name each once")
+        if len({device.partition(":")[0] for device in devices or ()}) > 1:
+            raise ValueError(
+                "a model's weights lie in host memory as one kind of device wants them: name CPUs or GPUs, not both"
+            )
+        return devices
+
+    @model_validator(mode="after")
+    def _devices_are_named_once(self) -> "EngineConfig":
+        if self.devices is not None and "device" in self.model_fields_set:
+            raise ValueError("device and devices are both given: drop one of them")
+        return self
 
     @model_validator(mode="after")
     def _the_disk_is_fed_by_the_host(self) -> "EngineConfig":
@@ -73,8 +137,16 @@ class ModelConfig(Table):
     source: str = Field(description='"embedded:ember", a directory, or a Hugging Face hub id')
     aliases: tuple[str, ...] = Field((), description="further names for the same model")
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    residency: Literal["device", "disk"] = Field(
-        "device", description="device: loaded at start; disk: loaded by its first request"
+    residency: Literal["device", "auto", "host", "disk"] = Field(
+        "device",
+        description="device: loaded at start, stays awake; auto: woken by its first request, sleeps in host memory when others need the room; "
+        "host: the same, read into host memory at start and kept there; disk: woken by its first request, sleeps on disk",
+    )
+    priority: int = Field(0, ge=-8, le=7, description="where room is needed, models of a higher one sleep last")
+    sleep_after_s: float | None = Field(
+        None,
+        gt=0,
+        description="asleep when unused for so long, whoever needs the room; unset: only when others need it",
     )
     kv_tokens: int | None = Field(
         None, ge=16, description="KV cache in tokens that is this model's alone; unset: it borrows what others leave"
@@ -131,6 +203,9 @@ class FunctionsConfig(Table):
 
 class LimitsConfig(Table):
     max_body_mib: float = Field(8.0, gt=0)
+    max_waking: int = Field(
+        128, ge=1, description="requests that wait for one model to wake, beyond which they are refused with 503"
+    )
     max_inflight: int = Field(256, ge=1, description="requests at work at once, beyond which they are refused with 503")
     request_timeout_s: float = Field(
         600.0, gt=0, description="a request that has not ended by then is ended with an error"
@@ -147,7 +222,7 @@ class LimitsConfig(Table):
 
 
 class SiteConfig(Table):
-    """One location: a runtime, its engine host, its models and functions."""
+    """One location: a runtime, its engine hosts, its models and functions."""
 
     name: Name = Field(description="airport code and number, such as ams1")
     place: PlaceConfig
@@ -156,6 +231,17 @@ class SiteConfig(Table):
     models: tuple[ModelConfig, ...] = Field(min_length=1)
     functions: FunctionsConfig = Field(default_factory=FunctionsConfig)
     limits: LimitsConfig = LimitsConfig()
+
+    @model_validator(mode="after")
+    def _sleepers_have_a_place(self) -> "SiteConfig":
+        for model in self.models:
+            if model.residency == "host" and self.engine.weights_host_gib == 0:
+                raise ValueError(
+                    f"model {model.name!r} is to sleep in host memory, and engine.weights_host_gib is 0: raise it, or say auto or disk"
+                )
+            if model.residency == "device" and model.sleep_after_s is not None:
+                raise ValueError(f"model {model.name!r} is to stay on the device: drop sleep_after_s, or say auto")
+        return self
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "SiteConfig":

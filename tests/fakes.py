@@ -14,7 +14,17 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from engine.client import EngineError, ProgressCallback
-from engine.protocol import ModelInfo, ModelLoad, ModelSpec, Pooling, StepOutput, Submit, TokenLogprobs, TokenOutput
+from engine.protocol import (
+    HostReady,
+    ModelInfo,
+    ModelLoad,
+    ModelSpec,
+    Pooling,
+    StepOutput,
+    Submit,
+    TokenLogprobs,
+    TokenOutput,
+)
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = ("<tool_call>", "</tool_call>")
@@ -99,6 +109,7 @@ class FakeEngineClient:
         self.load_error: EngineError | None = None
         self.context_length = 512
         self.vocab_size = 261
+        self.hello_gate: asyncio.Event | None = None
         self.pooling: Pooling | None = None
         self.embedding_size = 0
         self.loads: dict[str, ModelLoad] = {}
@@ -110,6 +121,12 @@ class FakeEngineClient:
 
     def on_step(self, callback: Callable[[StepOutput], None]) -> None:
         self._callbacks.append(callback)
+
+    async def hello(self) -> HostReady:
+        self._check()
+        if self.hello_gate is not None:
+            await self._or_death(self.hello_gate.wait())
+        return HostReady((("import", 0.5),))
 
     async def load_model(self, spec: ModelSpec, on_progress: ProgressCallback | None = None) -> ModelInfo:
         self._check()
@@ -248,20 +265,22 @@ class FakeLauncher:
     """Every launch makes a host with a client of its own; `prepare` may change it before anybody uses it."""
 
     def __init__(self, prepare: Callable[[FakeEngineClient], None] = lambda client: None) -> None:
-        self.hosts: list[FakeHost] = []
+        self.hosts: list[FakeHost] = []  # that were launched to serve
+        self.standbys: list[FakeHost] = []
         self.prepare = prepare
         self.failures: list[Exception] = []  # raised by the next launches
+        self.client_class = FakeEngineClient
 
-    async def launch(self) -> FakeHost:
+    async def launch(self, *, standby: bool = False) -> FakeHost:
         if self.failures:
             raise self.failures.pop(0)
-        client = FakeEngineClient()
+        client = self.client_class()
         self.prepare(client)
-        self.hosts.append(FakeHost(client))
-        return self.hosts[-1]
+        (self.standbys if standby else self.hosts).append(FakeHost(client))
+        return (self.standbys if standby else self.hosts)[-1]
 
     def close(self) -> None:
-        assert all(host.is_stopped for host in self.hosts[-1:])
+        assert all(host.is_stopped for host in (*self.hosts[-1:], *self.standbys[-1:]))
 
     @property
     def client(self) -> FakeEngineClient:

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 _STORED_PER_STEP_BYTES = 32 << 20
 _BATCH_BYTES = 4 << 20  # under way at once: what an overwriting, an abort or a fetch may have to wait for
+_LAST_STORES_S = 2.0  # 20 GiB of blocks from a device, 4 on a CPU; the other models of the host wait meanwhile
 _LAST_COPY_S = 10.0
 
 
@@ -226,6 +227,14 @@ class TieredCache:
             self.let_go(owner)
 
     def close(self) -> None:
+        """What is complete is kept first: a model that goes to sleep finds its conversations again. It is little, since stores begin whenever
+        there is nothing else to do."""
+        if not self._is_broken:
+            self.begin_stores(everything=True)
+            with self._condition:
+                self._condition.wait_for(
+                    lambda: not (self._stores or self._is_storing) or self._is_broken, _LAST_STORES_S
+                )
         self.reset()
         with self._condition:
             self._closing = True

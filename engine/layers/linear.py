@@ -24,7 +24,7 @@ class Linear:
         weight = loader.matrix(names, rows, columns)
         biases = [f"{name}.bias" for name in names]
         # some quantizers write biases, zeros mostly, where the family has none
-        has_bias = bias or (loader.quantization is not None and all(name in loader.reader for name in biases))
+        has_bias = bias or (loader.is_quantized and loader.has_rows(biases))
         return cls(weight, loader.rows(biases, rows) if has_bias else None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

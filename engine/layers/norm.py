@@ -43,14 +43,22 @@ class HeadNorm:
         cls, loader: WeightLoader, names: Sequence[str], heads: Sequence[int], head_dim: int, kind: NormKind
     ) -> "HeadNorm":
         """The checkpoint keeps one row for all query heads and one for all key heads."""
-        rows = [
-            _load_weight(loader, name, head_dim, kind).expand(n, head_dim) for name, n in zip(names, heads, strict=True)
-        ]
-        return cls(torch.cat(rows), kind.eps)
+        weight = _loader_for(loader, kind).empty(f"{names[0]}.weight...", sum(heads), head_dim)
+        for name, part in zip(names, torch.split(weight, list(heads)), strict=True):
+            loader.read(f"{name}.weight", part, (head_dim,), lambda row: _add_offset(row, kind))
+        return cls(weight, kind.eps)
 
 
 def _load_weight(loader: WeightLoader, name: str, size: int, kind: NormKind) -> torch.Tensor:
-    if not kind.offset:
-        return loader.tensor(f"{name}.weight", size)
+    weight = _loader_for(loader, kind).empty(f"{name}.weight", size)
+    loader.read(f"{name}.weight", weight, (size,), lambda stored: _add_offset(stored, kind))
+    return weight
+
+
+def _loader_for(loader: WeightLoader, kind: NormKind) -> WeightLoader:
     # 1 + weight in bf16 would round the weight to 8 bits below one: the sum stays in fp32, as the kernel's products do.
-    return loader._replace(dtype=torch.float32).tensor(f"{name}.weight", size).add_(kind.offset)
+    return loader.with_dtype(torch.float32) if kind.offset else loader
+
+
+def _add_offset(stored: torch.Tensor, kind: NormKind) -> torch.Tensor:
+    return stored.float() + kind.offset if kind.offset else stored

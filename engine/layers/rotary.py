@@ -25,13 +25,20 @@ class RotaryRule(NamedTuple):
 
 
 class RotaryTable:
-    """cos, sin [context_length, head_dim / 2] in fp32."""
+    """cos, sin [context_length, head_dim / 2] in fp32, once they are computed."""
 
     def __init__(self, rule: RotaryRule, head_dim: int, context_length: int, device: torch.device) -> None:
-        angles = torch.outer(torch.arange(context_length, dtype=torch.float32), rotary_frequencies(rule, head_dim))
-        factor = rule.values.get("attention_factor", 1.0)  # of yarn: sharpens attention, half of it in q and half in k
-        self.cos = (angles.cos() * factor).to(device)
-        self.sin = (angles.sin() * factor).to(device)
+        self._rule = rule
+        self._head_dim = head_dim
+        self.cos, self.sin = torch.empty(2, context_length, head_dim // 2, device=device).unbind()
+
+    def compute(self) -> None:
+        frequencies = rotary_frequencies(self._rule, self._head_dim)
+        angles = torch.outer(torch.arange(self.cos.shape[0], dtype=torch.float32), frequencies)
+        # of yarn: sharpens attention, half of it in q and half in k
+        factor = self._rule.values.get("attention_factor", 1.0)
+        self.cos.copy_(angles.cos() * factor)
+        self.sin.copy_(angles.sin() * factor)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """positions [tokens] -> cos, sin [tokens, head_dim / 2]"""

@@ -87,17 +87,24 @@ class EncoderLayer:
 
 class Bert:
     def __init__(
-        self, words: torch.Tensor, positions: torch.Tensor, norm: LayerNorm, layers: list[EncoderLayer]
+        self,
+        words: torch.Tensor,
+        positions: torch.Tensor,
+        token_type: torch.Tensor,
+        norm: LayerNorm,
+        layers: list[EncoderLayer],
     ) -> None:
         self.words = words
-        self.positions = positions  # the type of all tokens included
+        self.positions = positions
+        self.token_type = token_type  # of all tokens
         self.norm = norm
         self.layers = layers
 
     def forward(self, batch: Batch, cache: list[LayerCache]) -> torch.Tensor:
         assert batch.decode is None
         assert batch.prefill is not None
-        x = self.norm(F.embedding(batch.token_ids, self.words) + F.embedding(batch.positions, self.positions))
+        x = F.embedding(batch.token_ids, self.words) + F.embedding(batch.positions, self.positions) + self.token_type
+        x = self.norm(x)
         for layer in self.layers:
             x = layer(x, batch.prefill.host_q_lens)
         return x
@@ -127,7 +134,7 @@ def parse_config(config: Mapping[str, Any]) -> BertConfig:
 
 def load(config: BertConfig, loader: WeightLoader, context_length: int) -> Bert:
     words_name = "embeddings.word_embeddings.weight"
-    root = next((root for root in ("bert.", "roberta.") if f"{root}{words_name}" in loader.reader), "")
+    root = next((root for root in ("bert.", "roberta.") if f"{root}{words_name}" in loader), "")
     names, hidden = f"{root}embeddings", config.hidden_size
     words = loader.tensor(f"{root}{words_name}", config.vocab_size, hidden)
     rows = config.first_position + config.context_length
@@ -136,8 +143,8 @@ def load(config: BertConfig, loader: WeightLoader, context_length: int) -> Bert:
     norm = LayerNorm.load(loader, f"{names}.LayerNorm", config)
     layers = [EncoderLayer.load(loader, f"{root}encoder.layer.{i}", config) for i in range(config.num_encoder_layers)]
     # The pooler and the heads serve other tasks; position_ids count from zero.
-    loader.reader.skip(rf"{re.escape(root)}(pooler\.dense\.(weight|bias)|embeddings\.position_ids)|cls\..*|lm_head\..*")
-    return Bert(words, positions + types[0], norm, layers)
+    loader.skip(rf"{re.escape(root)}(pooler\.dense\.(weight|bias)|embeddings\.position_ids)|cls\..*|lm_head\..*")
+    return Bert(words, positions, types[0], norm, layers)
 
 
 def _attend(qkv: torch.Tensor) -> torch.Tensor:

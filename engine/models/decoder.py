@@ -81,16 +81,20 @@ def load_decoder(
     embedding_scale: float | None = None,
 ) -> Decoder:
     """`load_layer(i, name)` makes the layer whose tensors begin with `name`."""
-    root = "" if "embed_tokens.weight" in loader.reader else "model."  # "": saved without its head
+    root = "" if "embed_tokens.weight" in loader else "model."  # "": saved without its head
     embedding = Embedding.load(loader, f"{root}embed_tokens", config.vocab_size, config.hidden_size, embedding_scale)
     layers = [load_layer(i, f"{root}layers.{i}") for i in range(config.num_layers)]
     norm = RMSNorm.load(loader, f"{root}norm", config.hidden_size, config.norm)
     head = embedding
     if config.tied:
-        loader.reader.skip(r"lm_head\.weight")  # a copy of the embedding
+        loader.skip(r"lm_head\.weight")  # a copy of the embedding
     else:
         head = Embedding.load(loader, "lm_head", config.vocab_size, config.hidden_size)
     # old checkpoints store what config.json says
-    loader.reader.skip(r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+    loader.skip(r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+    # of a KV cache in fewer bits than ours; of packed matrices, what config.json says
+    loader.skip(r".*\.([kv]_scale|weight_shape)")
     rotary = [RotaryTable(rule, config.head_dim, context_length, loader.device) for rule in config.rotary]
+    for table in rotary:
+        loader.compute(table.compute)
     return Decoder(embedding, layers, norm, head, rotary, [kind.rotary for kind in config.layers])

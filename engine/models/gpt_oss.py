@@ -89,35 +89,46 @@ def _load_experts(config: GptOssConfig, loader: WeightLoader, name: str) -> Expe
     it is packed."""
     experts, hidden, intermediate = config.experts
     activation = partial(clamped_swiglu, alpha=config.swiglu_alpha, limit=config.swiglu_limit)
-    gate_up_bias = loader.empty(experts, 2, intermediate)
-    loader.reader.read(
-        f"{name}.gate_up_proj_bias",
-        gate_up_bias,
-        (experts, 2 * intermediate),
-        lambda stored: stored.view(experts, intermediate, 2).transpose(1, 2),
-    )
-    biases = gate_up_bias.flatten(1), loader.tensor(f"{name}.down_proj_bias", experts, hidden)
     if config.mxfp4 and loader.keeps_packed:
         packed = loader.packed_mxfp4(f"{name}.gate_up_proj", experts, 2 * intermediate, hidden)
         in_turns = [torch.unflatten(part, 1, (intermediate, 2)).transpose(1, 2).flatten(1, 2) for part in packed]
         down_packed = loader.packed_mxfp4(f"{name}.down_proj", experts, hidden, intermediate)
-        return Experts(Mxfp4Weight(*in_turns), down_packed, activation, *biases)
-    gate_up = loader.empty(experts, 2, intermediate, hidden)
-    down = loader.empty(experts, hidden, intermediate)
+        return Experts(Mxfp4Weight(*in_turns), down_packed, activation, *_load_biases(config, loader, name))
+    gate_up = loader.empty(f"{name}.gate_up_proj", experts, 2, intermediate, hidden)
+    down = loader.empty(f"{name}.down_proj", experts, hidden, intermediate)
     if config.mxfp4:
         loader.mxfp4(f"{name}.gate_up_proj", gate_up.transpose(1, 2), experts, 2 * intermediate, hidden)
         loader.mxfp4(f"{name}.down_proj", down, experts, hidden, intermediate)
     else:
-        loader.reader.read(
+        loader.read(
             f"{name}.gate_up_proj",
             gate_up,
             (experts, hidden, 2 * intermediate),
-            lambda stored: stored.view(experts, hidden, intermediate, 2).permute(0, 3, 2, 1),
+            lambda stored: stored.view(-1, hidden, intermediate, 2).permute(0, 3, 2, 1),
+            is_cut=True,
         )
-        loader.reader.read(
-            f"{name}.down_proj", down, (experts, intermediate, hidden), lambda stored: stored.transpose(1, 2)
+        loader.read(
+            f"{name}.down_proj",
+            down,
+            (experts, intermediate, hidden),
+            lambda stored: stored.transpose(1, 2),
+            is_cut=True,
         )
-    return Experts(gate_up.flatten(1, 2), down, activation, *biases)
+    return Experts(gate_up.flatten(1, 2), down, activation, *_load_biases(config, loader, name))
+
+
+def _load_biases(config: GptOssConfig, loader: WeightLoader, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of gate and up, and of down."""
+    experts, hidden, intermediate = config.experts
+    gate_up = loader.empty(f"{name}.gate_up_proj_bias", experts, 2, intermediate)
+    loader.read(
+        f"{name}.gate_up_proj_bias",
+        gate_up,
+        (experts, 2 * intermediate),
+        lambda stored: stored.view(-1, intermediate, 2).transpose(1, 2),
+        is_cut=True,
+    )
+    return gate_up.flatten(1), loader.tensor(f"{name}.down_proj_bias", experts, hidden)
 
 
 def _layers(config: Mapping[str, Any]) -> tuple[LayerKind, ...]:

@@ -5,19 +5,29 @@ checkpoint leaves alone is recognised by its plain tensor, so lists of exception
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
 from engine.errors import CheckpointError
 from engine.weights.int4_layouts import CODES, from_awq, from_compressed_tensors, from_gptq
-from engine.weights.reader import CheckpointReader
+from engine.weights.reader import Stored
 from kernels.fp8 import GROUP as FP8_GROUP
 from kernels.fp8 import Fp8Weight
 from kernels.int4 import BLOCK, Int4Weight
 from kernels.packed import Packed, Weight
 
+FLOATS = ("F32", "F16", "BF16")
+PACKED = ("U8",)
 METHODS = ("compressed-tensors", "gptq", "awq", "fp8")
+
+
+class Index(Protocol):
+    """What a checkpoint holds."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
 
 
 class Int4Format(NamedTuple):
@@ -29,42 +39,57 @@ class Int4Format(NamedTuple):
     def has_kernels(self, device: torch.device) -> bool:
         return True
 
-    def is_kept(self, reader: CheckpointReader, name: str) -> bool:
-        return f"{name}.{'weight_packed' if self.layout == 'compressed-tensors' else 'qweight'}" in reader
+    def is_kept(self, index: Index, name: str) -> bool:
+        return f"{name}.{'weight_packed' if self.layout == 'compressed-tensors' else 'qweight'}" in index
 
-    def read(self, reader: CheckpointReader, name: str, rows: int, columns: int, device: torch.device) -> Int4Weight:
+    def stored(self, index: Index, name: str, rows: int, columns: int) -> list[Stored]:
+        """What `make` makes the matrix of. The scales come last: they alone can be no numbers."""
+        group = self._group(name, columns)
+        groups, row_words, column_words = columns // group, -(-rows // CODES), -(-columns // CODES)
+        words, numbers = ("I32",), ("F16", "BF16", "F32")
+        stored: list[Stored] = []
+        if self.layout == "compressed-tensors":
+            stored.append((f"{name}.weight_packed", (rows, column_words), words))
+            if self.has_zeros:
+                stored.append((f"{name}.weight_zero_point", (row_words, groups), words))
+        else:
+            shape = (column_words, rows) if self.layout == "gptq" else (columns, row_words)
+            stored += [(f"{name}.qweight", shape, words), (f"{name}.qzeros", (groups, row_words), words)]
+        if self._g_idx(name) in index:
+            stored.append((self._g_idx(name), (columns,), ("I32", "I64")))
+        if self.layout == "compressed-tensors":
+            return [*stored, (f"{name}.weight_scale", (rows, groups), numbers)]
+        return [*stored, (f"{name}.scales", (groups, rows), numbers)]
+
+    def make(self, name: str, rows: int, columns: int, tensors: Mapping[str, torch.Tensor]) -> Int4Weight:
+        """`tensors`, by name: what `stored` asks for."""
+        group = self._group(name, columns)
+        g_idx = tensors.get(self._g_idx(name))
+        if g_idx is not None:
+            wanted = torch.arange(columns, device=g_idx.device) // group
+            if not torch.equal(g_idx.sort().values.long(), wanted):
+                raise CheckpointError(
+                    f"tensor {self._g_idx(name)} does not put {group} columns into each of {columns // group} groups"
+                )
+        if self.layout == "compressed-tensors":
+            zeros = tensors.get(f"{name}.weight_zero_point")
+            packed, scales = tensors[f"{name}.weight_packed"], tensors[f"{name}.weight_scale"]
+            return from_compressed_tensors(packed, scales, zeros, g_idx, columns)
+        codes, zeros, scales = (tensors[f"{name}.{part}"] for part in ("qweight", "qzeros", "scales"))
+        if self.layout == "gptq":
+            return from_gptq(codes, zeros, scales, g_idx, group, self.version)
+        return from_awq(codes, zeros, scales, group)
+
+    def _group(self, name: str, columns: int) -> int:
         group = self.group or columns
         if columns % group or (group % BLOCK and group != columns):
             raise CheckpointError(
                 f"{name} has {columns} columns in groups of {group}; a group must divide them and be a multiple of {BLOCK}"
             )
-        groups = columns // group
+        return group
 
-        def words(part: str, *shape: int) -> torch.Tensor:
-            return reader.packed(f"{name}.{part}", *shape, types=("I32",)).to(device)
-
-        def scales(part: str, *shape: int) -> torch.Tensor:
-            stored = reader.packed(f"{name}.{part}", *shape, types=("F16", "BF16", "F32")).to(device)
-            reader.expect_finite(f"{name}.{part}", stored)
-            return stored
-
-        row_words, column_words = -(-rows // CODES), -(-columns // CODES)
-        g_idx = None
-        g_idx_name = f"{name}.{'weight_g_idx' if self.layout == 'compressed-tensors' else 'g_idx'}"
-        if g_idx_name in reader:
-            g_idx = reader.packed(g_idx_name, columns, types=("I32", "I64")).to(device)
-            if not torch.equal(g_idx.sort().values.long(), torch.arange(columns, device=device) // group):
-                raise CheckpointError(f"tensor {g_idx_name} does not put {group} columns into each of {groups} groups")
-        if self.layout == "compressed-tensors":
-            reader.packed(f"{name}.weight_shape", 2, types=("I64", "I32"))  # says what config.json says
-            zeros = words("weight_zero_point", row_words, groups) if self.has_zeros else None
-            packed = words("weight_packed", rows, column_words)
-            return from_compressed_tensors(packed, scales("weight_scale", rows, groups), zeros, g_idx, columns)
-        zeros = words("qzeros", groups, row_words)
-        if self.layout == "gptq":
-            qweight = words("qweight", column_words, rows)
-            return from_gptq(qweight, zeros, scales("scales", groups, rows), g_idx, group, self.version)
-        return from_awq(words("qweight", columns, row_words), zeros, scales("scales", groups, rows), group)
+    def _g_idx(self, name: str) -> str:
+        return f"{name}.{'weight_g_idx' if self.layout == 'compressed-tensors' else 'g_idx'}"
 
 
 class Fp8Format(NamedTuple):
@@ -74,36 +99,51 @@ class Fp8Format(NamedTuple):
         """Older GPUs than Ada and Hopper have no FP8."""
         return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
 
-    def is_kept(self, reader: CheckpointReader, name: str) -> bool:
-        return f"{name}.weight_scale" in reader or f"{name}.weight_scale_inv" in reader
+    def is_kept(self, index: Index, name: str) -> bool:
+        return f"{name}.weight_scale" in index or f"{name}.weight_scale_inv" in index
 
-    def read(self, reader: CheckpointReader, name: str, rows: int, columns: int, device: torch.device) -> Fp8Weight:
-        values = reader.packed(f"{name}.weight", rows, columns, types=("F8_E4M3",)).to(device)
-        is_no_number = (values.view(torch.uint8) & 127 == 127).any()
-        reader.expect_finite(f"{name}.weight", torch.where(is_no_number, torch.nan, 0.0))
-        scale_name = f"{name}.weight_scale" + ("_inv" if f"{name}.weight_scale_inv" in reader else "")
-        shape = reader.shape(scale_name)
-        if self.block is not None:
-            row_group, column_group = self.block
-            wanted = (-(-rows // row_group), -(-columns // column_group))
-        else:
-            row_group, column_group = (rows if torch.Size(shape).numel() == 1 else 1), columns
-            wanted = (rows // row_group, 1)
+    def stored(self, index: Index, name: str, rows: int, columns: int) -> list[Stored]:
+        """What `make` makes the matrix of, the matrix itself last."""
+        scale = f"{name}.weight_scale" + ("_inv" if f"{name}.weight_scale_inv" in index else "")
+        shape = index.shape(scale)
+        wanted = self._scales(rows, columns, is_one=torch.Size(shape).numel() == 1)[2]
         # a row's scale may have a dimension of its own or not; of a shape that is neither, the reader names both
         is_wanted = torch.Size(shape).numel() == wanted[0] * wanted[1]
-        scales = torch.empty(shape if is_wanted else wanted, dtype=torch.float32, device=device)
-        reader.read(scale_name, scales)
-        return Fp8Weight(values, scales.view(wanted), row_group, column_group, self._input_scale(reader, name, device))
-
-    def _input_scale(self, reader: CheckpointReader, name: str, device: torch.device) -> torch.Tensor | None:
+        stored: list[Stored] = [(scale, shape if is_wanted else wanted, FLOATS)]
         for part in ("input_scale", "activation_scale"):
-            if f"{name}.{part}" in reader:
-                scale = torch.empty(reader.shape(f"{name}.{part}"), dtype=torch.float32, device=device)
-                reader.read(f"{name}.{part}", scale)
-                if scale.numel() != 1:
-                    raise CheckpointError(f"tensor {name}.{part} has shape {list(scale.shape)}; it must be one number")
-                return scale.view(1)
-        return None
+            if f"{name}.{part}" in index:
+                shape = index.shape(f"{name}.{part}")
+                if torch.Size(shape).numel() != 1:
+                    raise CheckpointError(f"tensor {name}.{part} has shape {list(shape)}; it must be one number")
+                stored.append((f"{name}.{part}", shape, FLOATS))
+                break
+        return [*stored, (f"{name}.weight", (rows, columns), ("F8_E4M3",))]
+
+    def make(self, name: str, rows: int, columns: int, tensors: Mapping[str, torch.Tensor]) -> Fp8Weight:
+        """`tensors`, by name: what `stored` asks for."""
+        given = {
+            tensor.removeprefix(f"{name}."): values.float()
+            for tensor, values in tensors.items()
+            if tensor != f"{name}.weight"
+        }
+        for part, values in given.items():
+            if not bool(values.isfinite().all()):
+                raise CheckpointError(f"tensor {name}.{part} holds NaN or infinity; fetch the checkpoint again")
+        scales = given["weight_scale_inv" if "weight_scale_inv" in given else "weight_scale"]
+        row_group, column_group, shape = self._scales(rows, columns, is_one=scales.numel() == 1)
+        input_scale = given.get("input_scale", given.get("activation_scale"))
+        values = tensors[f"{name}.weight"]
+        return Fp8Weight(
+            values, scales.reshape(shape), row_group, column_group, None if input_scale is None else input_scale.view(1)
+        )
+
+    def _scales(self, rows: int, columns: int, is_one: bool) -> tuple[int, int, tuple[int, int]]:
+        """Rows and columns under one scale, and how many scales there are."""
+        if self.block is not None:
+            row_group, column_group = self.block
+            return row_group, column_group, (-(-rows // row_group), -(-columns // column_group))
+        row_group = rows if is_one else 1
+        return row_group, columns, (rows // row_group, 1)
 
 
 Quantization = Int4Format | Fp8Format

@@ -1,17 +1,24 @@
 """Memory on a CPU that is read at full speed: huge pages where the system gives them, given back to it when the tensor is gone.
 
-With pages of 4 KiB two cores read 40 GB/s, with pages of 2 MiB 50 (measured on Zen 5): the prefetchers stop at a page's end. A map per tensor also
-keeps short-lived buffers of a load from leaving holes between weights, half of a load's memory otherwise.
+With pages of 4 KiB two cores read 40 GB/s, with pages of 2 MiB 50 (measured on Zen 5): the prefetchers stop at a page's end. A map per allocation
+also keeps short-lived buffers of a load from leaving holes between weights, half of a load's memory otherwise. A file's pages can be huge too, if
+it lies in memory and is mapped where a huge page may begin.
 """
 
 import contextlib
 import ctypes
 import mmap
+import os
+import sys
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import torch
 
 HUGE_PAGE = 2 << 20
+# Numbers of Linux, all architectures of torch's.
+_MAP_FIXED, _MADV_COLLAPSE = 0x10, 25
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -19,12 +26,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     num_bytes = torch.Size(shape).numel() * dtype.itemsize
     if num_bytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(tuple(shape), dtype=dtype)
-    pages = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them: small pages do
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    memory = torch.frombuffer(pages, dtype=torch.uint8)
-    start = -memory.data_ptr() % HUGE_PAGE
-    return memory[start : start + num_bytes].view(dtype).view(tuple(shape))
+    return _anonymous(num_bytes).view(dtype).view(tuple(shape))
 
 
 def prefer_huge(memory: torch.Tensor) -> None:
@@ -33,4 +35,63 @@ def prefer_huge(memory: torch.Tensor) -> None:
     num_bytes = (memory.data_ptr() + memory.nbytes - start) // HUGE_PAGE * HUGE_PAGE
     if memory.is_cpu and num_bytes > 0 and hasattr(mmap, "MADV_HUGEPAGE"):
         # A refusal changes nothing but the speed, so it is not looked at.
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(num_bytes), mmap.MADV_HUGEPAGE)
+        _libc().madvise(start, num_bytes, mmap.MADV_HUGEPAGE)
+
+
+def small(num_bytes: int) -> torch.Tensor:
+    """Bytes under which `make_huge` will put huge pages once they are written; under a system that cannot, they are huge from the beginning."""
+    if num_bytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(num_bytes, dtype=torch.uint8)
+    return _anonymous(num_bytes, is_huge=not can_make_huge())
+
+
+def map_file(fd: int, num_bytes: int) -> torch.Tensor:
+    """The file's bytes in place, shared with everybody who has it mapped. Writing to them ends the process."""
+    assert 0 < num_bytes <= os.fstat(fd).st_size
+    if not sys.platform.startswith("linux"):
+        return torch.frombuffer(mmap.mmap(fd, num_bytes, access=mmap.ACCESS_COPY), dtype=torch.uint8)
+    # Over memory that nobody else can have: its owner unmaps it, and what lies over it, when the tensor is gone.
+    memory = _anonymous(num_bytes)
+    at = _libc().mmap(memory.data_ptr(), num_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, 0)
+    if at != memory.data_ptr():
+        error = ctypes.get_errno()
+        raise OSError(error, f"cannot map {num_bytes} bytes: {os.strerror(error)}")
+    return memory
+
+
+def make_huge(memory: torch.Tensor, start: int, num_bytes: int) -> bool:
+    """Move a part of what `small` or `map_file` returned into huge pages. The part begins and ends on their boundaries or with the memory. False:
+    there are none to be had."""
+    end = min(start + num_bytes, memory.nbytes // HUGE_PAGE * HUGE_PAGE)
+    assert memory.data_ptr() % HUGE_PAGE == start % HUGE_PAGE == 0
+    return end <= start or bool(_libc().madvise(memory.data_ptr() + start, end - start, _MADV_COLLAPSE) == 0)
+
+
+@cache
+def can_make_huge() -> bool:
+    """Linux can since 6.1."""
+    if not sys.platform.startswith("linux") or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return False
+    trial = _anonymous(HUGE_PAGE, is_huge=False)
+    trial[0] = 1
+    return make_huge(trial, 0, HUGE_PAGE)
+
+
+def _anonymous(num_bytes: int, is_huge: bool = True) -> torch.Tensor:
+    pages = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if is_huge:
+        with contextlib.suppress(OSError):  # a kernel without them: small pages do
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    memory = torch.frombuffer(pages, dtype=torch.uint8)
+    start = -memory.data_ptr() % HUGE_PAGE
+    return memory[start : start + num_bytes]
+
+
+@cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    integer = ctypes.c_int
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, integer, integer, integer, ctypes.c_long]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, integer]
+    return libc

@@ -5,11 +5,12 @@ Run as a program in an environment with torch, safetensors and numpy; GGUF needs
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+
+from load_tests.peers.gguf_file import write_gguf
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, VOCAB = 1024, 4096, 28, 16, 8, 32000
 HEAD_DIM = HIDDEN // HEADS
@@ -72,43 +73,6 @@ def write_safetensors(directory: Path) -> None:
     partial.rename(directory / "model.safetensors")
 
 
-def write_gguf(directory: Path, gguf_package: Path) -> None:
-    """llama.cpp turns neighbouring dimensions together instead of halves: queries and keys are reordered as its own converter does."""
-    sys.path.insert(0, str(gguf_package))
-    import gguf
-
-    partial = directory / "model.gguf.partial"
-    writer = gguf.GGUFWriter(str(partial), "llama")
-    writer.add_vocab_size(VOCAB)
-    writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(INTERMEDIATE)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_rope_dimension_count(HEAD_DIM)
-    writer.add_rope_freq_base(THETA)
-    writer.add_layer_norm_rms_eps(EPS)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
-    writer.add_tokenizer_model("no_vocab")
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, LAYERS)
-    for name, tensor in load_file(directory / "model.safetensors").items():
-        target = names.get_name(name, try_suffixes=(".weight",))
-        if name.endswith(("q_proj.weight", "k_proj.weight")):
-            heads = HEADS if "q_proj" in name else KV_HEADS
-            tensor = tensor.view(heads, 2, HEAD_DIM // 2, HIDDEN).transpose(1, 2).reshape(tensor.shape)
-        if tensor.dim() == 1:
-            writer.add_tensor(target, tensor.float().numpy())
-        else:
-            raw = tensor.contiguous().view(torch.uint8).numpy()
-            writer.add_tensor(target, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    partial.rename(directory / "model.gguf")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
@@ -116,8 +80,8 @@ def main() -> None:
     options = parser.parse_args()
     if not (options.directory / "model.safetensors").exists():
         write_safetensors(options.directory)
-    if options.gguf and not (options.directory / "model.gguf").exists():
-        write_gguf(options.directory, options.gguf)
+    if options.gguf:
+        write_gguf(options.directory, options.gguf, options.directory)
 
 
 if __name__ == "__main__":

@@ -16,15 +16,22 @@ vllm() {
         "$folder/vllm/bin/pip" uninstall -q -y torchvision torchaudio torchcodec && "$folder/vllm/bin/python" -c "import vllm"
 }
 
+# Only its server is missing from the project's own environment.
+transformers() {
+    "$python" -m venv "$folder/transformers" && "$folder/transformers/bin/pip" install -q "torch>=2.11,<2.14" "transformers[serving]>=5.17,<6" &&
+        "$folder/transformers/bin/transformers" serve --help >/dev/null
+}
+
 # The source package of llama-cpp-python carries the whole tree of llama.cpp.
 llama_cpp() {
     mkdir -p "$folder/llama" && cd "$folder/llama" && "$python" -m pip download -q --no-deps --no-binary :all: llama-cpp-python &&
         tar xf llama_cpp_python-*.tar.gz && cd llama_cpp_python-*/vendor/llama.cpp &&
         cmake -B build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_UI=OFF &&
-        cmake --build build -j "$(nproc)" --target llama-batched-bench
+        cmake --build build -j "$(nproc)" --target llama-batched-bench llama-server
 }
 
 [ -x "$folder/vllm/bin/python" ] && "$folder/vllm/bin/python" -c "import vllm" 2>/dev/null || vllm >"$folder/vllm.log" 2>&1 || fail vllm "$folder/vllm.log"
+[ -x "$folder/transformers/bin/transformers" ] || transformers >"$folder/transformers.log" 2>&1 || fail "transformers' server" "$folder/transformers.log"
 ls "$folder"/llama/*/vendor/llama.cpp/build/bin/llama-batched-bench >/dev/null 2>&1 ||
     (llama_cpp) >"$folder/llama.log" 2>&1 || fail llama.cpp "$folder/llama.log"
 cd "$root" || exit 1

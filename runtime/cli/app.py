@@ -43,7 +43,7 @@ def up(
 @app.command()
 def site(file: Annotated[Path, typer.Argument(help="A site file, such as sites/local/ams1.toml.")]) -> None:
     """Run one site: its HTTP server and its engine."""
-    _become("runtime.serve", str(file))
+    _become("runtime", str(file))
 
 
 @app.command()
@@ -102,6 +102,25 @@ def dev(
 
 
 @app.command()
+def pack(
+    model: Annotated[str, typer.Argument(help="A checkpoint's directory, a Hugging Face hub id, or embedded:ember.")],
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The directory to make; NAME.packed here by default. A model's source from then on."),
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Make nothing: check every byte of a packed directory.")
+    ] = False,
+) -> None:
+    """Lay a model's weights out once as the engine holds them, so that it loads by mapping one file."""
+    from runtime.cli.pack import pack as run
+    from runtime.cli.pack import verify as check
+
+    check(model) if verify else run(model, dtype, out)
+
+
+@app.command()
 def chat(
     prompt: Annotated[str | None, typer.Argument(help="Ask once; without it, a conversation.")] = None,
     model: Annotated[str | None, typer.Option(help="The first that is served by default.")] = None,
@@ -131,6 +150,14 @@ def status(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
     from runtime.cli.status import print_status
 
     print_status(Api(url, timeout_s=10.0), as_json)
+
+
+@app.command(
+    "bench-cold", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)
+def bench_cold(context: typer.Context) -> None:
+    """Measure cold starts by five clocks (--sizes, --plot FILE, --peers FOLDER; --help lists all)."""
+    _become("load_tests.scenarios.cold", *context.args)
 
 
 def _become(module: str, *arguments: str) -> None:

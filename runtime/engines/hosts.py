@@ -1,8 +1,8 @@
-"""The engine host's life: started, watched, restarted.
+"""The life of one device's engine host: started, watched, restarted.
 
 Liveness is token progress (I5): a host that has exited, that never answered, or that has work and takes no step inside its deadline is killed;
-every sequence open on it fails at once (continuation.py goes on with it elsewhere), and a new host is started after a bounded pause. The module
-refuses to know models, text and HTTP; how a host is started is its launcher's business.
+every sequence open on it fails at once (continuation.py goes on with it elsewhere), and the standby takes its place, or a new host is started
+after a bounded pause. The module refuses to know models, text, HTTP and its siblings (fleet.py); how a host is started is its launcher's business.
 """
 
 import asyncio
@@ -13,7 +13,9 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Literal, Protocol
 
 from engine.client import EngineClient, EngineError, ProgressCallback
-from engine.protocol import ModelInfo, ModelSpec, StepOutput, Submit, TokenOutput
+from engine.protocol import HostReady, ModelInfo, ModelLoad, ModelSpec, StepOutput, Submit, TokenOutput
+from runtime.engines.standby import Standby
+from runtime.timeline import Timeline
 from sites.config import EngineConfig
 
 log = logging.getLogger("pilotlight.engine")
@@ -22,6 +24,7 @@ FIRST_PAUSE_S = 0.2  # before the second restart in a row; doubled for each furt
 LONGEST_PAUSE_S = 10.0
 LIVED_S = 30.0  # a host that was up for so long has lived, even if it never had work
 STOP_GRACE_S = 3.0
+STANDBY_PATIENCE = 5  # times start_timeout_s: it is made ready at low priority
 HOPELESS_AFTER = 3  # hosts in a row that did not live: requests are then sent elsewhere instead of kept waiting
 
 State = Literal["starting", "up", "restarting", "stopped"]
@@ -48,21 +51,31 @@ class RunningHost(Protocol):
 
 
 class Launcher(Protocol):
-    async def launch(self) -> RunningHost: ...
+    async def launch(self, *, standby: bool = False) -> RunningHost:
+        """`standby`: nobody waits for it; it is made ready thoroughly and out of everybody's way."""
 
     def close(self) -> None:
         """No further host is launched, and the last has ended."""
 
 
-class EngineHosts:
-    """The one engine host of a site, through all its restarts. Use as `async with`."""
+class DeviceHost:
+    """The engine host of one device, through all its restarts. Use as `async with`."""
 
     def __init__(
-        self, launcher: Launcher, config: EngineConfig, *, on_down: Callable[[str], None] = lambda reason: None
+        self,
+        launcher: Launcher,
+        config: EngineConfig,
+        timeline: Timeline | None = None,
+        *,
+        index: int = 0,
     ) -> None:
+        """`index`: of the device among those of the site."""
+        self.index = index
+        self.device = config.all_devices[index]
         self._launcher = launcher
         self._config = config
-        self.on_down = on_down
+        self._timeline = timeline or Timeline()
+        self.on_down: Callable[[str], None] = lambda reason: None
         self.on_up: Callable[[], None] = lambda: None
         self.state: State = "starting"
         self.reason = "the engine host is starting"  # why the state is not "up"
@@ -76,20 +89,32 @@ class EngineHosts:
         self._progress_at = 0.0
         self._heard = False  # whether this host has sent anything yet
         self._last_step = -1
+        self._idle_since = time.monotonic()
         self._observers: list[Callable[[StepOutput], None]] = []
-        self._supervisor: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.standby = Standby(
+            launcher,
+            config.standby,
+            self._quiet_since,
+            quiet_s=config.standby_after_s,
+            prepare_within_s=STANDBY_PATIENCE * config.start_timeout_s,
+        )
+        self.ready: HostReady | None = None  # what the newest host to say so said of itself; the device stays the same
+        self.taken_standbys = 0
 
-    async def __aenter__(self) -> "EngineHosts":
-        self._supervisor = asyncio.create_task(self._supervise(), name="engine supervisor")
+    async def __aenter__(self) -> "DeviceHost":
+        self._tasks = [
+            asyncio.create_task(self._supervise(), name="engine supervisor"),
+            asyncio.create_task(self.standby.run(), name="engine standby"),
+        ]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._supervisor is not None
         self.is_ending, self._ended = True, "the site has stopped"
         self._notify()
-        self._supervisor.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._supervisor
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._launcher.close()
         self.state, self.reason = "stopped", self._ended
 
@@ -113,6 +138,16 @@ class EngineHosts:
             return self.reason
         return self._host.client.death
 
+    @property
+    def loads(self) -> dict[str, ModelLoad]:
+        """The newest of every model it holds, by name."""
+        return self._host.client.loads if self._host is not None else {}
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Host after host does not live."""
+        return self._failures >= HOPELESS_AFTER
+
     def on_step(self, callback: Callable[[StepOutput], None]) -> None:
         """Call back for every frame of every host there will be."""
         self._observers.append(callback)
@@ -126,10 +161,23 @@ class EngineHosts:
             client = self.client
             if client is not None and client is not after:
                 return client
-            if self._failures >= HOPELESS_AFTER:
+            if self.is_hopeless:
                 message = f"this site's engine host does not start ({self.reason}); try another site"
                 raise EngineError("overloaded", message)
             await self._changed.wait()
+
+    async def until_changed(self) -> None:
+        """Returns when a host comes or goes, or nothing is waited for any longer."""
+        await self._changed.wait()
+
+    async def until_ready(self) -> None:
+        """Returns once a host has said what it found."""
+        while self.ready is None:
+            client = await self.next_client()
+            with suppress(EngineError):
+                self.ready = await client.hello()
+                return
+            await self.next_client(after=client)
 
     async def load_model(self, client: EngineClient, spec: ModelSpec, on_progress: ProgressCallback) -> ModelInfo:
         def note(done: int, total: int) -> None:
@@ -138,6 +186,14 @@ class EngineHosts:
 
         with self._working():
             return await client.load_model(spec, note)
+
+    async def unload_model(self, name: str) -> None:
+        """From the present host."""
+        client = self.client
+        if client is None:
+            raise EngineError("engine_error", self.reason)
+        with self._working():
+            await client.unload_model(name)
 
     @asynccontextmanager
     async def generate(self, submit: Submit) -> AsyncIterator[AsyncIterator[TokenOutput]]:
@@ -159,6 +215,11 @@ class EngineHosts:
             yield
         finally:
             self._work -= 1
+            self._idle_since = time.monotonic()
+
+    def _quiet_since(self) -> float | None:
+        """Since when the host has answered and had no work: the time at which a standby costs nobody anything."""
+        return self._idle_since if self.state == "up" and self._heard and not self._work else None
 
     def fail_open(self, reason: str) -> None:
         """Ends every open sequence with an error: the site will not wait for them any longer."""
@@ -187,20 +248,38 @@ class EngineHosts:
 
     async def _run_one(self) -> str:
         """One host from launch to death; returns why it died."""
+        launched_at = time.time()
+        host = self.standby.take()
+        is_fresh = host is None
+        self.taken_standbys += not is_fresh
         try:
-            host = await self._launcher.launch()
+            host = host or await self._launcher.launch()
         except (OSError, EngineError) as error:
             return self._down(f"the engine host could not be started: {error}")
+        greeting: asyncio.Task[None] | None = None
         try:
             self._up(host)
+            greeting = asyncio.create_task(self._greet(host, launched_at if is_fresh else None), name="engine greeting")
             reason = await self._watch(host)
             host.client.fail(reason)
             return self._down(reason)
         finally:
             self._host = None
+            if greeting is not None:
+                greeting.cancel()
             await host.stop(STOP_GRACE_S if self._heard else 0.0)
 
+    async def _greet(self, host: RunningHost, launched_at: float | None) -> None:
+        """`launched_at`: of a host whose start somebody waits for."""
+        with suppress(EngineError):  # it died: whoever watches it knows
+            self.ready = await host.client.hello()
+            if launched_at is not None:
+                phases = [(f"engine {name}", seconds) for name, seconds in self.ready.phases]
+                began_s = self._timeline.note_phases(phases, time.time())  # and before that the interpreter's own start
+                self._timeline.note("engine process", launched_at, max(launched_at, began_s))
+
     def _up(self, host: RunningHost) -> None:
+        self._idle_since = time.monotonic()
         self._heard, self._last_step, self._progress_at = False, -1, time.monotonic()
         host.client.on_step(self._note_step)
         self._host = host
@@ -213,6 +292,7 @@ class EngineHosts:
         self._heard = False  # it is not asked politely: its process is gone or hangs
         self.state, self.reason = "restarting", reason
         self._failures += 1
+        self._timeline.note("engine lost", time.time())
         self._notify()
         self.on_down(reason)
         return reason

@@ -1,142 +1,159 @@
-"""The site's models: which there are, where each one is, and how a request gets one that is ready.
+"""The site's models: which there are, where each one is, and how a request gets one that is awake.
 
-A model is loaded at start or by its first request; requests that come meanwhile wait for the same load. When the engine host dies its models
-are loaded again on the next one. The module knows a model's text side (tokenizer, template, tool format) and refuses to know HTTP and torch.
+A model wakes at start, for its first request, or shortly before that is expected; requests that come meanwhile wait for the same waking. What a
+request uses stays awake somewhere. When an engine host dies, the models in use and those that stay on the device wake again, unless another device
+has them as well; the others sleep. The module refuses to know HTTP and torch; who sleeps for whom is room.py's and residency.py's business, and how
+one wakes is wakes.py's.
 """
 
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 
-from engine.chat_template import ChatTemplate, ChatTemplateError
-from engine.client import EngineClient, EngineError, ProgressCallback
-from engine.formats import ToolFormat, tool_format_of
-from engine.protocol import ModelInfo, ModelLoad, ModelSpec
-from engine.tokenizer import Tokenizer, TokenizerError, read_json
-from runtime.engines.hosts import EngineHosts
-from runtime.engines.sources import SourceError, directory_of
-from sites.config import ModelConfig
+from engine.client import EngineError
+from engine.protocol import ModelInfo, Submit
+from engine.tokenizer import Tokenizer
+from runtime.engines.autoscaler import Autoscaler
+from runtime.engines.copies import Copy
+from runtime.engines.dispatch import Dispatch
+from runtime.engines.fleet import Fleet
+from runtime.engines.host_memory import HostMemory
+from runtime.engines.hosts import DeviceHost
+from runtime.engines.room import News, Room
+from runtime.engines.slot import LoadedModel, Slot, Wake
+from runtime.engines.wakes import RETRY_FAILED_S, Waker
+from runtime.engines.weights_tier import WeightsTier
+from sites.config import ModelConfig, SiteConfig
 from wire.errors import ApiError
 from wire.status import ModelStatus, Residency
 
 log = logging.getLogger("pilotlight.models")
 
-RETRY_FAILED_S = 10.0  # a load that failed is tried again by a request after so long
-DEATHS_WHILE_LOADING = 3  # hosts that may die under one load before the load is to blame
-SUCCESSOR_WAIT_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingDefaults:
-    """What the checkpoint's generation_config.json recommends where a request says nothing."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int | None = None
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class TextSide:
-    """What turns text into a model's tokens and back."""
-
-    tokenizer: Tokenizer
-    template: ChatTemplate
-    tool_format: ToolFormat | None
-    defaults: SamplingDefaults
-
-    @classmethod
-    def from_directory(cls, directory: Path) -> "TextSide":
-        template = ChatTemplate.from_directory(directory)
-        defaults = sampling_defaults(read_json(directory / "generation_config.json"))
-        return cls(Tokenizer.from_directory(directory), template, tool_format_of(template), defaults)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    config: ModelConfig
-    info: ModelInfo
-    text: TextSide
-
-
-@dataclass(slots=True)
-class _Slot:
-    config: ModelConfig
-    loaded: LoadedModel | None = None
-    info: ModelInfo | None = None  # of the last load: what the model can do stays true while it sleeps
-    failure: ApiError | None = None
-    failed_at: float = 0.0
-    task: "asyncio.Task[None] | None" = None
-    detail: str = ""
-    loaded_share: float = 0.0  # of the bytes downloaded or, later, loaded
-    wake_ms: float = 0.0
-    text: TextSide | None = None
-    directory: Path | None = field(default=None)
-
-    @property
-    def residency(self) -> Residency:
-        if self.loaded is not None:
-            return "device"
-        if self.task is not None:
-            return "loading"
-        return "disk" if self.failure is None else "failed"
+FORESIGHT_S = 1.0  # between two looks at who is expected, and who has been idle for too long
 
 
 class Models:
-    def __init__(self, configs: tuple[ModelConfig, ...], hosts: EngineHosts) -> None:
-        self._hosts = hosts
-        self._slots = {config.name: _Slot(config) for config in configs}
-        self._names = {name: config.name for config in configs for name in (config.name, *config.aliases)}
+    def __init__(
+        self,
+        site: SiteConfig,
+        fleet: Fleet,
+        tier: WeightsTier | None = None,
+        *,
+        on_wake: Callable[[Wake], None] = lambda wake: None,
+        on_eviction: Callable[[str, str], None] = lambda model, where: None,
+        on_scaling: Callable[[str, str], None] = lambda model, direction: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`clock` is of the wall: rhythms are those of days. `on_eviction` is told the model and where it sleeps; `on_scaling`, up or down."""
+        self._fleet = fleet
+        self._max_waking = site.limits.max_waking
+        self._slots = {config.name: Slot(config) for config in site.models}
+        self._names = {name: config.name for config in site.models for name in (config.name, *config.aliases)}
+        self._clock = clock
+        self._news = News()
+        slots = tuple(self._slots.values())
+        for slot in slots:
+            slot.copies = tuple(Copy(slot, host) for host in fleet.hosts)
+        self._memory = HostMemory(slots, tier, clock)
+        self._rooms = tuple(
+            Room(
+                [slot.copies[host.index] for slot in slots],
+                host,
+                self._memory,
+                site.engine,
+                self._news,
+                on_eviction,
+                clock,
+            )
+            for host in fleet.hosts
+        )
+        self._waker = Waker(self._rooms, self._memory, self._news, site.engine, on_wake)
+        self.dispatch = Dispatch(slots, len(fleet.hosts))
+        self._autoscaler = Autoscaler(slots, self._rooms, self._waker, self._news, site.engine, on_scaling)
+        self._tasks: list[asyncio.Task[None]] = []
         self.created = int(time.time())
-        hosts.on_down, hosts.on_up = self._forget, self._remember
+        for host in fleet.hosts:
+            host.on_down, host.on_up = partial(self._forget, host), self._remember
 
     def resolve(self, name: str) -> str | None:
         """A model's own name, from its name or an alias."""
         return self._names.get(name)
 
     def start(self) -> None:
-        """Begins to load what is to be on the device from the start."""
+        """Begins to wake what is to be on the device from the start."""
         for slot in self._slots.values():
             if slot.config.residency == "device":
                 self._begin(slot)
+        self._tasks.append(asyncio.create_task(self._foresee(), name="foresight"))
+        if len(self._fleet.hosts) > 1:
+            self._tasks.append(asyncio.create_task(self._autoscaler.run(), name="autoscaler"))
 
     async def stop(self) -> None:
-        tasks = [slot.task for slot in self._slots.values() if slot.task is not None]
-        for task in tasks:
+        copies = [copy for slot in self._slots.values() for copy in slot.copies]
+        wakes_and_sleeps = [task for copy in copies for task in (copy.task, copy.falling_asleep)]
+        running = [task for task in (*wakes_and_sleeps, *self._tasks) if task is not None]
+        for task in running:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
 
-    async def ready(self, name: str) -> LoadedModel:
-        """Waits for the model, loading it if it sleeps. Raises ApiError when it cannot be loaded."""
+    @asynccontextmanager
+    async def use(self, name: str) -> AsyncIterator[LoadedModel]:
+        """A request's scope: the model is awake, and stays so. Raises ApiError when it cannot be had."""
         slot = self._slots[name]
-        while slot.loaded is None:
-            if slot.task is None:
-                if slot.failure is not None and time.monotonic() - slot.failed_at < RETRY_FAILED_S:
-                    raise slot.failure
-                self._begin(slot)
-            assert slot.task is not None
-            await asyncio.shield(slot.task)
-            if slot.failure is not None:
-                raise slot.failure
-        return slot.loaded
+        slot.arrivals.note(self._clock())
+        loaded = await self._ready(slot)
+        slot.users += 1
+        try:
+            yield loaded
+        finally:
+            slot.users -= 1
+            slot.used_at = time.monotonic()
+            self._news.tell()
+
+    async def place(self, submit: Submit) -> Copy:
+        """The copy of a model in use that a sequence is to be computed on: at once where one lives, else as soon as one does. The caller takes
+        his seat on it (`dispatch.seated`) before he waits for anything."""
+        slot = self._slots[submit.model]
+        while True:
+            live = [copy for copy in slot.awake if copy.is_live]
+            if live:
+                taking = [copy for copy in live if not (copy.is_retiring or copy.is_yielding)]
+                return self.dispatch.choose(submit, taking or live)
+            if self._fleet.is_ending:
+                raise EngineError(
+                    "overloaded", f"{self._fleet.why_down or 'the site is ending'}; try again in a moment"
+                )
+            if awake := slot.awake:  # whose host has just died: who watches it will know in a moment
+                await awake[0].host.until_changed()
+            else:
+                await self._awake(slot)
+
+    def hint(self, name: str) -> None:
+        """A request is on its way: the model begins to wake if it sleeps, and there is room or somebody less expected."""
+        slot = self._slots[name]
+        if slot.is_asleep and slot.failure is None:
+            slot.arrivals.note(self._clock())
+            self._begin(slot)
+
+    def residency(self, name: str) -> Residency:
+        slot = self._slots[name]
+        return slot.residency(self._memory.holds(slot))
 
     def missing(self) -> list[str]:
         """Why the site is not ready: one sentence for each model that should be on the device and is not."""
         return [
-            f"model {slot.config.name!r}: {slot.detail or slot.residency}"
+            f"model {slot.config.name!r}: {slot.detail or slot.residency(self._memory.holds(slot))}"
             for slot in self._slots.values()
-            if slot.config.residency == "device" and slot.loaded is None
+            if slot.config.residency == "device" and not slot.awake
         ]
 
     def kv_tokens(self, model: LoadedModel) -> int:
         """Tokens of KV cache that the model could have now: less than all while others of its host are at work."""
-        client = self._hosts.client
-        load = client.loads.get(model.info.name) if client is not None else None
-        return (load.total_blocks if load is not None else model.info.total_blocks) * model.info.block_size
+        found = [copy.load.total_blocks for copy in self._slots[model.info.name].awake if copy.has_load]
+        return (sum(found) if found else model.info.total_blocks) * model.info.block_size
 
     def info(self, name: str) -> ModelInfo | None:
         return self._slots[name].info
@@ -155,142 +172,110 @@ class Models:
         return [slot.config for slot in self._slots.values()]
 
     def statuses(self) -> tuple[ModelStatus, ...]:
-        client = self._hosts.client
-        loads = client.loads if client is not None else {}
-        return tuple(_status(slot, loads.get(name, ModelLoad())) for name, slot in self._slots.items())
+        return tuple(slot.status(self._memory.holds(slot)) for slot in self._slots.values())
 
-    def _begin(self, slot: _Slot) -> None:
-        slot.failure = None
-        slot.task = asyncio.create_task(self._load(slot), name=f"load {slot.config.name}")
+    async def _ready(self, slot: Slot) -> LoadedModel:
+        """In the queue of those who wait for the model, which is bounded."""
+        if not slot.is_yielding and (loaded := slot.loaded) is not None:
+            return loaded
+        if slot.queued >= self._max_waking:
+            expected_s = slot.expected_wake_s(self._memory.holds(slot))
+            message = f"{slot.queued} requests wait for {slot.config.name!r} to wake, as many as this site lets wait; try again later"
+            raise ApiError("overloaded", message, retry_after_s=max(1.0, expected_s))
+        slot.queued += 1
+        try:
+            while slot.is_yielding:
+                await self._news.wait()
+            return await self._awake(slot)
+        finally:
+            slot.queued -= 1
 
-    def _forget(self, reason: str) -> None:
-        """The host is gone, and with it every model it held: those that were awake are wanted again."""
-        for slot in self._slots.values():
-            if slot.loaded is not None:
-                slot.loaded, slot.detail = None, reason
+    async def _awake(self, slot: Slot) -> LoadedModel:
+        slot.waiters += 1
+        try:
+            while (loaded := slot.loaded) is None:
+                if not slot.waking:
+                    if slot.failure is not None and time.monotonic() - slot.failed_at < RETRY_FAILED_S:
+                        raise slot.failure
+                    self._begin(slot)
+                task = slot.waking[0].task
+                assert task is not None
+                await asyncio.shield(task)
+                if slot.failure is not None:
+                    raise slot.failure
+            return loaded
+        finally:
+            slot.waiters -= 1
+
+    def _begin(self, slot: Slot) -> None:
+        """On the device that suits it best."""
+        best = (
+            min(self._rooms[copy.host.index].suitability(copy) for copy in slot.copies)
+            if len(slot.copies) > 1
+            else None
+        )
+        self._waker.begin(slot.copies[best.device_index if best is not None else 0])
+
+    def _forget(self, host: DeviceHost, reason: str) -> None:
+        """The host is gone, and with it every copy it held. Of the models that are nowhere else, those in use, and those that stay, are wanted again,
+        in this order."""
+        lost = [slot.copies[host.index] for slot in self._slots.values() if slot.copies[host.index].is_awake]
+        for copy in sorted(lost, key=lambda copy: copy.slot.users == 0):
+            slot = copy.slot
+            copy.lose()
+            if slot.awake or slot.waking:
+                self._give_back(copy)
+            elif slot.users or slot.config.residency == "device":
+                slot.detail, slot.is_cut = reason, True
                 self._begin(slot)
+                if copy.task is None:  # it wakes elsewhere
+                    self._give_back(copy)
+            else:
+                slot.is_cut = True
+                self._give_back(copy)
+
+    def _give_back(self, copy: Copy) -> None:
+        self._rooms[copy.host.index].give_back(copy)
 
     def _remember(self) -> None:
         """There is a host again: what could not be loaded for want of one is wanted still."""
         for slot in self._slots.values():
-            if slot.failure is not None and slot.failure.word == "overloaded":
+            if slot.failure is not None and slot.failure.word == "overloaded" and not slot.waking:
                 self._begin(slot)
 
-    async def _load(self, slot: _Slot) -> None:
-        """Ends with `slot.loaded` or `slot.failure` set; never raises but for cancellation."""
-        began = time.monotonic()
-        try:
-            slot.loaded = await self._load_on_a_host(slot)
-            slot.info, slot.detail = slot.loaded.info, ""
-            slot.wake_ms = 1e3 * (time.monotonic() - began)
-            log.info("model %s is ready after %.0f ms", slot.config.name, slot.wake_ms)
-        except (SourceError, TokenizerError, ChatTemplateError) as error:
-            self._fail(slot, "model_load_failed", str(error))
-        except EngineError as error:
-            self._fail(slot, "model_load_failed" if error.code == "engine_error" else error.code, str(error))
-        except Exception as error:  # whatever it is, requests must hear of it rather than wait
-            log.exception("loading %s", slot.config.name)
-            self._fail(slot, "model_load_failed", repr(error))
-        finally:
-            slot.task = None
+    async def _foresee(self) -> None:
+        """Wakes who is expected, and puts to sleep who has been idle for as long as the site file lets it."""
+        await self._fill_host_memory()
+        while True:
+            await asyncio.sleep(FORESIGHT_S)
+            for slot in self._slots.values():
+                lead_s = FORESIGHT_S + 2 * slot.expected_wake_s(self._memory.holds(slot))
+                if slot.is_asleep and slot.failure is None and slot.arrivals.is_due(self._clock(), lead_s):
+                    if slot.info is not None and self._could_wake_quietly(slot):
+                        log.info("model %s is expected within %.1f s and wakes", slot.config.name, lead_s)
+                        self._begin(slot)
+                elif self._has_idled(slot):
+                    await self._put_to_sleep(slot)
 
-    def _fail(self, slot: _Slot, word: str, detail: str) -> None:
-        retry_after_s = RETRY_FAILED_S if word == "overloaded" else None
-        message = f"model {slot.config.name!r} cannot be used: {detail}"
-        slot.failure = ApiError(word, message, retry_after_s=retry_after_s)
-        slot.failed_at, slot.detail = time.monotonic(), detail
-        log.error("%s", slot.failure.message)
+    def _could_wake_quietly(self, slot: Slot) -> bool:
+        return any(self._rooms[copy.host.index].could_take_quietly(copy) for copy in slot.copies)
 
-    async def _load_on_a_host(self, slot: _Slot) -> LoadedModel:
-        slot.detail = "its files are being fetched"
-        slot.directory = await directory_of(slot.config.source, _reporter(slot, "downloaded"))
-        # Beside the weights; before them, so that a missing tokenizer is told without reading gigabytes first.
-        text = asyncio.create_task(asyncio.to_thread(TextSide.from_directory, slot.directory))
-        weights = asyncio.create_task(self._load_weights(slot))
-        try:
-            await asyncio.wait({text, weights}, return_when=asyncio.FIRST_EXCEPTION)
-            slot.text = await text
-            info = await weights
-            _check_vocabulary(slot.text.tokenizer, info)
-            return LoadedModel(slot.config, info, slot.text)
-        finally:
-            text.cancel()
-            weights.cancel()
-            await asyncio.gather(text, weights, return_exceptions=True)
-
-    async def _load_weights(self, slot: _Slot) -> ModelInfo:
-        config = slot.config
-        spec = ModelSpec(config.name, str(slot.directory), config.dtype, config.kv_tokens)
-        client: EngineClient | None = None
-        for _ in range(DEATHS_WHILE_LOADING):
-            slot.detail = "waiting for the engine host"
-            client = await self._successor(client)
-            slot.detail, slot.loaded_share = "its weights are being loaded", 0.0
-            try:
-                return await self._hosts.load_model(client, spec, _reporter(slot, "loaded"))
-            except EngineError as error:
-                if error.code != "engine_error":
-                    raise
-                slot.detail = str(error)
-        raise EngineError("model_load_failed", f"the engine host died {DEATHS_WHILE_LOADING} times while loading it")
-
-    async def _successor(self, client: EngineClient | None) -> EngineClient:
-        if client is None:
-            return await self._hosts.next_client()
-        try:
-            return await asyncio.wait_for(self._hosts.next_client(after=client), SUCCESSOR_WAIT_S)
-        except TimeoutError:
-            raise EngineError(
-                "model_load_failed", f"{self._hosts.reason or 'the engine host cannot load it'}"
-            ) from None
-
-
-def _check_vocabulary(tokenizer: Tokenizer, info: ModelInfo) -> None:
-    """An added token without an embedding is common, and refused when a prompt holds it; a whole vocabulary without is another model's."""
-    if tokenizer.num_base_tokens > info.vocab_size:
-        raise TokenizerError(
-            f"its tokenizer.json has {tokenizer.num_base_tokens} tokens and its weights embed {info.vocab_size}; "
-            "they belong to different models"
+    def _has_idled(self, slot: Slot) -> bool:
+        limit_s = slot.config.sleep_after_s
+        return (
+            bool(slot.awake) and limit_s is not None and not slot.is_busy and time.monotonic() - slot.used_at > limit_s
         )
 
+    async def _put_to_sleep(self, slot: Slot) -> None:
+        """On every device."""
+        for copy in slot.awake:
+            if copy.is_awake and not copy.is_busy:  # while one fell asleep a request may have come
+                await self._rooms[copy.host.index].put_to_sleep(copy)
 
-def sampling_defaults(config: dict[str, Any]) -> SamplingDefaults:
-    """Only an explicit `do_sample: false` means greedy: many chat checkpoints leave the word out and mean to be sampled."""
-    repetition_penalty = float(config.get("repetition_penalty") or 1.0)
-    if config.get("do_sample") is False:
-        return SamplingDefaults(temperature=0.0, repetition_penalty=repetition_penalty)
-    top_k = config.get("top_k")
-    return SamplingDefaults(
-        temperature=float(config.get("temperature") or 1.0),
-        top_p=float(config.get("top_p") or 1.0),
-        top_k=int(top_k) if top_k else None,
-        min_p=float(config.get("min_p") or 0.0),
-        repetition_penalty=repetition_penalty,
-    )
-
-
-def _status(slot: _Slot, load: ModelLoad) -> ModelStatus:
-    return ModelStatus(
-        name=slot.config.name,
-        aliases=slot.config.aliases,
-        residency=slot.residency,
-        loaded=1.0 if slot.loaded is not None else slot.loaded_share,
-        context_length=slot.info.context_length if slot.info is not None else 0,
-        running=load.running,
-        waiting=load.waiting,
-        queued_tokens=load.waiting_tokens,
-        kv_blocks_free=load.free_blocks,
-        kv_blocks_total=load.total_blocks,
-        prefill_tokens_per_s=load.prefill_tokens_per_s,
-        decode_tokens_per_s=load.decode_tokens_per_s,
-        wake_ms=slot.wake_ms,
-        detail=slot.detail,
-    )
-
-
-def _reporter(slot: _Slot, verb: str) -> ProgressCallback:
-    def report(done: int, total: int) -> None:
-        slot.detail = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB {verb}"
-        slot.loaded_share = done / total if total else 0.0
-
-    return report
+    async def _fill_host_memory(self) -> None:
+        """What is to lie there from the start is loaded once by an engine, one after the other, and put to sleep again."""
+        for slot in self._slots.values():
+            if slot.config.residency == "host" and not slot.awake:
+                with suppress(ApiError):  # the log has said why; a request will try again
+                    await self._awake(slot)
+                    await self._put_to_sleep(slot)

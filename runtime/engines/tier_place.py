@@ -1,8 +1,8 @@
-"""Where a site's host KV tier lies: shared memory that outlives an engine host and must not outlive its site.
+"""Where a site's host tiers lie, of KV blocks and of weights: shared memory that outlives an engine host and must not outlive its site.
 
-The site owns the directory by a lock for as long as it lives; the engine host of the moment owns the slots in it by a lock of its own. Whoever
-stops removes what is his; what a killed site left is taken over by the same site's next life, or removed by the next site of this user that
-starts. The module refuses to know what is in the files.
+The site owns the directory by a lock for as long as it lives; the engine host of the moment owns what it needs in it by a lock of its own. Whoever
+stops removes what is his; what a killed site left is taken over by the same site's next life, or removed by another site of this user, a minute
+after that has started. The module refuses to know what is in the files.
 """
 
 import fcntl
@@ -10,20 +10,41 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
 from pathlib import Path
+from typing import Literal
 
 log = logging.getLogger("pilotlight.engine")
 
+COMING_BACK_S = 60.0  # a killed site is started again well before: `pilotlight up` and systemd do it within seconds
 _SHARED_MEMORY = Path("/dev/shm")  # a file system in memory; only Linux has it
+
+Kind = Literal["kv", "weights"]
+_TITLES: dict[Kind, str] = {"kv": "host KV tier", "weights": "host tier of weights"}
 
 
 class TierPlace:
-    def __init__(self, site: str, root: Path | None = None) -> None:
+    def __init__(self, site: str, root: Path | None = None, kind: Kind = "kv") -> None:
         self._root = root or (_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir()))
+        self._title = _TITLES[kind]
         # The user's number keeps two users of one machine apart, the site's name two sites of one user.
-        self._prefix = f"pilotlight-kv-{os.geteuid()}-"
+        self._prefix = f"pilotlight-{kind}-{os.geteuid()}-"
         self._directory = self._root / (self._prefix + site)
         self._lock: int | None = None
+        self.why_not = ""  # after a claim that failed
+
+    @property
+    def root(self) -> Path:
+        return self._root
+
+    @property
+    def is_memory(self) -> bool:
+        """Else it is a disk's: that outlives hosts too, and is no faster than the files that the tier would copy."""
+        return self._root == _SHARED_MEMORY
+
+    @property
+    def directory(self) -> Path:
+        return self._directory
 
     def claim(self) -> Path | None:
         """The site's directory, as long as it lives; None, and a sentence in the log, where another process has it."""
@@ -35,7 +56,8 @@ class TierPlace:
             except OSError as error:
                 why = str(error.strerror)
             if self._lock is None:
-                log.warning("no host KV tier at %s: %s", self._directory, why)
+                self.why_not = why
+                log.warning("no %s at %s: %s", self._title, self._directory, why)
                 return None
         return self._directory
 
@@ -43,7 +65,13 @@ class TierPlace:
         """What killed sites of this user left behind. This one's own it leaves to `claim`."""
         for directory in self._root.glob(self._prefix + "*"):
             if directory != self._directory or self._lock is None:
-                _remove_if_dead(directory)
+                _remove_if_dead(directory, self._title)
+
+    def remove_dead_later(self) -> None:
+        """The same in a minute, of what is dead then: a site that was killed is given the time to come back for what it left."""
+        timer = threading.Timer(COMING_BACK_S, self.remove_dead)
+        timer.daemon = True
+        timer.start()
 
     def remove(self) -> None:
         """The site ends, and its engine host has ended."""
@@ -53,7 +81,7 @@ class TierPlace:
             self._lock = None
 
 
-def _remove_if_dead(directory: Path) -> None:
+def _remove_if_dead(directory: Path, title: str) -> None:
     locks = []
     try:
         for name in ("site.lock", "owner.lock"):  # the engine host of a killed site may live for another moment
@@ -62,7 +90,7 @@ def _remove_if_dead(directory: Path) -> None:
                 return
             locks.append(lock)
         shutil.rmtree(directory)
-        log.info("removed the host KV tier of a site that is gone: %s", directory)
+        log.info("removed the %s of a site that is gone: %s", title, directory)
     except OSError as error:  # another site is removing it, or it is not ours
         log.debug("%s stays: %s", directory, error)
     finally:

@@ -14,8 +14,8 @@ from runtime.metrics import Metrics
 from wire import headers
 from wire.errors import ApiError, dialect_of
 
-GENUINE_HOP = "pilotlight.genuine_hop"  # in the scope
-OWN_PATHS = ("/livez", "/readyz", "/metrics", "/status")
+GENUINE_HOP = "pilotlight.genuine_hop"  # in the scope: a router of the network has signed this request
+OWN_PATHS = ("/livez", "/readyz", "/metrics", "/status", "/timeline")
 
 
 class Identity:

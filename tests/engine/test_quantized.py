@@ -12,13 +12,18 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, MixtralConfig, PreTrainedModel, Qwen2Config, Qwen3MoeConfig
 
 from engine.errors import CheckpointError
-from engine.layers.weights import WeightLoader
+from engine.loading import make_kv_memory
+from engine.packing import Report, pack_directory
+from engine.protocol import HostConfig
+from engine.weights import supply
 from engine.weights.quantization import read_quantization
+from engine.weights.reader import index_checkpoint
 from tests.engine import quantizers
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import load_engine, one, random_prompt
 from tests.engine.families import PACKED, write_family
 from tests.engine.quantizers import pack_quantized, write_quantized
+from tests.engine.test_mapped_weights import answer
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
@@ -69,7 +74,7 @@ def test_a_quantized_checkpoint_unpacked_is_the_model_that_its_numbers_stand_for
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = (INT4 | FP8)[name](tmp_path)
-    monkeypatch.setattr(WeightLoader, "keeps_packed", False)
+    monkeypatch.setattr(supply, "keeps_packed", lambda device: False)
     prompt = random_prompt(37, seed=3)
     heard = one(load_engine(tmp_path, dtype="float32"), full("a", prompt, max_tokens=4, num_prompt_logprobs=431))
     assert_agrees(model, prompt, heard)
@@ -80,7 +85,7 @@ def test_a_quantized_checkpoint_kept_packed_is_the_same_model(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = INT4[name](tmp_path)
-    monkeypatch.setattr(WeightLoader, "keeps_packed", True)
+    monkeypatch.setattr(supply, "keeps_packed", lambda device: True)
     if "left alone" in name:  # other kinds of matrices than those that it leaves alone may be packed
         assert packed_weights(load_engine(tmp_path, dtype="float32")) == 2 * 3 + 3
         return
@@ -101,16 +106,40 @@ def test_fp8_kept_packed_is_the_same_model_with_rounded_activations(
             "_proj"
         ):  # activations of experts are left as they are
             module.register_forward_pre_hook(lambda _, inputs: (quantizers.fp8_rounded(inputs[0]),))
-    monkeypatch.setattr(WeightLoader, "keeps_packed", True)
+    monkeypatch.setattr(supply, "keeps_packed", lambda device: True)
     prompt = random_prompt(37, seed=3)
     engine = load_engine(tmp_path, dtype="float32")
     assert packed_weights(engine)
     assert_agrees(model, prompt, one(engine, full("a", prompt, max_tokens=1, num_prompt_logprobs=431)))
 
 
+@pytest.mark.parametrize("name", [*INT4, *FP8])
+def test_a_quantized_checkpoint_is_mapped_as_it_was_loaded(tmp_path: Path, name: str) -> None:
+    (INT4 | FP8)[name](tmp_path / "model")
+    memory = make_kv_memory(HostConfig(kv_bytes=4 << 20, threads=1))
+    _, expected = answer(tmp_path / "model", None, memory)
+    made, first = answer(tmp_path / "model", tmp_path / "kept", memory)
+    mapped, second = answer(tmp_path / "model", tmp_path / "kept", memory)
+    assert (made.mapped, mapped.mapped) == (False, True)
+    assert first.logprobs == second.logprobs == expected.logprobs
+    pack_directory(tmp_path / "model", tmp_path / "packed", "auto", Report())
+    assert answer(tmp_path / "packed", None, memory)[1].logprobs == expected.logprobs
+
+
+def test_weights_that_stay_packed_have_no_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    INT4["awq"](tmp_path / "model")
+    monkeypatch.setattr(supply, "keeps_packed", lambda device: True)
+    memory = make_kv_memory(HostConfig(kv_bytes=4 << 20, threads=1))
+    info, _ = answer(tmp_path / "model", tmp_path / "kept", memory)
+    assert not info.mapped
+    assert not (tmp_path / "kept").exists()
+    stored = index_checkpoint(tmp_path / "model").values()
+    assert info.weights_bytes == sum(tensor.end - tensor.start for tensor in stored)
+
+
 def test_experts_in_mxfp4_kept_packed_are_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = write_family(tmp_path, PACKED)
-    monkeypatch.setattr(WeightLoader, "keeps_packed", True)
+    monkeypatch.setattr(supply, "keeps_packed", lambda device: True)
     prompt = random_prompt(60, seed=4)
     engine = load_engine(tmp_path, dtype="float32")
     assert packed_weights(engine) == 2 * 3
@@ -123,7 +152,7 @@ def test_an_mxfp4_scale_that_is_no_number_is_named_where_it_stays_packed(
     write_family(tmp_path, PACKED)
     name = "model.layers.2.mlp.experts.down_proj_scales"
     change_tensors(tmp_path, lambda tensors: tensors[name].view(-1)[5:6].fill_(255))
-    monkeypatch.setattr(WeightLoader, "keeps_packed", True)
+    monkeypatch.setattr(supply, "keeps_packed", lambda device: True)
     with pytest.raises(CheckpointError, match=f"{name} in model.safetensors holds NaN"):
         load_engine(tmp_path, dtype="float32")
 
@@ -197,7 +226,7 @@ def test_matrices_that_order_their_columns_differently_cannot_be_fused(
     INT4["gptq, scattered"](tmp_path)
     change_tensors(tmp_path, lambda tensors: tensors.update({f"{STEM}.g_idx": torch.arange(64).int() // 32}))
     load_engine(tmp_path, dtype="float32")  # unpacked they can
-    monkeypatch.setattr(WeightLoader, "keeps_packed", True)
+    monkeypatch.setattr(supply, "keeps_packed", lambda device: True)
     with pytest.raises(
         CheckpointError, match=r"q_proj and .*k_proj read the same input and order its columns differently"
     ):

@@ -1,6 +1,7 @@
 """Tiers across the death of an engine host: what was computed is found again, and only by the model that computed it (I9)."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,23 @@ async def test_a_host_that_is_killed_leaves_its_cache_to_the_next(tmp_path: Path
 
 def tokens(outputs: list[TokenOutput]) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
+
+
+def test_a_model_that_goes_to_sleep_keeps_what_it_has_just_computed(tmp_path: Path) -> None:
+    write_llama(tmp_path / "model")
+    tiers = open_tiers(tiered_config(tmp_path))
+    assert tiers is not None
+    for expected in (0, 64):
+        engine = load_engine(tmp_path / "model", tiers=tiers)
+        engine.submit(submit("a", PROMPT, max_tokens=1))
+        cached: list[int | None] = []
+        while engine.has_work:
+            if not engine.step():
+                time.sleep(0.001)  # blocks are on their way from a tier
+            cached += [output.num_cached_tokens for output in engine.take_outputs()]
+        assert cached == [expected]
+        engine.close()  # without the rest that would have begun the stores
+    tiers.close()
 
 
 @pytest.mark.parametrize("change", ["nothing", "weights", "one weight", "config", "block size", "name", "dtype"])

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.errors import CheckpointError
 from engine.protocol import HostConfig, ModelSpec
-from engine.weights.reader import CheckpointReader, index_checkpoint
+from engine.weights.filling import Job, fill
+from engine.weights.reader import index_checkpoint
 from tests.checkpoints import write_llama
 from tests.engine.driver import load_engine, one, submit
 
@@ -220,13 +221,11 @@ def test_ends_of_turns_come_from_both_configurations(directory: Path) -> None:
 
 def test_progress_rises_to_the_total(directory: Path) -> None:
     seen: list[tuple[int, int]] = []
-    reader = CheckpointReader(directory, lambda done, total: seen.append((done, total)))
-    for name, stored in index_checkpoint(directory).items():
-        reader.read(name, torch.empty(stored.shape))
-    reader.finish()
+    stored = index_checkpoint(directory)
+    fill([Job(name, (one,), torch.empty(one.shape)) for name, one in stored.items()], (), lambda *at: seen.append(at))
+    total = sum(t.nbytes for t in load_file(directory / "model.safetensors").values())
     assert seen == sorted(seen)
-    assert seen[-1] == (reader.total_bytes, reader.total_bytes)
-    assert reader.total_bytes == sum(t.nbytes for t in load_file(directory / "model.safetensors").values())
+    assert seen[-1] == (total, total)
 
 
 def test_the_context_is_the_smaller_of_model_and_cache(directory: Path) -> None:

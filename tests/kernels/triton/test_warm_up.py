@@ -59,7 +59,7 @@ def launches_of(layers):
     its = llama_of(layers)
     counting = Counting()
     def run():
-        model = llama.load(its.config, WeightLoader(its.reader, its.dtype, torch.device("meta")), its.context_length)
+        model = llama.load(its.config, WeightLoader(its.storage, its.dtype, torch.device("meta")), its.context_length)
         arena = pretend((64, layers, 2, 16, 8, 128), torch.bfloat16)
         cache = [LayerCache(arena[:, i, 0], arena[:, i, 1]) for i in range(layers)]
         with counting:

@@ -1,0 +1,125 @@
+"""`pilotlight pack` at work: a process of its own, since it needs torch. Says where it stands in JSON, a line at a time.
+
+python -m engine.packing pack DIRECTORY OUT --dtype auto
+python -m engine.packing verify OUT
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.errors import CheckpointError
+from engine.layers.weights import WeightLoader
+from engine.loading import choose_dtype
+from engine.models.decoder_config import architecture
+from engine.models.registry import find_family
+from engine.weights.bundle import Identity, config_digest, lay_out
+from engine.weights.config import read_config
+from engine.weights.embedding import read_recipe
+from engine.weights.fingerprint import fingerprint
+from engine.weights.packed import pack, verify
+from engine.weights.quantization import read_quantization
+from engine.weights.reader import Checkpoint, packed_file
+from engine.weights.storage import META, Arena, FromCheckpoint, Plan
+
+_BESIDE = (".json", ".jinja", ".txt", ".model")  # what a model needs beside its weights, and no other framework's
+_INDEX = "model.safetensors.index.json"
+_PROGRESS_INTERVAL_S = 0.1
+
+
+@torch.inference_mode()
+def pack_directory(directory: Path, out: Path, dtype_name: str, report: "Report") -> Path:
+    """Raises CheckpointError."""
+    raw_config = read_config(directory)
+    if read_recipe(directory, raw_config) is not None:
+        raw_config["tie_word_embeddings"] = True
+    if packed_file(directory) is not None:
+        raise CheckpointError(f"{directory} is packed already")
+    if out.resolve() == directory.resolve():
+        raise CheckpointError(f"{out} is the checkpoint's own directory; choose another one")
+    family = find_family(raw_config)
+    config = family.parse_config(raw_config)
+    checkpoint = Checkpoint(directory)
+    facts = checkpoint.facts
+    dtype = choose_dtype(facts, torch.device("cpu")) if dtype_name == "auto" else getattr(torch, dtype_name)
+    source = fingerprint(directory).hex()
+    digest = config_digest((directory / "config.json").read_bytes())
+    identity = Identity(architecture(raw_config), str(dtype).removeprefix("torch."), digest, source)
+    quantization = read_quantization(raw_config)
+    plan = Plan(checkpoint)
+    family.load(config, WeightLoader(plan, dtype, META, quantization), config.context_length)
+    bundle = lay_out(identity, facts, plan.wanted, with_checksums=True)
+    places = FromCheckpoint(checkpoint, Arena(torch.empty(bundle.size, dtype=torch.uint8, device=META), bundle).take)
+    family.load(config, WeightLoader(places, dtype, META, quantization), config.context_length)
+    checkpoint.refuse_leftovers()
+    _copy_beside(directory, out)
+    path = pack(bundle, places.jobs, out, report.progress)
+    if fingerprint(directory).hex() != source:
+        path.unlink()
+        raise CheckpointError(f"{directory} was changed while it was read; pack it again")
+    return path
+
+
+class Report:
+    """Lines for whoever started this process."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    def progress(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if done == total or now - self._last > _PROGRESS_INTERVAL_S:
+            self._last = now
+            self.say(done=done, total=total)
+
+    def say(self, **values: Any) -> None:
+        print(json.dumps(values), flush=True)
+
+
+def _copy_beside(directory: Path, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    for file in sorted(directory.rglob("*")):
+        relative = file.relative_to(directory)
+        hidden = any(part.startswith(".") for part in relative.parts)
+        if file.suffix in _BESIDE and file.name != _INDEX and not hidden and file.is_file():
+            target = out / relative
+            target.parent.mkdir(parents=True, exist_ok=True)
+            copy = target.with_name(f".{target.name}.partial")
+            shutil.copyfile(file, copy)
+            copy.replace(target)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m engine.packing")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    packing = verbs.add_parser("pack")
+    packing.add_argument("directory", type=Path)
+    packing.add_argument("out", type=Path)
+    packing.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
+    verifying = verbs.add_parser("verify")
+    verifying.add_argument("directory", type=Path)
+    arguments = parser.parse_args()
+    report = Report()
+    try:
+        if arguments.verb == "pack":
+            path = pack_directory(arguments.directory, arguments.out, arguments.dtype, report)
+        else:
+            found = packed_file(arguments.directory)
+            if found is None:
+                raise CheckpointError(f"{arguments.directory} holds no bundle; `pilotlight pack` makes one")
+            path = found
+            verify(path, report.progress)
+        report.say(path=str(path), num_bytes=path.stat().st_size)
+    except (CheckpointError, OSError) as error:
+        report.say(error=str(error))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""What a load's time goes into, one phase after another: the raw material of a cold start's timeline."""
+
+import time
+from collections.abc import Callable
+
+
+class Phases:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._began = self._last = clock()
+        self._spent: dict[str, float] = {}
+
+    def end(self, name: str) -> None:
+        """The time since the last end, or the beginning, was that of `name`. A name may come again."""
+        now = self._clock()
+        self._spent[name] = self._spent.get(name, 0.0) + now - self._last
+        self._last = now
+
+    @property
+    def spent(self) -> tuple[tuple[str, float], ...]:
+        """(name, seconds), in order; their sum is the time from the beginning to the last end."""
+        return tuple(self._spent.items())
+
+    @property
+    def total_s(self) -> float:
+        return self._last - self._began

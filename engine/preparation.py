@@ -1,0 +1,115 @@
+"""What an engine host does before it knows a model: imports, the kernels' library, the device's context.
+
+A standby also runs each kind of work once, because the first of a process is the slow one, and does all of it in a thread of lower priority:
+nobody waits for it, and the cores belong to those who are waited for. Refuses to know checkpoints and sockets; imports no torch until it is called.
+"""
+
+import gc
+import logging
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from engine.protocol import HostConfig, HostReady
+from kernels import meta_formulas
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+
+# Steps of Linux's "nice": a thread of one above has three times this one's share of a core they both want. More steps, and a standby of a
+# machine that is never idle would not be ready within a minute.
+_STEPS_BACK = 5
+
+
+def import_early() -> None:
+    """What every host imports, whatever its configuration says. What modules are made of is never garbage: looking for some meanwhile takes an
+    eighth of the time, and a look at all of it later is a pause of 50 ms between two steps."""
+    meta_formulas.postpone()
+    gc.disable()
+    try:
+        import engine.loading  # noqa: F401
+        import kernels.cpu.library  # noqa: F401
+
+        gc.freeze()
+    finally:
+        gc.enable()
+
+
+def prepare(config: HostConfig, is_standby: bool) -> HostReady:
+    """Raises whatever an import or a device raises."""
+    return _out_of_the_way(config) if is_standby else _prepare(config, is_standby)
+
+
+def _out_of_the_way(config: HostConfig) -> HostReady:
+    """In a thread that ends with it: the threads that serve later keep the priority that the process has."""
+    results: list[HostReady] = []
+    errors: list[Exception] = []
+
+    def work() -> None:
+        if (
+            sys.platform == "linux"
+        ):  # there a thread has a priority of its own, which only a privileged one may raise again
+            me = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, me, min(19, os.getpriority(os.PRIO_PROCESS, me) + _STEPS_BACK))
+        try:
+            results.append(_prepare(config, is_standby=True))
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name="preparation", daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _prepare(config: HostConfig, is_standby: bool) -> HostReady:
+    clock = _Clock()
+    import_early()
+    import torch
+
+    from engine.loading import choose_device
+    from kernels.cpu import library
+
+    clock.note("import")
+    device = choose_device(config.device)
+    device_bytes = None
+    if device.type == "cuda":
+        torch.zeros(1, device=device)
+        device_bytes, _ = torch.cuda.mem_get_info(device)
+    else:
+        library.start()
+    clock.note("device")
+    if is_standby:
+        _rehearse(device)
+        clock.note("rehearsal")
+    return HostReady(tuple(clock.phases), device_bytes)
+
+
+def _rehearse(device: "torch.device") -> None:
+    """One small instance of what a load and a first step use: libraries behind them (oneDNN, cuBLAS) start at their first use."""
+    import safetensors  # noqa: F401
+    import torch
+
+    with torch.inference_mode():
+        for dtype in (torch.float32, torch.bfloat16):
+            rows = torch.ones(8, 64, dtype=dtype, device=device)
+            product = torch.nn.functional.linear(rows, torch.ones(64, 64, dtype=dtype, device=device)).float()
+            torch.softmax(product, -1).topk(4).indices.sort()
+            torch.cat([product, product.cumsum(-1)])[torch.tensor([0, 1], device=device)].argmax(-1).tolist()
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.phases: list[tuple[str, float]] = []
+        self._last = time.perf_counter()
+
+    def note(self, name: str) -> None:
+        now = time.perf_counter()
+        self.phases.append((name, now - self._last))
+        self._last = now

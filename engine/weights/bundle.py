@@ -1,0 +1,214 @@
+"""A bundle: one model's tensors in one file, exactly as the engine holds them, so that the file can be mapped instead of read.
+
+The container is safetensors: header, then data without holes (padding is a tensor of its own), the last 32 bytes a seal over the header. A tensor
+of 64 KiB and more begins on a page, others on a cache line. Knows the byte format and whose weights they are; refuses to know torch, and where
+the file lies.
+
+    length of the JSON (8) | JSON, spaces up to a page | tensors and their padding | seal
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+from math import prod
+from typing import Any, NamedTuple
+
+VERSION = 1  # of the format, and of what the engine expects in it: raise it when a family fuses or orders its tensors differently
+ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "U8": 1, "I8": 1, "I32": 4, "I64": 8}
+_FORMAT = "pilotlight.bundle"
+_PAGE, _LINE = 4096, 64
+_SEAL_BYTES = 32
+_PADDING, _SEAL = "~pad", "~seal"
+_MAX_HEADER_BYTES = 100 << 20
+_CHECKSUM = "0" * 32  # as long as each of them
+
+
+class BundleError(Exception):
+    """The file is no bundle that can be used here; the message says why."""
+
+
+class Wanted(NamedTuple):
+    """A tensor that a model asks for."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+class Place(NamedTuple):
+    """Where it lies, from the beginning of the file."""
+
+    wanted: Wanted
+    start: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.wanted.num_bytes
+
+
+class Identity(NamedTuple):
+    """Whose weights they are. Two bundles of the same identity hold the same bytes."""
+
+    architecture: str
+    dtype: str
+    config: str  # digest of config.json
+    source: str  # fingerprint of the checkpoint
+
+
+class Facts(NamedTuple):
+    """Of the checkpoint: what is asked of it before its weights are."""
+
+    num_parameters: int
+    dtypes: tuple[str, ...]
+
+
+class Bundle(NamedTuple):
+    identity: Identity
+    facts: Facts
+    places: tuple[Place, ...]
+    size: int  # of the file
+    checksums: Mapping[str, str]  # by tensor; empty: of a bundle in memory, which its writer vouches for
+
+    @property
+    def data_bytes(self) -> int:
+        return sum(place.wanted.num_bytes for place in self.places)
+
+
+def lay_out(identity: Identity, facts: Facts, wanted: Iterable[Wanted], with_checksums: bool = False) -> Bundle:
+    """In the order in which a model asks for them."""
+    wanted = tuple(wanted)
+    checksums = {tensor.name: _CHECKSUM for tensor in wanted} if with_checksums else {}
+    places, end = _place(wanted, 0)
+    # Offsets count from the end of the header, which ends on a page: they are the same whatever its length.
+    draft = Bundle(identity, facts, places, end + _SEAL_BYTES, checksums)
+    start = _whole(8 + len(_json(draft, 0)), _PAGE)
+    places, end = _place(wanted, start)
+    return Bundle(identity, facts, places, end + _SEAL_BYTES, checksums)
+
+
+def encode_header(bundle: Bundle) -> bytes:
+    start = bundle.places[0].start if bundle.places else bundle.size - _SEAL_BYTES
+    text = _json(bundle, start)
+    assert len(text) <= start - 8, "the header has outgrown its room"
+    return (start - 8).to_bytes(8, "little") + text.ljust(start - 8)
+
+
+def encode_seal(header: bytes) -> bytes:
+    return blake2b(header, digest_size=_SEAL_BYTES).digest()
+
+
+def read_bundle(fd: int) -> Bundle:
+    """The inverse of the two. Raises BundleError for anything but a whole, sealed bundle of this version."""
+    size = os.fstat(fd).st_size
+    length = int.from_bytes(os.pread(fd, 8, 0), "little")
+    if size < 8 + _SEAL_BYTES or length > min(size - 8 - _SEAL_BYTES, _MAX_HEADER_BYTES):
+        raise BundleError(f"it is cut off or no bundle: {size} bytes cannot hold its header")
+    header = os.pread(fd, 8 + length, 0)
+    try:
+        described = json.loads(header[8:])
+        metadata = described.pop("__metadata__")
+        version = str(metadata["version"])
+        if metadata["format"] != _FORMAT:
+            raise BundleError(f"it is a file of the format {metadata['format']!r}, not {_FORMAT!r}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BundleError(f"its header is damaged or no bundle's: {error!r}") from None
+    if version != str(VERSION):
+        raise BundleError(f"it has version {version}; this engine reads {VERSION}")
+    if os.pread(fd, _SEAL_BYTES, size - _SEAL_BYTES) != encode_seal(header):
+        raise BundleError("it is cut off, or its header was changed: its seal does not fit")
+    try:
+        return _parse(described, metadata, 8 + length, size)
+    except (ValueError, KeyError, TypeError) as error:
+        raise BundleError(f"its header is damaged: {error!r}") from None
+
+
+def content_digest(bundle: Bundle) -> str:
+    """What the file is named by: the same for the same tensors, wherever and from whichever copy of the checkpoint they were packed."""
+    identity = bundle.identity
+    content = [VERSION, identity.architecture, identity.dtype, identity.config]
+    tensors = [[*place.wanted, bundle.checksums[place.wanted.name]] for place in bundle.places]
+    return blake2b(json.dumps([content, tensors]).encode(), digest_size=16).hexdigest()
+
+
+def config_digest(config: bytes) -> str:
+    return blake2b(config, digest_size=16).hexdigest()
+
+
+def difference(found: Identity, expected: Identity) -> str | None:
+    """In words; None: there is none."""
+    for key, word in (
+        ("architecture", "is of architecture"),
+        ("dtype", "holds"),
+        ("config", "was made with a config.json of digest"),
+        ("source", "was made from a checkpoint of fingerprint"),
+    ):
+        is_so, should_be = getattr(found, key), getattr(expected, key)
+        if is_so != should_be:
+            return f"it {word} {is_so}, not {should_be}"
+    return None
+
+
+def _place(wanted: tuple[Wanted, ...], start: int) -> tuple[tuple[Place, ...], int]:
+    places, end = [], start
+    for tensor in wanted:
+        at = _whole(end, _PAGE if tensor.num_bytes >= 16 * _PAGE else _LINE)
+        places.append(Place(tensor, at))
+        end = at + tensor.num_bytes
+    return tuple(places), _whole(end, _LINE)
+
+
+def _json(bundle: Bundle, data_start: int) -> bytes:
+    identity, facts = bundle.identity, bundle.facts
+    metadata = {
+        "format": _FORMAT,
+        "version": str(VERSION),
+        **identity._asdict(),
+        "num_parameters": str(facts.num_parameters),
+        "dtypes": ",".join(facts.dtypes),
+        "checksums": json.dumps(bundle.checksums),
+    }
+    described: dict[str, Any] = {"__metadata__": metadata}
+    end = data_start
+    for i, place in enumerate(bundle.places):
+        if place.start > end:
+            described[f"{_PADDING}.{i}"] = _bytes_at(end, place.start, data_start)
+        wanted = place.wanted
+        offsets = [place.start - data_start, place.end - data_start]
+        described[wanted.name] = {"dtype": wanted.dtype, "shape": list(wanted.shape), "data_offsets": offsets}
+        end = place.end
+    seal = bundle.size - _SEAL_BYTES
+    if seal > end:
+        described[f"{_PADDING}.end"] = _bytes_at(end, seal, data_start)
+    described[_SEAL] = _bytes_at(seal, bundle.size, data_start)
+    return json.dumps(described, separators=(",", ":")).encode()
+
+
+def _bytes_at(start: int, end: int, data_start: int) -> dict[str, Any]:
+    return {"dtype": "U8", "shape": [end - start], "data_offsets": [start - data_start, end - data_start]}
+
+
+def _parse(described: dict[str, Any], metadata: dict[str, str], data_start: int, size: int) -> Bundle:
+    places = []
+    end = data_start
+    for name, entry in described.items():
+        start, stop = (data_start + int(offset) for offset in entry["data_offsets"])
+        wanted = Wanted(name, str(entry["dtype"]), tuple(int(n) for n in entry["shape"]))
+        if start != end or stop - start != wanted.num_bytes:
+            raise ValueError(f"tensor {name} is at bytes {start} to {stop}")
+        end = stop
+        if not name.startswith("~"):
+            places.append(Place(wanted, start))
+    if end != size:
+        raise ValueError(f"its tensors end at byte {end}, the file at {size}")
+    identity = Identity(*(str(metadata[key]) for key in Identity._fields))
+    facts = Facts(int(metadata["num_parameters"]), tuple(filter(None, metadata["dtypes"].split(","))))
+    return Bundle(identity, facts, tuple(places), size, dict(json.loads(metadata["checksums"])))
+
+
+def _whole(num_bytes: int, unit: int) -> int:
+    return -(-num_bytes // unit) * unit

@@ -1,0 +1,244 @@
+"""Reads a checkpoint into tensors that the model has already laid out: from the file into the final place, by several threads.
+
+What is stored as the engine holds it goes there without a copy in between; what is converted, turned or unpacked passes through a thread's own
+buffer, a piece at a time, so that a load takes the weights' memory and a few buffers. Knows byte ranges and pieces; refuses to know what a tensor
+is for.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from engine.errors import CheckpointError
+from engine.weights.reader import StoredTensor
+from engine.weights.staging import Copier, Staging, copy, make_copier
+
+ReadingProgress = Callable[[int, int], None]  # (bytes done, bytes in total)
+Write = Callable[[int, memoryview], None]  # bytes, and where they begin
+Make = Callable[..., None]  # (into, *stored): writes `into` from what is stored
+
+DTYPES = {
+    "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn,
+    "U8": torch.uint8, "I32": torch.int32, "I64": torch.int64,
+}  # fmt: skip
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+# As much as a core's share of the last cache, where a piece is still when its numbers are checked.
+PIECE_BYTES = 4 << 20
+_MOST_THREADS = 8  # a disk is as fast as it gets, and memory nearly so
+
+
+class Job(NamedTuple):
+    """One tensor, or several that are stacked in it by now, to be made from what is stored."""
+
+    name: str  # for complaints
+    stored: tuple[StoredTensor, ...]
+    into: torch.Tensor
+    make: Make | None = None  # None: copied, with its type converted
+    is_cut: bool = True  # rows of `into` come from the same rows of what is stored
+
+
+class Piece(NamedTuple):
+    job: Job
+    start: int  # rows
+    end: int
+
+    @property
+    def into(self) -> torch.Tensor:
+        return self.job.into[self.start : self.end] if self.job.is_cut else self.job.into
+
+    def range_of(self, stored: StoredTensor) -> tuple[int, int]:
+        if not self.job.is_cut:
+            return stored.start, stored.end
+        row = (stored.end - stored.start) // stored.shape[0]
+        return stored.start + self.start * row, stored.start + self.end * row
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(end - start for start, end in map(self.range_of, self.job.stored))
+
+
+def fill(
+    jobs: Sequence[Job],
+    works: Sequence[Callable[[], None]] = (),
+    on_progress: ReadingProgress | None = None,
+    write: Write | None = None,
+    copier: Copier | None = None,
+) -> None:
+    """Do all jobs, and `works` beside them. With `write` the jobs' tensors are only places (on `meta`), whose bytes are handed over instead. Raises
+    CheckpointError for values that are no numbers and for files that change meanwhile; OSError where `write` does."""
+    pieces = sorted((piece for job in jobs for piece in _cut(job)), key=_place_in_files)
+    Filling(pieces, works, on_progress, write, copier).run()
+
+
+class Filling:
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        works: Sequence[Callable[[], None]],
+        on_progress: ReadingProgress | None,
+        write: Write | None,
+        copier: Copier | None,
+    ) -> None:
+        self._tasks: Iterator[Piece | Callable[[], None]] = iter([*works, *pieces])
+        self._num_tasks = len(works) + len(pieces)
+        self._on_progress = on_progress
+        self._write = write
+        self._copier = copier or make_copier(pieces[0].job.into.device if pieces else torch.device("cpu"))
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+        self._done_bytes = 0
+        self._total_bytes = sum(piece.num_bytes for piece in pieces)
+        self._fds: dict[Path, int] = {}
+
+    def run(self) -> None:
+        with ExitStack() as files:
+            self._files = files
+            others = [
+                threading.Thread(target=self._work, name="weights", daemon=True)
+                for _ in range(min(_MOST_THREADS, os.cpu_count() or 1, self._num_tasks) - 1)
+            ]
+            for thread in others:
+                thread.start()
+            self._work()
+            for thread in others:
+                thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    @torch.inference_mode()
+    def _work(self) -> None:
+        try:
+            with self._copier.in_thread():
+                staging = Staging(self._copier)
+                written: list[_Written] = []
+                while (task := self._next()) is not None:
+                    if isinstance(task, Piece):
+                        values = self._read(task, staging)
+                        written.append(_Written(task.job.name, values, _sum(values)))
+                        if values.device.type == "cpu":
+                            written.pop().expect_numbers()
+                        self._count(task)
+                    else:
+                        task()
+                staging.wait()
+                for piece in written:
+                    piece.expect_numbers()
+        except BaseException as error:
+            with self._lock:
+                self._failure = self._failure or error
+
+    def _next(self) -> Piece | Callable[[], None] | None:
+        with self._lock:
+            return None if self._failure is not None else next(self._tasks, None)
+
+    def _read(self, piece: Piece, staging: Staging) -> torch.Tensor:
+        """The piece as the model has it."""
+        into, job = piece.into, piece.job
+        ranges = [piece.range_of(stored) for stored in job.stored]
+        if (
+            job.make is None
+            and into.device.type == "cpu"
+            and into.is_contiguous()
+            and _is_stored_as(into, job.stored[0])
+        ):
+            self._read_into(job.stored[0].file, ranges[0][0], as_bytes(into))
+            return into
+        staged = []
+        buffer = staging.next(piece.num_bytes + 64 * len(ranges))
+        at = 0
+        for stored, (start, end) in zip(job.stored, ranges, strict=True):
+            part = buffer[at : at + end - start]
+            self._read_into(stored.file, start, as_bytes(part))
+            rows = (piece.end - piece.start,) if job.is_cut else stored.shape[:1]
+            staged.append(part.view(DTYPES[stored.dtype]).view((*rows, *stored.shape[1:])))
+            at = -(-(at + end - start) // 64) * 64
+        if self._write is None:
+            staging.send(into, staged, job.make or copy)
+            return into
+        return self._write_made(into, staged, job.make, self._write)
+
+    def _write_made(
+        self, into: torch.Tensor, staged: Sequence[torch.Tensor], make: Make | None, write: Write
+    ) -> torch.Tensor:
+        if make is None and into.is_contiguous() and staged[0].dtype == into.dtype:
+            made = staged[0]
+        else:  # with the strides of its place, whose bytes lie together
+            made = torch.empty_strided(into.shape, into.stride(), dtype=into.dtype)
+            (make or copy)(made, *staged)
+        flat = made.as_strided((made.numel(),), (1,))
+        write(int(into.storage_offset()) * into.itemsize, as_bytes(flat))
+        return made
+
+    def _read_into(self, file: Path, start: int, memory: memoryview) -> None:
+        read_into(self._open(file), file, start, memory)
+
+    def _open(self, file: Path) -> int:
+        with self._lock:
+            if file not in self._fds:
+                fd = self._fds[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+                self._files.callback(os.close, fd)
+            return self._fds[file]
+
+    def _count(self, piece: Piece) -> None:
+        with self._lock:
+            self._done_bytes += piece.num_bytes
+            if self._on_progress is not None:
+                self._on_progress(self._done_bytes, self._total_bytes)
+
+
+class _Written(NamedTuple):
+    name: str
+    values: torch.Tensor
+    total: (
+        torch.Tensor
+    )  # finite when every value is, or nearly always; on a device it is there before anybody waits for it
+
+    def expect_numbers(self) -> None:
+        if not bool(self.total.isfinite()) and not bool(self.values.isfinite().all()):
+            raise CheckpointError(f"tensor {self.name} holds NaN or infinity; fetch the checkpoint again")
+
+
+def read_into(fd: int, file: Path, start: int, memory: memoryview) -> None:
+    at = 0
+    while at < len(memory):
+        count = os.preadv(fd, [memory[at:]], start + at)
+        if count == 0:
+            raise CheckpointError(f"{file.name} was cut off while it was read; fetch the checkpoint again")
+        at += count
+
+
+def as_bytes(memory: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the host."""
+    return memory.view(-1).view(torch.uint8).numpy().data
+
+
+def _cut(job: Job) -> Iterator[Piece]:
+    rows = job.into.shape[0]
+    if not job.is_cut:
+        yield Piece(job, 0, rows)
+        return
+    stored_bytes = sum(stored.end - stored.start for stored in job.stored)
+    step = max(1, PIECE_BYTES * rows // max(1, stored_bytes))
+    for start in range(0, rows, step):
+        yield Piece(job, start, min(start + step, rows))
+
+
+def _place_in_files(piece: Piece) -> tuple[str, int]:
+    first = piece.job.stored[0]
+    return first.file.name, piece.range_of(first)[0]
+
+
+def _is_stored_as(into: torch.Tensor, stored: StoredTensor) -> bool:
+    return DTYPES[stored.dtype] == into.dtype
+
+
+def _sum(values: torch.Tensor) -> torch.Tensor:
+    """bf16 has fp32's range, and its sum needs no fp32 copy of the tensor."""
+    if not values.is_floating_point():
+        return values.new_zeros((), dtype=torch.float32)
+    return values.sum() if values.dtype == torch.bfloat16 else values.sum(dtype=torch.float32)

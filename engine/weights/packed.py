@@ -1,0 +1,194 @@
+"""Packs a checkpoint into a bundle on disk: named by its content, checked tensor by tensor, taken up again where an earlier run was cut off.
+
+A journal beside the unfinished file has a line for every tensor that is on the disk, with its checksum; a run that takes the file up reads those
+again before it believes them. Knows files and checksums; refuses to know families: it is given what a model asks for.
+"""
+
+import fcntl
+import os
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+
+from engine.errors import CheckpointError
+from engine.weights.bundle import (
+    Bundle,
+    BundleError,
+    Identity,
+    Place,
+    content_digest,
+    difference,
+    encode_header,
+    encode_seal,
+)
+from engine.weights.bundle_file import BundleFile, NewBundle, free_bytes
+from engine.weights.filling import Job, ReadingProgress, fill
+from engine.weights.reader import PACKED_SUFFIX
+
+_GROUP_BYTES = 256 << 20  # written, read back and journalled together: what a cut costs at most
+_READ_BYTES = 8 << 20
+
+
+def pack(bundle: Bundle, jobs: Sequence[Job], out: Path, on_progress: ReadingProgress) -> Path:
+    """`jobs` fill places on `meta`, laid out as in `bundle`. Returns the finished file. Raises CheckpointError."""
+    finished = find_packed(out, bundle.identity)
+    if finished is not None:
+        on_progress(bundle.data_bytes, bundle.data_bytes)
+        return finished
+    partial = out / f".{bundle.identity.source[:16]}-{bundle.identity.dtype}.partial"
+    with _opened(partial) as fd:
+        try:
+            whole = _write(fd, _Journal(partial, bundle), bundle, jobs, on_progress)
+        except OSError as error:
+            free = free_bytes(out) / 2**20
+            raise CheckpointError(
+                f"{partial} cannot be written: {error.strerror}; {bundle.size / 2**20:.0f} MiB are needed in all and {free:.0f} MiB are left: "
+                "make room and run it again, it goes on where it was"
+            ) from error
+        path = out / f"{content_digest(whole)}{PACKED_SUFFIX}"
+        os.rename(partial, path)
+        _Journal(partial, bundle).remove()
+    return path
+
+
+def find_packed(out: Path, identity: Identity) -> Path | None:
+    """A whole bundle of the same weights. Raises CheckpointError where the directory holds another one: it can be the source of one model alone."""
+    for path in sorted(out.glob(f"*{PACKED_SUFFIX}")):
+        try:
+            with BundleFile.open(path) as file:
+                found = file.bundle.identity
+        except BundleError as error:
+            raise CheckpointError(f"{path} is damaged: {error}; remove it") from error
+        if found == identity:
+            return path
+        raise CheckpointError(f"{path} is another bundle: {difference(found, identity)}; choose another directory")
+    return None
+
+
+def verify(path: Path, on_progress: ReadingProgress) -> None:
+    """Every byte of a finished bundle against its checksums and its name. Raises CheckpointError with the tensors that are damaged."""
+    try:
+        file = BundleFile.open(path)
+    except (BundleError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be used: {error}") from error
+    with file:
+        bundle, done = file.bundle, 0
+        if not bundle.checksums:
+            raise CheckpointError(f"{path} has no checksums: it is an engine host's own, not packed")
+        damaged = []
+        for place, checksum in checksums(file.fd, bundle.places):
+            done += place.wanted.num_bytes
+            on_progress(done, bundle.data_bytes)
+            if checksum != bundle.checksums.get(place.wanted.name):
+                damaged.append(place.wanted.name)
+    if damaged:
+        names = ", ".join(damaged[:3]) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
+        raise CheckpointError(f"{path} is damaged in {names}; fetch or pack it again")
+    if path.name != f"{content_digest(bundle)}{PACKED_SUFFIX}":
+        raise CheckpointError(
+            f"{path} is whole, but should be called {content_digest(bundle)}{PACKED_SUFFIX}: it is something else's copy"
+        )
+
+
+def checksums(fd: int, places: Iterable[Place]) -> Iterator[tuple[Place, str]]:
+    """Of what is on the disk now, in order."""
+    places = list(places)
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+        yield from zip(places, threads.map(lambda place: _checksum(fd, place), places), strict=True)
+
+
+def _write(fd: int, journal: "_Journal", bundle: Bundle, jobs: Sequence[Job], on_progress: ReadingProgress) -> Bundle:
+    done = journal.read(fd)
+    os.ftruncate(fd, bundle.size)
+    new = NewBundle(fd, bundle.size)
+    jobs_of = _by_place(jobs, bundle.places)
+    num_done = sum(place.wanted.num_bytes for place in bundle.places if place.wanted.name in done)
+    for group in _groups(place for place in bundle.places if place.wanted.name not in done):
+        fill([job for place in group for job in jobs_of[place.start]], write=new.write)
+        os.fdatasync(fd)
+        added = {place.wanted.name: checksum for place, checksum in checksums(fd, group)}
+        journal.add(added)
+        done |= added
+        num_done += sum(place.wanted.num_bytes for place in group)
+        on_progress(num_done, bundle.data_bytes)
+    whole = bundle._replace(checksums={place.wanted.name: done[place.wanted.name] for place in bundle.places})
+    header = encode_header(whole)
+    new.write(0, memoryview(header))
+    seal = encode_seal(header)
+    new.write(whole.size - len(seal), memoryview(seal))
+    os.fsync(fd)
+    return whole
+
+
+class _Journal:
+    """Lines of a checksum and a tensor's name, behind one that says which layout they are of."""
+
+    def __init__(self, partial: Path, bundle: Bundle) -> None:
+        self._path = partial.with_suffix(".journal")
+        self._layout = blake2b(encode_header(bundle), digest_size=16).hexdigest()
+        self._places = {place.wanted.name: place for place in bundle.places}
+
+    def read(self, fd: int) -> dict[str, str]:
+        """The tensors that are on the disk as they were journalled."""
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        if lines[:1] != [self._layout]:
+            self._path.write_text(f"{self._layout}\n")
+            return {}
+        noted = {name: checksum for checksum, _, name in (line.partition(" ") for line in lines[1:])}
+        known = [self._places[name] for name in noted if name in self._places]
+        return {place.wanted.name: found for place, found in checksums(fd, known) if found == noted[place.wanted.name]}
+
+    def add(self, added: dict[str, str]) -> None:
+        with self._path.open("a") as file:
+            file.writelines(f"{checksum} {name}\n" for name, checksum in added.items())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def remove(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _opened(partial: Path) -> Iterator[int]:
+    """What an earlier run has left, or a new file; this run's alone."""
+    fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(f"another process is packing into {partial.parent}; wait for it") from None
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _groups(places: Iterable[Place]) -> Iterator[list[Place]]:
+    group: list[Place] = []
+    for place in places:
+        group.append(place)
+        if sum(p.wanted.num_bytes for p in group) >= _GROUP_BYTES:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _by_place(jobs: Sequence[Job], places: Sequence[Place]) -> dict[int, list[Job]]:
+    """The jobs that fill each place, by its start."""
+    starts = [place.start for place in places]
+    found: dict[int, list[Job]] = defaultdict(list)
+    for job in jobs:
+        at = int(job.into.storage_offset()) * job.into.itemsize
+        found[starts[bisect_right(starts, at) - 1]].append(job)
+    return found
+
+
+def _checksum(fd: int, place: Place) -> str:
+    digest = blake2b(digest_size=16)
+    for start in range(place.start, place.end, _READ_BYTES):
+        digest.update(os.pread(fd, min(_READ_BYTES, place.end - start), start))
+    return digest.hexdigest()

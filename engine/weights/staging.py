@@ -1,0 +1,120 @@
+"""The way of a piece of weights from the thread that has read it to where it stays.
+
+On a CPU a thread has one buffer, and making the final tensor from it is the whole way. On CUDA two pinned buffers take turns: while the device copies
+one, the next piece is read into the other, and the thread waits only for the copy before last. Knows buffers and marks; refuses to know files.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+
+from engine.transfer import Mark
+
+Make = Callable[..., object]  # (into, *staged): writes `into`
+
+
+class Waitable(Protocol):
+    def wait(self) -> None: ...
+
+
+class Copier(Protocol):
+    """What brings staged bytes to their device."""
+
+    @property
+    def num_buffers(self) -> int:
+        """Of a thread: 2 where it may read on while a copy is under way."""
+
+    def in_thread(self) -> AbstractContextManager[object]:
+        """Around a thread's work."""
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """Bytes on the host."""
+
+    def begin(self, into: torch.Tensor, staged: Sequence[torch.Tensor], make: Make) -> Waitable:
+        """make(into, *staged), perhaps later; what comes back says when `staged` may be written again."""
+
+
+class Staging:
+    """A thread's own buffers: `next`, then `send` what was made of it, in turns; `wait` at the end."""
+
+    def __init__(self, copier: Copier) -> None:
+        self._copier = copier
+        self._buffers: list[torch.Tensor | None] = [None] * copier.num_buffers
+        self._marks: list[Waitable | None] = [None] * copier.num_buffers
+        self._turn = 0
+
+    def next(self, num_bytes: int) -> torch.Tensor:
+        """At least so many bytes, which nobody reads any more."""
+        self._turn = (self._turn + 1) % len(self._buffers)
+        if (mark := self._marks[self._turn]) is not None:
+            mark.wait()
+            self._marks[self._turn] = None
+        buffer = self._buffers[self._turn]
+        if buffer is None or buffer.numel() < num_bytes:
+            buffer = self._buffers[self._turn] = self._copier.allocate(num_bytes)
+        return buffer
+
+    def send(self, into: torch.Tensor, staged: Sequence[torch.Tensor], make: Make) -> None:
+        """`staged`: views of the buffer that `next` returned last."""
+        self._marks[self._turn] = self._copier.begin(into, staged, make)
+
+    def wait(self) -> None:
+        for mark in self._marks:
+            if mark is not None:
+                mark.wait()
+
+
+def make_copier(device: torch.device) -> Copier:
+    return CudaCopier(device) if device.type == "cuda" else CpuCopier()
+
+
+def copy(into: torch.Tensor, staged: torch.Tensor) -> None:
+    """What is made of most tensors."""
+    into.copy_(staged)
+
+
+class Done:
+    def wait(self) -> None:
+        pass
+
+
+class CpuCopier:
+    num_buffers = 1
+
+    def in_thread(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def begin(self, into: torch.Tensor, staged: Sequence[torch.Tensor], make: Make) -> Waitable:
+        make(into, *staged)
+        return Done()
+
+
+class CudaCopier:
+    """Each thread has a stream of its own, behind what the creating thread has launched: the memory it writes to may just have been freed there."""
+
+    num_buffers = 2
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._creators = torch.cuda.current_stream(device)
+
+    def in_thread(self) -> AbstractContextManager[object]:
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(self._creators)
+        context: AbstractContextManager[object] = torch.cuda.stream(stream)
+        return context
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def begin(self, into: torch.Tensor, staged: Sequence[torch.Tensor], make: Make) -> Waitable:
+        if make is copy and staged[0].dtype == into.dtype and into.is_contiguous():
+            into.copy_(staged[0], non_blocking=True)
+        else:  # a copy that converts would wait for the device; there, conversion and unpacking are quick
+            make(into, *(part.to(self._device, non_blocking=True) for part in staged))
+        return Mark(self._device)

@@ -1,0 +1,109 @@
+"""Checkpoints of Llama's shape with random weights, as large as wanted, written without ever being whole in memory; Ember's tokenizer beside them.
+
+The bytes are slices of one block of random numbers: nothing that reads weights can tell, and three billion of them are written at the disk's speed.
+"""
+
+import json
+import shutil
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+import engine
+
+EMBER = Path(engine.__file__).parent / "embedded" / "ember"
+_BLOCK_ELEMENTS = 1 << 24
+
+
+class Shape(NamedTuple):
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+SHAPES = {
+    "50m": Shape(512, 1536, 8, 8, 4, 64),
+    "3b": Shape(3072, 8192, 30, 24, 8, 128),
+}
+
+
+def write(directory: Path, shape: Shape) -> Path:
+    """Whole or not at all; one that is there already is kept."""
+    if (directory / "model.safetensors").exists():
+        return directory
+    directory.mkdir(parents=True, exist_ok=True)
+    add_tokenizer(directory)
+    vocab = int(json.loads((EMBER / "config.json").read_text())["vocab_size"])
+    (directory / "config.json").write_text(json.dumps(config(shape, vocab), indent=2))
+    (directory / "generation_config.json").write_text(json.dumps({"do_sample": False}))
+    partial = directory / "model.safetensors.partial"
+    _write_weights(partial, tensors(shape, vocab))
+    partial.rename(directory / "model.safetensors")
+    return directory
+
+
+def add_tokenizer(directory: Path) -> None:
+    """Ember's, which knows fewer tokens than larger vocabularies have: the others are never text."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(EMBER / name, directory / name)
+
+
+def config(shape: Shape, vocab: int) -> dict[str, object]:
+    return {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate, "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim, "vocab_size": vocab, "max_position_embeddings": 4096,
+        "rope_theta": 500_000.0, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": False,
+        "mlp_bias": False, "bos_token_id": 1, "eos_token_id": 2, "dtype": "bfloat16", "torch_dtype": "bfloat16",
+    }  # fmt: skip
+
+
+def tensors(shape: Shape, vocab: int) -> dict[str, tuple[int, ...]]:
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    named: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, shape.hidden)}
+    for i in range(shape.layers):
+        layer = f"model.layers.{i}"
+        named |= {
+            f"{layer}.input_layernorm.weight": (shape.hidden,),
+            f"{layer}.self_attn.q_proj.weight": (queries, shape.hidden),
+            f"{layer}.self_attn.k_proj.weight": (keys, shape.hidden),
+            f"{layer}.self_attn.v_proj.weight": (keys, shape.hidden),
+            f"{layer}.self_attn.o_proj.weight": (shape.hidden, queries),
+            f"{layer}.post_attention_layernorm.weight": (shape.hidden,),
+            f"{layer}.mlp.gate_proj.weight": (shape.intermediate, shape.hidden),
+            f"{layer}.mlp.up_proj.weight": (shape.intermediate, shape.hidden),
+            f"{layer}.mlp.down_proj.weight": (shape.hidden, shape.intermediate),
+        }
+    return named | {"model.norm.weight": (shape.hidden,), "lm_head.weight": (vocab, shape.hidden)}
+
+
+def _write_weights(path: Path, named: dict[str, tuple[int, ...]]) -> None:
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, dimensions in named.items():
+        size = 2 * torch.Size(dimensions).numel()
+        header[name] = {"dtype": "BF16", "shape": list(dimensions), "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    generator = torch.Generator().manual_seed(20261121)
+    random = (torch.randn(_BLOCK_ELEMENTS, generator=generator) * 0.02).bfloat16()
+    block = random.view(torch.uint8).numpy().tobytes()
+    ones = torch.ones(1, dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for number, dimensions in enumerate(named.values()):
+            left = 2 * torch.Size(dimensions).numel()
+            if len(dimensions) == 1:
+                file.write(ones * (left // 2))
+                continue
+            offset = 4096 * (7919 * number % 4096)
+            while left:
+                piece = block[offset : offset + left]
+                file.write(piece)
+                left, offset = left - len(piece), 0

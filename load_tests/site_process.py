@@ -1,0 +1,146 @@
+"""SiteProcess: one site as `pilotlight site` runs it, from a file written for the purpose, for scenarios that look at its insides from outside.
+
+Knows the command, /status and /timeline; refuses to know anything else inside.
+"""
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from load_tests.local_network import free_ports
+
+ROOT = Path(__file__).parents[1]
+
+
+class SiteProcess:
+    """A context manager. `began_s` is the Unix time of its start."""
+
+    def __init__(self, name: str, engine: dict[str, Any], models: list[dict[str, Any]]) -> None:
+        self._name, self._engine, self._models = name, engine, models
+
+    def __enter__(self) -> "SiteProcess":
+        self._folder = tempfile.TemporaryDirectory(prefix="pilotlight-")
+        folder = Path(self._folder.name)
+        (self.port,) = free_ports(1)
+        file = folder / f"{self._name}.toml"
+        file.write_text(site_file(self._name, self.port, self._engine, self._models))
+        self._log = folder / "log"
+        with self._log.open("wb") as sink:
+            self.began_s = time.time()
+            self.process = subprocess.Popen([sys.executable, "-m", "runtime", str(file)], stderr=sink, cwd=ROOT)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            print(self.log()[-3000:], file=sys.stderr)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(40)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self._folder.cleanup()
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def ask(self, body: dict[str, Any], timeout_s: float = 300.0) -> dict[str, Any]:
+        """One completion, from the moment when somebody listens; raises for anything but a 200."""
+        status, raw = self._exchange("POST", "/v1/completions", body, timeout_s)
+        if status != 200:
+            raise RuntimeError(f"{status}: {raw.decode(errors='replace')[:500]}")
+        answer: dict[str, Any] = json.loads(raw)
+        return answer
+
+    def stream(self, body: dict[str, Any], timeout_s: float = 300.0) -> Iterator[float]:
+        """The Unix time of every event that carries something of the answer."""
+        connection = self._connected(timeout_s)
+        try:
+            connection.request("POST", "/v1/completions", json.dumps({**body, "stream": True}), _JSON)
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise RuntimeError(f"{answer.status}: {answer.read()[:500]!r}")
+            for line in answer:
+                now = time.time()
+                if line.startswith(b'data: {"error"'):
+                    raise RuntimeError(line.decode())
+                if line.startswith(b"data: {"):
+                    yield now
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> dict[str, Any]:
+        _, raw = self._exchange("GET", path, None, 30.0)
+        answer: dict[str, Any] = json.loads(raw)
+        return answer
+
+    def residency(self, model: str) -> str:
+        return str(next(entry["residency"] for entry in self.get("/status")["models"] if entry["name"] == model))
+
+    def pid(self, role: str) -> int | None:
+        found = [process["pid"] for process in self.get("/status")["processes"] if process["role"] == role]
+        return int(found[0]) if found else None
+
+    def until(self, condition: Callable[[], bool], what: str, timeout_s: float = 300.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"after {timeout_s:g} s it was still not so that {what}:\n{self.log()[-2000:]}")
+            time.sleep(0.02)
+
+    def _exchange(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> tuple[int, bytes]:
+        connection = self._connected(timeout_s)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), _JSON)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def _connected(self, timeout_s: float) -> http.client.HTTPConnection:
+        """As a client that cannot wait: it tries again every few milliseconds."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+            try:
+                connection.connect()
+                return connection
+            except OSError:
+                connection.close()
+                if self.process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"the site does not listen:\n{self.log()[-2000:]}") from None
+                time.sleep(0.005)
+
+
+_JSON = {"content-type": "application/json"}
+
+
+def site_file(name: str, port: int, engine: dict[str, Any], models: list[dict[str, Any]]) -> str:
+    lines = [f"name = {json.dumps(name)}", 'place = {city = "here", latitude = 0.0, longitude = 0.0}']
+    lines += ["[listen]", f"port = {port}", "[engine]", *_values(engine)]
+    for model in models:
+        lines += ["[[models]]", *_values(model)]
+    return "\n".join(lines) + "\n"
+
+
+def _values(table: dict[str, Any]) -> list[str]:
+    return [f"{key} = {json.dumps(value)}" for key, value in table.items() if value is not None]
+
+
+def kill(pid: int) -> float:
+    """At once, as the system's own killer would; returns the Unix time of it."""
+    now = time.time()
+    os.kill(pid, signal.SIGKILL)
+    return now

@@ -1,0 +1,74 @@
+"""`pilotlight pack`: finds or downloads the model, starts the process that packs it (this one loads no torch), and shows how far it is."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from runtime.cli.errors import CliError
+from runtime.engines.sources import PREFIX, SourceError, directory_of, local_directory
+
+Show = Callable[[int, int], None]  # (bytes done, bytes in total)
+DTYPES = ("auto", "float32", "bfloat16")
+
+
+def pack(model: str, dtype: str, out: Path | None) -> None:
+    if dtype not in DTYPES:
+        raise CliError(f"--dtype {dtype} is none of {', '.join(DTYPES)}")
+    out = out or Path(f"{model.removeprefix(PREFIX).rstrip('/').rsplit('/', 1)[-1]}.packed")
+    console = Console()
+    with _bar(console) as bar:
+        try:
+            directory = local_directory(model) or asyncio.run(directory_of(model, _shown(bar, "fetching")))
+        except SourceError as error:
+            raise CliError(str(error)) from None
+        done = _work(["pack", str(directory), str(out), "--dtype", dtype], _shown(bar, "packing"))
+    mib = done["num_bytes"] / 2**20
+    console.print(f"{done['path']} ({mib:.1f} MiB)", highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        f'A site file names it as source = "{out.absolute()}".', highlight=False, markup=False, soft_wrap=True
+    )
+
+
+def verify(directory: str) -> None:
+    console = Console()
+    with _bar(console) as bar:
+        done = _work(["verify", directory], _shown(bar, "checking"))
+    console.print(f"{done['path']} is whole.", highlight=False, markup=False, soft_wrap=True)
+
+
+def _work(arguments: list[str], show: Show) -> dict[str, Any]:
+    """The last thing the process says. It ends with this one: nobody would read what it says."""
+    command = [sys.executable, "-m", "engine.packing", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                said: dict[str, Any] = json.loads(line)
+                if "error" in said:
+                    raise CliError(said["error"])
+                if "path" in said:
+                    return said
+                show(said["done"], said["total"])
+        except BaseException:
+            process.kill()
+            raise
+    raise CliError(f"the packing process ended with status {process.returncode} and no result")
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description:<8}"), BarColumn(bar_width=30), DownloadColumn(binary_units=True), TransferSpeedColumn(),
+        TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal,
+    )  # fmt: skip
+
+
+def _shown(bar: Progress, what: str) -> Show:
+    task = bar.add_task(what, total=None)
+    return lambda done, total: bar.update(task, completed=done, total=total)

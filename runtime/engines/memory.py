@@ -1,0 +1,43 @@
+"""How much memory this machine, or this container, could still give. Knows Linux's files; elsewhere it knows nothing, and says so with None."""
+
+from pathlib import Path
+
+GIB = 1 << 30
+
+
+def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What could be taken without swapping: the kernel's estimate, and less where the container is allowed less."""
+    machine = _meminfo(proc / "meminfo").get("MemAvailable")
+    limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
+    if limit is None or used is None:  # "max": no limit
+        return machine
+    # Pages of files that nobody has touched lately are counted as used, and given back for the asking.
+    droppable = _statistics(cgroup / "memory.stat").get("inactive_file", 0)
+    left = max(0, limit - used + droppable)
+    return left if machine is None else min(machine, left)
+
+
+def gib(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:.3g} GiB"
+
+
+def _meminfo(path: Path) -> dict[str, int]:
+    rows = (line.split() for line in _text(path).splitlines())
+    return {row[0].rstrip(":"): int(row[1]) << 10 for row in rows if len(row) == 3 and row[2] == "kB"}
+
+
+def _statistics(path: Path) -> dict[str, int]:
+    rows = (line.split() for line in _text(path).splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) == 2}
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,92 @@
+"""Who gives way: which models sleep so that another may wake, and when that may happen.
+
+A pure policy over what it is told of every model; it touches nothing. A model is worth keeping for what its loss is expected to cost: the time its
+waking takes, over the time until its next use, per byte that it holds. What has just woken stays for a while, so that two models cannot
+throw each other out for ever; what is pinned or has requests open is never a candidate.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+# A model stays awake for at least so many times what its waking took: then at most a quarter of the time goes into waking.
+STAYS = 3.0
+LONGEST_STAY_S = 60.0
+_NO_TIME_S = 1e-6
+SPARE = -9  # the priority of a copy that its model could do without: below all that a site file can give
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One model that holds memory."""
+
+    name: str
+    num_bytes: int
+    is_pinned: bool = False
+    is_busy: bool = False  # requests wait for it or are open on it
+    priority: int = 0
+    awake_for_s: float = 1e9
+    wake_s: float = 1.0  # what waking it again would take
+    next_use_s: float = 1e9  # how long until its next request, as far as one can tell
+
+    @property
+    def worth(self) -> tuple[int, float]:
+        """What losing it costs; models are given up from the smallest on."""
+        per_s = self.wake_s / max(self.next_use_s, _NO_TIME_S)
+        return self.priority, per_s / max(1, self.num_bytes)
+
+    @property
+    def stays_for_s(self) -> float:
+        return max(0.0, min(LONGEST_STAY_S, STAYS * self.wake_s) - self.awake_for_s)
+
+
+class Plan(NamedTuple):
+    """`evict`: who gives way at once. `wait_s`: nobody yet, look again then, or when a request ends (None: only then)."""
+
+    evict: tuple[str, ...] = ()
+    is_possible: bool = True  # now
+    wait_s: float | None = None
+
+
+def make_room(needed: int, budget: int | None, held: Sequence[Standing]) -> Plan:
+    """Room for `needed` bytes among those that hold some."""
+    if budget is None:
+        return Plan()
+    missing = sum(standing.num_bytes for standing in held) + needed - budget
+    if missing <= 0:
+        return Plan()
+    idle = [standing for standing in held if not (standing.is_pinned or standing.is_busy)]
+    free_to_go = [standing for standing in idle if standing.stays_for_s == 0.0]
+    if (victims := cheapest(missing, free_to_go)) is not None:
+        return Plan(victims)
+    waits = [standing.stays_for_s for standing in idle if standing.stays_for_s > 0]
+    return Plan(is_possible=False, wait_s=min(waits) if waits else None)
+
+
+def cheapest(missing: int, candidates: Iterable[Standing]) -> tuple[str, ...] | None:
+    """Those of least worth that free `missing` bytes together, and none that the others make unnecessary. None: all are not enough."""
+    chosen: list[Standing] = []
+    freed = 0
+    for standing in sorted(candidates, key=lambda standing: (*standing.worth, standing.name)):
+        if freed >= missing:
+            break
+        chosen.append(standing)
+        freed += standing.num_bytes
+    if freed < missing:
+        return None
+    for standing in reversed(list(chosen)):  # the dearest first
+        if freed - standing.num_bytes >= missing:
+            chosen.remove(standing)
+            freed -= standing.num_bytes
+    return tuple(standing.name for standing in chosen)
+
+
+def could_ever_fit(needed: int, budget: int | None, held: Sequence[Standing]) -> bool:
+    """Pinned models never give way."""
+    return budget is None or needed + sum(standing.num_bytes for standing in held if standing.is_pinned) <= budget
+
+
+def must_yield(needed: int, budget: int, held: Sequence[Standing]) -> tuple[str, ...]:
+    """Who takes no new requests, so that a model that has waited long for room gets it when theirs have ended."""
+    missing = sum(standing.num_bytes for standing in held) + needed - budget
+    return cheapest(missing, [standing for standing in held if not standing.is_pinned]) or ()

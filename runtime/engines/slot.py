@@ -1,0 +1,148 @@
+"""One model of the site: what is configured, who uses it, and what its waking has cost so far. Where it is, its copies know, one for each device.
+
+State and the facts that follow from it; models.py and wakes.py change it. Refuses to know how anything is loaded.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from engine.protocol import ModelInfo
+from runtime.engines.arrivals import Arrivals
+from runtime.engines.copies import Copy
+from runtime.engines.residency import Standing
+from runtime.engines.text import TextSide
+from sites.config import ModelConfig
+from wire.errors import ApiError
+from wire.status import ModelStatus, Residency
+
+# From the checkpoint; from host memory; somebody else slept for it; its host had died; a further copy, from the host memory of the first.
+Clock = Literal["disk", "host", "swap", "crash", "sibling"]
+# What waking is guessed to take before it has been measured: reading at a disk's pace, or mapping what is in memory.
+_DISK_BYTES_PER_S, _HOST_BYTES_PER_S, _LEAST_S = 1e9, 8e9, 0.05
+
+
+class Wake(NamedTuple):
+    """One waking, as it is counted."""
+
+    model: str
+    clock: Clock
+    ms: float
+    phases: tuple[tuple[str, float], ...]  # (name, seconds), in order
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    config: ModelConfig
+    info: ModelInfo
+    text: TextSide
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    config: ModelConfig
+    copies: tuple[Copy, ...] = ()  # one for each device, wherever it is awake
+    info: ModelInfo | None = None  # of the last load: what the model can do stays true while it sleeps
+    failure: ApiError | None = None
+    failed_at: float = 0.0
+    detail: str = ""
+    loaded_share: float = 0.0  # of the bytes downloaded or, later, loaded
+    wake_ms: float = 0.0  # the last
+    wake_ms_from: dict[Literal["disk", "host"], float] = field(default_factory=dict)
+    text: TextSide | None = None
+    directory: Path | None = None
+    num_bytes: int = 0  # of its weights; a guess until an engine has said so
+    used_at: float = 0.0
+    is_cut: bool = False  # its host died under it
+    users: int = 0  # requests that have it
+    waiters: int = 0  # requests that have it as soon as it is awake
+    queued: int = 0  # these, and those that it does not take yet because it yields
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    wakes: int = 0
+    evictions: int = 0
+
+    @property
+    def awake(self) -> list[Copy]:
+        return [copy for copy in self.copies if copy.is_awake]
+
+    @property
+    def waking(self) -> list[Copy]:
+        return [copy for copy in self.copies if copy.task is not None]
+
+    @property
+    def loaded(self) -> LoadedModel | None:
+        """None unless it is awake somewhere."""
+        if self.info is None or self.text is None or not self.awake:
+            return None
+        return LoadedModel(self.config, self.info, self.text)
+
+    @property
+    def is_asleep(self) -> bool:
+        return not self.awake and not self.waking
+
+    @property
+    def is_busy(self) -> bool:
+        return self.users > 0 or self.waiters > 0 or bool(self.waking)
+
+    @property
+    def is_yielding(self) -> bool:
+        """Nowhere does it take new requests: others have waited long for its room."""
+        held = [copy for copy in self.copies if copy.holds_room]
+        return bool(held) and all(copy.is_yielding for copy in held)
+
+    def residency(self, is_in_host_memory: bool) -> Residency:
+        if self.awake:
+            return "device"
+        if self.waking:
+            return "loading"
+        if self.failure is not None:
+            return "failed"
+        return "host" if is_in_host_memory else "disk"
+
+    def expected_wake_s(self, is_in_host_memory: bool) -> float:
+        """What waking it takes from where it sleeps: as measured last, else guessed from its size."""
+        measured = self.wake_ms_from.get("host" if is_in_host_memory else "disk", 0.0)
+        if measured:
+            return measured / 1e3
+        return _LEAST_S + self.num_bytes / (_HOST_BYTES_PER_S if is_in_host_memory else _DISK_BYTES_PER_S)
+
+    def standing_in_memory(self, now: float, file_bytes: int) -> Standing:
+        """Of a model whose weights lie in host memory: what it is there for is a fast wake."""
+        return Standing(
+            self.config.name,
+            file_bytes,
+            is_pinned=self.config.residency == "host",
+            is_busy=bool(self.awake) or self.is_busy,
+            priority=self.config.priority,
+            wake_s=self.expected_wake_s(False),
+            next_use_s=self.arrivals.expected_in_s(now),
+        )
+
+    def status(self, is_in_host_memory: bool) -> ModelStatus:
+        asleep_ms = self.wake_ms_from.get("host" if is_in_host_memory else "disk", self.wake_ms)
+        awake = self.awake
+        loads = [copy.load for copy in awake]
+        return ModelStatus(
+            name=self.config.name,
+            aliases=self.config.aliases,
+            residency=self.residency(is_in_host_memory),
+            loaded=1.0 if awake else self.loaded_share,
+            context_length=self.info.context_length if self.info is not None else 0,
+            running=sum(load.running for load in loads),
+            waiting=sum(load.waiting for load in loads),
+            queued_tokens=min((load.waiting_tokens for load in loads), default=0),
+            kv_blocks_free=sum(load.free_blocks for load in loads),
+            kv_blocks_total=sum(load.total_blocks for load in loads),
+            prefill_tokens_per_s=_mean([load.prefill_tokens_per_s for load in loads if load.prefill_tokens_per_s]),
+            decode_tokens_per_s=_mean([load.decode_tokens_per_s for load in loads if load.decode_tokens_per_s]),
+            wake_ms=self.wake_ms if awake else asleep_ms,
+            detail=self.detail,
+            weights_bytes=self.num_bytes,
+            wakes=self.wakes,
+            evictions=self.evictions,
+            copies=len(awake),
+        )
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

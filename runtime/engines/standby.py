@@ -1,0 +1,155 @@
+"""One engine host that waits, imported and connected, for the day the serving one dies.
+
+Prepared when the site has been quiet for a while, for that costs a core for a second or two; replaced when it is taken or dies. The module refuses
+to know what the serving host does: it is told when the site is quiet, and asked for the host.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal
+
+from engine.client import EngineError
+from runtime.engines.memory import available_bytes, gib
+
+if TYPE_CHECKING:
+    from runtime.engines.hosts import Launcher, RunningHost
+
+log = logging.getLogger("pilotlight.engine")
+
+# Private memory of a host with torch imported and no model: 149 MiB measured (torch 2.13, CPU); what its libraries share with the serving host
+# costs nothing twice. Unless the site file decides, a standby is kept where it takes at most an eighth of what is available.
+HOST_BYTES = 160 << 20
+SHARE = 8
+LATEST_S = 60.0  # a site that is never quiet needs one too
+FIRST_PAUSE_S = 1.0  # after one has died; doubled for each further that does not live so long as:
+LIVED_S = 60.0
+LONGEST_PAUSE_S = 300.0
+SILENT_S = 15.0  # thirty heartbeats
+STOP_GRACE_S = 1.0
+_LOOK_EVERY_S = 0.5
+
+State = Literal["off", "waiting", "preparing", "ready"]
+
+
+class Standby:
+    def __init__(
+        self,
+        launcher: "Launcher",
+        wanted: bool | None,
+        quiet_since: Callable[[], float | None],
+        *,
+        quiet_s: float,
+        prepare_within_s: float,
+    ) -> None:
+        """`wanted` None: where memory allows. `quiet_since`: the time.monotonic() since when the site has had a host without work; None while it
+        has not; prepared after `quiet_s` of that."""
+        self._launcher = launcher
+        self._wanted = wanted
+        self._quiet_since = quiet_since
+        self._prepare_within_s = prepare_within_s
+        self._quiet_s = quiet_s
+        self._host: RunningHost | None = None  # ready, and not taken
+        self._taken = asyncio.Event()
+        self._pause_s = 0.0
+        self.state: State = "off"
+        self.detail = ""
+        self.deaths = 0
+
+    @property
+    def pid(self) -> int | None:
+        return self._host.pid if self._host is not None else None
+
+    @property
+    def url(self) -> str | None:
+        return self._host.url if self._host is not None else None
+
+    def take(self) -> "RunningHost | None":
+        """The host, if there is one that lives: it is the taker's from now on."""
+        host = self._host
+        if host is None or host.client.death is not None:
+            return None
+        self._host, self.state = None, "waiting"
+        self._taken.set()
+        return host
+
+    async def run(self) -> None:
+        """Keeps one ready until cancelled, which stops it."""
+        if self._wanted is False:
+            return
+        while True:
+            self.state = "waiting"
+            await self._until_wanted()
+            started_at = time.monotonic()
+            try:
+                why_gone = await self._keep_one()
+            except (OSError, EngineError) as error:
+                why_gone = str(error)
+            except TimeoutError:
+                why_gone = f"it was not ready within {self._prepare_within_s:g} s"
+            if why_gone is None:
+                self._pause_s = 0.0
+                continue
+            self.deaths += 1
+            lived = time.monotonic() - started_at >= LIVED_S
+            self._pause_s = FIRST_PAUSE_S if lived or not self._pause_s else min(LONGEST_PAUSE_S, 2 * self._pause_s)
+            log.warning("the standby engine host is lost: %s; the next one in %g s", why_gone, self._pause_s)
+            await asyncio.sleep(self._pause_s)
+
+    async def _until_wanted(self) -> None:
+        began = time.monotonic()
+        while True:
+            since, now = self._quiet_since(), time.monotonic()
+            is_time = (since is not None and now - since >= self._quiet_s) or now - began >= LATEST_S
+            if is_time and self._memory_allows():
+                return
+            await asyncio.sleep(min(_LOOK_EVERY_S, max(0.01, self._quiet_s)))
+
+    def _memory_allows(self) -> bool:
+        available = available_bytes()
+        if self._wanted or available is None or available >= SHARE * HOST_BYTES:
+            return True
+        need = f"{SHARE} x {gib(HOST_BYTES)} = {gib(SHARE * HOST_BYTES)}"
+        detail = f"no standby engine host: {gib(available)} of memory are available, and one is kept from {need} on"
+        if self.detail != detail:
+            log.info("%s; engine.standby = true keeps one all the same", detail)
+        self.detail = detail
+        return False
+
+    async def _keep_one(self) -> str | None:
+        """From launch to the end: why it was lost, or None when it was taken."""
+        self.state, self.detail = "preparing", ""
+        self._taken.clear()
+        host = await self._launcher.launch(standby=True)
+        try:
+            async with asyncio.timeout(self._prepare_within_s):
+                await host.client.hello()
+            self._host, self.state = host, "ready"
+            log.info("a standby engine host is ready (pid %s)", host.pid)
+            return await self._until_gone(host)
+        finally:
+            if not self._taken.is_set():
+                self._host = None
+                await host.stop(STOP_GRACE_S)
+
+    async def _until_gone(self, host: "RunningHost") -> str | None:
+        exited = asyncio.create_task(host.exited(), name="standby exit")
+        taken = asyncio.create_task(self._taken.wait(), name="standby taken")
+        try:
+            while True:
+                await asyncio.wait({exited, taken}, timeout=_LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+                if self._taken.is_set():
+                    return None
+                if exited.done():
+                    return exited.result()
+                if (death := host.client.death) is not None:
+                    return death
+                if time.monotonic() - host.client.last_event_at > SILENT_S:
+                    return f"it was silent for {SILENT_S:g} s"
+        finally:
+            for task in (exited, taken):
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task

@@ -1,0 +1,64 @@
+"""A model's text side: its tokenizer, chat template, tool format and recommended sampling, read beside its weights.
+
+Knows the checkpoint's small files; refuses to know engines and residency.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.chat_template import ChatTemplate
+from engine.formats import ToolFormat, tool_format_of
+from engine.protocol import ModelInfo
+from engine.tokenizer import Tokenizer, TokenizerError, read_json
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What the checkpoint's generation_config.json recommends where a request says nothing."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TextSide:
+    """What turns text into a model's tokens and back."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    tool_format: ToolFormat | None
+    defaults: SamplingDefaults
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> "TextSide":
+        template = ChatTemplate.from_directory(directory)
+        defaults = sampling_defaults(read_json(directory / "generation_config.json"))
+        return cls(Tokenizer.from_directory(directory), template, tool_format_of(template), defaults)
+
+
+def check_vocabulary(tokenizer: Tokenizer, info: ModelInfo) -> None:
+    """An added token without an embedding is common, and refused when a prompt holds it; a whole vocabulary without is another model's."""
+    if tokenizer.num_base_tokens > info.vocab_size:
+        raise TokenizerError(
+            f"its tokenizer.json has {tokenizer.num_base_tokens} tokens and its weights embed {info.vocab_size}; "
+            "they belong to different models"
+        )
+
+
+def sampling_defaults(config: dict[str, Any]) -> SamplingDefaults:
+    """Only an explicit `do_sample: false` means greedy: many chat checkpoints leave the word out and mean to be sampled."""
+    repetition_penalty = float(config.get("repetition_penalty") or 1.0)
+    if config.get("do_sample") is False:
+        return SamplingDefaults(temperature=0.0, repetition_penalty=repetition_penalty)
+    top_k = config.get("top_k")
+    return SamplingDefaults(
+        temperature=float(config.get("temperature") or 1.0),
+        top_p=float(config.get("top_p") or 1.0),
+        top_k=int(top_k) if top_k else None,
+        min_p=float(config.get("min_p") or 0.0),
+        repetition_penalty=repetition_penalty,
+    )

@@ -1,0 +1,47 @@
+"""What the network's own parts ask a site: POST /internal/wake (a request for this model is on its way), GET /timeline (what took how long).
+
+A hint changes what the site does, so where the network has a secret it must be signed like any hop. It is only a hint: it is never refused for
+want of room, and says where the model is.
+"""
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from runtime.connection import read_body
+from runtime.engines.models import Models
+from runtime.middleware.identity import GENUINE_HOP
+from runtime.timeline import Timeline
+from wire.errors import ApiError
+from wire.hints import WAKE_PATH, WakeAnswer, WakeHint
+
+MAX_BODY = 4096
+
+
+class Internal:
+    def __init__(self, models: Models, timeline: Timeline, hop_secret: str | None) -> None:
+        self._models = models
+        self._timeline = timeline
+        self._needs_signature = hop_secret is not None
+
+    def routes(self) -> list[BaseRoute]:
+        return [Route(WAKE_PATH, self.wake, methods=["POST"]), Route("/timeline", self.timeline)]
+
+    async def wake(self, request: Request) -> Response:
+        if self._needs_signature and not request.scope.get(GENUINE_HOP, False):
+            raise ApiError("forbidden", "a hint must be signed by one of the network's routers")
+        raw = await read_body(request.scope, request.receive, MAX_BODY)
+        try:
+            hint = msgspec.json.decode(raw, type=WakeHint)
+        except msgspec.DecodeError as error:
+            raise ApiError("malformed_json", f'the body must be {{"model": NAME}}: {error}') from None
+        name = self._models.resolve(hint.model)
+        if name is None:
+            raise ApiError("model_not_found", f"this site has no model named {hint.model[:200]!r}", param="model")
+        self._models.hint(name)
+        answer = WakeAnswer(name, self._models.residency(name))
+        return Response(msgspec.json.encode(answer), 202, media_type="application/json")
+
+    async def timeline(self, request: Request) -> Response:
+        return Response(msgspec.json.encode({"spans": self._timeline.spans}), media_type="application/json")

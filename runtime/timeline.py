@@ -1,0 +1,53 @@
+"""What a site's start and its models' wakes were made of: the last few hundred spans of wall-clock time, published at /timeline.
+
+Every cold start is a row of spans (a process, its imports, a model's weights, ...); whoever measures from outside lays his own clock over them.
+The module refuses to know what happens in a span.
+"""
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+LENGTH = 512
+
+
+class Span(msgspec.Struct, frozen=True):
+    name: str
+    began_s: float  # of the Unix clock
+    ended_s: float
+    what: str = ""  # a model, or nothing
+
+
+class Timeline:
+    def __init__(self) -> None:
+        self._spans: deque[Span] = deque(maxlen=LENGTH)
+
+    def note(self, name: str, began_s: float, ended_s: float | None = None, what: str = "") -> None:
+        self._spans.append(Span(name, began_s, time.time() if ended_s is None else ended_s, what))
+
+    def note_phases(self, phases: Iterable[tuple[str, float]], ended_s: float, what: str = "") -> float:
+        """Phases one after the other, of which the last has just ended; returns when the first began."""
+        named = list(phases)
+        began_s = at = ended_s - sum(seconds for _, seconds in named)
+        for name, seconds in named:
+            self.note(name, at, at + seconds, what)
+            at += seconds
+        return began_s
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        return tuple(self._spans)
+
+
+def process_began_s() -> float | None:
+    """When this process was started, to the clock tick (10 ms); None where the system does not say."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        return None
+    return time.time() - age_s

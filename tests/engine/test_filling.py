@@ -1,0 +1,201 @@
+"""Reading weights: by several threads, through a device's staging buffers, and within the memory that the weights themselves take."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.errors import CheckpointError
+from engine.weights import filling
+from engine.weights.filling import Job, fill
+from engine.weights.huge_pages import HugePages
+from engine.weights.reader import index_checkpoint
+from engine.weights.staging import Staging, Waitable, copy
+from kernels.cpu import pages
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
+    monkeypatch.setattr(filling, "PIECE_BYTES", 1000)  # many pieces of little
+    generator = torch.Generator().manual_seed(5)
+    made = {f"t{i}": torch.randn(37 + i, 23, generator=generator).bfloat16() for i in range(9)}
+    made["u"] = torch.randint(0, 256, (5, 7, 9), dtype=torch.uint8, generator=generator)
+    save_file(made, tmp_path / "model.safetensors")
+    return made
+
+
+def transposed(into: torch.Tensor, stored: torch.Tensor) -> None:
+    into.copy_(stored.transpose(1, 2))
+
+
+class LateDevice:
+    """Copies as a device does: later, and from what the buffer holds then."""
+
+    num_buffers = 2
+
+    def __init__(self) -> None:
+        self.num_copies = self.most_under_way = self._under_way = 0
+        self._lock = threading.Lock()
+
+    def in_thread(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def begin(self, into: torch.Tensor, staged: Sequence[torch.Tensor], make: Callable[..., object]) -> Waitable:
+        with self._lock:
+            self.num_copies += 1
+            self._under_way += 1
+            self.most_under_way = max(self.most_under_way, self._under_way)
+        mark = Mark(lambda: make(into, *staged), self._end)
+        mark.start()
+        return mark
+
+    def _end(self) -> None:
+        with self._lock:
+            self._under_way -= 1
+
+
+class Mark(threading.Thread):
+    def __init__(self, work: Callable[[], object], end: Callable[[], None]) -> None:
+        super().__init__()
+        self._work, self._end = work, end
+
+    def run(self) -> None:
+        time.sleep(0.002)
+        self._work()
+        self._end()
+
+    def wait(self) -> None:
+        self.join()
+
+
+@pytest.mark.parametrize("device", [None, LateDevice()])
+def test_every_piece_reaches_its_place(
+    device: LateDevice | None, tensors: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = index_checkpoint(tmp_path)
+    into = {name: torch.empty(tensor.shape, dtype=torch.float32) for name, tensor in tensors.items() if name != "u"}
+    into["t3"] = torch.empty(tensors["t3"].shape, dtype=torch.bfloat16)  # as it is stored
+    turned = torch.empty(5, 9, 7, dtype=torch.uint8)
+    jobs = [Job(name, (stored[name],), tensor) for name, tensor in into.items()]
+    if device is not None:
+        jobs = [job for job in jobs if job.into.dtype == torch.float32]
+        # A real device checks its numbers behind the copies, on the device; here nothing is there yet.
+        monkeypatch.setattr(filling._Written, "expect_numbers", lambda self: None)
+    worked: list[int] = []
+    fill([*jobs, Job("u", (stored["u"],), turned, transposed)], [lambda: worked.append(1)], copier=device)
+    for job in jobs:
+        assert torch.equal(job.into, tensors[job.name].to(job.into.dtype)), job.name
+    assert torch.equal(turned, tensors["u"].transpose(1, 2))
+    assert worked == [1]
+    assert device is None or (device.num_copies > 10 and device.most_under_way >= 2)
+
+
+def test_a_buffer_is_written_again_only_when_the_device_has_read_it() -> None:
+    staging = Staging(LateDevice())
+    into = [torch.empty(4, dtype=torch.uint8) for _ in range(9)]
+    for i, tensor in enumerate(into):
+        staged = staging.next(4)[:4].fill_(i)
+        staging.send(tensor, [staged], copy)
+    staging.wait()
+    assert [tensor.tolist() for tensor in into] == [[i] * 4 for i in range(9)]
+
+
+def test_the_first_failure_ends_all_threads(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    stored = index_checkpoint(tmp_path)
+
+    def fail(into: torch.Tensor, source: torch.Tensor) -> None:
+        raise ZeroDivisionError
+
+    jobs = [Job(name, (stored[name],), torch.empty(t.shape), fail) for name, t in tensors.items() if name != "u"]
+    with pytest.raises(ZeroDivisionError):
+        fill(jobs)
+    assert not [thread for thread in threading.enumerate() if thread.name == "weights"]
+
+
+def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    stored = index_checkpoint(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:5000])
+    jobs: list[Job] = [Job(name, (stored[name],), torch.empty(t.shape)) for name, t in tensors.items() if name != "u"]
+    with pytest.raises(CheckpointError, match=r"model\.safetensors was cut off while it was read"):
+        fill(jobs)
+
+
+PEAK = """
+import sys
+from pathlib import Path
+from engine.loading import load_model, make_kv_memory
+from engine.protocol import HostConfig, ModelSpec
+
+config = HostConfig(kv_bytes=16 << 20, threads=1)
+memory = make_kv_memory(config)
+tiny, large, kept = sys.argv[1], sys.argv[2], sys.argv[3] or None
+load_model(ModelSpec("tiny", tiny, "bfloat16"), config, memory).close()  # what torch takes at its first step
+def peak():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) << 10
+def now():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS")) << 10
+before = now()
+loaded = load_model(ModelSpec("large", large, "bfloat16", weights_file=kept), config, memory)
+print(peak() - before, loaded.engine.info.weights_bytes)
+loaded.close()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_load_takes_the_weights_memory_and_little_more(shared: bool, tmp_path: Path) -> None:
+    from tests.checkpoints import write_llama
+
+    write_llama(tmp_path / "tiny")
+    # stored in fp32, computed in bf16: every tensor is converted
+    write_llama(
+        tmp_path / "large", hidden_size=1024, intermediate_size=4096, num_hidden_layers=5, vocab_size=20_000, num_attention_heads=8,
+        num_key_value_heads=2, head_dim=128, dtype=torch.float32,
+    )  # fmt: skip
+    kept = str(tmp_path / "kept") if shared else ""
+    command = [sys.executable, "-c", PEAK, str(tmp_path / "tiny"), str(tmp_path / "large"), kept]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    taken, weights = map(int, done.stdout.split())
+    assert weights > 180 << 20
+    assert taken <= weights + (64 << 20)
+
+
+def test_weights_are_the_same_in_huge_pages(tmp_path: Path) -> None:
+    memory = pages.small(3 * pages.HUGE_PAGE + 4096)
+    content = torch.randint(0, 256, memory.shape, dtype=torch.uint8)
+    memory.copy_(content)
+    moving = HugePages(memory, first_after_s=0.0, share=1.0)
+    assert moving.wait(20.0)
+    assert torch.equal(memory, content)
+    if pages.can_make_huge():
+        assert moving.moved_bytes == memory.nbytes
+
+
+def test_moving_into_huge_pages_ends_when_the_model_goes_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.weights.huge_pages.pages.make_huge", lambda *where: True)
+    moving = HugePages(torch.empty(64 << 20, dtype=torch.uint8), first_after_s=60.0)
+    moving.close()
+    assert moving.wait(5.0)
+    assert moving.moved_bytes == 0
+
+
+def test_a_system_without_huge_pages_keeps_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("engine.weights.huge_pages.pages.make_huge", lambda *where: bool(asked.append(where)))
+    moving = HugePages(torch.empty(256 << 20, dtype=torch.uint8), first_after_s=0.0)
+    assert moving.wait(5.0)
+    assert len(asked) == 1

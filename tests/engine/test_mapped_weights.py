@@ -1,0 +1,324 @@
+"""Models whose weights lie in a file that outlives the engine host: the same numbers, no second reading, and a way out of every damage."""
+
+import errno
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.engine import Engine
+from engine.errors import CheckpointError
+from engine.loading import KvMemory, LoadedModel, load_model, make_kv_memory
+from engine.protocol import HostConfig, ModelInfo, ModelSpec
+from engine.weights.bundle import lay_out
+from engine.weights.bundle_file import BundleFile, new_bundle
+from tests.checkpoints import write_llama
+from tests.embedders import EMBEDDERS, write_embedder
+from tests.engine.agreement import full
+from tests.engine.driver import Heard, one, random_prompt, submit
+from tests.engine.families import MODELS, write_family
+
+CONFIG = HostConfig(kv_bytes=4 << 20, threads=1)
+REQUEST = full("a", random_prompt(30, seed=3), max_tokens=3)
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def memory() -> KvMemory:
+    return make_kv_memory(CONFIG)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    write_llama(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def kept_at(tmp_path: Path) -> Path:
+    (tmp_path / "memory").mkdir()
+    return tmp_path / "memory" / "tiny.weights"
+
+
+def load(directory: Path, kept_at: Path | None, memory: KvMemory, dtype: Any = "auto") -> LoadedModel:
+    spec = ModelSpec("tiny", str(directory), dtype, weights_file=None if kept_at is None else str(kept_at))
+    return load_model(spec, CONFIG, memory)
+
+
+def answer(directory: Path, kept_at: Path | None, memory: KvMemory, dtype: Any = "auto") -> tuple[ModelInfo, Heard]:
+    loaded = load(directory, kept_at, memory, dtype)
+    try:
+        return loaded.engine.info, one(loaded.engine, REQUEST)
+    finally:
+        loaded.close()
+
+
+def mappings(engine: Engine) -> set[str]:
+    """The files under a model's tensors, by this process's own table of maps."""
+    model: Any = engine.runner.model  # type: ignore[attr-defined]
+    addresses = [model.embedding.weight.data_ptr(), model.layers[0].attention.qkv_proj.weight.data_ptr()]
+    found = set()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(part, 16) for part in line.split()[0].split("-"))
+        found |= {line.split(maxsplit=5)[-1] for address in addresses if start <= address < end}
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_mapped_model_answers_as_a_loaded_one(name: str, tmp_path: Path, kept_at: Path, memory: KvMemory) -> None:
+    write_family(tmp_path, name)
+    alone, expected = answer(tmp_path, None, memory)
+    first, written = answer(tmp_path, kept_at, memory)
+    again, mapped = answer(tmp_path, kept_at, memory)
+    assert [info.mapped for info in (alone, first, again)] == [False, False, True]
+    assert mapped.logprobs == written.logprobs == expected.logprobs
+    assert again.weights_bytes == first.weights_bytes == alone.weights_bytes
+
+
+@pytest.mark.parametrize("name", EMBEDDERS)
+def test_a_mapped_embedder_makes_the_same_vectors(name: str, tmp_path: Path, kept_at: Path, memory: KvMemory) -> None:
+    write_embedder(tmp_path, EMBEDDERS[name])
+    vectors = []
+    for path in (None, kept_at, kept_at):
+        engine = load(tmp_path, path, memory).engine
+        pooling = engine.info.pooling
+        vectors.append(one(engine, submit("a", random_prompt(20, seed=4), pooling=pooling)).embedding)
+    assert engine.info.mapped
+    assert vectors[0] == vectors[1] == vectors[2]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_the_weights_are_the_files_own_pages(directory: Path, kept_at: Path, memory: KvMemory) -> None:
+    for _ in range(2):
+        loaded = load(directory, kept_at, memory)
+        assert mappings(loaded.engine) == {str(kept_at)}
+        loaded.close()
+
+
+def test_waking_reads_no_weights(
+    directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(directory, kept_at, memory)
+    monkeypatch.setattr("engine.weights.supply.Checkpoint", None)  # opening it would fail
+    assert load(directory, kept_at, memory).engine.info.mapped
+
+
+def test_a_load_says_what_its_time_went_into(directory: Path, kept_at: Path, memory: KvMemory) -> None:
+    for _ in range(2):
+        info = load(directory, kept_at, memory).engine.info
+        phases = dict(info.load_phases)
+        assert {"config", "fingerprint", "kv", "weights", "build", "warm_up"} <= phases.keys()
+        assert sum(phases.values()) == pytest.approx(info.load_s)
+
+
+def damage_header(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[300] ^= 4
+    path.write_bytes(content)
+
+
+def cut_off(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 100)
+
+
+def make_version_2(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"version":"1"', b'"version":"2"'))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (damage_header, "its seal does not fit"),
+        (cut_off, "cut off"),
+        (make_version_2, "it has version 2; this engine reads 1"),
+        (lambda path: path.write_bytes(b""), "cannot hold its header"),
+        (lambda path: path.write_bytes(random_bytes(5000)), "no bundle"),
+    ],
+)
+def test_a_damaged_bundle_is_refused_by_name_and_made_again(
+    damage: Any, words: str, directory: Path, kept_at: Path, memory: KvMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, expected = answer(directory, kept_at, memory)
+    damage(kept_at)
+    info, heard = answer(directory, kept_at, memory)
+    assert not info.mapped
+    assert heard.logprobs == expected.logprobs
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert str(kept_at) in record.getMessage()
+    assert words in record.getMessage()
+    assert load(directory, kept_at, memory).engine.info.mapped
+
+
+def random_bytes(count: int) -> bytes:
+    return bytes(torch.randint(0, 256, (count,), generator=torch.Generator().manual_seed(1)).tolist())
+
+
+def change_weights(directory: Path) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.norm.weight"] += 0.5
+    save_file(tensors, directory / "model.safetensors")
+
+
+def change_config(directory: Path, **changes: Any) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | changes))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (change_weights, "was made from a checkpoint of fingerprint"),
+        (lambda directory: change_config(directory, rms_norm_eps=0.1), "was made with a config.json of digest"),
+        (
+            lambda directory: change_config(directory, architectures=["MistralForCausalLM"]),
+            "is of architecture LlamaForCausalLM, not MistralForCausalLM",
+        ),
+    ],
+)
+def test_a_bundle_of_something_else_is_not_used(
+    change: Any, words: str, directory: Path, kept_at: Path, memory: KvMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(directory, kept_at, memory)
+    change(directory)
+    _, expected = answer(directory, None, memory)
+    info, heard = answer(directory, kept_at, memory)
+    assert not info.mapped
+    assert heard.logprobs == expected.logprobs
+    assert words in caplog.text
+
+
+def test_each_type_has_a_bundle_of_its_own(
+    directory: Path, kept_at: Path, memory: KvMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(directory, kept_at, memory, "float32")
+    _, expected = answer(directory, None, memory, "bfloat16")
+    info, heard = answer(directory, kept_at, memory, "bfloat16")
+    assert (info.mapped, info.dtype) == (False, "bfloat16")
+    assert heard.logprobs == expected.logprobs
+    assert "it holds float32, not bfloat16" in caplog.text
+    assert load(directory, kept_at, memory, "bfloat16").engine.info.mapped
+
+
+def test_a_bundle_with_other_tensors_than_the_model_wants_is_made_again(
+    directory: Path, kept_at: Path, memory: KvMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a change of the engine that forgot to raise the version."""
+    _, expected = answer(directory, kept_at, memory)
+    with BundleFile.open(kept_at) as file:
+        made = file.bundle
+    wanted = [place.wanted for place in made.places]
+    wanted[1] = wanted[1]._replace(name="renamed")
+    other = lay_out(made.identity, made.facts, wanted)
+    with new_bundle(kept_at, other):
+        pass
+    info, heard = answer(directory, kept_at, memory)
+    assert heard.logprobs == expected.logprobs
+    assert not info.mapped
+    assert "where the model wants Wanted(name='model.layers.0.input_layernorm.weight'" in caplog.text
+
+
+def test_a_full_file_system_costs_the_file_and_not_the_answer(
+    directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, expected = answer(directory, None, memory)
+    monkeypatch.setattr("engine.weights.bundle_file.free_bytes", lambda directory: 1 << 16)
+    info, heard = answer(directory, kept_at, memory)
+    assert not info.mapped
+    assert heard.logprobs == expected.logprobs
+    assert "MiB and" in caplog.text
+    assert "has 0.1 MiB free: give it more room" in caplog.text
+    assert list(kept_at.parent.iterdir()) == []
+
+
+def test_a_file_system_that_fills_up_while_weights_are_read_costs_no_answer_either(
+    directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, expected = answer(directory, None, memory)
+
+    def fill_up(descriptor: int, content: Any, start: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", fill_up)
+    info, heard = answer(directory, kept_at, memory)
+    assert not info.mapped
+    assert heard.logprobs == expected.logprobs
+    assert "give it more room" in caplog.text
+    assert list(kept_at.parent.iterdir()) == []
+
+
+def test_a_place_that_is_not_there_costs_no_answer(
+    directory: Path, tmp_path: Path, memory: KvMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    info, _ = answer(directory, tmp_path / "nowhere" / "tiny.weights", memory)
+    assert not info.mapped
+    assert "nowhere" in caplog.text
+
+
+def test_a_checkpoint_that_is_refused_leaves_no_bundle(directory: Path, kept_at: Path, memory: KvMemory) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.norm.weight"][7] = torch.nan
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight in model\.safetensors holds NaN"):
+        load(directory, kept_at, memory)
+    assert list(kept_at.parent.iterdir()) == []
+
+
+def test_a_checkpoint_that_changes_while_it_is_read_leaves_no_bundle(
+    directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.weights import supply
+
+    fill = supply.fill
+
+    def fill_and_change(*arguments: Any, **options: Any) -> None:
+        fill(*arguments, **options)
+        os.utime(directory / "model.safetensors", (1, 1))
+
+    monkeypatch.setattr(supply, "fill", fill_and_change)
+    with pytest.raises(CheckpointError, match="was changed while it was read"):
+        load(directory, kept_at, memory)
+    assert list(kept_at.parent.iterdir()) == []
+
+
+def test_an_evicted_bundle_stays_with_who_has_mapped_it(directory: Path, kept_at: Path, memory: KvMemory) -> None:
+    _, expected = answer(directory, kept_at, memory)
+    loaded = load(directory, kept_at, memory)
+    kept_at.unlink()
+    assert one(loaded.engine, REQUEST).logprobs == expected.logprobs
+    assert not load(directory, kept_at, memory).engine.info.mapped
+
+
+ANOTHER_HOST = """
+import sys
+from pathlib import Path
+from tests.engine.test_mapped_weights import CONFIG, REQUEST, load, make_kv_memory
+from tests.engine.driver import one
+loaded = load(Path(sys.argv[1]), Path(sys.argv[2]), make_kv_memory(CONFIG))
+print(loaded.engine.info.mapped, one(loaded.engine, REQUEST).token_ids, flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_two_hosts_share_a_bundle_and_one_that_is_killed_takes_nothing_along(
+    directory: Path, kept_at: Path, memory: KvMemory
+) -> None:
+    _, expected = answer(directory, kept_at, memory)
+    inode = kept_at.stat().st_ino
+    command = [sys.executable, "-c", ANOTHER_HOST, str(directory), str(kept_at)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as host:
+        assert host.stdout is not None
+        assert host.stdout.readline() == f"True {expected.token_ids}\n"
+        mine = load(directory, kept_at, memory)
+        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in (os.getpid(), host.pid)]
+        assert all(f" {inode} " in text for text in maps)
+        host.send_signal(signal.SIGKILL)
+    assert one(mine.engine, REQUEST).logprobs == expected.logprobs
+    assert load(directory, kept_at, memory).engine.info.mapped

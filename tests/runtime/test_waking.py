@@ -1,0 +1,344 @@
+"""Models that sleep and wake on a device too small for all of them: nobody is forgotten, nobody in use is put to sleep."""
+
+import asyncio
+import random
+import struct
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.protocol import ModelSpec
+from runtime import app as app_module
+from runtime.engines import models as models_module
+from runtime.engines import room as room_module
+from runtime.engines.copies import Copy
+from runtime.engines.tier_place import TierPlace
+from runtime.engines.weights_tier import WeightsTier
+from tests.asgi import call, eventually, start
+from tests.fakes import FakeEngineClient, FakeLauncher, says, write_model_directory
+from tests.runtime.conftest import Site, SiteMaker
+from wire.headers import sign_hop
+
+CHAT = "/ai/v1/chat/completions"
+ROOM_FOR_TWO = 2000 / 2**30  # a fake model's weights are 1000 bytes
+
+
+def ask(model: str, **more: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": "Hi"}], **more}
+
+
+@pytest.fixture
+def entries(tmp_path: Path) -> list[dict[str, Any]]:
+    """Three models of 1000 bytes that come and go."""
+    names = ("a", "b", "c")
+    for name in names:
+        header = b'{"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'
+        raw = struct.pack("<Q", len(header)) + header
+        (write_model_directory(tmp_path / name) / "model.safetensors").write_bytes(raw.ljust(1000, b"\0"))
+    return [{"name": name, "source": str(tmp_path / name), "residency": "auto"} for name in names]
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room_module, "YIELD_AFTER_S", 0.05)
+    monkeypatch.setattr(models_module, "FORESIGHT_S", 0.02)
+
+
+@pytest.fixture
+async def small(make_site: SiteMaker, entries: list[dict[str, Any]]) -> AsyncIterator[Site]:
+    async with make_site(models=entries, engine={"weights_gib": ROOM_FOR_TWO}) as site:
+        yield site
+        await site.is_idle()
+
+
+def at(site: Site, now_s: float) -> list[float]:
+    """The wall clock of its expectations, to be moved by hand."""
+    now = [now_s]
+    models = site.app.state.models
+    models._clock = models._memory._clock = models._rooms[0]._clock = lambda: now[0]
+    return now
+
+
+def copies(site: Site) -> list[Copy]:
+    return [copy for slot in site.app.state.models._slots.values() for copy in slot.copies]
+
+
+async def residencies(site: Site) -> dict[str, str]:
+    return {model["name"]: model["residency"] for model in (await call(site.app, "/status")).json["models"]}
+
+
+async def test_the_least_expected_sleeps_when_a_third_wakes(small: Site) -> None:
+    now = at(small, 1e6)
+    for model, after_s in (("b", 0), ("a", 20_000), ("a", 1), ("a", 1), ("c", 1)):
+        now[0] += after_s
+        for copy in copies(small):
+            copy.awake_since = 0.0  # all have stayed for long enough
+        assert (await call(small.app, CHAT, ask(model))).status == 200
+    assert await residencies(small) == {"a": "device", "b": "disk", "c": "device"}
+    assert sorted(small.engine.loaded) == ["a", "c"]
+    (b,) = [model for model in (await call(small.app, "/status")).json["models"] if model["name"] == "b"]
+    assert (b["wakes"], b["evictions"]) == (1, 1)
+    text = (await call(small.app, "/metrics")).body.decode()
+    for line in (
+        'pilotlight_evictions_total{model_name="b",to="disk"} 1.0',
+        'pilotlight_model_residency{model_name="c",residency="device"} 1.0',
+        'pilotlight_model_residency{model_name="b",residency="device"} 0.0',
+        'pilotlight_wake_ms_count{clock="swap",model_name="c"} 1.0',
+        'pilotlight_wake_ms_count{clock="disk",model_name="a"} 1.0',
+    ):
+        assert line in text, line
+
+
+async def test_a_model_with_open_requests_is_waited_for(small: Site) -> None:
+    small.engine.script = [*says("Hel", finish=None), gate := asyncio.Event(), *says("lo")]
+    open_ones = [start(small.app, CHAT, ask(model, stream=True)) for model in ("a", "b")]
+    for exchange in open_ones:
+        await exchange.until(b"Hel")
+    small.engine.script = says("Hi")
+    third = start(small.app, CHAT, ask("c"))
+    await eventually(lambda: small.app.state.models._slots["c"].detail == "waiting for room on the device")
+    await asyncio.sleep(0.15)  # longer than its patience
+    assert sorted(small.engine.loaded) == ["a", "b"], "nobody was put to sleep"
+    gate.set()
+    assert (await third.done()).status == 200
+    for exchange in open_ones:
+        assert (await exchange.done()).events[-1] == "[DONE]"
+
+
+async def test_a_model_that_is_always_in_use_has_to_take_turns(small: Site) -> None:
+    """Requests for a and b overlap without end: c waits for a while, then one of them takes no new ones until c has had its turn."""
+    small.engine.answer = lambda submit: [*says("H", finish=None), 0.03, *says("i")]
+    stop = asyncio.Event()
+    statuses: list[int] = []
+
+    async def keep_busy(model: str) -> None:
+        while not stop.is_set():
+            statuses.append((await call(small.app, CHAT, ask(model))).status)
+
+    crowd = [asyncio.create_task(keep_busy(model)) for model in ("a", "b") for _ in range(3)]
+    await eventually(lambda: sorted(small.engine.loaded) == ["a", "b"])
+    answer = await call(small.app, CHAT, ask("c"))
+    assert answer.status == 200
+    stop.set()
+    await asyncio.wait_for(asyncio.gather(*crowd), 10)
+    assert set(statuses) == {200}
+
+
+async def test_streams_of_a_waking_model_hear_a_heartbeat(make_site: SiteMaker, entries: list[dict[str, Any]]) -> None:
+    async with make_site(models=entries, limits={"heartbeat_s": 0.03}) as site:
+        await eventually(lambda: site.launcher.hosts)
+        site.engine.load_gate = asyncio.Event()
+        exchange = start(site.app, CHAT, ask("a", stream=True))
+        await exchange.until(b": keep-alive\n\n: keep-alive\n\n")
+        site.engine.load_gate.set()
+        answer = await exchange.done()
+        assert (answer.status, answer.events[-1]) == (200, "[DONE]")
+
+
+async def test_the_queue_before_a_waking_model_is_bounded(make_site: SiteMaker, entries: list[dict[str, Any]]) -> None:
+    async with make_site(models=entries, limits={"max_waking": 2}) as site:
+        await eventually(lambda: site.launcher.hosts)
+        site.engine.load_gate = asyncio.Event()
+        waiting = [start(site.app, CHAT, ask("a")) for _ in range(2)]
+        await eventually(lambda: site.app.state.models._slots["a"].queued == 2)
+        refused = await call(site.app, CHAT, ask("a"))
+        assert (refused.status, refused.json["error"]["code"]) == (503, "overloaded")
+        assert "2 requests wait for 'a' to wake" in refused.json["error"]["message"]
+        assert int(refused.headers["retry-after"]) >= 1
+        site.engine.load_gate.set()
+        assert [(await exchange.done()).status for exchange in waiting] == [200, 200]
+        assert site.engine.loaded == ["a"], "woken once"
+        assert site.app.state.models._slots["a"].queued == 0
+
+
+async def test_a_client_that_leaves_the_queue_leaves_no_trace(small: Site) -> None:
+    small.engine.load_gate = asyncio.Event()
+    exchange = start(small.app, CHAT, ask("a"))
+    await eventually(lambda: small.app.state.models._slots["a"].queued == 1)
+    exchange.disconnect()
+    await exchange.done()
+    small.engine.load_gate.set()
+    slot = small.app.state.models._slots["a"]
+    await eventually(lambda: slot.loaded is not None)
+    assert (slot.queued, slot.waiters, slot.users) == (0, 0, 0)
+
+
+async def test_a_model_that_can_never_fit_is_refused_with_the_arithmetic(
+    make_site: SiteMaker, entries: list[dict[str, Any]]
+) -> None:
+    entries[0]["residency"] = "device"
+    async with make_site(models=entries, engine={"weights_gib": 1500 / 2**30}) as site:
+        answer = await call(site.app, CHAT, ask("b"))
+        assert (answer.status, answer.json["error"]["code"]) == (500, "model_load_failed")
+        message = answer.json["error"]["message"]
+        assert "b needs 9.31e-07 GiB of the device and a, which stays, 9.31e-07 GiB" in message
+        assert "there are 1.4e-06 GiB for weights" in message
+        assert (await call(site.app, CHAT, ask("a"))).status == 200
+
+
+async def test_after_a_crash_those_in_use_wake_and_the_others_sleep(small: Site) -> None:
+    for model in ("a", "b"):
+        await call(small.app, CHAT, ask(model))
+    small.engine.script = [*says("Hel", finish=None), 30]
+    exchange = start(small.app, CHAT, ask("a", stream=True))
+    await exchange.until(b"Hel")
+    small.launcher.hosts[0].die()
+    await exchange.until(b"Hello, world"[:1])
+    answer = await exchange.done()
+    assert answer.events[-1] == "[DONE]"
+    assert small.engine.loaded == ["a"]
+    assert await residencies(small) == {"a": "device", "b": "disk", "c": "disk"}
+    assert (
+        'pilotlight_wake_ms_count{clock="crash",model_name="a"} 1.0'
+        in (await call(small.app, "/metrics")).body.decode()
+    )
+
+
+async def test_an_idle_model_sleeps_when_the_site_file_says_so(
+    make_site: SiteMaker, entries: list[dict[str, Any]]
+) -> None:
+    entries[0]["sleep_after_s"] = 0.05
+    async with make_site(models=entries) as site:
+        await call(site.app, CHAT, ask("a"))
+        await eventually(lambda: site.engine.loaded == [])
+        assert (await residencies(site))["a"] == "disk"
+        assert (await call(site.app, CHAT, ask("a"))).status == 200
+
+
+async def test_a_hint_wakes_a_model_and_only_a_router_may_give_one(
+    make_site: SiteMaker, entries: list[dict[str, Any]]
+) -> None:
+    async with make_site(models=entries, hop_secret="s3cret") as site:
+        unsigned = await call(site.app, "/internal/wake", {"model": "a"})
+        assert (unsigned.status, unsigned.json["error"]["code"]) == (403, "forbidden")
+        signature = sign_hop("s3cret", time.time(), "POST", "/internal/wake", "r1")
+        signed = {"x_pilotlight_hop": signature, "x_request_id": "r1"}
+        hinted = await call(site.app, "/internal/wake", {"model": "a"}, **signed)
+        assert (hinted.status, hinted.json) == (202, {"model": "a", "residency": "loading"})
+        await eventually(lambda: site.engine.loaded == ["a"])
+        unknown = await call(site.app, "/internal/wake", {"model": "nope"}, **signed)
+        assert (unknown.status, unknown.json["error"]["code"]) == (404, "model_not_found")
+        garbled = await call(site.app, "/internal/wake", body=b"[]", **signed)
+        assert (garbled.status, garbled.json["error"]["code"]) == (400, "malformed_json")
+
+
+async def test_a_model_with_a_rhythm_wakes_before_it_is_asked_for(small: Site) -> None:
+    slot = small.app.state.models._slots["a"]
+    now = at(small, 1e6)
+    await call(small.app, CHAT, ask("a"))
+    for beat in range(10):
+        slot.arrivals.note(now[0] + 300.0 * (beat + 1))
+    now[0] += 3000.0 + 100.0
+    await small.app.state.models._rooms[0].put_to_sleep(slot.copies[0])
+    await asyncio.sleep(0.1)
+    assert slot.is_asleep, "it is not expected for another three minutes"
+    now[0] += 199.95
+    await eventually(lambda: slot.loaded is not None)
+
+
+@pytest.mark.parametrize(("limit", "a_sleeps"), [(2500, "disk"), (3500, "host")])
+async def test_weights_files_follow_the_models(
+    make_site: SiteMaker,
+    entries: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: int,
+    a_sleeps: str,
+) -> None:
+    """An engine writes a file where it is told to; those of sleeping models go when another needs the place."""
+    place = TierPlace("ams1", tmp_path / "shm", "weights")
+    (tmp_path / "shm").mkdir()
+    directory = place.claim()
+    assert directory is not None
+    tier = WeightsTier(place, directory, limit)
+    monkeypatch.setattr(app_module, "open_tier", lambda site: tier)
+    specs: list[ModelSpec] = []
+
+    class Writing(FakeEngineClient):
+        async def load_model(self, spec: ModelSpec, on_progress: Any = None) -> Any:
+            specs.append(spec)
+            if spec.weights_file is not None:
+                with open(spec.weights_file, "wb") as file:  # noqa: ASYNC230
+                    file.write(b"w" * 1000)
+            return await super().load_model(spec, on_progress)
+
+    entries.append({**entries[0], "name": "d", "residency": "disk"})
+    launcher = FakeLauncher()
+    launcher.client_class = Writing
+    async with make_site(models=entries, launcher=launcher, engine={"weights_gib": ROOM_FOR_TWO}) as site:
+        now = at(site, 1e6)
+        for model, after_s in (("a", 0), ("b", 20_000), ("b", 1), ("c", 1)):
+            now[0] += after_s
+            for copy in copies(site):
+                copy.awake_since = 0.0
+            assert (await call(site.app, CHAT, ask(model))).status == 200
+        assert await residencies(site) == {"a": a_sleeps, "b": "device", "c": "device", "d": "disk"}
+        assert all(spec.weights_file for spec in specs)
+        assert (await call(site.app, CHAT, ask("d"))).status == 200
+        assert specs[3].weights_file is None, "it sleeps on disk"
+    assert not directory.exists()
+
+
+async def test_what_is_to_sleep_in_host_memory_is_put_there_at_start(
+    make_site: SiteMaker, entries: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place = TierPlace("ams1", tmp_path, "weights")
+    directory = place.claim()
+    assert directory is not None
+    monkeypatch.setattr(app_module, "open_tier", lambda site: WeightsTier(place, directory, 10_000))
+    for entry in entries[:2]:
+        entry["residency"] = "host"
+    async with make_site(models=entries, engine={"weights_host_gib": 1.0}) as site:
+        slots = site.app.state.models._slots
+        await eventually(lambda: [slots[name].evictions for name in "abc"] == [1, 1, 0])
+        assert site.engine.loaded == []
+        assert (await call(site.app, CHAT, ask("a"))).status == 200
+
+
+async def test_random_traffic_over_too_little_room_is_all_answered(small: Site) -> None:
+    chance = random.Random(3)
+    small.engine.answer = lambda submit: [*says("H", finish=None), chance.choice([0.0, 0.005]), *says("i")]
+    seen: set[str] = set()
+
+    async def one(model: str, after_s: float) -> int:
+        await asyncio.sleep(after_s)
+        answer = await call(small.app, CHAT, ask(model))
+        assert sum(copy.slot.num_bytes for copy in copies(small) if copy.holds_room) <= 2000
+        seen.add(model)
+        return answer.status
+
+    asked = [one(chance.choice("aaabbc"), chance.uniform(0, 0.5)) for _ in range(60)]
+    assert set(await asyncio.wait_for(asyncio.gather(*asked), 20)) == {200}
+    assert seen == {"a", "b", "c"}
+    assert all(slot.users == slot.waiters == slot.queued == 0 for slot in small.app.state.models._slots.values())
+
+
+async def test_a_wake_is_on_the_timeline(small: Site) -> None:
+    await call(small.app, CHAT, ask("a"))
+    spans = (await call(small.app, "/timeline")).json["spans"]
+    names = [span["name"] for span in spans if span["what"] == "a"]
+    assert names == ["residency", "host", "load"]
+    assert all(span["began_s"] <= span["ended_s"] for span in spans)
+    assert {"engine process", "engine import"} <= {span["name"] for span in spans}
+
+
+async def test_a_wait_for_room_does_not_count_as_waking(small: Site) -> None:
+    """Else a crowded device would let every model stay longer, and so become more crowded."""
+    small.engine.script = [*says("Hel", finish=None), gate := asyncio.Event(), *says("lo")]
+    open_ones = [start(small.app, CHAT, ask(model, stream=True)) for model in ("a", "b")]
+    for exchange in open_ones:
+        await exchange.until(b"Hel")
+    small.engine.script = says("Hi")
+    third = start(small.app, CHAT, ask("c"))
+    await asyncio.sleep(0.3)
+    gate.set()
+    await third.done()
+    c = small.app.state.models._slots["c"]
+    (waited,) = [span for span in small.app.state.timeline.spans if span.what == "c" and span.name == "residency"]
+    assert c.wake_ms / 1e3 < waited.ended_s - waited.began_s
+    assert c.expected_wake_s(False) == c.wake_ms / 1e3
+    for exchange in open_ones:
+        await exchange.done()

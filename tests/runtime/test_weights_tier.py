@@ -1,0 +1,143 @@
+"""Weights in host memory: how much a site may promise, what it adopts, and what it leaves behind."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from runtime.engines.sizes import estimated_bytes
+from runtime.engines.tier_place import TierPlace
+from runtime.engines.weights_tier import Supply, WeightsTier, open_tier
+from sites.config import ConfigError, SiteConfig
+from tests.runtime.conftest import site_config
+from tests.runtime.test_kv_tiers import lose_lock
+from tests.runtime.test_real_engine import eventually
+
+GIB = 1 << 30
+PLENTY = Supply(memory=16 * GIB, place=8 * GIB, held=0)
+
+
+def write_weights(directory: Path, elements: int, dtype: torch.dtype = torch.bfloat16) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file({"w": torch.zeros(elements, dtype=dtype)}, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
+def site(directory: Path, gib: float | None, **model: Any) -> SiteConfig:
+    values = {"name": "tiny", "source": str(directory), **model}
+    return site_config(directory, models=[values], engine={"weights_host_gib": gib})
+
+
+def opened(config: SiteConfig, root: Path, supply: Supply = PLENTY) -> WeightsTier | None:
+    return open_tier(config, TierPlace(config.name, root, "weights"), lambda place: supply)
+
+
+def test_a_promise_that_the_machine_cannot_keep_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        opened(site(tmp_path, 10.0), tmp_path, Supply(memory=16 * GIB, place=8 * GIB, held=0))
+    assert "promises 10 GiB" in str(refused.value)
+    assert "16 GiB of memory are available and 8 GiB of shared memory are free" in str(refused.value)
+    assert opened(site(tmp_path, 10.0), tmp_path, Supply(16 * GIB, 8 * GIB, held=3 * GIB)) is not None
+
+
+def test_models_that_must_sleep_in_memory_are_counted_at_start(tmp_path: Path) -> None:
+    directory = write_weights(tmp_path / "m", 1 << 20, torch.float32)
+    with pytest.raises(ConfigError) as refused:
+        opened(site(directory, 0.001, residency="host"), tmp_path)
+    assert "models with residency host need tiny 0.00391 GiB" in str(refused.value)
+    assert "engine.weights_host_gib = 0.001" in str(refused.value)
+    assert opened(site(directory, 0.01, residency="host"), tmp_path) is not None
+
+
+def test_a_site_that_must_sleep_in_memory_and_has_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is to sleep in host memory"):
+        site(tmp_path, 0.0, residency="host")
+
+
+def test_without_a_promise_half_of_what_there_is_may_be_used(tmp_path: Path) -> None:
+    config = site(tmp_path, None, residency="host")
+    tier = opened(config, tmp_path)
+    assert tier is not None
+    assert tier.limit_bytes == 4 * GIB
+    assert opened(site(tmp_path, 0.0), tmp_path) is None
+    assert opened(site(tmp_path, None), tmp_path) is None, (
+        "files on a disk are no memory, unless somebody asks for them"
+    )
+
+
+def test_two_runtimes_of_one_name_do_not_share_and_the_second_is_told_so(tmp_path: Path) -> None:
+    first = opened(site(tmp_path, 1.0), tmp_path)
+    assert first is not None
+    with pytest.raises(ConfigError) as refused:
+        opened(site(tmp_path, 1.0), tmp_path)
+    assert "site 'ams1' cannot keep weights" in str(refused.value)
+    assert "another process serves a site of this name" in str(refused.value)
+    first.close()
+    assert opened(site(tmp_path, 1.0), tmp_path) is not None
+
+
+def test_a_killed_sites_files_are_adopted_by_its_next_life_and_strangers_removed(tmp_path: Path) -> None:
+    place = TierPlace("ams1", tmp_path, "weights")
+    tier = open_tier(site(tmp_path, 1.0), place, lambda place: PLENTY)
+    assert tier is not None
+    tier.file_of("tiny").write_bytes(b"w" * 100)
+    tier.file_of("forgotten").write_bytes(b"w" * 50)
+    (place.directory / "tiny.weights.part-77").write_bytes(b"half")
+    lose_lock(place)
+    again = opened(site(tmp_path, 1.0), tmp_path)
+    assert again is not None
+    assert again.bytes_of("tiny") == 100
+    assert again.bytes_of("forgotten") == 0
+    assert sorted(path.suffix for path in place.directory.iterdir()) == [".lock", ".weights"]
+    again.close()
+    assert not place.directory.exists()
+
+
+def test_what_a_killed_site_left_goes_soon_after_any_other_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.engines.tier_place.COMING_BACK_S", 0.01)
+    place = TierPlace("sin1", tmp_path, "weights")
+    directory = place.claim()
+    assert directory is not None
+    (directory / "x.weights").write_bytes(b"w")
+    assert opened(site(tmp_path, 1.0), tmp_path) is not None
+    assert directory.exists(), "its site lives"
+    lose_lock(place)
+    opened(site(tmp_path / "other", 1.0).model_copy(update={"name": "iad1"}), tmp_path)
+    eventually(lambda: not directory.exists())
+
+
+def test_every_model_has_a_file_name_of_its_own(tmp_path: Path) -> None:
+    tier = WeightsTier(TierPlace("ams1", tmp_path, "weights"), tmp_path, 1)
+    names = ["a/b", "a-b", "a.b", "x" * 200, "x" * 199, "\u6a21\u578b", "../../etc/passwd"]
+    files = {tier.file_of(name) for name in names}
+    assert len(files) == len(names)
+    assert all(file.parent == tmp_path and len(os.fsencode(file.name)) < 100 for file in files)
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype", "on_cpu", "factor"),
+    [
+        (torch.float32, "auto", True, 1),
+        (torch.bfloat16, "auto", True, 2),  # small: a CPU computes it in fp32
+        (torch.bfloat16, "auto", False, 1),
+        (torch.bfloat16, "bfloat16", True, 1),
+        (torch.bfloat16, "float32", False, 2),
+    ],
+)
+def test_sizes_are_guessed_from_the_files(
+    tmp_path: Path, stored: torch.dtype, dtype: str, on_cpu: bool, factor: int
+) -> None:
+    directory = write_weights(tmp_path / "m", 1000, stored)
+    size = (directory / "model.safetensors").stat().st_size
+    assert estimated_bytes(directory, dtype, on_cpu=on_cpu) == factor * size
+
+
+def test_a_directory_without_weights_has_no_size(tmp_path: Path) -> None:
+    assert estimated_bytes(tmp_path, "auto", on_cpu=True) == 0
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
+    assert estimated_bytes(tmp_path, "auto", on_cpu=True) == 0
