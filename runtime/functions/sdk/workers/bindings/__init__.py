@@ -1,0 +1,16 @@
+"""What `self.env.NAME` is inside a function: `open_face` makes it from a manifest's declaration. The runtime does the work."""
+
+from typing import Any
+
+from workers.bindings.d1 import D1Database
+from workers.bindings.face import Channel, Face, as_record
+from workers.bindings.kv import KVNamespace
+
+_FACES: dict[str, type[Face]] = {"kv": KVNamespace, "d1": D1Database}
+
+
+def open_face(channel: Channel, kind: str, name: str, options: dict[str, Any]) -> Any:
+    """Vars and secrets are their values themselves."""
+    if kind in ("var", "secret"):
+        return as_record(options["value"])
+    return _FACES[kind](channel, name, options)
