@@ -75,7 +75,8 @@ class Services:
     """What a site gives to its bindings. A binding that needs what is not there says so when it is opened."""
 
     databases: Databases = field(default_factory=Databases)
-    app: ASGIApp | None = None  # the site's own application
+    app: ASGIApp | None = None  # the site's own routes, without the layers that speak to strangers
+    is_busy: Callable[[str], bool] = lambda model: False
     functions: Functions | None = None
     function: str = "function"  # whose bindings these are
     folder: str = "."  # of that function

@@ -166,7 +166,7 @@ class KVNamespace(Binding):
             )
         after = _decoded_cursor(request.cursor) if request.cursor else None
         conditions, parameters = [_LIVE, "key >= ?"], [int(self._now_s()), prefix]
-        if (end := _behind(prefix)) is not None:
+        if (end := behind(prefix)) is not None:
             conditions.append("key < ?")
             parameters.append(end)
         if after is not None:
@@ -254,7 +254,7 @@ def _check_metadata(metadata: str | None) -> None:
         raise _refusal("PUT", 400, "Metadata must be serializable as JSON.") from None
 
 
-def _behind(prefix: bytes) -> bytes | None:
+def behind(prefix: bytes) -> bytes | None:
     """The first key that sorts after all with this prefix."""
     stem = re.sub(rb"\xff+$", b"", prefix)
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None

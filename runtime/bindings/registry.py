@@ -4,13 +4,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from runtime.bindings.ai import AI
 from runtime.bindings.binding import Binding, BindingError, Body, Declaration, Services
 from runtime.bindings.d1 import D1Database
 from runtime.bindings.kv import KVNamespace
+from runtime.bindings.r2 import R2Bucket
 from runtime.functions.frames import Call
 
 Opener = Callable[[Declaration, Path, Services], Binding]
-OPENERS: dict[str, Opener] = {"kv": KVNamespace.open, "d1": D1Database.open}
+OPENERS: dict[str, Opener] = {"ai": AI.open, "kv": KVNamespace.open, "d1": D1Database.open, "r2": R2Bucket.open}
 VALUES = ("var", "secret")  # these are given to the function as they are
 
 

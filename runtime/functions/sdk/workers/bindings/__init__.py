@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from workers.bindings.ai import AI
 from workers.bindings.d1 import D1Database
 from workers.bindings.face import Channel, Face, as_record
 from workers.bindings.kv import KVNamespace
+from workers.bindings.r2 import R2Bucket
 
-_FACES: dict[str, type[Face]] = {"kv": KVNamespace, "d1": D1Database}
+_FACES: dict[str, type[Face]] = {"ai": AI, "kv": KVNamespace, "d1": D1Database, "r2": R2Bucket}
 
 
 def open_face(channel: Channel, kind: str, name: str, options: dict[str, Any]) -> Any:

@@ -5,6 +5,7 @@ that can do this too. Refuses to know any binding.
 """
 
 import difflib
+import importlib
 import json
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -141,6 +142,15 @@ class ByteStream(Named):
             await aclose()
 
 
+def response_class() -> Any:
+    """The SDK's own; looked up late, since a response's module may know bindings."""
+    return importlib.import_module("workers.response").Response
+
+
+def blob_class() -> Any:
+    return importlib.import_module("workers.forms").Blob
+
+
 def as_record(value: Any) -> Any:
     """The value, with every dict, list and bytes inside it in the form that answers to JavaScript's names."""
     if isinstance(value, dict):
@@ -187,6 +197,8 @@ def body_of(value: Any, where: str) -> tuple[bytes | None, AsyncIterator[bytes] 
         return None, _as_bytes(value, where)
     if isinstance(inner := getattr(value, "body", None), (bytes, bytearray)) or hasattr(inner, "__aiter__"):
         return body_of(inner, where)
+    if callable(raw := getattr(value, "raw", None)):  # a Blob
+        return raw(), None
     raise TypeError(f"{where} takes str, bytes or a stream of them, not {type(value).__name__}")
 
 
