@@ -39,13 +39,37 @@ class Declaration(Protocol):
     def options(self) -> Mapping[str, Any]: ...
 
 
+class FunctionResponse(Protocol):
+    @property
+    def status(self) -> int: ...
+    @property
+    def headers(self) -> list[tuple[str, str]]: ...
+    @property
+    def body(self) -> bytes: ...
+    @property
+    def stream(self) -> Body | None: ...
+
+
+class Called(Protocol):
+    @property
+    def value(self) -> Any: ...
+    @property
+    def body(self) -> Body | None: ...
+
+
 class Functions(Protocol):
-    """The site's functions, as bindings call them."""
+    """The site's functions, as bindings call them. `options` may name a Durable Object: {object: class, id, name}."""
 
     async def fetch(
-        self, function: str, entrypoint: str, method: str, url: str, headers: list[tuple[str, str]], body: Body | bytes
-    ) -> tuple[int, list[tuple[str, str]], Body]:
-        """A request to a function: status, headers and body of its response. Leaving the body cancels it."""
+        self,
+        function: str,
+        entrypoint: str,
+        method: str,
+        url: str,
+        headers: list[tuple[str, str]],
+        body: Body | bytes,
+        options: Mapping[str, Any] | None = None,
+    ) -> FunctionResponse: ...
 
     async def rpc(
         self,
@@ -54,20 +78,11 @@ class Functions(Protocol):
         method: str,
         args: list[Any],
         kwargs: dict[str, Any],
-        instance: "Instance | None",
-    ) -> Any:
-        """A method of an entrypoint, or of one Durable Object."""
+        options: Mapping[str, Any] | None = None,
+    ) -> Called: ...
 
     async def queue(self, function: str, queue: str, messages: list[dict[str, Any]]) -> Mapping[str, Any]:
-        """A batch to a consumer; gives back which messages it acknowledged and which are to be tried again."""
-
-
-class Instance(NamedTuple):
-    """One Durable Object."""
-
-    class_name: str
-    id: str
-    object_name: str | None = None
+        """{acked: [id], retried: [{id, delay_s}]}"""
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from runtime.bindings.ai import AI
+from runtime.bindings.assets import Assets
 from runtime.bindings.binding import Binding, BindingError, Body, Declaration, Services
 from runtime.bindings.d1 import D1Database
 from runtime.bindings.kv import KVNamespace
+from runtime.bindings.queues import QueueProducer
 from runtime.bindings.r2 import R2Bucket
+from runtime.bindings.rate_limit import RateLimit
+from runtime.bindings.service import Service
 from runtime.functions.frames import Call
 
 Opener = Callable[[Declaration, Path, Services], Binding]
-OPENERS: dict[str, Opener] = {"ai": AI.open, "kv": KVNamespace.open, "d1": D1Database.open, "r2": R2Bucket.open}
+OPENERS: dict[str, Opener] = {"ai": AI.open, "kv": KVNamespace.open, "d1": D1Database.open, "r2": R2Bucket.open, "queue_producer": QueueProducer.open, "rate_limit": RateLimit.open, "assets": Assets.open, "service": Service.open}
 VALUES = ("var", "secret")  # these are given to the function as they are
 
 
