@@ -37,7 +37,9 @@ class Redirect(NamedTuple):
 class Assets(Binding):
     kind = "assets"
 
-    def __init__(self, folder: Path, html_handling: str = "auto-trailing-slash", not_found_handling: str = "none") -> None:
+    def __init__(
+        self, folder: Path, html_handling: str = "auto-trailing-slash", not_found_handling: str = "none"
+    ) -> None:
         self._folder = folder.resolve()
         self._html_handling = html_handling
         self._not_found_handling = not_found_handling
@@ -50,7 +52,10 @@ class Assets(Binding):
         if not folder.is_dir():
             raise BindingError(f"{declaration.name}: there is no folder {folder.name!r} in the function's folder")
         html, missing = options.get("html_handling", HTML_HANDLING[0]), options.get("not_found_handling", "none")
-        for name, value, known in (("html_handling", html, HTML_HANDLING), ("not_found_handling", missing, NOT_FOUND_HANDLING)):
+        for name, value, known in (
+            ("html_handling", html, HTML_HANDLING),
+            ("not_found_handling", missing, NOT_FOUND_HANDLING),
+        ):
             if value not in known:
                 raise BindingError(f"{declaration.name}: {name} is one of {', '.join(known)}, not {value!r}")
         return cls(folder, html, missing)
@@ -70,15 +75,20 @@ class Assets(Binding):
         missing = await asyncio.to_thread(self._fallback, path)
         if missing is None:
             return {"status": 404, "headers": [], "body": b""}
-        return await self._response(200 if self._not_found_handling == "single-page-application" else 404, missing, request)
+        return await self._response(
+            200 if self._not_found_handling == "single-page-application" else 404, missing, request
+        )
 
     async def _response(self, status: int, path: Path, request: Fetch) -> Any:
-        tag = await asyncio.to_thread(self._tag, path)
+        tag, size = await asyncio.to_thread(self._tag_and_size, path)
         kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
         if kind.startswith("text/") or kind in ("application/javascript", "application/json"):
             kind += "; charset=utf-8"
-        size = path.stat().st_size
-        headers = [("content-type", kind), ("etag", f'"{tag}"'), ("cache-control", "public, max-age=0, must-revalidate")]
+        headers = [
+            ("content-type", kind),
+            ("etag", f'"{tag}"'),
+            ("cache-control", "public, max-age=0, must-revalidate"),
+        ]
         wanted = [value for name, value in request.headers if name.lower() == "if-none-match"]
         if status == 200 and any(_matches(tag, value) for value in wanted):
             return {"status": 304, "headers": headers, "body": b""}
@@ -139,12 +149,12 @@ class Assets(Binding):
         is_inside = found.is_relative_to(self._folder) and stat.S_ISREG(status.st_mode)
         return found if is_inside and status.st_size <= MAX_ASSET_BYTES else None
 
-    def _tag(self, path: Path) -> str:
+    def _tag_and_size(self, path: Path) -> tuple[str, int]:
         status = path.stat()
         key = (str(path), status.st_mtime_ns, status.st_size)
         if key not in self._tags:
             self._tags[key] = hashlib.sha256(path.read_bytes()).hexdigest()[:32]
-        return self._tags[key]
+        return self._tags[key], status.st_size
 
 
 def _opened(path: Path) -> Any:

@@ -94,7 +94,6 @@ class Services:
     is_busy: Callable[[str], bool] = lambda model: False
     functions: Functions | None = None
     function: str = "function"  # whose bindings these are
-    folder: str = "."  # of that function
     max_bytes: int = 10 << 30  # of one database or bucket
 
 

@@ -71,6 +71,9 @@ class Settings(NamedTuple):
     max_concurrency: int = DEFAULT_CONCURRENCY
 
 
+DEFAULT_SETTINGS = Settings()
+
+
 class Queue:
     """One queue's file."""
 
@@ -187,7 +190,9 @@ class QueueProducer(Binding):
 class QueueConsumer:
     """Delivers a queue's messages in batches until it is closed."""
 
-    def __init__(self, queue: Queue, deliver: Deliver, settings: Settings = Settings(), dead_letters: Queue | None = None) -> None:
+    def __init__(
+        self, queue: Queue, deliver: Deliver, settings: Settings = DEFAULT_SETTINGS, dead_letters: Queue | None = None
+    ) -> None:
         self._queue = queue
         self._deliver = deliver
         self._settings = settings

@@ -1,7 +1,7 @@
 """Rate limits: so many calls for a key in any period, counted in memory of this site alone.
 
-A sliding window over two counters: the period before counts in proportion to what of it still lies inside. It never lets through more than
-the limit of evenly spread calls, and errs by the unevenness of the period before. Forgetting a count is harmless; unbounded memory is not.
+A sliding window over two counters: the period before counts in proportion to what of it still lies inside, as if its calls had been spread evenly,
+so a burst at its end may be followed by a few calls too many, one at its start by a few refused. Forgetting a count is harmless; unbounded memory is not.
 """
 
 import time
@@ -59,7 +59,9 @@ class RateLimit(Binding):
     def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "RateLimit":
         options = declaration.options
         if options["period"] not in (10, 60):
-            raise BindingError(f"{declaration.name}: the period of a rate limit is 10 or 60 seconds, not {options['period']}")
+            raise BindingError(
+                f"{declaration.name}: the period of a rate limit is 10 or 60 seconds, not {options['period']}"
+            )
         id = options.get("namespace_id") or f"{services.function}.{declaration.name}"
         window = services.databases.get(directory_of(state_dir, "rate_limit", id), lambda path: Window())
         return cls(window, options["limit"], options["period"])

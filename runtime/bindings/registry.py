@@ -16,7 +16,16 @@ from runtime.bindings.service import Service
 from runtime.functions.frames import Call
 
 Opener = Callable[[Declaration, Path, Services], Binding]
-OPENERS: dict[str, Opener] = {"ai": AI.open, "kv": KVNamespace.open, "d1": D1Database.open, "r2": R2Bucket.open, "queue_producer": QueueProducer.open, "rate_limit": RateLimit.open, "assets": Assets.open, "service": Service.open}
+OPENERS: dict[str, Opener] = {
+    "ai": AI.open,
+    "kv": KVNamespace.open,
+    "d1": D1Database.open,
+    "r2": R2Bucket.open,
+    "queue_producer": QueueProducer.open,
+    "rate_limit": RateLimit.open,
+    "assets": Assets.open,
+    "service": Service.open,
+}
 VALUES = ("var", "secret")  # these are given to the function as they are
 
 

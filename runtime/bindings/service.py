@@ -50,8 +50,6 @@ async def fetched(
 ) -> Any:
     """A function's response, as it crosses a channel."""
     sent = request.body if body is None else body
-    response = await functions.fetch(
-        function, entrypoint, request.method, request.url, request.headers, sent, options
-    )
+    response = await functions.fetch(function, entrypoint, request.method, request.url, request.headers, sent, options)
     value = {"status": response.status, "headers": response.headers}
     return Answer(value, response.stream) if response.stream is not None else {**value, "body": response.body}

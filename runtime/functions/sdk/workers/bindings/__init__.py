@@ -11,7 +11,16 @@ from workers.bindings.r2 import R2Bucket
 from workers.bindings.rate_limit import RateLimit
 from workers.bindings.service import Fetcher, Service
 
-_FACES: dict[str, type[Face]] = {"ai": AI, "kv": KVNamespace, "d1": D1Database, "r2": R2Bucket, "queue_producer": Queue, "rate_limit": RateLimit, "assets": Fetcher, "service": Service}
+_FACES: dict[str, type[Face]] = {
+    "ai": AI,
+    "kv": KVNamespace,
+    "d1": D1Database,
+    "r2": R2Bucket,
+    "queue_producer": Queue,
+    "rate_limit": RateLimit,
+    "assets": Fetcher,
+    "service": Service,
+}
 
 
 def open_face(channel: Channel, kind: str, name: str, options: dict[str, Any]) -> Any:
