@@ -103,6 +103,8 @@ def build_app(
     app.router.routes.extend((*health.routes(), *Internal(models, timeline, secret).routes()))
     app.router.redirect_slashes = False  # a redirected POST is a surprise; an unknown path is a 404
     app.state.url = None  # known once the socket is bound
+    app.state.routes = Errors(app.router)  # for bindings: the same doors, without the layers that speak to strangers
+    app.state.is_busy = lambda model: admission.inflight >= admission.max_inflight or models.has_waiting(model)
     app.state.timeline = timeline
     app.state.admission, app.state.health, app.state.models, app.state.fleet = admission, health, models, fleet
     app.state.functions = functions

@@ -82,6 +82,12 @@ class Models:
         """A model's own name, from its name or an alias."""
         return self._names.get(name)
 
+    def has_waiting(self, name: str) -> bool:
+        """Whether sequences wait for room already."""
+        client = self._hosts.client
+        load = client.loads.get(self._names.get(name, "")) if client is not None else None
+        return load is not None and load.waiting > 0
+
     def start(self) -> None:
         """Begins to wake what is to be on the device from the start."""
         for slot in self._slots.values():
