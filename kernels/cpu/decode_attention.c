@@ -90,11 +90,18 @@ typedef struct {
     const int64_t *tables, *context_lens;
     const scalar *sinks;
     scalar *out;
-    long q_stride, max_blocks, heads, kv_heads, head_dim, block_size, block_stride, window, parts;
+    long seqs, q_stride, max_blocks, heads, kv_heads, head_dim, block_size, block_stride, window, parts;
     float scale;
 } arguments;
 
-static void attend(const scalar *q, const int64_t *table, long first, long end, scalar *out, const arguments *g, long kv_begin, long kv_end) {
+INLINE long first_seen(const arguments *g, long seq) { return g->window && g->window < g->context_lens[seq] ? g->context_lens[seq] - g->window : 0; }
+
+// Sequence `seq`, key-value heads kv_begin .. kv_end; `after`: the sequence that this thread takes next, likely.
+static void attend(const arguments *g, long seq, long after, long kv_begin, long kv_end) {
+    const int64_t *table = g->tables + seq * g->max_blocks;
+    const scalar *q = g->q + seq * g->q_stride;
+    scalar *out = g->out + seq * g->heads * g->head_dim;
+    const long end = g->context_lens[seq], first = first_seen(g, seq);
     const long group = g->heads / g->kv_heads, head_dim = g->head_dim, token_stride = g->kv_heads * head_dim;
     const long state_size = (sizeof(head_state) / sizeof(float) + head_dim + 15) / 16 * 16;
     const long head_begin = kv_begin * group, head_end = kv_end * group;
@@ -110,9 +117,12 @@ static void attend(const scalar *q, const int64_t *table, long first, long end, 
         long tokens = g->block_size - in_block;
         tokens = tokens < TOKENS ? tokens : TOKENS;
         tokens = tokens < end - token ? tokens : end - token;
-        const long ahead = token + tokens;
-        const long ahead_tokens = end - ahead < TOKENS ? end - ahead : TOKENS;
-        const long next = ahead < end ? table[ahead / g->block_size] * g->block_stride + ahead % g->block_size * token_stride : 0;
+        const int is_last = token + tokens >= end;
+        const int64_t *ahead_table = is_last ? g->tables + after * g->max_blocks : table;
+        const long ahead = is_last ? first_seen(g, after) : token + tokens, ahead_end = is_last ? g->context_lens[after] : end;
+        const long left = is_last && after == seq ? 0 : ahead_end - ahead;
+        const long ahead_tokens = left < TOKENS ? left : TOKENS;
+        const long next = left > 0 ? ahead_table[ahead / g->block_size] * g->block_stride + ahead % g->block_size * token_stride : 0;
         for (long kv_head = kv_begin; kv_head < kv_end; kv_head++) {
             fetch(g->k_cache + next + kv_head * head_dim, token_stride, ahead_tokens, head_dim);
             fetch(g->v_cache + next + kv_head * head_dim, token_stride, ahead_tokens, head_dim);
@@ -141,10 +151,8 @@ static void attend(const scalar *q, const int64_t *table, long first, long end, 
 // One sequence's heads, or a part of them.
 static void attend_part(const void *given, long piece) {
     const arguments *a = given;
-    const long seq = piece / a->parts, part = piece % a->parts;
-    const long end = a->context_lens[seq], first = a->window && a->window < end ? end - a->window : 0;
-    attend(a->q + seq * a->q_stride, a->tables + seq * a->max_blocks, first, end, a->out + seq * a->heads * a->head_dim, a,
-           a->kv_heads * part / a->parts, a->kv_heads * (part + 1) / a->parts);
+    const long seq = piece / a->parts, part = piece % a->parts, after = a->parts == 1 && seq + 1 < a->seqs ? seq + 1 : seq;
+    attend(a, seq, after, a->kv_heads * part / a->parts, a->kv_heads * (part + 1) / a->parts);
 }
 
 // q [seqs][heads][head_dim], q_stride scalars between sequences; tables [seqs][max_blocks]; context_lens [seqs] count the new token; window 0: all of
@@ -154,7 +162,7 @@ void NAME(decode_attention)(const scalar *q, const scalar *k_cache, const scalar
                             long block_size, long block_stride, long window, float scale, int threads) {
     long parts = 1;  // of a sequence's heads, so that few sequences occupy all threads
     while (threads > 1 && parts < kv_heads && seqs * parts < threads) parts++;
-    const arguments a = {q,        k_cache,    v_cache, tables,   context_lens, sinks,        out,    q_stride, max_blocks,
-                         heads, kv_heads, head_dim,   block_size, block_stride, window, parts, scale};
+    const arguments a = {q,          k_cache, v_cache,  tables,   context_lens, sinks,      out,          seqs,   q_stride,
+                         max_blocks, heads,   kv_heads, head_dim, block_size,   block_stride, window, parts, scale};
     share(attend_part, &a, seqs * parts, threads);
 }

@@ -1,191 +1,135 @@
-// Matrix products of many rows, as prompts bring them, with a large matrix as checkpoints keep it: y[m][n] = x[m] . w[n] + bias[n].
+// Matrix products of dozens to thousands of rows, as batches and prompts bring them, with a large matrix as checkpoints keep it:
+// y[m][n] = x[m] . w[n] + bias[n].
 //
-// w is packed on its way, a block at a time, which stays in the second-level cache until all rows of x have met it; meanwhile the block behind it is
-// fetched. Threads take blocks of outputs, so that nothing one of them writes is read by another. A row's sums are the same in any company.
+// Vectors run along the rows of x, which are packed once; w is read where it lies, two columns (or one) at a time, repeated in all lanes. So w, the larger
+// one where rows are few, is neither packed nor summed across lanes. Threads take rows of w, so that nothing one of them writes is read by another. A
+// row's sums are the same in any company.
 #include "outputs.h"
+#include "packing.h"
+#include "scratch.h"
 
-#include <pthread.h>
-#include <stdlib.h>
+// Sums that stay in registers: vectors of rows of x times rows of w, 4 times 6 at 16 lanes: 4 loads and 6 repetitions for 24 multiply-adds, of which
+// Zen 5 does 2 a cycle. Everything else costs the whole product 5 % of that.
+#define VECTORS (LANES == 8 ? 2 : 4)
+#define SUMS (LANES == 16 ? 24 : LANES == 8 ? 12 : 16)
+#define PANEL (VECTORS * LANES)          // rows of x that meet a unit before the next ones do
+#define UNIT 48                          // rows of w that a thread takes, half of them gates and half ups where these belong together
+#define CHAIN (512 * PER_LANE)           // columns that are added one to another: longer sums would lose what fp32 can hold. A panel of them, 128 KiB,
+                                         // stays in the second-level cache while a unit passes
+#define PANELS 16                        // of x for each unit; more are too much for the last cache
+#define LINE (64 / (long)sizeof(scalar))  // columns of a row of w that are fetched together
 
-// Sums that stay in registers, rows of x times vectors of outputs: 14 broadcasts and 2 loads for 28 multiply-adds, 1.95 of the 2 a cycle that Zen 5
-// can do. Packing, fetching and finishing cost the whole product 6 % of that, the activation of a gated one 4 % more.
-#define X_TILE (LANES == 16 ? 14 : LANES == 8 ? 6 : 4)
-#define VECTORS (LANES == 4 ? 4 : 2)
-#define W_TILE (VECTORS * LANES)
-#define W_TILES 2                                        // of a block
-#define W_BLOCK (W_TILES * W_TILE)
-#define SQUARE (LANES * PER_LANE)                        // columns that are packed at a time
-#define CHAIN (512 * PER_LANE)                           // columns that are added one to another: longer sums would lose what fp32 can hold
-#define DEPTH (8192 / (long)sizeof(packed))              // columns of a block at most: 512 KiB
-#define MOST_TILES 74                                    // of x for each block; where columns take several blocks, their sums are 260 KiB
-#define X_ROWS (MOST_TILES * X_TILE)
-#define CACHE_LINE 64
-
-INLINE long whole_squares(long columns) { return (columns + SQUARE - 1) / SQUARE * SQUARE; }
-
-// to[i][lane] = rows[lane][i * PER_LANE ..]: lines of `line`, zeros behind the last column up to a whole square.
-INLINE void pack(const scalar *const *rows, long columns, packed *to, long line) {
+// sums [w_rows][vectors * LANES] = or += w . x, of one chain; x [depth / PER_LANE][vectors][LANES][PER_LANE]. Fetches `ahead`, rows as far apart as
+// those of w.
+INLINE void tile(const int vectors, const int w_rows, const packed *x, const scalar *w, long w_stride, long depth, const scalar *ahead, int goes_on,
+                 float *sums) {
+    lanes sum[SUMS];
+    for (int i = 0; i < w_rows * vectors; i++) sum[i] = all(0);
     long k = 0;
-    for (; k + SQUARE <= columns; k += SQUARE) pack_square(rows, k, to + k / PER_LANE * line, line);
-    if (k == columns) return;
-    scalar padded[LANES][SQUARE];
-    const scalar *ends[LANES];
-    memset(padded, 0, sizeof padded);
-    for (long lane = 0; lane < LANES; lane++) {
-        memcpy(padded[lane], rows[lane] + k, (columns - k) * sizeof(scalar));
-        ends[lane] = padded[lane];
+#define COLUMNS(pointer, stride) \
+    do { \
+        piece rows[VECTORS]; \
+        _Pragma("GCC unroll 4") for (int i = 0; i < vectors; i++) rows[i] = load_packed(x + (k * vectors + i * PER_LANE) * LANES); \
+        _Pragma("GCC unroll 24") for (int n = 0; n < w_rows; n++) { \
+            const piece columns = repeated_scalars(pointer + n * (stride)); \
+            _Pragma("GCC unroll 4") for (int i = 0; i < vectors; i++) \
+                sum[n * vectors + i] = multiply_add(sum[n * vectors + i], rows[i], columns); \
+        } \
+    } while (0)
+    while (k + LINE <= depth) {
+#pragma GCC unroll 24
+        for (int n = 0; n < w_rows; n++) __builtin_prefetch(ahead + n * w_stride + k, 0, 2);
+        for (const long stop = k + LINE; k < stop; k += PER_LANE) COLUMNS(w + k, w_stride);
     }
-    pack_square(ends, 0, to + k / PER_LANE * line, line);
+    for (; k + PER_LANE <= depth; k += PER_LANE) COLUMNS(w + k, w_stride);
+    if (k < depth) {  // a column without a neighbour
+        scalar last[SUMS][PER_LANE] = {{0}};
+        for (int n = 0; n < w_rows; n++) last[n][0] = w[n * w_stride + k];
+        COLUMNS(last[0], PER_LANE);
+    }
+#undef COLUMNS
+    for (int i = 0; i < w_rows * vectors; i++) store_f32(sums + i * LANES, goes_on ? load_f32(sums + i * LANES) + sum[i] : sum[i]);
 }
 
-// sums [rows][W_TILE] = or += x . w; x [depth / PER_LANE][LANES][PER_LANE], w [depth / PER_LANE][W_TILE][PER_LANE].
-INLINE void tile(const int rows, const packed *x, const packed *w, long depth, int goes_on, float *sums) {
-    for (const packed *last = w + depth * W_TILE; w < last; goes_on = 1) {
-        lanes sum[X_TILE * VECTORS];
-        for (int i = 0; i < rows * VECTORS; i++) sum[i] = all(0);
-        for (const packed *end = last - w < CHAIN * W_TILE ? last : w + CHAIN * W_TILE; w < end; x += SQUARE, w += VECTORS * SQUARE) {
-            piece columns[VECTORS];
-#pragma GCC unroll 4
-            for (int n = 0; n < VECTORS; n++) columns[n] = load_packed(w + n * SQUARE);
-#pragma GCC unroll 14
-            for (int m = 0; m < rows; m++) {
-                piece row = repeated(x + m * PER_LANE);
-#pragma GCC unroll 4
-                for (int n = 0; n < VECTORS; n++) sum[m * VECTORS + n] = multiply_add(sum[m * VECTORS + n], columns[n], row);
-            }
-        }
-        for (int i = 0; i < rows * VECTORS; i++) store_f32(sums + i * LANES, goes_on ? load_f32(sums + i * LANES) + sum[i] : sum[i]);
+// As many tiles as there are rows of w.
+INLINE void tiles_of(const int vectors, const packed *x, const scalar *w, long w_rows, long w_stride, long depth, const scalar *ahead, int goes_on,
+                     float *sums) {
+    long n = 0;
+#define TILES(size) \
+    for (; n + size <= w_rows; n += size) { \
+        const scalar *next = n + 2 * size <= w_rows ? w + (n + size) * w_stride : ahead; \
+        tile(vectors, size, x, w + n * w_stride, w_stride, depth, next, goes_on, sums + n * vectors * LANES); \
     }
+    TILES(SUMS / vectors)
+    TILES(SUMS / vectors / 2)
+    TILES(1)
+#undef TILES
 }
 
-static void multiply(long rows, const packed *x, const packed *w, long depth, int goes_on, float *sums) {
-#define ROWS(m) \
-    case m: tile(m, x, w, depth, goes_on, sums); break;
-    switch (rows) {
-        ROWS(1) ROWS(2) ROWS(3) ROWS(4)
-#if LANES > 4
-        ROWS(5) ROWS(6)
+static void multiply(long vectors, const packed *x, const scalar *w, long w_rows, long w_stride, long depth, const scalar *ahead, int goes_on,
+                     float *sums) {
+    switch (vectors) {
+#define CASE(count) \
+    case count: tiles_of(count, x, w, w_rows, w_stride, depth, ahead, goes_on, sums); break;
+        CASE(1) CASE(2)
+#if LANES != 8
+        CASE(3) CASE(4)
 #endif
-#if LANES > 8
-        ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12) ROWS(13) ROWS(14)
-#endif
+#undef CASE
     }
-#undef ROWS
 }
 
 typedef struct {
     const scalar *x, *w, *bias;
-    packed *packed_x;  // [tiles][depth / PER_LANE][LANES][PER_LANE]
+    packed *packed_x;  // [panels][columns / PER_LANE][vectors][LANES][PER_LANE]
     char *y;
-    long rows, tiles, outputs, columns, x_stride;
+    long rows, vectors, panels, outputs, columns, padded, x_stride;
     int activation, wide_output;
 } arguments;
 
-// The rows of x are spread evenly over the tiles.
-INLINE long tile_begin(const arguments *a, long i) { return i * a->rows / a->tiles; }
+// Vectors of rows are spread evenly over the panels.
+INLINE long first_vector(const arguments *a, long panel) { return panel * a->vectors / a->panels; }
 
-INLINE packed *tile_of_x(const arguments *a, long i, long column) { return a->packed_x + (i * whole_squares(a->columns) + column) * LANES; }
-
-static void pack_tile_of_x(const void *given, long i) {
+static void pack_vector(const void *given, long vector) {
     const arguments *a = given;
+    long panel = 0;
+    while (first_vector(a, panel + 1) <= vector) panel++;
+    const long first = first_vector(a, panel), vectors = first_vector(a, panel + 1) - first;
+    packed *to = a->packed_x + (first * a->padded + (vector - first) * PER_LANE) * LANES;
     const scalar *rows[LANES];
     for (long lane = 0; lane < LANES; lane++) {
-        const long row = tile_begin(a, i) + lane;
-        rows[lane] = a->x + (row < a->rows ? row : a->rows - 1) * a->x_stride;  // lanes behind the tile's rows are not used
+        const long row = vector * LANES + lane;
+        rows[lane] = a->x + (row < a->rows ? row : a->rows - 1) * a->x_stride;  // the sums of lanes behind the last row are not used
     }
-    pack(rows, a->columns, tile_of_x(a, i, 0), SQUARE);
+    pack(rows, a->columns, to, vectors * SQUARE);
 }
 
-// Row `index` of a block of w. With an activation the first half of a tile are gates, the second half their ups.
-INLINE const scalar *row_of_w(const arguments *a, long block, long index) {
-    const long tile = block * W_TILES + index / W_TILE, row = index % W_TILE;
-    const long part = a->activation ? W_TILE / 2 : W_TILE, output = tile * part + row % part;
-    return a->w + (row / part * a->outputs + (output < a->outputs ? output : a->outputs - 1)) * a->columns;
-}
-
-INLINE long depth_at(const arguments *a, long column) { return a->columns - column < DEPTH ? a->columns - column : DEPTH; }
-
-static void pack_block_of_w(const arguments *a, long block, long column, packed *w) {
-    const long depth = depth_at(a, column);
-    for (long first = 0; first < W_BLOCK; first += LANES) {
-        const scalar *rows[LANES];
-        for (long lane = 0; lane < LANES; lane++) rows[lane] = row_of_w(a, block, first + lane) + column;
-        pack(rows, depth, w + first / W_TILE * W_TILE * whole_squares(depth) + first % W_TILE * PER_LANE, W_TILE * PER_LANE);
-    }
-}
-
-// The block of w that this thread takes next, likely, fetched some lines at a time.
-typedef struct {
-    long block, column, row;
-    const char *line, *end;
-} ahead;
-
-static void fetch(const arguments *a, ahead *next, long lines) {
-    for (; lines; lines--, next->line += CACHE_LINE) {
-        if (next->line >= next->end) {
-            if (next->row == W_BLOCK) return;
-            const scalar *row = row_of_w(a, next->block, next->row++) + next->column;
-            next->line = (const char *)row;
-            next->end = (const char *)(row + depth_at(a, next->column));
-        }
-        __builtin_prefetch(next->line, 0, 2);
-    }
-}
-
-static void multiply_block(const void *given, long block) {
+// Outputs of a unit: with an activation half of its rows are gates, the other half their ups.
+static void multiply_unit(const void *given, long unit) {
     const arguments *a = given;
-    const long deepest = depth_at(a, 0), is_in_parts = a->columns > DEPTH;
-    const long per_tile = a->activation ? W_TILE / 2 : W_TILE, first = block * W_TILES * per_tile;
-    const long left = (a->outputs - first + per_tile - 1) / per_tile, w_tiles = left < W_TILES ? left : W_TILES;
-    packed w[W_BLOCK * whole_squares(deepest)] __attribute__((aligned(CACHE_LINE)));
-    float sums[(is_in_parts ? a->tiles * W_TILES : 1) * X_TILE * W_TILE] __attribute__((aligned(CACHE_LINE)));
-    const long lines = 1 + W_BLOCK * deepest * (long)sizeof(scalar) / CACHE_LINE / (a->tiles * w_tiles);  // that are fetched with each tile
+    const long per_unit = UNIT / (a->activation ? 2 : 1), begin = unit * per_unit;
+    const long count = a->outputs - begin < per_unit ? a->outputs - begin : per_unit;
     const size_t size = a->wide_output ? sizeof(float) : sizeof(scalar);
-    for (long column = 0; column < a->columns; column += DEPTH) {
-        const long padded = whole_squares(depth_at(a, column));
-        const int is_last = column + DEPTH >= a->columns;
-        ahead next = {is_last ? block + 1 : block, is_last ? 0 : column + DEPTH, 0, NULL, NULL};
-        pack_block_of_w(a, block, column, w);
-        for (long i = 0; i < a->tiles; i++) {
-            const long top = tile_begin(a, i), rows = tile_begin(a, i + 1) - top;
-            for (long j = 0; j < w_tiles; j++) {
-                float *of_tile = sums + (is_in_parts ? i * W_TILES + j : 0) * X_TILE * W_TILE;
-                fetch(a, &next, lines);
-                multiply(rows, tile_of_x(a, i, column), w + j * W_TILE * padded, padded, column > 0, of_tile);
-                if (!is_last) continue;
-                const long begin = first + j * per_tile, count = a->outputs - begin < per_tile ? a->outputs - begin : per_tile;
-                for (long m = 0; m < rows; m++)
-                    finish(of_tile + m * W_TILE, W_TILE / 2, a->bias ? a->bias + begin : NULL, a->outputs, count, a->activation, a->wide_output,
-                           a->y + ((top + m) * a->outputs + begin) * size);
-            }
+    float sums[UNIT * PANEL] __attribute__((aligned(64))), turned[LANES * UNIT + LANES] __attribute__((aligned(64)));
+    for (long panel = 0; panel < a->panels; panel++) {
+        const long first = first_vector(a, panel), vectors = first_vector(a, panel + 1) - first;
+        for (long column = 0; column < a->columns; column += CHAIN) {
+            const long depth = a->columns - column < CHAIN ? a->columns - column : CHAIN;
+            const scalar *w = a->w + begin * a->columns + column;
+            const packed *x = a->packed_x + (first * a->padded + vectors * column) * LANES;
+            // What this thread is likely to need next; what lies behind the end of w is fetched in vain.
+            const scalar *ups = w + a->outputs * a->columns, *next = column + CHAIN < a->columns ? w + CHAIN : w + count * a->columns - column;
+            multiply(vectors, x, w, count, a->columns, depth, a->activation ? ups : next, column > 0, sums);
+            if (a->activation) multiply(vectors, x, ups, count, a->columns, depth, next, column > 0, sums + per_unit * vectors * LANES);
+        }
+        for (long i = 0; i < vectors; i++) {
+            for (long n = 0; n < UNIT; n += LANES) transpose(sums + (n * vectors + i) * LANES, vectors * LANES, turned + n, UNIT);
+            const long top = (first + i) * LANES;
+            for (long m = 0; m < LANES && top + m < a->rows; m++)
+                finish(turned + m * UNIT, per_unit, a->bias ? a->bias + begin : NULL, a->outputs, count, a->activation, a->wide_output,
+                       a->y + ((top + m) * a->outputs + begin) * size);
         }
     }
-}
-
-// Scratch memory of the calling thread, kept until it ends: to get 5 MB of pages anew takes the system longer than to pack x takes here.
-typedef struct {
-    _Alignas(CACHE_LINE) size_t size;
-} scratch;
-
-static pthread_key_t scratch_key;
-static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
-static int has_scratch;
-
-static void make_scratch_key(void) { has_scratch = !pthread_key_create(&scratch_key, free); }
-
-static void *scratch_of(size_t size) {
-    pthread_once(&scratch_once, make_scratch_key);
-    if (!has_scratch) return NULL;
-    scratch *mine = pthread_getspecific(scratch_key);
-    if (mine && mine->size >= size) return mine + 1;
-    free(mine);
-    mine = aligned_alloc(CACHE_LINE, sizeof *mine + size);
-    if (mine) mine->size = size;
-    if (pthread_setspecific(scratch_key, mine)) {
-        free(mine);
-        return NULL;
-    }
-    return mine ? mine + 1 : NULL;
 }
 
 void NAME(linear)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
@@ -201,18 +145,18 @@ const int NAME(gemm_is_fast) = 0;
 // What `linear` computes, for more rows.
 void NAME(gemm)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
                 int wide_output, int threads) {
-    const long most = rows < X_ROWS ? rows : X_ROWS, blocks = (outputs * (activation ? 2 : 1) + W_BLOCK - 1) / W_BLOCK;
-    packed *packed_x = scratch_of((most + X_TILE - 1) / X_TILE * whole_squares(columns) * LANES * sizeof(packed));
+    const long most = rows < PANELS * PANEL ? rows : PANELS * PANEL, padded = whole_squares(columns), per_unit = UNIT / (activation ? 2 : 1);
+    packed *packed_x = scratch_of((most + LANES - 1) / LANES * LANES * padded * sizeof(packed));
     if (!packed_x) {  // slower, without memory
         NAME(linear)(x, w, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads);
         return;
     }
-    for (long top = 0; top < rows; top += X_ROWS) {
-        const long count = rows - top < X_ROWS ? rows - top : X_ROWS;
+    for (long top = 0; top < rows; top += PANELS * PANEL) {
+        const long count = rows - top < PANELS * PANEL ? rows - top : PANELS * PANEL, vectors = (count + LANES - 1) / LANES;
         char *into = (char *)y + top * outputs * (wide_output ? sizeof(float) : sizeof(scalar));
-        const arguments a = {x + top * x_stride, w,       bias,    packed_x, into,       count,
-                             (count + X_TILE - 1) / X_TILE, outputs, columns, x_stride, activation, wide_output};
-        share(pack_tile_of_x, &a, a.tiles, threads);
-        share(multiply_block, &a, blocks, threads);
+        const arguments a = {x + top * x_stride, w,       bias,    packed_x, into,     count,      vectors,
+                             (vectors + VECTORS - 1) / VECTORS, outputs, columns, padded, x_stride, activation, wide_output};
+        share(pack_vector, &a, vectors, threads);
+        share(multiply_unit, &a, (outputs + per_unit - 1) / per_unit, threads);
     }
 }

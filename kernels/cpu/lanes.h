@@ -134,6 +134,7 @@ INLINE piece repeated(const packed *p) {
     memcpy(&neighbours, p, 4);
     return _mm512_set1_epi32(neighbours);
 }
+INLINE piece repeated_scalars(const scalar *p) { return repeated(p); }
 #else
 typedef lanes piece;
 #define PIECE LANES
@@ -146,13 +147,13 @@ INLINE packed to_packed(scalar x) { return get(x); }
 INLINE piece load_packed(const packed *p) { return load_f32(p); }
 INLINE void store_packed(packed *p, lanes v) { store_f32(p, v); }
 INLINE piece repeated(const packed *p) { return all(*p); }
+INLINE piece repeated_scalars(const scalar *p) { return all(get(*p)); }
 #endif
 
-// to[i][lane] = rows[lane][column + i * PER_LANE ..], for LANES rows and as many i; a line of `to` is `stride` long.
-INLINE void pack_square(const scalar *const *rows, long column, packed *to, long stride) {
-#if defined(WIDE) && (PER_LANE == 2 || !defined(SCALAR_BF16))
-    __m512i a[16], b[16];
-    for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(rows[i] + column);
+#ifdef WIDE
+// to[i] = the i-th 32 bits of each of rows a[0 .. 15].
+INLINE void transpose_16(__m512i *a, __m512i *to) {
+    __m512i b[16];
     for (int i = 0; i < 16; i += 2) {
         b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
         b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
@@ -168,13 +169,36 @@ INLINE void pack_square(const scalar *const *rows, long column, packed *to, long
             b[i + j + 4] = _mm512_shuffle_i32x4(a[i + j], a[i + j + 4], 0xdd);
         }
     for (int j = 0; j < 8; j++) {
-        _mm512_storeu_si512(to + j * stride, _mm512_shuffle_i32x4(b[j], b[j + 8], 0x88));
-        _mm512_storeu_si512(to + (j + 8) * stride, _mm512_shuffle_i32x4(b[j], b[j + 8], 0xdd));
+        to[j] = _mm512_shuffle_i32x4(b[j], b[j + 8], 0x88);
+        to[j + 8] = _mm512_shuffle_i32x4(b[j], b[j + 8], 0xdd);
     }
+}
+#endif
+
+// to[i][lane] = rows[lane][column + i * PER_LANE ..], for LANES rows and as many i; a line of `to` is `stride` long.
+INLINE void pack_square(const scalar *const *rows, long column, packed *to, long stride) {
+#if defined(WIDE) && (PER_LANE == 2 || !defined(SCALAR_BF16))
+    __m512i a[16], turned[16];
+    for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(rows[i] + column);
+    transpose_16(a, turned);
+    for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + i * stride, turned[i]);
 #else
     for (long lane = 0; lane < LANES; lane++)
         for (long i = 0; i < LANES; i++)
             for (long j = 0; j < PER_LANE; j++) to[i * stride + lane * PER_LANE + j] = to_packed(rows[lane][column + i * PER_LANE + j]);
+#endif
+}
+
+// to[i][j] = from[j][i], LANES of each; lines are from_stride and to_stride long.
+INLINE void transpose(const float *from, long from_stride, float *to, long to_stride) {
+#ifdef WIDE
+    __m512i a[16], turned[16];
+    for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(from + i * from_stride);
+    transpose_16(a, turned);
+    for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + i * to_stride, turned[i]);
+#else
+    for (long i = 0; i < LANES; i++)
+        for (long j = 0; j < LANES; j++) to[i * to_stride + j] = from[j * from_stride + i];
 #endif
 }
 

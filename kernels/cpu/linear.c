@@ -12,7 +12,8 @@
 #define DEPTH (1024 / (long)sizeof(scalar))          // columns of a unit at a time: 1 KiB of each row, 20 % faster than 2 at sixteen rows of x
 #define X_ROWS 64                                    // rows of x that a unit is multiplied with before the next unit
 #define PIECE_BYTES (64 << 10)                       // of w that a thread takes at a time, at least
-#define LARGE_PIECE_BYTES (256 << 10)                // and where x is read again for each of them
+#define LARGE_PIECE_BYTES (256 << 10)                // and where x is read again for each of them, or where threads have many to take
+#define PIECES_OF_THREAD 8                           // are many: what is left when the first thread has nothing to do is a sixteenth of its part
 
 // The four (or fewer) row groups of a unit; gated products take half of them from the gate's rows and half from up's.
 typedef struct {
@@ -86,23 +87,27 @@ INLINE const scalar *block_of(const operand *x, long row, long column, long dept
     return x->stride ? x->columns + row * x->stride + column : x->columns + x->rows * column + row * depth;
 }
 
-// One row of x: w streams through, row behind row, and the machine's own prefetchers keep up best when left alone (45 GB/s, tiles of four rows 38).
-// Blocks of columns are summed as tiles sum them.
-static void multiply_one(const scalar *x, const unit *w, const long *w_rows, long columns, float *sums) {
-    for (long group = 0; group < W_UNIT / W_TILE; group++)
-        for (long n = 0; n < w_rows[group]; n++) {
-            const scalar *row = w->rows[group] + n * columns;
-            float total = 0;
-            for (long k = 0; k < columns; k += DEPTH) {
-                const long end = columns - k < DEPTH ? columns : k + DEPTH;
-                lanes sum = all(0);
-                long i = k;
-                for (; i + PIECE <= end; i += PIECE) sum = multiply_add(sum, load_piece(row + i), load_piece(x + i));
-                if (i < end) sum = multiply_add(sum, part_of_piece(row + i, end - i), part_of_piece(x + i, end - i));
-                total += sum_of(sum);
-            }
-            sums[group * W_TILE + n] = total;
+// sums[n] = x . w[n]: w streams through, row behind row, and the machine's own prefetchers keep up best when left alone. How much a core has under way
+// is bounded by the instructions between: a block without a loop inside brings 81 GB/s of 84 that can be read, with one 73. Blocks of columns are
+// summed as tiles sum them.
+static __attribute__((noinline)) void multiply_one(const scalar *x, const scalar *w, long rows, long columns, float *sums) {
+    for (long n = 0; n < rows; n++, w += columns) {
+        float total = 0;
+        long k = 0;
+        for (; k + DEPTH <= columns; k += DEPTH) {
+            lanes sum = all(0);
+#pragma GCC unroll 16
+            for (long i = k; i < k + DEPTH; i += PIECE) sum = multiply_add(sum, load_piece(w + i), load_piece(x + i));
+            total += sum_of(sum);
         }
+        if (k < columns) {
+            lanes sum = all(0);
+            for (; k + PIECE <= columns; k += PIECE) sum = multiply_add(sum, load_piece(w + k), load_piece(x + k));
+            if (k < columns) sum = multiply_add(sum, part_of_piece(w + k, columns - k), part_of_piece(x + k, columns - k));
+            total += sum_of(sum);
+        }
+        sums[n] = total;
+    }
 }
 
 // sums [x_rows][W_UNIT]: one unit times rows top .. top + x_rows of x. `next` is the unit that this thread takes afterwards.
@@ -161,14 +166,28 @@ static void multiply_units(const void *given, long piece) {
             long group_rows[W_UNIT / W_TILE], unused[W_UNIT / W_TILE];
             const unit current = unit_at(a, u, group_rows);
             const unit next = unit_at(a, u + 1 < a->units ? u + 1 : u, unused);  // of the next piece too: it is likely this thread's
-            if (a->x.rows == 1) multiply_one(a->x.columns, &current, group_rows, a->columns, sums);
-            else multiply(&a->x, top, x_rows, &current, &next, group_rows, a->columns, sums);
+            multiply(&a->x, top, x_rows, &current, &next, group_rows, a->columns, sums);
             const long begin = u * a->outputs_per_unit;
             const long count = a->outputs - begin < a->outputs_per_unit ? a->outputs - begin : a->outputs_per_unit;
             for (long m = 0; m < x_rows; m++)
                 finish(sums + m * W_UNIT, W_UNIT / 2, a->bias ? a->bias + begin : NULL, a->outputs, count, a->activation, a->wide_output,
                        a->y + ((top + m) * a->outputs + begin) * size);
         }
+    }
+}
+
+// As multiply_units, for a single row of x.
+static void multiply_one_by_units(const void *given, long piece) {
+    const arguments *a = given;
+    float sums[W_UNIT + LANES];
+    const long end = a->outputs_per_unit * a->units_per_piece * (piece + 1);
+    const size_t size = a->wide_output ? sizeof(float) : sizeof(scalar);
+    for (long begin = a->outputs_per_unit * a->units_per_piece * piece; begin < end && begin < a->outputs; begin += a->outputs_per_unit) {
+        const long count = a->outputs - begin < a->outputs_per_unit ? a->outputs - begin : a->outputs_per_unit;
+        const scalar *w = a->w + begin * a->columns;
+        multiply_one(a->x.columns, w, count, a->columns, sums);
+        if (a->activation) multiply_one(a->x.columns, w + a->outputs * a->columns, count, a->columns, sums + W_UNIT / 2);
+        finish(sums, W_UNIT / 2, a->bias ? a->bias + begin : NULL, a->outputs, count, a->activation, a->wide_output, a->y + begin * size);
     }
 }
 
@@ -187,9 +206,11 @@ static operand pack(const scalar *x, long rows, long columns, long stride, scala
 void NAME(linear)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
                   int wide_output, int threads) {
     const long per_unit = activation ? W_UNIT / 2 : W_UNIT, units = (outputs + per_unit - 1) / per_unit;
-    const long per_piece = 1 + (rows > X_ROWS ? LARGE_PIECE_BYTES : PIECE_BYTES) / (W_UNIT * columns * (long)sizeof(scalar) + 1);
+    const long unit_bytes = W_UNIT * columns * (long)sizeof(scalar), share_bytes = units * unit_bytes / (PIECES_OF_THREAD * (long)(threads > 0 ? threads : 1));
+    const long piece_bytes = rows > X_ROWS || share_bytes > LARGE_PIECE_BYTES ? LARGE_PIECE_BYTES : share_bytes > PIECE_BYTES ? share_bytes : PIECE_BYTES;
+    const long per_piece = 1 + piece_bytes / (unit_bytes + 1);
     scalar *packed = rows > 1 && columns > DEPTH ? malloc(rows * columns * sizeof *packed) : NULL;  // without memory: slower
     const arguments a = {pack(x, rows, columns, x_stride, packed), w, bias, y, outputs, columns, per_unit, units, per_piece, activation, wide_output};
-    share(multiply_units, &a, (units + per_piece - 1) / per_piece, threads);
+    share(rows == 1 ? multiply_one_by_units : multiply_units, &a, (units + per_piece - 1) / per_piece, threads);
     free(packed);
 }

@@ -1,0 +1,22 @@
+// Rows packed so that a vector runs across them: what multiplies whole vectors of rows without summing lanes.
+#pragma once
+#include "lanes.h"
+
+#define SQUARE (LANES * PER_LANE)  // columns that are packed at a time
+
+INLINE long whole_squares(long columns) { return (columns + SQUARE - 1) / SQUARE * SQUARE; }
+
+// to[i][lane] = rows[lane][i * PER_LANE ..]: lines of `line`, zeros behind the last column up to a whole square.
+INLINE void pack(const scalar *const *rows, long columns, packed *to, long line) {
+    long k = 0;
+    for (; k + SQUARE <= columns; k += SQUARE) pack_square(rows, k, to + k / PER_LANE * line, line);
+    if (k == columns) return;
+    scalar padded[LANES][SQUARE];
+    const scalar *ends[LANES];
+    memset(padded, 0, sizeof padded);
+    for (long lane = 0; lane < LANES; lane++) {
+        memcpy(padded[lane], rows[lane] + k, (columns - k) * sizeof(scalar));
+        ends[lane] = padded[lane];
+    }
+    pack_square(ends, 0, to + k / PER_LANE * line, line);
+}
