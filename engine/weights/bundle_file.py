@@ -60,6 +60,11 @@ class NewBundle:
         self._fd = fd
         self.memory = torch.empty(size, dtype=torch.uint8, device="meta")  # to lay tensors out in: places without bytes
 
+    @property
+    def is_wanted(self) -> bool:
+        """False: somebody has removed the unfinished file, and it will be nowhere."""
+        return os.fstat(self._fd).st_nlink > 0
+
     def write(self, start: int, content: memoryview) -> None:
         """From any thread."""
         while content:
@@ -109,6 +114,22 @@ def remove_partial(path: Path) -> None:
             pass
         finally:
             os.close(fd)
+
+
+def is_being_written(path: Path) -> bool:
+    """By a process that lives, perhaps this one."""
+    for partial in path.parent.glob(f"{path.name}.*{_PARTIAL}"):
+        try:
+            fd = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:  # it has just been finished, or removed
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(fd)
+    return False
 
 
 def _create(path: Path) -> tuple[Path, int]:

@@ -1,0 +1,182 @@
+"""Gives a model that already serves from its checkpoint's own pages a bundle, and then makes it anew there.
+
+Nobody waits for it: it takes a share of a core, and the model that it makes has the same numbers in the same order, so that one may take the other's
+place at any time. What it has begun to write for the host tier it finishes even when the model has been let go meanwhile, since that is what the
+model will wake from. Knows tensors, pauses and files; refuses to know models.
+"""
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import torch
+
+from engine.errors import CheckpointError
+from engine.weights.bundle import Bundle, BundleError
+from engine.weights.bundle_file import BundleFile, is_being_written, new_bundle
+from engine.weights.filling import as_bytes
+from engine.weights.huge_pages import HugePages
+from engine.weights.storage import Arena
+from kernels.cpu import pages
+
+log = logging.getLogger(__name__)
+
+_STEP_BYTES = 4 << 20  # under way at once
+_SHARE = 0.25  # of a core's time, at most
+_FIRST_AFTER_S = 0.5  # the request that woke the model comes first
+_LOOK_S = 0.05  # between two looks at whether the process ends
+_LAST_STEP_S = (
+    2.0  # the pages that a step was still reading are unmapped by this thread rather than by the one that computes
+)
+
+ModelT = TypeVar("ModelT")
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettled(Generic[ModelT]):
+    """A model on its checkpoint's own pages, and what it takes to make it anew elsewhere."""
+
+    path: Path | None  # of the bundle; None: in memory of the process's own
+    bundle: Bundle
+    tensors: Mapping[str, torch.Tensor]  # by name, as the bundle has them
+    expect_unchanged: Callable[[], None]  # raises CheckpointError when the checkpoint's files are not what they were
+    renew: Callable[[torch.Tensor], ModelT]  # on memory that holds the bundle's bytes
+
+
+class Settling(Generic[ModelT]):
+    """A thread that ends by itself when the model has moved, or cannot."""
+
+    def __init__(
+        self,
+        unsettled: Unsettled[ModelT],
+        adopt: Callable[[ModelT], None],
+        first_after_s: float = _FIRST_AFTER_S,
+        share: float = _SHARE,
+    ) -> None:
+        """`adopt` is told the new model, which is to take the old one's place."""
+        self.is_settled = False
+        self._unsettled: Unsettled[ModelT] | None = unsettled
+        self._adopt: Callable[[ModelT], None] | None = adopt
+        self._share = share
+        self._is_let_go = threading.Event()
+        self._huge_pages: HugePages | None = None
+        # No daemon: it holds tensors, and one that is let go while the interpreter ends aborts the process.
+        self._thread = threading.Thread(target=self._run, args=(first_after_s,), name="settling")
+        self._thread.start()
+
+    def close(self) -> None:
+        """The model is no longer used. A bundle that has been begun will be finished; nobody waits for it."""
+        self._is_let_go.set()
+        if self._huge_pages is not None:
+            self._huge_pages.close()
+
+    def wait(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @torch.inference_mode()
+    def _run(self, first_after_s: float) -> None:
+        assert self._unsettled is not None
+        where = self._unsettled.path or "memory of its own"
+        try:
+            _step_back()
+            self._pause(first_after_s)
+            memory = self._settle(self._unsettled)
+        except _Ending:
+            memory = None
+        except (BundleError, CheckpointError, OSError) as error:
+            log.info("a model stays on its checkpoint's own pages and does not move to %s: %s", where, error)
+            memory = None
+        self._unsettled = self._adopt = None
+        if memory is not None:
+            self._huge_pages = HugePages.start(memory)
+            self.is_settled = True
+            if self._is_let_go.is_set():
+                self.close()
+
+    def _settle(self, unsettled: Unsettled[ModelT]) -> torch.Tensor | None:
+        """The memory in which the model lies from now on; None: it has been let go."""
+        memory = self._copy(unsettled) if unsettled.path is None else self._share_copy(unsettled, unsettled.path)
+        if memory is None or self._is_let_go.is_set():
+            return None
+        assert self._adopt is not None
+        self._adopt(unsettled.renew(memory))
+        self._pause(_LAST_STEP_S)
+        return memory
+
+    def _copy(self, unsettled: Unsettled[ModelT]) -> torch.Tensor | None:
+        memory = pages.small(unsettled.bundle.size)
+        arena = Arena(memory, unsettled.bundle)
+        for place in unsettled.bundle.places:
+            into, source = as_bytes(arena.tensor(place)), as_bytes(unsettled.tensors[place.wanted.name])
+            for start, end in self._steps(len(source)):
+                if self._is_let_go.is_set():
+                    return None
+                into[start:end] = source[start:end]
+        unsettled.expect_unchanged()
+        return memory
+
+    def _share_copy(self, unsettled: Unsettled[ModelT], path: Path) -> torch.Tensor | None:
+        """The bundle at `path`, written now, or by somebody else who was about to."""
+        while is_being_written(path):
+            if self._is_let_go.is_set():
+                return None
+            self._pause(_LOOK_S)
+        if (memory := _map(path, unsettled.bundle)) is not None:
+            return memory
+        with new_bundle(path, unsettled.bundle) as new:
+            for place in unsettled.bundle.places:
+                source = as_bytes(unsettled.tensors[place.wanted.name])
+                for start, end in self._steps(len(source)):
+                    if not new.is_wanted:
+                        raise BundleError("its place was given to another")
+                    new.write(place.start + start, source[start:end])
+            unsettled.expect_unchanged()
+        memory = _map(path, unsettled.bundle)
+        if memory is None:
+            raise BundleError("it was removed")
+        return memory
+
+    def _steps(self, num_bytes: int) -> Iterator[tuple[int, int]]:
+        for start in range(0, num_bytes, _STEP_BYTES):
+            began = time.monotonic()
+            yield start, min(start + _STEP_BYTES, num_bytes)
+            self._pause((time.monotonic() - began) * (1 / self._share - 1))
+
+    def _pause(self, seconds: float) -> None:
+        """Raises _Ending when the process is about to end."""
+        until = time.monotonic() + seconds
+        while True:
+            if not threading.main_thread().is_alive():
+                raise _Ending
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(left, _LOOK_S))
+
+
+class _Ending(Exception):
+    """Of the process."""
+
+
+def _map(path: Path, bundle: Bundle) -> torch.Tensor | None:
+    """None: there is none, or it is not this one."""
+    try:
+        with BundleFile.open(path) as file:
+            is_same = (file.bundle.identity, file.bundle.places) == (bundle.identity, bundle.places)
+            return file.map() if is_same else None
+    except FileNotFoundError:
+        return None
+
+
+def _step_back() -> None:
+    """On Linux a thread has a priority of its own: those that compute come first."""
+    if sys.platform.startswith("linux"):
+        me = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, me, min(19, os.getpriority(os.PRIO_PROCESS, me) + 10))
