@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from edge_router.discovery import router_place, static_backends
 from edge_router.health import HealthMonitor, connection_trace, status_fetch
+from edge_router.hints import WakeHints
 from edge_router.metrics import RouterMetrics
 from edge_router.policy import Policy
 from edge_router.policy.cost import CostPolicy
@@ -29,6 +30,7 @@ def build_app(
     metrics = RouterMetrics(backends.values())
     sessions = SessionTable(relay.session_entries, relay.session_ttl_s, clock)
     proxy = Proxy(relay, backends, policy or CostPolicy(), sessions, metrics, clock)
+    urls = {backend.name: backend.url for backend in backends.values()}
     own = OwnRoutes(router_place(network), backends, proxy)
 
     @asynccontextmanager
@@ -37,14 +39,15 @@ def build_app(
             connector() as tcp,
             client_session(tcp, relay) as session,
             client_session(tcp, relay, connection_trace()) as probing,
+            WakeHints(probing, urls, proxy.secret, metrics.registry) as hints,
         ):
             monitor = HealthMonitor(backends.values(), status_fetch(probing), network.health, clock)
             probes = asyncio.create_task(monitor.run())
-            proxy.upstream = Upstream(session, relay, proxy.secret)
+            proxy.upstream, proxy.hints = Upstream(session, relay, proxy.secret), hints
             try:
                 yield
             finally:
-                proxy.upstream = None
+                proxy.upstream = proxy.hints = None
                 probes.cancel()
                 await asyncio.gather(probes, return_exceptions=True)
 

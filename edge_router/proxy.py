@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from edge_router.backend import Backend, Ticket
 from edge_router.downstream import ClientGone, Downstream
 from edge_router.exchange import Exchange
+from edge_router.hints import WakeHints
 from edge_router.metrics import NO_SITE, RouterMetrics
 from edge_router.peek import ValidRequest, hop_secret, peek, request_id_of
 from edge_router.policy import Policy, Preference, RouteRequest
@@ -51,6 +52,7 @@ class Proxy:
         self.sessions = sessions
         self.metrics = metrics
         self.upstream: Upstream | None = None  # open while the application runs
+        self.hints: WakeHints | None = None  # likewise
         self.is_draining = False
         self.secret = hop_secret()
         self._clock = clock
@@ -131,6 +133,8 @@ class Proxy:
         """The best site not yet tried. Ranked anew each time: while one kept us waiting, others have failed, and others have come back."""
         while not exchange.is_out_of_tries(self._clock()):
             route, preferences = self.rank(exchange.request)
+            if self.hints is not None and exchange.is_at_first_try:
+                self.hints.consider(route.model, preferences)
             left = (preference for preference in preferences if preference.backend.name not in exchange.tried)
             if (preference := next(left, None)) is not None:
                 return route, preference

@@ -20,6 +20,7 @@ from engine.protocol import (
     Event,
     Hello,
     HostConfig,
+    HostEnding,
     HostReady,
     LoadModel,
     LoadProgress,
@@ -235,6 +236,8 @@ class _Client(ABC):
                         stream.put(output)
                 for callback in self._step_callbacks:
                     callback(event)
+            case HostEnding(reason):
+                self.fail(reason)
             case HostReady():
                 _resolve(self._greetings, "host", event)
             case LoadProgress(name, done, total):

@@ -12,6 +12,7 @@ from engine.protocol import (
     Command,
     Event,
     Hello,
+    HostEnding,
     HostReady,
     LoadModel,
     LoadProgress,
@@ -30,7 +31,7 @@ _COMMANDS: dict[str, type[Command]] = {
 }  # fmt: skip
 _EVENTS: dict[str, type[Event]] = {
     "step": StepOutput, "host_ready": HostReady, "load_progress": LoadProgress, "model_ready": ModelReady, "model_failed": ModelFailed,
-    "model_unloaded": ModelUnloaded,
+    "model_unloaded": ModelUnloaded, "host_ending": HostEnding,
 }  # fmt: skip
 
 MessageT = TypeVar("MessageT")

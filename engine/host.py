@@ -8,21 +8,25 @@ tensors and HTTP. Imports no torch: the loader's thread does, while the host is 
 
 import argparse
 import ctypes
+import json
 import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from engine.engine import error_output
 from engine.loader import ModelLoader
+from engine.preparation import import_early
 from engine.protocol import (
     Abort,
     Command,
     Hello,
     HostConfig,
+    HostEnding,
     HostPhases,
     LoadModel,
     LoadProgress,
@@ -45,6 +49,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
+# torch's idle threads would look for work for milliseconds, on the cores that the CPU library's threads compute on.
+SPIN_COUNT = "1000"
 # How soon a finished load is noticed: the loader's thread has no way to interrupt the wait for commands. A wake from host memory takes 20 ms.
 _LOADING_POLL_S = 0.001
 # And blocks from a tier, while no sequence has anything else to do.
@@ -82,7 +88,7 @@ class EngineHost:
         self._stopping = True
 
     def run(self) -> None:
-        """Serve until told to stop, then end every sequence with an error."""
+        """Serve until told to stop; then say so at once, for whoever goes on with the open sequences elsewhere."""
         while not self._stopping and not self._is_orphaned():
             for command in self._transport.receive(self._patience_s()):
                 self._obey(command)
@@ -94,9 +100,8 @@ class EngineHost:
             for model in self._models.values():
                 model.engine.rest()
             self._waits_for_blocks = bool(working) and not stepped
-        for model in self._models.values():
-            model.engine.end_all("engine_error", "the engine host was shut down")
-        self._send_frame([])
+        self._send_frame([])  # tokens that have been computed are not lost
+        self._transport.send(HostEnding("the engine host was shut down"))
         for model in (*self._models.values(), *self._arriving):
             model.close()
         self._loader.close()
@@ -225,6 +230,7 @@ class EngineHost:
 
 
 def main() -> None:
+    words = _import_until_told() if sys.argv[1:] == ["--early"] else sys.argv[1:]
     import msgspec
 
     from engine.socket_transport import SocketTransport
@@ -234,7 +240,7 @@ def main() -> None:
     parser.add_argument("--config", default="{}", help="a HostConfig as JSON")
     parser.add_argument("--parent", type=int, help="the process to end with, should it die before this one can look")
     parser.add_argument("--standby", action="store_true", help="wait, fully imported, for the day another host dies")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s engine.host %(levelname)s %(message)s")
     try:
         config = msgspec.json.decode(arguments.config, type=HostConfig)
@@ -245,8 +251,7 @@ def main() -> None:
     if config.threads is not None:
         # Read when torch is imported, by every thread that computes.
         os.environ["OMP_NUM_THREADS"] = str(config.threads)
-    # torch's idle threads would look for work for milliseconds, on the cores that the CPU library's threads compute on.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     parent = arguments.parent if arguments.parent is not None else os.getppid()
     transport = SocketTransport(arguments.address)
     host = EngineHost(config, transport, lambda: os.getppid() != parent, arguments.standby)
@@ -255,6 +260,18 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent(parent, host.stop)
     host.run()
+
+
+def _import_until_told() -> list[str]:
+    """The command line, from standard input, while imports are under way in a thread; the loader's thread, which needs them, waits for these.
+    Ends the process when whoever was to send it has ended, or does not want this host."""
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    threading.Thread(target=import_early, name="imports", daemon=True).start()
+    line = sys.stdin.read()
+    if not line:
+        os._exit(0)  # not through the interpreter's end: the thread is inside torch
+    words: list[str] = json.loads(line)
+    return words
 
 
 def _die_with_parent(parent: int, stop: Callable[[], None]) -> None:

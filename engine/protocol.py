@@ -260,4 +260,11 @@ class ModelUnloaded:
     name: str
 
 
-Event = StepOutput | HostReady | LoadProgress | ModelReady | ModelFailed | ModelUnloaded
+@dataclass(frozen=True, slots=True)
+class HostEnding:
+    """The last event: the host was told to end, and computes nothing more. What it has not finished is as if it had been killed."""
+
+    reason: str
+
+
+Event = StepOutput | HostReady | LoadProgress | ModelReady | ModelFailed | ModelUnloaded | HostEnding

@@ -36,7 +36,7 @@ class SiteProcess:
         self._log = folder / "log"
         with self._log.open("wb") as sink:
             self.began_s = time.time()
-            self.process = subprocess.Popen([sys.executable, "-m", "runtime.serve", str(file)], stderr=sink, cwd=ROOT)
+            self.process = subprocess.Popen([sys.executable, "-m", "runtime", str(file)], stderr=sink, cwd=ROOT)
         return self
 
     def __exit__(

@@ -5,7 +5,7 @@ Everything that lives as long as the site is made here and handed on; nothing is
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 
@@ -17,8 +17,10 @@ from starlette.responses import Response
 
 from runtime.admission import Admission
 from runtime.engines.continuation import Continuations
-from runtime.engines.hosts import EngineHosts, Launcher
-from runtime.engines.launch import ProcessLauncher
+from runtime.engines.early_host import EarlyHost
+from runtime.engines.fleet import Fleet
+from runtime.engines.hosts import Launcher
+from runtime.engines.launch import launchers_of
 from runtime.engines.models import Models
 from runtime.engines.slot import Wake
 from runtime.engines.weights_tier import open_tier
@@ -37,29 +39,36 @@ from wire.errors import ApiError
 from wire.headers import HOP_SECRET_ENV
 
 
-def build_app(site: SiteConfig, *, launcher: Launcher | None = None, hop_secret: str | None = None) -> Starlette:
-    """`launcher` starts the engine host (by default a process of its own); `hop_secret` comes from the environment unless given."""
+def build_app(
+    site: SiteConfig,
+    *,
+    launchers: Sequence[Launcher] | None = None,
+    hop_secret: str | None = None,
+    early: EarlyHost | None = None,
+) -> Starlette:
+    """`launchers` start the engine hosts, one for each device (by default processes, `early` the first); `hop_secret` comes from the environment
+    unless given."""
     secret = hop_secret if hop_secret is not None else os.environ.get(HOP_SECRET_ENV) or None
     if site.listen.require_hop and secret is None:
         raise ConfigError(f"site {site.name!r}: listen.require_hop needs the network's secret in {HOP_SECRET_ENV}")
     metrics = Metrics(site.name)
     admission = Admission(site.limits.max_inflight)
     timeline = Timeline()
-    hosts = EngineHosts(launcher or ProcessLauncher(site.engine, site.name), site.engine, timeline)
+    fleet = Fleet(launchers or launchers_of(site.engine, site.name, early), site.engine, timeline)
     tier = open_tier(site)
 
     def wake(wake: Wake) -> None:
         metrics.wake(wake)
         timeline.note_phases(wake.phases, time.time(), wake.model)
 
-    models = Models(site, hosts, tier, on_wake=wake, on_eviction=metrics.evicted)
-    engine = Continuations(hosts, models, site.limits.continue_within_s, metrics.cut)
+    models = Models(site, fleet, tier, on_wake=wake, on_eviction=metrics.evicted, on_scaling=metrics.scaled)
+    engine = Continuations(fleet, models, site.limits.continue_within_s, metrics.cut)
     generator = Generator(models, engine, admission, metrics, site.limits.request_timeout_s)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         try:
-            async with hosts:
+            async with fleet:
                 models.start()
                 try:
                     yield
@@ -81,22 +90,23 @@ def build_app(site: SiteConfig, *, launcher: Launcher | None = None, hop_secret:
         exception_handlers={HTTPException: _as_api_error},
         lifespan=lifespan,
     )
-    health = Health(site, hosts, models, admission, metrics, _version(), lambda: app.state.url)
+    health = Health(site, fleet, models, admission, metrics, _version(), lambda: app.state.url)
     app.router.routes.extend((*health.routes(), *Internal(models, timeline, secret).routes()))
     app.router.redirect_slashes = False  # a redirected POST is a surprise; an unknown path is a 404
     app.state.url = None  # known once the socket is bound
     app.state.timeline = timeline
-    app.state.admission, app.state.health, app.state.models, app.state.hosts = admission, health, models, hosts
-    hosts.on_step(metrics.step)
+    app.state.admission, app.state.health, app.state.models, app.state.fleet = admission, health, models, fleet
+    fleet.on_step(metrics.step)
     gauges: dict[str, Callable[[], float]] = {
         "inflight_requests": lambda: admission.inflight,
         "reserved_tokens": lambda: sum(admission.reserved.values()),
-        "engine_restarts": lambda: hosts.restarts,
-        "engine_standby_ready": lambda: hosts.standby.state == "ready",
-        "engine_standbys_taken": lambda: hosts.taken_standbys,
+        "engine_restarts": lambda: fleet.restarts,
+        "engine_standby_ready": lambda: fleet.standbys_ready,
+        "engine_standbys_taken": lambda: fleet.standbys_taken,
+        "engine_hosts_up": lambda: fleet.num_up,
         "ready": lambda: not health.why_not_ready(),
     }
-    metrics.watch(lambda: hosts.client.loads if hosts.client is not None else {}, gauges, models.statuses)
+    metrics.watch(fleet.loads, gauges, models.statuses)
     return app
 
 

@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.protocol import ModelLoad, StepOutput
+from engine.protocol import StepOutput
+from runtime.engines.fleet import HostLoad
 from runtime.engines.slot import Wake
 from wire.chat import Usage
 from wire.errors import ApiError
@@ -39,7 +40,7 @@ class Answer(Protocol):
         """None until it has ended by itself."""
 
 
-Loads = Callable[[], dict[str, ModelLoad]]
+Loads = Callable[[], Iterable[HostLoad]]
 
 
 class Metrics:
@@ -85,7 +86,8 @@ class Metrics:
         )  # fmt: skip
         self._wakes = Histogram(
             "pilotlight_wake_ms",
-            "Wakes of models by clock: from disk, from host memory, with another put to sleep for it (swap), after its host died (crash)",
+            "Wakes of models by clock: from disk, from host memory, with another put to sleep for it (swap), after its host died (crash), "
+            "on a further device (sibling)",
             ["model_name", "clock"], registry=registry, buckets=_WAKE_MS,
         )  # fmt: skip
         self._wake_phases = Histogram(
@@ -94,6 +96,10 @@ class Metrics:
         self._evictions = Counter(
             "pilotlight_evictions", "Models put to sleep, by where they sleep", ["model_name", "to"], registry=registry
         )
+        self._scalings = Counter(
+            "pilotlight_scalings", "Further copies of a hot model that were begun (up) and given up (down)",
+            ["model_name", "direction"], registry=registry,
+        )  # fmt: skip
         Gauge("pilotlight_site_info", "Always 1", ["site"], registry=registry).labels(site).set(1)
 
     def watch(
@@ -122,6 +128,9 @@ class Metrics:
 
     def evicted(self, model: str, where: str) -> None:
         self._evictions.labels(model, where).inc()
+
+    def scaled(self, model: str, direction: str) -> None:
+        self._scalings.labels(model, direction).inc()
 
     def response(self, endpoint: str, status: int) -> None:
         self._http.labels(endpoint, str(status)).inc()
@@ -189,13 +198,13 @@ class Measure:
 
 
 class _LoadCollector(Collector):
-    """The engine's newest frame as metrics."""
+    """The engine hosts' newest frames as metrics, by the number of the device: a model's counts begin anew where it wakes."""
 
     def __init__(self, loads: Loads) -> None:
         self._loads = loads
 
     def collect(self) -> Iterable[Metric]:
-        label = ["model_name"]
+        label = ["model_name", "engine"]  # vLLM numbers them, too
         running = GaugeMetricFamily("vllm:num_requests_running", "Sequences being decoded or prefilled", labels=label)
         waiting = GaugeMetricFamily("vllm:num_requests_waiting", "Sequences not started", labels=label)
         usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", labels=label)
@@ -208,17 +217,18 @@ class _LoadCollector(Collector):
         )
         preemptions = CounterMetricFamily("vllm:num_preemptions", "Sequences that gave their blocks back", labels=label)
         swaps = CounterMetricFamily("pilotlight_swaps", "Of these, with their blocks kept in host memory", labels=label)
-        for name, load in self._loads().items():
-            running.add_metric([name], load.running)
-            waiting.add_metric([name], load.waiting)
-            usage.add_metric([name], 1 - load.free_blocks / load.total_blocks if load.total_blocks else 0.0)
-            queries.add_metric([name], load.prefix_queries)
-            hits.add_metric([name], load.prefix_hits)
-            host_hits.add_metric([name], load.prefix_host_hits)
-            disk_hits.add_metric([name], load.prefix_disk_hits)
-            losses.add_metric([name], load.tier_losses)
-            preemptions.add_metric([name], load.preemptions)
-            swaps.add_metric([name], load.swaps)
+        for device_index, name, load in self._loads():
+            labels = [name, str(device_index)]
+            running.add_metric(labels, load.running)
+            waiting.add_metric(labels, load.waiting)
+            usage.add_metric(labels, 1 - load.free_blocks / load.total_blocks if load.total_blocks else 0.0)
+            queries.add_metric(labels, load.prefix_queries)
+            hits.add_metric(labels, load.prefix_hits)
+            host_hits.add_metric(labels, load.prefix_host_hits)
+            disk_hits.add_metric(labels, load.prefix_disk_hits)
+            losses.add_metric(labels, load.tier_losses)
+            preemptions.add_metric(labels, load.preemptions)
+            swaps.add_metric(labels, load.swaps)
         return (running, waiting, usage, queries, hits, host_hits, disk_hits, losses, preemptions, swaps)
 
 
@@ -234,7 +244,11 @@ class _ResidencyCollector(Collector):
             "Where a model's weights are: 1 there, 0 elsewhere",
             labels=["model_name", "residency"],
         )
+        copies = GaugeMetricFamily(
+            "pilotlight_model_copies", "Devices on which a model is awake", labels=["model_name"]
+        )
         for status in self._statuses():
+            copies.add_metric([status.name], status.copies)
             for place in get_args(Residency):
                 family.add_metric([status.name, place], float(status.residency == place))
-        return (family,)
+        return (family, copies)

@@ -1,4 +1,4 @@
-"""Serves one site until it is told to stop: `python -m runtime.serve SITE_FILE`, and `run(site)` for the command line.
+"""Serves one site until it is told to stop: `serve_file` for `python -m runtime SITE_FILE`, and `run(site)` for the command line.
 
 SIGTERM or SIGINT drains: /readyz turns 503, new requests are refused, open streams may finish for drain_timeout_s and are then ended with an
 error event; only then does the server close. Hypercorn's own grace (3 s, streams cut without a word) never has anything left to cut.
@@ -18,6 +18,8 @@ from hypercorn.asyncio import serve
 from starlette.applications import Starlette
 
 from runtime.app import build_app
+from runtime.engines.devices import check_devices
+from runtime.engines.early_host import EarlyHost
 from runtime.engines.sources import SourceError, local_directory
 from runtime.timeline import process_began_s
 from sites.config import ConfigError, SiteConfig, load_site
@@ -28,28 +30,27 @@ log = logging.getLogger("pilotlight.site")
 GRACE_S = 3.0  # for answers whose last bytes are on their way when the drain ends
 
 
-def main() -> int:
-    if len(sys.argv) != 2:
-        print("usage: python -m runtime.serve SITE_FILE", file=sys.stderr)
-        return 2
+def serve_file(file: Path, early: EarlyHost | None = None) -> int:
+    """As `run`."""
     try:
-        return run(load_site(Path(sys.argv[1])))
+        return run(load_site(file), early=early)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
 
 
-def run(site: SiteConfig, log_level: int = logging.INFO) -> int:
-    """Returns the process's exit code."""
+def run(site: SiteConfig, log_level: int = logging.INFO, early: EarlyHost | None = None) -> int:
+    """Returns the process's exit code. `early`: the first engine host's process, on its way already."""
     imported_at = time.time()
     logging.basicConfig(level=log_level, format=f"%(asctime)s {site.name} %(levelname)s %(message)s")
     try:
         if not follow_parent():
             return 1
+        check_devices(site.engine.all_devices)
         for model in site.models:
             local_directory(model.source)
         listener = bind(site.listen.host, site.listen.port)
-        app = build_app(site)
+        app = build_app(site, early=early)
         app.state.timeline.note("site process", process_began_s() or imported_at, imported_at)
         app.state.timeline.note("site listens", imported_at)
     except (ListenError, ConfigError, SourceError) as error:
@@ -90,16 +91,16 @@ async def serve_app(
 
 
 async def _drain(app: Starlette, timeout_s: float, hurry: asyncio.Event) -> None:
-    admission, hosts = app.state.admission, app.state.hosts
+    admission, fleet = app.state.admission, app.state.fleet
     admission.drain()
-    hosts.is_ending = True
+    fleet.end()
     log.info("draining: %d requests at work", admission.inflight)
     empty = asyncio.create_task(admission.wait_until_empty())
     hurried = asyncio.create_task(hurry.wait())
     try:
         await asyncio.wait({empty, hurried}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not empty.done():
-            hosts.fail_open("the site is shutting down and does not wait for this answer any longer")
+            fleet.fail_open("the site is shutting down and does not wait for this answer any longer")
             await asyncio.wait({empty}, timeout=GRACE_S)
     finally:
         empty.cancel()
@@ -124,7 +125,3 @@ def _stop_on_signals(hurry: asyncio.Event) -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     return stop
-
-
-if __name__ == "__main__":
-    sys.exit(main())

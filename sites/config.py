@@ -5,6 +5,7 @@ the file, the key and the nearest valid one (invariant I7). The module refuses t
 """
 
 import difflib
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -41,9 +42,22 @@ class ListenConfig(Table):
 
 
 class EngineConfig(Table):
-    """One engine host: a process that owns a device group and holds several models."""
+    """Engine hosts: one process for each device, which holds several models. Sizes are each host's own, but for weights_host_gib, which all share."""
 
     device: str = Field("auto", description='"auto", "cpu", "cuda" or "cuda:N"')
+    devices: tuple[str, ...] | None = Field(
+        None,
+        min_length=1,
+        description='instead of device, where the site has several: ["cuda:0", "cuda:1"]; "cpu" may be repeated, and the cores are then divided',
+    )
+    scale_up_wait_s: float = Field(
+        1.0,
+        ge=0,
+        description="a model whose next request would wait for so long, for a few seconds on end, wakes on a further device with room; 0: never",
+    )
+    scale_down_after_s: float = Field(
+        30.0, gt=0, description="a further copy sleeps when for so long the others would have done without it"
+    )
     threads: int | None = Field(None, ge=1, description="CPU threads of one operation; unset: torch's choice")
     kv_gib: float = Field(0.25, gt=0, description="KV cache of all models together, in GiB")
     kv_host_gib: float = Field(
@@ -79,6 +93,37 @@ class EngineConfig(Table):
     standby_after_s: float = Field(
         5.0, ge=0, description="how long the site has been without work before that host is prepared"
     )
+
+    @property
+    def all_devices(self) -> tuple[str, ...]:
+        return (self.device,) if self.devices is None else self.devices
+
+    @field_validator("device")
+    @classmethod
+    def _is_a_device(cls, device: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+            raise ValueError(f"{device!r} is no device; say auto, cpu, cuda or cuda:N")
+        return device
+
+    @field_validator("devices")
+    @classmethod
+    def _can_stand_together(cls, devices: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for device in devices or ():
+            if not re.fullmatch(r"cpu|cuda:\d+", device):
+                raise ValueError(f"{device!r} does not say which device it is; say cpu or cuda:N")
+            if device != "cpu" and (devices or ()).count(device) > 1:
+                raise ValueError(f"{device!r} is named twice, and one engine host has a GPU to itself: name each once")
+        if len({device.partition(":")[0] for device in devices or ()}) > 1:
+            raise ValueError(
+                "a model's weights lie in host memory as one kind of device wants them: name CPUs or GPUs, not both"
+            )
+        return devices
+
+    @model_validator(mode="after")
+    def _devices_are_named_once(self) -> "EngineConfig":
+        if self.devices is not None and "device" in self.model_fields_set:
+            raise ValueError("device and devices are both given: drop one of them")
+        return self
 
     @model_validator(mode="after")
     def _the_disk_is_fed_by_the_host(self) -> "EngineConfig":
@@ -137,7 +182,7 @@ class LimitsConfig(Table):
 
 
 class SiteConfig(Table):
-    """One location: a runtime, its engine host, its models and functions."""
+    """One location: a runtime, its engine hosts, its models and functions."""
 
     name: Name = Field(description="airport code and number, such as ams1")
     place: PlaceConfig

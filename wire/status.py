@@ -25,10 +25,10 @@ class ModelStatus(msgspec.Struct, frozen=True):
     context_length: int = 0  # tokens
     running: int = 0  # sequences
     waiting: int = 0
-    queued_tokens: int = 0  # prompt tokens accepted and not yet computed
+    queued_tokens: int = 0  # prompt tokens accepted and not yet computed, on the device where they are fewest
     kv_blocks_free: int = 0
     kv_blocks_total: int = 0
-    prefill_tokens_per_s: float = 0.0  # 0: not measured yet
+    prefill_tokens_per_s: float = 0.0  # of one device; 0: not measured yet
     decode_tokens_per_s: float = 0.0  # of one sequence
     wake_ms: float = 0.0  # measured time to wake it from where it is (awake: the last time), without any wait for room; 0: not measured
     detail: str = ""  # why it failed, how far it has loaded
@@ -36,6 +36,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
     weights_bytes: int = 0  # that it takes awake; a guess until it has been awake once
     wakes: int = 0  # since the site's start (counter)
     evictions: int = 0  # put to sleep since then, for another's sake or for being idle (counter)
+    copies: int = 0  # devices on which it is awake
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):
@@ -45,6 +46,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     pid: int
     site: str | None = None
     url: str | None = None
+    device: str | None = None  # an engine host's
 
 
 class SiteStatus(msgspec.Struct, frozen=True):

@@ -43,7 +43,7 @@ def up(
 @app.command()
 def site(file: Annotated[Path, typer.Argument(help="A site file, such as sites/local/ams1.toml.")]) -> None:
     """Run one site: its HTTP server and its engine."""
-    _become("runtime.serve", str(file))
+    _become("runtime", str(file))
 
 
 @app.command()

@@ -70,8 +70,7 @@ def make_children(network_file: Path, port: int, sites: list[tuple[Path, SiteCon
     secret = {HOP_SECRET_ENV: os.environ.get(HOP_SECRET_ENV) or secrets.token_hex(32)}
     router = ["edge_router.serve", str(network_file), "--port", str(port)]
     children = [
-        Child(site.name, ["runtime.serve", str(path)], logs / f"{site.name}.log", secret, verbose)
-        for path, site in sites
+        Child(site.name, ["runtime", str(path)], logs / f"{site.name}.log", secret, verbose) for path, site in sites
     ]
     return [*children, Child("router", router, logs / "router.log", secret, verbose)]
 

@@ -1,4 +1,5 @@
-"""Sequences that outlive their engine host: what a dead host leaves unfinished is submitted to the next one with the tokens it already has.
+"""Sequences that outlive their engine host: what a dead host leaves unfinished is submitted, with the tokens it already has, to another that has
+the model, or to the next one.
 
 A sampled token depends on (logits, params, seed, position) alone, so the reader of a sequence sees one unbroken row of outputs and never learns
 of the change. Whatever cannot be continued soon, or has lost too many hosts, ends with an error. The module refuses to know text and HTTP.
@@ -12,7 +13,9 @@ from typing import Literal
 
 from engine.client import EngineClient, EngineError
 from engine.protocol import PRIORITIES, Submit, TokenOutput
-from runtime.engines.hosts import EngineHosts
+from runtime.engines.copies import Copy
+from runtime.engines.dispatch import Seat
+from runtime.engines.fleet import Fleet
 from runtime.engines.models import Models
 
 # Of one sequence. A request that kills its host takes at most two more with it; one that merely was there when a host died, and has such
@@ -24,12 +27,12 @@ Observer = Callable[[str, Outcome], None]  # (model, what became of a sequence w
 
 
 class Continuations:
-    """Opens sequences on whichever host the site has."""
+    """Opens sequences on whichever hosts the site has."""
 
-    def __init__(self, hosts: EngineHosts, models: Models, within_s: float, observe: Observer) -> None:
+    def __init__(self, fleet: Fleet, models: Models, within_s: float, observe: Observer) -> None:
         """`within_s`: a sequence that had begun has its next token so soon after its host's death, or ends with an error. One that had not
         begun only has to be on the next host by then: there it waits for its turn, as before."""
-        self.hosts = hosts
+        self.fleet = fleet
         self.models = models
         self.within_s = within_s
         self.observe = observe
@@ -59,21 +62,19 @@ class _Sequence:
         self._has_begun = False
         self._cuts = 0
         self._client: EngineClient | None = None
+        self._seat: Seat | None = None
         self._scope = AsyncExitStack()  # of the sequence on its present host
 
     async def begin(self) -> None:
-        """A request that comes while the site has no host waits for the next one, as those do that lost theirs."""
-        hosts, within_s = self._site.hosts, self._site.within_s
-        if hosts.why_down is None or hosts.is_ending:
-            await self._enter(self._submit)
-            return
-        reason, self._client = hosts.why_down, hosts.client
+        """A request that comes while no host has its model waits for the next one, as those do that lost theirs."""
+        why_down, within_s = self._site.fleet.why_down, self._site.within_s
         try:
             async with asyncio.timeout(within_s):
-                await self._move()
+                copy = await self._site.models.place(self._submit)
         except TimeoutError:
-            message = f"{reason}, and no other was ready within {within_s:g} s; try again in a moment"
+            message = f"{why_down or 'its engine host died'}, and no other was ready within {within_s:g} s; try again in a moment"
             raise EngineError("overloaded", message) from None
+        await self._enter(copy, self._submit)
 
     async def leave(self) -> None:
         await self._scope.aclose()
@@ -93,7 +94,7 @@ class _Sequence:
     def _is_cut(self, error: EngineError) -> bool:
         """The host died, not merely this sequence. A site that ends lets its streams end with it."""
         assert self._client is not None
-        return error.code == "engine_error" and self._client.death is not None and not self._site.hosts.is_ending
+        return error.code == "engine_error" and self._client.death is not None and not self._site.fleet.is_ending
 
     async def _continue(self, error: EngineError) -> TokenOutput:
         """The first output on a host that lives long enough to make one."""
@@ -136,22 +137,16 @@ class _Sequence:
         return await anext(self._outputs)
 
     async def _move(self) -> None:
-        """Onto the next host, as soon as the model is there."""
-        hosts, models = self._site.hosts, self._site.models
-        dead = self._client
+        """To a host that has the model: at once if there is one, else as soon as the model has woken."""
         await self._scope.aclose()
-        while True:
-            client = await hosts.next_client(after=dead)
-            await models.ready(self._submit.model)
-            if hosts.client is client and client.death is None:
-                break
-            dead = client  # it died before it had this sequence: nobody's fault here
-        await self._enter(self._rest())
+        copy = await self._site.models.place(self._submit)
+        await self._enter(copy, self._rest())
 
-    async def _enter(self, submit: Submit) -> None:
-        self._client = self._site.hosts.client
+    async def _enter(self, copy: Copy, submit: Submit) -> None:
+        self._client = copy.host.client
         self._scope = AsyncExitStack()
-        self._outputs = await self._scope.enter_async_context(self._site.hosts.generate(submit))
+        self._seat = self._scope.enter_context(self._site.models.dispatch.seated(submit, copy))
+        self._outputs = await self._scope.enter_async_context(copy.host.generate(submit))
 
     def _rest(self) -> Submit:
         """What is left to do: positions, counts and random numbers go on where they were."""
@@ -174,6 +169,8 @@ class _Sequence:
     def _note(self, output: TokenOutput) -> TokenOutput:
         """What the first host found cached is what the request found; that the next one computes more is not its affair."""
         self._delivered += output.token_ids
+        assert self._seat is not None, "outputs come from where it sits"
+        self._seat.note(output.token_ids)
         if self._has_begun and output.num_cached_tokens is not None:
             output = output._replace(num_cached_tokens=None)
         self._has_begun = self._has_begun or bool(output.token_ids)

@@ -1,8 +1,8 @@
-"""The engine host's life: started, watched, restarted.
+"""The life of one device's engine host: started, watched, restarted.
 
 Liveness is token progress (I5): a host that has exited, that never answered, or that has work and takes no step inside its deadline is killed;
 every sequence open on it fails at once (continuation.py goes on with it elsewhere), and the standby takes its place, or a new host is started
-after a bounded pause. The module refuses to know models, text and HTTP; how a host is started is its launcher's business.
+after a bounded pause. The module refuses to know models, text, HTTP and its siblings (fleet.py); how a host is started is its launcher's business.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Literal, Protocol
 
 from engine.client import EngineClient, EngineError, ProgressCallback
-from engine.protocol import HostReady, ModelInfo, ModelSpec, StepOutput, Submit, TokenOutput
+from engine.protocol import HostReady, ModelInfo, ModelLoad, ModelSpec, StepOutput, Submit, TokenOutput
 from runtime.engines.standby import Standby
 from runtime.timeline import Timeline
 from sites.config import EngineConfig
@@ -58,8 +58,8 @@ class Launcher(Protocol):
         """No further host is launched, and the last has ended."""
 
 
-class EngineHosts:
-    """The one engine host of a site, through all its restarts. Use as `async with`."""
+class DeviceHost:
+    """The engine host of one device, through all its restarts. Use as `async with`."""
 
     def __init__(
         self,
@@ -67,12 +67,15 @@ class EngineHosts:
         config: EngineConfig,
         timeline: Timeline | None = None,
         *,
-        on_down: Callable[[str], None] = lambda reason: None,
+        index: int = 0,
     ) -> None:
+        """`index`: of the device among those of the site."""
+        self.index = index
+        self.device = config.all_devices[index]
         self._launcher = launcher
         self._config = config
         self._timeline = timeline or Timeline()
-        self.on_down = on_down
+        self.on_down: Callable[[str], None] = lambda reason: None
         self.on_up: Callable[[], None] = lambda: None
         self.state: State = "starting"
         self.reason = "the engine host is starting"  # why the state is not "up"
@@ -99,7 +102,7 @@ class EngineHosts:
         self.ready: HostReady | None = None  # what the newest host to say so said of itself; the device stays the same
         self.taken_standbys = 0
 
-    async def __aenter__(self) -> "EngineHosts":
+    async def __aenter__(self) -> "DeviceHost":
         self._tasks = [
             asyncio.create_task(self._supervise(), name="engine supervisor"),
             asyncio.create_task(self.standby.run(), name="engine standby"),
@@ -135,6 +138,16 @@ class EngineHosts:
             return self.reason
         return self._host.client.death
 
+    @property
+    def loads(self) -> dict[str, ModelLoad]:
+        """The newest of every model it holds, by name."""
+        return self._host.client.loads if self._host is not None else {}
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Host after host does not live."""
+        return self._failures >= HOPELESS_AFTER
+
     def on_step(self, callback: Callable[[StepOutput], None]) -> None:
         """Call back for every frame of every host there will be."""
         self._observers.append(callback)
@@ -148,10 +161,14 @@ class EngineHosts:
             client = self.client
             if client is not None and client is not after:
                 return client
-            if self._failures >= HOPELESS_AFTER:
+            if self.is_hopeless:
                 message = f"this site's engine host does not start ({self.reason}); try another site"
                 raise EngineError("overloaded", message)
             await self._changed.wait()
+
+    async def until_changed(self) -> None:
+        """Returns when a host comes or goes, or nothing is waited for any longer."""
+        await self._changed.wait()
 
     async def until_ready(self) -> None:
         """Returns once a host has said what it found."""

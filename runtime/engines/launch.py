@@ -1,24 +1,30 @@
-"""Starts an engine host as a process of its own and connects to it over a socket only this user can reach.
+"""Starts a device's engine host as a process of its own and connects to it over a socket only this user can reach.
 
 The process ends itself when its parent dies; here it is asked to end, and killed when it does not. The module refuses to know when to do so.
 """
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import signal
 import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, Process, create_subprocess_exec
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from engine.client import EngineClient
 from engine.protocol import HostConfig
+from runtime.engines.cores import Cores, divided, keep_to
+from runtime.engines.early_host import EarlyHost
 from runtime.engines.tier_place import TierPlace
 from sites.config import EngineConfig
+
+log = logging.getLogger("pilotlight.engine")
 
 GIB = 1 << 30
 CLOSE_WITHIN_S = (
@@ -27,44 +33,74 @@ CLOSE_WITHIN_S = (
 
 
 class ProcessLauncher:
-    """For one site, of which no other process may use the name on this machine if it has KV tiers."""
+    """For one device of one site, of which no other process may use the name on this machine if it has KV tiers."""
 
-    def __init__(self, config: EngineConfig, site: str) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        owner: str,
+        device: str,
+        places: Sequence[TierPlace],
+        cores: Cores | None = None,
+        early: EarlyHost | None = None,
+    ) -> None:
+        """`owner` of what the host keeps: the site, or one of its devices. `places`: where the tiers of all the site's devices lie, this one's first.
+        `cores` are the host's own, where it has not all. `early`: a process that has begun its imports; the first host is made of it."""
+        self._early = early
         self._config = config
-        self._site = site
-        self._tier_place = TierPlace(site)
+        self._owner = owner
+        self._device = device
+        self._places = places
+        self._cores = cores
 
     def close(self) -> None:
         """No further host is launched, and the last has ended."""
-        self._tier_place.remove()
+        self._places[0].remove()
 
     async def launch(self, *, standby: bool = False) -> "HostProcess":
-        config = host_config(self._config, self._site, self._claim_tier_place())
+        config = host_config(self._config, self._device, self._owner, self._claim_tier_place())
         directory = Path(tempfile.mkdtemp(prefix="pilotlight-"))  # mode 0700
         address = f"ipc://{directory}/engine"
         try:
-            process = await create_subprocess_exec(
-                sys.executable,
-                *("-m", "engine.host", "--address", address, "--parent", str(os.getpid())),
+            process = await self._start(
+                *("--address", address, "--parent", str(os.getpid())),
                 *("--config", msgspec.json.encode(config).decode()),
                 *(("--standby",) if standby else ()),
-                stdin=DEVNULL,
-                # A terminal's Ctrl-C reaches every process of the group; the host must outlive the drain of its site.
-                start_new_session=True,
             )
+            if self._cores is not None:
+                keep_to(process.pid, self._cores)
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         return HostProcess(process, _connect(address), directory, address)
 
+    async def _start(self, *arguments: str) -> "Process | EarlyHost":
+        early, self._early = self._early, None
+        if early is not None:
+            try:
+                early.give(arguments)
+                return early
+            except OSError:
+                log.warning("the engine host that was started early has ended; another is started")
+                early.kill()
+        return await create_subprocess_exec(
+            *(sys.executable, "-m", "engine.host", *arguments),
+            stdin=DEVNULL,
+            # A terminal's Ctrl-C reaches every process of the group; the host must outlive the drain of its site.
+            start_new_session=True,
+        )
+
     def _claim_tier_place(self) -> Path | None:
-        place = self._tier_place.claim() if self._config.kv_host_gib else None
-        self._tier_place.remove_dead_later()
-        return place
+        if not self._config.kv_host_gib:
+            self._places[0].remove_dead_later()
+            return None
+        claimed = [place.claim() for place in self._places]  # all, before any of them takes the others' for dead
+        self._places[0].remove_dead_later()
+        return claimed[0]
 
 
 class HostProcess:
-    def __init__(self, process: Process, client: EngineClient, directory: Path, url: str) -> None:
+    def __init__(self, process: Process | EarlyHost, client: EngineClient, directory: Path, url: str) -> None:
         self._process = process
         self.client = client
         self.url = url
@@ -96,11 +132,28 @@ class HostProcess:
             shutil.rmtree(self._directory, ignore_errors=True)
 
 
-def host_config(config: EngineConfig, site: str, tier_place: Path | None) -> HostConfig:
+def launchers_of(config: EngineConfig, site: str, early: EarlyHost | None = None) -> list[ProcessLauncher]:
+    """One for each of the site's devices. The first one's tiers have the site's own name: a site that gets a second device keeps what it has."""
+    devices = config.all_devices
+    owners = [site if index == 0 else f"{site}@{index}" for index in range(len(devices))]
+    places = [TierPlace(owner) for owner in owners]
+    cores = divided(devices.count("cpu")) if devices.count("cpu") > 1 else [None] * len(devices)
+    if early is not None and cores[0] is not None:
+        early.kill()  # its libraries may have counted all cores by now
+        early = None
+    return [
+        ProcessLauncher(
+            config, owner, device, [places[i], *places[:i], *places[i + 1 :]], own, early if i == 0 else None
+        )
+        for i, (owner, device, own) in enumerate(zip(owners, devices, cores, strict=True))
+    ]
+
+
+def host_config(config: EngineConfig, device: str, owner: str, tier_place: Path | None) -> HostConfig:
     """`tier_place`: where blocks may outlive the host; None: nowhere, neither in memory nor, through it, on disk."""
     disk = config.kv_disk_dir if tier_place is not None else None
     return HostConfig(
-        device=config.device,
+        device=device,
         threads=config.threads,
         kv_bytes=round(config.kv_gib * GIB),
         block_size=config.block_size,
@@ -110,7 +163,7 @@ def host_config(config: EngineConfig, site: str, tier_place: Path | None) -> Hos
         kv_host_bytes=round(config.kv_host_gib * GIB) if tier_place is not None else 0,
         kv_host_dir=None if tier_place is None else str(tier_place),
         kv_disk_bytes=round(config.kv_disk_gib * GIB) if disk is not None else 0,
-        kv_disk_dir=None if disk is None else str(Path(disk).expanduser().absolute() / site),
+        kv_disk_dir=None if disk is None else str(Path(disk).expanduser().absolute() / owner),
     )
 
 

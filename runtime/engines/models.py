@@ -1,8 +1,9 @@
 """The site's models: which there are, where each one is, and how a request gets one that is awake.
 
 A model wakes at start, for its first request, or shortly before that is expected; requests that come meanwhile wait for the same waking. What a
-request uses stays awake. When the engine host dies, the models in use and those that stay on the device wake again on the next one; the
-others sleep. The module refuses to know HTTP and torch; who sleeps for whom is room.py's and residency.py's business.
+request uses stays awake somewhere. When an engine host dies, the models in use and those that stay on the device wake again, unless another device
+has them as well; the others sleep. The module refuses to know HTTP and torch; who sleeps for whom is room.py's and residency.py's business, and how
+one wakes is wakes.py's.
 """
 
 import asyncio
@@ -10,18 +11,20 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from functools import partial
 
-from engine.chat_template import ChatTemplateError
-from engine.client import EngineClient, EngineError, ProgressCallback
-from engine.protocol import ModelInfo, ModelLoad, ModelSpec
-from engine.tokenizer import Tokenizer, TokenizerError
-from runtime.engines.hosts import EngineHosts
-from runtime.engines.room import Room
-from runtime.engines.sizes import estimated_bytes
-from runtime.engines.slot import Clock, LoadedModel, Slot, Wake
-from runtime.engines.sources import SourceError, directory_of
-from runtime.engines.text import TextSide, check_vocabulary
+from engine.client import EngineError
+from engine.protocol import ModelInfo, Submit
+from engine.tokenizer import Tokenizer
+from runtime.engines.autoscaler import Autoscaler
+from runtime.engines.copies import Copy
+from runtime.engines.dispatch import Dispatch
+from runtime.engines.fleet import Fleet
+from runtime.engines.host_memory import HostMemory
+from runtime.engines.hosts import DeviceHost
+from runtime.engines.room import News, Room
+from runtime.engines.slot import LoadedModel, Slot, Wake
+from runtime.engines.wakes import RETRY_FAILED_S, Waker
 from runtime.engines.weights_tier import WeightsTier
 from sites.config import ModelConfig, SiteConfig
 from wire.errors import ApiError
@@ -29,10 +32,6 @@ from wire.status import ModelStatus, Residency
 
 log = logging.getLogger("pilotlight.models")
 
-RETRY_FAILED_S = 10.0  # a load that failed is tried again by a request after so long
-DEATHS_WHILE_LOADING = 3  # hosts that may die under one load before the load is to blame
-SUCCESSOR_WAIT_S = 30.0
-WAY_S = 0.01  # of a command to a host that is idle, and of its answer
 FORESIGHT_S = 1.0  # between two looks at who is expected, and who has been idle for too long
 
 
@@ -40,25 +39,44 @@ class Models:
     def __init__(
         self,
         site: SiteConfig,
-        hosts: EngineHosts,
+        fleet: Fleet,
         tier: WeightsTier | None = None,
         *,
         on_wake: Callable[[Wake], None] = lambda wake: None,
         on_eviction: Callable[[str, str], None] = lambda model, where: None,
+        on_scaling: Callable[[str, str], None] = lambda model, direction: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`clock` is of the wall: rhythms are those of days. `on_eviction` is told the model and where it sleeps."""
-        self._hosts = hosts
-        self._engine = site.engine
+        """`clock` is of the wall: rhythms are those of days. `on_eviction` is told the model and where it sleeps; `on_scaling`, up or down."""
+        self._fleet = fleet
         self._max_waking = site.limits.max_waking
         self._slots = {config.name: Slot(config) for config in site.models}
         self._names = {name: config.name for config in site.models for name in (config.name, *config.aliases)}
-        self._on_wake = on_wake
         self._clock = clock
-        self._room = Room(self._slots.values(), hosts, tier, site.engine, on_eviction, clock)
-        self._foresight: asyncio.Task[None] | None = None
+        self._news = News()
+        slots = tuple(self._slots.values())
+        for slot in slots:
+            slot.copies = tuple(Copy(slot, host) for host in fleet.hosts)
+        self._memory = HostMemory(slots, tier, clock)
+        self._rooms = tuple(
+            Room(
+                [slot.copies[host.index] for slot in slots],
+                host,
+                self._memory,
+                site.engine,
+                self._news,
+                on_eviction,
+                clock,
+            )
+            for host in fleet.hosts
+        )
+        self._waker = Waker(self._rooms, self._memory, self._news, site.engine, on_wake)
+        self.dispatch = Dispatch(slots, len(fleet.hosts))
+        self._autoscaler = Autoscaler(slots, self._rooms, self._waker, self._news, site.engine, on_scaling)
+        self._tasks: list[asyncio.Task[None]] = []
         self.created = int(time.time())
-        hosts.on_down, hosts.on_up = self._forget, self._remember
+        for host in fleet.hosts:
+            host.on_down, host.on_up = partial(self._forget, host), self._remember
 
     def resolve(self, name: str) -> str | None:
         """A model's own name, from its name or an alias."""
@@ -69,11 +87,14 @@ class Models:
         for slot in self._slots.values():
             if slot.config.residency == "device":
                 self._begin(slot)
-        self._foresight = asyncio.create_task(self._foresee(), name="foresight")
+        self._tasks.append(asyncio.create_task(self._foresee(), name="foresight"))
+        if len(self._fleet.hosts) > 1:
+            self._tasks.append(asyncio.create_task(self._autoscaler.run(), name="autoscaler"))
 
     async def stop(self) -> None:
-        tasks = [slot.task for slot in self._slots.values()] + [slot.falling_asleep for slot in self._slots.values()]
-        running = [task for task in (*tasks, self._foresight) if task is not None]
+        copies = [copy for slot in self._slots.values() for copy in slot.copies]
+        wakes_and_sleeps = [task for copy in copies for task in (copy.task, copy.falling_asleep)]
+        running = [task for task in (*wakes_and_sleeps, *self._tasks) if task is not None]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -90,11 +111,25 @@ class Models:
         finally:
             slot.users -= 1
             slot.used_at = time.monotonic()
-            self._room.notify()
+            self._news.tell()
 
-    async def ready(self, name: str) -> LoadedModel:
-        """Waits until the model is awake; for a request that is using it, and has lost its host."""
-        return await self._awake(self._slots[name])
+    async def place(self, submit: Submit) -> Copy:
+        """The copy of a model in use that a sequence is to be computed on: at once where one lives, else as soon as one does. The caller takes
+        his seat on it (`dispatch.seated`) before he waits for anything."""
+        slot = self._slots[submit.model]
+        while True:
+            live = [copy for copy in slot.awake if copy.is_live]
+            if live:
+                taking = [copy for copy in live if not (copy.is_retiring or copy.is_yielding)]
+                return self.dispatch.choose(submit, taking or live)
+            if self._fleet.is_ending:
+                raise EngineError(
+                    "overloaded", f"{self._fleet.why_down or 'the site is ending'}; try again in a moment"
+                )
+            if awake := slot.awake:  # whose host has just died: who watches it will know in a moment
+                await awake[0].host.until_changed()
+            else:
+                await self._awake(slot)
 
     def hint(self, name: str) -> None:
         """A request is on its way: the model begins to wake if it sleeps, and there is room or somebody less expected."""
@@ -105,21 +140,20 @@ class Models:
 
     def residency(self, name: str) -> Residency:
         slot = self._slots[name]
-        return slot.residency(self._room.is_in_memory(slot))
+        return slot.residency(self._memory.holds(slot))
 
     def missing(self) -> list[str]:
         """Why the site is not ready: one sentence for each model that should be on the device and is not."""
         return [
-            f"model {slot.config.name!r}: {slot.detail or slot.residency(self._room.is_in_memory(slot))}"
+            f"model {slot.config.name!r}: {slot.detail or slot.residency(self._memory.holds(slot))}"
             for slot in self._slots.values()
-            if slot.config.residency == "device" and slot.loaded is None
+            if slot.config.residency == "device" and not slot.awake
         ]
 
     def kv_tokens(self, model: LoadedModel) -> int:
         """Tokens of KV cache that the model could have now: less than all while others of its host are at work."""
-        client = self._hosts.client
-        load = client.loads.get(model.info.name) if client is not None else None
-        return (load.total_blocks if load is not None else model.info.total_blocks) * model.info.block_size
+        found = [copy.load.total_blocks for copy in self._slots[model.info.name].awake if copy.has_load]
+        return (sum(found) if found else model.info.total_blocks) * model.info.block_size
 
     def info(self, name: str) -> ModelInfo | None:
         return self._slots[name].info
@@ -138,25 +172,20 @@ class Models:
         return [slot.config for slot in self._slots.values()]
 
     def statuses(self) -> tuple[ModelStatus, ...]:
-        client = self._hosts.client
-        loads = client.loads if client is not None else {}
-        return tuple(
-            slot.status(loads.get(name, ModelLoad()), self._room.is_in_memory(slot))
-            for name, slot in self._slots.items()
-        )
+        return tuple(slot.status(self._memory.holds(slot)) for slot in self._slots.values())
 
     async def _ready(self, slot: Slot) -> LoadedModel:
         """In the queue of those who wait for the model, which is bounded."""
-        if slot.loaded is not None and not slot.is_yielding:
-            return slot.loaded
+        if not slot.is_yielding and (loaded := slot.loaded) is not None:
+            return loaded
         if slot.queued >= self._max_waking:
-            expected_s = slot.expected_wake_s(self._room.is_in_memory(slot))
+            expected_s = slot.expected_wake_s(self._memory.holds(slot))
             message = f"{slot.queued} requests wait for {slot.config.name!r} to wake, as many as this site lets wait; try again later"
             raise ApiError("overloaded", message, retry_after_s=max(1.0, expected_s))
         slot.queued += 1
         try:
             while slot.is_yielding:
-                await self._room.until_changed()
+                await self._news.wait()
             return await self._awake(slot)
         finally:
             slot.queued -= 1
@@ -164,143 +193,55 @@ class Models:
     async def _awake(self, slot: Slot) -> LoadedModel:
         slot.waiters += 1
         try:
-            while slot.loaded is None:
-                if slot.task is None:
+            while (loaded := slot.loaded) is None:
+                if not slot.waking:
                     if slot.failure is not None and time.monotonic() - slot.failed_at < RETRY_FAILED_S:
                         raise slot.failure
                     self._begin(slot)
-                assert slot.task is not None
-                await asyncio.shield(slot.task)
+                task = slot.waking[0].task
+                assert task is not None
+                await asyncio.shield(task)
                 if slot.failure is not None:
                     raise slot.failure
-            return slot.loaded
+            return loaded
         finally:
             slot.waiters -= 1
 
     def _begin(self, slot: Slot) -> None:
-        slot.failure = None
-        slot.task = asyncio.create_task(self._wake(slot), name=f"wake {slot.config.name}")
+        """On the device that suits it best."""
+        best = (
+            min(self._rooms[copy.host.index].suitability(copy) for copy in slot.copies)
+            if len(slot.copies) > 1
+            else None
+        )
+        self._waker.begin(slot.copies[best.device_index if best is not None else 0])
 
-    def _forget(self, reason: str) -> None:
-        """The host is gone, and with it every model it held: those in use, and those that stay, are wanted again, in this order."""
-        lost = [slot for slot in self._slots.values() if slot.loaded is not None]
-        for slot in sorted(lost, key=lambda slot: slot.users == 0):
-            slot.loaded, slot.detail, slot.is_cut = None, reason, True
-            if slot.users or slot.config.residency == "device":
+    def _forget(self, host: DeviceHost, reason: str) -> None:
+        """The host is gone, and with it every copy it held. Of the models that are nowhere else, those in use, and those that stay, are wanted again,
+        in this order."""
+        lost = [slot.copies[host.index] for slot in self._slots.values() if slot.copies[host.index].is_awake]
+        for copy in sorted(lost, key=lambda copy: copy.slot.users == 0):
+            slot = copy.slot
+            copy.lose()
+            if slot.awake or slot.waking:
+                self._give_back(copy)
+            elif slot.users or slot.config.residency == "device":
+                slot.detail, slot.is_cut = reason, True
                 self._begin(slot)
+                if copy.task is None:  # it wakes elsewhere
+                    self._give_back(copy)
             else:
-                slot.detail = ""
-                self._room.give_back(slot)
+                slot.is_cut = True
+                self._give_back(copy)
+
+    def _give_back(self, copy: Copy) -> None:
+        self._rooms[copy.host.index].give_back(copy)
 
     def _remember(self) -> None:
         """There is a host again: what could not be loaded for want of one is wanted still."""
         for slot in self._slots.values():
-            if slot.failure is not None and slot.failure.word == "overloaded":
+            if slot.failure is not None and slot.failure.word == "overloaded" and not slot.waking:
                 self._begin(slot)
-
-    async def _wake(self, slot: Slot) -> None:
-        """Ends with `slot.loaded` or `slot.failure` set; never raises but for cancellation."""
-        began = time.monotonic()
-        try:
-            if slot.falling_asleep is not None:
-                await asyncio.shield(slot.falling_asleep)
-            slot.detail = "its files are being fetched"
-            slot.directory = await directory_of(slot.config.source, _reporter(slot, "downloaded"))
-            has_evicted = await self._take_room(slot)
-            room_at = time.monotonic()
-            slot.loaded = await self._load_on_a_host(slot, slot.directory)
-            self._note_wake(slot, slot.loaded, began, room_at, has_evicted)
-        except (SourceError, TokenizerError, ChatTemplateError) as error:
-            self._fail(slot, "model_load_failed", str(error))
-        except EngineError as error:
-            self._fail(slot, "model_load_failed" if error.code == "engine_error" else error.code, str(error))
-        except Exception as error:  # whatever it is, requests must hear of it rather than wait
-            log.exception("loading %s", slot.config.name)
-            self._fail(slot, "model_load_failed", repr(error))
-        finally:
-            slot.task = None
-            if slot.loaded is None:
-                self._room.give_back(slot)
-            self._room.notify()
-
-    async def _take_room(self, slot: Slot) -> bool:
-        if self._engine.weights_gib is None and self._engine.device != "cpu":
-            await self._hosts.until_ready()  # who else knows how large the device is?
-        assert slot.directory is not None
-        if slot.info is None:
-            on_cpu = not self._engine.device.startswith("cuda")
-            slot.num_bytes = await asyncio.to_thread(estimated_bytes, slot.directory, slot.config.dtype, on_cpu=on_cpu)
-        return await self._room.take(slot)
-
-    def _note_wake(self, slot: Slot, loaded: LoadedModel, began: float, room_at: float, has_evicted: bool) -> None:
-        now, info = time.monotonic(), loaded.info
-        slot.info, slot.detail, slot.num_bytes = info, "", info.weights_bytes
-        loading_s = sum(seconds for _, seconds in info.load_phases) or info.load_s
-        # Without the waits for room and for a host that was only starting: what is expected of the next wake, and how long the model stays
-        # after it, must not grow with how crowded the device was.
-        slot.wake_ms, slot.awake_since, slot.used_at = 1e3 * min(now - room_at, loading_s + WAY_S), now, now
-        slot.wake_ms_from["host" if info.mapped else "disk"] = slot.wake_ms
-        slot.wakes += 1
-        clock: Clock = "crash" if slot.is_cut else "swap" if has_evicted else "host" if info.mapped else "disk"
-        slot.is_cut = False
-        phases = (("residency", room_at - began), ("host", max(0.0, now - room_at - loading_s)))
-        self._on_wake(
-            Wake(slot.config.name, clock, 1e3 * (now - began), phases + (info.load_phases or (("load", info.load_s),)))
-        )
-        log.info("model %s is ready after %.0f ms (%s)", slot.config.name, 1e3 * (now - began), clock)
-
-    def _fail(self, slot: Slot, word: str, detail: str) -> None:
-        retry_after_s = RETRY_FAILED_S if word == "overloaded" else None
-        message = f"model {slot.config.name!r} cannot be used: {detail}"
-        slot.failure = ApiError(word, message, retry_after_s=retry_after_s)
-        slot.failed_at, slot.detail = time.monotonic(), detail
-        log.error("%s", slot.failure.message)
-
-    async def _load_on_a_host(self, slot: Slot, directory: Path) -> LoadedModel:
-        # Beside the weights; before them, so that a missing tokenizer is told without reading gigabytes first.
-        text = asyncio.create_task(self._read_text(slot, directory))
-        weights = asyncio.create_task(self._load_weights(slot, directory))
-        try:
-            await asyncio.wait({text, weights}, return_when=asyncio.FIRST_EXCEPTION)
-            slot.text = await text
-            info = await weights
-            check_vocabulary(slot.text.tokenizer, info)
-            return LoadedModel(slot.config, info, slot.text)
-        finally:
-            text.cancel()
-            weights.cancel()
-            await asyncio.gather(text, weights, return_exceptions=True)
-
-    async def _read_text(self, slot: Slot, directory: Path) -> TextSide:
-        """Small, and kept while the model sleeps; read again only where there was none."""
-        return await asyncio.to_thread(TextSide.from_directory, directory) if slot.text is None else slot.text
-
-    async def _load_weights(self, slot: Slot, directory: Path) -> ModelInfo:
-        config = slot.config
-        weights_file = self._room.file_for(slot)
-        spec = ModelSpec(config.name, str(directory), config.dtype, config.kv_tokens, weights_file)
-        client: EngineClient | None = None
-        for _ in range(DEATHS_WHILE_LOADING):
-            slot.detail = "waiting for the engine host"
-            client = await self._successor(client)
-            slot.detail, slot.loaded_share = "its weights are being loaded", 0.0
-            try:
-                return await self._hosts.load_model(client, spec, _reporter(slot, "loaded"))
-            except EngineError as error:
-                if error.code != "engine_error":
-                    raise
-                slot.detail = str(error)
-        raise EngineError("model_load_failed", f"the engine host died {DEATHS_WHILE_LOADING} times while loading it")
-
-    async def _successor(self, client: EngineClient | None) -> EngineClient:
-        if client is None:
-            return await self._hosts.next_client()
-        try:
-            return await asyncio.wait_for(self._hosts.next_client(after=client), SUCCESSOR_WAIT_S)
-        except TimeoutError:
-            raise EngineError(
-                "model_load_failed", f"{self._hosts.reason or 'the engine host cannot load it'}"
-            ) from None
 
     async def _foresee(self) -> None:
         """Wakes who is expected, and puts to sleep who has been idle for as long as the site file lets it."""
@@ -308,36 +249,33 @@ class Models:
         while True:
             await asyncio.sleep(FORESIGHT_S)
             for slot in self._slots.values():
-                lead_s = FORESIGHT_S + 2 * slot.expected_wake_s(self._room.is_in_memory(slot))
+                lead_s = FORESIGHT_S + 2 * slot.expected_wake_s(self._memory.holds(slot))
                 if slot.is_asleep and slot.failure is None and slot.arrivals.is_due(self._clock(), lead_s):
-                    if slot.info is not None and self._room.could_take_quietly(slot):
+                    if slot.info is not None and self._could_wake_quietly(slot):
                         log.info("model %s is expected within %.1f s and wakes", slot.config.name, lead_s)
                         self._begin(slot)
                 elif self._has_idled(slot):
-                    await self._room.put_to_sleep(slot)
+                    await self._put_to_sleep(slot)
+
+    def _could_wake_quietly(self, slot: Slot) -> bool:
+        return any(self._rooms[copy.host.index].could_take_quietly(copy) for copy in slot.copies)
 
     def _has_idled(self, slot: Slot) -> bool:
         limit_s = slot.config.sleep_after_s
         return (
-            slot.loaded is not None
-            and limit_s is not None
-            and not slot.is_busy
-            and time.monotonic() - slot.used_at > limit_s
+            bool(slot.awake) and limit_s is not None and not slot.is_busy and time.monotonic() - slot.used_at > limit_s
         )
+
+    async def _put_to_sleep(self, slot: Slot) -> None:
+        """On every device."""
+        for copy in slot.awake:
+            if copy.is_awake and not copy.is_busy:  # while one fell asleep a request may have come
+                await self._rooms[copy.host.index].put_to_sleep(copy)
 
     async def _fill_host_memory(self) -> None:
         """What is to lie there from the start is loaded once by an engine, one after the other, and put to sleep again."""
         for slot in self._slots.values():
-            if slot.config.residency == "host" and slot.loaded is None:
+            if slot.config.residency == "host" and not slot.awake:
                 with suppress(ApiError):  # the log has said why; a request will try again
                     await self._awake(slot)
-                    if not slot.is_busy:
-                        await self._room.put_to_sleep(slot)
-
-
-def _reporter(slot: Slot, verb: str) -> ProgressCallback:
-    def report(done: int, total: int) -> None:
-        slot.detail = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB {verb}"
-        slot.loaded_share = done / total if total else 0.0
-
-    return report
+                    await self._put_to_sleep(slot)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 STAYS = 3.0
 LONGEST_STAY_S = 60.0
 _NO_TIME_S = 1e-6
+SPARE = -9  # the priority of a copy that its model could do without: below all that a site file can give
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Room for weights on the device: who holds it, who is put to sleep for whom, in which order the waking get it.
+"""Room for weights on one device: who holds it, who is put to sleep for whom, in which order the waking get it.
 
 Decisions are residency.py's; this carries them out. One model at a time is given room, first come first served: nothing overtakes a large model for
 ever. Whoever is in use is waited for; after a while the ones in the way take no new requests until the waiting model has had its turn.
@@ -9,13 +9,14 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import NamedTuple
 
 from engine.client import EngineClient, EngineError
-from runtime.engines.hosts import EngineHosts
+from runtime.engines.copies import Copy
+from runtime.engines.host_memory import HostMemory
+from runtime.engines.hosts import DeviceHost
 from runtime.engines.memory import GIB, gib
 from runtime.engines.residency import Standing, could_ever_fit, make_room, must_yield
-from runtime.engines.slot import Slot
-from runtime.engines.weights_tier import WeightsTier
 from sites.config import EngineConfig
 
 log = logging.getLogger("pilotlight.models")
@@ -24,146 +25,162 @@ YIELD_AFTER_S = 2.0  # a waking model has waited so long for those in its way; t
 _WORKSPACE = 0.1  # of a CUDA device's free memory, for activations and libraries
 
 
-class Room:
-    def __init__(
-        self,
-        slots: Iterable[Slot],
-        hosts: EngineHosts,
-        tier: WeightsTier | None,
-        config: EngineConfig,
-        on_eviction: Callable[[str, str], None],
-        clock: Callable[[], float],
-    ) -> None:
-        self._slots = {slot.config.name: slot for slot in slots}
-        self._hosts = hosts
-        self._tier = tier
-        self._config = config
-        self._on_eviction = on_eviction
-        self._clock = clock
-        self._turn = asyncio.Lock()  # fair: whoever asks first is served first
+class News:
+    """A request has ended, or a model, on whichever device: whoever waits for room, or to be taken, looks again."""
+
+    def __init__(self) -> None:
         self._changed = asyncio.Event()
 
-    def is_in_memory(self, slot: Slot) -> bool:
-        return self._tier is not None and self._tier.bytes_of(slot.config.name) > 0
-
-    def notify(self) -> None:
-        """A request has ended, or a model: whoever waits for room looks again."""
+    def tell(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def until_changed(self) -> None:
+    async def wait(self) -> None:
         await self._changed.wait()
 
-    async def take(self, slot: Slot) -> bool:
-        """Returns when the slot has room, true if others were put to sleep for it. Raises EngineError when it never can have."""
-        if slot.holds_room:
+
+class Suitability(NamedTuple):
+    """How good a place for one more model a device is: the least is the best."""
+
+    delay: int  # 0: its host is up, 1: soon, 2: who knows
+    crowding: int  # 0: there is room, 1: others sleep for it, 2: others are waited for
+    num_bytes: int  # of the others' weights
+    num_models: int
+    device_index: int
+
+
+class Room:
+    def __init__(
+        self,
+        copies: Iterable[Copy],
+        host: DeviceHost,
+        memory: HostMemory,
+        config: EngineConfig,
+        news: News,
+        on_eviction: Callable[[str, str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._copies = {copy.slot.config.name: copy for copy in copies}
+        self._host = host
+        self._memory = memory
+        self._config = config
+        self._news = news
+        self._on_eviction = on_eviction
+        self._clock = clock
+        self._turn = asyncio.Lock()  # fair: whoever asks first is served first
+
+    async def take(self, copy: Copy) -> bool:
+        """Returns when the copy has room, true if others were put to sleep for it. Raises EngineError when it never can have."""
+        if copy.holds_room:
             return False
+        needed = copy.slot.num_bytes
         async with self._turn:
             began = time.monotonic()
             try:
                 while True:
                     budget, held = self.budget(), self._standings()
-                    plan = make_room(slot.num_bytes, budget, held)
+                    plan = make_room(needed, budget, held)
                     if plan.is_possible:
                         break
                     assert budget is not None, "without a budget there is always room"
-                    if not could_ever_fit(slot.num_bytes, budget, held):
-                        raise EngineError("model_load_failed", self._never(slot, budget))
-                    slot.detail = "waiting for room on the device"
+                    if not could_ever_fit(needed, budget, held):
+                        raise EngineError("model_load_failed", self._never(copy, budget))
+                    copy.slot.detail = "waiting for room on the device"
                     waited_s = time.monotonic() - began
                     if waited_s >= YIELD_AFTER_S:
-                        self._make_yield(must_yield(slot.num_bytes, budget, held))
+                        self._make_yield(must_yield(needed, budget, held))
                     patience = [YIELD_AFTER_S - waited_s] if waited_s < YIELD_AFTER_S else []
                     patience += [] if plan.wait_s is None else [plan.wait_s]
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(self._changed.wait(), min(patience) + 0.001 if patience else None)
-                slot.holds_room = True
-                await asyncio.gather(*(self.put_to_sleep(self._slots[name]) for name in plan.evict))
+                        await asyncio.wait_for(self._news.wait(), min(patience) + 0.001 if patience else None)
+                copy.holds_room = True
+                # All at once, before anybody else has a turn to use one of them.
+                asleep = [self._lay_down(self._copies[name]) for name in plan.evict]
+                await asyncio.gather(*map(asyncio.shield, asleep))
                 return bool(plan.evict)
             finally:
                 self._make_yield(())
 
-    def give_back(self, slot: Slot) -> None:
-        slot.holds_room = False
-        self.notify()
+    def give_back(self, copy: Copy) -> None:
+        copy.holds_room = False
+        self._news.tell()
 
-    def could_take_quietly(self, slot: Slot) -> bool:
+    def suitability(self, copy: Copy) -> Suitability:
+        """Of this device for the copy that would wake here."""
+        others = [other for other in self._copies.values() if other.holds_room or other.task is not None]
+        others = [other for other in others if other is not copy]
+        plan = make_room(copy.slot.num_bytes, self.budget(), [self._standing(other) for other in others])
+        crowding = 2 if self._turn.locked() or not plan.is_possible else 1 if plan.evict else 0
+        crowding = 0 if copy.holds_room else crowding
+        is_soon = not self._host.is_hopeless and self._host.standby.state == "ready"
+        delay = 0 if self._host.why_down is None or is_soon else 2 if self._host.is_hopeless else 1
+        held = sum(other.slot.num_bytes for other in others)
+        return Suitability(delay, crowding, held, len(others), self._host.index)
+
+    def could_take_quietly(self, copy: Copy) -> bool:
         """For a model that nobody has asked for: nobody may be put to sleep who is expected as soon."""
         if self._turn.locked():
             return False
-        plan = make_room(slot.num_bytes, self.budget(), self._standings())
+        plan = make_room(copy.slot.num_bytes, self.budget(), self._standings())
         now = self._clock()
-        mine = slot.arrivals.expected_in_s(now)
-        return plan.is_possible and all(self._slots[name].arrivals.expected_in_s(now) > 2 * mine for name in plan.evict)
+        mine = copy.slot.arrivals.expected_in_s(now)
+        others = [self._copies[name].slot.arrivals for name in plan.evict]
+        return plan.is_possible and all(other.expected_in_s(now) > 2 * mine for other in others)
 
-    async def put_to_sleep(self, slot: Slot) -> None:
+    async def put_to_sleep(self, copy: Copy) -> None:
         """Its weights stay in host memory where they have a place there. The caller has made sure that nobody uses it."""
-        assert slot.loaded is not None
-        assert not slot.users, "a model with open requests is never put to sleep"
-        slot.loaded, slot.detail, slot.evictions = None, "", slot.evictions + 1
-        client = self._hosts.client
-        slot.falling_asleep = asyncio.create_task(self._unload(slot, client), name=f"unload {slot.config.name}")
-        await asyncio.shield(slot.falling_asleep)
+        await asyncio.shield(self._lay_down(copy))
 
-    async def _unload(self, slot: Slot, client: EngineClient | None) -> None:
+    def _lay_down(self, copy: Copy) -> "asyncio.Task[None]":
+        """From this moment on nobody gets it."""
+        assert copy.is_awake
+        assert not copy.work.sequences, "a copy with open sequences is never put to sleep"
+        assert copy.is_spare or not copy.slot.users, "a model with open requests is never put to sleep"
+        copy.lose()
+        copy.slot.detail, copy.slot.evictions = "", copy.slot.evictions + 1
+        unloading = self._unload(copy, self._host.client)
+        copy.falling_asleep = asyncio.create_task(unloading, name=f"unload {copy.slot.config.name}")
+        return copy.falling_asleep
+
+    async def _unload(self, copy: Copy, client: EngineClient | None) -> None:
+        name = copy.slot.config.name
         try:
-            if client is not None and client is self._hosts.client:
+            if client is not None and client is self._host.client:
                 with suppress(EngineError):  # the host died, and the model with it
-                    await self._hosts.unload_model(slot.config.name)
-            where = "host" if self.is_in_memory(slot) else "disk"
-            log.info("model %s sleeps (%s)", slot.config.name, where)
-            self._on_eviction(slot.config.name, where)
+                    await self._host.unload_model(name)
+            where = "host" if self._memory.holds(copy.slot) else "disk"
+            log.info("model %s sleeps (%s)", name, where)
+            self._on_eviction(name, where)
         finally:  # whoever wakes it again waits for this first
-            slot.falling_asleep = None
-            self.give_back(slot)
-
-    def file_for(self, slot: Slot) -> str | None:
-        """Where its weights may lie in host memory; sleeping models' files give way. None: it has no place there."""
-        tier, name = self._tier, slot.config.name
-        if tier is None or slot.config.residency == "disk":
-            return None
-        others = [other for other in self._slots.values() if other is not slot]
-        now = self._clock()
-        held = [other.standing_in_memory(now, size) for other in others if (size := tier.held_for(other.config.name))]
-        plan = make_room(max(slot.num_bytes, tier.held_for(name)), tier.limit_bytes, held)
-        if not plan.is_possible:
-            log.info(
-                "%s has no place among the weights in host memory (%s of %s are in use)",
-                name, gib(sum(each.num_bytes for each in held)), gib(tier.limit_bytes),
-            )  # fmt: skip
-            return None
-        for victim in plan.evict:
-            log.info("%s leaves host memory for %s", victim, name)
-            tier.remove(victim)
-        return str(tier.file_of(name))
+            copy.falling_asleep = None
+            self.give_back(copy)
 
     def budget(self) -> int | None:
         """Bytes of weights that may be awake; None: whatever fits."""
         if self._config.weights_gib is not None:
             return round(self._config.weights_gib * GIB)
-        ready = self._hosts.ready
+        ready = self._host.ready
         if ready is None or ready.device_bytes is None:
             return None
         return max(0, int(ready.device_bytes * (1 - _WORKSPACE) - self._config.kv_gib * GIB))
 
     def _standings(self) -> list[Standing]:
-        now, monotonic = self._clock(), time.monotonic()
-        return [
-            slot.standing(monotonic, now, self.is_in_memory(slot)) for slot in self._slots.values() if slot.holds_room
-        ]
+        return [self._standing(copy) for copy in self._copies.values() if copy.holds_room]
+
+    def _standing(self, copy: Copy) -> Standing:
+        return copy.standing(time.monotonic(), self._clock(), self._memory.holds(copy.slot))
 
     def _make_yield(self, names: tuple[str, ...]) -> None:
-        for name, slot in self._slots.items():
-            slot.is_yielding = name in names
+        for name, copy in self._copies.items():
+            copy.is_yielding = name in names
         if not names:
-            self.notify()
+            self._news.tell()
 
-    def _never(self, slot: Slot, budget: int) -> str:
-        pinned = {
-            s.config.name: s.num_bytes for s in self._slots.values() if s.holds_room and s.config.residency == "device"
-        }
+    def _never(self, copy: Copy, budget: int) -> str:
+        others = [other.slot for other in self._copies.values() if other.holds_room]
+        pinned = {slot.config.name: slot.num_bytes for slot in others if slot.config.residency == "device"}
         taken = "".join(f" and {name}, which stays, {gib(size)}" for name, size in pinned.items())
         return (
-            f"{slot.config.name} needs {gib(slot.num_bytes)} of the device{taken}, and there are {gib(budget)} for weights: "
+            f"{copy.slot.config.name} needs {gib(copy.slot.num_bytes)} of the device{taken}, and there are {gib(budget)} for weights: "
             "raise weights_gib, lower kv_gib, or let other models be auto"
         )

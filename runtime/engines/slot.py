@@ -1,24 +1,23 @@
-"""One model of the site: what is configured, where it is now, who uses it, and what its waking has cost so far.
+"""One model of the site: what is configured, who uses it, and what its waking has cost so far. Where it is, its copies know, one for each device.
 
 State and the facts that follow from it; models.py and wakes.py change it. Refuses to know how anything is loaded.
 """
 
-import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from engine.protocol import ModelInfo, ModelLoad
+from engine.protocol import ModelInfo
 from runtime.engines.arrivals import Arrivals
+from runtime.engines.copies import Copy
 from runtime.engines.residency import Standing
 from runtime.engines.text import TextSide
 from sites.config import ModelConfig
 from wire.errors import ApiError
 from wire.status import ModelStatus, Residency
 
-Clock = Literal[
-    "disk", "host", "swap", "crash"
-]  # from the checkpoint, from host memory, somebody else slept for it, its host had died
+# From the checkpoint; from host memory; somebody else slept for it; its host had died; a further copy, from the host memory of the first.
+Clock = Literal["disk", "host", "swap", "crash", "sibling"]
 # What waking is guessed to take before it has been measured: reading at a disk's pace, or mapping what is in memory.
 _DISK_BYTES_PER_S, _HOST_BYTES_PER_S, _LEAST_S = 1e9, 8e9, 0.05
 
@@ -39,14 +38,13 @@ class LoadedModel:
     text: TextSide
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Slot:
     config: ModelConfig
-    loaded: LoadedModel | None = None
+    copies: tuple[Copy, ...] = ()  # one for each device, wherever it is awake
     info: ModelInfo | None = None  # of the last load: what the model can do stays true while it sleeps
     failure: ApiError | None = None
     failed_at: float = 0.0
-    task: "asyncio.Task[None] | None" = None  # a waking under way
     detail: str = ""
     loaded_share: float = 0.0  # of the bytes downloaded or, later, loaded
     wake_ms: float = 0.0  # the last
@@ -54,31 +52,48 @@ class Slot:
     text: TextSide | None = None
     directory: Path | None = None
     num_bytes: int = 0  # of its weights; a guess until an engine has said so
-    holds_room: bool = False  # in the device's budget: awake, or about to be
-    awake_since: float = 0.0
     used_at: float = 0.0
     is_cut: bool = False  # its host died under it
-    is_yielding: bool = False  # takes no new requests: another has waited long for its room
     users: int = 0  # requests that have it
     waiters: int = 0  # requests that have it as soon as it is awake
     queued: int = 0  # these, and those that it does not take yet because it yields
-    falling_asleep: "asyncio.Task[None] | None" = None
     arrivals: Arrivals = field(default_factory=Arrivals)
     wakes: int = 0
     evictions: int = 0
 
     @property
+    def awake(self) -> list[Copy]:
+        return [copy for copy in self.copies if copy.is_awake]
+
+    @property
+    def waking(self) -> list[Copy]:
+        return [copy for copy in self.copies if copy.task is not None]
+
+    @property
+    def loaded(self) -> LoadedModel | None:
+        """None unless it is awake somewhere."""
+        if self.info is None or self.text is None or not self.awake:
+            return None
+        return LoadedModel(self.config, self.info, self.text)
+
+    @property
     def is_asleep(self) -> bool:
-        return self.loaded is None and self.task is None
+        return not self.awake and not self.waking
 
     @property
     def is_busy(self) -> bool:
-        return self.users > 0 or self.waiters > 0 or self.task is not None
+        return self.users > 0 or self.waiters > 0 or bool(self.waking)
+
+    @property
+    def is_yielding(self) -> bool:
+        """Nowhere does it take new requests: others have waited long for its room."""
+        held = [copy for copy in self.copies if copy.holds_room]
+        return bool(held) and all(copy.is_yielding for copy in held)
 
     def residency(self, is_in_host_memory: bool) -> Residency:
-        if self.loaded is not None:
+        if self.awake:
             return "device"
-        if self.task is not None:
+        if self.waking:
             return "loading"
         if self.failure is not None:
             return "failed"
@@ -91,49 +106,43 @@ class Slot:
             return measured / 1e3
         return _LEAST_S + self.num_bytes / (_HOST_BYTES_PER_S if is_in_host_memory else _DISK_BYTES_PER_S)
 
-    def standing(self, monotonic: float, now: float, is_in_host_memory: bool) -> Standing:
-        """Of a model that holds room on the device."""
-        return Standing(
-            self.config.name,
-            self.num_bytes,
-            is_pinned=self.config.residency == "device",
-            is_busy=self.is_busy,
-            priority=self.config.priority,
-            awake_for_s=monotonic - self.awake_since,
-            wake_s=self.expected_wake_s(is_in_host_memory),
-            next_use_s=self.arrivals.expected_in_s(now),
-        )
-
     def standing_in_memory(self, now: float, file_bytes: int) -> Standing:
         """Of a model whose weights lie in host memory: what it is there for is a fast wake."""
         return Standing(
             self.config.name,
             file_bytes,
             is_pinned=self.config.residency == "host",
-            is_busy=self.loaded is not None or self.is_busy,
+            is_busy=bool(self.awake) or self.is_busy,
             priority=self.config.priority,
             wake_s=self.expected_wake_s(False),
             next_use_s=self.arrivals.expected_in_s(now),
         )
 
-    def status(self, load: ModelLoad, is_in_host_memory: bool) -> ModelStatus:
+    def status(self, is_in_host_memory: bool) -> ModelStatus:
         asleep_ms = self.wake_ms_from.get("host" if is_in_host_memory else "disk", self.wake_ms)
+        awake = self.awake
+        loads = [copy.load for copy in awake]
         return ModelStatus(
             name=self.config.name,
             aliases=self.config.aliases,
             residency=self.residency(is_in_host_memory),
-            loaded=1.0 if self.loaded is not None else self.loaded_share,
+            loaded=1.0 if awake else self.loaded_share,
             context_length=self.info.context_length if self.info is not None else 0,
-            running=load.running,
-            waiting=load.waiting,
-            queued_tokens=load.waiting_tokens,
-            kv_blocks_free=load.free_blocks,
-            kv_blocks_total=load.total_blocks,
-            prefill_tokens_per_s=load.prefill_tokens_per_s,
-            decode_tokens_per_s=load.decode_tokens_per_s,
-            wake_ms=self.wake_ms if self.loaded is not None else asleep_ms,
+            running=sum(load.running for load in loads),
+            waiting=sum(load.waiting for load in loads),
+            queued_tokens=min((load.waiting_tokens for load in loads), default=0),
+            kv_blocks_free=sum(load.free_blocks for load in loads),
+            kv_blocks_total=sum(load.total_blocks for load in loads),
+            prefill_tokens_per_s=_mean([load.prefill_tokens_per_s for load in loads if load.prefill_tokens_per_s]),
+            decode_tokens_per_s=_mean([load.decode_tokens_per_s for load in loads if load.decode_tokens_per_s]),
+            wake_ms=self.wake_ms if awake else asleep_ms,
             detail=self.detail,
             weights_bytes=self.num_bytes,
             wakes=self.wakes,
             evictions=self.evictions,
+            copies=len(awake),
         )
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

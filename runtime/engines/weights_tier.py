@@ -154,5 +154,5 @@ def _needed(model: ModelConfig, site: SiteConfig) -> int:
         directory = local_directory(model.source)
     except SourceError:
         return 0
-    on_cpu = not site.engine.device.startswith("cuda")
+    on_cpu = not site.engine.all_devices[0].startswith("cuda")
     return estimated_bytes(directory, model.dtype, on_cpu=on_cpu) if directory is not None else 0

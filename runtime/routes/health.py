@@ -1,6 +1,6 @@
 """What operators and routers ask a site: /livez, /readyz, /metrics, /status.
 
-Ready means that a request sent now would start to be answered: the engine host lives, and every model that belongs on the device is there.
+Ready means that a request sent now would start to be answered: an engine host lives, and every model that belongs on the device is there.
 """
 
 import os
@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from runtime.admission import Admission
-from runtime.engines.hosts import EngineHosts
+from runtime.engines.fleet import Fleet
 from runtime.engines.models import Models
 from runtime.metrics import CONTENT_TYPE, Metrics
 from sites.config import SiteConfig
@@ -22,7 +22,7 @@ class Health:
     def __init__(
         self,
         site: SiteConfig,
-        hosts: EngineHosts,
+        fleet: Fleet,
         models: Models,
         admission: Admission,
         metrics: Metrics,
@@ -30,7 +30,7 @@ class Health:
         url: Callable[[], str | None],
     ) -> None:
         self._site = site
-        self._hosts = hosts
+        self._fleet = fleet
         self._models = models
         self._admission = admission
         self._metrics = metrics
@@ -44,7 +44,7 @@ class Health:
 
     def why_not_ready(self) -> list[str]:
         reasons = ["the site is draining"] if self._admission.draining else []
-        if (why := self._hosts.why_down) is not None:
+        if (why := self._fleet.why_down) is not None:
             return [*reasons, why]
         return reasons + self._models.missing()
 
@@ -68,10 +68,11 @@ class Health:
         self._sequence += 1
         place = self._site.place
         processes = [ProcessStatus("site", os.getpid(), self._site.name, self._url())]
-        if (pid := self._hosts.pid) is not None:
-            processes.append(ProcessStatus("engine", pid, self._site.name, self._hosts.url))
-        if (pid := self._hosts.standby.pid) is not None:
-            processes.append(ProcessStatus("standby", pid, self._site.name, self._hosts.standby.url))
+        for host in self._fleet.hosts:
+            if (pid := host.pid) is not None:
+                processes.append(ProcessStatus("engine", pid, self._site.name, host.url, host.device))
+            if (pid := host.standby.pid) is not None:
+                processes.append(ProcessStatus("standby", pid, self._site.name, host.standby.url, host.device))
         return SiteStatus(
             site=self._site.name,
             version=self._version,

@@ -314,12 +314,13 @@ async def test_closing_the_client_ends_open_calls_and_the_host(checkpoint: Path)
         await load(client, checkpoint)
 
 
-async def test_sigterm_ends_streams_with_a_reason_and_the_process_cleanly(tmp_path: Path, checkpoint: Path) -> None:
+async def test_sigterm_is_a_death_with_a_reason_and_the_process_ends_cleanly(tmp_path: Path, checkpoint: Path) -> None:
     async with host_process(tmp_path) as (process, address):
         client = SocketEngineClient(address)
         await load(client, checkpoint)
         with pytest.raises(EngineError, match=r"shut down|went away"):
             await collect(client, submit("a", PROMPT, max_tokens=200), then=at_once(process.terminate))
+        assert client.death is not None, "whoever continues sequences of dead hosts continues this one, too"
         assert await asyncio.to_thread(process.wait, 10) == 0
         await client.close()
 

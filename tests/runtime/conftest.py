@@ -1,7 +1,7 @@
 """A site with a fake engine, and a real server in front of it where sockets matter."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -67,11 +67,17 @@ SiteMaker = Callable[..., AbstractAsyncContextManager[Site]]
 def make_site(model_directory: Path) -> SiteMaker:
     @asynccontextmanager
     async def make(
-        *, launcher: FakeLauncher | None = None, hop_secret: str | None = None, wait: bool = True, **tables: Any
+        *,
+        launcher: FakeLauncher | None = None,
+        further: Sequence[FakeLauncher] = (),
+        hop_secret: str | None = None,
+        wait: bool = True,
+        **tables: Any,
     ) -> AsyncIterator[Site]:
+        """`launcher` is the first device's, `further` are the others'."""
         config = site_config(model_directory, **tables)
         launcher = launcher or FakeLauncher()
-        app = build_app(config, launcher=launcher, hop_secret=hop_secret)
+        app = build_app(config, launchers=[launcher, *further], hop_secret=hop_secret)
         async with running(app):
             if wait:
                 await eventually(lambda: not app.state.health.why_not_ready())
@@ -95,7 +101,7 @@ def make_server(model_directory: Path) -> SiteMaker:
     async def make(**tables: Any) -> AsyncIterator[Site]:
         config = site_config(model_directory, **tables)
         launcher = FakeLauncher()
-        app = build_app(config, launcher=launcher)
+        app = build_app(config, launchers=[launcher])
         site = Site(app, config, launcher)
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         server = asyncio.create_task(

@@ -283,7 +283,7 @@ async def test_a_site_that_drains_continues_nothing(make_server: SiteMaker, mode
 
 
 async def test_a_site_that_stops_wakes_those_that_wait_for_a_host(site: Site) -> None:
-    hosts = site.app.state.hosts
+    hosts = site.app.state.fleet.hosts[0]
     waiting = asyncio.ensure_future(hosts.next_client(after=hosts.client))
     await asyncio.sleep(0)
     hosts.fail_open("the site is shutting down")

@@ -207,8 +207,8 @@ async def test_metrics_name_what_people_chart(site: Site) -> None:
     await call(site.app, CHAT, {**HELLO, "model": "nope"})
     text = (await call(site.app, "/metrics")).body.decode()
     for line in (
-        'vllm:num_requests_running{model_name="tiny"} 0.0',
-        'vllm:kv_cache_usage_perc{model_name="tiny"} 0.0625',
+        'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0',
+        'vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} 0.0625',
         'vllm:time_to_first_token_seconds_count{model_name="tiny"} 1.0',
         'vllm:e2e_request_latency_seconds_count{model_name="tiny"} 1.0',
         'vllm:generation_tokens_total{model_name="tiny"} 6.0',

@@ -97,7 +97,7 @@ def processes(client: httpx.Client) -> list[dict[str, Any]]:
 def test_two_runtimes_of_one_name_are_told_apart(file: Path, tmp_path: Path) -> None:
     site = Process(file, tmp_path / "log")
     try:
-        command = [sys.executable, "-m", "runtime.serve", str(file)]
+        command = [sys.executable, "-m", "runtime", str(file)]
         second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert second.returncode == 1
         assert "another process serves a site of this name" in second.stderr

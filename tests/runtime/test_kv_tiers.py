@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from runtime.engines.launch import GIB, host_config
+from runtime.engines.launch import GIB, host_config, launchers_of
 from runtime.engines.tier_place import TierPlace
 from sites.config import EngineConfig
 from tests.checkpoints import write_llama, write_tokenizer
@@ -74,11 +74,32 @@ def lose_lock(place: TierPlace) -> None:
 
 def test_the_engine_is_told_of_tiers_only_where_the_site_has_a_place_for_them() -> None:
     config = EngineConfig(kv_host_gib=0.5, kv_disk_dir="/var/cache/kv", kv_disk_gib=2.0)
-    told = host_config(config, "ams1", Path("/dev/shm/x"))
+    told = host_config(config, "cpu", "ams1", Path("/dev/shm/x"))
     assert (told.kv_host_bytes, told.kv_host_dir) == (GIB // 2, "/dev/shm/x")
     assert (told.kv_disk_bytes, told.kv_disk_dir) == (2 * GIB, "/var/cache/kv/ams1")
-    without = host_config(config, "ams1", None)
+    without = host_config(config, "cpu", "ams1", None)
     assert (without.kv_host_bytes, without.kv_host_dir, without.kv_disk_dir) == (0, None, None)
+
+
+def test_every_device_has_tiers_of_its_own_and_none_takes_anothers_for_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.engines.tier_place._SHARED_MEMORY", tmp_path)
+    for owner in ("ams1", "ams1@1"):  # what the site's former life, that was killed, left
+        place = TierPlace(owner)
+        directory = place.claim()
+        assert directory is not None
+        (directory / "slots-4096.kv").touch()
+        lose_lock(place)
+    config = EngineConfig(devices=("cpu", "cpu"), kv_host_gib=0.5, kv_disk_dir="/var/cache/kv")
+    first, second = launchers_of(config, "ams1")
+    claimed = [launcher._claim_tier_place() for launcher in (first, second)]
+    assert [path.name.rpartition("-")[2] for path in claimed if path is not None] == ["ams1", "ams1@1"]
+    assert all((path / "slots-4096.kv").exists() for path in claimed if path is not None)
+    assert host_config(config, "cpu", second._owner, claimed[1]).kv_disk_dir == "/var/cache/kv/ams1@1"
+    for launcher in (first, second):
+        launcher.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_blocks_outlive_the_engine_and_go_with_the_site(tmp_path: Path) -> None:

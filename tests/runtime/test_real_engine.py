@@ -1,5 +1,6 @@
 """A site as a process of its own, with a real engine host and a tiny random checkpoint: start, answer, survive, drain, leave nothing."""
 
+import json
 import os
 import signal
 import subprocess
@@ -26,12 +27,12 @@ ENDLESS = {**HELLO, "max_tokens": 200, "ignore_eos": True, "stream": True}
 
 
 class Process:
-    """`python -m runtime.serve FILE`."""
+    """`python -m runtime FILE`."""
 
     def __init__(self, file: Path, log: Path, **environment: str) -> None:
         self.log = log
         with log.open("wb") as sink:
-            command = [sys.executable, "-m", "runtime.serve", str(file)]
+            command = [sys.executable, "-m", "runtime", str(file)]
             self.popen = subprocess.Popen(
                 command, stderr=sink, env={**os.environ, **environment, "OMP_NUM_THREADS": "1"}
             )
@@ -94,6 +95,28 @@ def is_gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
+def test_an_engine_host_that_is_told_to_end_costs_no_stream(process: Process) -> None:
+    with httpx.Client(base_url=process.url, timeout=30) as client:
+        whole = client.post(CHAT, json=ENDLESS).text
+        engine = process.engine()
+        with client.stream("POST", CHAT, json=ENDLESS) as answer:
+            lines = answer.iter_lines()
+            said = [next(lines) for _ in range(20)]
+            engine.terminate()
+            said += list(lines)
+        assert [line for line in said if line][-1] == "data: [DONE]"
+        assert texts(said) == texts(whole.splitlines())
+        assert (
+            'pilotlight_cut_sequences_total{model_name="tiny",outcome="continued"} 1.0' in client.get("/metrics").text
+        )
+        eventually(lambda: process.engine().pid != engine.pid)
+
+
+def texts(lines: list[str]) -> str:
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+
+
 def test_a_site_answers_survives_its_engine_and_leaves_nothing_behind(process: Process) -> None:
     with httpx.Client(base_url=process.url, timeout=30) as client:
         first = client.post(CHAT, json=HELLO).json()
@@ -131,7 +154,7 @@ def test_a_site_dies_with_the_parent_that_asks_for_it(site_file: Path, tmp_path:
     parent_code = (
         "import os, subprocess, sys, time\n"
         "environment = {**os.environ, 'PILOTLIGHT_PARENT_PID': str(os.getpid())}\n"
-        f"child = subprocess.Popen([sys.executable, '-m', 'runtime.serve', {str(site_file)!r}], env=environment,\n"
+        f"child = subprocess.Popen([sys.executable, '-m', 'runtime', {str(site_file)!r}], env=environment,\n"
         f"                         stderr=open({str(log)!r}, 'w'))\n"
         "print(child.pid, flush=True)\n"
         "time.sleep(60)\n"

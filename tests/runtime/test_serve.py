@@ -220,9 +220,7 @@ def site_file(tmp_path: Path, **values: Any) -> Path:
 
 
 def serve_process(file: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "runtime.serve", str(file)], capture_output=True, text=True, timeout=30
-    )
+    return subprocess.run([sys.executable, "-m", "runtime", str(file)], capture_output=True, text=True, timeout=30)
 
 
 def test_a_site_that_cannot_start_says_why_and_exits_with_1(tmp_path: Path, model_directory: Path) -> None:

@@ -14,6 +14,7 @@ from engine.protocol import ModelSpec
 from runtime import app as app_module
 from runtime.engines import models as models_module
 from runtime.engines import room as room_module
+from runtime.engines.copies import Copy
 from runtime.engines.tier_place import TierPlace
 from runtime.engines.weights_tier import WeightsTier
 from tests.asgi import call, eventually, start
@@ -57,8 +58,12 @@ def at(site: Site, now_s: float) -> list[float]:
     """The wall clock of its expectations, to be moved by hand."""
     now = [now_s]
     models = site.app.state.models
-    models._clock = models._room._clock = lambda: now[0]
+    models._clock = models._memory._clock = models._rooms[0]._clock = lambda: now[0]
     return now
+
+
+def copies(site: Site) -> list[Copy]:
+    return [copy for slot in site.app.state.models._slots.values() for copy in slot.copies]
 
 
 async def residencies(site: Site) -> dict[str, str]:
@@ -69,8 +74,8 @@ async def test_the_least_expected_sleeps_when_a_third_wakes(small: Site) -> None
     now = at(small, 1e6)
     for model, after_s in (("b", 0), ("a", 20_000), ("a", 1), ("a", 1), ("c", 1)):
         now[0] += after_s
-        for slot in small.app.state.models._slots.values():
-            slot.awake_since = 0.0  # all have stayed for long enough
+        for copy in copies(small):
+            copy.awake_since = 0.0  # all have stayed for long enough
         assert (await call(small.app, CHAT, ask(model))).status == 200
     assert await residencies(small) == {"a": "device", "b": "disk", "c": "device"}
     assert sorted(small.engine.loaded) == ["a", "c"]
@@ -227,7 +232,7 @@ async def test_a_model_with_a_rhythm_wakes_before_it_is_asked_for(small: Site) -
     for beat in range(10):
         slot.arrivals.note(now[0] + 300.0 * (beat + 1))
     now[0] += 3000.0 + 100.0
-    await small.app.state.models._room.put_to_sleep(slot)
+    await small.app.state.models._rooms[0].put_to_sleep(slot.copies[0])
     await asyncio.sleep(0.1)
     assert slot.is_asleep, "it is not expected for another three minutes"
     now[0] += 199.95
@@ -267,8 +272,8 @@ async def test_weights_files_follow_the_models(
         now = at(site, 1e6)
         for model, after_s in (("a", 0), ("b", 20_000), ("b", 1), ("c", 1)):
             now[0] += after_s
-            for slot in site.app.state.models._slots.values():
-                slot.awake_since = 0.0
+            for copy in copies(site):
+                copy.awake_since = 0.0
             assert (await call(site.app, CHAT, ask(model))).status == 200
         assert await residencies(site) == {"a": a_sleeps, "b": "device", "c": "device", "d": "disk"}
         assert all(spec.weights_file for spec in specs)
@@ -301,8 +306,7 @@ async def test_random_traffic_over_too_little_room_is_all_answered(small: Site) 
     async def one(model: str, after_s: float) -> int:
         await asyncio.sleep(after_s)
         answer = await call(small.app, CHAT, ask(model))
-        held = [slot for slot in small.app.state.models._slots.values() if slot.holds_room]
-        assert sum(slot.num_bytes for slot in held) <= 2000
+        assert sum(copy.slot.num_bytes for copy in copies(small) if copy.holds_room) <= 2000
         seen.add(model)
         return answer.status
 

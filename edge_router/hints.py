@@ -1,0 +1,111 @@
+"""Tells a site that a model sleeping there would have been wanted: the router's hint (wire/hints.py), from which the next request gains.
+
+A site whose cost without its wake term would have won gets one; the request itself is answered elsewhere meanwhile. Sent beside the requests and
+never waited for: a hint that is lost costs nothing but its count. Refuses to know why a site is dear.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+
+import aiohttp
+import msgspec
+from prometheus_client import CollectorRegistry, Counter
+
+from edge_router.policy import Preference
+from edge_router.upstream import reason_of
+from wire.headers import HOP, REQUEST_ID, sign_hop
+from wire.hints import WAKE_PATH, WakeHint
+
+# For one model at one site: longer than most wakes, so that the next status says whether it was heeded.
+EVERY_S = 5.0
+TIMEOUT_S = 2.0
+MAX_UNDER_WAY = 16  # beyond which they are dropped: sites that do not answer must not fill the router's memory
+ASLEEP = ("host", "disk")
+
+log = logging.getLogger(__name__)
+
+
+class WakeHints:
+    """Use as `async with`: what is under way when the scope is left is given up."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        urls: Mapping[str, str],
+        secret: str | None,
+        registry: CollectorRegistry,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`urls` of the sites by name."""
+        self._session = session
+        self._urls = urls
+        self._secret = secret
+        self._clock = clock
+        self._told_at: dict[tuple[str, str], float] = {}  # by site and model: both are published names, and few
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._hints = Counter(
+            "pilotlight_router_wake_hints", "Sites told that a sleeping model is wanted, by what came of it: heeded, refused, failed or dropped.",
+            ["site", "outcome"], registry=registry,
+        )  # fmt: skip
+
+    async def __aenter__(self) -> "WakeHints":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._under_way:
+            task.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    def consider(self, model: str | None, preferences: Sequence[Preference]) -> None:
+        """After a decision, best first. Returns at once."""
+        found = sleeping_winner(model, preferences)
+        if found is None:
+            return
+        site, name = found
+        now = self._clock()
+        if now - self._told_at.get((site, name), float("-inf")) < EVERY_S:
+            return
+        if len(self._under_way) >= MAX_UNDER_WAY:
+            self._hints.labels(site, "dropped").inc()
+            return
+        self._told_at[site, name] = now
+        task = asyncio.create_task(self._tell(site, name), name=f"hint {site} {name}")
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def _tell(self, site: str, model: str) -> None:
+        headers = {"content-type": "application/json", REQUEST_ID: (request_id := uuid.uuid4().hex)}
+        if self._secret is not None:
+            headers[HOP] = sign_hop(self._secret, time.time(), "POST", WAKE_PATH, request_id)
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                body = msgspec.json.encode(WakeHint(model))
+                async with self._session.post(self._urls[site] + WAKE_PATH, data=body, headers=headers) as answer:
+                    outcome = "heeded" if answer.status < 300 else "refused"
+                    if outcome == "refused":
+                        log.warning("site %s refused the hint to wake %s with status %d", site, model, answer.status)
+        except TimeoutError:
+            outcome = "failed"
+        except (aiohttp.ClientError, OSError) as error:
+            outcome = "failed"
+            log.info("site %s could not be told to wake %s: %s", site, model, reason_of(error))
+        self._hints.labels(site, outcome).inc()
+
+
+def sleeping_winner(model: str | None, preferences: Sequence[Preference]) -> tuple[str, str] | None:
+    """The site, and the model's own name there, that would have been chosen if the model were awake; None: the decision would have been the same."""
+    if model is None or len(preferences) < 2:
+        return None
+    chosen, *others = preferences
+    best, winner = chosen.cost_ms, None
+    for preference in others:
+        wake_ms = preference.terms.get("wake", 0.0)
+        if wake_ms <= 0 or preference.cost_ms - wake_ms >= best:
+            continue
+        status = preference.backend.model(model)
+        if status is not None and status.residency in ASLEEP:
+            best, winner = preference.cost_ms - wake_ms, (preference.backend.name, status.name)
+    return winner

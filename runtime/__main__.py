@@ -1,0 +1,25 @@
+"""`python -m runtime SITE_FILE`: one site. Starts its engine host's process first, and imports the rest of the site beside that one's imports."""
+
+import gc
+import sys
+from pathlib import Path
+
+from runtime.engines.early_host import start_early
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print("usage: python -m runtime SITE_FILE", file=sys.stderr)
+        return 2
+    file = Path(sys.argv[1])
+    early = start_early(file)
+    gc.disable()  # what modules are made of is never garbage
+    from runtime.serve import serve_file
+
+    gc.freeze()
+    gc.enable()
+    return serve_file(file, early)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

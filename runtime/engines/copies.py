@@ -1,0 +1,84 @@
+"""One model on one device: asleep there, waking, awake, falling asleep; and the sequences that are open on it.
+
+State and the facts that follow from it; wakes.py, room.py and dispatch.py change it. What is true of the model wherever it is, slot.py knows.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from engine.client import EngineClient
+from engine.protocol import ModelLoad
+from runtime.engines.hosts import DeviceHost
+from runtime.engines.prefixes import PrefixMemory
+from runtime.engines.residency import SPARE, Standing
+
+if TYPE_CHECKING:
+    from runtime.engines.slot import Slot
+
+
+@dataclass(slots=True)
+class Work:
+    """What is open on a copy: sequences, and the tokens that are still to be computed for them, as far as one can tell."""
+
+    sequences: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Copy:
+    slot: "Slot"
+    host: DeviceHost
+    is_awake: bool = False
+    loaded_by: EngineClient | None = None  # the host that has, or had, its weights
+    task: "asyncio.Task[None] | None" = None  # a waking under way
+    falling_asleep: "asyncio.Task[None] | None" = None
+    holds_room: bool = False  # in the device's budget: awake, or about to be
+    awake_since: float = 0.0
+    is_yielding: bool = False  # takes no new sequences: another model has waited long for its room
+    is_retiring: bool = False  # takes no new sequences: the others do without it
+    work: Work = field(default_factory=Work)
+    prefixes: PrefixMemory = field(default_factory=PrefixMemory)
+
+    @property
+    def is_live(self) -> bool:
+        """Awake, and its host answers."""
+        return self.is_awake and self.host.why_down is None
+
+    @property
+    def is_spare(self) -> bool:
+        """The model is awake elsewhere as well."""
+        return self.is_awake and any(copy.is_awake for copy in self.slot.copies if copy is not self)
+
+    @property
+    def is_busy(self) -> bool:
+        return self.work.sequences > 0 or self.task is not None or (self.slot.is_busy and not self.is_spare)
+
+    @property
+    def load(self) -> ModelLoad:
+        return self.host.loads.get(self.slot.config.name, ModelLoad())
+
+    @property
+    def has_load(self) -> bool:
+        """Its host has said how busy it is."""
+        return self.slot.config.name in self.host.loads
+
+    def lose(self) -> None:
+        """Its weights are no longer on the device, nor is what it had computed."""
+        self.is_awake = self.is_retiring = False
+        self.prefixes.forget()
+
+    def standing(self, monotonic: float, now: float, is_in_host_memory: bool) -> Standing:
+        """Of a copy that holds room on its device. One that the model could do without gives way before anybody's only one."""
+        slot, is_spare = self.slot, self.is_spare
+        return Standing(
+            slot.config.name,
+            slot.num_bytes,
+            is_pinned=slot.config.residency == "device" and not is_spare,
+            is_busy=self.is_busy,
+            priority=SPARE if is_spare else slot.config.priority,
+            awake_for_s=monotonic - self.awake_since,
+            wake_s=slot.expected_wake_s(is_in_host_memory),
+            next_use_s=slot.arrivals.expected_in_s(now),
+        )

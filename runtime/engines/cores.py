@@ -1,0 +1,45 @@
+"""Which cores an engine host computes on, where several hosts of one site compute on a CPU.
+
+Each has a share of cores that lie together: on a machine with several sockets, a socket's, whose memory is near. A library that counts cores then
+counts these. Knows Linux; elsewhere nothing is divided.
+"""
+
+import os
+import re
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+Cores = frozenset[int]
+
+_NODES = Path("/sys/devices/system/node")
+
+
+def divided(num_hosts: int, nodes: Path = _NODES) -> list[Cores | None]:
+    """Equal shares of the cores that this process may use, neighbours together. None: all, where there are fewer cores than hosts, or no way to say
+    so."""
+    if not hasattr(os, "sched_getaffinity"):
+        return [None] * num_hosts
+    node_of = _node_of_each(nodes)
+    cores = sorted(os.sched_getaffinity(0), key=lambda core: (node_of.get(core, 0), core))
+    if len(cores) < num_hosts:
+        return [None] * num_hosts
+    bounds = [len(cores) * i // num_hosts for i in range(num_hosts + 1)]
+    return [frozenset(cores[start:end]) for start, end in pairwise(bounds)]
+
+
+def keep_to(pid: int, cores: Cores) -> None:
+    """Of a process that has just been started: threads that it starts later are kept to them as well."""
+    with suppress(OSError):  # it has ended already, or a container forbids it
+        os.sched_setaffinity(pid, cores)
+
+
+def _node_of_each(nodes: Path) -> dict[int, int]:
+    """The memory node of every core."""
+    found: dict[int, int] = {}
+    for node in nodes.glob("node[0-9]*"):
+        with suppress(OSError, ValueError):
+            for first, last in re.findall(r"(\d+)(?:-(\d+))?", (node / "cpulist").read_text()):
+                for core in range(int(first), int(last or first) + 1):
+                    found[core] = int(node.name.removeprefix("node"))
+    return found

@@ -1,0 +1,49 @@
+"""Which prompts a model's copy has computed lately, as far as the runtime knows: chains of digests over a few tokens each.
+
+A guess about the engine's prefix cache, bounded by what that could hold; being wrong costs time, never an answer. Digests begin with the tenant's
+salt, so that no tenant's prompts say anything about another's. Refuses to know who asks.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
+
+CHUNK = 64  # tokens to a digest: four KV blocks of the usual 16; 1.5 us each
+_DIGEST_BYTES = 8  # a collision makes a guess wrong: one in 2^44 for a million chunks
+
+Chain = tuple[bytes, ...]  # one digest for each whole chunk from the beginning on
+
+
+def chain_of(salt: bytes, token_ids: Sequence[int]) -> Chain:
+    digest = blake2b(salt, digest_size=_DIGEST_BYTES)
+    chain = []
+    for start in range(0, len(token_ids) - CHUNK + 1, CHUNK):
+        digest.update(array("q", token_ids[start : start + CHUNK]))
+        chain.append(digest.digest())
+    return tuple(chain)
+
+
+class PrefixMemory:
+    """Of one copy. What was used longest ago is forgotten first, as it is in the cache."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+
+    def held_tokens(self, chain: Chain) -> int:
+        """Of the prompt that the chain is of, those believed to be in the cache."""
+        for i, digest in enumerate(chain):
+            if digest not in self._known:
+                return i * CHUNK
+        return len(chain) * CHUNK
+
+    def remember(self, chain: Chain, capacity_tokens: int) -> None:
+        """The tail becomes older than the head: without its head a chain is useless."""
+        for digest in reversed(chain):
+            self._known[digest] = None
+            self._known.move_to_end(digest)
+        while len(self._known) * CHUNK > capacity_tokens:
+            self._known.popitem(last=False)
+
+    def forget(self) -> None:
+        self._known.clear()
