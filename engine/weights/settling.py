@@ -1,4 +1,4 @@
-"""Gives a model that already serves from its checkpoint's own pages a bundle, and then makes it anew there.
+"""Gives a model that already serves from its checkpoint's own pages a bundle in huge pages, and then makes it anew there.
 
 Nobody waits for it: it takes a share of a core, and the model that it makes has the same numbers in the same order, so that one may take the other's
 place at any time. What it has begun to write for the host tier it finishes even when the model has been let go meanwhile, since that is what the
@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -20,9 +20,7 @@ import torch
 from engine.errors import CheckpointError
 from engine.weights.bundle import Bundle, BundleError
 from engine.weights.bundle_file import BundleFile, is_being_written, new_bundle
-from engine.weights.filling import as_bytes
-from engine.weights.huge_pages import HugePages
-from engine.weights.storage import Arena
+from engine.weights.filling import Write, as_bytes
 from kernels.cpu import pages
 
 log = logging.getLogger(__name__)
@@ -32,7 +30,7 @@ _SHARE = 0.25  # of a core's time, at most
 _FIRST_AFTER_S = 0.5  # the request that woke the model comes first
 _LOOK_S = 0.05  # between two looks at whether the process ends
 _LAST_STEP_S = (
-    2.0  # the pages that a step was still reading are unmapped by this thread rather than by the one that computes
+    2.0  # so that the old pages are unmapped by this thread, not by the one that computes a last step on them
 )
 
 ModelT = TypeVar("ModelT")
@@ -65,7 +63,6 @@ class Settling(Generic[ModelT]):
         self._adopt: Callable[[ModelT], None] | None = adopt
         self._share = share
         self._is_let_go = threading.Event()
-        self._huge_pages: HugePages | None = None
         # No daemon: it holds tensors, and one that is let go while the interpreter ends aborts the process.
         self._thread = threading.Thread(target=self._run, args=(first_after_s,), name="settling")
         self._thread.start()
@@ -73,8 +70,6 @@ class Settling(Generic[ModelT]):
     def close(self) -> None:
         """The model is no longer used. A bundle that has been begun will be finished; nobody waits for it."""
         self._is_let_go.set()
-        if self._huge_pages is not None:
-            self._huge_pages.close()
 
     def wait(self, timeout_s: float) -> bool:
         self._thread.join(timeout_s)
@@ -83,86 +78,81 @@ class Settling(Generic[ModelT]):
     @torch.inference_mode()
     def _run(self, first_after_s: float) -> None:
         assert self._unsettled is not None
-        where = self._unsettled.path or "memory of its own"
+        path = self._unsettled.path
         try:
             _step_back()
             self._pause(first_after_s)
-            memory = self._settle(self._unsettled)
-        except _Ending:
-            memory = None
+            memory = self._copied(self._unsettled) if path is None else self._shared(self._unsettled, path)
+            self._move(self._unsettled, memory)
+        except _NobodyNeedsIt:
+            pass
         except (BundleError, CheckpointError, OSError) as error:
+            where = path or "memory of its own"
             log.info("a model stays on its checkpoint's own pages and does not move to %s: %s", where, error)
-            memory = None
         self._unsettled = self._adopt = None
-        if memory is not None:
-            self._huge_pages = HugePages.start(memory)
-            self.is_settled = True
-            if self._is_let_go.is_set():
-                self.close()
 
-    def _settle(self, unsettled: Unsettled[ModelT]) -> torch.Tensor | None:
-        """The memory in which the model lies from now on; None: it has been let go."""
-        memory = self._copy(unsettled) if unsettled.path is None else self._share_copy(unsettled, unsettled.path)
-        if memory is None or self._is_let_go.is_set():
-            return None
+    def _move(self, unsettled: Unsettled[ModelT], memory: torch.Tensor) -> None:
         assert self._adopt is not None
+        self._expect_need()
         self._adopt(unsettled.renew(memory))
+        self.is_settled = True
         self._pause(_LAST_STEP_S)
+
+    def _copied(self, unsettled: Unsettled[ModelT]) -> torch.Tensor:
+        memory = pages.empty((unsettled.bundle.size,), torch.uint8)
+        into = as_bytes(memory)
+
+        def write(start: int, content: memoryview) -> None:
+            self._expect_need()
+            into[start : start + len(content)] = content
+
+        self._copy(unsettled, write)
         return memory
 
-    def _copy(self, unsettled: Unsettled[ModelT]) -> torch.Tensor | None:
-        memory = pages.small(unsettled.bundle.size)
-        arena = Arena(memory, unsettled.bundle)
-        for place in unsettled.bundle.places:
-            into, source = as_bytes(arena.tensor(place)), as_bytes(unsettled.tensors[place.wanted.name])
-            for start, end in self._steps(len(source)):
-                if self._is_let_go.is_set():
-                    return None
-                into[start:end] = source[start:end]
-        unsettled.expect_unchanged()
-        return memory
-
-    def _share_copy(self, unsettled: Unsettled[ModelT], path: Path) -> torch.Tensor | None:
+    def _shared(self, unsettled: Unsettled[ModelT], path: Path) -> torch.Tensor:
         """The bundle at `path`, written now, or by somebody else who was about to."""
         while is_being_written(path):
-            if self._is_let_go.is_set():
-                return None
+            self._expect_need()
             self._pause(_LOOK_S)
         if (memory := _map(path, unsettled.bundle)) is not None:
             return memory
         with new_bundle(path, unsettled.bundle) as new:
-            for place in unsettled.bundle.places:
-                source = as_bytes(unsettled.tensors[place.wanted.name])
-                for start, end in self._steps(len(source)):
-                    if not new.is_wanted:
-                        raise BundleError("its place was given to another")
-                    new.write(place.start + start, source[start:end])
-            unsettled.expect_unchanged()
-        memory = _map(path, unsettled.bundle)
-        if memory is None:
-            raise BundleError("it was removed")
-        return memory
 
-    def _steps(self, num_bytes: int) -> Iterator[tuple[int, int]]:
-        for start in range(0, num_bytes, _STEP_BYTES):
-            began = time.monotonic()
-            yield start, min(start + _STEP_BYTES, num_bytes)
-            self._pause((time.monotonic() - began) * (1 / self._share - 1))
+            def write(start: int, content: memoryview) -> None:
+                if not new.is_wanted:
+                    raise BundleError("its place was given to another")
+                new.write_huge(start, content)
+
+            self._copy(unsettled, write)
+            return new.map()
+
+    def _copy(self, unsettled: Unsettled[ModelT], write: Write) -> None:
+        for place in unsettled.bundle.places:
+            source = as_bytes(unsettled.tensors[place.wanted.name])
+            for start in range(0, len(source), _STEP_BYTES):
+                began = time.monotonic()
+                write(place.start + start, source[start : start + _STEP_BYTES])
+                self._pause((time.monotonic() - began) * (1 / self._share - 1))
+        unsettled.expect_unchanged()
+
+    def _expect_need(self) -> None:
+        if self._is_let_go.is_set():
+            raise _NobodyNeedsIt
 
     def _pause(self, seconds: float) -> None:
-        """Raises _Ending when the process is about to end."""
+        """Also notices that the process is about to end."""
         until = time.monotonic() + seconds
         while True:
             if not threading.main_thread().is_alive():
-                raise _Ending
+                raise _NobodyNeedsIt
             left = until - time.monotonic()
             if left <= 0:
                 return
             time.sleep(min(left, _LOOK_S))
 
 
-class _Ending(Exception):
-    """Of the process."""
+class _NobodyNeedsIt(Exception):
+    """The model, or the whole process, has been let go."""
 
 
 def _map(path: Path, bundle: Bundle) -> torch.Tensor | None:
