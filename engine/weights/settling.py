@@ -6,8 +6,6 @@ model will wake from. Knows tensors, pauses and files; refuses to know models.
 """
 
 import logging
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -29,9 +27,7 @@ _STEP_BYTES = 4 << 20  # under way at once
 _SHARE = 0.25  # of a core's time, at most
 _FIRST_AFTER_S = 0.5  # the request that woke the model comes first
 _LOOK_S = 0.05  # between two looks at whether the process ends
-_LAST_STEP_S = (
-    2.0  # so that the old pages are unmapped by this thread, not by the one that computes a last step on them
-)
+_LAST_STEP_S = 2.0  # then nobody computes on the old pages any more, and it is this thread that unmaps them
 
 ModelT = TypeVar("ModelT")
 
@@ -80,7 +76,6 @@ class Settling(Generic[ModelT]):
         assert self._unsettled is not None
         path = self._unsettled.path
         try:
-            _step_back()
             self._pause(first_after_s)
             memory = self._copied(self._unsettled) if path is None else self._shared(self._unsettled, path)
             self._move(self._unsettled, memory)
@@ -130,9 +125,9 @@ class Settling(Generic[ModelT]):
         for place in unsettled.bundle.places:
             source = as_bytes(unsettled.tensors[place.wanted.name])
             for start in range(0, len(source), _STEP_BYTES):
-                began = time.monotonic()
+                began = time.thread_time()  # by the clock, a machine that is busy would make it slower twice
                 write(place.start + start, source[start : start + _STEP_BYTES])
-                self._pause((time.monotonic() - began) * (1 / self._share - 1))
+                self._pause((time.thread_time() - began) * (1 / self._share - 1))
         unsettled.expect_unchanged()
 
     def _expect_need(self) -> None:
@@ -163,10 +158,3 @@ def _map(path: Path, bundle: Bundle) -> torch.Tensor | None:
             return file.map() if is_same else None
     except FileNotFoundError:
         return None
-
-
-def _step_back() -> None:
-    """On Linux a thread has a priority of its own: those that compute come first."""
-    if sys.platform.startswith("linux"):
-        me = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, me, min(19, os.getpriority(os.PRIO_PROCESS, me) + 10))

@@ -56,6 +56,7 @@ class Loaded(Generic[ModelT]):
     mapped: bool  # from a bundle that was there
     memory: torch.Tensor | None  # all of them, on a CPU, where they stay
     unsettled: Unsettled[ModelT] | None = None  # they lie in the checkpoint, and may move
+    is_proved: bool = False  # an earlier load has computed with these bytes
 
 
 class Supply:
@@ -86,6 +87,11 @@ class Supply:
 
     def close(self) -> None:
         self._open.close()
+
+    def forget(self) -> None:
+        """The weights make no numbers: no later load shall trust the bundle."""
+        if self._kept_at is not None:
+            self._kept_at.unlink(missing_ok=True)
 
     @cached_property
     def fingerprint(self) -> bytes:
@@ -131,7 +137,7 @@ class Supply:
         identity = self._identity(dtype)
         if self._kept is not None and self._kept.bundle.identity == identity:
             try:
-                return self._map(self._kept, lay_out_model, dtype, device, is_new=False)
+                return replace(self._map(self._kept, lay_out_model, dtype, device, is_new=False), is_proved=True)
             except BundleError as error:
                 _refuse(path, str(error))
         elif self._kept is not None:
