@@ -78,6 +78,11 @@ class Backend:
     def was_ever_healthy(self) -> bool:
         return self._was_healthy
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """It was well, and its last probe failed."""
+        return self._failures > 0 and self.state == "healthy"
+
     @contextmanager
     def inflight(self, tokens: int) -> Iterator[Ticket]:
         ticket = Ticket(self, tokens, self._clock())

@@ -88,7 +88,7 @@ class Recording:
         self._max_bytes = int(config.max_stream_mib * 2**20)
         self._events: list[bytes] = []
         self._places: dict[bytes, int] = {}  # event id -> how many events lie up to it
-        self._last_id = b"0"
+        self._last_id = b"begin"  # no site's: what comes before the first id is named after it
         self._repeats = 0
         self._changed = asyncio.Event()
 
@@ -172,8 +172,9 @@ class Recording:
     def _keep(self, event: Event) -> None:
         given, raw = event.event_id, event.raw
         if given is None or given in self._places:
-            self._repeats += 1
-            given = b"%s.%d" % (self._last_id, self._repeats)
+            while given is None or given in self._places:
+                self._repeats += 1
+                given = b"%s.%d" % (self._last_id, self._repeats)
             raw = encode_event(
                 event.data or b"", given.decode("latin-1"), event.name.decode("latin-1") if event.name else None
             )

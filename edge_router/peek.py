@@ -33,6 +33,7 @@ from wire.headers import (
 from wire.prefixes import encode_named
 from wire.status import Place
 
+FUNCTIONS = "/fn/"  # paths whose requests and answers are somebody's own: relayed as bytes, never read
 HOPS = "x-pilotlight-hops"  # router -> router: how many routers the request has passed
 MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")  # of a message, what reaches the prompt
 TEXT_PIECE_BYTES = 1024  # a plain prompt is fingerprinted in pieces of this size
@@ -62,6 +63,15 @@ class Head:
             if key == name:
                 return value
         return ""
+
+    @property
+    def is_for_function(self) -> bool:
+        return self.path.startswith(FUNCTIONS)
+
+    @property
+    def may_be_repeated(self) -> bool:
+        """After it may have been begun. An answer of a model may always be made again; what a function did is not known."""
+        return not self.is_for_function or self.method in ("GET", "HEAD", "OPTIONS", "PUT", "DELETE")
 
     @property
     def dialect(self) -> Dialect:
@@ -171,7 +181,7 @@ def _upstream_headers(head: Head, request_id: str, hops: int) -> list[tuple[str,
 
 
 def _parse(head: Head, body: bytes) -> dict[str, Any]:
-    if not body or head.header("content-type").lower().startswith(NOT_JSON):
+    if not body or head.is_for_function or head.header("content-type").lower().startswith(NOT_JSON):
         return {}
     if head.header("content-encoding").lower() not in ("", "identity"):
         raise ApiError("invalid_request", "a request body must not be compressed: drop the content-encoding header")

@@ -21,7 +21,7 @@ from edge_router.exchange import Exchange
 from edge_router.hints import WakeHints
 from edge_router.limits import Limits
 from edge_router.metrics import NO_SITE, RouterMetrics
-from edge_router.peek import ValidRequest, peek, request_id_of
+from edge_router.peek import FUNCTIONS, ValidRequest, peek, request_id_of
 from edge_router.policy import Policy, Preference, RouteRequest
 from edge_router.retries import RetryBudget
 from edge_router.session import SessionTable
@@ -31,9 +31,10 @@ from wire.continuation import ContinuationError
 from wire.errors import ApiError
 from wire.headers import REQUEST_ID, ROUTE
 
-PREFIXES = ("/ai/v1/", "/v1/", "/client/v4/")  # what is forwarded
+PREFIXES = ("/ai/v1/", "/v1/", "/client/v4/", FUNCTIONS)  # what is forwarded
 MAX_RETRY_AFTER_S = 60.0
 DRAIN_POLL_S = 0.05
+UNTOUCHED = ("connect", "full", "draining")  # failures of a site that has not begun the request
 TRY_AGAIN_S = 0.5  # between rounds over the sites, while a stream that was cut can go on at none
 LAST_WORDS_S = 1.0  # for the error events of streams that a drain cuts
 
@@ -145,6 +146,9 @@ class Proxy:
                 except SiteFailed as failure:
                     self._note(backend, ticket, exchange, failure)
                     exchange.failed(backend.name, failure)
+                    if not exchange.request.head.may_be_repeated and failure.kind not in UNTOUCHED:
+                        sentence = f"the site {backend.name} was lost while the function ran: {failure.detail}"
+                        raise ApiError("upstream_lost", sentence) from None
                     continue
                 async with answer:
                     ticket.answering()
@@ -152,6 +156,8 @@ class Proxy:
                     try:
                         return await self._relay(client, exchange, answer, preference, elapsed_s)
                     except Lost as lost:
+                        if answer.is_opaque:  # its client learns from a response without an end
+                            return self.metrics.ended(backend.name, "lost")
                         if not self._cut(exchange, answer, backend, lost):
                             break
         await self._give_up(client, exchange)

@@ -106,7 +106,10 @@ async def not_found(request: Request, error: Exception) -> Response:
     """For paths that are neither forwarded nor the router's own."""
     path = request.url.path
     return refusal(
-        ApiError("not_found", f"there is nothing at {path[:200]}: the API is under /ai/v1/, /v1/ and /client/v4/"), path
+        ApiError(
+            "not_found", f"there is nothing at {path[:200]}: the API is under /ai/v1/, /v1/, /client/v4/ and /fn/"
+        ),
+        path,
     )
 
 

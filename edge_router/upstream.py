@@ -29,6 +29,7 @@ Cause = Literal["closed", "silent", "frozen", "error", "draining", "malformed"]
 MAX_ANSWER_BYTES = (
     64 << 20
 )  # of an answer that is not a stream: it is read whole so that its loss can be made good elsewhere
+SMALL_BYTES = 1 << 20  # of a function's answer of known length, which is relayed in one piece
 LOOK_AGAIN_S = 0.5  # silence inside a stream, after which the site's probes are asked whether it still lives
 AT_WORK_SHARE = 0.1  # of the patience that is not waited for, where a site sends heartbeats
 LONG_PAST = 0.0  # on the loop's clock: a patience until then ends at once
@@ -91,6 +92,9 @@ class Answer:
         self.headers = _downstream_headers(link, body)
         self.body = body  # None: a stream
         self.has_marks = body is None and header(link.headers, MARKS) == "1"  # it can be continued elsewhere
+        self.is_opaque = isinstance(
+            stream, _Pieces
+        )  # a function's: what is in it, and how it ends, is not ours to judge
         self._upstream = upstream
         self._link = link
         self._stream = stream
@@ -126,7 +130,7 @@ class Answer:
                     await stream.drain()
                     return
             events = await stream.more()
-        if last is None or not _is_final(last):
+        if not self.is_opaque and (last is None or not _is_final(last)):
             raise Lost("closed", "it closed the connection before the end of its answer")
 
 
@@ -183,6 +187,14 @@ class _Events:
             return  # the answer was complete: only the connection is not reused
 
 
+class _Pieces(_Events):
+    """A function's stream, whatever it is: each read as one piece."""
+
+    async def read(self) -> list[Event] | None:
+        chunk = await self._link.read()
+        return [Event(None, None, None, chunk)] if chunk else None
+
+
 class Upstream:
     """`async with` it: leaving closes all connections."""
 
@@ -220,12 +232,16 @@ class Upstream:
                 head = _head(link.origin, request, request.sent_headers(self._secret, time.time()), len(body))
                 link.send(head, body, is_head_request=request.head.method == "HEAD")
                 await link.head()
-                if header(link.headers, "content-type").partition(";")[0].strip().lower() == "text/event-stream":
+                if request.head.is_for_function:
+                    answer = await self._pass_through(link, patience, patience_s)
+                elif header(link.headers, "content-type").partition(";")[0].strip().lower() == "text/event-stream":
                     stream = _Events(link, self._relay.idle_timeout_s)
                     self._streams.add(stream)
                     answer = Answer(self, link, None, stream, await self._first_events(stream, patience, first_byte_s))
                 else:
-                    answer = Answer(self, link, await self._read_whole(link, patience, patience_s), None, [])
+                    body = await self._read_whole(link, patience, patience_s)
+                    _refuse_spent(link, body)
+                    answer = Answer(self, link, body, None, [])
             link = None  # the answer owns it now
             return answer
         except CannotConnect as error:
@@ -270,6 +286,19 @@ class Upstream:
             first += events
         return first
 
+    async def _pass_through(self, link: Link, patience: asyncio.Timeout, patience_s: float) -> Answer:
+        """A function's answer. Only a site that is full or draining, which says so with a 503 of its own, is told from it."""
+        length = header(link.headers, "content-length")
+        is_small = length.isdigit() and int(length) <= SMALL_BYTES
+        if link.status != 503 and not is_small and not link.is_done:
+            stream = _Pieces(link, self._relay.idle_timeout_s)
+            self._streams.add(stream)
+            return Answer(self, link, None, stream, [])
+        body = await self._read_whole(link, patience, patience_s)
+        if link.status == 503 and _error_of(body).get("code") in ("draining", "overloaded"):
+            _refuse_spent(link, body)
+        return Answer(self, link, body, None, [])
+
     async def _read_whole(self, link: Link, patience: asyncio.Timeout, patience_s: float) -> bytes:
         parts: list[bytes] = []
         size = 0
@@ -282,9 +311,7 @@ class Upstream:
             size += len(chunk)
             if size > MAX_ANSWER_BYTES:
                 raise SiteFailed("malformed", f"its answer is larger than {MAX_ANSWER_BYTES >> 20} MiB")
-        body = b"".join(parts)
-        _refuse_spent(link, body)
-        return body
+        return b"".join(parts)
 
     def _origin(self, url: str) -> Origin:
         origin = self._origins.get(url)

@@ -6,7 +6,7 @@ Everything that lives as long as the site is made here and handed on; nothing is
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
 
 from starlette.applications import Starlette
@@ -24,11 +24,13 @@ from runtime.engines.launch import launchers_of
 from runtime.engines.models import Models
 from runtime.engines.slot import Wake
 from runtime.engines.weights_tier import open_tier
+from runtime.functions.serving import site_functions
 from runtime.generation import Generator
 from runtime.metrics import Metrics
 from runtime.middleware.errors import Errors
 from runtime.middleware.identity import Identity
 from runtime.middleware.unread import UnreadBody
+from runtime.routes.functions import function_routes
 from runtime.routes.health import Health
 from runtime.routes.internal import Internal
 from runtime.routes.openai import openai_routes
@@ -65,13 +67,16 @@ def build_app(
     engine = Continuations(fleet, models, site.limits.continue_within_s, metrics.cut)
     generator = Generator(models, engine, admission, metrics, site.limits.request_timeout_s)
 
+    functions = site_functions(site, lambda: app)
+
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         try:
             async with fleet:
                 models.start()
                 try:
-                    yield
+                    async with functions or nullcontext():
+                        yield
                 finally:
                     await models.stop()
         finally:
@@ -79,7 +84,11 @@ def build_app(
                 tier.close()
 
     app = Starlette(
-        routes=[*openai_routes(generator, site.limits), *workers_ai_routes(generator, site.limits)],
+        routes=[
+            *openai_routes(generator, site.limits),
+            *workers_ai_routes(generator, site.limits),
+            *function_routes(functions, admission),
+        ],
         middleware=[
             Middleware(UnreadBody),
             Middleware(
@@ -90,12 +99,17 @@ def build_app(
         exception_handlers={HTTPException: _as_api_error},
         lifespan=lifespan,
     )
-    health = Health(site, fleet, models, admission, metrics, generator.traffic, _version(), lambda: app.state.url)
+    health = Health(
+        site, fleet, models, admission, metrics, generator.traffic, _version(), lambda: app.state.url, functions
+    )
     app.router.routes.extend((*health.routes(), *Internal(models, timeline, secret).routes()))
     app.router.redirect_slashes = False  # a redirected POST is a surprise; an unknown path is a 404
     app.state.url = None  # known once the socket is bound
+    app.state.routes = Errors(app.router)  # for bindings: the same doors, without the layers that speak to strangers
+    app.state.is_busy = lambda model: admission.inflight >= admission.max_inflight or models.has_waiting(model)
     app.state.timeline = timeline
     app.state.admission, app.state.health, app.state.models, app.state.fleet = admission, health, models, fleet
+    app.state.functions = functions
     fleet.on_step(metrics.step)
     gauges: dict[str, Callable[[], float]] = {
         "inflight_requests": lambda: admission.inflight,
@@ -117,7 +131,7 @@ async def _as_api_error(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         raise ApiError("method_not_allowed", f"{method} is not allowed on {path}; {_allowed(error)}")
     if error.status_code == 404:
-        raise ApiError("not_found", f"there is nothing at {path}; the API is under /ai/v1, /v1 and /client/v4")
+        raise ApiError("not_found", f"there is nothing at {path}; the API is under /ai/v1, /v1, /client/v4 and /fn")
     raise ApiError("invalid_request", error.detail)
 
 

@@ -157,8 +157,48 @@ class ModelConfig(Table):
 
 
 class FunctionConfig(Table):
-    name: Name
+    name: Name = Field(description="served at /fn/NAME/")
     path: str = Field(description="directory with a wrangler.toml or wrangler.jsonc")
+    environment: str | None = Field(None, description="an [env.NAME] of that file")
+    layer: str | None = Field(None, description="directory with the packages that it imports")
+
+
+class FunctionsConfig(Table):
+    """The functions of a site, and what each of them may use."""
+
+    serve: tuple[FunctionConfig, ...] = ()
+    directory: str | None = Field(
+        None, description="of deployed functions: each folder in it with a manifest is served"
+    )
+    state_dir: str | None = Field(
+        None, description="where bindings keep their data; unset: in ~/.local/state/pilotlight/SITE"
+    )
+    min_tier: Literal[1, 2] = Field(
+        1,
+        description="isolation below which nothing is served: 1 limits and no privileges, 2 namespaces, seccomp, Landlock",
+    )
+    show_errors: bool = Field(False, description="answer a failed request with its traceback")
+    egress_allow: tuple[str, ...] = Field(
+        (), description="hosts, or host:port, that functions may fetch although their address is not public"
+    )
+    cpu_ms: int = Field(30_000, ge=1, description="CPU time of one request, where the manifest sets none")
+    wall_s: float = Field(300.0, gt=0, description="of one request, its stream included")
+    blocked_s: float = Field(10.0, gt=0, description="an event loop blocked for so long ends its process")
+    memory_mib: int = Field(256, ge=64, description="of one process, Python's own 30 included")
+    disk_mib: int = Field(64, ge=1, description="of scratch space")
+    threads: int = Field(64, ge=4, description="of one function")
+    open_files: int = Field(256, ge=32)
+    subrequests: int = Field(1000, ge=1, description="of one request: calls of bindings and fetches")
+    request_mib: float = Field(100.0, gt=0)
+    response_mib: float = Field(1024.0, gt=0)
+    concurrency: int = Field(64, ge=1, description="requests open in one process, beyond which another one is started")
+    max_isolates: int = Field(4, ge=1, description="processes of one function")
+    idle_s: float = Field(60.0, gt=0, description="without a request, after which a process is ended")
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> "FunctionsConfig":
+        _refuse_twice([function.name for function in self.serve], "function name")
+        return self
 
 
 class LimitsConfig(Table):
@@ -189,7 +229,7 @@ class SiteConfig(Table):
     listen: ListenConfig
     engine: EngineConfig = EngineConfig()
     models: tuple[ModelConfig, ...] = Field(min_length=1)
-    functions: tuple[FunctionConfig, ...] = ()
+    functions: FunctionsConfig = Field(default_factory=FunctionsConfig)
     limits: LimitsConfig = LimitsConfig()
 
     @model_validator(mode="after")
@@ -207,7 +247,6 @@ class SiteConfig(Table):
     def _names_are_unique(self) -> "SiteConfig":
         names = [name for model in self.models for name in (model.name, *model.aliases)]
         _refuse_twice(names, "model name")
-        _refuse_twice([function.name for function in self.functions], "function name")
         return self
 
 
@@ -229,7 +268,9 @@ class SiteRef(Table):
 
 class HealthConfig(Table):
     interval_s: float = Field(1.0, gt=0, description="between two probes of one site")
-    timeout_s: float = Field(2.0, gt=0)
+    timeout_s: float = Field(
+        1.0, gt=0, description="of a probe; a site that freezes is left after unhealthy_after of these"
+    )
     unhealthy_after: int = Field(3, ge=1, description="failed probes in a row")
     stale_after_s: float = Field(10.0, gt=0, description="a published status older than this is only a guess")
 

@@ -53,6 +53,19 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     device: str | None = None  # an engine host's
 
 
+class FunctionStatus(msgspec.Struct, frozen=True):
+    name: str
+    isolates: int = 0  # processes now; 0: asleep
+    inflight: int = 0
+    started: int = 0  # counter: processes since the site's start
+
+
+class FunctionsStatus(msgspec.Struct, frozen=True):
+    isolation_tier: int  # that was reached; 0: functions are not served
+    why_not_more: str = ""
+    functions: tuple[FunctionStatus, ...] = ()
+
+
 class SiteStatus(msgspec.Struct, frozen=True):
     site: str
     version: str  # of the software
@@ -64,6 +77,7 @@ class SiteStatus(msgspec.Struct, frozen=True):
     max_inflight: int
     models: tuple[ModelStatus, ...]
     processes: tuple[ProcessStatus, ...]
+    functions: FunctionsStatus | None = None  # None: this site has none
 
 
 class RouterStatus(msgspec.Struct, frozen=True):

@@ -77,6 +77,31 @@ def serve(
 
 
 @app.command()
+def init(
+    directory: Annotated[Path, typer.Argument(help="A folder; made where it is not there.")] = Path("."),
+    name: Annotated[str | None, typer.Option(help="Of the function; the folder's by default.")] = None,
+) -> None:
+    """Write a first function into a folder."""
+    from runtime.cli.init import init as run
+
+    run(directory, name)
+
+
+@app.command()
+def dev(
+    directory: Annotated[Path, typer.Argument(help="A folder with a wrangler.toml or wrangler.jsonc.")] = Path("."),
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8787,
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    env: Annotated[str | None, typer.Option(help="An [env.NAME] of the manifest.")] = None,
+    model: Annotated[str, typer.Option(help="What AI bindings answer with, as in `serve`.")] = "embedded:ember",
+) -> None:
+    """Serve a folder's function here, with its bindings, and reload it at each change."""
+    from runtime.cli.dev import dev as run
+
+    run(directory, host, port, env, model)
+
+
+@app.command()
 def pack(
     model: Annotated[str, typer.Argument(help="A checkpoint's directory, a Hugging Face hub id, or embedded:ember.")],
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",

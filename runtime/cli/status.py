@@ -20,6 +20,16 @@ def print_status(api: Api, as_json: bool) -> None:
     for process in processes:
         table.add_row(*(str(process[key] or "") for key in ("role", "site", "pid", "url", "state")))
     Console().print(table)
+    for site, isolation in isolations(status):
+        why = f" ({isolation['why_not_more']})" if isolation["why_not_more"] else ""
+        line = f"functions of {site}: isolation tier {isolation['isolation_tier']}{why}, {len(isolation['functions'])} served"
+        Console().print(line, highlight=False, soft_wrap=True)
+
+
+def isolations(status: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The isolation that each site with functions has reached."""
+    sites = [view["status"] for view in status["sites"] if view["status"]] if "sites" in status else [status]
+    return [(site["site"], site["functions"]) for site in sites if site.get("functions")]
 
 
 def list_processes(status: dict[str, Any], url: str) -> list[dict[str, Any]]:

@@ -85,6 +85,12 @@ class Models:
         """A model's own name, from its name or an alias."""
         return self._names.get(name)
 
+    def has_waiting(self, name: str) -> bool:
+        """Whether sequences wait for room already, wherever the model is awake."""
+        slot = self._slots.get(self._names.get(name, ""))
+        awake = slot.awake if slot is not None else ()
+        return bool(awake) and all(copy.load.waiting > 0 for copy in awake)
+
     def start(self) -> None:
         """Begins to wake what is to be on the device from the start."""
         for slot in self._slots.values():

@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Route
 from runtime.admission import Admission
 from runtime.engines.fleet import Fleet
 from runtime.engines.models import Models
+from runtime.functions.serving import ServedFunctions
 from runtime.metrics import CONTENT_TYPE, Metrics
 from runtime.traffic import Traffic
 from sites.config import SiteConfig
@@ -30,6 +31,7 @@ class Health:
         traffic: Traffic,
         version: str,
         url: Callable[[], str | None],
+        functions: ServedFunctions | None = None,
     ) -> None:
         self._site = site
         self._fleet = fleet
@@ -39,6 +41,7 @@ class Health:
         self._traffic = traffic
         self._version = version
         self._url = url
+        self._functions = functions
         self._sequence = 0
 
     def routes(self) -> list[BaseRoute]:
@@ -87,4 +90,5 @@ class Health:
             max_inflight=self._admission.max_inflight,
             models=tuple(self._traffic.published(status) for status in self._models.statuses()),
             processes=tuple(processes),
+            functions=None if self._functions is None else self._functions.status(),
         )

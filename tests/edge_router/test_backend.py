@@ -68,6 +68,16 @@ async def test_the_first_good_probe_makes_a_site_healthy() -> None:
     assert await site.good() == "healthy"
 
 
+async def test_a_site_in_doubt_is_probed_again_soon_and_a_lost_one_at_leisure() -> None:
+    site = Probes()
+    await site.good()
+    site._reply = ConnectionRefusedError("refused")
+    with pytest.raises(asyncio.CancelledError):
+        await site.monitor._watch(site.backend)
+    assert site.slept == pytest.approx([0.1, 0.1, 1.0])
+    assert site.backend.state == "unhealthy"
+
+
 async def test_a_site_is_unhealthy_only_after_failures_in_a_row() -> None:
     site = Probes()
     await site.good()

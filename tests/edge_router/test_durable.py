@@ -70,6 +70,21 @@ async def test_a_durable_stream_can_be_read_again_from_each_of_its_events() -> N
         assert (status, json.loads(refusal)["error"]["code"]) == (400, "invalid_request")
 
 
+@pytest.mark.parametrize(
+    "ids", [(None, "0", None, "1", "1", None), ("0", "0", "0.1", None), (None, "begin.1", None, None)]
+)
+async def test_each_event_is_a_place_of_its_own_however_the_site_names_them(ids: tuple[str | None, ...]) -> None:
+    recording = Recording("r", b"alice", HEAD, "q", DurableConfig(), 0.0)
+    await recording.events(b"".join(encode_event(b"%d" % i, event_id) for i, event_id in enumerate(ids)))
+    recording.end(1.0)
+    kept = events(b"".join([batch async for batch in recording.read(0)]))
+    for i, each in enumerate(kept):
+        assert each.event_id is not None
+        after = recording.place_after(each.event_id.decode())
+        left = events(b"".join([batch async for batch in recording.read(after)]))
+        assert [event.data for event in left] == [b"%d" % j for j in range(i + 1, len(ids))]
+
+
 async def test_it_goes_on_when_its_client_leaves_and_who_comes_back_misses_nothing() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:
         fakes[0].behave = raw_stream(event(0), end="on command")

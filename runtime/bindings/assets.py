@@ -1,0 +1,165 @@
+"""Assets: the files of a folder as responses, with entity tags, tidy addresses for HTML, and what is answered where there is no file.
+
+A path is looked up piece by piece below the folder; whatever leads out of it, a link too, does not exist. Knows files and HTTP.
+"""
+
+import asyncio
+import hashlib
+import mimetypes
+import stat
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote, urlsplit
+
+import msgspec
+
+from runtime.bindings.binding import Binding, BindingError, Body, Declaration, Services, method
+from runtime.bindings.r2_files import Content
+from runtime.functions.channel import Answer
+
+MAX_ASSET_BYTES = 25 << 20
+HIDDEN = (".assetsignore", ".dev.vars", "_worker.js")
+HTML_HANDLING = ("auto-trailing-slash", "force-trailing-slash", "drop-trailing-slash", "none")
+NOT_FOUND_HANDLING = ("none", "404-page", "single-page-application")
+
+
+class Fetch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    method: str
+    url: str
+    headers: list[tuple[str, str]] = []
+    body: bytes = b""
+
+
+class Redirect(NamedTuple):
+    path: str
+
+
+class Assets(Binding):
+    kind = "assets"
+
+    def __init__(
+        self, folder: Path, html_handling: str = "auto-trailing-slash", not_found_handling: str = "none"
+    ) -> None:
+        self._folder = folder.resolve()
+        self._html_handling = html_handling
+        self._not_found_handling = not_found_handling
+        self._tags: dict[tuple[str, int, int], str] = {}
+
+    @classmethod
+    def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "Assets":
+        options = declaration.options
+        folder = Path(options["directory"])
+        if not folder.is_dir():
+            raise BindingError(f"{declaration.name}: there is no folder {folder.name!r} in the function's folder")
+        html, missing = options.get("html_handling", HTML_HANDLING[0]), options.get("not_found_handling", "none")
+        for name, value, known in (
+            ("html_handling", html, HTML_HANDLING),
+            ("not_found_handling", missing, NOT_FOUND_HANDLING),
+        ):
+            if value not in known:
+                raise BindingError(f"{declaration.name}: {name} is one of {', '.join(known)}, not {value!r}")
+        return cls(folder, html, missing)
+
+    @method
+    async def fetch(self, request: Fetch, body: Body | None) -> Any:
+        if request.method not in ("GET", "HEAD"):
+            return {"status": 405, "headers": [("allow", "GET, HEAD")], "body": b""}
+        path = urlsplit(request.url).path or "/"
+        found = await asyncio.to_thread(self._find, path)
+        if isinstance(found, Redirect):
+            query = urlsplit(request.url).query
+            location = quote(found.path, safe="/") + (f"?{query}" if query else "")
+            return {"status": 307, "headers": [("location", location)], "body": b""}
+        if found is not None:
+            return await self._response(200, found, request)
+        missing = await asyncio.to_thread(self._fallback, path)
+        if missing is None:
+            return {"status": 404, "headers": [], "body": b""}
+        return await self._response(
+            200 if self._not_found_handling == "single-page-application" else 404, missing, request
+        )
+
+    async def _response(self, status: int, path: Path, request: Fetch) -> Any:
+        tag, size = await asyncio.to_thread(self._tag_and_size, path)
+        kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+        if kind.startswith("text/") or kind in ("application/javascript", "application/json"):
+            kind += "; charset=utf-8"
+        headers = [
+            ("content-type", kind),
+            ("etag", f'"{tag}"'),
+            ("cache-control", "public, max-age=0, must-revalidate"),
+        ]
+        wanted = [value for name, value in request.headers if name.lower() == "if-none-match"]
+        if status == 200 and any(_matches(tag, value) for value in wanted):
+            return {"status": 304, "headers": headers, "body": b""}
+        headers.append(("content-length", str(size)))
+        if request.method == "HEAD":
+            return {"status": status, "headers": headers, "body": b""}
+        return Answer({"status": status, "headers": headers}, Content(await asyncio.to_thread(_opened, path), size))
+
+    def _find(self, path: str) -> Path | Redirect | None:
+        file = self._file(path)
+        if self._html_handling == "none":
+            return file
+        if path.endswith("/index.html"):
+            return Redirect(path.removesuffix("index.html")) if file is not None else None
+        if path.endswith(".html") and file is not None:
+            bare = path.removesuffix(".html")
+            return Redirect(f"{bare}/" if self._html_handling == "force-trailing-slash" else bare)
+        if file is not None:
+            return file
+        bare = path.rstrip("/")
+        page, index = self._file(f"{bare}.html") if bare else None, self._file(f"{bare}/index.html")
+        return self._tidy(path, bare, page, index)
+
+    def _tidy(self, path: str, bare: str, page: Path | None, index: Path | None) -> Path | Redirect | None:
+        """The one address of a page is without a slash at its end, that of a folder with one, unless the manifest says otherwise."""
+        if not bare or (page is None and index is None):
+            return index
+        has_slash = path.endswith("/")
+        if self._html_handling == "auto-trailing-slash":
+            wants_slash = (page is None) if not has_slash else index is not None
+        else:
+            wants_slash = self._html_handling == "force-trailing-slash"
+        if has_slash != wants_slash:
+            return Redirect(f"{bare}/" if wants_slash else bare)
+        return (index or page) if has_slash else (page or index)
+
+    def _fallback(self, path: str) -> Path | None:
+        if self._not_found_handling == "single-page-application":
+            return self._file("/index.html")
+        if self._not_found_handling == "404-page":
+            folder = path.rsplit("/", 1)[0]
+            while True:
+                if (page := self._file(f"{folder}/404.html")) is not None or not folder:
+                    return page
+                folder = folder.rsplit("/", 1)[0]
+        return None
+
+    def _file(self, path: str) -> Path | None:
+        """The regular file of a path that begins with a slash."""
+        parts = [unquote(part) for part in path.split("/")[1:]]
+        if any(part in ("", ".", "..", *HIDDEN) or "/" in part or "\0" in part for part in parts):
+            return None
+        try:
+            found = self._folder.joinpath(*parts).resolve(strict=True)
+            status = found.stat()
+        except (OSError, ValueError, RuntimeError):
+            return None
+        is_inside = found.is_relative_to(self._folder) and stat.S_ISREG(status.st_mode)
+        return found if is_inside and status.st_size <= MAX_ASSET_BYTES else None
+
+    def _tag_and_size(self, path: Path) -> tuple[str, int]:
+        status = path.stat()
+        key = (str(path), status.st_mtime_ns, status.st_size)
+        if key not in self._tags:
+            self._tags[key] = hashlib.sha256(path.read_bytes()).hexdigest()[:32]
+        return self._tags[key], status.st_size
+
+
+def _opened(path: Path) -> Any:
+    return path.open("rb", buffering=0)
+
+
+def _matches(tag: str, header: str) -> bool:
+    return any(each.strip().removeprefix("W/").strip('"') in (tag, "*") for each in header.split(","))

@@ -1,0 +1,214 @@
+"""SQLite for bindings: one thread per file, which runs one piece of work after another, each within a time limit.
+
+Work is a plain function of the connection. Who waits for it may leave: the work is then interrupted, and its transaction rolled back. Every commit
+is on the disk before its caller hears of it (WAL, synchronous=FULL). Refuses to know what is stored, and who may say which SQL.
+"""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+T = TypeVar("T")
+
+
+class Closing(Protocol):
+    async def close(self) -> None: ...
+
+
+ClosingT = TypeVar("ClosingT", bound=Closing)
+Connection = sqlite3.Connection
+Work = Callable[[Connection], T]
+
+TIME_LIMIT_S = 30.0
+MAX_WAITING = 1000
+STEPS_BETWEEN_CHECKS = 1000  # of SQLite's machine: some microseconds
+BUSY_TIMEOUT_S = 5.0  # for another process that writes the same file
+PAGE_BYTES = 4096
+
+
+class DatabaseError(Exception):
+    """The work was not done, for a reason that is not its SQL."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Database:
+    """`prepare` sets a new connection up: schema, limits. It runs in the database's thread, as all else does."""
+
+    def __init__(
+        self,
+        path: Path,
+        prepare: Work[None] = lambda connection: None,
+        *,
+        max_bytes: int = 10 << 30,
+        caches: bool = True,
+    ) -> None:
+        self.path = path
+        self._prepare = prepare
+        self._max_bytes = max_bytes
+        self._caches = caches
+        self._executor: ThreadPoolExecutor | None = None
+        self._connection: Connection | None = None
+        self._job: _Job | None = None
+        self._waiting = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting
+
+    async def run(self, work: Work[T], time_limit_s: float = TIME_LIMIT_S) -> T:
+        """Raises what the work raises, and DatabaseError."""
+        if self._waiting >= MAX_WAITING:
+            raise DatabaseError(
+                f"{MAX_WAITING} requests wait for this database already; send fewer at once", "overloaded"
+            )
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"sqlite {self.path.name}")
+        job = _Job(work, time_limit_s)
+        self._waiting += 1
+        future = asyncio.get_running_loop().run_in_executor(self._executor, self._do, job)
+        future.add_done_callback(self._done)
+        try:
+            result: T = await asyncio.shield(future)
+            return result
+        except asyncio.CancelledError:
+            job.is_left = True
+            raise
+
+    async def close(self) -> None:
+        if self._executor is None:
+            return
+        executor, self._executor = self._executor, None
+        await asyncio.get_running_loop().run_in_executor(executor, self._close)
+        executor.shutdown(wait=False)
+
+    def _done(self, future: "asyncio.Future[Any]") -> None:
+        self._waiting -= 1
+        if not future.cancelled():
+            future.exception()  # heard, even where its caller has left
+
+    def _do(self, job: "_Job") -> Any:
+        if job.is_left:
+            raise DatabaseError("nobody waits for this work any more", "cancelled")
+        connection = self._opened()
+        job.deadline_s = time.monotonic() + job.time_limit_s
+        self._job = job
+        try:
+            return job.work(connection)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorname != "SQLITE_INTERRUPT":
+                raise
+            if job.is_left:
+                raise DatabaseError("nobody waits for this work any more", "cancelled") from None
+            message = (
+                f"the statement ran for longer than {job.time_limit_s:g} s and was stopped; make it touch fewer rows"
+            )
+            raise DatabaseError(message, "timeout") from None
+        finally:
+            self._job = None
+            if connection.in_transaction:
+                connection.rollback()
+
+    def _opened(self) -> Connection:
+        if self._connection is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            connection = sqlite3.connect(
+                self.path,
+                timeout=BUSY_TIMEOUT_S,
+                isolation_level=None,
+                check_same_thread=False,
+                cached_statements=128 if self._caches else 0,
+            )
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = FULL")
+                connection.execute(f"PRAGMA max_page_count = {max(64, self._max_bytes // PAGE_BYTES)}")
+                self._prepare(connection)
+            except BaseException:
+                connection.close()
+                raise
+            connection.set_progress_handler(self._is_over, STEPS_BETWEEN_CHECKS)
+            self._connection = connection
+        return self._connection
+
+    def _is_over(self) -> bool:
+        """SQLite asks while it works; True interrupts it."""
+        job = self._job
+        return job is not None and (job.is_left or time.monotonic() > job.deadline_s)
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            with suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = None
+
+
+class _Job:
+    def __init__(self, work: Work[Any], time_limit_s: float) -> None:
+        self.work = work
+        self.time_limit_s = time_limit_s
+        self.deadline_s = float("inf")
+        self.is_left = False
+
+
+@contextmanager
+def transaction(connection: Connection) -> Iterator[None]:
+    """All or nothing. The lock is taken at the beginning, so that nobody finds out in the middle that another process writes."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+class Databases:
+    """The databases of a site by path: everybody who opens the same file shares one thread and one connection."""
+
+    def __init__(self) -> None:
+        self._open: dict[Path, Closing] = {}
+
+    def get(self, path: Path, make: Callable[[Path], ClosingT]) -> ClosingT:
+        """What is open at the path, made by the first who asks."""
+        path = path.resolve()
+        if path not in self._open:
+            self._open[path] = make(path)
+        return cast(ClosingT, self._open[path])
+
+    async def close(self) -> None:
+        databases, self._open = list(self._open.values()), {}
+        for database in databases:
+            await database.close()
+
+
+def create(connection: Connection, schema: str) -> None:
+    """The tables that are not there yet."""
+    with transaction(connection):
+        for statement in schema.split(";"):
+            connection.execute(statement)
+
+
+def storage_word(error: Exception) -> tuple[str, int, str] | None:
+    """A failure of the storage itself, as (code, HTTP status, sentence); None: it is something else."""
+    if isinstance(error, DatabaseError):
+        status = {"overloaded": 429, "timeout": 408}.get(error.code, 500)
+        return error.code, status, str(error)
+    name = getattr(error, "sqlite_errorname", "") or ""
+    if name == "SQLITE_FULL":
+        return "storage_full", 507, "the storage is full; delete something, or ask for more room"
+    if name.startswith("SQLITE_IOERR"):
+        return "storage_full", 507, f"the storage could not be written or read ({name}); its disk may be full"
+    if name.startswith("SQLITE_BUSY"):
+        return "busy", 503, "another process writes this database; try again"
+    if name in ("SQLITE_CORRUPT", "SQLITE_NOTADB"):
+        return "corrupt", 500, f"the database file is damaged ({name}); restore it from a copy"
+    return None

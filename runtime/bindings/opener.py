@@ -1,0 +1,61 @@
+"""Everything that one function binds, opened together: its bindings, and the consumers of the queues that its manifest names."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from runtime.bindings.binding import Body, Functions, Services
+from runtime.bindings.queues import DEFAULT_CONCURRENCY, Deliver, Queue, QueueConsumer, Settings
+from runtime.bindings.registry import Bindings
+from runtime.functions.frames import Call
+from runtime.functions.manifest import Manifest
+from runtime.functions.manifest import QueueConsumer as ConsumerDeclaration
+
+
+class FunctionBindings:
+    """What `opener` gives back for a manifest. Needs a running event loop where queues are consumed."""
+
+    def __init__(self, manifest: Manifest, state_dir: Path, services: Services) -> None:
+        self._bindings = Bindings(manifest.bindings, state_dir, services)
+        self._consumers: list[QueueConsumer] = []
+        functions = services.functions
+        if functions is None:
+            return
+
+        async def deliver(queue: str, messages: list[dict[str, Any]]) -> Any:
+            return await functions.queue(services.function, queue, messages)
+
+        for declared in manifest.consumers:
+            self._consumers.append(_consumer(declared, deliver, state_dir, services))
+
+    async def answer(self, call: Call, body: Body | None = None) -> Any:
+        return await self._bindings.answer(call, body)
+
+    async def close(self) -> None:
+        for consumer in self._consumers:
+            await consumer.close()
+        await self._bindings.close()
+
+
+def opener(state_dir: Path, services: Services) -> Callable[[Manifest, Functions], FunctionBindings]:
+    """Opens the bindings of a manifest for functions that live together. Whoever made `services` closes its databases at the end."""
+
+    def open_bindings(manifest: Manifest, functions: Functions) -> FunctionBindings:
+        own = replace(services, functions=functions, function=manifest.name)
+        return FunctionBindings(manifest, state_dir, own)
+
+    return open_bindings
+
+
+def _consumer(declared: ConsumerDeclaration, deliver: Deliver, state_dir: Path, services: Services) -> QueueConsumer:
+    letters = declared.dead_letter_queue
+    settings = Settings(
+        declared.max_batch_size,
+        declared.max_batch_timeout,
+        declared.max_retries,
+        declared.retry_delay,
+        declared.max_concurrency or DEFAULT_CONCURRENCY,
+    )
+    dead_letters = Queue.of(letters, state_dir, services) if letters else None
+    return QueueConsumer(Queue.of(declared.queue, state_dir, services), deliver, settings, dead_letters)

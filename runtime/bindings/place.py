@@ -1,0 +1,19 @@
+"""Where a binding's state lies: names that come from a manifest become names of directories, and never paths."""
+
+import hashlib
+import re
+from pathlib import Path
+
+_PLAIN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")
+
+
+def directory_of(state_dir: Path, kind: str, id: object) -> Path:
+    """`<state>/bindings/<kind>/<id>`. What is no plain name is replaced by its hash, so that no two ids share a directory."""
+    return state_dir / "bindings" / kind / name_of(str(id))
+
+
+def name_of(id: str) -> str:
+    if _PLAIN.match(id):
+        return id
+    readable = re.sub(r"[^A-Za-z0-9_-]+", "-", id).strip("-")[:40]
+    return f"{readable}.{hashlib.sha256(id.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"

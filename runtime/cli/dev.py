@@ -1,0 +1,167 @@
+"""`pilotlight dev`: the function of a folder at `/` of a port, with its bindings, the embedded model, and a reload at each change.
+
+The whole is one site in this process; what the function prints, and why it failed, appears on the terminal.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from runtime.app import build_app
+from runtime.cli.errors import CliError
+from runtime.functions.manifest import Manifest, ManifestError, load_manifest
+from runtime.functions.serving import ServedFunctions
+from runtime.functions.site import IsolationError
+from runtime.routes.functions import FunctionRoute
+from runtime.serve import serve_app
+from sites.config import SiteConfig, parse
+from wire.server import ListenError, bind, loop_factory
+
+STATE = ".pilotlight"  # in the function's folder: what its bindings keep between runs
+LOOK_S = 0.25
+SKIPPED = ("__pycache__", "node_modules")
+MODEL = "embedded:ember"
+
+Seen = dict[Path, tuple[int, int]]
+
+
+def dev(directory: Path, host: str, port: int, environment: str | None, model: str) -> None:
+    """Serves until it is told to stop."""
+    manifest = load_manifest(directory, environment)
+    console = Console()
+    _print_logs(console)
+    try:
+        listener = bind(host, port)
+        app = dev_app(manifest, site_of(manifest, host, port, environment, model))
+    except ListenError as error:
+        raise CliError(str(error)) from None
+
+    async def serve() -> None:
+        watching = asyncio.create_task(watch(app, directory, environment, lambda line: _say(console, line)))
+        try:
+            await serve_app(app, app.state.site, listener)
+        finally:
+            watching.cancel()
+
+    _say(console, f"{manifest.name}: {directory.resolve()}")
+    for key in manifest.ignored:
+        _say(console, f"  {key} in the manifest has no effect here")
+    _say(console, f"Serving http://{host}:{port}/ (Ctrl-C stops)")
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(serve())
+    except IsolationError as error:
+        raise CliError(str(error)) from None
+
+
+def site_of(manifest: Manifest, host: str, port: int, environment: str | None, model: str) -> SiteConfig:
+    name = model.removeprefix("embedded:").rstrip("/").rsplit("/", 1)[-1]
+    wants_model = any(binding.kind == "ai" for binding in manifest.bindings)
+    function = {"name": manifest.name, "path": str(manifest.directory), "environment": environment}
+    values = {
+        "name": "dev",
+        "place": {"city": "here", "latitude": 0.0, "longitude": 0.0},
+        "listen": {"host": host, "port": port},
+        "models": [
+            {
+                "name": name,
+                "source": model,
+                "aliases": [f"@pilotlight/{name}"],
+                "residency": "device" if wants_model else "disk",
+            }
+        ],
+        "functions": {
+            "serve": [function],
+            "show_errors": True,
+            "state_dir": str(manifest.directory / STATE),
+            "egress_allow": ["localhost", "127.0.0.1"],
+        },
+    }
+    return parse(SiteConfig, values, "pilotlight dev")
+
+
+def dev_app(manifest: Manifest, site: SiteConfig) -> Starlette:
+    """The site's application, with the function in front of all its paths."""
+    app = build_app(site)
+    served: ServedFunctions = app.state.functions
+    route = FunctionRoute(
+        served.functions,
+        app.state.admission,
+        request_mib=site.functions.request_mib,
+        show_errors=True,
+        name=manifest.name,
+    )
+    app.router.routes.insert(0, Route("/{path:path}", route))
+    app.state.site = site
+    return app
+
+
+async def watch(app: Starlette, directory: Path, environment: str | None, say: Callable[[str], None]) -> None:
+    """Replaces the function whenever its files change. A manifest with a mistake leaves the last good one in place."""
+    served: ServedFunctions = app.state.functions
+    name, config = served.config.serve[0].name, served.config.serve[0]
+    layers = (Path(config.layer),) if config.layer else ()
+    seen = await asyncio.to_thread(snapshot, directory)
+    while True:
+        await asyncio.sleep(LOOK_S)
+        now = await asyncio.to_thread(snapshot, directory)
+        if now == seen:
+            continue
+        changed = sorted(
+            {path.name for path in seen.keys() ^ now.keys()} | {p.name for p in now if seen.get(p) != now[p]}
+        )
+        seen = now
+        began = time.perf_counter()
+        try:
+            served.add(load_manifest(directory, environment), name=name, layers=layers)
+        except ManifestError as error:
+            say(f"not reloaded: {error}")
+            continue
+        say(f"reloaded after {', '.join(changed[:3])} ({1e3 * (time.perf_counter() - began):.0f} ms)")
+
+
+def snapshot(directory: Path) -> Seen:
+    """Time and size of every file that may be part of the function."""
+    found: Seen = {}
+    for path in directory.iterdir():
+        if path.name in SKIPPED or (path.name.startswith(".") and not path.name.startswith(".dev.vars")):
+            continue
+        if path.is_dir():
+            found |= snapshot(path)
+            continue
+        try:
+            status = path.stat()
+        except OSError:
+            continue  # gone already
+        found[path] = status.st_mtime_ns, status.st_size
+    return found
+
+
+class _Lines(logging.Handler):
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _say(self._console, record.getMessage())
+
+
+def _print_logs(console: Console) -> None:
+    """The function's own words, and the site's only where something is wrong with it."""
+    handler = _Lines(console)
+    function = logging.getLogger("pilotlight.function")
+    function.setLevel(logging.INFO)
+    function.addHandler(handler)
+    function.propagate = False
+    logging.getLogger("pilotlight").addHandler(handler)
+    logging.getLogger("pilotlight").setLevel(logging.ERROR)
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)

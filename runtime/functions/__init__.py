@@ -1,0 +1,1 @@
+"""Functions: code of others, run in processes of their own beside the runtime."""

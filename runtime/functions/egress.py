@@ -1,0 +1,214 @@
+"""Egress: the requests that functions make to the world, and where they may not go.
+
+Denied are private, loopback and link-local addresses, and the runtime's own ports, however they are spelt: it is the resolved address that is judged,
+at each redirect, and the connection goes to the very address that was judged. The site file allows exceptions by host and port.
+"""
+
+import asyncio
+import fnmatch
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from runtime.functions import frames
+from runtime.functions.channel import Answer, Failure, Inbound
+
+MAX_REDIRECTS = 20
+CONNECT_S = 10.0
+TOTAL_S = 300.0
+DROPPED = frozenset(
+    {
+        "host",
+        "content-length",
+        "connection",
+        "transfer-encoding",
+        "upgrade",
+        "keep-alive",
+        "te",
+        "trailer",
+        "proxy-authorization",
+    }
+)
+NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+class Egress:
+    """Use as `async with`."""
+
+    def __init__(self, allowed: Collection[str] = (), own_ports: Callable[[], Collection[int]] = lambda: ()) -> None:
+        self._allowed = tuple(allowed)
+        self._own_ports = own_ports
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> "Egress":
+        connector = aiohttp.TCPConnector(resolver=_JudgingResolver(self), use_dns_cache=False, limit=0)
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=TOTAL_S, sock_connect=CONNECT_S),
+            skip_auto_headers=("user-agent", "accept", "content-type"),
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def fetch(self, frame: frames.Fetch, body: Inbound | None) -> Answer:
+        """Raises Failure: refused by the policy, or not to be reached."""
+        assert self._session is not None
+        method, url, redirected = frame.method, frame.url, False
+        headers = [(name, value) for name, value in frame.headers if name.lower() not in DROPPED]
+        data: Any = body if body is not None else (frame.body or None)
+        for _ in range(MAX_REDIRECTS + 1):
+            self.check_url(url)
+            try:
+                response = await self._session.request(
+                    method, URL(url, encoded=True), headers=headers, data=data, allow_redirects=False
+                )
+            except _Denied as denied:
+                raise _refusal(str(denied)) from None
+            except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+                cause = error.__cause__ if isinstance(error.__cause__, _Denied) else None
+                if cause is not None:
+                    raise _refusal(str(cause)) from None
+                reason = str(error) or type(error).__name__
+                raise Failure(
+                    f"fetch of {url} failed: {reason}", code="fetch_failed", status=502, name="TypeError"
+                ) from None
+            location = response.headers.get("location")
+            if (
+                response.status not in (301, 302, 303, 307, 308)
+                or location is None
+                or frame.options.get("redirect") == "manual"
+            ):
+                return _answer(response, redirected)
+            response.release()
+            if frame.options.get("redirect") == "error":
+                raise Failure(f"fetch of {url} was redirected", code="redirected", status=502, name="TypeError")
+            if body is not None and response.status in (307, 308):
+                raise Failure("a streamed body cannot be sent again after a redirect", code="redirected", status=502)
+            if urlsplit(urljoin(url, location))[:2] != urlsplit(url)[:2]:
+                headers = [pair for pair in headers if pair[0].lower() not in ("authorization", "cookie")]
+            url, redirected = urljoin(url, location), True
+            if response.status == 303 or (response.status in (301, 302) and method == "POST"):
+                method, data = "GET", None
+        raise Failure(f"fetch gave up after {MAX_REDIRECTS} redirects", code="redirected", status=502, name="TypeError")
+
+    def check_url(self, url: str) -> None:
+        """An address in the URL never meets the resolver, so it is judged here."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise Failure(
+                f"fetch takes http and https URLs, and not {url[:200]!r}", code="bad_url", status=400, name="TypeError"
+            )
+        try:
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            address = _as_address(parts.hostname)
+        except ValueError:
+            raise Failure(f"{url[:200]!r} is no URL", code="bad_url", status=400, name="TypeError") from None
+        if address is not None and (why := self.why_denied(parts.hostname, str(address), port)):
+            raise _refusal(why)
+
+    def why_denied(self, host: str, address: str, port: int) -> str:
+        """Empty where it may be reached."""
+        for pattern in self._allowed:
+            name, _, number = pattern.rpartition(":") if pattern.rpartition(":")[2].isdigit() else (pattern, "", "")
+            if fnmatch.fnmatch(host.lower(), name.lower()) and number in ("", str(port)):
+                return ""
+        if port in self._own_ports() and _is_local(address):
+            return f"{host}:{port} is this site's own; reach models and functions through bindings"
+        if not _is_public(address):
+            return f"{host} is at {address}, which is no public address; the site file allows exceptions under functions.egress_allow"
+        return ""
+
+
+class _Denied(OSError):
+    pass
+
+
+class _JudgingResolver(AbstractResolver):
+    def __init__(self, egress: Egress) -> None:
+        self._egress = egress
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        loop = asyncio.get_running_loop()
+        infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
+        found: list[ResolveResult] = []
+        for kind, _, proto, _, place in infos:
+            address = str(place[0])
+            if why := self._egress.why_denied(host, address, port):
+                raise _Denied(why)
+            found.append(
+                ResolveResult(
+                    hostname=host, host=address, port=port, family=kind, proto=proto, flags=socket.AI_NUMERICHOST
+                )
+            )
+        return found
+
+    async def close(self) -> None:
+        return
+
+
+def _answer(response: aiohttp.ClientResponse, redirected: bool) -> Answer:
+    compressed = "content-encoding" in response.headers  # what follows is not
+    drop = {"content-encoding", "content-length", "transfer-encoding"} if compressed else {"transfer-encoding"}
+    headers = [[name.lower(), value] for name, value in response.headers.items() if name.lower() not in drop]
+    value = {"status": response.status, "headers": headers, "url": str(response.url), "redirected": redirected}
+    return Answer(value, _body(response))
+
+
+async def _body(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in response.content.iter_any():
+            yield chunk
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise Failure(f"the answer of {response.url} broke off: {error}", code="fetch_failed", status=502) from None
+    finally:
+        response.close()
+
+
+def _refusal(why: str) -> Failure:
+    return Failure(f"fetch is not allowed there: {why}", code="egress_denied", status=403, name="TypeError")
+
+
+def _as_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Also in the older spellings, 127.1 or 0x7f000001, that a C library takes."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    try:
+        return ipaddress.IPv4Address(socket.inet_aton(host))
+    except (OSError, UnicodeEncodeError):
+        return None
+
+
+def _is_public(text: str) -> bool:
+    address = ipaddress.ip_address(text.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour
+        if inner is None and address in NAT64:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner is not None:
+            address = inner
+    return address.is_global and not address.is_multicast
+
+
+def _is_local(address: str) -> bool:
+    """Whether it is one of this machine's."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True

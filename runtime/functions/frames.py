@@ -1,0 +1,210 @@
+"""What crosses the socket between a runtime and an isolate, and its bytes: a 4-byte big-endian length, then one msgpack map.
+
+Either side may begin an exchange; the runtime's ids are even, an isolate's odd. Decoding checks every field, for the other side may be hostile.
+Values inside are plain (None, bool, int, float, str, bytes, list, map); `plain` makes them so and names what cannot be. Both processes import this
+module: standard library and msgspec, nothing of ours.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, date, datetime
+from typing import Any
+
+import msgspec
+
+LENGTH_BYTES = 4
+DATE = "$date"
+
+
+class Frame(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
+    id: int
+
+
+class Call(Frame, frozen=True, tag="call"):
+    """Isolate -> runtime: a method of a binding."""
+
+    binding: str
+    method: str
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    streamed: bool = False  # a body follows in chunks
+    within: int = -1  # the request on whose behalf it is made; -1: none
+
+
+class Fetch(Frame, frozen=True, tag="fetch"):
+    """Runtime -> isolate, and, as a subrequest, isolate -> runtime."""
+
+    method: str
+    url: str
+    headers: list[tuple[str, str]] = []
+    body: bytes = b""
+    streamed: bool = False
+    entrypoint: str = "default"
+    options: dict[str, Any] = {}
+    within: int = -1
+
+
+class Scheduled(Frame, frozen=True, tag="scheduled"):
+    cron: str
+    scheduled_time_ms: int
+
+
+class Queue(Frame, frozen=True, tag="queue"):
+    """A batch for a consumer: each message is {id, timestamp_ms, body, attempts}."""
+
+    queue: str
+    messages: list[dict[str, Any]]
+
+
+class Rpc(Frame, frozen=True, tag="rpc"):
+    """A method of an entrypoint; `options` may name a Durable Object's class and id."""
+
+    entrypoint: str
+    method: str
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    streamed: bool = False
+    options: dict[str, Any] = {}
+
+
+class Reply(Frame, frozen=True, tag="reply"):
+    value: Any = None
+    streamed: bool = False
+
+
+class Fail(Frame, frozen=True, tag="fail"):
+    """Instead of a reply, or in the middle of either stream."""
+
+    code: str | int
+    status: int
+    message: str
+    name: str = "Error"
+    detail: str = ""  # the author's traceback
+
+
+class Chunk(Frame, frozen=True, tag="chunk"):
+    data: bytes
+
+
+class End(Frame, frozen=True, tag="end"):
+    pass
+
+
+class More(Frame, frozen=True, tag="more"):
+    """Credit: the reader of the stream has taken this many bytes."""
+
+    bytes: int
+
+
+class Cancel(Frame, frozen=True, tag="cancel"):
+    pass
+
+
+class Ping(Frame, frozen=True, tag="ping"):
+    """Answered by the event loop itself: a loop that is blocked is silent."""
+
+
+class Pong(Frame, frozen=True, tag="pong"):
+    pass
+
+
+class Note(Frame, frozen=True, tag="note"):
+    """Isolate -> runtime, without an answer: it is ready, it has background work left, it cannot start."""
+
+    name: str
+    value: Any = None
+
+
+Request = Call | Fetch | Scheduled | Queue | Rpc
+AnyFrame = Call | Fetch | Scheduled | Queue | Rpc | Reply | Fail | Chunk | End | More | Cancel | Ping | Pong | Note
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
+
+
+class FrameError(Exception):
+    """What arrived is no frame; the connection is of no further use."""
+
+
+def encode(frame: AnyFrame, max_bytes: int) -> bytes:
+    """Raises ValueError on a frame that is too large, TypeError on a value that is not plain."""
+    buffer = bytearray(LENGTH_BYTES)
+    try:
+        _encoder.encode_into(frame, buffer, LENGTH_BYTES)
+    except OverflowError as error:
+        raise ValueError(f"an integer beyond 64 bits cannot be sent: {error}") from None
+    size = len(buffer) - LENGTH_BYTES
+    if size > max_bytes:
+        raise ValueError(f"{size} bytes in one message, of at most {max_bytes}; send a stream or less")
+    buffer[:LENGTH_BYTES] = size.to_bytes(LENGTH_BYTES, "big")
+    return bytes(buffer)
+
+
+class FrameDecoder:
+    """Bytes in, whole frames out. Holds at most one frame that is not complete."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[AnyFrame]:
+        """Raises FrameError."""
+        buffer = self._buffer
+        buffer += data
+        start, held = 0, len(buffer)
+        try:
+            while held - start >= LENGTH_BYTES:
+                size = int.from_bytes(buffer[start : start + LENGTH_BYTES], "big")
+                if size > self._max_bytes:
+                    raise FrameError(f"a message of {size} bytes, of at most {self._max_bytes}")
+                end = start + LENGTH_BYTES + size
+                if end > held:
+                    break
+                body = bytes(memoryview(buffer)[start + LENGTH_BYTES : end])
+                start = end
+                yield _decoded(body)
+        finally:
+            del buffer[:start]
+
+
+def _decoded(body: bytes) -> AnyFrame:
+    try:
+        return _decoder.decode(body)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise FrameError(f"a message that cannot be read: {error}") from None
+
+
+def plain(value: Any, where: str = "the value") -> Any:
+    """The value in plain types; a datetime becomes {"$date": iso}. Raises TypeError that says where something else is."""
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, Mapping):
+        return {_key(key, where): plain(item, f"{where}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, datetime):
+        return {DATE: (value if value.tzinfo else value.replace(tzinfo=UTC)).isoformat()}
+    if isinstance(value, date):
+        return {DATE: value.isoformat()}
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    kind = type(value).__name__
+    raise TypeError(
+        f"{where} is of type {kind}, which cannot be sent; send None, bool, int, float, str, bytes, list, dict or datetime"
+    )
+
+
+def unplain(value: Any) -> Any:
+    """The inverse: dates are datetimes again."""
+    if isinstance(value, list):
+        return [unplain(item) for item in value]
+    if isinstance(value, dict):
+        if value.keys() == {DATE} and isinstance(value[DATE], str):
+            return datetime.fromisoformat(value[DATE])
+        return {key: unplain(item) for key, item in value.items()}
+    return value
+
+
+def _key(key: Any, where: str) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"{where} has the key {key!r}, which is no string; only strings can be keys")
+    return key

@@ -1,0 +1,56 @@
+"""JSON with comments and trailing commas, as editors write configuration files. Knows no configuration.
+
+What is no JSON is blanked and not cut out, so that a mistake is reported in the line where its author sees it.
+"""
+
+import json
+from typing import Any
+
+
+def loads(text: str) -> Any:
+    """Raises json.JSONDecodeError."""
+    return json.loads(_without_trailing_commas(_without_comments(text)))
+
+
+def _without_comments(text: str) -> str:
+    out, position = list(text), 0
+    while position < len(text):
+        if text[position] == '"':
+            position = _end_of_string(text, position)
+        elif text.startswith("//", position):
+            end = text.find("\n", position)
+            position = _blank(out, position, len(text) if end < 0 else end)
+        elif text.startswith("/*", position):
+            end = text.find("*/", position + 2)
+            if end < 0:
+                raise json.JSONDecodeError("a comment that does not end", text, position)
+            position = _blank(out, position, end + 2)
+        else:
+            position += 1
+    return "".join(out)
+
+
+def _without_trailing_commas(text: str) -> str:
+    out, position = list(text), 0
+    while position < len(text):
+        if text[position] == '"':
+            position = _end_of_string(text, position)
+            continue
+        if text[position] == "," and text[position + 1 :].lstrip()[:1] in ("]", "}"):
+            out[position] = " "
+        position += 1
+    return "".join(out)
+
+
+def _end_of_string(text: str, start: int) -> int:
+    position = start + 1
+    while position < len(text) and text[position] != '"':
+        position += 2 if text[position] == "\\" else 1
+    return position + 1
+
+
+def _blank(out: list[str], start: int, end: int) -> int:
+    for index in range(start, end):
+        if out[index] != "\n":
+            out[index] = " "
+    return end

@@ -1,0 +1,82 @@
+"""What a function prints: read at a bounded rate, kept in a short memory, handed to whoever follows it.
+
+Printing faster than the rate makes the function wait, and nobody else.
+"""
+
+import asyncio
+import logging
+import os
+from collections import deque
+from collections.abc import Callable
+
+log = logging.getLogger("pilotlight.function")
+
+KEPT_LINES = 200
+READ_BYTES = 16 << 10
+MAX_LINE = 4096
+
+
+class FunctionLog:
+    """One for each process; `follow` is the seam for those who watch."""
+
+    def __init__(self, function: str, kib_per_s: int, follow: Callable[[str], None] | None = None) -> None:
+        self.lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._function = function
+        self._pause_s = READ_BYTES / (kib_per_s << 10)
+        self._follow = follow
+        self._rest = b""
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._fd, self.write_fd = os.pipe()
+        os.set_blocking(self._fd, False)
+        self._loop.add_reader(self._fd, self._read)
+
+    def given_away(self) -> None:
+        """The child has its copy of the writing end."""
+        os.close(self.write_fd)
+
+    def close(self) -> None:
+        if self._fd < 0:
+            return
+        self._loop.remove_reader(self._fd)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._take_last()
+        os.close(self._fd)
+        self._fd = -1
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._fd, READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.remove_reader(self._fd)
+            return
+        self._take(data)
+        if len(data) == READ_BYTES:
+            self._loop.remove_reader(self._fd)
+            self._timer = self._loop.call_later(self._pause_s, self._resume)
+
+    def _resume(self) -> None:
+        if self._fd >= 0:
+            self._loop.add_reader(self._fd, self._read)
+
+    def _take_last(self) -> None:
+        try:
+            self._take(os.read(self._fd, 64 << 10))
+        except OSError:
+            return
+
+    def _take(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MAX_LINE:
+            lines, self._rest = [*lines, self._rest[:MAX_LINE]], b""
+        for raw in lines:
+            line = raw[:MAX_LINE].decode("utf-8", "replace")
+            self.lines.append(line)
+            log.info("%s: %s", self._function, line)
+            if self._follow is not None:
+                self._follow(line)

@@ -1,0 +1,331 @@
+"""FunctionPool: one version of one function, with as many isolates as it needs now: none while nobody asks, several while they are busy.
+
+Chooses an isolate for each request and starts one where none is free. Knows the manifest and the limits; what leaves an isolate is `outward`'s.
+"""
+
+import ast
+import asyncio
+import itertools
+import logging
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runtime.functions import frames
+from runtime.functions.channel import Failure, Result
+from runtime.functions.confine import Confinement
+from runtime.functions.limits import Limits
+from runtime.functions.logs import FunctionLog
+from runtime.functions.manifest import Manifest
+from runtime.functions.orders import Boot
+from runtime.functions.worker import Fault, Outward, Worker
+from runtime.functions.zygotes import FunctionZygote, SiteZygote, ZygoteError
+
+log = logging.getLogger("pilotlight.function")
+_numbers = itertools.count(1)
+
+ZYGOTE_IDLES = (
+    10.0  # a function's zygote is kept, for quick waking, so many times as long as an isolate without requests
+)
+LAG_S = 0.1  # a loop that is silent for so long is busy: another isolate takes the next request
+SCRATCH_S = 0.25  # between two looks at what tier 1 has written
+MAX_SOURCES = 500  # files looked through for imports
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Where a function runs: what the site gives to each of them."""
+
+    zygote: SiteZygote
+    tier: int
+    uid: int | None
+    scratch: Path
+
+
+class FunctionPool:
+    def __init__(
+        self,
+        manifest: Manifest,
+        limits: Limits,
+        ground: Ground,
+        outward: Outward,
+        *,
+        layers: tuple[Path, ...] = (),
+        follow: Callable[[str], None] | None = None,
+    ) -> None:
+        self.manifest = manifest
+        self.name = manifest.name
+        self.limits = limits if manifest.cpu_ms is None else replace(limits, cpu_ms=manifest.cpu_ms)
+        self.workers: list[Worker] = []
+        self.is_closing = False
+        self.num_started = 0
+        self._ground = ground
+        self._outward = outward
+        self._follow = follow
+        self._scratch = ground.scratch / f"{manifest.name}-{next(_numbers)}"
+        self._measuring: asyncio.Future[None] | None = None
+        vendored = manifest.directory / "python_modules"
+        self._layers = [str(path.resolve()) for path in (*layers, *((vendored,) if vendored.is_dir() else ()))]
+        self._zygote: FunctionZygote | None = None
+        self._zygote_log: FunctionLog | None = None
+        self._asleep_since: float | None = None
+        self._freed = asyncio.Event()
+        self._waiting = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def ask(
+        self,
+        frame: Callable[[int], frames.Request],
+        body: AsyncIterator[bytes] | None = None,
+        *,
+        wall_s: float | None = None,
+        is_pinned: bool = False,
+    ) -> Result:
+        """`is_pinned`: the function's oldest isolate answers, since objects of which there is one live there. Raises Fault."""
+        worker = await (self._oldest() if is_pinned else self._free())
+        try:
+            return await worker.ask(frame, body, wall_s or self.limits.wall_s)
+        except Fault as fault:
+            log.warning("%s: %s", self.name, fault.detail or fault.message)
+            raise
+        finally:
+            self._freed.set()
+
+    def watch(self) -> bool:
+        """Whether there is work to look after."""
+        is_busy = False
+        now = asyncio.get_running_loop().time()
+        if self.workers or self._zygote is None:
+            self._asleep_since = None
+        elif self._asleep_since is None:
+            self._asleep_since = now
+        elif now - self._asleep_since > ZYGOTE_IDLES * self.limits.idle_s:
+            self._end_zygote()
+        for worker in tuple(self.workers):
+            if worker.load or worker.background or not worker.is_ready:
+                is_busy = True
+                worker.watch()
+            elif worker.is_retiring or now - worker.idle_since > self.limits.idle_s:
+                self._retire(worker)
+            else:
+                worker.watch_idle()
+        if self.workers and self._ground.tier < 2 and (self._measuring is None or self._measuring.done()):
+            self._measuring = self._keep(self._measure_scratch())
+        return is_busy
+
+    async def close(self) -> None:
+        self.is_closing = True
+        for worker in tuple(self.workers):
+            self._retire(worker)
+        while self._tasks:
+            await asyncio.gather(*tuple(self._tasks), return_exceptions=True)
+        self._end_zygote()
+        await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
+
+    async def _measure_scratch(self) -> None:
+        """Tier 2 has a file system of that size; at tier 1 somebody must look."""
+        used = await asyncio.to_thread(bytes_below, self._scratch, self.limits.disk_mib << 20)
+        if used > self.limits.disk_mib << 20:
+            guilty = tuple(self.workers)
+            for worker in guilty:
+                worker.end(f"its files have more than {self.limits.disk_mib} MiB", "disk")
+            await asyncio.gather(*(worker.until_gone() for worker in guilty))
+            await asyncio.to_thread(empty, self._scratch)
+        await asyncio.sleep(SCRATCH_S)
+
+    async def _free(self) -> Worker:
+        while True:
+            usable = [worker for worker in self.workers if self._may_take(worker)]
+            open_ones = [worker for worker in usable if worker.load < self.limits.concurrency]
+            may_start = len(usable) < self.limits.max_isolates and not self.is_closing
+            best = min(open_ones, key=lambda worker: (self._lags(worker), worker.load), default=None)
+            if may_start and (best is None or self._lags(best)):
+                return await self._start()
+            if best is None:
+                await self._wait()
+            elif await self._is_started(best):
+                return best
+
+    async def _oldest(self) -> Worker:
+        while True:
+            usable = [worker for worker in self.workers if self._may_take(worker)]
+            if not usable:
+                return await self._start()
+            if await self._is_started(usable[0]):
+                return usable[0]
+
+    def _may_take(self, worker: Worker) -> bool:
+        """One that is only now being started counts: two requests at once must not start two."""
+        return not worker.is_retiring and (worker.is_usable or not worker.started.is_set())
+
+    async def _is_started(self, worker: Worker) -> bool:
+        if not worker.started.is_set():
+            worker.promised += 1
+            try:
+                await worker.started.wait()
+            finally:
+                worker.promised -= 1
+        return worker.is_usable
+
+    def _lags(self, worker: Worker) -> bool:
+        return worker.lag_since is not None and asyncio.get_running_loop().time() - worker.lag_since > LAG_S
+
+    async def _wait(self) -> None:
+        if self.is_closing:
+            raise Fault(f"the function {self.name!r} is being replaced", code="closing")
+        if self._waiting >= self.limits.max_waiting:
+            raise Failure(f"all isolates of {self.name!r} are busy", code="overloaded", status=503)
+        self._waiting += 1
+        self._freed.clear()
+        try:
+            await self._freed.wait()
+        finally:
+            self._waiting -= 1
+
+    async def _start(self) -> Worker:
+        printed = FunctionLog(self.name, self.limits.log_kib_per_s, self._follow)
+        worker = Worker(self.name, self.limits, self._outward, printed)
+        self.workers.append(worker)
+        try:
+            if self._zygote is None or not self._zygote.is_alive:
+                self._hatch()
+            assert self._zygote is not None
+            await worker.start(self._zygote, self._boot())
+        except (ZygoteError, OSError) as error:
+            self.workers.remove(worker)
+            self._freed.set()
+            raise Fault(f"the function {self.name!r} cannot be started: {error}", code="no_isolate") from None
+        except BaseException:  # the client left at this very moment
+            self._retire(worker)
+            raise
+        self.num_started += 1
+        self._keep(self._attend(worker))
+        return worker
+
+    def _end_zygote(self) -> None:
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
+        if self._zygote_log is not None:
+            self._zygote_log.close()
+            self._zygote_log = None
+
+    def _hatch(self) -> None:
+        self._end_zygote()
+        ground, manifest = self._ground, self.manifest
+        scratch = self._scratch
+        scratch.mkdir(parents=True, exist_ok=True)
+        if ground.uid is not None:
+            os.chown(scratch, ground.uid, ground.uid)
+        limits = Confinement(
+            tier=ground.tier,
+            folder=str(manifest.directory),
+            layers=self._layers,
+            scratch=str(scratch.resolve()),
+            uid=ground.uid,
+            memory_mib=self.limits.memory_mib,
+            disk_mib=self.limits.disk_mib,
+            open_files=self.limits.open_files,
+            threads=self.limits.threads,
+        )
+        printed = self._zygote_log = FunctionLog(self.name, self.limits.log_kib_per_s, self._follow)
+        try:
+            self._zygote = ground.zygote.hatch(limits, imports_of(manifest), self._layers, printed.write_fd)
+        finally:
+            printed.given_away()
+
+    def _boot(self) -> Boot:
+        path = [str(self.manifest.main.parent), *self._layers]
+        if self.manifest.main.parent != self.manifest.directory:
+            path.insert(1, str(self.manifest.directory))
+        hidden = ("directory",)
+        bindings = [
+            (binding.kind, binding.name, {key: value for key, value in binding.options.items() if key not in hidden})
+            for binding in self.manifest.bindings
+        ]
+        return Boot(str(self.manifest.main), path, bindings)
+
+    def _retire(self, worker: Worker) -> None:
+        if worker in self.workers:
+            self.workers.remove(worker)
+            self._keep(worker.close())
+
+    async def _attend(self, worker: Worker) -> None:
+        """Until the isolate is gone by itself."""
+        await worker.until_gone()
+        if worker in self.workers:
+            self.workers.remove(worker)
+            await worker.close()
+        self._freed.set()
+
+    def _keep(self, work: Coroutine[None, None, None]) -> "asyncio.Future[None]":
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def bytes_below(folder: Path, enough: int) -> int:
+    """What the files there take on the disk; not counted further than `enough`."""
+    total = 0
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            try:
+                total += os.lstat(os.path.join(parent, name)).st_blocks * 512
+            except OSError:
+                continue  # gone already
+        total += 512 * len(files)  # a file's own place, however empty
+        if total > enough:
+            break
+    return total
+
+
+def empty(folder: Path) -> None:
+    """The folder itself stays: processes that live there have it mounted."""
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+        else:
+            os.unlink(entry.path)
+
+
+def imports_of(manifest: Manifest) -> list[str]:
+    """What the function's files import from elsewhere, found by reading them: the function's zygote imports it once, for all isolates."""
+    folder, own_root = manifest.directory, manifest.main.parent
+    local = {path.stem for path in own_root.iterdir()} | {path.stem for path in folder.iterdir()}
+    names: dict[str, None] = {}
+    for path in _sources(folder):
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError, OSError, RecursionError):
+            continue  # its import tells the author
+        for name in _imported(tree):
+            top = name.partition(".")[0]
+            if top not in local and top not in ("workers", "js", "pyodide"):
+                names[name] = None
+    return list(names)[:200]
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    count = 0
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [
+            name for name in folders if name not in ("python_modules", "node_modules", "__pycache__") and name[0] != "."
+        ]
+        for name in files:
+            if name.endswith(".py") and (count := count + 1) <= MAX_SOURCES:
+                yield Path(parent) / name
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:  # those at the top: what a function imports inside may never be wanted
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module
+
+
+assert sys.platform == "linux", "isolates need Linux"

@@ -1,0 +1,32 @@
+"""What `self.env.NAME` is inside a function: `open_face` makes it from a manifest's declaration. The runtime does the work."""
+
+from typing import Any
+
+from workers.bindings.ai import AI
+from workers.bindings.d1 import D1Database
+from workers.bindings.face import Channel, Face, as_record
+from workers.bindings.kv import KVNamespace
+from workers.bindings.queues import Queue
+from workers.bindings.r2 import R2Bucket
+from workers.bindings.rate_limit import RateLimit
+from workers.bindings.service import Fetcher, Service
+
+_FACES: dict[str, type[Face]] = {
+    "ai": AI,
+    "kv": KVNamespace,
+    "d1": D1Database,
+    "r2": R2Bucket,
+    "queue_producer": Queue,
+    "rate_limit": RateLimit,
+    "assets": Fetcher,
+    "service": Service,
+}
+
+
+def open_face(channel: Channel, kind: str, name: str, options: dict[str, Any]) -> Any:
+    """Vars and secrets are their values themselves."""
+    if kind in ("var", "secret"):
+        return as_record(options["value"])
+    if kind not in _FACES:
+        raise TypeError(f"the binding {name!r} is of the kind {kind!r}, which is not offered here")
+    return _FACES[kind](channel, name, options)

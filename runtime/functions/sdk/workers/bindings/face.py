@@ -1,0 +1,206 @@
+"""What all faces of bindings share: both spellings of every name, options given either way, and values that answer as the platform's do.
+
+The platform hands JavaScript objects to Python: attributes and items are the same thing there, and `to_py()` copies. Ours are dicts, lists and bytes
+that can do this too. Refuses to know any binding.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Protocol
+
+
+class Channel(Protocol):
+    async def call(self, binding: str, method: str, *args: Any, **kwargs: Any) -> Any: ...
+
+    async def begin(
+        self,
+        binding: str,
+        method: str,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        body: AsyncIterator[bytes] | None = None,
+    ) -> Any: ...
+
+
+class Named:
+    """Methods are written in snake_case and found under camelCase too."""
+
+    def __getattr__(self, name: str) -> Any:
+        snake = snake_case(name)
+        if snake != name and not name.startswith("_"):
+            try:
+                return getattr(self, snake)
+            except AttributeError:
+                pass
+        public = sorted(key for key in dir(type(self)) if not key.startswith("_"))
+        message = f"{type(self).__name__} has no {name!r}; it has {', '.join(public)}"
+        raise AttributeError(message, name=name, obj=self)
+
+
+class Face(Named):
+    def __init__(self, channel: Channel, name: str, options: Mapping[str, Any]) -> None:
+        self._channel = channel
+        self._name = name
+        self._options = options
+
+    async def _call(self, method: str, **kwargs: Any) -> Any:
+        return await self._channel.call(self._name, method, **kwargs)
+
+    async def _begin(self, method: str, body: AsyncIterator[bytes] | None = None, **kwargs: Any) -> Any:
+        """Gives back the value and the stream behind it."""
+        return await self._channel.begin(self._name, method, (), kwargs, body)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._name}>"
+
+
+class Record(dict[str, Any]):
+    """A JavaScript object: `row.name` and `row["name"]` are the same. A key that a dict has as a method is reached as an item only."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(
+                f"there is no {name!r} here; there is {', '.join(self) or 'nothing'}", name=name, obj=self
+            ) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def to_py(self, **_: Any) -> dict[str, Any]:
+        return {key: _to_py(value) for key, value in self.items()}
+
+
+class Items(list[Any]):
+    """A JavaScript array."""
+
+    @property
+    def length(self) -> int:
+        return len(self)
+
+    def to_py(self, **_: Any) -> list[Any]:
+        return [_to_py(value) for value in self]
+
+
+class Buffer(bytes):
+    """A JavaScript ArrayBuffer."""
+
+    @property
+    def byteLength(self) -> int:
+        return len(self)
+
+    def to_py(self, **_: Any) -> memoryview:
+        return memoryview(self)
+
+    def to_bytes(self) -> bytes:
+        return bytes(self)
+
+    def to_string(self, encoding: str = "utf-8") -> str:
+        return self.decode(encoding)
+
+
+class ByteStream(Named):
+    """A ReadableStream: read once, piece by piece or as a whole. `chunks` is whatever arrives."""
+
+    def __init__(self, chunks: AsyncIterator[bytes]) -> None:
+        self._chunks = chunks
+        self._is_used = False
+
+    @property
+    def body_used(self) -> bool:
+        return self._is_used
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._is_used:
+            raise TypeError("this body has been read already; keep what the first read gave")
+        self._is_used = True
+        return self._chunks
+
+    async def bytes(self) -> Buffer:
+        return Buffer(b"".join([chunk async for chunk in self]))
+
+    async def array_buffer(self) -> Buffer:
+        return await self.bytes()
+
+    async def text(self) -> str:
+        return (await self.bytes()).decode(errors="replace")
+
+    async def json(self) -> Any:
+        return as_record(json.loads(await self.bytes()))
+
+    async def cancel(self, reason: object = None) -> None:
+        """Tells the other side to stop."""
+        self._is_used = True
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        if (aclose := getattr(self._chunks, "aclose", None)) is not None:
+            await aclose()
+
+
+def as_record(value: Any) -> Any:
+    """The value, with every dict, list and bytes inside it in the form that answers to JavaScript's names."""
+    if isinstance(value, dict):
+        return Record({key: as_record(item) for key, item in value.items()})
+    if isinstance(value, list):
+        return Items(as_record(item) for item in value)
+    if isinstance(value, bytes):
+        return Buffer(value)
+    return value
+
+
+def snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])([A-Z])|(?<=[A-Z])([A-Z])(?=[a-z])", r"_\1\2", name).lower()
+
+
+def options_of(given: Any, named: Mapping[str, Any], known: tuple[str, ...], where: str) -> dict[str, Any]:
+    """Options from a dict (or an object with attributes' names as keys) and from keyword arguments, in snake_case.
+
+    The platform drops what it does not know; here a misspelt option is an error, since nobody wants it dropped.
+    """
+    if given is None:
+        given = {}
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{where}: the options must be a dict, not {type(given).__name__}")
+    options: dict[str, Any] = {}
+    for key, value in [*given.items(), *named.items()]:
+        name = snake_case(key) if isinstance(key, str) else repr(key)
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            raise TypeError(f"{where} has no option {key!r}{hint}")
+        if value is not None:
+            options[name] = value
+    return options
+
+
+def body_of(value: Any, where: str) -> tuple[bytes | None, AsyncIterator[bytes] | None]:
+    """A value that is to be stored: as bytes, or as a stream of them."""
+    if isinstance(value, str):
+        return value.encode(), None
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value), None
+    if hasattr(value, "__aiter__"):
+        return None, _as_bytes(value, where)
+    if isinstance(inner := getattr(value, "body", None), (bytes, bytearray)) or hasattr(inner, "__aiter__"):
+        return body_of(inner, where)
+    if callable(raw := getattr(value, "raw", None)):  # a Blob
+        return raw(), None
+    raise TypeError(f"{where} takes str, bytes or a stream of them, not {type(value).__name__}")
+
+
+async def _as_bytes(stream: Any, where: str) -> AsyncIterator[bytes]:
+    async for chunk in stream:
+        if isinstance(chunk, str):
+            yield chunk.encode()
+        elif isinstance(chunk, (bytes, bytearray, memoryview)):
+            yield bytes(chunk)
+        else:
+            raise TypeError(f"{where}: the stream gave {type(chunk).__name__}, neither bytes nor str")
+
+
+def _to_py(value: Any) -> Any:
+    return value.to_py() if isinstance(value, (Record, Items)) else value

@@ -1,0 +1,53 @@
+"""Whatever answers `fetch`, and functions whose methods are called: assets, service bindings, Durable Objects' stubs."""
+
+from collections.abc import Callable
+from typing import Any
+
+from runtime.functions import frames
+from workers.bindings.face import Channel, Face, as_record
+from workers.outbound import response_of
+from workers.request import Request
+
+
+class Fetcher(Face):
+    async def fetch(self, resource: Any, options: Any = None, **named: Any) -> Any:
+        """`fetch(url_or_request, method=, headers=, body=)` gives a Response."""
+        return await fetched(self._channel, self._name, {}, resource, options, named)
+
+
+class Service(Fetcher):
+    """Every name that is no method here is one of the other function's entrypoint."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return remote_method(self._channel, self._name, name, {})
+
+
+def remote_method(channel: Channel, binding: str, name: str, further: dict[str, Any]) -> Callable[..., Any]:
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        sent = {"name": name, "args": list(args), "kwargs": kwargs, **further}
+        answer = await channel.begin(binding, "rpc", (), sent)
+        if answer.body is not None:
+            return response_of(answer.value, answer.body)
+        return as_record(frames.unplain(answer.value))
+
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
+async def fetched(
+    channel: Channel, binding: str, further: dict[str, Any], resource: Any, options: Any, named: dict[str, Any]
+) -> Any:
+    given = {**(dict(options) if options is not None else {}), **named}
+    request = resource if isinstance(resource, Request) and not given else Request(resource, **given)
+    whole, stream = request.taken()
+    sent = {
+        "method": request.method,
+        "url": request.url,
+        "headers": [list(pair) for pair in request.headers.multi_items()],
+        "body": whole or b"",
+        **further,
+    }
+    answer = await channel.begin(binding, "fetch", (), sent, stream)
+    return response_of(answer.value, answer.body)

@@ -1,0 +1,79 @@
+"""What a function's module is made of: entrypoint classes, the context they get, and the plain handlers of older code."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from workers.host import Env
+
+T = TypeVar("T")
+_background: set["asyncio.Future[Any]"] = set()
+on_background: Callable[[int], None] = lambda count: None  # noqa: E731 - the isolate says here what it hears
+
+
+class Context:
+    """`self.ctx`: work that outlives the response, and the properties that a service binding was given."""
+
+    def __init__(self, props: Any = None) -> None:
+        self.props = props
+
+    def wait_until(self, awaitable: Awaitable[Any]) -> None:
+        """The work goes on after the response has been sent, within the limits. What it raises is logged."""
+        if not inspect.isawaitable(awaitable):
+            raise TypeError(f"waitUntil takes an awaitable, and not {type(awaitable).__name__}")
+        task = asyncio.ensure_future(_logged(awaitable))
+        _background.add(task)
+        on_background(len(_background))
+        task.add_done_callback(_forget)
+
+    def pass_through_on_exception(self) -> None:
+        """There is no origin behind a function here that an exception could be passed through to."""
+
+    waitUntil, passThroughOnException = wait_until, pass_through_on_exception
+
+
+class WorkerEntrypoint:
+    """The base of `Default` and of named entrypoints: `fetch`, `scheduled`, `queue`, and any other method, which service bindings can call."""
+
+    env: Env
+    ctx: Context
+
+    def __init__(self, ctx: Context, env: Env) -> None:
+        self.ctx = ctx
+        self.env = env
+
+
+class DurableObject:
+    """The base of classes whose instances live one by id."""
+
+    def __init__(self, ctx: Any, env: Env) -> None:
+        self.ctx = ctx
+        self.env = env
+
+
+def handler(function: T) -> T:
+    """Marks a plain function as a handler; `on_fetch`, `on_scheduled` and `on_queue` are found by their names anyway."""
+    return function
+
+
+def python_from_rpc(value: T) -> T:
+    return value
+
+
+def python_to_rpc(value: T) -> T:
+    return value
+
+
+async def _logged(awaitable: Awaitable[Any]) -> None:
+    try:
+        await awaitable
+    except Exception as error:
+        from workers.trouble import print_trouble
+
+        print_trouble("waitUntil", error)
+
+
+def _forget(task: "asyncio.Future[Any]") -> None:
+    _background.discard(task)
+    on_background(len(_background))

@@ -1,0 +1,95 @@
+"""Headers: a mapping whose names ignore case and may have several values, as the Fetch standard has them."""
+
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+HeadersInit = Mapping[str, Any] | Iterable[tuple[str, Any]] | None
+
+
+class Headers(MutableMapping[str, str]):
+    def __init__(self, init: HeadersInit = None) -> None:
+        self._pairs: list[tuple[str, str]] = []  # names lower case
+        if isinstance(init, Headers):
+            self._pairs = list(init._pairs)
+        elif init is not None:
+            pairs = init.items() if isinstance(init, Mapping) else init
+            for name, value in pairs:
+                self.append(name, value)
+
+    @classmethod
+    def new(cls, init: HeadersInit = None) -> "Headers":
+        return cls(init)
+
+    def append(self, name: str, value: Any) -> None:
+        self._pairs.append((_checked_name(name), _checked_value(name, value)))
+
+    def set(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def has(self, name: str) -> bool:
+        return name in self
+
+    def delete(self, name: str) -> None:
+        lower = name.lower()
+        self._pairs = [pair for pair in self._pairs if pair[0] != lower]
+
+    def get_all(self, name: str, failobj: Any = None) -> Any:
+        found = [value for key, value in self._pairs if key == name.lower()]
+        return found or ([] if failobj is None else failobj)
+
+    def get_set_cookie(self) -> list[str]:
+        return list(self.get_all("set-cookie"))
+
+    def entries(self) -> list[tuple[str, str]]:
+        return list(self.items())
+
+    def multi_items(self) -> list[tuple[str, str]]:
+        """Each value by itself, in the order they were added."""
+        return list(self._pairs)
+
+    def __getitem__(self, name: str) -> str:
+        found = self.get_all(name)
+        if not found:
+            raise KeyError(name)
+        return ", ".join(found)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        pair = _checked_name(name), _checked_value(name, value)
+        self.delete(name)
+        self._pairs.append(pair)
+
+    def __delitem__(self, name: str) -> None:
+        if name not in self:
+            raise KeyError(name)
+        self.delete(name)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and any(key == name.lower() for key, _ in self._pairs)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(key for key, _ in self._pairs))
+
+    def __len__(self) -> int:
+        return len({key for key, _ in self._pairs})
+
+    def __repr__(self) -> str:
+        return f"Headers({self._pairs!r})"
+
+    getAll, getSetCookie = get_all, get_set_cookie
+
+
+def _checked_name(name: Any) -> str:
+    if not isinstance(name, str) or not name or any(c <= " " or c in '()<>@,;:\\"/[]?={}' or c > "~" for c in name):
+        raise TypeError(f"{name!r} cannot be the name of a header")
+    return name.lower()
+
+
+def _checked_value(name: str, value: Any) -> str:
+    text = value if isinstance(value, str) else str(value)
+    if any(c in "\r\n\0" for c in text):
+        raise TypeError(f"the value of the header {name!r} has a line break in it")
+    try:
+        text.encode("latin-1")
+    except UnicodeEncodeError:
+        raise TypeError(f"the value of the header {name!r} has characters beyond Latin-1; encode it") from None
+    return text.strip(" \t")

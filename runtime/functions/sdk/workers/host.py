@@ -1,0 +1,50 @@
+"""What this process is: the one function it runs, its environment, and the channel to the runtime that everything else goes through."""
+
+from typing import Any
+
+from runtime.functions.channel import Channel
+
+
+class Env:
+    """`self.env`: every binding, var and secret of the manifest by its name."""
+
+    def __getattr__(self, name: str) -> Any:
+        known = ", ".join(sorted(vars(self))) or "nothing"
+        raise AttributeError(f"the manifest binds no {name!r}; it binds {known}", name=name, obj=self)
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in vars(self)
+
+    def __repr__(self) -> str:
+        return f"Env({', '.join(sorted(vars(self)))})"
+
+
+env = Env()
+_channel: Channel | None = None
+
+
+def connect(channel: Channel) -> None:
+    global _channel
+    _channel = channel
+
+
+def channel() -> Channel:
+    if _channel is None:
+        raise RuntimeError("bindings and fetch work inside a handler, and not while the module is imported")
+    return _channel
+
+
+class LateChannel:
+    """The same for faces, which are made before there is an event loop."""
+
+    async def call(self, binding: str, method: str, *args: Any, **kwargs: Any) -> Any:
+        return await channel().call(binding, method, *args, **kwargs)
+
+    async def begin(self, *args: Any, **kwargs: Any) -> Any:
+        return await channel().begin(*args, **kwargs)
+
+    def stream(self, binding: str, method: str, *args: Any, **kwargs: Any) -> Any:
+        return channel().stream(binding, method, *args, **kwargs)

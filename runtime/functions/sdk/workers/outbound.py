@@ -1,0 +1,44 @@
+"""fetch: requests from a function to the world. The runtime makes them, by its egress policy; this process has no network."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from runtime.functions import frames
+from runtime.functions.channel import current_request
+from workers import host
+from workers.request import Request
+from workers.response import Response
+
+
+async def fetch(resource: Any, options: Any = None, **named: Any) -> Response:
+    """`fetch(url_or_request, method=, headers=, body=, redirect=)`, the options in a dict or by name."""
+    given = {**(dict(options) if options is not None else {}), **named}
+    request = resource if isinstance(resource, Request) and not given else Request(resource, **given)
+    whole, stream = request.taken()
+    headers, within = request.headers.multi_items(), current_request.get()
+
+    def frame(id: int) -> frames.Fetch:
+        further = {"redirect": request.redirect}
+        return frames.Fetch(
+            id, request.method, request.url, headers, whole or b"", stream is not None, options=further, within=within
+        )
+
+    result = await host.channel().request(frame, stream)
+    return response_of(result.value, result.body)
+
+
+def response_of(value: Any, body: Any) -> Response:
+    """A response as it crosses the channel: {status, headers, body?, url?, redirected?} and a stream."""
+    whole = value.get("body") or (None if body is None and value["status"] in (101, 204, 205, 304) else b"")
+    return Response(
+        body if body is not None else whole,
+        value["status"],
+        headers=[tuple(pair) for pair in value["headers"]],
+        url=value.get("url", ""),
+        redirected=value.get("redirected", False),
+    )
+
+
+async def pieces(whole: bytes, size: int = 64 << 10) -> AsyncIterator[bytes]:
+    for start in range(0, len(whole), size):
+        yield whole[start : start + size]

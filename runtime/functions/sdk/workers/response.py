@@ -1,0 +1,95 @@
+"""Response: status, headers and a body, made by a function or received by its `fetch`."""
+
+import functools
+import json as json_module
+from http import HTTPStatus
+from typing import Any
+
+from workers.body import Body
+from workers.headers import Headers, HeadersInit
+
+NULL_BODY_STATUSES = (101, 204, 205, 304)
+REDIRECTS = (301, 302, 303, 307, 308)
+
+
+class _Json:
+    """`Response.json(data)` makes a response and `await response.json()` reads one: the platform has one name for both."""
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        return _of_json if instance is None else functools.partial(Body.json, instance)
+
+
+class Response(Body):
+    def __init__(
+        self,
+        body: Any = None,
+        status: int | HTTPStatus = 200,
+        status_text: str = "",
+        headers: HeadersInit = None,
+        web_socket: Any = None,
+        *,
+        statusText: str = "",
+        url: str = "",
+        redirected: bool = False,
+        **further: Any,
+    ) -> None:
+        if isinstance(status, bool) or not isinstance(status, int) or not 101 <= status <= 599:
+            raise TypeError(f"a response's status is a number from 101 to 599, and not {status!r}")
+        self.status = int(status)
+        if body is not None and self.status in NULL_BODY_STATUSES:
+            raise TypeError(f"a response with the status {self.status} has no body; leave it out or change the status")
+        self.status_text = status_text or statusText or _phrase(self.status)
+        self.headers = Headers(headers)
+        self.url = url
+        self.redirected = redirected
+        self.web_socket = web_socket
+        super().__init__(body)
+
+    @classmethod
+    def new(cls, body: Any = None, init: Any = None, **options: Any) -> "Response":
+        """As JavaScript's constructor is called from Python."""
+        return cls(body, **(dict(init) if init is not None else {}), **options)
+
+    json = _Json()
+    from_json = fromJson = json
+
+    @staticmethod
+    def redirect(url: str, status: int = 302) -> "Response":
+        if status not in REDIRECTS:
+            raise ValueError(f"{status} is no redirect; it is one of {', '.join(map(str, REDIRECTS))}")
+        return Response(None, status, headers={"location": str(url)})
+
+    @staticmethod
+    def error() -> "Response":
+        return Response(None, 500)
+
+    @property
+    def ok(self) -> bool:
+        return 200 <= self.status < 300
+
+    @property
+    def statusText(self) -> str:
+        return self.status_text
+
+    def clone(self) -> "Response":
+        shared = self._shared_with_clone()
+        return Response(shared, self.status, self.status_text, self.headers, url=self.url, redirected=self.redirected)
+
+    def __repr__(self) -> str:
+        return f"Response(status={self.status})"
+
+
+def _of_json(
+    data: Any, status: int = 200, status_text: str = "", headers: HeadersInit = None, **named: Any
+) -> Response:
+    made = Headers(headers)
+    made.setdefault("content-type", "application/json")
+    text = json_module.dumps(data, separators=(",", ":"), ensure_ascii=False)
+    return Response(text.encode(), status, status_text, made, **named)
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""

@@ -1,0 +1,265 @@
+"""SiteFunctions: all functions of a site, and what they reach through their sockets: bindings, each other, and the world through the egress policy.
+
+Use as `async with`. Which tier of isolation the machine offers is tried at the start; below what the site file demands nothing is started.
+"""
+
+import asyncio
+import logging
+import os
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from runtime.functions import frames
+from runtime.functions.channel import Failure, Inbound, Result
+from runtime.functions.confine import Confinement
+from runtime.functions.egress import Egress
+from runtime.functions.limits import Limits
+from runtime.functions.manifest import Manifest
+from runtime.functions.pool import FunctionPool, Ground
+from runtime.functions.worker import Worker
+from runtime.functions.zygotes import SiteZygote
+
+log = logging.getLogger("pilotlight.function")
+
+WATCH_S = 0.05
+REST_S = 0.25
+UID_BASE = 231_072  # above what systems give to people; each function has its own
+
+
+class IsolationError(Exception):
+    """The machine does not offer the isolation that the site file demands."""
+
+
+class Isolation(NamedTuple):
+    """What was reached, and why not more."""
+
+    tier: int
+    why_not_more: str
+
+
+class OpenBindings(Protocol):
+    """The runtime's half of a function's bindings."""
+
+    async def answer(self, call: frames.Call, body: AsyncIterator[bytes] | None = None) -> Any: ...
+
+    async def close(self) -> None: ...
+
+
+class Opener(Protocol):
+    def __call__(self, manifest: Manifest, functions: "SiteFunctions") -> OpenBindings: ...
+
+
+class Response(NamedTuple):
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+    stream: AsyncIterator[bytes] | None
+
+
+class SiteFunctions:
+    def __init__(
+        self,
+        *,
+        limits: Limits | None = None,
+        min_tier: int = 1,
+        max_tier: int = 2,
+        state_dir: Path | None = None,
+        egress_allow: Iterable[str] = (),
+        own_ports: Callable[[], Iterable[int]] = lambda: (),
+        open_bindings: Opener | None = None,
+        follow: Callable[[str], None] | None = None,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.isolation = Isolation(0, "not tried yet")
+        self.pools: dict[str, FunctionPool] = {}
+        self._bindings: dict[str, OpenBindings] = {}
+        self._min_tier, self._max_tier = min_tier, max_tier
+        self._state_dir = state_dir
+        self._egress = Egress(tuple(egress_allow), lambda: tuple(own_ports()))
+        self._open_bindings = open_bindings
+        self._follow = follow
+        self._zygote = SiteZygote()
+        self._stack = AsyncExitStack()
+        self._uids = 0
+        self._tasks: set[asyncio.Future[Any]] = set()
+
+    async def __aenter__(self) -> "SiteFunctions":
+        async with AsyncExitStack() as stack:
+            if self._state_dir is None:
+                self._state_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pilotlight-functions-")))
+                self._state_dir.chmod(0o755)
+            self._zygote.start()
+            stack.callback(self._zygote.stop)
+            await stack.enter_async_context(self._egress)
+            self.isolation = await self._find_tier()
+            stack.push_async_callback(self._close_all)
+            watching = asyncio.create_task(self._watch(), name="functions' watch")
+            stack.callback(watching.cancel)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def add(self, manifest: Manifest, *, name: str | None = None, layers: tuple[Path, ...] = ()) -> None:
+        """Serves a function, from its next request on, by its name; one of that name before it is replaced."""
+        assert self._state_dir is not None
+        served = name or manifest.name
+        uid = UID_BASE + self._uids if os.getuid() == 0 else None
+        self._uids += 1
+        ground = Ground(self._zygote, self.isolation.tier, uid, self._state_dir / "scratch")
+        pool = FunctionPool(manifest, self.limits, ground, self._outward_of(served), layers=layers, follow=self._follow)
+        bindings = None if self._open_bindings is None else self._open_bindings(manifest, self)
+        self.remove(served)
+        self.pools[served] = pool
+        if bindings is not None:
+            self._bindings[served] = bindings
+
+    def remove(self, name: str) -> None:
+        """Its open requests may finish for a while."""
+        old, old_bindings = self.pools.pop(name, None), self._bindings.pop(name, None)
+        if old is not None:
+            self._keep(self._end(old, old_bindings))
+
+    async def fetch(
+        self,
+        function: str,
+        entrypoint: str,
+        method: str,
+        url: str,
+        headers: list[tuple[str, str]],
+        body: AsyncIterator[bytes] | bytes,
+        options: Mapping[str, Any] | None = None,
+    ) -> Response:
+        """Raises Failure with status 404 where there is no such function, Fault where it failed."""
+        whole = body if isinstance(body, bytes) else b""
+        stream = None if isinstance(body, bytes) else body
+
+        def frame(id: int) -> frames.Fetch:
+            further = dict(options or {})
+            return frames.Fetch(id, method, url, headers, whole, stream is not None, entrypoint, further)
+
+        result = await self._pool(function).ask(frame, stream, is_pinned="object" in (options or {}))
+        return _response_of(result)
+
+    async def rpc(
+        self,
+        function: str,
+        entrypoint: str,
+        method: str,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        options: Mapping[str, Any] | None = None,
+    ) -> Result:
+        def frame(id: int) -> frames.Rpc:
+            return frames.Rpc(id, entrypoint, method, args, kwargs, options=dict(options or {}))
+
+        return await self._pool(function).ask(frame, is_pinned="object" in (options or {}))
+
+    async def queue(self, function: str, queue: str, messages: list[dict[str, Any]]) -> Mapping[str, Any]:
+        """Which messages the consumer acknowledged and which are to come again: {acked: [id], retried: [{id, delay_s}]}"""
+        result = await self._pool(function).ask(lambda id: frames.Queue(id, queue, messages))
+        value = result.value
+        if not isinstance(value, dict) or not isinstance(value.get("acked"), list):
+            raise Failure("the consumer gave back nonsense", code="wrong_type")
+        return value
+
+    async def scheduled(self, function: str, cron: str, scheduled_time_ms: int) -> None:
+        await self._pool(function).ask(lambda id: frames.Scheduled(id, cron, scheduled_time_ms))
+
+    def _pool(self, function: str) -> FunctionPool:
+        pool = self.pools.get(function)
+        if pool is None:
+            known = ", ".join(sorted(self.pools)) or "none"
+            raise Failure(
+                f"this site has no function named {function[:64]!r}; it has {known}", code="not_found", status=404
+            )
+        return pool
+
+    def _outward_of(self, name: str) -> Callable[[Worker, frames.Request, Inbound | None], Awaitable[Any]]:
+        async def outward(worker: Worker, frame: frames.Request, body: Inbound | None) -> Any:
+            if isinstance(frame, frames.Fetch):
+                return await self._egress.fetch(frame, body)
+            if not isinstance(frame, frames.Call):
+                raise Failure("an isolate cannot ask for this", code="unsupported", status=400)
+            bindings = self._bindings.get(name)
+            if bindings is None:
+                raise Failure(f"the binding {frame.binding!r} is not served here", code="no_binding", status=501)
+            return await bindings.answer(frame, body)
+
+        return outward
+
+    async def _find_tier(self) -> Isolation:
+        assert self._state_dir is not None
+        reasons: list[str] = []
+        uid = UID_BASE if os.getuid() == 0 else None
+        for tier in range(self._max_tier, 0, -1):
+            scratch = self._state_dir / "scratch"
+            scratch.mkdir(parents=True, exist_ok=True)
+            limits = Confinement(tier, str(scratch.resolve()), [], str(scratch.resolve()), uid, 256, 16, 64, 64)
+            why = await self._zygote.try_tier(limits)
+            if not why:
+                return self._demanded(Isolation(tier, "; ".join(reasons)))
+            reasons.append(f"tier {tier}: {why}")
+        return self._demanded(Isolation(0, "; ".join(reasons)))
+
+    def _demanded(self, reached: Isolation) -> Isolation:
+        if reached.tier >= max(1, self._min_tier):
+            return reached
+        raise IsolationError(
+            f"this machine offers isolation of tier {reached.tier}, and {max(1, self._min_tier)} is demanded ({reached.why_not_more}); "
+            "lower functions.min_tier or allow what is missing"
+        )
+
+    async def _watch(self) -> None:
+        while True:
+            is_busy = False
+            for pool in tuple(self.pools.values()):
+                is_busy = pool.watch() or is_busy
+            await asyncio.sleep(WATCH_S if is_busy else REST_S)
+
+    async def _end(self, pool: FunctionPool, bindings: OpenBindings | None) -> None:
+        ends_at = asyncio.get_running_loop().time() + pool.limits.wall_s
+        while (
+            any(worker.load or worker.background for worker in pool.workers)
+            and asyncio.get_running_loop().time() < ends_at
+        ):
+            pool.watch()
+            await asyncio.sleep(WATCH_S)
+        await pool.close()
+        if bindings is not None:
+            await bindings.close()
+
+    async def _close_all(self) -> None:
+        for task in tuple(self._tasks):
+            task.cancel()
+        for name in tuple(self.pools):
+            pool, bindings = self.pools.pop(name), self._bindings.pop(name, None)
+            await pool.close()
+            if bindings is not None:
+                await bindings.close()
+
+    def _keep(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _response_of(result: Result) -> Response:
+    """What comes from an isolate is checked here."""
+    value = result.value
+    try:
+        status, headers, body = value["status"], value["headers"], value.get("body", b"")
+        pairs = [(str(name), str(text)) for name, text in headers]
+        if not isinstance(status, int) or not 101 <= status <= 599 or not isinstance(body, bytes):
+            raise TypeError
+        for name, text in pairs:
+            (name + text).encode("latin-1")
+            if not name or any(c in "\r\n\0" for c in name + text):
+                raise ValueError
+    except (TypeError, KeyError, ValueError, AttributeError):
+        raise Failure("the function's response cannot be read", code="wrong_type") from None
+    return Response(status, pairs, body, result.body)

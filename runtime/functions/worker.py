@@ -1,0 +1,353 @@
+"""Worker: the runtime's handle of one isolate. Requests go in, answers come out, and whoever goes beyond a limit is ended with a sentence that
+says which, and where in the code it was.
+
+The watch stands here and not in the isolate: code that loops for ever cannot be asked to look at a clock.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from runtime.functions import frames
+from runtime.functions.channel import Answer, Channel, ChannelClosed, Failure, Inbound, Result
+from runtime.functions.limits import Limits
+from runtime.functions.logs import FunctionLog
+from runtime.functions.orders import Boot, Died
+from runtime.functions.zygotes import Child, FunctionZygote, ZygoteError
+
+TRACE_WAIT_S = 0.25
+LAST_WORDS_S = 1.0  # for the news of a death
+MAX_TRACE = 8192
+
+Outward = Callable[["Worker", frames.Request, Inbound | None], Awaitable[Any]]
+"""What the runtime does for a function: calls of bindings, fetches."""
+
+
+class Fault(Failure):
+    """The function failed; not its neighbours, and not the site."""
+
+
+class Open(NamedTuple):
+    """A request under way."""
+
+    ends_at: float
+
+
+class Worker:
+    def __init__(self, function: str, limits: Limits, outward: Outward, log: FunctionLog) -> None:
+        self.function = function
+        self.log = log
+        self.open: dict[int, Open] = {}
+        self.background = 0
+        self.promised = 0  # requests that wait for its start
+        self.started = asyncio.Event()  # or failed
+        self.is_retiring = False
+        self.idle_since = 0.0
+        self.is_ready = False
+        self.is_broken = False
+        self.lag_since: float | None = None  # the loop owes an answer since then
+        self._limits = limits
+        self._outward = outward
+        self._loop = asyncio.get_running_loop()
+        self._cpu: dict[int, float] = {}  # seconds, by request
+        self._subrequests: dict[int, int] = {}
+        self._cpu_seen = 0.0
+        self._background_since = 0.0
+        self._unasked_cpu = 0.0  # seconds used since there was a request
+        self._why_ended: Fault | None = None
+        self._ping: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._started_at = self.idle_since = self._loop.time()
+        self._zygote: FunctionZygote | None = None
+        self._child: Child | None = None
+        self._channel: Channel | None = None
+        self._trace_fd = -1
+
+    async def start(self, zygote: FunctionZygote, boot: Boot) -> None:
+        """Raises ZygoteError. The module is imported later: requests may be sent at once and wait for it."""
+        try:
+            await self._start(zygote, boot)
+        finally:
+            self.started.set()
+
+    async def _start(self, zygote: FunctionZygote, boot: Boot) -> None:
+        self._zygote = zygote
+        ours, theirs = socket.socketpair()
+        self._trace_fd, trace = os.pipe()
+        os.set_blocking(self._trace_fd, False)
+        os.set_blocking(trace, False)
+        try:
+            self._child = zygote.fork(boot, [theirs.fileno(), self.log.write_fd, trace])
+        except ZygoteError:
+            ours.close()
+            self.log.given_away()
+            self.log.close()
+            os.close(self._trace_fd)
+            raise
+        finally:
+            theirs.close()
+            os.close(trace)
+        self.log.given_away()
+        self._channel = await Channel.open(ours, self._answer, is_runtime=True, on_note=self._heard)
+
+    # -- requests ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_usable(self) -> bool:
+        return self._channel is not None and not self._channel.closed.is_set() and self._ending is None
+
+    @property
+    def load(self) -> int:
+        return len(self.open) + self.promised
+
+    async def ask(
+        self, frame: Callable[[int], frames.Request], body: AsyncIterator[bytes] | None, wall_s: float
+    ) -> Result:
+        """Raises Fault with what the function's author should know. The answer's stream counts as part of the request: read it or cancel it."""
+        assert self._channel is not None
+        ids: list[int] = []
+        ends_at = self._loop.time() + wall_s
+
+        def numbered(id: int) -> frames.Request:
+            ids.append(id)
+            self.open[id], self._cpu[id] = Open(ends_at), 0.0
+            return frame(id)
+
+        try:
+            async with asyncio.timeout_at(ends_at):
+                result = await self._channel.request(numbered, body)
+        except TimeoutError:
+            self._done(ids)
+            raise Fault(f"the function has not answered within {wall_s:g} s", code="wall_time", status=500) from None
+        except ChannelClosed:
+            self._done(ids)
+            raise await self._why() from None
+        except Failure as failure:
+            self._done(ids)
+            raise _fault(failure) from None
+        except BaseException:
+            self._done(ids)
+            raise
+        if result.body is None:
+            self._done(ids)
+            return result
+        stream = self._streamed(result.body, ids, ends_at)
+        return Result(result.value, stream)  # type: ignore[arg-type]
+
+    async def _streamed(self, body: Inbound, ids: list[int], ends_at: float) -> AsyncIterator[bytes]:
+        size, limit = 0, int(self._limits.response_mib * 2**20)
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout_at(ends_at):
+                        chunk = await body.__anext__()
+                except StopAsyncIteration:
+                    return
+                except TimeoutError:
+                    sentence = f"the function's stream has not ended within {self._limits.wall_s:g} s"
+                    raise Fault(sentence, code="wall_time") from None
+                except ChannelClosed:
+                    raise await self._why() from None
+                except Failure as failure:
+                    raise _fault(failure) from None
+                size += len(chunk)
+                if size > limit:
+                    sentence = f"the response is larger than {self._limits.response_mib:g} MiB"
+                    raise Fault(sentence, code="response_too_large")
+                yield chunk
+        finally:
+            body.cancel()
+            self._done(ids)
+
+    def _done(self, ids: list[int]) -> None:
+        for id in ids:
+            self.open.pop(id, None)
+            self._cpu.pop(id, None)
+            self._subrequests.pop(id, None)
+        self.idle_since = self._loop.time()
+
+    async def _answer(self, frame: frames.Request, body: Inbound | None) -> Any:
+        within = getattr(frame, "within", -1)
+        within = within if within in self.open else -1
+        count = self._subrequests[within] = self._subrequests.get(within, 0) + 1
+        if count > self._limits.subrequests and within >= 0:
+            sentence = f"this request has made {self._limits.subrequests} subrequests, which is the limit"
+            raise Failure(sentence, code="too_many_subrequests", status=429)
+        answer = await self._outward(self, frame, body)
+        return answer if isinstance(answer, Answer) or not isinstance(answer, tuple) else Answer(*answer)
+
+    def _heard(self, note: frames.Note) -> None:
+        if note.name in ("ready", "broken"):
+            self.is_ready, self.is_broken = True, note.name == "broken"
+            self.is_retiring = self.is_retiring or self.is_broken
+        elif note.name == "background" and isinstance(note.value, int):
+            if self.background == 0:
+                self._background_since = self._loop.time()
+            self.background = max(0, note.value)
+            if self.background == 0:
+                self.idle_since = self._loop.time()
+
+    # -- the watch --------------------------------------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Called every few hundredths of a second while there is work."""
+        if self._ending is not None or self._child is None or self._child.pidfd < 0:
+            return
+        now = self._loop.time()
+        cpu, memory_mib = self._child.usage()
+        spent, self._cpu_seen = max(0.0, cpu - self._cpu_seen), cpu
+        if not self.is_ready:
+            if now - self._started_at > self._limits.start_s:
+                self.end(f"its module was not imported within {self._limits.start_s:g} s", "start_time")
+            return
+        for id in self._cpu:
+            self._cpu[id] += spent / len(self._cpu)
+        self._unasked_cpu = 0.0 if self._cpu else self._unasked_cpu + spent
+        limit_s = self._limits.cpu_ms / 1e3
+        if self._unasked_cpu > limit_s:
+            self.end(f"it used more than {self._limits.cpu_ms} ms of CPU time while it had no request", "cpu_time")
+        elif max(self._cpu.values(), default=0.0) > limit_s:
+            self.end(f"it used more than {self._limits.cpu_ms} ms of CPU time for one request", "cpu_time")
+        elif memory_mib > self._limits.memory_mib:
+            self.end(f"it used {memory_mib} MiB of memory, of at most {self._limits.memory_mib}", "memory")
+        elif self.lag_since is not None and now - self.lag_since > self._limits.blocked_s:
+            self.end(f"it blocked its event loop for more than {self._limits.blocked_s:g} s", "blocked")
+        elif self.background and not self._cpu and now - self._background_since > self._limits.wall_s:
+            self.end(f"its background work (waitUntil) has not ended within {self._limits.wall_s:g} s", "wall_time")
+        elif cpu > self._limits.cpu_total_s:
+            self.is_retiring = True
+        elif self._ping is None:
+            self.lag_since = now
+            self._ping = asyncio.ensure_future(self._pinged())
+
+    def watch_idle(self) -> None:
+        """The same while there is nothing to do, without waking it: what the author left running counts."""
+        if self._ending is not None or self._child is None or self._child.pidfd < 0:
+            return
+        cpu, _ = self._child.usage()
+        self._unasked_cpu += max(0.0, cpu - self._cpu_seen)
+        self._cpu_seen = cpu
+        if self._unasked_cpu > self._limits.cpu_ms / 1e3:
+            self.end(f"it used more than {self._limits.cpu_ms} ms of CPU time while it had no request", "cpu_time")
+
+    async def _pinged(self) -> None:
+        assert self._channel is not None
+        try:
+            await self._channel.ping()
+            self.lag_since = None
+        except ChannelClosed:
+            return
+        finally:
+            self._ping = None
+
+    def end(self, why: str, code: str) -> None:
+        """Finds out where it is, then kills it. Everything under way fails with the reason."""
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._end(why, code))
+
+    async def _end(self, why: str, code: str) -> None:
+        assert self._child is not None
+        trace = ""
+        if self.is_ready or code == "start_time":
+            self._child.signal(signal.SIGUSR1)
+            trace = await self._trace()
+        where = f"\n{trace}" if trace else ""
+        sentence = f"the function {self.function!r} was ended: {why}"
+        self._why_ended = Fault(sentence, code=code, status=500, name="LimitExceeded", detail=f"{sentence}{where}")
+        self._child.kill()
+        if self._channel is not None:
+            self._channel.close(sentence)
+
+    async def _trace(self) -> str:
+        """What faulthandler writes: the author's frames, most recent call first."""
+        text = b""
+        ends_at = self._loop.time() + TRACE_WAIT_S
+        while self._loop.time() < ends_at and len(text) < MAX_TRACE:
+            await asyncio.sleep(0.01)
+            try:
+                more = os.read(self._trace_fd, MAX_TRACE)
+            except BlockingIOError:
+                if text:
+                    break
+                continue
+            text += more
+            if not more:
+                break
+        return _authors_frames(text.decode("utf-8", "replace"))
+
+    async def _why(self) -> Fault:
+        """After the channel has closed: the reason."""
+        if self._ending is not None:
+            await self._ending
+        if self._why_ended is None:
+            self._why_ended = await self._last_words()
+        return self._why_ended
+
+    async def _last_words(self) -> Fault:
+        assert self._child is not None
+        assert self._channel is not None
+        broke = self._channel.why_closed if "protocol" in self._channel.why_closed else ""
+        report: Died | None = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                if broke:
+                    self._child.kill()
+                report = await asyncio.shield(self._child.died)
+        sentence = f"the function {self.function!r} {broke or _manner(report)}"
+        if self._zygote is not None and self._zygote.why_failed:
+            sentence = f"the function {self.function!r} cannot be started: {self._zygote.why_failed}"
+        last = "\n".join(list(self.log.lines)[-20:])
+        return Fault(sentence, code="crashed", name="Crashed", detail=f"{sentence}\n{last}".rstrip())
+
+    async def close(self) -> None:
+        """Ends the isolate; what is under way fails."""
+        if self._channel is not None:
+            self._channel.close("the site has ended this isolate")
+        if self._ping is not None:
+            self._ping.cancel()
+        if self._ending is not None:
+            await self._ending
+        if self._child is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORDS_S if self.load == 0 else 0.05):
+                    await asyncio.shield(self._child.died)
+            self._child.kill()
+        self.log.close()
+        if self._trace_fd >= 0:
+            os.close(self._trace_fd)
+            self._trace_fd = -1
+
+    async def until_gone(self) -> None:
+        assert self._channel is not None
+        await self._channel.closed.wait()
+
+
+def _manner(report: Died | None) -> str:
+    if report is None:
+        return "is gone, and nobody knows why"
+    if os.WIFSIGNALED(report.status):
+        number = os.WTERMSIG(report.status)
+        return f"was killed by signal {number} ({signal.strsignal(number)})"
+    return f"ended its process with exit status {os.waitstatus_to_exitcode(report.status)}"
+
+
+def _fault(failure: Failure) -> Fault:
+    return Fault(failure.message, code=failure.code, status=500, name=failure.name, detail=failure.detail)
+
+
+def _authors_frames(text: str) -> str:
+    """Of each thread, the frames before the first one of the event loop's or of ours."""
+    kept: list[str] = []
+    is_skipping = False
+    for line in text.splitlines():
+        if not line.startswith("  "):
+            is_skipping = False
+        elif "/asyncio/" in line or "/runtime/functions/" in line:
+            is_skipping = True
+        if not is_skipping and line.strip():
+            kept.append(line)
+    return "\n".join(kept)

@@ -1,0 +1,282 @@
+"""The runtime's end of the zygotes: start the site's, ask it for a function's, ask that one for isolates, hear of deaths.
+
+What a function's zygote says is not believed: it has run an author's imports. A pidfd from it counts only when it names a child of its own. When
+the runtime dies the sockets close, and every process here ends with them.
+"""
+
+import asyncio
+import importlib.util
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from runtime.functions.confine import Confinement
+from runtime.functions.orders import MAX_MESSAGE_BYTES, Boot, Born, Died, Failed, Fork, Hatch, Order, reports
+
+ROOT = Path(__file__).parents[2]
+SDK = Path(__file__).parent / "sdk"
+AGAIN_S = 0.002
+SETTLE_S = 10.0  # for a process to be born
+
+
+class ZygoteError(Exception):
+    """A process cannot be made; the message says why."""
+
+
+class Child:
+    """A process that a zygote made. `died` is set with its end."""
+
+    def __init__(self) -> None:
+        self.pidfd = -1
+        self.pid = 0  # as this process sees it
+        self.died: asyncio.Future[Died | None] = asyncio.get_running_loop().create_future()
+        self.born: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def signal(self, number: int) -> None:
+        if self.pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+
+    def usage(self) -> tuple[float, int]:
+        """CPU seconds used so far and MiB of memory that is its own."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            status = Path(f"/proc/{self.pid}/status").read_text()
+        except OSError:
+            return 0.0, 0
+        kib = sum(int(found.group(1)) for found in _OWN_MEMORY.finditer(status))
+        return (int(fields[11]) + int(fields[12])) / _TICKS, kib >> 10
+
+    def over(self, report: Died | None) -> None:
+        if not self.died.done():
+            self.died.set_result(report)
+        if not self.born.done():
+            self.born.set_exception(ZygoteError("it ended before it was there"))
+            self.born.exception()  # perhaps nobody asks
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+class Link:
+    """One zygote's socket."""
+
+    def __init__(self, control: socket.socket, parent_pid: Callable[[], int], on_failed: Callable[[str], None]) -> None:
+        self._control = control
+        self._parent_pid = parent_pid
+        self._on_failed = on_failed
+        self._children: dict[int, Child] = {}
+        self._next_id = 0
+        self.closed = False
+        control.setblocking(False)
+        asyncio.get_running_loop().add_reader(control.fileno(), self._read)
+
+    def ask(self, order: Callable[[int], Order], fds: list[int]) -> Child:
+        """Returns before the process is there: what is written to its sockets waits for it."""
+        if self.closed:
+            raise ZygoteError("the zygote is gone")
+        self._next_id += 1
+        data = msgspec.msgpack.encode(order(self._next_id))
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise ZygoteError(f"vars and options of bindings have {len(data)} bytes, of at most {MAX_MESSAGE_BYTES}")
+        try:
+            socket.send_fds(self._control, [data], fds)
+        except OSError as error:
+            self.close()
+            raise ZygoteError(f"the zygote takes no orders: {error.strerror}") from None
+        child = self._children[self._next_id] = Child()
+        return child
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        asyncio.get_running_loop().remove_reader(self._control.fileno())
+        self._control.close()
+        for child in self._children.values():
+            child.kill()
+            child.over(None)
+        self._children.clear()
+
+    def _read(self) -> None:
+        while not self.closed:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, 4)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, fds = b"", []
+            try:
+                if not data:
+                    return self.close()
+                self._hear(data, fds)
+            except (msgspec.ValidationError, msgspec.DecodeError):
+                return self.close()
+            finally:
+                for fd in fds:
+                    os.close(fd)
+
+    def _hear_again(self, data: bytes, fd: int) -> None:
+        fds = [fd]
+        if not self.closed:
+            self._hear(data, fds)
+        for left in fds:
+            os.close(left)
+
+    def _hear(self, data: bytes, fds: list[int]) -> None:
+        """Takes the descriptor that it keeps out of `fds`."""
+        report = reports.decode(data)
+        if isinstance(report, Failed) and report.id < 0:
+            self._on_failed(report.why)
+            return
+        child = self._children.get(report.id)
+        if child is None:
+            return
+        if isinstance(report, Born) and child.pidfd < 0 and fds:
+            if not self._parent_pid():  # its own birth is still to be read, from another socket
+                asyncio.get_running_loop().call_later(AGAIN_S, self._hear_again, data, fds.pop(0))
+                return
+            pid = _pid_of(fds[0])
+            if _parent_of(pid) not in (self._parent_pid(), None):
+                return  # a lie
+            child.pidfd, child.pid = fds.pop(0), pid
+            if not child.born.done():
+                child.born.set_result(None)
+        elif isinstance(report, Failed):
+            del self._children[report.id]
+            if not child.born.done():
+                child.born.set_exception(ZygoteError(report.why))
+                child.born.exception()
+            child.over(None)
+        elif isinstance(report, Died):
+            del self._children[report.id]
+            child.over(report)
+
+
+class FunctionZygote:
+    """One version of a function, confined, waiting to be forked."""
+
+    def __init__(self, child: Child, control: socket.socket) -> None:
+        self._child = child
+        self.why_failed = ""
+        self._link = Link(control, lambda: child.pid, self._failed)
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._link.closed and not self.why_failed and not self._child.died.done()
+
+    async def born(self) -> None:
+        """Raises ZygoteError."""
+        await asyncio.shield(self._child.born)
+
+    def fork(self, boot: Boot, fds: list[int]) -> Child:
+        return self._link.ask(lambda id: Fork(id, boot), fds)
+
+    def close(self) -> None:
+        self._link.close()
+        self._child.kill()
+
+    def _failed(self, why: str) -> None:
+        self.why_failed = why
+
+
+class SiteZygote:
+    """The one from which all others come."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: Link | None = None
+
+    def start(self) -> None:
+        """The process imports what functions need, for a fraction of a second; orders wait for it."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        spec = importlib.util.find_spec("msgspec")
+        assert spec is not None
+        assert spec.origin is not None
+        paths = [str(SDK), str(ROOT), str(Path(spec.origin).parents[1])]
+        script = (
+            f"import sys; sys.path += {paths!r}; from runtime.functions.zygote import main; main({theirs.fileno()})"
+        )
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-X", "utf8", "-c", script],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={"LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "2", "TZ": os.environ.get("TZ", "UTC")},
+                start_new_session=True,
+            )
+        process = self._process
+        self._link = Link(ours, lambda: process.pid, lambda why: None)
+
+    def hatch(self, limits: Confinement, imports: list[str], sys_path: list[str], log_fd: int) -> FunctionZygote:
+        if self._link is None or self._link.closed:
+            self.stop()
+            self.start()
+        assert self._link is not None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            child = self._link.ask(lambda id: Hatch(id, limits, imports, sys_path), [theirs.fileno(), log_fd])
+        return FunctionZygote(child, ours)
+
+    async def try_tier(self, limits: Confinement) -> str:
+        """Why the machine does not offer a tier; empty where it does."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            made = self.hatch(limits, [], [], nowhere)
+        finally:
+            os.close(nowhere)
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                await made.born()
+                probe = made.fork(Boot("", [], []), [])  # it cannot run without descriptors: that it is born is enough
+                await asyncio.wait({probe.born})
+                return made.why_failed or ("" if probe.born.exception() is None else str(probe.born.exception()))
+        except (TimeoutError, ZygoteError) as error:
+            return made.why_failed or str(error) or "it takes too long"
+        finally:
+            made.close()
+
+    def stop(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        if self._process is not None:
+            try:
+                self._process.wait(2.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_OWN_MEMORY = re.compile(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", re.MULTILINE)  # mapped files are the machine's cache
+
+
+def _pid_of(pidfd: int) -> int:
+    """As /proc here numbers it; 0 for what is no pidfd of a process that can be seen."""
+    try:
+        lines = Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("Pid:")), 0)
+
+
+def _parent_of(pid: int) -> int | None:
+    """None for one that has ended by now."""
+    if pid <= 0:
+        return None if pid == -1 else 0
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None

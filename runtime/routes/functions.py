@@ -1,0 +1,230 @@
+"""/fn/NAME/PATH: a request to a function, streamed in both directions. The client's leaving cancels the function's work.
+
+The function sees itself at its host's root, as on the platform it may have been written for; where it hangs is in x-pilotlight-prefix.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+
+import orjson
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from runtime.admission import Admission
+from runtime.connection import ClientGone, header, response_start, send_json
+from runtime.functions.channel import Failure
+from runtime.functions.serving import ServedFunctions
+from runtime.functions.site import Response, SiteFunctions
+from runtime.functions.worker import Fault
+from wire.errors import ApiError, Dialect
+from wire.headers import HOP_BY_HOP, OURS, REQUEST_ID
+
+BODY_IN_ONE = 64 << 10  # a body that is announced as small goes along with its request
+LIMITS = frozenset({"cpu_time", "memory", "blocked", "wall_time", "start_time", "response_too_large"})
+MIB = 1 << 20
+
+
+class FunctionRoute:
+    """An ASGI application. `name`: always this function, at every path; None: the one that the path names."""
+
+    def __init__(
+        self,
+        functions: SiteFunctions,
+        admission: Admission,
+        *,
+        request_mib: float,
+        show_errors: bool,
+        name: str | None = None,
+    ) -> None:
+        self._functions = functions
+        self._admission = admission
+        self._limit = int(request_mib * MIB)
+        self._show_errors = show_errors
+        self._name = name
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._admission.permit():
+            await self._exchange(scope, receive, send)
+
+    async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = self._name or scope["path_params"]["name"]
+        body = await self._body(scope, receive)
+        watching: asyncio.Future[None] | None = None
+        if isinstance(body, bytes):  # a stream's end watches for the disconnect itself
+            watching = asyncio.ensure_future(_until_gone(receive))
+        work = asyncio.ensure_future(self._answer(name, scope, body, send))
+        if isinstance(body, Upload):
+            watching = asyncio.ensure_future(body.until_gone())
+        assert watching is not None
+        try:
+            await asyncio.wait({work, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise ClientGone
+            work.result()
+        finally:
+            for task in (work, watching):
+                task.cancel()
+            await asyncio.gather(work, watching, return_exceptions=True)
+
+    async def _answer(self, name: str, scope: Scope, body: "bytes | Upload", send: Send) -> None:
+        started = False
+        try:
+            response = await self._functions.fetch(
+                name,
+                "default",
+                scope["method"],
+                self._url(scope, name),
+                _headers(scope, self._name is None, name),
+                body if isinstance(body, bytes) else aiter(body),
+            )
+            started = True
+            await _send(response, scope["method"], send)
+        except Fault as fault:
+            if started:
+                raise  # the server closes the connection, which tells the client that the answer is not whole
+            await self._tell(fault, send)
+        except Failure as failure:
+            if started:
+                raise
+            raise _refusal(failure) from None
+
+    async def _tell(self, fault: Fault, send: Send) -> None:
+        """The client learns that the function failed; why is the author's to know, unless the site shows it."""
+        word = "function_limit" if fault.code in LIMITS else "function_failed"
+        sentence = (
+            f"{fault.name}: {fault.message}" if self._show_errors else "the function failed; its log has the reason"
+        )
+        error = ApiError(word, sentence)
+        fields = error.body(Dialect.OPENAI)
+        if self._show_errors and fault.detail:
+            fields["error"]["traceback"] = fault.detail.splitlines()
+        await send_json(send, orjson.dumps(fields), error.status(Dialect.OPENAI))
+
+    async def _body(self, scope: Scope, receive: Receive) -> "bytes | Upload":
+        declared = header(scope, b"content-length")
+        length = int(declared) if declared is not None and declared.isdigit() else None
+        if length is not None and length > self._limit:
+            raise ApiError("body_too_large", f"functions of this site take at most {self._limit} bytes")
+        if length is None and header(scope, b"transfer-encoding") is None and scope["http_version"][:1] == "1":
+            length = 0
+        if length is None or length > BODY_IN_ONE:
+            return Upload(receive, self._limit)
+        parts: list[bytes] = []
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            parts.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    def _url(self, scope: Scope, name: str) -> str:
+        raw = scope.get("raw_path", scope["path"].encode()).decode("latin-1").partition("?")[0]
+        if self._name is None:
+            raw = "/" + raw.split("/", 3)[3] if raw.count("/") > 2 else "/"
+        query = scope.get("query_string", b"").decode("latin-1")
+        host = header(scope, b"host") or "localhost"
+        return f"{scope['scheme']}://{host}{raw}" + (f"?{query}" if query else "")
+
+
+class Upload:
+    """A request's body as it comes in, and the news that its client has left."""
+
+    def __init__(self, receive: Receive, limit: int) -> None:
+        self._receive = receive
+        self._limit = limit
+        self._gone = asyncio.Event()
+        self._read = asyncio.Event()
+
+    async def until_gone(self) -> None:
+        """Nobody else may listen while the body comes in."""
+        reading = asyncio.ensure_future(self._read.wait())
+        gone = asyncio.ensure_future(self._gone.wait())
+        try:
+            await asyncio.wait({reading, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            reading.cancel()
+            gone.cancel()
+        if not self._gone.is_set():
+            await _until_gone(self._receive)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size, more = 0, True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self._gone.set()
+                raise Failure("the client left before it had sent its body", code="cancelled", status=499)
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            more = message.get("more_body", False)
+            if size > self._limit:
+                raise Failure(
+                    f"functions of this site take at most {self._limit} bytes", code="body_too_large", status=413
+                )
+            if chunk:
+                yield chunk
+        self._read.set()
+
+
+def function_routes(served: ServedFunctions | None, admission: Admission) -> list[BaseRoute]:
+    if served is None:
+        return []
+    route = FunctionRoute(
+        served.functions, admission, request_mib=served.config.request_mib, show_errors=served.config.show_errors
+    )
+    return [Route("/fn/{name}", route), Route("/fn/{name}/{path:path}", route)]
+
+
+async def _send(response: Response, method: str, send: Send) -> None:
+    dropped = HOP_BY_HOP | {"content-length", REQUEST_ID} if response.stream is None else HOP_BY_HOP | {REQUEST_ID}
+    headers = [pair for pair in response.headers if pair[0] not in dropped and not pair[0].startswith(OURS)]
+    bodiless = response.status in (204, 205, 304) or response.status < 200
+    if response.stream is None:
+        if not bodiless:
+            headers.append(("content-length", str(len(response.body))))
+        await send(response_start(response.status, headers))
+        await send({"type": "http.response.body", "body": b"" if bodiless or method == "HEAD" else response.body})
+        return
+    aclose = getattr(response.stream, "aclose", None)
+    try:
+        await send(response_start(response.status, headers))
+        async for chunk in response.stream:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+    finally:
+        if aclose is not None:
+            await aclose()
+
+
+def _headers(scope: Scope, is_below: bool, name: str) -> list[tuple[str, str]]:
+    pairs = [(key.decode("latin-1").lower(), value.decode("latin-1")) for key, value in scope["headers"]]
+    kept = [pair for pair in pairs if pair[0] not in HOP_BY_HOP and not pair[0].startswith(OURS)]
+    client = scope.get("client")
+    if client is not None and not any(key == "cf-connecting-ip" for key, _ in kept):
+        kept.append(("cf-connecting-ip", str(client[0])))
+    if is_below:
+        kept.append(("x-pilotlight-prefix", f"/fn/{name}"))
+    if (request_id := _request_id(scope)) is not None:
+        kept = [*(pair for pair in kept if pair[0] != REQUEST_ID), (REQUEST_ID, request_id)]
+    return kept
+
+
+def _request_id(scope: Mapping[str, object]) -> str | None:
+    value = scope.get("pilotlight.request_id")
+    return value if isinstance(value, str) else None
+
+
+def _refusal(failure: Failure) -> ApiError:
+    if failure.status == 404:
+        return ApiError("function_not_found", failure.message)
+    if failure.status == 503:
+        return ApiError("overloaded", failure.message, retry_after_s=1)
+    if failure.status == 413:
+        return ApiError("body_too_large", failure.message)
+    return ApiError("function_failed", failure.message)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

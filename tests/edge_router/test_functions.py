@@ -1,0 +1,58 @@
+"""Functions through a real router: bytes pass as they are, what may have run is not run twice, and a broken answer stays broken."""
+
+import asyncio
+
+import aiohttp
+import pytest
+
+from tests.edge_router.fakes import DRAINING, FirstThen, answer, raw_stream, reset_before_first_byte, router, sites
+
+
+async def test_a_functions_stream_passes_as_it_is_and_as_it_comes() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = raw_stream(b"data: half an eve", b"nt, and no [DONE]")
+        async with running.http.post(running.url + "/fn/f/x?y=1", data=b"\x00 no JSON") as response:
+            assert await response.read() == b"data: half an event, and no [DONE]"
+        assert fakes[0].bodies == [b"\x00 no JSON"]
+        assert fakes[0].seen[0].path_qs == "/fn/f/x?y=1"
+
+
+async def test_pieces_arrive_while_the_function_still_works() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = raw_stream(b"first", end="on command")
+        async with running.http.get(running.url + "/fn/f") as response:
+            assert await response.content.readany() == b"first"
+            fakes[0].go_on.set()
+            assert await response.read() == b'data: {"i":99}\n\ndata: [DONE]\n\n'
+
+
+@pytest.mark.parametrize(("method", "status", "tries"), [("POST", 502, 0), ("GET", 200, 1), ("PUT", 200, 1)])
+async def test_only_what_may_be_repeated_is_tried_elsewhere_once_it_may_have_run(
+    method: str, status: int, tries: int
+) -> None:
+    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+        fakes[0].behave = reset_before_first_byte
+        fakes[1].behave = answer(200, {})
+        async with running.http.request(method, running.url + "/fn/f") as response:
+            assert response.status == status
+        assert len(fakes[1].seen) == tries
+
+
+async def test_a_draining_site_has_not_run_it_and_a_functions_own_503_is_an_answer() -> None:
+    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+        fakes[0].behave = answer(503, DRAINING)
+        fakes[1].behave = answer(503, {"mine": True})
+        async with running.http.post(running.url + "/fn/f", data=b"x") as response:
+            assert response.status == 503
+            assert await response.json() == {"mine": True}
+        assert len(fakes[1].seen) == 1
+
+
+async def test_a_stream_that_breaks_off_has_no_end_for_its_client_either() -> None:
+    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+        fakes[0].behave = raw_stream(b"some", end="reset")
+        async with running.http.get(running.url + "/fn/f") as response:
+            assert await response.content.readany() == b"some"
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await asyncio.wait_for(response.read(), 5)
+        assert fakes[1].seen == []

@@ -1,0 +1,81 @@
+"""Functions written into folders by tests, served by a site's functions without the rest of a site."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from runtime.functions.limits import Limits
+from runtime.functions.manifest import load_manifest
+from runtime.functions.site import Response, SiteFunctions
+
+QUICK = {"blocked_s": 1.0, "memory_mib": 160, "disk_mib": 16, "idle_s": 30.0}
+
+
+class Served:
+    """A site's functions, and a way to call them that reads the whole answer."""
+
+    def __init__(self, functions: SiteFunctions, folder: Path) -> None:
+        self.functions = functions
+        self._folder = folder
+
+    def add(self, source: str, name: str = "f", manifest: str = "", **files: str) -> None:
+        folder = self._folder / name
+        (folder / "src").mkdir(parents=True, exist_ok=True)
+        (folder / "src/entry.py").write_text(dedent(source))
+        (folder / "wrangler.toml").write_text(f'name = "{name}"\nmain = "src/entry.py"\n{dedent(manifest)}')
+        for file, text in files.items():
+            (folder / file.replace("__", "/").replace("_dot_", ".")).write_text(text)
+        self.functions.add(load_manifest(folder))
+
+    async def ask(
+        self,
+        path: str = "/",
+        *,
+        name: str = "f",
+        method: str = "GET",
+        body: Any = b"",
+        headers: Any = (),
+        **options: Any,
+    ) -> Response:
+        return await self.functions.fetch(
+            name,
+            options.pop("entrypoint", "default"),
+            method,
+            f"http://host{path}",
+            list(headers),
+            body,
+            options or None,
+        )
+
+    async def get(self, path: str = "/", **options: Any) -> bytes:
+        response = await self.ask(path, **options)
+        return response.body + b"".join([chunk async for chunk in response.stream or _nothing()])
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    for chunk in ():
+        yield chunk
+
+
+ServedMaker = Callable[..., AbstractAsyncContextManager[Served]]
+
+
+@pytest.fixture
+def make_served(tmp_path: Path) -> ServedMaker:
+    @asynccontextmanager
+    async def make(*, tier: int = 2, limits: dict[str, Any] | None = None, **options: Any) -> AsyncIterator[Served]:
+        bounds = Limits(**{**QUICK, **(limits or {})})  # type: ignore[arg-type]
+        async with SiteFunctions(limits=bounds, min_tier=tier, max_tier=tier, **options) as functions:
+            yield Served(functions, tmp_path)
+
+    return make
+
+
+@pytest.fixture
+async def served(make_served: ServedMaker) -> AsyncIterator[Served]:
+    async with make_served() as made:
+        yield made

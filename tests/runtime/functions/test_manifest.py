@@ -1,0 +1,164 @@
+"""wrangler.toml and wrangler.jsonc as they are published, and what is refused with the nearest valid name."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from runtime.functions import jsonc
+from runtime.functions.manifest import BindingDeclaration, ManifestError, load_manifest, parse_dev_vars
+
+TOML = """
+#:schema node_modules/wrangler/config-schema.json
+name = "shop"
+main = "src/entry.py"
+compatibility_date = "2026-01-01"
+compatibility_flags = ["python_workers"]
+workers_dev = true
+
+[observability]
+enabled = true
+
+[vars]
+GREETING = "hello"
+LIMITS = { a = 1 }
+
+[ai]
+binding = "AI"
+
+[[kv_namespaces]]
+binding = "KV"
+id = "abc"
+
+[[d1_databases]]
+binding = "DB"
+database_name = "shop"
+database_id = "1-2"
+
+[[queues.producers]]
+binding = "JOBS"
+queue = "jobs"
+
+[[queues.consumers]]
+queue = "jobs"
+max_batch_size = 5
+
+[[services]]
+binding = "OTHER"
+service = "other"
+entrypoint = "Admin"
+
+[[ratelimits]]
+name = "LIMITER"
+namespace_id = "1001"
+simple = { limit = 100, period = 60 }
+
+[durable_objects]
+bindings = [{ name = "ROOM", class_name = "Room" }]
+
+[triggers]
+crons = ["*/5 * * * *"]
+
+[limits]
+cpu_ms = 50
+
+[env.staging]
+vars = { GREETING = "moin" }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/entry.py").write_text("")
+    return tmp_path
+
+
+def write(folder: Path, text: str, name: str = "wrangler.toml") -> Path:
+    (folder / name).write_text(text)
+    return folder
+
+
+def test_a_full_manifest_becomes_declarations(folder: Path) -> None:
+    manifest = load_manifest(write(folder, TOML))
+    assert (manifest.name, manifest.main, manifest.cpu_ms) == ("shop", folder.resolve() / "src/entry.py", 50)
+    kinds = {binding.name: binding.kind for binding in manifest.bindings}
+    assert kinds == {
+        "GREETING": "var", "LIMITS": "var", "AI": "ai", "KV": "kv", "DB": "d1", "JOBS": "queue_producer", "OTHER": "service",
+        "LIMITER": "rate_limit", "ROOM": "durable_object",
+    }  # fmt: skip
+    options = {binding.name: binding.options for binding in manifest.bindings}
+    assert options["LIMITS"] == {"value": {"a": 1}}
+    assert options["KV"]["id"] == "abc"
+    assert options["OTHER"]["entrypoint"] == "Admin"
+    assert options["LIMITER"] == {"namespace_id": "1001", "limit": 100, "period": 60}
+    assert manifest.crons == ("*/5 * * * *",)
+    assert manifest.consumers[0].max_batch_size == 5
+    assert manifest.ignored == ("observability", "workers_dev")
+
+
+def test_an_environment_inherits_main_and_not_bindings(folder: Path) -> None:
+    manifest = load_manifest(write(folder, TOML), "staging")
+    assert manifest.name == "shop-staging"
+    assert manifest.bindings == (BindingDeclaration("var", "GREETING", {"value": "moin"}),)
+    assert manifest.crons == ("*/5 * * * *",)
+    with pytest.raises(ManifestError, match=r"no \[env.nowhere\]; there is: staging"):
+        load_manifest(folder, "nowhere")
+
+
+def test_jsonc_takes_comments_and_trailing_commas(folder: Path) -> None:
+    text = """{
+        // the name
+        "name": "shop", /* and
+        more */ "main": "src/entry.py",
+        "vars": {"URL": "http://x//y", "QUOTE": "a \\" // b", "LIST": [1, 2,],},
+    }"""
+    manifest = load_manifest(write(folder, text, "wrangler.jsonc"))
+    values = {binding.name: binding.options["value"] for binding in manifest.bindings}
+    assert values == {"URL": "http://x//y", "QUOTE": 'a " // b', "LIST": [1, 2]}
+
+
+def test_a_mistake_in_jsonc_is_reported_in_its_own_line() -> None:
+    with pytest.raises(json.JSONDecodeError, match="line 3"):
+        jsonc.loads('{\n// a comment\n"a" 1}')
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('nmae = "x"\nmain = "src/entry.py"', "unknown key 'nmae'; did you mean 'name'"),
+        ('main = "src/entry.py"\n[[kv_namespace]]\nbinding = "KV"', "did you mean 'kv_namespaces'"),
+        ('main = "src/entry.py"\n[[kv_namespaces]]\nbidning = "KV"', "did you mean 'binding'"),
+        ('main = "src/entry.py"\n[env.a]\nvarz = {}', "env.a: unknown key 'varz'; did you mean 'vars'"),
+        ('main = "src/entry.py"\n[[vectorize]]\nbinding = "V"', "'vectorize' are not offered here; offered are ai"),
+        ('main = "src/entry.py"\n[[unsafe.bindings]]\nname = "X"\ntype = "magic"', 'only type "ratelimit"'),
+        ('name = "x"', "main is missing"),
+        ('main = "../entry.py"', "leads out of the function's folder"),
+        ('main = "src/entry.js"', "must be a Python file"),
+        ('main = "src/other.py"', "which does not exist"),
+        ('main = "src/entry.py"\n[vars]\nA = 1\n[ai]\nbinding = "A"', "'A' is used twice"),
+        ('name = "No Spaces"\nmain = "src/entry.py"', "name: String should match pattern"),
+        ("main = ", "not valid TOML"),
+    ],
+)
+def test_a_mistake_is_refused_with_what_to_change(folder: Path, text: str, sentence: str) -> None:
+    with pytest.raises(ManifestError, match=sentence):
+        load_manifest(write(folder, text))
+
+
+def test_a_folder_without_a_manifest_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="pilotlight init"):
+        load_manifest(tmp_path)
+
+
+def test_dev_vars_are_secrets_and_win_over_vars(folder: Path) -> None:
+    (folder / ".dev.vars").write_text("# local\nexport TOKEN='a b'\nGREETING=\"two\\nlines\"\nPLAIN = x # comment\n")
+    manifest = load_manifest(write(folder, TOML))
+    secrets = {binding.name: binding.options["value"] for binding in manifest.bindings if binding.kind == "secret"}
+    assert secrets == {"TOKEN": "a b", "GREETING": "two\nlines", "PLAIN": "x"}
+    assert sum(binding.name == "GREETING" for binding in manifest.bindings) == 1
+    (folder / ".dev.vars").write_text("KV=1")
+    with pytest.raises(ManifestError, match="KV is the name of a binding"):
+        load_manifest(folder)
+    with pytest.raises(ManifestError, match="line 2 is not NAME=value"):
+        parse_dev_vars("A=1\nnonsense", "x")

@@ -1,0 +1,159 @@
+"""/fn/NAME/ of a whole site behind a real server: streams, uploads, refusals, status, and the local development server."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from textwrap import dedent
+
+import aiohttp
+import httpx
+import pytest
+
+from runtime.cli.dev import dev_app, site_of, watch
+from runtime.cli.init import init
+from runtime.functions.manifest import load_manifest
+from tests.asgi import call, eventually, running
+from tests.runtime.conftest import SiteMaker
+
+SOURCE = """
+import asyncio
+from workers import WorkerEntrypoint, Response
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        if request.url.endswith("/boom"):
+            raise ValueError("it went wrong")
+        if request.url.endswith("/echo"):
+            return Response(request.body, headers={"x-length": request.headers.get("content-length", "none")})
+        if request.url.endswith("/events"):
+            async def events():
+                for i in range(3):
+                    yield f"data: {i}\\n\\n"
+            return Response(events(), headers={"content-type": "text/event-stream"})
+        return Response.json([request.method, request.url, request.headers.get("x-pilotlight-prefix")])
+"""
+
+
+def function_in(folder: Path, source: str = SOURCE, name: str = "f") -> Path:
+    (folder / "src").mkdir(parents=True, exist_ok=True)
+    (folder / "src/entry.py").write_text(dedent(source))
+    (folder / "wrangler.toml").write_text(f'name = "{name}"\nmain = "src/entry.py"\n')
+    return folder
+
+
+def functions_table(tmp_path: Path, **more: object) -> dict[str, object]:
+    return {
+        "serve": [{"name": "f", "path": str(function_in(tmp_path / "f"))}],
+        "state_dir": str(tmp_path / "state"),
+        **more,
+    }
+
+
+async def test_a_site_serves_its_functions_under_fn(make_server: SiteMaker, tmp_path: Path) -> None:
+    async with make_server(functions=functions_table(tmp_path)) as server, aiohttp.ClientSession(server.url) as client:
+        async with client.get("/fn/f/a/b?c=d") as answer:
+            port = server.url.rpartition(":")[2]
+            assert await answer.json() == ["GET", f"http://127.0.0.1:{port}/a/b?c=d", "/fn/f"]
+            assert answer.headers["x-pilotlight-site"] == "ams1"
+        async with client.get("/fn/f/events") as answer:
+            assert await answer.read() == b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
+        async with client.head("/fn/f") as answer:
+            assert answer.status == 200
+        async with client.get("/fn/nobody/") as answer:
+            assert answer.status == 404
+            assert "it has f" in (await answer.json())["error"]["message"]
+        async with client.get("/status") as answer:
+            published = (await answer.json())["functions"]
+            assert published["isolation_tier"] in (1, 2)
+            assert published["functions"][0]["name"] == "f"
+        await server.is_idle()
+
+
+async def test_an_upload_streams_through_a_function_and_back(make_server: SiteMaker, tmp_path: Path) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(30):
+            yield b"u" * 100_000
+
+    async with make_server(functions=functions_table(tmp_path)) as server, aiohttp.ClientSession(server.url) as client:
+        async with client.post("/fn/f/echo", data=body()) as answer:
+            assert await answer.read() == b"u" * 3_000_000
+        async with client.post("/fn/f/echo", data=b"small") as answer:
+            assert await answer.read() == b"small"
+            assert answer.headers["x-length"] == "5"
+        async with client.post("/fn/f/echo", data=io.BytesIO(b"x" * 2_000_000)) as answer:
+            assert len(await answer.read()) == 2_000_000
+
+
+async def test_a_body_beyond_the_limit_is_refused(make_server: SiteMaker, tmp_path: Path) -> None:
+    table = functions_table(tmp_path, request_mib=0.5)
+    async with (
+        make_server(functions=table) as server,
+        aiohttp.ClientSession(server.url) as client,
+        client.post("/fn/f/echo", data=io.BytesIO(b"x" * 2_000_000)) as answer,
+    ):
+        assert answer.status == 413
+
+
+@pytest.mark.parametrize("shown", [False, True])
+async def test_a_failure_is_shown_to_clients_only_where_the_site_says_so(
+    make_site: SiteMaker, tmp_path: Path, shown: bool
+) -> None:
+    async with make_site(functions=functions_table(tmp_path, show_errors=shown)) as site:
+        answer = await call(site.app, "/fn/f/boom")
+        assert answer.status == 500
+        error = json.loads(answer.body)["error"]
+        assert ("it went wrong" in error["message"]) is shown
+        assert any("entry.py" in line for line in error.get("traceback", [])) is shown
+        assert error["code"] == "function_failed"
+
+
+async def test_a_draining_site_takes_no_new_requests_for_functions(make_site: SiteMaker, tmp_path: Path) -> None:
+    async with make_site(functions=functions_table(tmp_path)) as site:
+        site.admission.drain()
+        assert (await call(site.app, "/fn/f/")).status == 503
+
+
+async def test_dev_serves_at_the_root_and_reloads_what_changes(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    init(folder, None)
+    manifest = load_manifest(folder)
+    said: list[str] = []
+    app = dev_app(manifest, site_of(manifest, "127.0.0.1", 0, None, "embedded:ember"))
+    async with running(app):
+        watching = asyncio.create_task(watch(app, folder, None, said.append))
+        try:
+            first = await call(app, "/some/where", host="here")
+            assert first.body == b"Hello from http://here/some/where\n"
+            await asyncio.sleep(0.3)
+            entry = folder / "src/entry.py"
+            entry.write_text(entry.read_text().replace("GREETING} from", "GREETING} again from"))
+            await eventually(lambda: any("reloaded after entry.py" in line for line in said))
+            assert (await call(app, "/x", host="here")).body == b"Hello again from http://here/x\n"
+            (folder / "wrangler.toml").write_text("nmae = 1")
+            await eventually(lambda: any("not reloaded" in line for line in said))
+            assert (await call(app, "/x", host="here")).status == 200
+        finally:
+            watching.cancel()
+
+
+def test_init_overwrites_nothing(tmp_path: Path) -> None:
+    from runtime.cli.errors import CliError
+
+    init(tmp_path / "new", "one")
+    assert load_manifest(tmp_path / "new").name == "one"
+    with pytest.raises(CliError, match="there already"):
+        init(tmp_path / "new", "two")
+
+
+async def test_the_hello_example_runs(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[2] / "examples/functions/hello"
+    manifest = load_manifest(folder)
+    site = site_of(manifest, "127.0.0.1", 0, None, "embedded:ember")
+    site = site.model_copy(update={"functions": site.functions.model_copy(update={"state_dir": str(tmp_path)})})
+    app = dev_app(manifest, site)
+    async with running(app):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            assert (await client.get("/?name=Ada")).json() == {"message": "Hello, Ada!"}
