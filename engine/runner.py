@@ -86,6 +86,10 @@ class ModelRunner:
         places, rows_there = to_device(torch.tensor([pending, rows]), self.kv_cache.device).unbind()
         batch.token_ids.index_copy_(0, places, self._choices.token_ids.index_select(0, rows_there))
 
+    def replace_model(self, model: Model) -> None:
+        """By the same one in other memory; from any thread, since it does not matter which of the two a step runs through."""
+        self.model = model
+
     @torch.inference_mode()
     def scrub(self, blocks: SequenceOf[int]) -> None:
         """Replace content that may not be numbers by zeros."""

@@ -79,7 +79,10 @@ def tensors(shape: Shape, vocab: int) -> dict[str, tuple[int, ...]]:
             f"{layer}.mlp.up_proj.weight": (shape.intermediate, shape.hidden),
             f"{layer}.mlp.down_proj.weight": (shape.hidden, shape.intermediate),
         }
-    return named | {"model.norm.weight": (shape.hidden,), "lm_head.weight": (vocab, shape.hidden)}
+    named |= {"model.norm.weight": (shape.hidden,), "lm_head.weight": (vocab, shape.hidden)}
+    return dict(
+        sorted(named.items())
+    )  # as safetensors writes them: what lies beside what decides how much can be used in place
 
 
 def _write_weights(path: Path, named: dict[str, tuple[int, ...]]) -> None:

@@ -59,12 +59,34 @@ class NewBundle:
     def __init__(self, fd: int, size: int) -> None:
         self._fd = fd
         self.memory = torch.empty(size, dtype=torch.uint8, device="meta")  # to lay tensors out in: places without bytes
+        self._mapped: torch.Tensor | None = None
+        self._huge_end: int | None = 0  # None: the system has no more of them
+
+    @property
+    def is_wanted(self) -> bool:
+        """False: somebody has removed the unfinished file, and it will be nowhere."""
+        return os.fstat(self._fd).st_nlink > 0
 
     def write(self, start: int, content: memoryview) -> None:
         """From any thread."""
         while content:
             count = os.pwrite(self._fd, content, start)
             content, start = content[count:], start + count
+
+    def write_huge(self, start: int, content: memoryview) -> None:
+        """In ascending order, into huge pages while there are any: 1 GiB in 0.2 to 0.5 s, and 0.6 to 3 where small pages are made huge afterwards."""
+        end = start + len(content)
+        while self._huge_end is not None and self._huge_end < end:
+            self.write(max(self._huge_end, start), memoryview(b"\0"))  # there is no huge page of nothing
+            is_huge = pages.make_huge(self.map(), self._huge_end, pages.HUGE_PAGE)
+            self._huge_end = self._huge_end + pages.HUGE_PAGE if is_huge else None
+        self.write(start, content)
+
+    def map(self) -> torch.Tensor:
+        """What is or will be written, as bytes that must not be written to otherwise."""
+        if self._mapped is None:
+            self._mapped = pages.map_file(self._fd, self.memory.nbytes)
+        return self._mapped
 
 
 @contextmanager
@@ -109,6 +131,22 @@ def remove_partial(path: Path) -> None:
             pass
         finally:
             os.close(fd)
+
+
+def is_being_written(path: Path) -> bool:
+    """By a process that lives, perhaps this one."""
+    for partial in path.parent.glob(f"{path.name}.*{_PARTIAL}"):
+        try:
+            fd = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:  # it has just been finished, or removed
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(fd)
+    return False
 
 
 def _create(path: Path) -> tuple[Path, int]:

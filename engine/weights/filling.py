@@ -40,6 +40,7 @@ class Job(NamedTuple):
     into: torch.Tensor
     make: Make | None = None  # None: copied, with its type converted
     is_cut: bool = True  # rows of `into` come from the same rows of what is stored
+    is_there: bool = False  # `into` is the file's own memory: it is only looked at
 
 
 class Piece(NamedTuple):
@@ -140,6 +141,9 @@ class Filling:
         """The piece as the model has it."""
         into, job = piece.into, piece.job
         ranges = [piece.range_of(stored) for stored in job.stored]
+        if job.is_there:
+            self._announce(job.stored[0].file, *ranges[0])
+            return into
         if (
             job.make is None
             and into.device.type == "cpu"
@@ -176,6 +180,11 @@ class Filling:
 
     def _read_into(self, file: Path, start: int, memory: memoryview) -> None:
         read_into(self._open(file), file, start, memory)
+
+    def _announce(self, file: Path, start: int, end: int) -> None:
+        """That these bytes are about to be looked at: from a disk they come in one piece then, not page by page."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._open(file), start, end - start, os.POSIX_FADV_WILLNEED)
 
     def _open(self, file: Path) -> int:
         with self._lock:

@@ -32,6 +32,13 @@ class HugePages:
         self._thread = threading.Thread(target=self._run, args=(first_after_s,), name="huge-pages")
         self._thread.start()
 
+    @classmethod
+    def start(cls, memory: torch.Tensor | None) -> "HugePages | None":
+        """None: there is nothing to move, or the system cannot."""
+        return (
+            cls(memory) if memory is not None and memory.nbytes >= pages.HUGE_PAGE and pages.can_make_huge() else None
+        )
+
     def close(self) -> None:
         """Nobody waits for the step under way: its memory goes when it ends."""
         self._closing.set()

@@ -4,25 +4,43 @@ A model is laid out twice where memory is to be had first: once on nothing, to l
 to know how jobs are done (filling.py) and when.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from engine.weights.bundle import Bundle, BundleError, Place, Wanted
+from engine.weights.bundle import ITEM_BYTES, Bundle, BundleError, Place, Wanted
 from engine.weights.bundle_file import BundleFile
 from engine.weights.filling import DTYPES, NAMES, Job, Make
 from engine.weights.reader import Checkpoint, Stored, StoredTensor
+from kernels.cpu import pages
 
 Allocate = Callable[[str, tuple[int, ...], torch.dtype], torch.Tensor]
 META = torch.device("meta")
+_LARGEST_ITEM = max(ITEM_BYTES.values())
+
+
+class FileRange(NamedTuple):
+    """Where a tensor's bytes begin in a file that has them all."""
+
+    file: Path
+    start: int
 
 
 class Plan:
-    """On nothing: `wanted` are the tensors that the model asks for, in order."""
+    """On nothing: `wanted` are the tensors that the model asks for, in order, and `in_files` says which of them a file holds just so."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.wanted: list[Wanted] = []
         self._checkpoint = checkpoint
+        # Each tensor has a range of addresses of its own, by which its parts are known again.
+        self._addresses = torch.empty(1 << 60, dtype=torch.uint8, device=META)
+        self._starts: list[int] = []
+        self._end = 0
+        self._fills: dict[int, list[_Fill]] = {}  # by place in `wanted`
 
     def __contains__(self, name: str) -> bool:
         return name in self._checkpoint
@@ -31,17 +49,59 @@ class Plan:
         return self._checkpoint.shape(name)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        self.wanted.append(Wanted(name, NAMES[dtype], shape))
-        return torch.empty(shape, dtype=dtype, device=META)
+        wanted = Wanted(name, NAMES[dtype], shape)
+        start = self._end
+        self.wanted.append(wanted)
+        self._starts.append(start)
+        self._end = start + -(-max(1, wanted.num_bytes) // _LARGEST_ITEM) * _LARGEST_ITEM
+        return self._addresses[start : start + wanted.num_bytes].view(dtype).view(shape)
 
     def fill(self, into: torch.Tensor, stored: Sequence[Stored], make: Make | None, is_cut: bool) -> None:
-        pass
+        found = [self._checkpoint.find(*one) for one in stored]
+        start = int(into.storage_offset()) * into.itemsize
+        index = bisect_right(self._starts, start) - 1
+        is_as_stored = make is None and into.is_contiguous() and DTYPES[found[0].dtype] == into.dtype
+        self._fills.setdefault(index, []).append(
+            _Fill(start - self._starts[index], into.nbytes, found[0] if is_as_stored else None)
+        )
 
     def compute(self, work: Callable[[], None]) -> None:
         pass
 
     def skip(self, pattern: str) -> None:
         pass
+
+    @property
+    def in_files(self) -> dict[str, FileRange]:
+        """The tensors, by name, whose bytes lie in one file one behind the other, and where."""
+        found = {}
+        for index, wanted in enumerate(self.wanted):
+            place = _in_file(self._fills.get(index, []), wanted)
+            if place is not None:
+                found[wanted.name] = place
+        return found
+
+
+class _Fill(NamedTuple):
+    """What is written to a part of a tensor."""
+
+    start: int  # in the tensor's bytes
+    num_bytes: int
+    stored: StoredTensor | None  # whose bytes they are; None: they are made of something
+
+
+def _in_file(fills: list[_Fill], wanted: Wanted) -> FileRange | None:
+    done, first = 0, None
+    for fill in sorted(fills, key=lambda fill: fill.start):
+        if fill.stored is None or fill.start != done:
+            return None
+        first = first or fill.stored
+        if (fill.stored.file, fill.stored.start) != (first.file, first.start + done):
+            return None
+        done += fill.num_bytes
+    if first is None or done != wanted.num_bytes or first.start % ITEM_BYTES[wanted.dtype]:
+        return None
+    return FileRange(first.file, first.start)
 
 
 class FromCheckpoint:
@@ -64,8 +124,18 @@ class FromCheckpoint:
 
     def fill(self, into: torch.Tensor, stored: Sequence[Stored], make: Make | None, is_cut: bool) -> None:
         found = tuple(self._checkpoint.find(*one) for one in stored)
+        self.jobs.append(self._job(into, stored, found, make, is_cut))
+
+    def _job(
+        self,
+        into: torch.Tensor,
+        stored: Sequence[Stored],
+        found: tuple[StoredTensor, ...],
+        make: Make | None,
+        is_cut: bool,
+    ) -> Job:
         # the last: of packed weights the scales, the only ones that can be no number
-        self.jobs.append(Job(f"{stored[-1][0]} in {found[-1].file.name}", found, into, make, is_cut))
+        return Job(f"{stored[-1][0]} in {found[-1].file.name}", found, into, make, is_cut)
 
     def compute(self, work: Callable[[], None]) -> None:
         self.works.append(work)
@@ -74,19 +144,57 @@ class FromCheckpoint:
         self._checkpoint.skip(pattern)
 
 
-class FromBundle:
-    """Tensors that a bundle holds as they are: with `allocate` in memory of their own, to be filled by `jobs`, else in place, in a map of it."""
+class InPlace(FromCheckpoint):
+    """The tensors that `in_files` names are their files' own pages, mapped; the others are allocated. All are read once: those that lie in place
+    to see that they hold numbers."""
 
-    def __init__(self, file: BundleFile, allocate: Allocate | None) -> None:
+    def __init__(self, checkpoint: Checkpoint, in_files: Mapping[str, FileRange], allocate: Allocate) -> None:
+        super().__init__(checkpoint, allocate)
+        self.taken: dict[str, torch.Tensor] = {}
+        self._in_files = in_files
+        self._maps = {file: _map(file) for file in sorted({place.file for place in in_files.values()})}
+        self._mapped = [(memory.data_ptr(), memory.data_ptr() + memory.nbytes) for memory in self._maps.values()]
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        place = self._in_files.get(name)
+        if place is None:
+            tensor = super().take(name, shape, dtype)
+        else:
+            num_bytes = torch.Size(shape).numel() * dtype.itemsize
+            tensor = self._maps[place.file][place.start : place.start + num_bytes].view(dtype).view(shape)
+        self.taken[name] = tensor
+        return tensor
+
+    def _job(
+        self,
+        into: torch.Tensor,
+        stored: Sequence[Stored],
+        found: tuple[StoredTensor, ...],
+        make: Make | None,
+        is_cut: bool,
+    ) -> Job:
+        job = super()._job(into, stored, found, make, is_cut)
+        is_there = any(start <= into.data_ptr() < end for start, end in self._mapped)
+        assert not is_there or into.data_ptr() == self._maps[found[0].file].data_ptr() + found[0].start
+        return job._replace(is_there=is_there)
+
+
+def _map(file: Path) -> torch.Tensor:
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return pages.map_file(fd, os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
+
+
+class OnBundle:
+    """Tensors in place, in memory that holds a bundle's bytes."""
+
+    def __init__(self, bundle: Bundle, memory: torch.Tensor | None) -> None:
         self.jobs: list[Job] = []
         self.works: list[Callable[[], None]] = []
-        self.memory: torch.Tensor | None = None  # where the tensors are in place
-        self._file = file
-        if allocate is None:
-            self.memory = file.map()
-            allocate = Arena(self.memory, file.bundle).take
-        self._allocate = allocate
-        self._places = {place.wanted.name: place for place in file.bundle.places}
+        self.memory = memory
+        self._places = {place.wanted.name: place for place in bundle.places}
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
@@ -99,11 +207,7 @@ class FromBundle:
         place = self._places.get(name)
         if place is None or place.wanted != wanted:
             raise BundleError(f"it holds {place and place.wanted} where the model wants {wanted}")
-        into = self._allocate(name, shape, dtype)
-        if self.memory is None:
-            stored = StoredTensor(self._file.path, wanted.dtype, shape, place.start, place.end)
-            self.jobs.append(Job(f"{name} in {self._file.path.name}", (stored,), into))
-        return into
+        return self._tensor(place, dtype)
 
     def fill(self, into: torch.Tensor, stored: Sequence[Stored], make: Make | None, is_cut: bool) -> None:
         pass
@@ -113,6 +217,26 @@ class FromBundle:
 
     def skip(self, pattern: str) -> None:
         pass
+
+    def _tensor(self, place: Place, dtype: torch.dtype) -> torch.Tensor:
+        assert self.memory is not None
+        return _tensor_at(self.memory, place)
+
+
+class FromBundle(OnBundle):
+    """The same tensors in memory of their own, to be filled by `jobs`."""
+
+    def __init__(self, file: BundleFile, allocate: Allocate) -> None:
+        super().__init__(file.bundle, None)
+        self._path = file.path
+        self._allocate = allocate
+
+    def _tensor(self, place: Place, dtype: torch.dtype) -> torch.Tensor:
+        wanted = place.wanted
+        into = self._allocate(wanted.name, wanted.shape, dtype)
+        stored = StoredTensor(self._path, wanted.dtype, wanted.shape, place.start, place.end)
+        self.jobs.append(Job(f"{wanted.name} in {self._path.name}", (stored,), into))
+        return into
 
 
 class Arena:
@@ -128,7 +252,7 @@ class Arena:
         return self.tensor(place)
 
     def tensor(self, place: Place) -> torch.Tensor:
-        return self._memory[place.start : place.end].view(DTYPES[place.wanted.dtype]).view(place.wanted.shape)
+        return _tensor_at(self._memory, place)
 
     def jobs_from(self, file: BundleFile) -> Iterator[Job]:
         """Every tensor of another bundle with the same tensors."""
@@ -136,6 +260,10 @@ class Arena:
             stored = StoredTensor(file.path, place.wanted.dtype, place.wanted.shape, place.start, place.end)
             into = self.tensor(self._places[place.wanted.name])
             yield Job(f"{place.wanted.name} in {file.path.name}", (stored,), into)
+
+
+def _tensor_at(memory: torch.Tensor, place: Place) -> torch.Tensor:
+    return memory[place.start : place.end].view(DTYPES[place.wanted.dtype]).view(place.wanted.shape)
 
 
 def on_device(device: torch.device) -> Allocate:

@@ -1,4 +1,5 @@
-"""Where one model's weights come from this time: mapped from a bundle in memory, or read from disk, into memory of their own or into a new bundle.
+"""Where one model's weights come from this time: mapped from a bundle in memory, or from the checkpoint itself; or read from disk, into memory of
+their own or into a new bundle.
 
 Knows the order of preference and what is done when a bundle cannot be used. Refuses to know families (its caller lays the model out) and KV caches.
 """
@@ -18,16 +19,23 @@ from engine.phases import Phases
 from engine.weights.at_once import PackedReader
 from engine.weights.bundle import Bundle, BundleError, Facts, Identity, Wanted, config_digest, difference, lay_out
 from engine.weights.bundle_file import BundleFile, new_bundle
+from engine.weights.file_system import is_local
 from engine.weights.filling import Job, ReadingProgress, Write, fill
 from engine.weights.fingerprint import fingerprint
 from engine.weights.quantization import Quantization
 from engine.weights.reader import Checkpoint, StoredTensor, is_quantized, packed_file
-from engine.weights.storage import META, Arena, FromBundle, FromCheckpoint, Plan, on_device
+from engine.weights.settling import Unsettled
+from engine.weights.storage import META, Arena, FromBundle, FromCheckpoint, InPlace, OnBundle, Plan, on_device
 from kernels.cpu import pages
 
 log = logging.getLogger(__name__)
 
 DTYPE_NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+# From here on a checkpoint's own pages are used, where it has them as the model wants them. Less is copied in a tenth of a second, and is then in
+# the memory it will stay in.
+IN_PLACE_FROM_BYTES = 128 << 20
+IN_PLACE_SHARE = 0.5  # of the bytes, at least
 
 _NOBODY = Identity("", "", "", "")  # whose memory no other process will see
 _AS_STORED = "tensors as the checkpoint has them"  # where other bundles name the type of theirs
@@ -46,7 +54,9 @@ class Loaded(Generic[ModelT]):
 
     model: ModelT
     mapped: bool  # from a bundle that was there
-    memory: torch.Tensor | None  # all of them, on a CPU
+    memory: torch.Tensor | None  # all of them, on a CPU, where they stay
+    unsettled: Unsettled[ModelT] | None = None  # they lie in the checkpoint, and may move
+    is_proved: bool = False  # an earlier load has computed with these bytes
 
 
 class Supply:
@@ -71,11 +81,17 @@ class Supply:
         self._report = on_progress or (lambda done, total: None)
         self._open = ExitStack()
         self._checkpoint: Checkpoint | None = None
+        self._plan_of: tuple[torch.dtype, Plan] | None = None
         self._packed = self._open_packed()
         self._kept = self._open_kept()
 
     def close(self) -> None:
         self._open.close()
+
+    def forget(self) -> None:
+        """The weights make no numbers: no later load shall trust the bundle."""
+        if self._kept_at is not None:
+            self._kept_at.unlink(missing_ok=True)
 
     @cached_property
     def fingerprint(self) -> bytes:
@@ -121,11 +137,14 @@ class Supply:
         identity = self._identity(dtype)
         if self._kept is not None and self._kept.bundle.identity == identity:
             try:
-                return self._map(self._kept, lay_out_model, dtype, device, is_new=False)
+                return replace(self._map(self._kept, lay_out_model, dtype, device, is_new=False), is_proved=True)
             except BundleError as error:
                 _refuse(path, str(error))
         elif self._kept is not None:
             _refuse(path, str(difference(self._kept.bundle.identity, identity)))
+        in_place = self._load_in_place(lay_out_model, dtype, device, path)
+        if in_place is not None:
+            return in_place
         self._make(path, identity, lay_out_model, dtype)
         made = self._open.enter_context(BundleFile.open(path))
         return self._map(made, lay_out_model, dtype, device, is_new=True)
@@ -133,7 +152,8 @@ class Supply:
     def _map(
         self, file: BundleFile, lay_out_model: LayOut[ModelT], dtype: torch.dtype, device: torch.device, is_new: bool
     ) -> Loaded[ModelT]:
-        storage = FromBundle(file, None if device.type == "cpu" else on_device(device))
+        is_in_place = device.type == "cpu"
+        storage = OnBundle(file.bundle, file.map()) if is_in_place else FromBundle(file, on_device(device))
         model = lay_out_model(self._loader(storage, dtype, device))
         self._phases.end("build")
         fill(storage.jobs, storage.works, self._report)
@@ -221,6 +241,9 @@ class Supply:
                 return self._map(self._packed, lay_out_model, dtype, device, is_new=False)
             except BundleError as error:
                 raise CheckpointError(f"{self._directory}: {error}; pack the model again") from error
+        in_place = self._load_in_place(lay_out_model, dtype, device, None)
+        if in_place is not None:
+            return in_place
         memory: torch.Tensor | None = None
         allocate = on_device(device)
         packed = PackedReader(self._stored(), self._report) if self.stays_packed(device) else None
@@ -237,14 +260,53 @@ class Supply:
         self._phases.end("weights")
         return Loaded(model, mapped=False, memory=memory)
 
-    # Both
+    # The checkpoint's own pages
+
+    def _load_in_place(
+        self, lay_out_model: LayOut[ModelT], dtype: torch.dtype, device: torch.device, path: Path | None
+    ) -> Loaded[ModelT] | None:
+        """None where that is not worth while: the model is small, or too little of it is stored as it is wanted."""
+        if self._packed is not None or device.type != "cpu" or not is_local(self._directory):
+            return None
+        checkpoint, plan = self._stored(), self._planned(lay_out_model, dtype)
+        in_files = plan.in_files
+        rest = [wanted for wanted in plan.wanted if wanted.name not in in_files]
+        num_bytes, rest_bytes = (sum(wanted.num_bytes for wanted in some) for some in (plan.wanted, rest))
+        if num_bytes < IN_PLACE_FROM_BYTES or num_bytes - rest_bytes < IN_PLACE_SHARE * num_bytes:
+            return None
+        own = lay_out(_NOBODY, self.facts, rest)
+        storage = InPlace(checkpoint, in_files, Arena(pages.small(own.size), own).take)
+        model = lay_out_model(self._loader(storage, dtype, device))
+        checkpoint.refuse_leftovers()
+        self._phases.end("build")
+        fill(storage.jobs, storage.works, self._report)
+        self._expect_no_change()
+        self._phases.end("map")
+
+        def renew(memory: torch.Tensor) -> ModelT:
+            again = OnBundle(bundle, memory)
+            renewed = lay_out_model(self._loader(again, dtype, device))
+            for work in again.works:
+                work()
+            return renewed
+
+        bundle = lay_out(self._identity(dtype), self.facts, plan.wanted)
+        unsettled = Unsettled(path, bundle, storage.taken, self._expect_no_change, renew)
+        return Loaded(model, mapped=False, memory=None, unsettled=unsettled)
+
+    # All of them
+
+    def _planned(self, lay_out_model: LayOut[object], dtype: torch.dtype) -> Plan:
+        if self._plan_of is None or self._plan_of[0] != dtype:
+            plan = Plan(self._stored())
+            lay_out_model(self._loader(plan, dtype, META))
+            self._plan_of = dtype, plan
+        return self._plan_of[1]
 
     def _plan(self, identity: Identity, lay_out_model: LayOut[object], dtype: torch.dtype) -> Bundle:
         if self._packed is not None:
             return lay_out(identity, self.facts, (place.wanted for place in self._packed.bundle.places))
-        plan = Plan(self._stored())
-        lay_out_model(self._loader(plan, dtype, META))
-        return lay_out(identity, self.facts, plan.wanted)
+        return lay_out(identity, self.facts, self._planned(lay_out_model, dtype).wanted)
 
     def _read_into(
         self,

@@ -152,9 +152,8 @@ class Bench:
             return [self._wake(site) for _ in range(self._rounds)]
 
     def _wake(self, site: SiteProcess) -> Measured:
-        site.until(lambda: site.residency("a") in ("host", "disk"), "the model sleeps")
-        if site.residency("a") != "host":
-            raise RuntimeError("the model does not sleep in host memory: " + site.log()[-2000:])
+        # The first time its weights are still being written there when it falls asleep.
+        site.until(lambda: site.residency("a") == "host", "the model sleeps in host memory")
         return self._asked(site, "a")
 
     def swap(self) -> list[Measured]:

@@ -30,8 +30,8 @@ class HostMemory:
             return None
         others = [other for other in self._slots if other is not slot]
         now = self._clock()
-        held = [other.standing_in_memory(now, size) for other in others if (size := tier.bytes_of(other.config.name))]
-        plan = make_room(max(slot.num_bytes, tier.bytes_of(name)), tier.limit_bytes, held)
+        held = [other.standing_in_memory(now, size) for other in others if (size := tier.held_for(other.config.name))]
+        plan = make_room(max(slot.num_bytes, tier.held_for(name)), tier.limit_bytes, held)
         if not plan.is_possible:
             log.info(
                 "%s has no place among the weights in host memory (%s of %s are in use)",

@@ -24,6 +24,7 @@ log = logging.getLogger("pilotlight.models")
 # Of the memory that is available at start, where the site file names no size: the rest is the KV cache's, the engine's and everybody else's.
 SHARE = 0.5
 _ENDING = ".weights"
+_UNFINISHED = ".partial"  # behind the file's name, where an engine host is writing it (engine/weights/bundle_file.py)
 
 
 class WeightsTier:
@@ -38,13 +39,19 @@ class WeightsTier:
 
     def bytes_of(self, model: str) -> int:
         """0: there is none."""
-        try:
-            return self.file_of(model).stat().st_size
-        except OSError:
-            return 0
+        return _size(self.file_of(model))
+
+    def held_for(self, model: str) -> int:
+        """What it takes of the tier: its file, or one that an engine host is still writing, which has its full size from the beginning."""
+        return max([self.bytes_of(model), *(_size(path) for path in self._unfinished(model))])
 
     def remove(self, model: str) -> None:
-        self.file_of(model).unlink(missing_ok=True)
+        """An engine host that was still writing it notices, and stops."""
+        for path in (self.file_of(model), *self._unfinished(model)):
+            path.unlink(missing_ok=True)
+
+    def _unfinished(self, model: str) -> list[Path]:
+        return list(self._directory.glob(f"{self.file_of(model).name}.*{_UNFINISHED}"))
 
     def adopt(self, models: Iterable[str]) -> None:
         """Keeps the files of these models, which the engine checks before it uses them; whatever else a former life left goes."""
@@ -131,6 +138,14 @@ def _limit(site: SiteConfig, must: list[ModelConfig], supply: Supply) -> int:
             f"{what}; raise weights_host_gib, or let some be auto or disk"
         )
     return limit
+
+
+def _size(path: Path) -> int:
+    """0: it is not there."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _needed(model: ModelConfig, site: SiteConfig) -> int:

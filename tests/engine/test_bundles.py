@@ -30,6 +30,7 @@ from engine.weights.bundle import (
 from engine.weights.bundle_file import BundleFile, new_bundle
 from engine.weights.filling import DTYPES, as_bytes, fill
 from engine.weights.storage import Arena, FromBundle, on_device
+from kernels.cpu import pages
 from tests.engine.test_filling import LateDevice
 
 IDENTITY = Identity("LlamaForCausalLM", "float32", "c0ffee", "5eed")
@@ -235,6 +236,27 @@ def _write_beside_another(directory: Path, bundle: Bundle) -> None:
     with new_bundle(directory / "a", bundle) as new:
         (directory / "other").write_bytes(bytes(300_000))
         new.write(100, memoryview(bytes(390_000)))
+
+
+@pytest.mark.parametrize("num_pages", [None, 1, 0], ids=["as the system has them", "one huge page", "none"])
+def test_a_bundle_in_huge_pages_has_the_same_bytes(
+    num_pages: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+    if num_pages is not None:
+        monkeypatch.setattr(pages, "make_huge", lambda *where: given.append(1) or len(given) <= num_pages)
+    # the header, three and a half pages, and a tensor that lies across a boundary
+    wanted = [*WANTED, Wanted("large", "U8", (5 * pages.HUGE_PAGE // 2,)), Wanted("last", "U8", (pages.HUGE_PAGE,))]
+    bundle = lay_out(IDENTITY, FACTS, wanted)
+    plain, huge = tmp_path / "plain", tmp_path / "huge"
+    written = write(plain, bundle)
+    with new_bundle(huge, bundle) as new:
+        for place in bundle.places:
+            content = as_bytes(written[place.wanted.name])
+            for start in range(0, len(content), 1_000_000):
+                new.write_huge(place.start + start, content[start : start + 1_000_000])
+    assert huge.read_bytes() == plain.read_bytes()
+    assert len(given) == (0 if num_pages is None else num_pages + 1)
 
 
 def test_a_mapping_outlives_its_file_and_cannot_be_written_to(tmp_path: Path) -> None:

@@ -112,11 +112,25 @@ def test_waking_reads_no_weights(
 
 
 def test_a_load_says_what_its_time_went_into(directory: Path, kept_at: Path, memory: KvMemory) -> None:
-    for _ in range(2):
+    for is_proved in (False, True):
         info = load(directory, kept_at, memory).engine.info
         phases = dict(info.load_phases)
-        assert {"config", "fingerprint", "kv", "weights", "build", "warm_up"} <= phases.keys()
+        assert {"config", "fingerprint", "kv", "weights", "build"} <= phases.keys()
+        assert ("warm_up" in phases) is not is_proved
         assert sum(phases.values()) == pytest.approx(info.load_s)
+
+
+def test_weights_that_make_no_numbers_are_refused_by_every_load(
+    directory: Path, kept_at: Path, memory: KvMemory
+) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    tensors["lm_head.weight"].fill_(3e38)
+    tensors["model.norm.weight"].fill_(1e5)
+    save_file(tensors, directory / "model.safetensors")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="logits are not finite"):
+            load(directory, kept_at, memory)
+        assert not kept_at.exists()
 
 
 def damage_header(path: Path) -> None:

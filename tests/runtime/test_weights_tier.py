@@ -96,6 +96,20 @@ def test_a_killed_sites_files_are_adopted_by_its_next_life_and_strangers_removed
     assert not place.directory.exists()
 
 
+def test_a_file_that_is_being_written_counts_and_is_not_there_yet(tmp_path: Path) -> None:
+    tier = WeightsTier(TierPlace("ams1", tmp_path, "weights"), tmp_path, 1000)
+    assert (tier.bytes_of("tiny"), tier.held_for("tiny")) == (0, 0)
+    partial = tier.file_of("tiny").with_name(tier.file_of("tiny").name + ".0badcafe.partial")
+    partial.write_bytes(b"w" * 100)
+    assert (tier.bytes_of("tiny"), tier.held_for("tiny")) == (0, 100)
+    assert tier.held_for("tin") == 0
+    partial.rename(tier.file_of("tiny"))
+    assert (tier.bytes_of("tiny"), tier.held_for("tiny")) == (100, 100)
+    partial.write_bytes(b"w" * 100)
+    tier.remove("tiny")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_a_killed_site_left_goes_soon_after_any_other_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

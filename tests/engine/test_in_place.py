@@ -1,0 +1,469 @@
+"""Models that serve from their checkpoint's own pages: the same numbers, refusals as before, and a move into memory that nobody notices."""
+
+import errno
+import json
+import logging
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.errors import CheckpointError
+from engine.loading import KvMemory, LoadedModel, make_kv_memory
+from engine.weights import settling, supply
+from engine.weights.bundle_file import NewBundle
+from engine.weights.file_system import is_local
+from engine.weights.settling import Settling
+from tests.checkpoints import write_llama
+from tests.embedders import EMBEDDERS, write_embedder
+from tests.engine.agreement import full
+from tests.engine.driver import Heard, drain, one, random_prompt, submit
+from tests.engine.families import MODELS, write_family
+from tests.engine.test_mapped_weights import CONFIG, load, mappings
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere weights are read")
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def memory() -> KvMemory:
+    return make_kv_memory(CONFIG)
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small a model is, and without pauses."""
+    monkeypatch.setattr(supply, "IN_PLACE_FROM_BYTES", 0)
+    monkeypatch.setattr(supply, "IN_PLACE_SHARE", 0.01)
+    monkeypatch.setattr(settling, "_LAST_STEP_S", 0.0)
+    monkeypatch.setattr("engine.loading.Settling", partial(Settling, first_after_s=0.0, share=1.0))
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Nothing moves before it is set."""
+    event = threading.Event()
+    write = NewBundle.write
+
+    def write_later(self: NewBundle, start: int, content: memoryview) -> None:
+        if threading.current_thread().name == "settling" and start:
+            assert event.wait(60)
+        write(self, start, content)
+
+    monkeypatch.setattr(NewBundle, "write", write_later)
+    return event
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    write_llama(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def kept_at(tmp_path: Path) -> Path:
+    (tmp_path / "memory").mkdir()
+    return tmp_path / "memory" / "tiny.weights"
+
+
+def copied(directory: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch, dtype: Any = "auto") -> list[Heard]:
+    """What the model answers from memory of its own."""
+    with monkeypatch.context() as patch:
+        patch.setattr(supply, "IN_PLACE_FROM_BYTES", 1 << 40)
+        loaded = load(directory, None, memory, dtype)
+    assert "map" not in dict(loaded.engine.info.load_phases)
+    return answers(loaded, close=True)
+
+
+def answers(loaded: LoadedModel, close: bool = False) -> list[Heard]:
+    """Computed anew each time: `salt` keeps them from what is cached. The second prompt has more rows than the C library multiplies in bf16."""
+    salt = os.urandom(8)
+    try:
+        return [
+            one(loaded.engine, full("a", random_prompt(30, seed=3), max_tokens=3, salt=salt)),
+            one(loaded.engine, submit("b", random_prompt(90, seed=5), salt=salt, max_tokens=2, num_logprobs=5)),
+        ]
+    finally:
+        if close:
+            loaded.close()
+
+
+def assert_same(found: list[Heard], expected: list[Heard]) -> None:
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.token_ids == theirs.token_ids
+        assert mine.logprobs == theirs.logprobs
+
+
+def settled(loaded: LoadedModel) -> bool:
+    assert isinstance(loaded.under_weights, Settling)
+    assert loaded.under_weights.wait(60)
+    return loaded.under_weights.is_settled
+
+
+def write_in_order(directory: Path, names: list[str], padding: int = 0) -> None:
+    """The checkpoint's tensors in another order, their bytes beginning wherever `padding` puts them."""
+    tensors = load_file(directory / "model.safetensors")
+    assert sorted(names) == sorted(tensors)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in names:
+        dtype = {torch.float32: "F32", torch.bfloat16: "BF16"}[tensors[name].dtype]
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(tensors[name].shape),
+            "data_offsets": [end, end + tensors[name].nbytes],
+        }
+        end += tensors[name].nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8 + padding)
+    content = b"".join(tensors[name].view(torch.uint8).numpy().tobytes() for name in names)
+    (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + content)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_in_place_answers_as_a_copied_one_before_and_after_its_move(
+    name: str, dtype: str, tmp_path: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_family(tmp_path, name, getattr(torch, dtype))
+    expected = copied(tmp_path, memory, monkeypatch, dtype)
+    for path in (kept_at, None):
+        loaded = load(tmp_path, path, memory, dtype)
+        info = loaded.engine.info
+        assert not info.mapped
+        assert {"config", "fingerprint", "kv", "build", "map", "warm_up"} == {phase for phase, _ in info.load_phases}
+        assert_same(answers(loaded), expected)
+        assert settled(loaded)
+        assert_same(answers(loaded, close=True), expected)
+    again = load(tmp_path, kept_at, memory, dtype)
+    assert again.engine.info.mapped
+    assert again.engine.info.weights_bytes == info.weights_bytes
+    assert_same(answers(again, close=True), expected)
+
+
+@pytest.mark.parametrize("name", EMBEDDERS)
+def test_an_embedder_in_place_makes_the_same_vectors(
+    name: str, tmp_path: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_embedder(tmp_path, EMBEDDERS[name])
+    loaded = load(tmp_path, kept_at, memory)
+    assert isinstance(loaded.under_weights, Settling)
+    vectors = []
+    for _ in range(2):
+        request = submit("a", random_prompt(20, seed=4), pooling=loaded.engine.info.pooling)
+        vectors.append(one(loaded.engine, request).embedding)
+        assert settled(loaded)
+    loaded.close()
+    monkeypatch.setattr(supply, "IN_PLACE_FROM_BYTES", 1 << 40)
+    vectors.append(one(load(tmp_path, None, memory).engine, request).embedding)
+    assert vectors[0] == vectors[1] == vectors[2]
+
+
+@pytest.mark.parametrize(
+    ("order", "padding", "files"),
+    [
+        (sorted, 0, {"model.safetensors", ""}),  # as safetensors writes them: k, o, q, v
+        (lambda names: sorted(names, key=lambda name: name.replace("q_proj", "a").replace("k_proj", "b").replace("v_proj", "c")), 0,
+         {"model.safetensors"}),
+        (sorted, 1, None),  # no number begins where the machine may read one
+    ],
+)  # fmt: skip
+def test_what_lies_together_is_used_where_it_lies(
+    order: Callable[[list[str]], list[str]],
+    padding: int,
+    files: set[str] | None,
+    directory: Path,
+    memory: KvMemory,
+    kept_at: Path,
+    held: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = copied(directory, memory, monkeypatch)
+    write_in_order(directory, order(list(load_file(directory / "model.safetensors"))), padding)
+    loaded = load(directory, kept_at, memory)
+    found = {Path(place).name if place.startswith("/") else "" for place in mappings(loaded.engine)}
+    assert_same(answers(loaded), expected)
+    if files is None:
+        assert found == {kept_at.name}
+    else:
+        assert found == files
+        held.set()
+        assert settled(loaded)
+        assert mappings(loaded.engine) == {str(kept_at)}
+        assert str(directory) not in Path("/proc/self/maps").read_text(), "the checkpoint is let go"
+        assert_same(answers(loaded), expected)
+    held.set()
+    loaded.close()
+
+
+def test_a_checkpoint_of_several_files_is_used_where_it_lies(
+    tmp_path: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_llama(tmp_path, dtype=torch.bfloat16, max_shard_size="150KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    expected = copied(tmp_path, memory, monkeypatch, "bfloat16")
+    loaded = load(tmp_path, kept_at, memory, "bfloat16")
+    assert_same(answers(loaded), expected)
+    assert settled(loaded)
+    assert_same(answers(loaded, close=True), expected)
+
+
+def test_a_type_that_is_not_stored_is_made(directory: Path, kept_at: Path, memory: KvMemory) -> None:
+    loaded = load(directory, kept_at, memory, "bfloat16")
+    assert not isinstance(loaded.under_weights, Settling)
+    assert kept_at.exists()
+
+
+def test_a_small_model_is_copied(
+    directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    assert not isinstance(load(directory, kept_at, memory).under_weights, Settling)
+
+
+def test_a_network_file_system_is_not_mapped(
+    directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supply, "is_local", lambda path: False)
+    assert not isinstance(load(directory, kept_at, memory).under_weights, Settling)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("/models/a", True), ("/data/a", False), ("/data/fast disk/a", True), ("/fast", True), ("/home/x", False)],
+)
+def test_mounted_file_systems_are_told_apart(path: str, expected: bool, tmp_path: Path) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
+        "30 22 0:50 / /data rw shared:9 - nfs4 server:/data rw,vers=4.2\n"
+        "31 30 254:16 / /data/fast\\040disk rw - xfs /dev/vdb rw\n"
+        "32 22 0:51 / /home rw - fuse.sshfs me@there: rw\n"
+    )
+    assert is_local(Path(path), mounts) is expected
+    assert not is_local(Path(path), tmp_path / "none")
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.weight"])
+def test_a_value_that_is_no_number_is_refused_in_place_too(
+    name: str, value: float, directory: Path, kept_at: Path, memory: KvMemory
+) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    tensors[name][7, 3] = value
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"{name} in model\.safetensors holds NaN"):
+        load(directory, kept_at, memory)
+    assert list(kept_at.parent.iterdir()) == []
+
+
+def test_a_checkpoint_that_changes_while_it_is_mapped_is_refused(
+    directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill = supply.fill
+
+    def fill_and_change(*arguments: Any, **options: Any) -> None:
+        fill(*arguments, **options)
+        os.utime(directory / "model.safetensors", (1, 1))
+
+    monkeypatch.setattr(supply, "fill", fill_and_change)
+    with pytest.raises(CheckpointError, match="was changed while it was read"):
+        load(directory, kept_at, memory)
+    assert list(kept_at.parent.iterdir()) == []
+
+
+def test_a_checkpoint_that_changes_later_leaves_no_bundle(
+    directory: Path, kept_at: Path, memory: KvMemory, held: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    loaded = load(directory, kept_at, memory)
+    os.utime(directory / "model.safetensors", (1, 1))
+    held.set()
+    assert not settled(loaded)
+    assert "was changed while it was read" in caplog.text
+    assert list(kept_at.parent.iterdir()) == []
+
+
+def test_a_checkpoint_may_be_replaced_by_renaming(
+    directory: Path, kept_at: Path, memory: KvMemory, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = copied(directory, memory, monkeypatch)
+    loaded = load(directory, kept_at, memory)
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.norm.weight"] += 0.5
+    save_file(tensors, directory / "new")
+    (directory / "new").rename(directory / "model.safetensors")
+    assert_same(answers(loaded), expected)
+    held.set()
+    settled(loaded)
+    assert_same(answers(loaded, close=True), expected)
+
+
+def test_sequences_that_run_while_the_model_moves_notice_nothing(
+    directory: Path, kept_at: Path, memory: KvMemory, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [submit(str(i), random_prompt(20 + i, seed=i), max_tokens=60, num_logprobs=2) for i in range(3)]
+    with monkeypatch.context() as patch:
+        patch.setattr(supply, "IN_PLACE_FROM_BYTES", 1 << 40)
+        expected = drain(load(directory, None, memory).engine, requests)
+    loaded = load(directory, kept_at, memory)
+    model = loaded.engine.runner.model  # type: ignore[attr-defined]
+    steps = 0
+    step = loaded.engine.step
+
+    def step_and_move() -> bool:
+        nonlocal steps
+        steps += 1
+        if steps == 30:
+            held.set()
+            assert settled(loaded)
+        return step()
+
+    monkeypatch.setattr(loaded.engine, "step", step_and_move)
+    found = drain(loaded.engine, requests)
+    assert steps > 40
+    assert loaded.engine.runner.model is not model  # type: ignore[attr-defined]
+    for name, heard in expected.items():
+        assert found[name].logprobs == heard.logprobs
+    loaded.close()
+
+
+def test_a_model_that_is_let_go_while_it_moves_still_gets_its_bundle(
+    directory: Path, kept_at: Path, memory: KvMemory, held: threading.Event
+) -> None:
+    loaded = load(directory, kept_at, memory)
+    loaded.close()
+    held.set()
+    assert not settled(loaded)
+    assert load(directory, kept_at, memory).engine.info.mapped
+
+
+def test_a_load_while_another_is_moving_writes_nothing_twice(
+    directory: Path, kept_at: Path, memory: KvMemory, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = copied(directory, memory, monkeypatch)
+    first = load(directory, kept_at, memory)
+    first.close()
+    while not (partials := list(kept_at.parent.iterdir())):
+        pass
+    second = load(directory, kept_at, memory)
+    assert not second.engine.info.mapped
+    assert_same(answers(second), expected)
+    assert list(kept_at.parent.iterdir()) == partials
+    held.set()
+    assert settled(second)
+    assert mappings(second.engine) == {str(kept_at)}
+    assert list(kept_at.parent.iterdir()) == [kept_at]
+    assert_same(answers(second, close=True), expected)
+
+
+def test_two_models_that_move_do_not_mix(tmp_path: Path, memory: KvMemory, held: threading.Event) -> None:
+    kept, expected = [], []
+    loaded = []
+    for seed in range(2):
+        write_llama(tmp_path / str(seed), seed=seed)
+        kept.append(tmp_path / f"{seed}.weights")
+        loaded.append(load(tmp_path / str(seed), kept[-1], memory))
+        expected.append(answers(loaded[-1]))
+    held.set()
+    for seed in range(2):
+        assert settled(loaded[seed])
+        assert mappings(loaded[seed].engine) == {str(kept[seed])}
+        assert_same(answers(loaded[seed]), expected[seed])
+
+
+def test_a_bundle_whose_place_is_given_away_is_not_finished(
+    directory: Path,
+    kept_at: Path,
+    memory: KvMemory,
+    held: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    expected = copied(directory, memory, monkeypatch)
+    loaded = load(directory, kept_at, memory)
+    while not (partials := list(kept_at.parent.iterdir())):
+        pass
+    for path in partials:
+        path.unlink()
+    held.set()
+    assert not settled(loaded)
+    assert "its place was given to another" in caplog.text
+    assert list(kept_at.parent.iterdir()) == []
+    assert_same(answers(loaded, close=True), expected)
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_full_file_system_ends_the_move_with_one_line(
+    when: str,
+    directory: Path,
+    kept_at: Path,
+    memory: KvMemory,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    expected = copied(directory, memory, monkeypatch)
+
+    def fill_up(descriptor: int, content: Any, start: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if when == "before":
+        monkeypatch.setattr("engine.weights.bundle_file.free_bytes", lambda directory: 1 << 16)
+    else:
+        monkeypatch.setattr(os, "pwrite", fill_up)
+    loaded = load(directory, kept_at, memory)
+    assert not settled(loaded)
+    (record,) = [record for record in caplog.records if record.name.startswith("engine.weights")]
+    assert "stays on its checkpoint's own pages" in record.getMessage()
+    assert list(kept_at.parent.iterdir()) == []
+    assert_same(answers(loaded, close=True), expected)
+
+
+ANOTHER_HOST = """
+import sys, threading
+from pathlib import Path
+from engine.weights import settling, supply
+from engine.weights.bundle_file import NewBundle
+from tests.engine.test_mapped_weights import CONFIG, load, make_kv_memory
+supply.IN_PLACE_FROM_BYTES, settling._FIRST_AFTER_S = 0, 0.0
+write = NewBundle.write
+def stop_in_the_middle(self, start, content):
+    write(self, start, content)
+    if threading.current_thread().name == "settling" and start > 4096:
+        print("moving", flush=True)
+        threading.Event().wait()
+NewBundle.write = stop_in_the_middle
+load(Path(sys.argv[1]), Path(sys.argv[2]), make_kv_memory(CONFIG))
+sys.stdin.readline()
+"""
+
+
+def test_a_host_that_is_killed_while_a_model_moves_leaves_nothing_that_counts(
+    directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = copied(directory, memory, monkeypatch)
+    command = [sys.executable, "-c", ANOTHER_HOST, str(directory), str(kept_at)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as host:
+        assert host.stdout is not None
+        assert host.stdout.readline() == "moving\n"
+        assert not kept_at.exists()
+        host.send_signal(signal.SIGKILL)
+    assert len(list(kept_at.parent.iterdir())) == 1, "half a bundle"
+    loaded = load(directory, kept_at, memory)
+    assert not loaded.engine.info.mapped
+    assert settled(loaded)
+    assert list(kept_at.parent.iterdir()) == [kept_at]
+    assert_same(answers(loaded, close=True), expected)
