@@ -1,9 +1,9 @@
 // Matrix products of dozens to thousands of rows, as batches and prompts bring them, with a large matrix as checkpoints keep it:
 // y[m][n] = x[m] . w[n] + bias[n].
 //
-// Vectors run along the rows of x, which are packed once; w is read where it lies, two columns (or one) at a time, repeated in all lanes. So w, the larger
-// one where rows are few, is neither packed nor summed across lanes. Threads take rows of w, so that nothing one of them writes is read by another. A
-// row's sums are the same in any company.
+// Vectors run along the rows of x, which are packed once; w is read where it lies, two columns (or one) at a time, repeated in all lanes. So w, the
+// larger one where rows are few, is neither packed nor summed across lanes. Threads take rows of w, so that nothing one of them writes is read by
+// another. A row's sums are the same in any company.
 #include "outputs.h"
 #include "packing.h"
 #include "scratch.h"
@@ -12,11 +12,12 @@
 // Zen 5 does 2 a cycle. Everything else costs the whole product 5 % of that.
 #define VECTORS (LANES == 8 ? 2 : 4)
 #define SUMS (LANES == 16 ? 24 : LANES == 8 ? 12 : 16)
-#define PANEL (VECTORS * LANES)          // rows of x that meet a unit before the next ones do
-#define UNIT 48                          // rows of w that a thread takes, half of them gates and half ups where these belong together
-#define CHAIN (512 * PER_LANE)           // columns that are added one to another: longer sums would lose what fp32 can hold. A panel of them, 128 KiB,
-                                         // stays in the second-level cache while a unit passes
-#define PANELS 16                        // of x for each unit; more are too much for the last cache
+#define PANEL (VECTORS * LANES)  // rows of x that meet a unit before the next ones do
+#define UNIT 48                  // rows of w that a thread takes, half of them gates and half ups where these belong together
+// Columns that are added one to another: longer sums would lose what fp32 can hold. A panel of them, 128 KiB, stays in the second-level cache while
+// a unit passes.
+#define CHAIN (512 * PER_LANE)
+#define PANELS 16                         // of x for each unit; more are too much for the last cache
 #define LINE (64 / (long)sizeof(scalar))  // columns of a row of w that are fetched together
 
 // sums [w_rows][vectors * LANES] = or += w . x, of one chain; x [depth / PER_LANE][vectors][LANES][PER_LANE]. Fetches `ahead`, rows as far apart as

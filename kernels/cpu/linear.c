@@ -87,9 +87,9 @@ INLINE const scalar *block_of(const operand *x, long row, long column, long dept
     return x->stride ? x->columns + row * x->stride + column : x->columns + x->rows * column + row * depth;
 }
 
-// sums[n] = x . w[n]: w streams through, row behind row, and the machine's own prefetchers keep up best when left alone. How much a core has under way
-// is bounded by the instructions between: a block without a loop inside brings 81 GB/s of 84 that can be read, with one 73. Blocks of columns are
-// summed as tiles sum them.
+// sums[n] = x . w[n]: w streams through, row behind row, and the machine's own prefetchers keep up best when left alone. How much a core has under
+// way is bounded by the instructions between: without a loop inside a block 78 to 80 GB/s of the 83 that can be read, with one 73. Blocks of columns
+// are summed as tiles sum them.
 static __attribute__((noinline)) void multiply_one(const scalar *x, const scalar *w, long rows, long columns, float *sums) {
     for (long n = 0; n < rows; n++, w += columns) {
         float total = 0;
@@ -206,8 +206,8 @@ static operand pack(const scalar *x, long rows, long columns, long stride, scala
 void NAME(linear)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
                   int wide_output, int threads) {
     const long per_unit = activation ? W_UNIT / 2 : W_UNIT, units = (outputs + per_unit - 1) / per_unit;
-    const long unit_bytes = W_UNIT * columns * (long)sizeof(scalar), share_bytes = units * unit_bytes / (PIECES_OF_THREAD * (long)(threads > 0 ? threads : 1));
-    const long piece_bytes = rows > X_ROWS || share_bytes > LARGE_PIECE_BYTES ? LARGE_PIECE_BYTES : share_bytes > PIECE_BYTES ? share_bytes : PIECE_BYTES;
+    const long unit_bytes = W_UNIT * columns * (long)sizeof(scalar), even = units * unit_bytes / (PIECES_OF_THREAD * (threads > 1 ? threads : 1l));
+    const long piece_bytes = rows > X_ROWS || even > LARGE_PIECE_BYTES ? LARGE_PIECE_BYTES : even > PIECE_BYTES ? even : PIECE_BYTES;
     const long per_piece = 1 + piece_bytes / (unit_bytes + 1);
     scalar *packed = rows > 1 && columns > DEPTH ? malloc(rows * columns * sizeof *packed) : NULL;  // without memory: slower
     const arguments a = {pack(x, rows, columns, x_stride, packed), w, bias, y, outputs, columns, per_unit, units, per_piece, activation, wide_output};

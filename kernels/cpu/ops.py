@@ -14,8 +14,9 @@ from kernels.varlen import VarlenBatch
 _FP32, _INT32, _INT64 = torch.float32, torch.int32, torch.int64
 SILU, GELU_TANH = 1, 2  # activation.h
 
-# Rows of x up to which each row of a weight is summed for itself; for more, vectors run along them. Zen 5, two threads, bf16, GFLOP/s of both: 635 and
-# 660 at 24 rows, 660 and 875 at 32, 670 and 920 at 48 (of 967 that the machine can do); torch's 300 to 510. In fp32 106 and 114 at 20, 104 and 169 at 24.
+# Rows of x up to which each row of a weight is summed for itself; for more, vectors run along them. Zen 5, two threads, GFLOP/s of both: in bf16 635
+# and 660 at 24 rows, 660 and 875 at 32, 670 and 920 at 48 (of 967 that the machine can do, and torch's 300 to 510); in fp32 on a busy machine 106 and
+# 114 at 20, 104 and 169 at 24.
 _FEW_ROWS = {torch.float32: 23, torch.bfloat16: 24}
 # What a thread keeps on its stack: the sums of all heads of a sequence; tiles of a prompt, up to 80 KiB for each 64 of head_dim.
 _MAX_HEAD_FLOATS = 1 << 16
