@@ -11,6 +11,7 @@ from edge_router.policy import MAX_DECLINES
 from edge_router.upstream import Lost, SiteFailed
 from sites.config import RelayConfig
 from wire.errors import ApiError
+from wire.sse import Event
 
 MAX_HANDOVERS = 16  # of one stream by sites that drain: each is a deploy that it outlived
 
@@ -79,6 +80,13 @@ class Exchange:
         if self.lost is None:
             return self._relay.first_byte_timeout_s
         return max(0.0, self._deadline - now) / 2
+
+    def ready(self, events: list[Event], has_marks: bool) -> bytes:
+        """What of a site's events the client may be told now."""
+        if has_marks:
+            return self.journal.pass_on(events)
+        self.unmarked_events += len(events)
+        return events[0].raw if len(events) == 1 else b"".join([event.raw for event in events])
 
     def try_again(self) -> None:
         """Another round over the sites, but for those that have said that they cannot."""

@@ -30,6 +30,7 @@ from sites.config import RelayConfig
 from wire.continuation import ContinuationError
 from wire.errors import ApiError
 from wire.headers import REQUEST_ID, ROUTE
+from wire.sse import Event
 
 PREFIXES = ("/ai/v1/", "/v1/", "/client/v4/")  # what is forwarded
 MAX_RETRY_AFTER_S = 60.0
@@ -226,14 +227,19 @@ class Proxy:
         if not client.is_streaming:
             await client.begin_stream(answer.status, headers)
         has_learnt = False
-        async with aclosing(answer.batches(lambda: _is_frozen(self.backends[site]))) as batches:
+
+        def passed_on(events: list[Event]) -> list[Event] | None:
+            """What finds the client ready and asks for no decision."""
+            if not client.is_ready or events[-1].is_done:
+                return events
+            if ready := exchange.ready(events, answer.has_marks):
+                client.events_now(ready)
+                self._told(exchange, site)
+            return None if journal.broken is None and not journal.site_is_draining else []
+
+        async with aclosing(answer.batches(lambda: _is_frozen(self.backends[site]), passed_on)) as batches:
             async for events in batches:
-                if answer.has_marks:
-                    ready = journal.pass_on(events)
-                else:
-                    ready = b"".join([event.raw for event in events])
-                    exchange.unmarked_events += len(events)
-                if ready:
+                if ready := exchange.ready(events, answer.has_marks):
                     await client.events(ready)
                     self._told(exchange, site)
                 if not has_learnt:
@@ -241,7 +247,7 @@ class Proxy:
                     self._learn(exchange, preference, answer, elapsed_s)
                 if journal.broken is not None:
                     raise Lost("malformed", f"it sent {journal.broken}")
-                if journal.site_is_draining and not events[-1].is_done:
+                if journal.site_is_draining and not (events and events[-1].is_done):
                     self._hand_over(exchange, self.backends[site])
         if (words := journal.last_words) is not None:
             if is_sites_own_fault(words):

@@ -26,6 +26,10 @@ from wire.sse import Event, EventDecoder, SSEError
 Failure = Literal["connect", "lost", "silent", "full", "draining", "malformed", "refused", "declined"]
 Cause = Literal["closed", "silent", "frozen", "error", "draining", "malformed"]
 
+PassedOn = Callable[
+    [list[Event]], list[Event] | None
+]  # what is left to do of some events: None: nothing, not even to look at them
+
 MAX_ANSWER_BYTES = (
     64 << 20
 )  # of an answer that is not a stream: it is read whole so that its loss can be made good elsewhere
@@ -110,23 +114,20 @@ class Answer:
     ) -> None:
         self._upstream.leave(self._link, self._stream)
 
-    async def batches(self, is_frozen: Callable[[], bool]) -> AsyncGenerator[list[Event], None]:
-        """Whole events, as many at once as one read delivered. Raises Lost where the stream ends without having said so, and where it is
-        silent while `is_frozen`."""
+    async def batches(self, is_frozen: Callable[[], bool], passed_on: PassedOn) -> AsyncGenerator[list[Event], None]:
+        """Whole events, as many at once as one read delivered; those that `passed_on` leaves of what comes while they are waited for, which
+        may be none. Raises Lost where the stream ends without having said so, and where it is silent while `is_frozen`."""
         stream = self._stream
         assert stream is not None
-        stream.is_frozen = is_frozen
+        stream.is_frozen, stream.passed_on = is_frozen, passed_on
         events: list[Event] | None = self._first
-        last: Event | None = None
         while events is not None:
-            if events:
-                yield events
-                last = next((event for event in reversed(events) if event.data is not None), last)
-                if events[-1].is_done:
-                    await stream.drain()
-                    return
+            yield events
+            if events and events[-1].is_done:
+                await stream.drain()
+                return
             events = await stream.more()
-        if last is None or not _is_final(last):
+        if stream.last is None or not _is_final(stream.last):
             raise Lost("closed", "it closed the connection before the end of its answer")
 
 
@@ -136,10 +137,14 @@ class _Events:
 
     def __init__(self, link: Link, idle_timeout_s: float) -> None:
         self.is_frozen: Callable[[], bool] | None = None
+        self.passed_on: PassedOn | None = None
+        self.last: Event | None = None  # that carried data
+        self._come: list[Event] | None = None  # to be handed out
         self._link = link
         self._decoder = EventDecoder()
         self._idle_timeout_s = idle_timeout_s
         self._waits_since: float | None = None
+        link.sink = self._take
 
     async def more(self) -> list[Event] | None:
         """The next events, None at a clean end. Progress is a whole event: bytes that never become one count as silence."""
@@ -164,15 +169,43 @@ class _Events:
             self._link.fail(Lost("frozen", f"it was silent for {silent_s:.1f} s, and its probes fail"))
 
     async def read(self) -> list[Event] | None:
-        while chunk := await self._link.read():
-            if events := self._decoder.feed(chunk):
-                return events
-        if self._decoder.pending_bytes:
-            raise Lost("closed", "it closed the connection inside an event")
-        return None
+        link = self._link
+        while self._come is None:
+            if link.has_parts:
+                self._come = self._decoded(link.take()) or None
+            elif not link.is_done:
+                await link.news()
+            elif self._decoder.pending_bytes:
+                raise Lost("closed", "it closed the connection inside an event")
+            else:
+                return None
+        events, self._come = self._come, None
+        return events
+
+    def _take(self, chunk: bytes) -> None:
+        """What comes while it is waited for goes on from here, as far as it may: a task's turn for every token costs as much as the token."""
+        try:
+            events = self._decoded(chunk)
+        except SSEError as error:
+            return self._link.fail(error)
+        left = events if self.passed_on is None or not events else self.passed_on(events)
+        if left is None:
+            self._waits_since = time.monotonic()
+        elif left or events:
+            self._come = left
+            self._link.wake()
+
+    def _decoded(self, chunk: bytes) -> list[Event]:
+        events = self._decoder.feed(chunk)
+        for event in reversed(events):
+            if event.data is not None:
+                self.last = event
+                break
+        return events
 
     async def drain(self) -> None:
         """Nothing but the end should follow; a site that goes on is cut off."""
+        self._link.sink = None
         if self._link.is_done:
             return
         try:
