@@ -3,7 +3,7 @@
 Facts and the rules by which they change. Sending, choosing and telling the client are proxy.py's.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from edge_router.journal import Journal
 from edge_router.peek import ValidRequest
@@ -30,6 +30,7 @@ class Exchange:
         self.is_cut = False  # and has not gone on yet
         self.whole_tokens = 0  # of an answer in one piece
         self.unmarked_events = 0  # of a stream that does not say how many tokens they bring
+        self.reasons = ""  # for asking the site that was asked last, as its answer's header says them
         self.told_at = 0.0  # when the client last heard something of the answer
         self.look_again_at = 0.0  # when a draining site's stream may look for another site once more
         self._relay = relay

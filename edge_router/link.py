@@ -230,8 +230,8 @@ class LinkPool:
     def num_open(self) -> int:
         return len(self._open)
 
-    async def get(self, origin: Origin) -> Link:
-        """Raises CannotConnect."""
+    def idle(self, origin: Origin) -> Link | None:
+        """The one that was used last."""
         idle = self._idle.get(origin)
         now = time.monotonic()
         while idle:
@@ -239,7 +239,7 @@ class LinkPool:
             if link.is_fit and not link.is_closing and now - link.idle_since < KEEP_ALIVE_S:
                 return link
             self._end(link)
-        return await self._connect(origin)
+        return None
 
     def put_back(self, link: Link) -> None:
         """One whose answer was read to its end is kept, any other closed."""
@@ -262,7 +262,8 @@ class LinkPool:
             self._end(link)
         self._idle.clear()
 
-    async def _connect(self, origin: Origin) -> Link:
+    async def connect(self, origin: Origin) -> Link:
+        """Raises CannotConnect."""
         if origin.is_tls and self._tls is None:
             self._tls = ssl.create_default_context()
         try:

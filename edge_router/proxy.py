@@ -142,7 +142,7 @@ class Proxy:
             backend = self.backends[preference.backend.name]
             with backend.inflight(route.uncached_tokens(backend.name)) as ticket:
                 try:
-                    answer = await self._ask(self.upstream, backend, ticket, exchange, preference.patience_ms)
+                    answer = await self._ask(self.upstream, backend, ticket, exchange, preference)
                 except SiteFailed as failure:
                     self._note(backend, ticket, exchange, failure)
                     exchange.failed(backend.name, failure)
@@ -203,10 +203,13 @@ class Proxy:
         return None
 
     async def _ask(
-        self, upstream: Upstream, backend: Backend, ticket: Ticket, exchange: Exchange, patience_ms: float | None
+        self, upstream: Upstream, backend: Backend, ticket: Ticket, exchange: Exchange, preference: Preference
     ) -> Answer:
-        asked = exchange.asks(patience_ms)
-        answer = await upstream.ask(backend.url, asked, exchange.patience_s(self._clock()), ticket)
+        def meanwhile() -> None:
+            exchange.reasons = explain(preference, len(exchange.failures) + 1)
+
+        asked = exchange.asks(preference.patience_ms)
+        answer = await upstream.ask(backend.url, asked, exchange.patience_s(self._clock()), ticket, meanwhile)
         if exchange.lost is not None and not answer.has_marks:
             async with answer:
                 raise SiteFailed("refused", f"it answered {answer.status} instead of continuing the stream")
@@ -218,7 +221,7 @@ class Proxy:
         """To the answer's end; what can be learnt from its beginning waits until the client has that. Raises Lost."""
         site, journal = preference.backend.name, exchange.journal
         headers = [pair for pair in answer.headers if pair[0] != REQUEST_ID]
-        headers += [(REQUEST_ID, client.request_id), (ROUTE, explain(preference, len(exchange.failures) + 1))]
+        headers += [(REQUEST_ID, client.request_id), (ROUTE, exchange.reasons)]
         if answer.body is not None:
             self._learn(exchange, preference, answer, elapsed_s)
             exchange.whole_tokens = answer.completion_tokens
