@@ -3,8 +3,8 @@
 Holds facts and the rules by which they change; who probes, who sends and who chooses are other files' business.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 
 from msgspec.structs import replace
 
@@ -24,8 +24,8 @@ RECOVER_AFTER = 2  # good probes in a row, after which a site that was healthy b
 
 
 class Ticket:
-    """One request on its way to a site. Until the site begins to answer, its prompt stands in the site's queue, and the request can still go
-    elsewhere: `on_site_lost` is called when the site fails meanwhile."""
+    """One request on its way to a site, for as long as its scope lasts. Until the site begins to answer, its prompt stands in the site's
+    queue, and the request can still go elsewhere: `on_site_lost` is called when the site fails meanwhile."""
 
     def __init__(self, backend: "Backend", tokens: int, sent_at: float) -> None:
         self.tokens = tokens
@@ -33,6 +33,15 @@ class Ticket:
         self.has_answered = False
         self.on_site_lost: Callable[[], None] | None = None
         self._backend = backend
+
+    def __enter__(self) -> "Ticket":
+        self._backend._sent(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if kind is None and not self.has_answered:  # nothing came: a client that leaves ends the scope by an exception
+            self._backend._try_failed()
+        self._backend._returned(self)
 
     @property
     def detail(self) -> str:
@@ -83,25 +92,21 @@ class Backend:
         """It was well, and its last probe failed."""
         return self._failures > 0 and self.state == "healthy"
 
-    @contextmanager
-    def inflight(self, tokens: int) -> Iterator[Ticket]:
-        ticket = Ticket(self, tokens, self._clock())
+    def inflight(self, tokens: int) -> Ticket:
+        return Ticket(self, tokens, self._clock())
+
+    def _sent(self, ticket: Ticket) -> None:
         self.outstanding += 1
         self._pending[ticket] = None
-        self._pending_tokens += tokens
+        self._pending_tokens += ticket.tokens
         self._waiting.add(ticket)
         self._view = None
-        try:
-            yield ticket
-            if (
-                not ticket.has_answered
-            ):  # the scope ended by itself and nothing came: a client that leaves ends it by an exception
-                self._try_failed()
-        finally:
-            self.outstanding -= 1
-            self._view = None
-            self._settle(ticket)
-            self._waiting.discard(ticket)
+
+    def _returned(self, ticket: Ticket) -> None:
+        self.outstanding -= 1
+        self._view = None
+        self._settle(ticket)
+        self._waiting.discard(ticket)
 
     def answered(self, status: SiteStatus, asked_at: float) -> None:
         """A probe came back. What was sent before the probe was asked is in the status itself."""

@@ -5,7 +5,7 @@ listening: `while_present` knows both. Knows nothing of sites.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
 
 import orjson
@@ -14,7 +14,8 @@ from starlette.types import Message, Receive, Scope, Send
 from edge_router.peek import Head
 from wire.errors import ApiError
 from wire.headers import REQUEST_ID
-from wire.http1 import ON_GONE
+from wire.http1 import DIRECT
+from wire.http1 import Exchange as HttpExchange
 from wire.sse import encode_event
 
 Result = TypeVar("Result")
@@ -45,6 +46,11 @@ class Listener(Protocol):
 
     async def events(self, batch: bytes) -> None: ...
 
+    @property
+    def is_ready(self) -> bool: ...
+
+    def events_now(self, batch: bytes) -> None: ...
+
     async def end_stream(self) -> None: ...
 
     async def refuse(self, error: ApiError) -> None: ...
@@ -59,7 +65,7 @@ class Downstream:
         self.has_answered = False
         self._receive = receive
         self._send = send
-        self._on_gone: Callable[[Callable[[], None] | None], None] | None = scope.get(ON_GONE)
+        self._direct: HttpExchange | None = scope.get(DIRECT)  # where our own server serves
         self._has_left = False
         self._work: asyncio.Task[Any] | None = None
         self._cut: ApiError | None = None
@@ -67,11 +73,13 @@ class Downstream:
     async def body(self, limit: int, silence_s: float, total_s: float) -> bytes:
         """Raises ApiError before more than `limit` bytes are held and for a client that pauses or takes too long, ClientGone when it leaves
         half-way."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + total_s
         declared = self.head.header("content-length")
         if declared.isdigit() and int(declared) > limit:
             await self._refuse_body(int(declared), limit, silence_s)
+        elif self._direct is not None and declared and (whole := self._direct.whole_body()) is not None:
+            return whole  # as nearly all are: no clock is needed
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + total_s
         parts: list[bytes] = []
         size, more = 0, True
         while more:
@@ -91,11 +99,11 @@ class Downstream:
         if self._cut is not None:
             work.close()
             raise self._cut
-        if self._on_gone is None:
+        if self._direct is None:
             return await self._while_listening(work)
         self._work = asyncio.current_task()
         assert self._work is not None
-        self._on_gone(self._leave)
+        self._direct.on_gone(self._leave)
         try:
             return await work
         except asyncio.CancelledError:
@@ -104,7 +112,7 @@ class Downstream:
             self._work.uncancel()
             raise self._cut or ClientGone from None
         finally:
-            self._on_gone(None)
+            self._direct.on_gone(None)
             self._work = None
 
     async def _while_listening(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -147,13 +155,22 @@ class Downstream:
     async def events(self, batch: bytes) -> None:
         """`batch` is whole events. Our own server cuts off a client that does not read; where another one serves, it counts as gone here."""
         message = {"type": "http.response.body", "body": batch, "more_body": True}
-        if self._on_gone is not None:
+        if self._direct is not None:
             return await self._send(message)
         try:
             async with asyncio.timeout(STALL_S):
                 await self._send(message)
         except TimeoutError:
             raise ClientGone from None
+
+    @property
+    def is_ready(self) -> bool:
+        """The stream has begun, and `events_now` may take more of it without keeping anybody waiting."""
+        return self._direct is not None and self._direct.is_ready
+
+    def events_now(self, batch: bytes) -> None:
+        assert self._direct is not None
+        self._direct.write(batch)
 
     async def end_stream(self) -> None:
         await self._send({"type": "http.response.body", "body": b""})

@@ -76,6 +76,7 @@ class Recording:
         self.head = head
         self.request_id = request_id
         self.is_streaming = False
+        self.is_ready = False  # for `events_now`: what does not fit ends the work, so a task has to stand behind it
         self.has_answered = False
         self.status = 0
         self.headers: list[tuple[str, str]] = []
@@ -111,6 +112,9 @@ class Recording:
                 sentence = f"the answer is larger than {self._max_bytes / 2**20:g} MiB, which is all that is kept of a durable stream"
                 raise ApiError("aborted", sentence)
         self._tell()
+
+    def events_now(self, batch: bytes) -> None:
+        raise NotImplementedError("a recording is never ready for it")
 
     async def end_stream(self) -> None:
         """The task's end is the stream's."""

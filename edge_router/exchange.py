@@ -3,7 +3,7 @@
 Facts and the rules by which they change. Sending, choosing and telling the client are proxy.py's.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from edge_router.journal import Journal
 from edge_router.peek import ValidRequest
@@ -11,6 +11,7 @@ from edge_router.policy import MAX_DECLINES
 from edge_router.upstream import Lost, SiteFailed
 from sites.config import RelayConfig
 from wire.errors import ApiError
+from wire.sse import Event
 
 MAX_HANDOVERS = 16  # of one stream by sites that drain: each is a deploy that it outlived
 
@@ -29,6 +30,7 @@ class Exchange:
         self.is_cut = False  # and has not gone on yet
         self.whole_tokens = 0  # of an answer in one piece
         self.unmarked_events = 0  # of a stream that does not say how many tokens they bring
+        self.reasons = ""  # for asking the site that was asked last, as its answer's header says them
         self.told_at = 0.0  # when the client last heard something of the answer
         self.look_again_at = 0.0  # when a draining site's stream may look for another site once more
         self._relay = relay
@@ -79,6 +81,13 @@ class Exchange:
         if self.lost is None:
             return self._relay.first_byte_timeout_s
         return max(0.0, self._deadline - now) / 2
+
+    def ready(self, events: list[Event], has_marks: bool) -> bytes:
+        """What of a site's events the client may be told now."""
+        if has_marks:
+            return self.journal.pass_on(events)
+        self.unmarked_events += len(events)
+        return events[0].raw if len(events) == 1 else b"".join([event.raw for event in events])
 
     def try_again(self) -> None:
         """Another round over the sites, but for those that have said that they cannot."""

@@ -51,6 +51,10 @@ class Journal:
                 else:
                     ready.append(raw)
                 continue
+            if mark is not None and not self._held:
+                ready.append(raw)
+                self.last_words = None
+                continue
             self._held.append(raw)
             self._held_bytes += len(raw)
             self.last_words = event
@@ -59,7 +63,7 @@ class Journal:
                 self.forget_held()
         if self._held_bytes > MAX_HELD_BYTES:
             self.broken = ContinuationError(f"more than {MAX_HELD_BYTES >> 20} MiB of events without their mark")
-        return b"".join(ready)
+        return ready[0] if len(ready) == 1 else b"".join(ready)
 
     def rest(self) -> bytes:
         """What has no mark and never will: a site's error event that no other site would spare the client."""

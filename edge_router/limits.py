@@ -7,8 +7,8 @@ charged when they are known, so a bucket may fall below zero and the next reques
 import hashlib
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 
 from edge_router.peek import Head
 from edge_router.session import tenant_salt
@@ -22,7 +22,7 @@ _ACCOUNT = re.compile(r"^/client/v4/accounts/([^/]+)/")
 
 def tenant_of(head: Head, secret: str) -> bytes:
     """Equal for all requests of one tenant and of nobody else."""
-    account = _ACCOUNT.match(head.path)
+    account = _ACCOUNT.match(head.path) if head.path.startswith("/client/") else None
     return tenant_salt(head.header("authorization"), account[1] if account else "", secret)
 
 
@@ -60,6 +60,25 @@ class _Tenant:
         self.tokens = None if limits.tokens_per_min is None else Bucket(limits.tokens_per_min, now)
 
 
+class _Held:
+    """One request at work, of a tenant and of an address."""
+
+    __slots__ = ("_client", "_clients", "_tenant")
+
+    def __init__(self, tenant: _Tenant, clients: Counter[str], client: str) -> None:
+        self._tenant, self._clients, self._client = tenant, clients, client
+
+    def __enter__(self) -> None:
+        self._tenant.open += 1
+        self._clients[self._client] += 1
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._tenant.open -= 1
+        self._clients[self._client] -= 1
+        if not self._clients[self._client]:
+            del self._clients[self._client]
+
+
 class Limits:
     def __init__(
         self,
@@ -72,6 +91,7 @@ class Limits:
         self._door = door
         self._default = default
         self._named = {tenant.key_sha256: tenant for tenant in tenants}
+        self._counts_tokens = any(limits.tokens_per_min is not None for limits in (default, *tenants))
         self._secret = secret
         self._clock = clock
         self._tenants: OrderedDict[bytes, _Tenant] = OrderedDict()  # the longest unused first
@@ -81,9 +101,8 @@ class Limits:
     def num_open(self) -> int:
         return sum(self._clients.values())
 
-    @contextmanager
-    def admitted(self, head: Head, client: str) -> Iterator[None]:
-        """Raises ApiError, with the time after which to ask again."""
+    def admitted(self, head: Head, client: str) -> "_Held":
+        """Use as `with`. Raises ApiError, with the time after which to ask again."""
         now = self._clock()
         tenant = self._tenant(head, now)
         limits = tenant.limits
@@ -100,25 +119,16 @@ class Limits:
                 )
         if tenant.requests is not None:
             tenant.requests.take(1, now)
-        with self.held(head, client):
-            yield
+        return _Held(tenant, self._clients, client)
 
-    @contextmanager
-    def held(self, head: Head, client: str) -> Iterator[None]:
-        """Work of a request that was admitted and has left: it counts as open, and is not refused."""
-        tenant = self._tenant(head, self._clock())
-        tenant.open += 1
-        self._clients[client] += 1
-        try:
-            yield
-        finally:
-            tenant.open -= 1
-            self._clients[client] -= 1
-            if not self._clients[client]:
-                del self._clients[client]
+    def held(self, head: Head, client: str) -> "_Held":
+        """Work of a request that was admitted and has left: it counts as open, and is not refused. Use as `with`."""
+        return _Held(self._tenant(head, self._clock()), self._clients, client)
 
     def charge(self, head: Head, tokens: int) -> None:
         """Prompt tokens when the prompt is known, an answer's when it has ended."""
+        if not self._counts_tokens:
+            return
         now = self._clock()
         bucket = self._tenant(head, now).tokens
         if bucket is not None and tokens:

@@ -8,6 +8,7 @@ import asyncio
 import ssl
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
@@ -51,6 +52,9 @@ class Link(asyncio.Protocol):
         self.is_done = True  # nothing is under way
         self.is_fit = True  # for another request
         self.idle_since = 0.0
+        self.sink: Callable[[bytes], None] | None = (
+            None  # given the body's parts by whoever brings them, while somebody waits for news
+        )
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
         self._parts: list[bytes] = []
@@ -65,7 +69,7 @@ class Link(asyncio.Protocol):
     def send(self, head: bytes, body: bytes, *, is_head_request: bool = False) -> None:
         assert self.is_done
         assert self.is_fit
-        self.headers, self._parts, self._error = [], [], None
+        self.headers, self._parts, self._error, self.sink = [], [], None, None
         self.has_head = self.is_done = False
         self._held = self._head_bytes = 0
         self.is_head_request = is_head_request
@@ -78,14 +82,18 @@ class Link(asyncio.Protocol):
     async def head(self) -> None:
         """`status` and `headers` are there. Raises LinkLost."""
         while not self.has_head:
-            await self._wait()
+            await self.news()
 
     async def read(self) -> bytes:
         """What has come, at least a byte; empty at the answer's end. Raises LinkLost."""
         while not self._parts:
             if self.is_done:
                 return b""
-            await self._wait()
+            await self.news()
+        return self.take()
+
+    def take(self) -> bytes:
+        """What has come and been given to no sink."""
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
         self._held = 0
@@ -99,10 +107,28 @@ class Link(asyncio.Protocol):
         """`read` will not wait."""
         return bool(self._parts) or self.is_done
 
+    @property
+    def has_parts(self) -> bool:
+        return bool(self._parts)
+
+    async def news(self) -> None:
+        """Until more has come, or the end, or `wake`. Raises LinkLost where nothing can come any more, and what `fail` was given."""
+        if self._error is not None:
+            raise self._error
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
     def fail(self, error: Exception) -> None:
         """Ends the wait of whoever waits, from outside."""
         self._error = self._error or error
-        self._wake()
+        self.wake()
 
     def close(self) -> None:
         self.is_fit = False
@@ -138,7 +164,7 @@ class Link(asyncio.Protocol):
         self.is_fit = False
         if not self.is_done:
             self._error = self._error or LinkLost(str(error) if error else "it closed the connection")
-            self._wake()
+            self.wake()
 
     # what the parser says
 
@@ -162,17 +188,19 @@ class Link(asyncio.Protocol):
             self._complete()
         elif not has_end and status not in (204, 304):
             self._ends_with_connection, self.is_fit = True, False
-        self._wake()
+        self.wake()
 
     def on_body(self, body: bytes) -> None:
         if self.is_done:
             return
+        if self.sink is not None and not self._parts and self._waiter is not None and not self._waiter.done():
+            return self.sink(body)
         self._parts.append(body)
         self._held += len(body)
         if self._held > HELD_BYTES and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
-        self._wake()
+        self.wake()
 
     def on_message_complete(self) -> None:
         if self.has_head and not self.is_done:
@@ -181,27 +209,12 @@ class Link(asyncio.Protocol):
 
     def _complete(self) -> None:
         self.is_done = True
-        self._wake()
+        self.wake()
 
     def _lost(self, why: str) -> None:
         self._error = self._error or LinkLost(why)
         self.close()
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def _wait(self) -> None:
-        if self._error is not None:
-            raise self._error
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-        if self._error is not None and not self._parts and not self.is_done:
-            raise self._error
+        self.wake()
 
 
 class LinkPool:
@@ -217,8 +230,8 @@ class LinkPool:
     def num_open(self) -> int:
         return len(self._open)
 
-    async def get(self, origin: Origin) -> Link:
-        """Raises CannotConnect."""
+    def idle(self, origin: Origin) -> Link | None:
+        """The one that was used last."""
         idle = self._idle.get(origin)
         now = time.monotonic()
         while idle:
@@ -226,7 +239,7 @@ class LinkPool:
             if link.is_fit and not link.is_closing and now - link.idle_since < KEEP_ALIVE_S:
                 return link
             self._end(link)
-        return await self._connect(origin)
+        return None
 
     def put_back(self, link: Link) -> None:
         """One whose answer was read to its end is kept, any other closed."""
@@ -249,7 +262,8 @@ class LinkPool:
             self._end(link)
         self._idle.clear()
 
-    async def _connect(self, origin: Origin) -> Link:
+    async def connect(self, origin: Origin) -> Link:
+        """Raises CannotConnect."""
         if origin.is_tls and self._tls is None:
             self._tls = ssl.create_default_context()
         try:

@@ -4,6 +4,7 @@ One registry per application, so that two routers in one process do not count in
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -17,43 +18,67 @@ CONTINUATION_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 
 STATES = ("unknown", "healthy", "unhealthy", "draining")
 
 
+Of = TypeVar("Of", Counter, Histogram)
+
+
+class _By(dict[tuple[str, ...], Of]):
+    """A metric's children by their labels: to have prometheus_client look one up takes three times as long as to count."""
+
+    def __init__(self, metric: Of) -> None:
+        super().__init__()
+        self._metric: Of = metric
+
+    def __missing__(self, labels: tuple[str, ...]) -> Of:
+        child: Of = self._metric.labels(*labels)
+        self[labels] = child
+        return child
+
+
 class RouterMetrics:
     def __init__(self, backends: Iterable[Backend]) -> None:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         registry.register(_BackendCollector(tuple(backends)))
-        self._requests = Counter(
-            "pilotlight_router_requests",
-            "Requests by the site that answered and how they ended.",
-            ["site", "outcome"],
-            registry=registry,
+        self._requests = _By(
+            Counter(
+                "pilotlight_router_requests",
+                "Requests by the site that answered and how they ended.",
+                ["site", "outcome"],
+                registry=registry,
+            )
         )
-        self._tries = Counter(
-            "pilotlight_router_tries", "Sites asked, by what came of it.", ["site", "result"], registry=registry
+        self._tries = _By(
+            Counter(
+                "pilotlight_router_tries", "Sites asked, by what came of it.", ["site", "result"], registry=registry
+            )
         )
-        self._decisions = Counter(
-            "pilotlight_router_decisions",
-            "Decisions by the branch of the policy that took them.",
-            ["reason"],
-            registry=registry,
+        self._decisions = _By(
+            Counter(
+                "pilotlight_router_decisions",
+                "Decisions by the branch of the policy that took them.",
+                ["reason"],
+                registry=registry,
+            )
         )
-        self._dearest = Counter(
+        self._dearest = _By(Counter(
             "pilotlight_router_dearest_term", "Decisions by the term that made up most of the predicted cost.", ["term"], registry=registry
-        )  # fmt: skip
-        self._predicted_ms = Counter(
-            "pilotlight_router_predicted_ms",
-            "Predicted time to first token of streams, by term of the cost.",
-            ["site", "term"],
-            registry=registry,
+        ))  # fmt: skip
+        self._predicted_ms = _By(
+            Counter(
+                "pilotlight_router_predicted_ms",
+                "Predicted time to first token of streams, by term of the cost.",
+                ["site", "term"],
+                registry=registry,
+            )
         )
-        self._ttft = Histogram(
+        self._ttft = _By(Histogram(
             "pilotlight_router_time_to_first_token_seconds", "Actual time to first token of streams: its sum compares with the predicted terms.",
             ["site"], buckets=TTFT_BUCKETS_S, registry=registry,
-        )  # fmt: skip
-        self._error_ms = Histogram(
+        ))  # fmt: skip
+        self._error_ms = _By(Histogram(
             "pilotlight_router_prediction_error_ms", "Actual minus predicted time to first token.",
             ["site"], buckets=(-1000, -300, -100, -30, -10, 0, 10, 30, 100, 300, 1000, 3000), registry=registry,
-        )  # fmt: skip
+        ))  # fmt: skip
         self._disturbed = Counter(
             "pilotlight_router_streams_disturbed",
             "Streams that lost their site in the middle, by site and cause: each is then continued or lost, unless its client leaves.",
@@ -79,23 +104,23 @@ class RouterMetrics:
         Gauge(f"pilotlight_router_{name}", meaning, registry=self.registry).set_function(read)
 
     def ended(self, site: str, outcome: str) -> None:
-        self._requests.labels(site, outcome).inc()
+        self._requests[site, outcome].inc()
 
     def tried(self, site: str, result: str) -> None:
-        self._tries.labels(site, result).inc()
+        self._tries[site, result].inc()
 
     def decided(self, preference: Preference) -> None:
-        self._decisions.labels(preference.reason).inc()
+        self._decisions[(preference.reason,)].inc()
         if terms := preference.terms:
-            self._dearest.labels(max(terms, key=terms.__getitem__)).inc()
+            self._dearest[(max(terms, key=terms.__getitem__),)].inc()
 
     def first_token(self, preference: Preference, actual_s: float) -> None:
         """The prediction and what came of it, where the site that was chosen first answered with a stream."""
         site = preference.backend.name
         for term, value in preference.terms.items():
-            self._predicted_ms.labels(site, term).inc(value)
-        self._ttft.labels(site).observe(actual_s)
-        self._error_ms.labels(site).observe(1000 * actual_s - preference.cost_ms)
+            self._predicted_ms[site, term].inc(value)
+        self._ttft[(site,)].observe(actual_s)
+        self._error_ms[(site,)].observe(1000 * actual_s - preference.cost_ms)
 
     def stream_disturbed(self, site: str, cause: str) -> None:
         self._disturbed.labels(site, cause).inc()

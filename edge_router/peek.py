@@ -8,11 +8,11 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
+import msgspec
 import orjson
+from msgspec.structs import force_setattr
 
 from edge_router.geo import CLIENT_GEO, parse_place
 from edge_router.policy import RouteRequest
@@ -49,20 +49,20 @@ _ACCOUNT_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/")
 _NICE_ID = re.compile(r"^[A-Za-z0-9._:/+=@-]{1,128}$")
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(msgspec.Struct, frozen=True):
     """A request as it arrived, without its body."""
 
     method: str
     path: str  # decoded
     target: str  # as sent, query included
     headers: list[tuple[str, str]]  # names lower case
+    first: dict[str, str] = {}  # of each name; made here, for a request is asked for a dozen of them
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "first", dict(reversed(self.headers)))
 
     def header(self, name: str) -> str:
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return ""
+        return self.first.get(name, "")
 
     @property
     def is_for_function(self) -> bool:
@@ -78,8 +78,7 @@ class Head:
         return dialect_of(self.path)
 
 
-@dataclass(frozen=True, slots=True)
-class ValidRequest:
+class ValidRequest(msgspec.Struct, frozen=True):
     head: Head
     body: bytes
     model: str | None
@@ -132,7 +131,7 @@ class ValidRequest:
 def request_id_of(head: Head) -> str:
     """The client's own if it is short and printable, else a new one."""
     given = head.header(REQUEST_ID)
-    return given if _NICE_ID.match(given) else uuid4().hex
+    return given if _NICE_ID.match(given) else os.urandom(16).hex()
 
 
 def peek(head: Head, body: bytes, request_id: str, secret: str, max_hops: int) -> ValidRequest:
@@ -195,9 +194,10 @@ def _parse(head: Head, body: bytes) -> dict[str, Any]:
 
 
 def _account_and_model(head: Head, fields: dict[str, Any]) -> tuple[str, str | None]:
-    if run := _RUN_PATH.match(head.path):
+    is_workers_ai = head.path.startswith("/client/")
+    if is_workers_ai and (run := _RUN_PATH.match(head.path)):
         return run[1], run[2]
-    account = _ACCOUNT_PATH.match(head.path)
+    account = _ACCOUNT_PATH.match(head.path) if is_workers_ai else None
     model = fields.get("model")
     return account[1] if account else "", model if isinstance(model, str) else None
 

@@ -30,6 +30,7 @@ from sites.config import RelayConfig
 from wire.continuation import ContinuationError
 from wire.errors import ApiError
 from wire.headers import REQUEST_ID, ROUTE
+from wire.sse import Event
 
 PREFIXES = ("/ai/v1/", "/v1/", "/client/v4/", FUNCTIONS)  # what is forwarded
 MAX_RETRY_AFTER_S = 60.0
@@ -142,7 +143,7 @@ class Proxy:
             backend = self.backends[preference.backend.name]
             with backend.inflight(route.uncached_tokens(backend.name)) as ticket:
                 try:
-                    answer = await self._ask(self.upstream, backend, ticket, exchange, preference.patience_ms)
+                    answer = await self._ask(self.upstream, backend, ticket, exchange, preference)
                 except SiteFailed as failure:
                     self._note(backend, ticket, exchange, failure)
                     exchange.failed(backend.name, failure)
@@ -208,10 +209,13 @@ class Proxy:
         return None
 
     async def _ask(
-        self, upstream: Upstream, backend: Backend, ticket: Ticket, exchange: Exchange, patience_ms: float | None
+        self, upstream: Upstream, backend: Backend, ticket: Ticket, exchange: Exchange, preference: Preference
     ) -> Answer:
-        asked = exchange.asks(patience_ms)
-        answer = await upstream.ask(backend.url, asked, exchange.patience_s(self._clock()), ticket)
+        def meanwhile() -> None:
+            exchange.reasons = explain(preference, len(exchange.failures) + 1)
+
+        asked = exchange.asks(preference.patience_ms)
+        answer = await upstream.ask(backend.url, asked, exchange.patience_s(self._clock()), ticket, meanwhile)
         if exchange.lost is not None and not answer.has_marks:
             async with answer:
                 raise SiteFailed("refused", f"it answered {answer.status} instead of continuing the stream")
@@ -223,7 +227,7 @@ class Proxy:
         """To the answer's end; what can be learnt from its beginning waits until the client has that. Raises Lost."""
         site, journal = preference.backend.name, exchange.journal
         headers = [pair for pair in answer.headers if pair[0] != REQUEST_ID]
-        headers += [(REQUEST_ID, client.request_id), (ROUTE, explain(preference, len(exchange.failures) + 1))]
+        headers += [(REQUEST_ID, client.request_id), (ROUTE, exchange.reasons)]
         if answer.body is not None:
             self._learn(exchange, preference, answer, elapsed_s)
             exchange.whole_tokens = answer.completion_tokens
@@ -232,14 +236,19 @@ class Proxy:
         if not client.is_streaming:
             await client.begin_stream(answer.status, headers)
         has_learnt = False
-        async with aclosing(answer.batches(lambda: _is_frozen(self.backends[site]))) as batches:
+
+        def passed_on(events: list[Event]) -> list[Event] | None:
+            """What finds the client ready and asks for no decision."""
+            if not client.is_ready or events[-1].is_done:
+                return events
+            if ready := exchange.ready(events, answer.has_marks):
+                client.events_now(ready)
+                self._told(exchange, site)
+            return None if journal.broken is None and not journal.site_is_draining else []
+
+        async with aclosing(answer.batches(lambda: _is_frozen(self.backends[site]), passed_on)) as batches:
             async for events in batches:
-                if answer.has_marks:
-                    ready = journal.pass_on(events)
-                else:
-                    ready = b"".join([event.raw for event in events])
-                    exchange.unmarked_events += len(events)
-                if ready:
+                if ready := exchange.ready(events, answer.has_marks):
                     await client.events(ready)
                     self._told(exchange, site)
                 if not has_learnt:
@@ -247,7 +256,7 @@ class Proxy:
                     self._learn(exchange, preference, answer, elapsed_s)
                 if journal.broken is not None:
                     raise Lost("malformed", f"it sent {journal.broken}")
-                if journal.site_is_draining and not events[-1].is_done:
+                if journal.site_is_draining and not (events and events[-1].is_done):
                     self._hand_over(exchange, self.backends[site])
         if (words := journal.last_words) is not None:
             if is_sites_own_fault(words):

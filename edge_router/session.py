@@ -10,10 +10,10 @@ it left a moment ago. The newest holder of a conversation's own prefix is its ho
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+import msgspec
 from blake3 import blake3
 
 from edge_router.policy import Home
@@ -41,8 +41,7 @@ class Recall(NamedTuple):
     held: dict[str, int]  # site -> tokens of this prompt in its prefix cache, shared beginnings included
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
+class Conversation(msgspec.Struct, frozen=True):
     """What is remembered of one request's conversation."""
 
     session: bytes | None  # digest of the name the client gave it

@@ -8,7 +8,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -26,13 +26,16 @@ from wire.sse import Event, EventDecoder, SSEError
 Failure = Literal["connect", "lost", "silent", "full", "draining", "malformed", "refused", "declined"]
 Cause = Literal["closed", "silent", "frozen", "error", "draining", "malformed"]
 
+PassedOn = Callable[
+    [list[Event]], list[Event] | None
+]  # what is left to do of some events: None: nothing, not even to look at them
+
 MAX_ANSWER_BYTES = (
     64 << 20
 )  # of an answer that is not a stream: it is read whole so that its loss can be made good elsewhere
 SMALL_BYTES = 1 << 20  # of a function's answer of known length, which is relayed in one piece
 LOOK_AGAIN_S = 0.5  # silence inside a stream, after which the site's probes are asked whether it still lives
 AT_WORK_SHARE = 0.1  # of the patience that is not waited for, where a site sends heartbeats
-LONG_PAST = 0.0  # on the loop's clock: a patience until then ends at once
 LAST_CHUNK_S = 0.5  # after the last event, the end of the HTTP body: then the connection can be used again
 SPENT_STATUSES = frozenset({502, 503, 504})
 WORKERS_AI_FULL = 3040
@@ -114,23 +117,20 @@ class Answer:
     ) -> None:
         self._upstream.leave(self._link, self._stream)
 
-    async def batches(self, is_frozen: Callable[[], bool]) -> AsyncGenerator[list[Event], None]:
-        """Whole events, as many at once as one read delivered. Raises Lost where the stream ends without having said so, and where it is
-        silent while `is_frozen`."""
+    async def batches(self, is_frozen: Callable[[], bool], passed_on: PassedOn) -> AsyncGenerator[list[Event], None]:
+        """Whole events, as many at once as one read delivered; those that `passed_on` leaves of what comes while they are waited for, which
+        may be none. Raises Lost where the stream ends without having said so, and where it is silent while `is_frozen`."""
         stream = self._stream
         assert stream is not None
-        stream.is_frozen = is_frozen
+        stream.is_frozen, stream.passed_on = is_frozen, passed_on
         events: list[Event] | None = self._first
-        last: Event | None = None
         while events is not None:
-            if events:
-                yield events
-                last = next((event for event in reversed(events) if event.data is not None), last)
-                if events[-1].is_done:
-                    await stream.drain()
-                    return
+            yield events
+            if events and events[-1].is_done:
+                await stream.drain()
+                return
             events = await stream.more()
-        if not self.is_opaque and (last is None or not _is_final(last)):
+        if not self.is_opaque and (stream.last is None or not _is_final(stream.last)):
             raise Lost("closed", "it closed the connection before the end of its answer")
 
 
@@ -140,10 +140,14 @@ class _Events:
 
     def __init__(self, link: Link, idle_timeout_s: float) -> None:
         self.is_frozen: Callable[[], bool] | None = None
+        self.passed_on: PassedOn | None = None
+        self.last: Event | None = None  # that carried data
+        self._come: list[Event] | None = None  # to be handed out
         self._link = link
         self._decoder = EventDecoder()
         self._idle_timeout_s = idle_timeout_s
         self._waits_since: float | None = None
+        link.sink = self._take
 
     async def more(self) -> list[Event] | None:
         """The next events, None at a clean end. Progress is a whole event: bytes that never become one count as silence."""
@@ -168,15 +172,43 @@ class _Events:
             self._link.fail(Lost("frozen", f"it was silent for {silent_s:.1f} s, and its probes fail"))
 
     async def read(self) -> list[Event] | None:
-        while chunk := await self._link.read():
-            if events := self._decoder.feed(chunk):
-                return events
-        if self._decoder.pending_bytes:
-            raise Lost("closed", "it closed the connection inside an event")
-        return None
+        link = self._link
+        while self._come is None:
+            if link.has_parts:
+                self._come = self._decoded(link.take()) or None
+            elif not link.is_done:
+                await link.news()
+            elif self._decoder.pending_bytes:
+                raise Lost("closed", "it closed the connection inside an event")
+            else:
+                return None
+        events, self._come = self._come, None
+        return events
+
+    def _take(self, chunk: bytes) -> None:
+        """What comes while it is waited for goes on from here, as far as it may: a task's turn for every token costs as much as the token."""
+        try:
+            events = self._decoded(chunk)
+        except SSEError as error:
+            return self._link.fail(error)
+        left = events if self.passed_on is None or not events else self.passed_on(events)
+        if left is None:
+            self._waits_since = time.monotonic()
+        elif left or events:
+            self._come = left
+            self._link.wake()
+
+    def _decoded(self, chunk: bytes) -> list[Event]:
+        events = self._decoder.feed(chunk)
+        for event in reversed(events):
+            if event.data is not None:
+                self.last = event
+                break
+        return events
 
     async def drain(self) -> None:
         """Nothing but the end should follow; a site that goes on is cut off."""
+        self._link.sink = None
         if self._link.is_done:
             return
         try:
@@ -190,9 +222,8 @@ class _Events:
 class _Pieces(_Events):
     """A function's stream, whatever it is: each read as one piece."""
 
-    async def read(self) -> list[Event] | None:
-        chunk = await self._link.read()
-        return [Event(None, None, None, chunk)] if chunk else None
+    def _decoded(self, chunk: bytes) -> list[Event]:
+        return [Event(None, None, None, chunk)]
 
 
 class Upstream:
@@ -218,36 +249,44 @@ class Upstream:
         await asyncio.gather(self._watch, return_exceptions=True)
         self.pool.close()
 
-    async def ask(self, url: str, request: ValidRequest, first_byte_s: float, ticket: Ticket) -> Answer:
-        """Raises SiteFailed. A site that stops answering its probes while we wait for its first byte is left at once: a machine that froze or a
-        cable that was cut closes no connection. On cancellation the connection is closed."""
+    async def ask(
+        self, url: str, request: ValidRequest, first_byte_s: float, ticket: Ticket, meanwhile: Callable[[], None]
+    ) -> Answer:
+        """Raises SiteFailed. `meanwhile` is called when the site has been asked: what is done there keeps nobody waiting. A site that
+        stops answering its probes while we wait for its first byte is left at once: a machine that froze or a cable that was cut closes no
+        connection. On cancellation the connection is closed."""
         patience_s = self._relay.answer_timeout_s if request.is_generated_whole else first_byte_s
+        patience = _Patience(patience_s)
+        ticket.on_site_lost = patience.site_lost
         link: Link | None = None
         stream: _Events | None = None
         try:
-            async with asyncio.timeout(patience_s) as patience:
-                ticket.on_site_lost = lambda: patience.reschedule(LONG_PAST)
-                link = await self.pool.get(self._origin(url))
-                body = request.delivery + request.body if request.delivery else request.body
-                head = _head(link.origin, request, request.sent_headers(self._secret, time.time()), len(body))
-                link.send(head, body, is_head_request=request.head.method == "HEAD")
-                await link.head()
-                if request.head.is_for_function:
-                    answer = await self._pass_through(link, patience, patience_s)
-                elif header(link.headers, "content-type").partition(";")[0].strip().lower() == "text/event-stream":
-                    stream = _Events(link, self._relay.idle_timeout_s)
-                    self._streams.add(stream)
-                    answer = Answer(self, link, None, stream, await self._first_events(stream, patience, first_byte_s))
-                else:
-                    body = await self._read_whole(link, patience, patience_s)
-                    _refuse_spent(link, body)
-                    answer = Answer(self, link, body, None, [])
+            origin = self._origin(url)
+            link = self.pool.idle(origin) or await patience.within(self.pool.connect(origin))
+            patience.link = link
+            body = request.delivery + request.body if request.delivery else request.body
+            head = _head(link.origin, request, request.sent_headers(self._secret, time.time()), len(body))
+            link.send(head, body, is_head_request=request.head.method == "HEAD")
+            meanwhile()
+            await link.head()
+            if request.head.is_for_function:
+                answer = await self._pass_through(link, patience, patience_s)
+            elif header(link.headers, "content-type").partition(";")[0].strip().lower() == "text/event-stream":
+                stream = _Events(link, self._relay.idle_timeout_s)
+                self._streams.add(stream)
+                answer = Answer(self, link, None, stream, await self._first_events(stream, patience, first_byte_s))
+            else:
+                body = await self._read_whole(link, patience, patience_s)
+                _refuse_spent(link, body)
+                answer = Answer(self, link, body, None, [])
+            if patience.is_over:
+                raise TimeoutError
             link = None  # the answer owns it now
             return answer
         except CannotConnect as error:
             raise SiteFailed("connect", str(error)) from None
         except TimeoutError:
-            if patience.when() == LONG_PAST:
+            if patience.is_site_lost:
                 raise SiteFailed("silent", f"it became unhealthy before its first byte: {ticket.detail}") from None
             raise SiteFailed("silent", f"it sent nothing for {patience_s:g} s") from None
         except LinkLost as error:
@@ -258,6 +297,7 @@ class Upstream:
             raise SiteFailed("lost", str(error)) from None
         finally:
             ticket.on_site_lost = None
+            patience.end()
             if link is not None:
                 self.leave(link, stream)
 
@@ -266,11 +306,10 @@ class Upstream:
             self._streams.discard(stream)
         self.pool.put_back(link)
 
-    async def _first_events(self, stream: _Events, patience: asyncio.Timeout, patience_s: float) -> list[Event]:
+    async def _first_events(self, stream: _Events, patience: "_Patience", patience_s: float) -> list[Event]:
         """Up to the first event that carries data. A heartbeat is no answer; but when most of the patience is over and there were
         some, the site is at work, and the client is told so instead of starting again elsewhere."""
-        deadline = asyncio.get_running_loop().time() + patience_s
-        patience.reschedule(deadline)
+        deadline = patience.begin_anew(patience_s)
         first: list[Event] = []
         while not any(event.data is not None for event in first):
             if first:
@@ -286,7 +325,7 @@ class Upstream:
             first += events
         return first
 
-    async def _pass_through(self, link: Link, patience: asyncio.Timeout, patience_s: float) -> Answer:
+    async def _pass_through(self, link: Link, patience: "_Patience", patience_s: float) -> Answer:
         """A function's answer. Only a site that is full or draining, which says so with a 503 of its own, is told from it."""
         length = header(link.headers, "content-length")
         is_small = length.isdigit() and int(length) <= SMALL_BYTES
@@ -299,12 +338,12 @@ class Upstream:
             _refuse_spent(link, body)
         return Answer(self, link, body, None, [])
 
-    async def _read_whole(self, link: Link, patience: asyncio.Timeout, patience_s: float) -> bytes:
+    async def _read_whole(self, link: Link, patience: "_Patience", patience_s: float) -> bytes:
         parts: list[bytes] = []
         size = 0
         while True:
             if not link.has_news:
-                patience.reschedule(asyncio.get_running_loop().time() + patience_s)
+                patience.begin_anew(patience_s)
             if not (chunk := await link.read()):
                 break
             parts.append(chunk)
@@ -327,6 +366,56 @@ class Upstream:
             for stream in tuple(self._streams):
                 stream.look(now)
             self.pool.sweep()
+
+
+class _Patience:
+    """How long a site may keep one request waiting. It has a timer of its own, not a task's time-out, which costs 4 us each time it is set: the timer
+    is left as it is when the patience begins anew, and looks at the clock when it rings."""
+
+    def __init__(self, seconds: float) -> None:
+        self.link: Link | None = None
+        self.is_over = self.is_site_lost = False
+        self._connecting: asyncio.Timeout | None = None
+        self._loop = asyncio.get_running_loop()
+        self._until = self._loop.time() + seconds
+        self._timer = self._loop.call_at(self._until, self._ring)
+
+    def begin_anew(self, seconds: float) -> float:
+        """When it will be over, on the loop's clock."""
+        self._until = self._loop.time() + seconds
+        if self._until < self._timer.when():
+            self._timer.cancel()
+            self._timer = self._loop.call_at(self._until, self._ring)
+        return self._until
+
+    async def within(self, connecting: Coroutine[Any, Any, Link]) -> Link:
+        """Raises TimeoutError when it is over before there is a link."""
+        try:
+            async with asyncio.timeout_at(self._until) as self._connecting:
+                return await connecting
+        finally:
+            self._connecting = None
+
+    def site_lost(self) -> None:
+        """There is nothing to wait for any more."""
+        self.is_site_lost = True
+        self._end_wait()
+
+    def end(self) -> None:
+        self._timer.cancel()
+
+    def _ring(self) -> None:
+        if self._loop.time() < self._until:
+            self._timer = self._loop.call_at(self._until, self._ring)
+        else:
+            self._end_wait()
+
+    def _end_wait(self) -> None:
+        self.is_over = True
+        if self.link is not None:
+            self.link.fail(TimeoutError())
+        elif self._connecting is not None and not self._connecting.expired():
+            self._connecting.reschedule(self._loop.time())
 
 
 def header(headers: Sequence[tuple[str, str]], name: str) -> str:

@@ -22,7 +22,7 @@ import orjson
 
 from wire.errors import ApiError, Dialect
 
-ON_GONE = "pilotlight.on_gone"  # in the scope: register a callback for the client's leaving, without a task that listens for it
+DIRECT = "pilotlight.direct"  # in the scope: the Exchange itself, for what need not wait: no task has to listen for the client's leaving
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MAX_PIPELINED = 64  # requests that a client may send ahead of their answers
@@ -405,7 +405,7 @@ class Exchange:
 
     def __init__(self, connection: Connection, scope: dict[str, Any]) -> None:
         self.scope = scope
-        scope[ON_GONE] = self.on_gone
+        scope[DIRECT] = self
         self.task: asyncio.Task[None] | None = None
         self.has_all = False  # of the body
         self.has_begun = self.is_done = self.is_gone = False
@@ -432,6 +432,26 @@ class Exchange:
         self._on_gone = callback
         if callback is not None and self.is_gone:
             self._connection.loop.call_soon(callback)
+
+    def whole_body(self) -> bytes | None:
+        """Where all of it is here already and the application has had none; else None, and it is to be received."""
+        if not self.has_all or self._told or self.is_gone or self.is_done:
+            return None
+        self._told = True
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        self._held = 0
+        return body
+
+    @property
+    def is_ready(self) -> bool:
+        """A further part of the answer can be written now."""
+        return self.has_begun and not (self._connection.is_full or self.is_gone or self.is_done)
+
+    def write(self, body: bytes) -> None:
+        """Some of an answer that has begun, while `is_ready`."""
+        if body and not self._is_head:
+            self._connection.transport.write(b"%x\r\n%s\r\n" % (len(body), body) if self._is_chunked else body)
 
     def take(self, body: bytes) -> None:
         if self.is_done:

@@ -62,6 +62,13 @@ class EventDecoder:
 
     def feed(self, chunk: bytes) -> list[Event]:
         """Returns the events that `chunk` completes. Raises SSEError when an unfinished event outgrows the limit."""
+        if (
+            not self._buffer
+            and not self._at_start
+            and 0 <= chunk.find(b"\n\n") == len(chunk) - 2
+            and b"\r" not in chunk
+        ):
+            return [_parse(chunk)]  # exactly one, as most writers send them
         self._buffer += chunk
         if self._at_start and len(self._buffer) >= 3:
             self._at_start = False
@@ -91,7 +98,10 @@ class EventDecoder:
 def _parse(raw: bytes) -> Event:
     data: list[bytes] = []
     event_id = name = None
-    for line in _LINE_END.split(raw):
+    for line in raw.split(b"\n") if b"\r" not in raw else _LINE_END.split(raw):
+        if line.startswith(b"data: "):
+            data.append(line[6:])
+            continue
         if not line or line.startswith(b":"):
             continue
         field, _, value = line.partition(b":")
@@ -102,4 +112,4 @@ def _parse(raw: bytes) -> Event:
             event_id = value
         elif field == b"event":
             name = value
-    return Event(b"\n".join(data) if data else None, event_id, name, raw)
+    return Event(data[0] if len(data) == 1 else b"\n".join(data) if data else None, event_id, name, raw)

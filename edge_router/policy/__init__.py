@@ -1,11 +1,13 @@
 """What every policy is given and what it returns. A policy is one file and one method: `rank(request, backends) -> preferences`.
 
 A policy sees frozen snapshots, no sockets and no clock, so that a simulator can ask it the same questions. Failover is "the next preference".
+The snapshots are msgspec's structs because a decision makes several: each takes 0.1 us, a frozen dataclass of as many fields 1.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, Protocol
+
+import msgspec
 
 from wire.status import ModelStatus, Place, SiteStatus
 
@@ -14,8 +16,7 @@ MAX_DECLINES = 2  # sites that one request may be declined by: the third takes i
 USABLE: tuple[State, ...] = ("healthy", "unknown")  # a router that has just started asks before it knows
 
 
-@dataclass(frozen=True, slots=True)
-class Home:
+class Home(msgspec.Struct, frozen=True):
     """The site that answered this conversation before and still holds its beginning in its prefix cache."""
 
     site: str
@@ -25,8 +26,7 @@ class Home:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class RouteRequest:
+class RouteRequest(msgspec.Struct, frozen=True):
     """All a policy may know of a request."""
 
     model: str | None = None
@@ -34,7 +34,7 @@ class RouteRequest:
     placement_key: bytes | None = None  # equal for all turns of one conversation, different between tenants
     home: Home | None = None
     client: Place | None = None  # None: beside the router
-    held: Mapping[str, int] = field(
+    held: Mapping[str, int] = msgspec.field(
         default_factory=dict
     )  # site -> tokens of this prompt that this router has sent there
     digests: tuple[tuple[int, int], ...] = ()  # (short digest of a prefix, tokens up to there), longest first
@@ -49,8 +49,7 @@ class RouteRequest:
         return max(0, self.prompt_tokens - self.sent_tokens(site))
 
 
-@dataclass(frozen=True, slots=True)
-class BackendView:
+class BackendView(msgspec.Struct, frozen=True):
     """A site as the router knows it. It stays true until something happens at the site or to it; times are of the router's clock."""
 
     name: str
@@ -100,8 +99,7 @@ class BackendView:
         return (self.status.inflight + self.pending_requests) / self.status.max_inflight
 
 
-@dataclass(frozen=True, slots=True)
-class Preference:
+class Preference(msgspec.Struct, frozen=True):
     """One place in the order of preference, with the reasons for it."""
 
     backend: BackendView

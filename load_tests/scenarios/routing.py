@@ -7,10 +7,12 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+
+from msgspec.structs import replace
 
 from edge_router.policy import BackendView, Policy, Preference, RouteRequest, dynamo, gorgo, llm_d, smg_cache_aware
 from edge_router.policy.cost import Assumptions, CostPolicy

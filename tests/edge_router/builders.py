@@ -1,7 +1,8 @@
 """Short ways to the nouns of the router's tests, and a clock that stands still until it is moved."""
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from edge_router.policy import BackendView
 from sites.config import NetworkConfig, parse

@@ -1,10 +1,10 @@
 """A site may decline a new request while another one can take it: that costs a round trip, no trust, and happens a few times at most."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 
 from edge_router.policy import MAX_DECLINES, BackendView, Preference, RouteRequest
 from edge_router.policy.nearest import NearestPolicy

@@ -1,8 +1,7 @@
 """The policies are pure: snapshots in, an order with reasons out."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from edge_router.placement import placement_order
 from edge_router.policy import BackendView, Home, Policy, Preference, RouteRequest

@@ -1,9 +1,8 @@
 """What the policy promises for any sites and any request: drawn by hypothesis, judged by the order alone."""
 
-from dataclasses import replace
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from edge_router.backend import Backend
 from edge_router.discovery import static_backends

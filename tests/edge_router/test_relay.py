@@ -107,6 +107,21 @@ async def test_a_stream_that_dribbles_byte_by_byte_arrives_whole() -> None:
             assert await response.read() == text
 
 
+async def test_a_client_that_pauses_gets_every_event_once_and_in_order() -> None:
+    events = [
+        b'data: {"i": %d, "text": "%s"}\n\n' % (i, b"x" * 300_000) for i in range(60)
+    ]  # more than all buffers hold
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = raw_stream(*events, *(event(i) for i in range(20)), DONE)
+        async with running.chat() as response:
+            first = await response.content.readany()
+            await asyncio.sleep(0.3)
+            rest = await response.read()
+        whole = b"".join([*events, *(event(i) for i in range(20)), DONE])
+        assert len(first + rest) == len(whole)
+        assert first + rest == whole
+
+
 async def test_a_sites_own_error_event_is_the_end_and_nothing_is_added() -> None:
     failed = b'data: {"error": {"message": "engine died", "code": "engine_error"}}\n\n'
     async with sites("ams1") as fakes, router(fakes) as running:
