@@ -38,8 +38,9 @@ class Assumptions:
     )
     busiest: float = 0.9  # of a site's time, at most, is taken to be prefill's: waiting grows with 1 / (1 - share), and averages are never exact
     # What a site computes again though another holds it counts so many times its prefill, times the network's load (some 0.2 on the day's mean of a
-    # heavy one): a move is paid now and for each holder that the conversation then has, and a queue is never as certain as a prefill is. Without it
-    # 92 % of what an infinite cache would find is found on chat at heavy load, with it 97 %, and the p95 is no longer.
+    # heavy one): the prefill is certain and the queue that it avoids is not, and each further holder leaves others less cache. On the
+    # tuning seeds, chat and burst at heavy load: without it 92 and 90 % of what an infinite cache would find is found, at p95s of 804 and 1,120 ms;
+    # with it 97 and 96 % at 803 and 888 ms; a conversation that never moves finds 99 and 98 % at 2,259 and 3,312 ms (crashes take the rest).
     repeat: float = 16.0
     repeat_max_ms: float = (
         3000.0  # times the load, too: no client waits longer for others' sake, and a hot prefix spreads

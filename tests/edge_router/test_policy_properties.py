@@ -133,7 +133,9 @@ class CountingPolicy(CostPolicy):
         super().__init__()
         self.priced = 0
 
-    def price(self, request: RouteRequest, backend: BackendView, most_cached: int = 0, mean_load: float = 0.0) -> Priced:
+    def price(
+        self, request: RouteRequest, backend: BackendView, most_cached: int = 0, mean_load: float = 0.0
+    ) -> Priced:
         self.priced += 1
         return super().price(request, backend, most_cached, mean_load)
 
