@@ -63,7 +63,9 @@ def marks(subject: str) -> tuple[str, str]:
 def heading(record: Record) -> str:
     machine = record["machine"]
     if record["subject"] == "routing":
-        return f"Simulated time, from its seeds alone; {record['date'][:10]}, commit {record['commit']}:"
+        kept = record["results"].get("others_kept_from")
+        others = f" (the others' runs: commit {kept['commit']}; one cell of each was run again, alike)" if kept else ""
+        return f"Simulated time, from its seeds alone; {record['date'][:10]}, commit {record['commit']}{others}:"
     where = machine["accelerator"] or f"{machine['cores']} cores of an {machine['processor']} processor, no GPU"
     torch = record["versions"].get("torch")
     return f"{where}; {record['date'][:10]}, commit {record['commit']}{f', torch {torch}' if torch else ''}:"

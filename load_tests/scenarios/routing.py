@@ -75,6 +75,8 @@ def main() -> None:
     asked = _arguments()
     began = perf_counter()
     known = _kept(asked.resume)
+    if asked.keep_others is not None:
+        return _beside(known, asked, json.loads(asked.keep_others.read_text(encoding="utf-8")))
     cells = []
     for trace in asked.traces:
         for load in asked.loads:
@@ -90,6 +92,45 @@ def main() -> None:
         path = write_record("routing", _results(asked, cells, seconds), ("numpy",))
         write_plots(path, asked.loads)
         print(path)
+
+
+def _beside(known: dict[str, Any], asked: argparse.Namespace, record: dict[str, Any]) -> None:
+    """Ours anew, the others from an earlier record. Runs replay exactly, so nothing about the others has changed unless the simulation has: of each,
+    one cell is simulated again, another trace and load each time, and must be what the record says."""
+    earlier = record["results"]
+    ours = [name for name in POLICIES if name in (OURS, OURS_ALONE)]
+    columns = [(trace, load) for trace in TRACES for load in LOADS]
+    by_key = {(cell["trace"], cell["load"], cell["policy"]): cell for cell in earlier["cells"]}
+    replayed = []
+    for i, name in enumerate(name for name in POLICIES if name not in ours):
+        trace, load = columns[(5 * i) % len(columns)]  # five and twelve have no common divisor
+        replayed.append([_run(known, asked, name, trace, load, seed) for seed in HELD_OUT_SEEDS])
+        if _cell(replayed[-1]) != by_key[trace, load, name]:
+            raise SystemExit(f"{name} on {trace} at {load} load is not what the record says: simulate every policy")
+        print(f"{name} on {trace} at {load} load is as recorded", flush=True)
+    cells = []
+    for trace, load in columns:
+        for name in ours:
+            cells.append([_run(known, asked, name, trace, load, seed) for seed in HELD_OUT_SEEDS])
+            print(row(cells[-1]), flush=True)
+    results = _results(asked, cells, sum(run.wall_s for runs in (*replayed, *cells) for run in runs))
+    for name in ("requests_per_run", "seeds", "network", "loads", "traces"):
+        if results[name] != earlier[name]:
+            raise SystemExit(f"the record was made with other {name}: simulate every policy")
+    changed = [
+        name for name in POLICIES if name not in ours and earlier["parameters"].get(name) != results["parameters"][name]
+    ]
+    if changed:
+        raise SystemExit(f"parameters of {', '.join(changed)} are not the record's: simulate every policy")
+    fresh = {(cell["trace"], cell["load"], cell["policy"]): cell for cell in results["cells"]}
+    results["cells"] = [fresh.get((*column, name)) or by_key[*column, name] for column in columns for name in POLICIES]
+    results["others_kept_from"] = {
+        "commit": record["commit"], "date": record["date"],
+        "replayed_alike": [f"{runs[0].policy}, {runs[0].trace}, {runs[0].load}" for runs in replayed],
+    }  # fmt: skip
+    path = write_record("routing", results, ("numpy",))
+    write_plots(path, LOADS)
+    print(path)
 
 
 def _run(known: dict[str, Any], asked: argparse.Namespace, policy: str, trace: str, load: str, seed: int) -> Outcome:
@@ -116,19 +157,20 @@ def _results(asked: argparse.Namespace, cells: list[list[Outcome]], seconds: flo
         "seeds": list(asked.seeds),
         "tuning_seeds": list(TUNING_SEEDS),
         "network": {"sites": NUM_SITES, "routers": NUM_ROUTERS, "crashes": CRASHES, "partitions": PARTITIONS},
-        "loads": {load: f"{LOADS[load]:.0%} of the highest rate that an ideal network could bear" for load in asked.loads},
+        "loads": {
+            load: f"{LOADS[load]:.0%} of the highest rate that an ideal network could bear" for load in asked.loads
+        },
         "parameters": {name: POLICIES[name].parameters for name in asked.policies},
         "traces": {name: TRACES[name].source for name in asked.traces},
         "simulated_requests": sum(run.begun for runs in cells for run in runs),
         "seconds_on_one_core": round(seconds),
-        "cells": [
-            {
-                "trace": runs[0].trace, "load": runs[0].load, "policy": runs[0].policy,
-                **{name: spread([getattr(run, name) for run in runs], digits) for name, digits in MEASURES.items()},
-            }
-            for runs in cells
-        ],
-    }  # fmt: skip
+        "cells": [_cell(runs) for runs in cells],
+    }
+
+
+def _cell(runs: Sequence[Outcome]) -> dict[str, Any]:
+    figures = {name: spread([getattr(run, name) for run in runs], digits) for name, digits in MEASURES.items()}
+    return {"trace": runs[0].trace, "load": runs[0].load, "policy": runs[0].policy, **figures}
 
 
 def write_plots(record: Path, loads: Iterable[str]) -> None:
@@ -154,6 +196,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tuning", dest="seeds", action="store_const", const=TUNING_SEEDS, default=HELD_OUT_SEEDS)
     parser.add_argument(
         "--resume", type=Path, metavar="FILE", help="keep each run's figures there, and do not repeat them"
+    )
+    parser.add_argument(
+        "--keep-others",
+        type=Path,
+        metavar="RECORD",
+        help="simulate ours alone, and take the others from a record that still replays",
     )
     return parser.parse_args()
 

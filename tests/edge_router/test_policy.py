@@ -275,3 +275,27 @@ def test_patience_is_the_predicted_queue_and_what_the_next_site_costs_more() -> 
     assert first.patience_ms == pytest.approx(100.0 + (second.cost_ms - first.cost_ms) + Assumptions().patience_ms)
     assert second.patience_ms is None
     assert rank(ASK, view("ams1"))[0].patience_ms is None  # there is no other: it had better take it
+
+
+def test_what_another_site_holds_is_left_to_it_for_longer_the_busier_the_network_is() -> None:
+    """At home 800 ms of queue; elsewhere 500 ms of prefill that home has done already."""
+    at_home = RouteRequest("ember", 1100, b"k", Home("ams1", 1000, by_name=False))
+
+    def chosen(arriving: float, queued: int = 1600) -> str:
+        rates = {"prefill_tokens_per_s": 2000.0, "arriving_tokens_per_s": arriving}
+        return rank(at_home, view("ams1", model={"queued_tokens": queued, **rates}), view("iad1", model=rates))[
+            0
+        ].backend.name
+
+    assert chosen(arriving=0.0) == "iad1"
+    assert chosen(arriving=1000.0) == "ams1"
+    assert chosen(arriving=1000.0, queued=8000) == "iad1"  # nobody waits four seconds to save half a second
+
+
+def test_a_repeated_prefill_counts_only_up_to_a_limit_so_that_a_hot_prefix_spreads() -> None:
+    """Everybody shares 12,000 tokens, and one site has computed them: a second one does, too, before the first has a minute of queue."""
+    rates = {"prefill_tokens_per_s": 2000.0, "arriving_tokens_per_s": 1000.0}
+    new = RouteRequest("ember", 12_100, b"k", held={"ams1": 12_000})
+    busy, hot = (view("ams1", model={"queued_tokens": queued, **rates}) for queued in (12_000, 16_000))
+    assert names(rank(new, busy, view("iad1", model=rates))) == ["ams1", "iad1"]
+    assert names(rank(new, hot, view("iad1", model=rates))) == ["iad1", "ams1"]

@@ -132,9 +132,11 @@ class CountingPolicy(CostPolicy):
         super().__init__()
         self.priced = 0
 
-    def price(self, request: RouteRequest, backend: BackendView) -> Priced:
+    def price(
+        self, request: RouteRequest, backend: BackendView, most_cached: int = 0, mean_load: float = 0.0
+    ) -> Priced:
         self.priced += 1
-        return super().price(request, backend)
+        return super().price(request, backend, most_cached, mean_load)
 
 
 def test_five_thousand_sites_are_each_priced_once_and_few_are_hashed(monkeypatch: object) -> None:
