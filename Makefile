@@ -21,7 +21,7 @@ help:
 	@echo "make bench-step what a step costs beside the model: scheduling, preparation, prefix cache, generation tags"
 	@echo "make report     redraw the README's measured section from the newest records"
 	@echo "make bench-site-death   what 64 open streams notice when their site is killed, frozen or drained"
-	@echo "make bench-functions   cold starts of functions, and what a warm call costs"
+	@echo "make bench-functions   cold starts of functions, what a warm call costs, and other servers beside (set up in .peers/)"
 	@echo "make eval-ember evaluate the embedded model on held-out phrasings"
 	@echo "make gpu-check, make gpu-bench    correctness and records on a GPU"
 
@@ -66,7 +66,8 @@ bench-site-death: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.site_death
 
 bench-functions: $(DEV)
-	@$(BIN)/python -m load_tests.scenarios.functions
+	@load_tests/peers/functions_setup.sh $(PEERS) $(BIN)/python || true
+	@$(BIN)/python -m load_tests.scenarios.functions --peers $(PEERS)
 
 report: $(BASE)
 	@$(BIN)/python -m load_tests.report

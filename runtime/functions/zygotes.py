@@ -48,6 +48,11 @@ class Child:
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
 
+    def be_nice(self, value: int) -> None:
+        """How much it gives way to others; back to 0 only where the site may do that."""
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, self.pid, value)
+
     def usage(self) -> tuple[float, int]:
         """CPU seconds used so far and MiB of memory that is its own."""
         try:
