@@ -24,7 +24,7 @@ help:
 	@echo "make bench-routing  the routing policy beside nine others in simulated time, with plots (some 20 minutes)"
 	@echo "make bench-router   what this router adds to a request, beside other routers (make peers)"
 	@echo "make soak       half an hour of mixed traffic and random faults (MINUTES=... for less)"
-	@echo "make bench-functions   cold starts of functions, and what a warm call costs"
+	@echo "make bench-functions   cold starts of functions, what a warm call costs, and other servers beside (set up in .peers/)"
 	@echo "make eval-ember evaluate the embedded model on held-out phrasings"
 	@echo "make gpu-check, make gpu-bench    correctness and records on a GPU"
 
@@ -77,7 +77,8 @@ soak: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.soak --minutes $(MINUTES)
 
 bench-functions: $(DEV)
-	@$(BIN)/python -m load_tests.scenarios.functions
+	@load_tests/peers/functions_setup.sh $(PEERS) $(BIN)/python || true
+	@$(BIN)/python -m load_tests.scenarios.functions --peers $(PEERS)
 
 report: $(BASE)
 	@$(BIN)/python -m load_tests.report

@@ -180,6 +180,37 @@ def kernels(results: Record) -> Iterable[list[str]]:
         yield [name, *words, kernel_words.target(row), kernel_words.others(row)]
 
 
+def functions(results: Record) -> Iterable[list[str]]:
+    targets = results["targets"]
+    yield ["", "p50", "p95", "p99", "n", "target"]
+    for name, values in results["cold_ms"].items():
+        yield [f"cold start: {name}, ms", *_percentiles(values), f"{targets[name.partition(',')[0]]:g}"]
+    for name, values in results["warm_ms"].items():
+        yield [f"warm: a {name}, ms", *_percentiles(values), ""]
+    yield [
+        "what a function adds to a route, ms",
+        f"{results['warm_overhead_p50_ms']:g}",
+        "",
+        "",
+        "",
+        f"{targets['warm overhead']:g}",
+    ]
+    for name in ("function", "route"):
+        yield [f"first token of a stream: {name}, ms", *_percentiles(results["first_token_ms"][name]), ""]
+    added = results["first_token_ms"]["added_p50_ms"]
+    yield ["what env.AI adds to the first token, ms", f"{added:g}", "", "", "", f"{targets['first token added']:g}"]
+    for row in results["hostile"]["rows"]:
+        name = f"a neighbour beside one that {row['beside']}" if row["beside"] != "nothing" else "a neighbour in quiet"
+        yield [f"{name}, ms ({row['lost']} lost)", *_percentiles(row["latency_ms"]), ""]
+    for row in results["rates"]:
+        name = f"{row['requests_per_s']:,.0f} requests/s: {row['server']}, {row['connections']} connections, ms"
+        yield [name, *_percentiles(row["latency_ms"]), ""]
+
+
+def _percentiles(values: Record) -> list[str]:
+    return [*(f"{values[key]:.2f}" for key in ("p50", "p95", "p99")), str(values["n"])]
+
+
 def plot_line(records: dict[str, Record]) -> str:
     return (
         f"![Shares of what the machine can do]({RESULTS.parent.name}/{RESULTS.name}/{PLOT})\n"
@@ -217,6 +248,7 @@ REGIONS: dict[str, Callable[[Record], Iterable[list[str]]]] = {
     "soak": router_words.soak,
     "cold-start": cold_words.clocks,
     "overcommit": cold_words.overcommit,
+    "functions": functions,
     "engine-8b": engine,
     "kernels": kernels,
 }

@@ -25,6 +25,7 @@ from runtime.engines.models import Models
 from runtime.engines.slot import Wake
 from runtime.engines.weights_tier import open_tier
 from runtime.functions.serving import site_functions
+from runtime.functions.site import IsolationError
 from runtime.generation import Generator
 from runtime.metrics import Metrics
 from runtime.middleware.errors import Errors
@@ -77,6 +78,9 @@ def build_app(
                 try:
                     async with functions or nullcontext():
                         yield
+                except (ConfigError, IsolationError) as error:
+                    app.state.why_not_started = str(error)
+                    raise
                 finally:
                     await models.stop()
         finally:
@@ -104,6 +108,7 @@ def build_app(
     )
     app.router.routes.extend((*health.routes(), *Internal(models, timeline, secret).routes()))
     app.router.redirect_slashes = False  # a redirected POST is a surprise; an unknown path is a 404
+    app.state.why_not_started = None
     app.state.url = None  # known once the socket is bound
     app.state.routes = Errors(app.router)  # for bindings: the same doors, without the layers that speak to strangers
     app.state.is_busy = lambda model: admission.inflight >= admission.max_inflight or models.has_waiting(model)

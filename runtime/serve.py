@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hypercorn.asyncio import serve
+from hypercorn.utils import LifespanFailureError
 from starlette.applications import Starlette
 
 from runtime.app import build_app
@@ -56,8 +57,14 @@ def run(site: SiteConfig, log_level: int = logging.INFO, early: EarlyHost | None
     except (ListenError, ConfigError, SourceError) as error:
         print(f"site {site.name} cannot start: {error}", file=sys.stderr)
         return 1
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(serve_app(app, site, listener))
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(serve_app(app, site, listener))
+    except LifespanFailureError:
+        if app.state.why_not_started is None:
+            raise
+        print(f"site {site.name} cannot start: {app.state.why_not_started}", file=sys.stderr)
+        return 1
     return 0
 
 

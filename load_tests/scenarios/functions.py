@@ -1,9 +1,10 @@
-"""Functions: cold starts and what a warm call costs: `make bench-functions` runs it: python -m load_tests.scenarios.functions.
+"""Functions: cold starts, what a warm call costs, and what a site carries: `make bench-functions` runs it: python -m load_tests.scenarios.functions.
 
-A whole site in a process of its own (with the embedded model, which these functions do not ask), and a client on the same machine. A cold start is
-measured from the request's first byte in to the answer's first byte out, with no process of the function alive: once with nothing of it in memory
-(a new version), once with its zygote (scaled to zero). The warm cost is a call of the function beside a call of a route of the site itself, in turns.
-Targets: cold p50 <= 15 ms plain, <= 60 ms with FastAPI, httpx and pydantic; warm overhead p50 <= 1.5 ms.
+A whole site in a process of its own with the embedded model, and a client on the same machine. A cold start is measured from the request's first byte
+in to the answer's first byte out, with no isolate of the function alive: of a new function of which nothing is in memory, of one scaled to zero
+(its zygote, made when it was deployed, has imported its packages), and of one with packages whose zygote had to give way to others. The warm cost is
+a call of the function beside a call of a route of the site itself, in turns. Targets: cold p50 <= 15 ms plain, <= 60 ms with FastAPI, httpx and
+pydantic; warm overhead p50 <= 1.5 ms; first token of env.AI within 5 ms of the route's own; a neighbour's p99 within 2x beside hostile functions.
 """
 
 import argparse
@@ -24,7 +25,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from load_tests.records import spread, write_record
+from load_tests.local_network import free_ports
+from load_tests.records import write_record
+from load_tests.scenarios.functions_load import (
+    HOSTILE,
+    beside_hostile_ones,
+    first_tokens,
+    hostile_names,
+    hostile_source,
+    percentiles,
+    rates,
+)
 
 PLAIN = """
 from workers import Response, WorkerEntrypoint
@@ -55,27 +66,48 @@ class Default(WorkerEntrypoint):
     async def fetch(self, request):
         return await asgi.fetch(app, request, self.env)
 """
-TARGETS = {"plain": 15.0, "fastapi": 60.0, "warm overhead": 1.5}
+CHAT = """
+from workers import Response, WorkerEntrypoint
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        return Response(await self.env.AI.run("ember", await request.json()), headers={"content-type": "text/event-stream"})
+"""
+TARGETS = {"plain": 15.0, "fastapi": 60.0, "warm overhead": 1.5, "first token added": 5.0, "p99 beside hostile": 2.0}
+KINDS = {"plain": PLAIN, "fastapi": FASTAPI}
 IDLE_S = 0.3
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cold", type=int, default=30, help="cold starts of each kind")
+    parser.add_argument("--cold", type=int, default=20, help="cold starts of each kind")
     parser.add_argument("--warm", type=int, default=2000, help="warm calls of each kind")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of load, for each server and each hostile function")
+    parser.add_argument("--peers", type=Path, help="the folder that functions_setup.sh has filled")
     parser.add_argument(
-        "--layer", type=Path, help="a directory with fastapi and httpx; installed with pip where it is not given"
+        "--layer", type=Path, help="a directory with fastapi and httpx; by default the peers', else installed"
+    )
+    parser.add_argument(
+        "--only", choices=["cold", "warm", "rates", "ai", "hostile"], action="append", help="no record then"
     )
     options = parser.parse_args()
     console = Console()
     with tempfile.TemporaryDirectory(prefix="pilotlight-bench-") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        with console.status("installing FastAPI and httpx"):
-            layer = options.layer or install(folder / "layer")
-        results = measure(folder, layer, options.cold, options.warm, console)
+        with console.status("FastAPI and httpx"):
+            layer = options.layer or layer_of(options.peers) or install(folder / "layer")
+        results = measure(folder, layer, options, console)
     show(console, results)
-    console.print(f"Record: {write_record('functions', results, ('msgspec', 'hypercorn'))}", soft_wrap=True)
+    if not options.only:
+        console.print(
+            f"Record: {write_record('functions', results, ('msgspec', 'hypercorn', 'torch'))}", soft_wrap=True
+        )
+
+
+def layer_of(peers: Path | None) -> Path | None:
+    layer = None if peers is None else peers / "functions-layer"
+    return layer.absolute() if layer is not None and (layer / "fastapi").is_dir() else None
 
 
 def install(layer: Path) -> Path | None:
@@ -85,54 +117,92 @@ def install(layer: Path) -> Path | None:
     return layer if done.returncode == 0 else None
 
 
-def measure(folder: Path, layer: Path | None, cold: int, warm: int, console: Console) -> dict[str, Any]:
-    sources = {"plain": PLAIN} | ({"fastapi": FASTAPI} if layer is not None else {})
-    results: dict[str, Any] = {"targets_ms": TARGETS, "cold_ms": {}, "wake_ms": {}}
-    for kind, source in sources.items():
-        # Each cold start is of another function: nothing of it is in memory.
-        for index in range(cold):
-            write_function(folder / f"{kind}{index}", f"{kind}{index}", source)
-    with running_site(folder, sources, cold, layer) as (port, tier):
+def measure(folder: Path, layer: Path | None, options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    results: dict[str, Any] = {"targets": TARGETS}
+    wanted = options.only or ["cold", "warm", "rates", "ai", "hostile"]
+    kinds = KINDS if layer is not None else {"plain": PLAIN}
+    functions = {f"{kind}{index}": source for kind, source in kinds.items() for index in range(options.cold)}
+    if "cold" in wanted:
+        results["cold_ms"] = cold_starts(folder / "cold", functions, layer, options.cold, console)
+    functions = {"plain0": PLAIN, "chat": CHAT}
+    functions |= {name: hostile_source(HOSTILE[what]) for what, name in hostile_names().items()}
+    functions |= {"fastapi0": FASTAPI} if layer is not None else {}
+    with running_site(folder / "warm", functions, layer, idle_s=60.0, zygotes_mib=1024) as (port, tier):
         results["isolation_tier"] = tier
-        for kind in sources:
-            with console.status(f"cold starts of {kind}"):
-                first = [first_byte_ms(port, f"/fn/{kind}{index}/") for index in range(cold)]
-                time.sleep(4 * IDLE_S + 0.5)  # all of them fall asleep
-                again = [first_byte_ms(port, f"/fn/{kind}{index}/") for index in range(cold)]
-            results["cold_ms"][kind] = percentiles(first)
-            results["wake_ms"][kind] = percentiles(again)
-        with console.status("warm calls"):
-            function, route = warm_ms(port, warm)
-        results["warm_ms"] = {"function": percentiles(function), "route": percentiles(route)}
-        overhead = statistics.median(function) - statistics.median(route)
-        results["warm_overhead_p50_ms"] = round(overhead, 3)
+        if "warm" in wanted:
+            with console.status("warm calls"):
+                function, route = warm_ms(port, options.warm)
+            overhead = statistics.median(function) - statistics.median(route)
+            results["warm_ms"] = {"function": percentiles(function), "route": percentiles(route)}
+            results["warm_overhead_p50_ms"] = round(overhead, 3)
+        if "ai" in wanted:
+            with console.status("first tokens"):
+                results["first_token_ms"] = first_tokens(port, "chat", "ember", 100)
+        if "rates" in wanted:
+            ours = {"a function": (port, "/fn/plain0/"), "a route of the site": (port, "/livez")}
+            ours |= {"a function with FastAPI": (port, "/fn/fastapi0/")} if layer is not None else {}
+            with console.status("requests per second"):
+                results["rates"] = rates(ours, options.peers, options.seconds)
+        if "hostile" in wanted:
+            with console.status("beside hostile functions"):
+                results["hostile"] = beside_hostile_ones(port, "/fn/plain0/", options.seconds)
+    return results
+
+
+def cold_starts(
+    folder: Path, functions: dict[str, str], layer: Path | None, number: int, console: Console
+) -> dict[str, Any]:
+    """Each is of another function, so that nothing of it is in memory."""
+    results: dict[str, Any] = {}
+    kinds = [kind for kind in KINDS if f"{kind}0" in functions]
+    with (
+        running_site(folder, functions, layer, idle_s=IDLE_S, zygotes_mib=16384) as (port, _),
+        console.status("cold starts"),
+    ):
+        for kind in kinds:
+            time.sleep(0.1 * number if kind == "fastapi" else 0)  # deployments have ended
+            first = [first_byte_ms(port, f"/fn/{kind}{index}/") for index in range(number)]
+            time.sleep(IDLE_S + 1.0)  # all of them fall asleep
+            again = [first_byte_ms(port, f"/fn/{kind}{index}/") for index in range(number)]
+            results[f"{kind}, first request after its deployment"] = percentiles(first)
+            results[f"{kind}, scaled to zero"] = percentiles(again)
+    if "fastapi" in kinds:
+        few = {name: source for name, source in functions.items() if name.startswith("fastapi")}
+        with (
+            running_site(folder, few, layer, idle_s=IDLE_S, zygotes_mib=0) as (port, _),
+            console.status("without zygotes"),
+        ):
+            time.sleep(0.6 * number + 3.0)  # all deployments have ended, and their zygotes have given way
+            results["fastapi, nothing in memory"] = percentiles([first_byte_ms(port, f"/fn/{name}/") for name in few])
     return results
 
 
 def write_function(folder: Path, name: str, source: str) -> None:
-    (folder / "src").mkdir(parents=True)
+    (folder / "src").mkdir(parents=True, exist_ok=True)
     (folder / "src/entry.py").write_text(source)
-    (folder / "wrangler.toml").write_text(f'name = "{name}"\nmain = "src/entry.py"\n')
+    manifest = f'name = "{name}"\nmain = "src/entry.py"\n' + ('[ai]\nbinding = "AI"\n' if name == "chat" else "")
+    (folder / "wrangler.toml").write_text(manifest)
 
 
 @contextmanager
-def running_site(folder: Path, kinds: Any, cold: int, layer: Path | None) -> Iterator[tuple[int, int]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def running_site(
+    folder: Path, functions: dict[str, str], layer: Path | None, *, idle_s: float, zygotes_mib: int
+) -> Iterator[tuple[int, int]]:
+    """Its port, and the tier of isolation that it has reached."""
+    (port,) = free_ports(1)
     lines = [
         'name = "bench"', 'place = { city = "here", latitude = 0.0, longitude = 0.0 }', f"listen = {{ port = {port} }}",
-        "[[models]]", 'name = "ember"', 'source = "embedded:ember"', 'residency = "disk"',
-        "[functions]", f'state_dir = "{folder / "state"}"', f"idle_s = {IDLE_S}",
+        "[[models]]", 'name = "ember"', 'source = "embedded:ember"', "[functions]", f'state_dir = "{folder / "state"}"', f"idle_s = {idle_s}",
+        f"zygotes_mib = {zygotes_mib}", "cpu_ms = 1000", "blocked_s = 1.0",
     ]  # fmt: skip
-    for kind in kinds:
-        for index in range(cold):
-            lines += ["[[functions.serve]]", f'name = "{kind}{index}"', f'path = "{folder / f"{kind}{index}"}"']
-            if kind == "fastapi":
-                lines.append(f'layer = "{layer}"')
+    for name, source in functions.items():
+        write_function(folder / name, name, source)
+        lines += ["[[functions.serve]]", f'name = "{name}"', f'path = "{folder / name}"']
+        if "fastapi" in name:
+            lines.append(f'layer = "{layer}"')
     file = folder / "site.toml"
     file.write_text("\n".join(lines) + "\n")
-    process = subprocess.Popen([sys.executable, "-m", "runtime.serve", str(file)], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-m", "runtime", str(file)], stderr=subprocess.DEVNULL)
     try:
         yield port, _ready(port, process)
     finally:
@@ -148,7 +218,9 @@ def _ready(port: int, process: "subprocess.Popen[bytes]") -> int:
         try:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
             connection.request("GET", "/readyz")
-            if connection.getresponse().status == 200:
+            readiness = connection.getresponse()
+            readiness.read()
+            if readiness.status == 200:
                 connection.request("GET", "/status")
                 return int(json.load(connection.getresponse())["functions"]["isolation_tier"])
         except (OSError, http.client.HTTPException):
@@ -190,25 +262,30 @@ def warm_ms(port: int, number: int) -> tuple[list[float], list[float]]:
     return taken["/fn/plain0/"], taken["/livez"]
 
 
-def percentiles(values: list[float]) -> dict[str, float]:
-    ordered = sorted(values)
-    found = spread(values)
-    return {**found, "p95": round(ordered[int(0.95 * (len(ordered) - 1))], 3)}
-
-
 def show(console: Console, results: dict[str, Any]) -> None:
-    table = Table("what", "p50 ms", "p95", "min", "max", "target", box=None, header_style="bold")
-    rows = [
-        *((f"cold, {kind}, new", values, TARGETS[kind]) for kind, values in results["cold_ms"].items()),
-        *((f"cold, {kind}, from zero", values, TARGETS[kind]) for kind, values in results["wake_ms"].items()),
-        ("warm call", results["warm_ms"]["function"], None),
-        ("a route of the site", results["warm_ms"]["route"], None),
-    ]
-    for name, values, target in rows:
-        cells = [f"{values[key]:.2f}" for key in ("median", "p95", "min", "max")]
+    table = Table("what", "p50 ms", "p95", "p99", "max", "target", box=None, header_style="bold")
+
+    def row(name: str, values: dict[str, float], target: float | None = None) -> None:
+        cells = [f"{values[key]:.2f}" for key in ("p50", "p95", "p99", "max")]
         table.add_row(name, *cells, "" if target is None else f"{target:g}")
+
+    for name, values in results.get("cold_ms", {}).items():
+        row(f"cold: {name}", values, TARGETS[name.partition(",")[0]])
+    for name, values in results.get("warm_ms", {}).items():
+        row(f"warm: {name}", values)
+    for name in ("function", "route") if "first_token_ms" in results else ():
+        row(f"first token: {name}", results["first_token_ms"][name])
+    for each in results.get("hostile", {}).get("rows", ()):
+        row(f"a good one beside: {each['beside']} ({each['lost']} lost)", each["latency_ms"])
+    for each in results.get("rates", ()):
+        row(f"{each['requests_per_s']:,.0f} requests/s: {each['server']} ({each['failed']} failed)", each["latency_ms"])
     console.print(table)
-    console.print(f"warm overhead p50 {results['warm_overhead_p50_ms']:.3f} ms (target {TARGETS['warm overhead']:g})")
+    if "warm_ms" in results:
+        console.print(
+            f"warm overhead p50 {results['warm_overhead_p50_ms']:.3f} ms (target {TARGETS['warm overhead']:g})"
+        )
+    if "first_token_ms" in results:
+        console.print(f"first token later by p50 {results['first_token_ms']['added_p50_ms']:.3f} ms (target 5)")
 
 
 if __name__ == "__main__":

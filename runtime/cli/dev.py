@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from hypercorn.utils import LifespanFailureError
 from rich.console import Console
 from starlette.applications import Starlette
 from starlette.routing import Route
@@ -17,7 +18,6 @@ from runtime.app import build_app
 from runtime.cli.errors import CliError
 from runtime.functions.manifest import Manifest, ManifestError, load_manifest
 from runtime.functions.serving import ServedFunctions
-from runtime.functions.site import IsolationError
 from runtime.routes.functions import FunctionRoute
 from runtime.serve import serve_app
 from sites.config import SiteConfig, parse
@@ -56,8 +56,10 @@ def dev(directory: Path, host: str, port: int, environment: str | None, model: s
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve())
-    except IsolationError as error:
-        raise CliError(str(error)) from None
+    except LifespanFailureError:
+        if app.state.why_not_started is None:
+            raise
+        raise CliError(app.state.why_not_started) from None
 
 
 def site_of(manifest: Manifest, host: str, port: int, environment: str | None, model: str) -> SiteConfig:

@@ -22,6 +22,8 @@ from runtime.functions.zygotes import Child, FunctionZygote, ZygoteError
 TRACE_WAIT_S = 0.25
 LAST_WORDS_S = 1.0  # for the news of a death
 MAX_TRACE = 8192
+NICE_AFTER_S = 0.2  # of CPU time in one go: who computes for long gives way to those who answer quickly
+NICE = 10
 
 Outward = Callable[["Worker", frames.Request, Inbound | None], Awaitable[Any]]
 """What the runtime does for a function: calls of bindings, fetches."""
@@ -50,13 +52,14 @@ class Worker:
         self.is_ready = False
         self.is_broken = False
         self.lag_since: float | None = None  # the loop owes an answer since then
-        self._limits = limits
+        self.limits = limits
         self._outward = outward
         self._loop = asyncio.get_running_loop()
         self._cpu: dict[int, float] = {}  # seconds, by request
         self._subrequests: dict[int, int] = {}
         self._cpu_seen = 0.0
         self._background_since = 0.0
+        self._is_nice = False
         self._unasked_cpu = 0.0  # seconds used since there was a request
         self._why_ended: Fault | None = None
         self._ping: asyncio.Task[None] | None = None
@@ -125,7 +128,7 @@ class Worker:
             raise Fault(f"the function has not answered within {wall_s:g} s", code="wall_time", status=500) from None
         except ChannelClosed:
             self._done(ids)
-            raise await self._why() from None
+            raise await self.why_gone() from None
         except Failure as failure:
             self._done(ids)
             raise _fault(failure) from None
@@ -135,33 +138,8 @@ class Worker:
         if result.body is None:
             self._done(ids)
             return result
-        stream = self._streamed(result.body, ids, ends_at)
+        stream = Streamed(self, result.body, ends_at, lambda: self._done(ids))
         return Result(result.value, stream)  # type: ignore[arg-type]
-
-    async def _streamed(self, body: Inbound, ids: list[int], ends_at: float) -> AsyncIterator[bytes]:
-        size, limit = 0, int(self._limits.response_mib * 2**20)
-        try:
-            while True:
-                try:
-                    async with asyncio.timeout_at(ends_at):
-                        chunk = await body.__anext__()
-                except StopAsyncIteration:
-                    return
-                except TimeoutError:
-                    sentence = f"the function's stream has not ended within {self._limits.wall_s:g} s"
-                    raise Fault(sentence, code="wall_time") from None
-                except ChannelClosed:
-                    raise await self._why() from None
-                except Failure as failure:
-                    raise _fault(failure) from None
-                size += len(chunk)
-                if size > limit:
-                    sentence = f"the response is larger than {self._limits.response_mib:g} MiB"
-                    raise Fault(sentence, code="response_too_large")
-                yield chunk
-        finally:
-            body.cancel()
-            self._done(ids)
 
     def _done(self, ids: list[int]) -> None:
         for id in ids:
@@ -174,8 +152,8 @@ class Worker:
         within = getattr(frame, "within", -1)
         within = within if within in self.open else -1
         count = self._subrequests[within] = self._subrequests.get(within, 0) + 1
-        if count > self._limits.subrequests and within >= 0:
-            sentence = f"this request has made {self._limits.subrequests} subrequests, which is the limit"
+        if count > self.limits.subrequests and within >= 0:
+            sentence = f"this request has made {self.limits.subrequests} subrequests, which is the limit"
             raise Failure(sentence, code="too_many_subrequests", status=429)
         answer = await self._outward(self, frame, body)
         return answer if isinstance(answer, Answer) or not isinstance(answer, tuple) else Answer(*answer)
@@ -201,24 +179,25 @@ class Worker:
         cpu, memory_mib = self._child.usage()
         spent, self._cpu_seen = max(0.0, cpu - self._cpu_seen), cpu
         if not self.is_ready:
-            if now - self._started_at > self._limits.start_s:
-                self.end(f"its module was not imported within {self._limits.start_s:g} s", "start_time")
+            if now - self._started_at > self.limits.start_s:
+                self.end(f"its module was not imported within {self.limits.start_s:g} s", "start_time")
             return
         for id in self._cpu:
             self._cpu[id] += spent / len(self._cpu)
         self._unasked_cpu = 0.0 if self._cpu else self._unasked_cpu + spent
-        limit_s = self._limits.cpu_ms / 1e3
+        self._give_way(max(self._unasked_cpu, max(self._cpu.values(), default=0.0)) > NICE_AFTER_S)
+        limit_s = self.limits.cpu_ms / 1e3
         if self._unasked_cpu > limit_s:
-            self.end(f"it used more than {self._limits.cpu_ms} ms of CPU time while it had no request", "cpu_time")
+            self.end(f"it used more than {self.limits.cpu_ms} ms of CPU time while it had no request", "cpu_time")
         elif max(self._cpu.values(), default=0.0) > limit_s:
-            self.end(f"it used more than {self._limits.cpu_ms} ms of CPU time for one request", "cpu_time")
-        elif memory_mib > self._limits.memory_mib:
-            self.end(f"it used {memory_mib} MiB of memory, of at most {self._limits.memory_mib}", "memory")
-        elif self.lag_since is not None and now - self.lag_since > self._limits.blocked_s:
-            self.end(f"it blocked its event loop for more than {self._limits.blocked_s:g} s", "blocked")
-        elif self.background and not self._cpu and now - self._background_since > self._limits.wall_s:
-            self.end(f"its background work (waitUntil) has not ended within {self._limits.wall_s:g} s", "wall_time")
-        elif cpu > self._limits.cpu_total_s:
+            self.end(f"it used more than {self.limits.cpu_ms} ms of CPU time for one request", "cpu_time")
+        elif memory_mib > self.limits.memory_mib:
+            self.end(f"it used {memory_mib} MiB of memory, of at most {self.limits.memory_mib}", "memory")
+        elif self.lag_since is not None and now - self.lag_since > self.limits.blocked_s:
+            self.end(f"it blocked its event loop for more than {self.limits.blocked_s:g} s", "blocked")
+        elif self.background and not self._cpu and now - self._background_since > self.limits.wall_s:
+            self.end(f"its background work (waitUntil) has not ended within {self.limits.wall_s:g} s", "wall_time")
+        elif cpu > self.limits.cpu_total_s:
             self.is_retiring = True
         elif self._ping is None:
             self.lag_since = now
@@ -229,10 +208,17 @@ class Worker:
         if self._ending is not None or self._child is None or self._child.pidfd < 0:
             return
         cpu, _ = self._child.usage()
-        self._unasked_cpu += max(0.0, cpu - self._cpu_seen)
-        self._cpu_seen = cpu
-        if self._unasked_cpu > self._limits.cpu_ms / 1e3:
-            self.end(f"it used more than {self._limits.cpu_ms} ms of CPU time while it had no request", "cpu_time")
+        spent, self._cpu_seen = max(0.0, cpu - self._cpu_seen), cpu
+        self._unasked_cpu += spent
+        self._give_way(spent > 0.0 and self._is_nice)
+        if self._unasked_cpu > self.limits.cpu_ms / 1e3:
+            self.end(f"it used more than {self.limits.cpu_ms} ms of CPU time while it had no request", "cpu_time")
+
+    def _give_way(self, is_nice: bool) -> None:
+        if is_nice != self._is_nice:
+            assert self._child is not None
+            self._is_nice = is_nice
+            self._child.be_nice(NICE if is_nice else 0)
 
     async def _pinged(self) -> None:
         assert self._channel is not None
@@ -279,7 +265,7 @@ class Worker:
                 break
         return _authors_frames(text.decode("utf-8", "replace"))
 
-    async def _why(self) -> Fault:
+    async def why_gone(self) -> Fault:
         """After the channel has closed: the reason."""
         if self._ending is not None:
             await self._ending
@@ -324,6 +310,54 @@ class Worker:
     async def until_gone(self) -> None:
         assert self._channel is not None
         await self._channel.closed.wait()
+
+
+class Streamed:
+    """An answer's stream within the limits. It ends with `aclose`, also when nobody has read from it yet."""
+
+    def __init__(self, worker: Worker, body: Inbound, ends_at: float, done: Callable[[], None]) -> None:
+        self._worker = worker
+        self._body = body
+        self._ends_at = ends_at
+        self._done = done
+        self._size = 0
+        self._is_over = False
+
+    def __aiter__(self) -> "Streamed":
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._is_over:
+            raise StopAsyncIteration
+        try:
+            return await self._next()
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._body.cancel()
+            self._done()
+
+    async def _next(self) -> bytes:
+        limits = self._worker.limits
+        try:
+            async with asyncio.timeout_at(self._ends_at):
+                chunk = await self._body.__anext__()
+        except TimeoutError:
+            sentence = f"the function's stream has not ended within {limits.wall_s:g} s"
+            raise Fault(sentence, code="wall_time") from None
+        except ChannelClosed:
+            raise await self._worker.why_gone() from None
+        except Failure as failure:
+            raise _fault(failure) from None
+        self._size += len(chunk)
+        if self._size > limits.response_mib * 2**20:
+            sentence = f"the response is larger than {limits.response_mib:g} MiB"
+            raise Fault(sentence, code="response_too_large")
+        return chunk
 
 
 def _manner(report: Died | None) -> str:

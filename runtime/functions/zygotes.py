@@ -48,6 +48,11 @@ class Child:
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
 
+    def be_nice(self, value: int) -> None:
+        """How much it gives way to others; back to 0 only where the site may do that."""
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, self.pid, value)
+
     def usage(self) -> tuple[float, int]:
         """CPU seconds used so far and MiB of memory that is its own."""
         try:
@@ -175,6 +180,10 @@ class FunctionZygote:
     @property
     def is_alive(self) -> bool:
         return not self._link.closed and not self.why_failed and not self._child.died.done()
+
+    @property
+    def memory_mib(self) -> int:
+        return self._child.usage()[1]
 
     async def born(self) -> None:
         """Raises ZygoteError."""

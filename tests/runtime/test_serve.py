@@ -237,6 +237,19 @@ def test_a_site_that_cannot_start_says_why_and_exits_with_1(tmp_path: Path, mode
     assert "did you mean 'max_inflight'" in misspelt.stderr
 
 
+def test_a_site_whose_function_cannot_have_its_bindings_says_which_and_exits_with_1(tmp_path: Path) -> None:
+    (tmp_path / "f/src").mkdir(parents=True)
+    (tmp_path / "f/src/entry.py").touch()
+    manifest = 'name = "f"\nmain = "src/entry.py"\n[assets]\nbinding = "FILES"\ndirectory = "nowhere"\n'
+    (tmp_path / "f/wrangler.toml").write_text(manifest)
+    table = f'[functions]\nstate_dir = "{tmp_path}/state"\nserve = [{{ name = "f", path = "{tmp_path}/f" }}]\n'
+    done = serve_process(site_file(tmp_path, source="embedded:ember", more=table))
+    assert done.returncode == 1
+    assert "cannot start" in done.stderr
+    assert "there is no folder 'nowhere'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_the_runtime_never_imports_torch() -> None:
     """2 to 4 s and 200 MB of a process that does HTTP."""
     code = (

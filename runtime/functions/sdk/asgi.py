@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from workers.request import Request
 from workers.response import Response
+from workers.trouble import print_trouble
 
 Message = MutableMapping[str, Any]
 App = Callable[[MutableMapping[str, Any], Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Any]
@@ -101,6 +102,9 @@ class _Exchange:
             if not self._head.done():
                 self._head.set_exception(error)
                 return
+            if self._whole is not None:  # a framework answers 500 and raises, for the log
+                print_trouble("the application", error)
+                return
             raise
         finally:
             if self._whole is None and not self._gone.is_set():
@@ -159,7 +163,7 @@ def _scope(request: Request, env: Any, ctx: Any, state: dict[str, Any]) -> Mutab
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers.multi_items()]
     return {
         "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "asgi": {"version": "3.0", "spec_version": "2.4"},  # a send after the client has left raises OSError
         "http_version": "1.1",
         "method": request.method,
         "scheme": parts.scheme or "http",

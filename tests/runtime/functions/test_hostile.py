@@ -65,7 +65,7 @@ async def test_a_function_that_loops_for_ever_is_ended_at_its_cpu_limit_with_its
     make_served: ServedMaker, tier: int
 ) -> None:
     source = hostile("x = 0\nwhile True:\n    x += 1  # for ever")
-    async with beside_a_good_one(make_served, tier, source, cpu_ms=300) as served:
+    async with beside_a_good_one(make_served, tier, source, cpu_ms=300, blocked_s=20.0) as served:
         fault = await fault_of(served)
     assert fault.code == "cpu_time"
     assert "more than 300 ms of CPU time" in fault.message

@@ -97,7 +97,7 @@ async def outcome(served: Served, path: str) -> str:
             await anext(response.stream)
             await response.stream.aclose()  # type: ignore[attr-defined]
         await asyncio.wait_for(worker.until_gone(), 15)
-        return said(await worker._why())
+        return said(await worker.why_gone())
     except Failure as failure:
         return said(failure)
 
