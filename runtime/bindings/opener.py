@@ -1,4 +1,4 @@
-"""Everything that one function binds, opened together: its bindings, and the consumers of the queues that its manifest names."""
+"""Everything that one function binds, opened together: its bindings, the consumers of its queues, and its cron triggers."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from runtime.bindings.binding import Body, Functions, Services
+from runtime.bindings.crons import Crons
 from runtime.bindings.queues import DEFAULT_CONCURRENCY, Deliver, Queue, QueueConsumer, Settings
 from runtime.bindings.registry import Bindings
+from runtime.functions import cron
 from runtime.functions.frames import Call
 from runtime.functions.manifest import Manifest
 from runtime.functions.manifest import QueueConsumer as ConsumerDeclaration
@@ -19,6 +21,7 @@ class FunctionBindings:
     def __init__(self, manifest: Manifest, state_dir: Path, services: Services) -> None:
         self._bindings = Bindings(manifest.bindings, state_dir, services)
         self._consumers: list[QueueConsumer] = []
+        self._crons: Crons | None = None
         functions = services.functions
         if functions is None:
             return
@@ -29,12 +32,21 @@ class FunctionBindings:
         for declared in manifest.consumers:
             self._consumers.append(_consumer(declared, deliver, state_dir, services))
 
+        async def run(expression: str, scheduled_time_ms: int) -> None:
+            await functions.scheduled(services.function, expression, scheduled_time_ms)
+
+        if manifest.crons:
+            schedules = [cron.parse(expression) for expression in dict.fromkeys(manifest.crons)]
+            self._crons = Crons.open(schedules, run, state_dir, services)
+
     async def answer(self, call: Call, body: Body | None = None) -> Any:
         return await self._bindings.answer(call, body)
 
     async def close(self) -> None:
         for consumer in self._consumers:
             await consumer.close()
+        if self._crons is not None:
+            await self._crons.close()
         await self._bindings.close()
 
 
@@ -58,4 +70,5 @@ def _consumer(declared: ConsumerDeclaration, deliver: Deliver, state_dir: Path, 
         declared.max_concurrency or DEFAULT_CONCURRENCY,
     )
     dead_letters = Queue.of(letters, state_dir, services) if letters else None
-    return QueueConsumer(Queue.of(declared.queue, state_dir, services), deliver, settings, dead_letters)
+    queue = Queue.of(declared.queue, state_dir, services)
+    return QueueConsumer(queue, deliver, settings, dead_letters, services.function)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from runtime.functions import jsonc
+from runtime.functions import cron, jsonc
 from sites.config import ConfigError, Table, parse
 
 FILES = ("wrangler.jsonc", "wrangler.json", "wrangler.toml")
@@ -300,12 +300,18 @@ def _manifest(section: _Section, name: str, directory: Path, path: Path) -> Mani
         if binding.name in seen:
             raise ManifestError(f"{path}: the binding name {binding.name!r} is used twice")
         seen.add(binding.name)
+    crons = section.triggers.crons if section.triggers else ()
+    for expression in crons:
+        try:
+            cron.parse(expression)
+        except cron.CronError as error:
+            raise ManifestError(f"{path}: triggers.crons: {error}") from None
     return Manifest(
         name,
         directory,
         main,
         bindings,
-        crons=section.triggers.crons if section.triggers else (),
+        crons=crons,
         consumers=section.queues.consumers,
         cpu_ms=section.limits.cpu_ms if section.limits else None,
         compatibility_date=section.compatibility_date or "",

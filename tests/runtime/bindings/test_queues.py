@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from runtime.bindings.binding import Services
-from runtime.bindings.database import Databases
+from runtime.bindings import queues
+from runtime.bindings.binding import BindingError, Services
+from runtime.bindings.database import DatabaseError, Databases
 from runtime.bindings.opener import opener
 from runtime.bindings.queues import Queue, QueueConsumer, Settings
 from runtime.functions.channel import Failure
@@ -279,3 +280,62 @@ async def test_every_acknowledged_message_is_delivered_across_kill_9(tmp_path: P
     finally:
         await consumer.close()
         await queue.close()
+
+
+async def test_a_function_that_consumes_anew_takes_over_and_another_one_is_refused(wire: Wire, tmp_path: Path) -> None:
+    wired = await wire(QUEUE)
+    queue, first, second = queue_of(wired, tmp_path), Handler(), Handler()
+    old = QueueConsumer(queue, first, SOON, function="f")
+    await wired.env["QUEUE"].send(1)
+    await eventually(lambda: first.bodies == [1])
+    new = QueueConsumer(queue, second, SOON, function="f")
+    for n in range(2, 6):
+        await wired.env["QUEUE"].send(n)
+    await eventually(lambda: second.bodies == [2, 3, 4, 5])
+    assert first.bodies == [1]
+    with pytest.raises(BindingError, match="'jobs' is consumed by the function 'f' already"):
+        QueueConsumer(queue, first, SOON, function="g")
+    await old.close()
+    await new.close()
+    third = QueueConsumer(queue, first, SOON, function="g")
+    await third.close()
+
+
+async def test_a_function_that_cannot_be_asked_costs_a_message_no_attempt(wire: Wire, tmp_path: Path) -> None:
+    wired = await wire(QUEUE)
+    seen: list[int] = []
+
+    async def busy(queue: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        seen.append(messages[0]["attempts"])
+        if len(seen) == 1:
+            raise Failure("all isolates are busy", code="overloaded", status=503)
+        return {"retried": []}
+
+    await wired.env["QUEUE"].send("job")
+    consumer = QueueConsumer(queue_of(wired, tmp_path), busy, SOON._replace(max_retries=0))
+    await eventually(lambda: seen == [1, 1])
+    await consumer.close()
+
+
+async def test_a_queue_that_cannot_be_written_is_settled_when_it_can(
+    wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wired = await wire(QUEUE)
+    queue, handler, failures = queue_of(wired, tmp_path), Handler(), []
+    settle = queue.settle
+
+    async def full(*args: Any, **kwargs: Any) -> None:
+        if len(failures) < 2:
+            failures.append(args)
+            raise DatabaseError("the disk is full", "storage_full")
+        await settle(*args, **kwargs)
+
+    monkeypatch.setattr(queue, "settle", full)
+    monkeypatch.setattr(queues, "PAUSE_AFTER_ERROR_S", 0.01)
+    await wired.env["QUEUE"].send("job")
+    consumer = QueueConsumer(queue, handler, SOON)
+    await eventually(lambda: len(failures) == 2)
+    await asyncio.sleep(0.1)
+    assert await queue.depth() == 0
+    assert handler.bodies == ["job"]
+    await consumer.close()
