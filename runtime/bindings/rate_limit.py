@@ -1,8 +1,8 @@
 """Rate limits: so many calls for a key in any period, counted in memory of this site alone.
 
-A sliding window over two counters: the period before counts in proportion to what of it still lies inside, as if its calls had been spread
-evenly, so a burst at its end may be followed by a few calls too many, one at its start by a few refused. Forgetting a count is harmless; unbounded
-memory is not.
+A sliding window over two counters: the period before counts in proportion to what of it still lies inside, as if its calls had been spread evenly,
+so a burst at its end may be followed by a few calls too many, one at its start by a few refused. Forgetting a count is harmless; unbounded memory is
+not.
 """
 
 import time

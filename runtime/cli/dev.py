@@ -119,7 +119,7 @@ async def watch(app: Starlette, directory: Path, environment: str | None, say: C
         seen = now
         began = time.perf_counter()
         try:
-            served.functions.add(load_manifest(directory, environment), name=name, layers=layers)
+            served.add(load_manifest(directory, environment), name=name, layers=layers)
         except ManifestError as error:
             say(f"not reloaded: {error}")
             continue

@@ -83,10 +83,10 @@ class Models:
         return self._names.get(name)
 
     def has_waiting(self, name: str) -> bool:
-        """Whether sequences wait for room already."""
-        client = self._hosts.client
-        load = client.loads.get(self._names.get(name, "")) if client is not None else None
-        return load is not None and load.waiting > 0
+        """Whether sequences wait for room already, wherever the model is awake."""
+        slot = self._slots.get(self._names.get(name, ""))
+        awake = slot.awake if slot is not None else ()
+        return bool(awake) and all(copy.load.waiting > 0 for copy in awake)
 
     def start(self) -> None:
         """Begins to wake what is to be on the device from the start."""

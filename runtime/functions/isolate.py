@@ -20,7 +20,7 @@ import workers
 from runtime.functions import frames
 from runtime.functions.channel import Answer, Channel, Failure, Inbound, current_request
 from runtime.functions.orders import Boot
-from workers import entrypoint, host, outbound, trouble
+from workers import bindings, entrypoint, host, outbound, trouble
 from workers.entrypoint import Context, DurableObject, WorkerEntrypoint
 from workers.request import Request, received
 from workers.response import Response
@@ -83,7 +83,7 @@ class Function:
         """What goes wrong is kept and told to every request."""
         try:
             for kind, name, options in boot.bindings:
-                setattr(workers.env, name, _face(kind, name, options))
+                setattr(workers.env, name, bindings.open_face(host.LateChannel(), kind, name, options))
             self._module = _imported(boot.main)
         except (Exception, SystemExit) as error:
             what = "called exit while it was imported" if isinstance(error, SystemExit) else "cannot be imported"
@@ -277,35 +277,9 @@ def _imported(main: str) -> ModuleType:
     return module
 
 
-def _face(kind: str, name: str, options: dict[str, Any]) -> Any:
-    bindings = _faces()
-    if bindings is None and kind in ("var", "secret"):
-        return options["value"]
-    if bindings is None:
-        return _NotServed(kind, name)
-    return bindings.open_face(host.LateChannel(), kind, name, options)
-
-
-class _NotServed:
-    """A binding of a kind that this runtime has not: told when it is used, since a function may do without."""
-
-    def __init__(self, kind: str, name: str) -> None:
-        self._what = f"the binding {name!r} is of the kind {kind!r}, which this runtime does not serve"
-
-    def __getattr__(self, name: str) -> Any:
-        raise RuntimeError(self._what)
-
-
 def _object_context(options: dict[str, Any]) -> Any:
-    make = getattr(_faces(), "object_context", None)
+    make = getattr(bindings, "object_context", None)
     return Context() if make is None else make(host.LateChannel(), options)
-
-
-def _faces() -> Any:
-    try:
-        return importlib.import_module("workers.bindings")
-    except ImportError:
-        return None
 
 
 def _is_entrypoint(value: Any) -> bool:

@@ -1,19 +1,22 @@
-"""The functions of a site file: which folders are served under which names, within which limits, with what status.
+"""The functions of a site file: which folders are served under which names, within which limits, with which bindings, with what status.
 
 Knows the site file; processes, pools and bindings are built here and known by their own modules.
 """
 
 import os
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
 
-from starlette.types import ASGIApp
+from starlette.applications import Starlette
 
+from runtime.bindings.binding import BindingError, Services
+from runtime.bindings.opener import opener
+from runtime.bindings.secret_store import SecretError, SecretStore
 from runtime.functions.limits import Limits
-from runtime.functions.manifest import FILES, Manifest, ManifestError, load_manifest
-from runtime.functions.site import Opener, SiteFunctions
+from runtime.functions.manifest import FILES, BindingDeclaration, Manifest, ManifestError, load_manifest
+from runtime.functions.site import SiteFunctions
 from sites.config import FunctionsConfig, SiteConfig
 from wire.status import FunctionsStatus, FunctionStatus
 
@@ -21,11 +24,12 @@ from wire.status import FunctionsStatus, FunctionStatus
 class ServedFunctions:
     """Use as `async with`. `functions` is there inside."""
 
-    def __init__(
-        self, config: FunctionsConfig, state_dir: Path, own_ports: Callable[[], list[int]], opener: Opener | None
-    ) -> None:
+    def __init__(self, config: FunctionsConfig, state_dir: Path, app: Callable[[], Starlette]) -> None:
         self.config = config
         self.manifests = _manifests(config)
+        self._app = app
+        self._state_dir = state_dir
+        self._services = Services()
         shared = {field.name for field in fields(Limits)} & set(FunctionsConfig.model_fields)
         limits = Limits(**{name: getattr(config, name) for name in shared})
         self.functions = SiteFunctions(
@@ -33,20 +37,36 @@ class ServedFunctions:
             min_tier=config.min_tier,
             state_dir=state_dir,
             egress_allow=config.egress_allow,
-            own_ports=own_ports,
-            open_bindings=opener,
+            own_ports=lambda: _ports(app()),
+            open_bindings=lambda manifest, functions: opener(self._state_dir, self._services)(manifest, functions),
         )
 
     async def __aenter__(self) -> "ServedFunctions":
+        state = self._app().state
+        self._services = Services(app=state.routes, is_busy=state.is_busy)
         await self.functions.__aenter__()
-        for name, (manifest, layers) in self.manifests.items():
-            self.functions.add(manifest, name=name, layers=layers)
+        try:
+            for name, (manifest, layers) in self.manifests.items():
+                self.add(manifest, name=name, layers=layers)
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.functions.__aexit__(kind, error, trace)
+        await self._services.databases.close()
+
+    def add(self, manifest: Manifest, *, name: str | None = None, layers: tuple[Path, ...] = ()) -> None:
+        """From its next request on, in the place of one of that name. Raises ManifestError, and then nothing has changed."""
+        served = name or manifest.name
+        named = replace(manifest, name=served)  # as its bindings and its consumers call it
+        try:
+            self.functions.add(_with_secrets(named, self._state_dir), layers=layers)
+        except (BindingError, SecretError) as error:
+            raise ManifestError(f"{manifest.directory}: {error}") from None
 
     def status(self) -> FunctionsStatus:
         isolation, pools = self.functions.isolation, self.functions.pools
@@ -57,12 +77,12 @@ class ServedFunctions:
         return FunctionsStatus(isolation.tier, isolation.why_not_more, tuple(states))
 
 
-def site_functions(site: SiteConfig, app: Callable[[], ASGIApp]) -> ServedFunctions | None:
+def site_functions(site: SiteConfig, app: Callable[[], Starlette]) -> ServedFunctions | None:
     """None where the site file names no function. Raises ManifestError."""
     config = site.functions
     if not config.serve and config.directory is None:
         return None
-    return ServedFunctions(config, state_dir_of(site), lambda: _ports(app), None)
+    return ServedFunctions(config, state_dir_of(site), app)
 
 
 def state_dir_of(site: SiteConfig) -> Path:
@@ -93,6 +113,16 @@ def _manifests(config: FunctionsConfig) -> dict[str, tuple[Manifest, tuple[Path,
     return found
 
 
-def _ports(app: Callable[[], ASGIApp]) -> list[int]:
-    url: str | None = getattr(getattr(app(), "state", None), "url", None)
+def _with_secrets(manifest: Manifest, state_dir: Path) -> Manifest:
+    """Those that were put into this site win over a var or a local secret of the same name."""
+    kept = SecretStore(state_dir).values(manifest.name)
+    if not kept:
+        return manifest
+    declared = tuple(binding for binding in manifest.bindings if binding.name not in kept)
+    put = tuple(BindingDeclaration("secret", name, {"value": value}) for name, value in kept.items())
+    return replace(manifest, bindings=declared + put)
+
+
+def _ports(app: Starlette) -> list[int]:
+    url: str | None = getattr(app.state, "url", None)
     return [] if url is None else [int(url.rpartition(":")[2])]

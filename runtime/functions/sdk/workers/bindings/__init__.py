@@ -27,4 +27,6 @@ def open_face(channel: Channel, kind: str, name: str, options: dict[str, Any]) -
     """Vars and secrets are their values themselves."""
     if kind in ("var", "secret"):
         return as_record(options["value"])
+    if kind not in _FACES:
+        raise TypeError(f"the binding {name!r} is of the kind {kind!r}, which is not offered here")
     return _FACES[kind](channel, name, options)

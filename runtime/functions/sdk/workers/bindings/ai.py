@@ -5,7 +5,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from workers.bindings.face import ByteStream, Face, Items, Named, as_record, options_of, response_class
+from workers.bindings.face import ByteStream, Face, Items, Named, as_record, options_of
+from workers.response import Response
 
 _OPTIONS = (
     "return_raw_response", "queue_request", "reject_if_busy", "extra_headers", "signal", "tags", "gateway", "prefix", "session_options",
@@ -85,7 +86,7 @@ class AI(Face):
         if body is not None and signal is not None:
             body = _AbortedStream(body, signal)
         if is_raw:
-            return response_class()(value["body"] if body is None else body, value["status"], headers=value["headers"])
+            return Response(value["body"] if body is None else body, value["status"], headers=value["headers"])
         return ByteStream(body) if body is not None else as_record(json.loads(value["body"]))
 
     async def models(self, params: Any = None, **named: Any) -> Items:

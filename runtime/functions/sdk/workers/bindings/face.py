@@ -5,7 +5,6 @@ that can do this too. Refuses to know any binding.
 """
 
 import difflib
-import importlib
 import json
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -140,15 +139,6 @@ class ByteStream(Named):
     async def aclose(self) -> None:
         if (aclose := getattr(self._chunks, "aclose", None)) is not None:
             await aclose()
-
-
-def response_class() -> Any:
-    """The SDK's own; looked up late, since a response's module may know bindings."""
-    return importlib.import_module("workers.response").Response
-
-
-def blob_class() -> Any:
-    return importlib.import_module("workers.forms").Blob
 
 
 def as_record(value: Any) -> Any:

@@ -12,11 +12,11 @@ from workers.bindings.face import (
     Items,
     Named,
     Record,
-    blob_class,
     body_of,
     options_of,
     snake_case,
 )
+from workers.forms import Blob
 
 _HTTP = {
     "content_type": "content-type",
@@ -79,7 +79,7 @@ class R2ObjectBody(R2Object):
         return await self.body.json()
 
     async def blob(self) -> Any:
-        return blob_class()([await self.bytes()], self.http_metadata.get("contentType") or "")
+        return Blob([await self.bytes()], self.http_metadata.get("contentType") or "")
 
 
 class R2Checksums(Record):

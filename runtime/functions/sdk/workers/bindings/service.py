@@ -1,10 +1,12 @@
 """Whatever answers `fetch`, and functions whose methods are called: assets, service bindings, Durable Objects' stubs."""
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
+from runtime.functions import frames
 from workers.bindings.face import Channel, Face, as_record
+from workers.outbound import response_of
+from workers.request import Request
 
 
 class Fetcher(Face):
@@ -28,7 +30,7 @@ def remote_method(channel: Channel, binding: str, name: str, further: dict[str, 
         answer = await channel.begin(binding, "rpc", (), sent)
         if answer.body is not None:
             return response_of(answer.value, answer.body)
-        return as_record(importlib.import_module("runtime.functions.frames").unplain(answer.value))
+        return as_record(frames.unplain(answer.value))
 
     call.__name__ = call.__qualname__ = name
     return call
@@ -38,8 +40,7 @@ async def fetched(
     channel: Channel, binding: str, further: dict[str, Any], resource: Any, options: Any, named: dict[str, Any]
 ) -> Any:
     given = {**(dict(options) if options is not None else {}), **named}
-    kind = importlib.import_module("workers.request").Request
-    request = resource if isinstance(resource, kind) and not given else kind(resource, **given)
+    request = resource if isinstance(resource, Request) and not given else Request(resource, **given)
     whole, stream = request.taken()
     sent = {
         "method": request.method,
@@ -50,7 +51,3 @@ async def fetched(
     }
     answer = await channel.begin(binding, "fetch", (), sent, stream)
     return response_of(answer.value, answer.body)
-
-
-def response_of(value: Any, body: Any) -> Any:
-    return importlib.import_module("workers.outbound").response_of(value, body)
