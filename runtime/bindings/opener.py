@@ -7,6 +7,7 @@ from typing import Any
 
 from runtime.bindings.binding import Body, Functions, Services
 from runtime.bindings.crons import Crons
+from runtime.bindings.durable_objects import STORAGE, ObjectStorage
 from runtime.bindings.queues import DEFAULT_CONCURRENCY, Deliver, Queue, QueueConsumer, Settings
 from runtime.bindings.registry import Bindings
 from runtime.functions import cron
@@ -22,9 +23,11 @@ class FunctionBindings:
         self._bindings = Bindings(manifest.bindings, state_dir, services)
         self._consumers: list[QueueConsumer] = []
         self._crons: Crons | None = None
+        self._objects: ObjectStorage | None = None
         functions = services.functions
         if functions is None:
             return
+        self._objects = ObjectStorage.of(manifest.migrations, state_dir, services)
 
         async def deliver(queue: str, messages: list[dict[str, Any]]) -> Any:
             return await functions.queue(services.function, queue, messages)
@@ -40,6 +43,8 @@ class FunctionBindings:
             self._crons = Crons.open(schedules, run, state_dir, services)
 
     async def answer(self, call: Call, body: Body | None = None) -> Any:
+        if call.binding == STORAGE and self._objects is not None:
+            return await self._objects.call(call.method, call.args, call.kwargs, body)
         return await self._bindings.answer(call, body)
 
     async def close(self) -> None:

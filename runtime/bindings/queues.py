@@ -215,12 +215,12 @@ class QueueConsumer:
         function: str = "",
     ) -> None:
         """Raises BindingError where another function consumes the queue."""
+        self.function = function
         before = queue.consumer
         if before is not None and before.function != function:
             raise BindingError(f"the queue {queue.name!r} is consumed by the function {before.function!r} already")
         queue.consumer = self
         queue.news.set()  # the one before looks up, and finds itself replaced
-        self.function = function
         self._queue = queue
         self._deliver = deliver
         self._settings = settings

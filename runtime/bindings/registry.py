@@ -8,6 +8,7 @@ from runtime.bindings.ai import AI
 from runtime.bindings.assets import Assets
 from runtime.bindings.binding import Binding, BindingError, Body, Declaration, Services
 from runtime.bindings.d1 import D1Database
+from runtime.bindings.durable_objects import DurableObjects
 from runtime.bindings.kv import KVNamespace
 from runtime.bindings.queues import QueueProducer
 from runtime.bindings.r2 import R2Bucket
@@ -25,6 +26,7 @@ OPENERS: dict[str, Opener] = {
     "rate_limit": RateLimit.open,
     "assets": Assets.open,
     "service": Service.open,
+    "durable_object": DurableObjects.open,
 }
 VALUES = ("var", "secret")  # these are given to the function as they are
 

@@ -46,6 +46,21 @@ class QueueConsumer(Table):
     retry_delay: float = Field(0, ge=0, le=43200)
 
 
+class Renamed(Table):
+    from_: str = Field(alias="from")
+    to: str
+
+
+class Migration(Table):
+    """What became of Durable Objects' classes; runtime/bindings/object_migrations.py carries it out."""
+
+    tag: str
+    new_classes: tuple[str, ...] = ()
+    new_sqlite_classes: tuple[str, ...] = ()
+    renamed_classes: tuple[Renamed, ...] = ()
+    deleted_classes: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Manifest:
     name: str
@@ -54,6 +69,7 @@ class Manifest:
     bindings: tuple[BindingDeclaration, ...] = ()
     crons: tuple[str, ...] = ()
     consumers: tuple[QueueConsumer, ...] = ()
+    migrations: tuple[Migration, ...] = ()
     cpu_ms: int | None = None
     compatibility_date: str = ""
     compatibility_flags: tuple[str, ...] = ()
@@ -180,6 +196,7 @@ class _Section(Table):
     queues: _Queues = _Queues()
     services: tuple[_Service, ...] = ()
     durable_objects: _DurableObjects = _DurableObjects()
+    migrations: tuple[Migration, ...] = ()
     ratelimits: tuple[_RateLimit, ...] = ()
     unsafe: _Unsafe = _Unsafe()
 
@@ -188,7 +205,7 @@ class _Section(Table):
 _FOREIGN = """
     $schema account_id alias base_dir build cache cloudchamber containers define dev env_vars
     find_additional_modules first_party_worker jsx_factory jsx_fragment keep_names keep_vars legacy_env logfwdr
-    logpush migrations minify no_bundle observability pages_build_output_dir placement preserve_file_names
+    logpush minify no_bundle observability pages_build_output_dir placement preserve_file_names
     preview_urls python_modules route routes rules secrets send_metrics site tail_consumers topology tsconfig
     upload_source_maps usage_model userconfigpath workers_dev zone_id
 """
@@ -218,7 +235,7 @@ def load_manifest(directory: Path, environment: str | None = None) -> Manifest:
         ignored += more
         name = chosen.name or (f"{top.name}-{environment}" if top.name else None)
         # https://developers.cloudflare.com/workers/wrangler/configuration: these are inherited, bindings and vars are not
-        inherited = ("main", "compatibility_date", "compatibility_flags", "triggers", "limits", "assets")
+        inherited = ("main", "migrations", "compatibility_date", "compatibility_flags", "triggers", "limits", "assets")
         chosen = chosen.model_copy(update={key: getattr(top, key) for key in inherited if getattr(chosen, key) is None})
     manifest = _manifest(chosen, name or directory.resolve().name.lower(), directory.resolve(), path)
     manifest = replace(manifest, ignored=tuple(sorted(ignored)))
@@ -313,6 +330,7 @@ def _manifest(section: _Section, name: str, directory: Path, path: Path) -> Mani
         bindings,
         crons=crons,
         consumers=section.queues.consumers,
+        migrations=section.migrations,
         cpu_ms=section.limits.cpu_ms if section.limits else None,
         compatibility_date=section.compatibility_date or "",
         compatibility_flags=section.compatibility_flags or (),

@@ -321,7 +321,8 @@ async def test_a_queue_that_cannot_be_written_is_settled_when_it_can(
     wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wired = await wire(QUEUE)
-    queue, handler, failures = queue_of(wired, tmp_path), Handler(), []
+    queue, handler = queue_of(wired, tmp_path), Handler()
+    failures: list[Any] = []
     settle = queue.settle
 
     async def full(*args: Any, **kwargs: Any) -> None:
