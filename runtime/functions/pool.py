@@ -5,8 +5,10 @@ Chooses an isolate for each request and starts one where none is free. Knows the
 
 import ast
 import asyncio
+import itertools
 import logging
 import os
+import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
@@ -23,11 +25,13 @@ from runtime.functions.worker import Fault, Outward, Worker
 from runtime.functions.zygotes import FunctionZygote, SiteZygote, ZygoteError
 
 log = logging.getLogger("pilotlight.function")
+_numbers = itertools.count(1)
 
 ZYGOTE_IDLES = (
     10.0  # a function's zygote is kept, for quick waking, so many times as long as an isolate without requests
 )
 LAG_S = 0.1  # a loop that is silent for so long is busy: another isolate takes the next request
+SCRATCH_S = 0.25  # between two looks at what tier 1 has written
 MAX_SOURCES = 500  # files looked through for imports
 
 
@@ -61,6 +65,8 @@ class FunctionPool:
         self._ground = ground
         self._outward = outward
         self._follow = follow
+        self._scratch = ground.scratch / f"{manifest.name}-{next(_numbers)}"
+        self._measuring: asyncio.Future[None] | None = None
         vendored = manifest.directory / "python_modules"
         self._layers = [str(path.resolve()) for path in (*layers, *((vendored,) if vendored.is_dir() else ()))]
         self._zygote: FunctionZygote | None = None
@@ -104,6 +110,10 @@ class FunctionPool:
                 worker.watch()
             elif worker.is_retiring or now - worker.idle_since > self.limits.idle_s:
                 self._retire(worker)
+            else:
+                worker.watch_idle()
+        if self.workers and self._ground.tier < 2 and (self._measuring is None or self._measuring.done()):
+            self._measuring = self._keep(self._measure_scratch())
         return is_busy
 
     async def close(self) -> None:
@@ -113,6 +123,18 @@ class FunctionPool:
         while self._tasks:
             await asyncio.gather(*tuple(self._tasks), return_exceptions=True)
         self._end_zygote()
+        await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
+
+    async def _measure_scratch(self) -> None:
+        """Tier 2 has a file system of that size; at tier 1 somebody must look."""
+        used = await asyncio.to_thread(bytes_below, self._scratch, self.limits.disk_mib << 20)
+        if used > self.limits.disk_mib << 20:
+            guilty = tuple(self.workers)
+            for worker in guilty:
+                worker.end(f"its files have more than {self.limits.disk_mib} MiB", "disk")
+            await asyncio.gather(*(worker.until_gone() for worker in guilty))
+            await asyncio.to_thread(empty, self._scratch)
+        await asyncio.sleep(SCRATCH_S)
 
     async def _free(self) -> Worker:
         while True:
@@ -194,7 +216,7 @@ class FunctionPool:
     def _hatch(self) -> None:
         self._end_zygote()
         ground, manifest = self._ground, self.manifest
-        scratch = ground.scratch / manifest.name
+        scratch = self._scratch
         scratch.mkdir(parents=True, exist_ok=True)
         if ground.uid is not None:
             os.chown(scratch, ground.uid, ground.uid)
@@ -239,10 +261,35 @@ class FunctionPool:
             await worker.close()
         self._freed.set()
 
-    def _keep(self, work: Coroutine[None, None, None]) -> None:
+    def _keep(self, work: Coroutine[None, None, None]) -> "asyncio.Future[None]":
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def bytes_below(folder: Path, enough: int) -> int:
+    """What the files there take on the disk; not counted further than `enough`."""
+    total = 0
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            try:
+                total += os.lstat(os.path.join(parent, name)).st_blocks * 512
+            except OSError:
+                continue  # gone already
+        total += 512 * len(files)  # a file's own place, however empty
+        if total > enough:
+            break
+    return total
+
+
+def empty(folder: Path) -> None:
+    """The folder itself stays: processes that live there have it mounted."""
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+        else:
+            os.unlink(entry.path)
 
 
 def imports_of(manifest: Manifest) -> list[str]:

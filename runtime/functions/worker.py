@@ -56,7 +56,8 @@ class Worker:
         self._cpu: dict[int, float] = {}  # seconds, by request
         self._subrequests: dict[int, int] = {}
         self._cpu_seen = 0.0
-        self._background_cpu = 0.0
+        self._background_since = 0.0
+        self._unasked_cpu = 0.0  # seconds used since there was a request
         self._why_ended: Fault | None = None
         self._ping: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -184,9 +185,11 @@ class Worker:
             self.is_ready, self.is_broken = True, note.name == "broken"
             self.is_retiring = self.is_retiring or self.is_broken
         elif note.name == "background" and isinstance(note.value, int):
+            if self.background == 0:
+                self._background_since = self._loop.time()
             self.background = max(0, note.value)
-            self._background_cpu = 0.0 if not self.background else self._background_cpu
-            self.idle_since = self._loop.time()
+            if self.background == 0:
+                self.idle_since = self._loop.time()
 
     # -- the watch --------------------------------------------------------------------------------------------------------------
 
@@ -203,20 +206,33 @@ class Worker:
             return
         for id in self._cpu:
             self._cpu[id] += spent / len(self._cpu)
-        if not self._cpu:
-            self._background_cpu += spent
+        self._unasked_cpu = 0.0 if self._cpu else self._unasked_cpu + spent
         limit_s = self._limits.cpu_ms / 1e3
-        if max([self._background_cpu, *self._cpu.values()]) > limit_s:
+        if self._unasked_cpu > limit_s:
+            self.end(f"it used more than {self._limits.cpu_ms} ms of CPU time while it had no request", "cpu_time")
+        elif max(self._cpu.values(), default=0.0) > limit_s:
             self.end(f"it used more than {self._limits.cpu_ms} ms of CPU time for one request", "cpu_time")
         elif memory_mib > self._limits.memory_mib:
             self.end(f"it used {memory_mib} MiB of memory, of at most {self._limits.memory_mib}", "memory")
         elif self.lag_since is not None and now - self.lag_since > self._limits.blocked_s:
             self.end(f"it blocked its event loop for more than {self._limits.blocked_s:g} s", "blocked")
+        elif self.background and not self._cpu and now - self._background_since > self._limits.wall_s:
+            self.end(f"its background work (waitUntil) has not ended within {self._limits.wall_s:g} s", "wall_time")
         elif cpu > self._limits.cpu_total_s:
             self.is_retiring = True
         elif self._ping is None:
             self.lag_since = now
             self._ping = asyncio.ensure_future(self._pinged())
+
+    def watch_idle(self) -> None:
+        """The same while there is nothing to do, without waking it: what the author left running counts."""
+        if self._ending is not None or self._child is None or self._child.pidfd < 0:
+            return
+        cpu, _ = self._child.usage()
+        self._unasked_cpu += max(0.0, cpu - self._cpu_seen)
+        self._cpu_seen = cpu
+        if self._unasked_cpu > self._limits.cpu_ms / 1e3:
+            self.end(f"it used more than {self._limits.cpu_ms} ms of CPU time while it had no request", "cpu_time")
 
     async def _pinged(self) -> None:
         assert self._channel is not None

@@ -14,6 +14,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -34,6 +35,8 @@ from runtime.functions.orders import (
     orders,
 )
 
+THREAD_STACK = 1 << 20  # the usual 8 MiB each would count as memory of the function
+
 
 def main(control_fd: int) -> None:
     """The site's zygote."""
@@ -44,6 +47,7 @@ def main(control_fd: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.path_importer_cache.clear()
+    threading.stack_size(THREAD_STACK)
     Nursery(socket.socket(fileno=control_fd), _function_zygote).run()
 
 

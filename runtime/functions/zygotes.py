@@ -7,6 +7,7 @@ the runtime dies the sockets close, and every process here ends with them.
 import asyncio
 import importlib.util
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -51,10 +52,11 @@ class Child:
         """CPU seconds used so far and MiB of memory that is its own."""
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-            pages = Path(f"/proc/{self.pid}/statm").read_text().split()
+            status = Path(f"/proc/{self.pid}/status").read_text()
         except OSError:
             return 0.0, 0
-        return (int(fields[11]) + int(fields[12])) / _TICKS, (int(pages[1]) - int(pages[2])) * _PAGE >> 20
+        kib = sum(int(found.group(1)) for found in _OWN_MEMORY.finditer(status))
+        return (int(fields[11]) + int(fields[12])) / _TICKS, kib >> 10
 
     def over(self, report: Died | None) -> None:
         if not self.died.done():
@@ -257,7 +259,8 @@ class SiteZygote:
             self._process = None
 
 
-_TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
+_OWN_MEMORY = re.compile(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", re.MULTILINE)  # mapped files are the machine's cache
 
 
 def _pid_of(pidfd: int) -> int:

@@ -241,6 +241,7 @@ def test_the_runtime_never_imports_torch() -> None:
     """2 to 4 s and 200 MB of a process that does HTTP."""
     code = (
         "import importlib, pkgutil, sys, runtime\n"
+        "sys.path.append(f'{runtime.__path__[0]}/functions/sdk')\n"  # as in the processes of functions
         "for module in pkgutil.walk_packages(runtime.__path__, 'runtime.'):\n"
         "    if not module.name.startswith('runtime.cli') and module.name != 'runtime.__main__':\n"
         "        importlib.import_module(module.name)\n"
