@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from edge_router.deployments import deployment_routes
 from edge_router.discovery import router_place, static_backends
 from edge_router.health import HealthMonitor, connection_trace, status_fetch
 from edge_router.hints import WakeHints
@@ -52,7 +53,11 @@ def build_app(
                 await asyncio.gather(probes, return_exceptions=True)
 
     app = Starlette(
-        routes=[*own.routes(), *(Route(prefix + "{rest:path}", proxy) for prefix in PREFIXES)],
+        routes=[
+            *own.routes(),
+            *deployment_routes(backends),
+            *(Route(prefix + "{rest:path}", proxy) for prefix in PREFIXES),
+        ],
         lifespan=lifespan,
         exception_handlers={404: not_found, 405: method_not_allowed},
     )

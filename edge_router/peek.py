@@ -19,11 +19,10 @@ from edge_router.policy import Home, RouteRequest
 from edge_router.session import Conversation, prefix_chain, session_digest, tenant_salt
 from wire.continuation import ANSWER, AnswerName, encode_answer
 from wire.errors import ApiError, Dialect, dialect_of
-from wire.headers import HOP, HOP_SECRET_ENV, REQUEST_ID, SESSION_AFFINITY, forwardable, hop_is_genuine, sign_hop
+from wire.headers import HOP, HOP_SECRET_ENV, HOPS, REQUEST_ID, SESSION_AFFINITY, forwardable, hop_is_genuine, sign_hop
 from wire.status import Place
 
 FUNCTIONS = "/fn/"  # paths whose requests and answers are somebody's own: relayed as bytes, never read
-HOPS = "x-pilotlight-hops"  # router -> router: how many routers the request has passed
 MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")  # of a message, what reaches the prompt
 TEXT_PIECE_BYTES = 1024  # a plain prompt is fingerprinted in pieces of this size
 NOT_JSON = (

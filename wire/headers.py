@@ -11,6 +11,7 @@ REQUEST_ID = "x-request-id"
 ROUTE = "x-pilotlight-route"  # router -> client: which site answered and why
 SITE = "x-pilotlight-site"  # site -> router, client: who answered
 HOP = "x-pilotlight-hop"  # router -> site: signature
+HOPS = "x-pilotlight-hops"  # router -> router: how many routers the request has passed
 OURS = "x-pilotlight-"  # a client may not send these: the router drops them
 
 HOP_SECRET_ENV = "PILOTLIGHT_HOP_SECRET"

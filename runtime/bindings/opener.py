@@ -17,30 +17,44 @@ from runtime.functions.manifest import QueueConsumer as ConsumerDeclaration
 
 
 class FunctionBindings:
-    """What `opener` gives back for a manifest. Needs a running event loop where queues are consumed."""
+    """What `opener` gives back for a manifest. Needs a running event loop."""
 
     def __init__(self, manifest: Manifest, state_dir: Path, services: Services) -> None:
         self._bindings = Bindings(manifest.bindings, state_dir, services)
+        self._manifest = manifest
+        self._state_dir = state_dir
+        self._services = services
         self._consumers: list[QueueConsumer] = []
         self._crons: Crons | None = None
         self._objects: ObjectStorage | None = None
-        functions = services.functions
-        if functions is None:
+        if services.functions is not None:
+            self._objects = ObjectStorage.of(manifest.migrations, state_dir, services)
+
+    def start(self) -> None:
+        """Its queues are consumed and its clock runs. Whoever did that before for the same function has been replaced."""
+        functions, services, manifest = self._services.functions, self._services, self._manifest
+        if functions is None or self._consumers or self._crons is not None:
             return
-        self._objects = ObjectStorage.of(manifest.migrations, state_dir, services)
 
         async def deliver(queue: str, messages: list[dict[str, Any]]) -> Any:
             return await functions.queue(services.function, queue, messages)
 
-        for declared in manifest.consumers:
-            self._consumers.append(_consumer(declared, deliver, state_dir, services))
-
         async def run(expression: str, scheduled_time_ms: int) -> None:
             await functions.scheduled(services.function, expression, scheduled_time_ms)
 
+        for declared in manifest.consumers:
+            self._consumers.append(_consumer(declared, deliver, self._state_dir, services))
         if manifest.crons:
             schedules = [cron.parse(expression) for expression in dict.fromkeys(manifest.crons)]
-            self._crons = Crons.open(schedules, run, state_dir, services)
+            self._crons = Crons.open(schedules, run, self._state_dir, services)
+
+    async def stop(self) -> None:
+        consumers, self._consumers = self._consumers, []
+        crons, self._crons = self._crons, None
+        for consumer in consumers:
+            await consumer.close()
+        if crons is not None:
+            await crons.close()
 
     async def answer(self, call: Call, body: Body | None = None) -> Any:
         if call.binding == STORAGE and self._objects is not None:
@@ -48,10 +62,7 @@ class FunctionBindings:
         return await self._bindings.answer(call, body)
 
     async def close(self) -> None:
-        for consumer in self._consumers:
-            await consumer.close()
-        if self._crons is not None:
-            await self._crons.close()
+        await self.stop()
         await self._bindings.close()
 
 

@@ -91,7 +91,7 @@ def dev_app(manifest: Manifest, site: SiteConfig) -> Starlette:
     app = build_app(site)
     served: ServedFunctions = app.state.functions
     route = FunctionRoute(
-        served.functions,
+        served,
         app.state.admission,
         request_mib=site.functions.request_mib,
         show_errors=True,

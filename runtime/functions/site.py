@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +20,7 @@ from runtime.functions.egress import Egress
 from runtime.functions.limits import Limits
 from runtime.functions.manifest import Manifest
 from runtime.functions.pool import FunctionPool, Ground
+from runtime.functions.tails import Tails
 from runtime.functions.worker import Worker
 from runtime.functions.zygotes import SiteZygote
 
@@ -45,6 +47,12 @@ class OpenBindings(Protocol):
 
     async def answer(self, call: frames.Call, body: AsyncIterator[bytes] | None = None) -> Any: ...
 
+    def start(self) -> None:
+        """Its queues are consumed and its clock runs, from now on by these."""
+
+    async def stop(self) -> None:
+        """No longer."""
+
     async def close(self) -> None: ...
 
 
@@ -70,7 +78,6 @@ class SiteFunctions:
         egress_allow: Iterable[str] = (),
         own_ports: Callable[[], Iterable[int]] = lambda: (),
         open_bindings: Opener | None = None,
-        follow: Callable[[str], None] | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.isolation = Isolation(0, "not tried yet")
@@ -80,7 +87,8 @@ class SiteFunctions:
         self._state_dir = state_dir
         self._egress = Egress(tuple(egress_allow), lambda: tuple(own_ports()))
         self._open_bindings = open_bindings
-        self._follow = follow
+        self.names: dict[str, str] = {}  # of functions with several versions: the pool that bindings mean
+        self.tails = Tails()
         self._zygote = SiteZygote()
         self._stack = AsyncExitStack()
         self._uids = 0
@@ -105,22 +113,44 @@ class SiteFunctions:
         await self._stack.aclose()
 
     def add(self, manifest: Manifest, *, name: str | None = None, layers: tuple[Path, ...] = ()) -> None:
-        """Serves a function, from its next request on, by its name; one of that name before it is replaced."""
+        """Serves a function, from its next request on; one of that name before it is replaced. With a name of its own it is one version of the
+        function that the manifest names, which has queues and clock once it is made `live`."""
         assert self._state_dir is not None
         served = name or manifest.name
         uid = UID_BASE + self._uids if os.getuid() == 0 else None
         self._uids += 1
         ground = Ground(self._zygote, self.isolation.tier, uid, self._state_dir / "scratch")
-        pool = FunctionPool(manifest, self.limits, ground, self._outward_of(served), layers=layers, follow=self._follow)
+        pool = FunctionPool(
+            manifest,
+            self.limits,
+            ground,
+            self._outward_of(served),
+            layers=layers,
+            follow=partial(self.tails.publish, manifest.name),
+        )
         bindings = None if self._open_bindings is None else self._open_bindings(manifest, self)
+        if bindings is not None and served == manifest.name:
+            bindings.start()
         self.remove(served)
         self.pools[served] = pool
         if bindings is not None:
             self._bindings[served] = bindings
 
+    def live(self, function: str, pool: str) -> None:
+        """This version is what bindings, queues and clocks mean by the function's name."""
+        before = self.names.get(function)
+        if before == pool:
+            return
+        self.names[function] = pool
+        if pool in self._bindings:
+            self._bindings[pool].start()
+        if before in self._bindings:
+            self._keep(self._bindings[before].stop())
+
     def remove(self, name: str) -> None:
         """Its open requests may finish for a while."""
         old, old_bindings = self.pools.pop(name, None), self._bindings.pop(name, None)
+        self.names = {plain: pool for plain, pool in self.names.items() if pool != name}
         if old is not None:
             self._keep(self._end(old, old_bindings))
 
@@ -171,7 +201,7 @@ class SiteFunctions:
         await self._pool(function).ask(lambda id: frames.Scheduled(id, cron, scheduled_time_ms))
 
     def _pool(self, function: str) -> FunctionPool:
-        pool = self.pools.get(function)
+        pool = self.pools.get(self.names.get(function, function))
         if pool is None:
             known = ", ".join(sorted(self.pools)) or "none"
             raise Failure(

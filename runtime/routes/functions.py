@@ -14,7 +14,7 @@ from runtime.admission import Admission
 from runtime.connection import ClientGone, header, response_start, send_json
 from runtime.functions.channel import Failure
 from runtime.functions.serving import ServedFunctions
-from runtime.functions.site import Response, SiteFunctions
+from runtime.functions.site import Response
 from runtime.functions.worker import Fault
 from wire.errors import ApiError, Dialect
 from wire.headers import HOP_BY_HOP, OURS, REQUEST_ID
@@ -29,14 +29,15 @@ class FunctionRoute:
 
     def __init__(
         self,
-        functions: SiteFunctions,
+        served: ServedFunctions,
         admission: Admission,
         *,
         request_mib: float,
         show_errors: bool,
         name: str | None = None,
     ) -> None:
-        self._functions = functions
+        self._served = served
+        self._functions = served.functions
         self._admission = admission
         self._limit = int(request_mib * MIB)
         self._show_errors = show_errors
@@ -70,7 +71,7 @@ class FunctionRoute:
         started = False
         try:
             response = await self._functions.fetch(
-                name,
+                await self._served.pool_of(name, scope),
                 "default",
                 scope["method"],
                 self._url(scope, name),
@@ -171,7 +172,7 @@ def function_routes(served: ServedFunctions | None, admission: Admission) -> lis
     if served is None:
         return []
     route = FunctionRoute(
-        served.functions, admission, request_mib=served.config.request_mib, show_errors=served.config.show_errors
+        served, admission, request_mib=served.config.request_mib, show_errors=served.config.show_errors
     )
     return [Route("/fn/{name}", route), Route("/fn/{name}/{path:path}", route)]
 

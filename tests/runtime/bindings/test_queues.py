@@ -224,6 +224,7 @@ async def test_the_consumers_of_a_manifest_run_until_its_bindings_close(tmp_path
     producer = BindingDeclaration("queue_producer", "QUEUE", {"queue": "jobs"})
     manifest = Manifest("hello", tmp_path, tmp_path / "main.py", (producer,), consumers=(declared,))
     bindings = opener(tmp_path, services)(manifest, Site(handler))  # type: ignore[arg-type]
+    bindings.start()
     await Queue.of("jobs", tmp_path, services).put([(b"\x01", 0.0), (b"\x02", 0.0)])
     await eventually(lambda: handler.bodies == [1, 2])
     await bindings.close()
