@@ -132,7 +132,7 @@ def running_site(folder: Path, kinds: Any, cold: int, layer: Path | None) -> Ite
                 lines.append(f'layer = "{layer}"')
     file = folder / "site.toml"
     file.write_text("\n".join(lines) + "\n")
-    process = subprocess.Popen([sys.executable, "-m", "runtime.serve", str(file)], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-m", "runtime", str(file)], stderr=subprocess.DEVNULL)
     try:
         yield port, _ready(port, process)
     finally:

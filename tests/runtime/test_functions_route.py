@@ -8,7 +8,6 @@ from pathlib import Path
 from textwrap import dedent
 
 import aiohttp
-import httpx
 import pytest
 
 from runtime.cli.dev import dev_app, site_of, watch
@@ -145,15 +144,3 @@ def test_init_overwrites_nothing(tmp_path: Path) -> None:
     assert load_manifest(tmp_path / "new").name == "one"
     with pytest.raises(CliError, match="there already"):
         init(tmp_path / "new", "two")
-
-
-async def test_the_hello_example_runs(tmp_path: Path) -> None:
-    folder = Path(__file__).parents[2] / "examples/functions/hello"
-    manifest = load_manifest(folder)
-    site = site_of(manifest, "127.0.0.1", 0, None, "embedded:ember")
-    site = site.model_copy(update={"functions": site.functions.model_copy(update={"state_dir": str(tmp_path)})})
-    app = dev_app(manifest, site)
-    async with running(app):
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
-            assert (await client.get("/?name=Ada")).json() == {"message": "Hello, Ada!"}
