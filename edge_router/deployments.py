@@ -24,6 +24,7 @@ from starlette.routing import BaseRoute, Route
 
 from edge_router.backend import Backend
 from edge_router.bundles import BundleStore
+from sites.config import ConfigError
 from wire.bundles import BundleError
 from wire.deployments import (
     DEPLOY_TOKEN_ENV,
@@ -87,7 +88,12 @@ class Deployments:
         self._path = directory / "deployments.json"
         self.known: dict[str, Deployment] = {}
         if self._path.is_file():
-            self.known = decode_deployments(self._path.read_bytes())
+            try:
+                self.known = decode_deployments(self._path.read_bytes())
+            except msgspec.DecodeError as error:
+                raise ConfigError(
+                    f"{self._path} is damaged ({error}); restore it, or remove it and deploy again"
+                ) from None
 
     def get(self, name: str) -> Deployment:
         return self.known.get(name) or Deployment(name, 0)
@@ -253,16 +259,22 @@ class DeploymentRoutes:
         timeout = aiohttp.ClientTimeout(total=TRY_TIMEOUT_S, sock_connect=5.0)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             results = await asyncio.gather(*(self._try(session, backend, name, version) for backend in sites))
+        if all(tried is None for tried in results):
+            sentence = "no site of this network takes deployed functions; functions.deployments in a site's file names the router"
+            raise ApiError("no_site_available", sentence)
         for backend, tried in zip(sites, results, strict=True):
-            if not tried.healthy:
+            if tried is not None and not tried.healthy:
                 sentence = f"version {version.number} of {name} takes no traffic: at {backend.name} {tried.detail}"
                 raise ApiError("unhealthy_version", sentence)
 
-    async def _try(self, session: aiohttp.ClientSession, backend: Backend, name: str, version: Version) -> Tried:
+    async def _try(self, session: aiohttp.ClientSession, backend: Backend, name: str, version: Version) -> Tried | None:
+        """None: that site takes no deployed functions."""
         try:
             body, headers = encode(Try(name, version)), self._guard.signed("POST", TRY_PATH)
             async with session.post(backend.url + TRY_PATH, data=body, headers=headers) as answer:
                 data = await answer.read()
+                if answer.status == 404:
+                    return None
                 if answer.status != 200:
                     return Tried(False, f"the site refused it: {_message_of(data)}")
                 return msgspec.json.decode(data, type=Tried)

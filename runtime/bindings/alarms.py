@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ CREATE TABLE IF NOT EXISTS alarms (class TEXT NOT NULL, id TEXT NOT NULL, at_ms 
   changes INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (class, id)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS alarms_by_time ON alarms (at_ms)
 """
-Ring = Callable[[ObjectKey, str | None, dict[str, Any]], Awaitable[None]]
+MAX_BUSY = 10  # looks at an object that has not committed, after which it is asked to
+Ring = Callable[[ObjectKey, str, list[Any]], Awaitable[None]]
+"""A method of an object, as the runtime itself calls it."""
 
 
 class Alarms:
@@ -43,6 +46,7 @@ class Alarms:
         self._ring = ring
         self._now_ms = now_ms
         self._news = asyncio.Event()
+        self._busy: dict[ObjectKey, int] = {}
         self._ringing: dict[ObjectKey, asyncio.Task[None]] = {}
         # A file that is not there has no alarms, and need not be made to find that out.
         self._has_file = path.is_file()
@@ -108,9 +112,18 @@ class Alarms:
         if isinstance(alarm, Alarm):
             await self._rung(key, alarm)
         elif alarm == "busy":
-            await asyncio.sleep(0.02)
-            return
+            return await self._wait(key)
+        self._busy.pop(key, None)
         await self._correct(key)
+
+    async def _wait(self, key: ObjectKey) -> None:
+        """An instance commits within moments, unless it has a long transaction, or its process died in between. Any event for it ends both."""
+        self._busy[key] = self._busy.get(key, 0) + 1
+        if self._busy[key] <= MAX_BUSY:
+            return await asyncio.sleep(0.02)
+        del self._busy[key]
+        with suppress(Failure):
+            await self._ring(key, "_wake", [])  # no method has such a name: the event ends where it begins
 
     def _begun(self, file: ObjectFile) -> Alarm | str:
         """In the object's thread: its alarm, marked as running, if it is due."""
@@ -126,7 +139,7 @@ class Alarms:
     async def _rung(self, key: ObjectKey, alarm: Alarm) -> None:
         info = {"retryCount": alarm.retries, "isRetry": alarm.retries > 0}
         try:
-            await self._ring(key, None, info)
+            await self._ring(key, "alarm", [info])
         except Failure as failure:
             if failure.code in NOT_DELIVERED:
                 await self._store.run(key, lambda file: self._again(file, alarm.retries, AGAIN_MS))

@@ -153,9 +153,9 @@ class ObjectStorage(Binding):
 
         store = services.databases.get(directory, make)
 
-        async def ring(key: ObjectKey, name: str | None, info: dict[str, Any]) -> None:
-            options = {"object": key.class_name, "id": key.id, "name": name, "internal": True}
-            await functions.rpc(function, key.class_name, "alarm", [info], {}, options)
+        async def ring(key: ObjectKey, called: str, args: list[Any]) -> None:
+            options = {"object": key.class_name, "id": key.id, "name": None, "internal": True}
+            await functions.rpc(function, key.class_name, called, args, {}, options)
 
         path = directory / "alarms.sqlite"
         return cls(store, services.databases.get(path, lambda path: Alarms(path, store, ring)))
@@ -223,6 +223,13 @@ class ObjectStorage(Binding):
     @method
     async def commit(self, request: Held) -> None:
         await self._run(request, lambda file: file.commit())
+
+    @method
+    async def abandon(self, request: Held) -> None:
+        """The instance ends itself, without what it has not committed."""
+        key = ObjectKey(request.class_name, request.id)
+        if self._store.is_current(key, request.instance):
+            await self._guarded(lambda: self._store.reset(key))
 
     @method
     async def get_alarm(self, request: Held) -> int | None:

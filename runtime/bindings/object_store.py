@@ -51,6 +51,9 @@ class ObjectStore:
         await self.run(key, lambda file: file.rollback())
         return number
 
+    def is_current(self, key: ObjectKey, instance: int) -> bool:
+        return self._instances.get(key) == instance
+
     async def reset(self, key: ObjectKey) -> None:
         """Its instance is stale from now on, and what it has not committed is undone."""
         self._instances.pop(key, None)

@@ -20,11 +20,11 @@ from typing import Any
 import workers
 from runtime.functions import frames
 from runtime.functions.channel import Answer, Channel, Failure, Inbound, current_request
-from runtime.functions.objects import Objects
 from runtime.functions.orders import Boot
 from workers import bindings, entrypoint, host, outbound, trouble
-from workers.bindings.face import as_record
+from workers.bindings.face import as_record, options_of
 from workers.entrypoint import Context, WorkerEntrypoint
+from workers.objects import Objects
 from workers.request import Request, received
 from workers.response import Response
 
@@ -213,17 +213,18 @@ class QueueMessage:
     def __init__(self, fields: dict[str, Any]) -> None:
         self.id, self.attempts = fields["id"], fields.get("attempts", 1)
         self.timestamp = fields.get("timestamp_ms", 0)
-        self.body = frames.unplain(fields.get("body"))
+        self.body = as_record(frames.unplain(fields.get("body")))
         self.decision: str | None = None
         self.delay_s: float | None = None
 
     def ack(self) -> None:
         self.decision = self.decision or "ack"
 
-    def retry(self, options: Any = None, *, delay_seconds: float | None = None) -> None:
+    def retry(self, options: Any = None, **named: Any) -> None:
+        """`delaySeconds` in a dict or by name."""
         if self.decision is None:
             self.decision = "retry"
-            self.delay_s = delay_seconds if delay_seconds is not None else _delay(options)
+            self.delay_s = _delay(options, named)
 
 
 class MessageBatch:
@@ -238,9 +239,9 @@ class MessageBatch:
     def ack_all(self) -> None:
         self._all = self._all or "ack"
 
-    def retry_all(self, options: Any = None, *, delay_seconds: float | None = None) -> None:
+    def retry_all(self, options: Any = None, **named: Any) -> None:
         if self._all is None:
-            self._all, self._delay_s = "retry", delay_seconds if delay_seconds is not None else _delay(options)
+            self._all, self._delay_s = "retry", _delay(options, named)
 
     ackAll, retryAll = ack_all, retry_all
 
@@ -312,7 +313,6 @@ def _answer_of(response: Response, method: str) -> Answer:
     return Answer({**value, "body": whole or b""})
 
 
-def _delay(options: Any) -> float | None:
-    if isinstance(options, dict):
-        return options.get("delaySeconds", options.get("delay_seconds"))
-    return None
+def _delay(options: Any, named: dict[str, Any]) -> float | None:
+    given = options_of(options, named, ("delay_seconds",), "retry")
+    return given.get("delay_seconds")

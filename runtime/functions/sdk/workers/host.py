@@ -24,7 +24,7 @@ class Env:
 
 
 env = Env()
-before_leaving: list[Callable[[], None]] = []
+before_leaving: set[Callable[[], None]] = set()
 """Called before anything else is asked of the runtime: an object's writes are on the disk before others can learn of them."""
 _channel: Channel | None = None
 

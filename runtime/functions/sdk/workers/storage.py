@@ -8,6 +8,7 @@ import asyncio
 import contextvars
 import inspect
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -24,6 +25,9 @@ _within: contextvars.ContextVar["Transaction | None"] = contextvars.ContextVar("
 
 class Owner(Protocol):
     """The instance whose storage it is."""
+
+    @property
+    def broken(self) -> BaseException | None: ...
 
     def reset(self, why: BaseException) -> None: ...
 
@@ -59,6 +63,8 @@ class Asker:
         return self.transaction is not None and _within.get() is not self.transaction
 
     def ask(self, method: str, **kwargs: Any) -> Any:
+        if self._owner.broken is not None:
+            raise self._owner.broken
         if self.is_foreign:
             raise RuntimeError(
                 "another event's transaction is open in this object; await it, or use storage.transaction"
@@ -73,19 +79,26 @@ class Asker:
     def write(self, method: str, **kwargs: Any) -> Any:
         if not self._is_written:
             self._is_written = True
-            host.before_leaving.append(self._settle)
+            host.before_leaving.add(self._settle)
             asyncio.get_running_loop().call_soon(self._settle)
         return self.ask(method, **kwargs)
 
     def flush(self) -> None:
         """Raises where what was written could not be kept."""
-        if self._is_written and self.transaction is None:
+        if self._is_written and self.transaction is None and self._owner.broken is None:
             self._is_written = False
+            host.before_leaving.discard(self._settle)
             try:
                 host.call_now(STORAGE, "commit", **self._who)
             except Exception as error:
                 self._owner.reset(error)
                 raise
+
+    def abandon(self) -> None:
+        """What is not committed is undone, and nothing more comes of this instance."""
+        host.before_leaving.discard(self._settle)
+        with suppress(Exception):  # then the next instance's start undoes it
+            host.call_now(STORAGE, "abandon", **self._who)
 
     def _settle(self) -> None:
         try:

@@ -89,6 +89,7 @@ class Instance:
     def reset(self, why: BaseException) -> None:
         if self.broken is None:
             self.broken = why
+            self._asker.abandon()
             self._broke.set()
             self._opened.set()
 
@@ -152,7 +153,11 @@ class Objects:
         if instance is None or instance.broken is not None:
             self._forget_unused()
             instance = Instance(class_name, id, name if isinstance(name, str) else None)
-            instance.target = kind(instance.context, host.env)
+            try:
+                instance.target = kind(instance.context, host.env)
+            except BaseException as error:
+                instance.reset(error)  # what half a constructor has written is undone
+                raise
             self._instances[(class_name, id)] = instance
         return instance
 
