@@ -197,6 +197,9 @@ class FunctionsConfig(Table):
     concurrency: int = Field(64, ge=1, description="requests open in one process, beyond which another one is started")
     max_isolates: int = Field(4, ge=1, description="processes of one function")
     idle_s: float = Field(60.0, gt=0, description="without a request, after which a process is ended")
+    zygotes_mib: int = Field(
+        1024, ge=0, description="memory for functions that sleep with all they import, so that they wake quickly"
+    )
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "FunctionsConfig":

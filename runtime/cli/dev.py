@@ -13,7 +13,7 @@ from rich.console import Console
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 
 from runtime.app import build_app
 from runtime.cli.errors import CliError
@@ -21,6 +21,7 @@ from runtime.functions.channel import Failure
 from runtime.functions.manifest import Manifest, ManifestError, load_manifest
 from runtime.functions.serving import ServedFunctions
 from runtime.functions.site import IsolationError
+from runtime.middleware.errors import Errors
 from runtime.routes.functions import FunctionRoute
 from runtime.serve import serve_app
 from sites.config import SiteConfig, parse
@@ -100,6 +101,9 @@ def dev_app(manifest: Manifest, site: SiteConfig) -> Starlette:
         show_errors=True,
         name=manifest.name,
     )
+    app.state.routes = Errors(
+        Router([*app.router.routes])
+    )  # AI bindings must not find the function at the models' paths
     clock = _Clock(served, manifest.name)
     app.router.routes[0:0] = [
         Route("/cdn-cgi/handler/scheduled", clock.fire, methods=["GET", "POST"]),

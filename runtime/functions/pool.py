@@ -10,13 +10,14 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime.functions import frames
 from runtime.functions.channel import Failure, Result
 from runtime.functions.confine import Confinement
+from runtime.functions.layers import LayerError
 from runtime.functions.limits import Limits
 from runtime.functions.logs import FunctionLog
 from runtime.functions.manifest import Manifest
@@ -27,9 +28,7 @@ from runtime.functions.zygotes import FunctionZygote, SiteZygote, ZygoteError
 log = logging.getLogger("pilotlight.function")
 _numbers = itertools.count(1)
 
-ZYGOTE_IDLES = (
-    10.0  # a function's zygote is kept, for quick waking, so many times as long as an isolate without requests
-)
+REFUSED_FOR_S = 20.0  # packages that could not be installed are not tried again at once
 LAG_S = 0.1  # a loop that is silent for so long is busy: another isolate takes the next request
 SCRATCH_S = 0.25  # between two looks at what tier 1 has written
 MAX_SOURCES = 500  # files looked through for imports
@@ -54,8 +53,10 @@ class FunctionPool:
         outward: Outward,
         *,
         layers: tuple[Path, ...] = (),
+        packages: Callable[[], Awaitable[Path]] | None = None,
         follow: Callable[[str], None] | None = None,
     ) -> None:
+        """`packages` gives the layer of what the function depends on, once it is installed."""
         self.manifest = manifest
         self.name = manifest.name
         self.limits = limits if manifest.cpu_ms is None else replace(limits, cpu_ms=manifest.cpu_ms)
@@ -71,7 +72,9 @@ class FunctionPool:
         self._layers = [str(path.resolve()) for path in (*layers, *((vendored,) if vendored.is_dir() else ()))]
         self._zygote: FunctionZygote | None = None
         self._zygote_log: FunctionLog | None = None
-        self._asleep_since: float | None = None
+        self.asleep_since: float | None = None  # with its zygote in memory
+        self._packages = packages
+        self._refused: tuple[float, Fault] | None = None
         self._freed = asyncio.Event()
         self._waiting = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -85,6 +88,7 @@ class FunctionPool:
         is_pinned: bool = False,
     ) -> Result:
         """`is_pinned`: the function's oldest isolate answers, since objects of which there is one live there. Raises Fault."""
+        await self._install()
         worker = await (self._oldest() if is_pinned else self._free())
         try:
             return await worker.ask(frame, body, wall_s or self.limits.wall_s)
@@ -101,11 +105,9 @@ class FunctionPool:
         is_busy = False
         now = asyncio.get_running_loop().time()
         if self.workers or self._zygote is None:
-            self._asleep_since = None
-        elif self._asleep_since is None:
-            self._asleep_since = now
-        elif now - self._asleep_since > ZYGOTE_IDLES * self.limits.idle_s:
-            self._end_zygote()
+            self.asleep_since = None
+        elif self.asleep_since is None:
+            self.asleep_since = now
         for worker in tuple(self.workers):
             if worker.load or worker.background or not worker.is_ready:
                 is_busy = True
@@ -118,13 +120,34 @@ class FunctionPool:
             self._measuring = self._keep(self._measure_scratch())
         return is_busy
 
+    async def prepare(self) -> None:
+        """What a deployment pays, so that no request does: packages are installed, and a zygote has imported them."""
+        try:
+            await self._install()
+            if (self._zygote is None or not self._zygote.is_alive) and not self.is_closing:
+                self._hatch()
+        except (Fault, ZygoteError, OSError) as error:
+            log.warning("%s: %s", self.name, getattr(error, "detail", "") or error)
+
+    @property
+    def zygote_mib(self) -> int:
+        return 0 if self._zygote is None else self._zygote.memory_mib
+
+    def end_zygote(self) -> None:
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
+        if self._zygote_log is not None:
+            self._zygote_log.close()
+            self._zygote_log = None
+
     async def close(self) -> None:
         self.is_closing = True
         for worker in tuple(self.workers):
             self._retire(worker)
         while self._tasks:
             await asyncio.gather(*tuple(self._tasks), return_exceptions=True)
-        self._end_zygote()
+        self.end_zygote()
         await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
 
     async def _measure_scratch(self) -> None:
@@ -137,6 +160,23 @@ class FunctionPool:
             await asyncio.gather(*(worker.until_gone() for worker in guilty))
             await asyncio.to_thread(empty, self._scratch)
         await asyncio.sleep(SCRATCH_S)
+
+    async def _install(self) -> None:
+        if self._packages is None:
+            return
+        now = asyncio.get_running_loop().time()
+        if self._refused is not None and now < self._refused[0]:
+            raise self._refused[1]
+        try:
+            layer = await self._packages()
+        except LayerError as error:
+            sentence = f"the packages of {self.name!r} cannot be installed"
+            fault = Fault(sentence, code="dependencies", name="LayerError", detail=f"{sentence}:\n{error}")
+            self._refused = now + REFUSED_FOR_S, fault
+            raise fault from None
+        if self._packages is not None:  # else another request was first
+            self._packages = None
+            self._layers.insert(0, str(layer.resolve()))
 
     async def _free(self) -> Worker:
         while True:
@@ -207,16 +247,8 @@ class FunctionPool:
         self._keep(self._attend(worker))
         return worker
 
-    def _end_zygote(self) -> None:
-        if self._zygote is not None:
-            self._zygote.close()
-            self._zygote = None
-        if self._zygote_log is not None:
-            self._zygote_log.close()
-            self._zygote_log = None
-
     def _hatch(self) -> None:
-        self._end_zygote()
+        self.end_zygote()
         ground, manifest = self._ground, self.manifest
         scratch = self._scratch
         scratch.mkdir(parents=True, exist_ok=True)

@@ -45,6 +45,7 @@ class ServedFunctions:
             state_dir=state_dir,
             egress_allow=config.egress_allow,
             own_ports=lambda: _ports(app()),
+            zygotes_mib=config.zygotes_mib,
             open_bindings=lambda manifest, functions: opener(self._state_dir, self._services)(manifest, functions),
         )
 

@@ -17,6 +17,7 @@ from runtime.functions import frames
 from runtime.functions.channel import Failure, Inbound, Result
 from runtime.functions.confine import Confinement
 from runtime.functions.egress import Egress
+from runtime.functions.layers import Layers, requirements_of
 from runtime.functions.limits import Limits
 from runtime.functions.manifest import Manifest
 from runtime.functions.pool import FunctionPool, Ground
@@ -28,6 +29,7 @@ log = logging.getLogger("pilotlight.function")
 
 WATCH_S = 0.05
 REST_S = 0.25
+TRIM_S = 2.0
 UID_BASE = 231_072  # above what systems give to people; each function has its own
 
 
@@ -78,6 +80,7 @@ class SiteFunctions:
         egress_allow: Iterable[str] = (),
         own_ports: Callable[[], Iterable[int]] = lambda: (),
         open_bindings: Opener | None = None,
+        zygotes_mib: int = 1024,
     ) -> None:
         self.limits = limits or Limits()
         self.isolation = Isolation(0, "not tried yet")
@@ -89,6 +92,8 @@ class SiteFunctions:
         self._open_bindings = open_bindings
         self.names: dict[str, str] = {}  # of functions with several versions: the pool that bindings mean
         self.tails = Tails()
+        self._zygotes_mib = zygotes_mib
+        self._layers = Layers(Path())
         self._zygote = SiteZygote()
         self._stack = AsyncExitStack()
         self._uids = 0
@@ -99,6 +104,8 @@ class SiteFunctions:
             if self._state_dir is None:
                 self._state_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pilotlight-functions-")))
                 self._state_dir.chmod(0o755)
+            self._layers = Layers(self._state_dir / "layers")
+            stack.push_async_callback(self._layers.close)
             self._zygote.start()
             stack.callback(self._zygote.stop)
             await stack.enter_async_context(self._egress)
@@ -114,8 +121,10 @@ class SiteFunctions:
 
     def add(self, manifest: Manifest, *, name: str | None = None, layers: tuple[Path, ...] = ()) -> None:
         """Serves a function, from its next request on; one of that name before it is replaced. With a name of its own it is one version of the
-        function that the manifest names, which has queues and clock once it is made `live`."""
+        function that the manifest names, which has queues and clock once it is made `live`. `layers`: directories with its packages; without them,
+        what it asks for is installed. Raises ManifestError."""
         assert self._state_dir is not None
+        requirements = () if layers else requirements_of(manifest.directory)
         served = name or manifest.name
         uid = UID_BASE + self._uids if os.getuid() == 0 else None
         self._uids += 1
@@ -126,15 +135,22 @@ class SiteFunctions:
             ground,
             self._outward_of(served),
             layers=layers,
+            packages=partial(self._layers.get, requirements) if requirements else None,
             follow=partial(self.tails.publish, manifest.name),
         )
         bindings = None if self._open_bindings is None else self._open_bindings(manifest, self)
         if bindings is not None and served == manifest.name:
-            bindings.start()
+            try:
+                bindings.start()
+            except Exception:
+                self._keep(bindings.close())
+                raise
         self.remove(served)
         self.pools[served] = pool
         if bindings is not None:
             self._bindings[served] = bindings
+        if layers or requirements:
+            self._keep(pool.prepare())
 
     def live(self, function: str, pool: str) -> None:
         """This version is what bindings, queues and clocks mean by the function's name."""
@@ -245,27 +261,43 @@ class SiteFunctions:
         )
 
     async def _watch(self) -> None:
+        trimmed_at = 0.0
         while True:
             is_busy = False
             for pool in tuple(self.pools.values()):
                 is_busy = pool.watch() or is_busy
+            if (now := asyncio.get_running_loop().time()) - trimmed_at > TRIM_S:
+                trimmed_at = now
+                self._trim()
             await asyncio.sleep(WATCH_S if is_busy else REST_S)
 
+    def _trim(self) -> None:
+        """Functions that sleep keep their zygotes, and with them what they have imported, as far as there is memory for that."""
+        asleep = [(pool.asleep_since, pool.zygote_mib, pool) for pool in self.pools.values() if pool.asleep_since]
+        over_mib = sum(mib for _, mib, _ in asleep) - self._zygotes_mib
+        for _, mib, pool in sorted(asleep, key=lambda each: each[0] or 0.0):
+            if over_mib <= 0:
+                return
+            pool.end_zygote()
+            over_mib -= mib
+
     async def _end(self, pool: FunctionPool, bindings: OpenBindings | None) -> None:
-        ends_at = asyncio.get_running_loop().time() + pool.limits.wall_s
-        while (
-            any(worker.load or worker.background for worker in pool.workers)
-            and asyncio.get_running_loop().time() < ends_at
-        ):
-            pool.watch()
-            await asyncio.sleep(WATCH_S)
-        await pool.close()
-        if bindings is not None:
-            await bindings.close()
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + pool.limits.wall_s
+        try:
+            while any(worker.load or worker.background for worker in pool.workers) and loop.time() < ends_at:
+                pool.watch()
+                await asyncio.sleep(WATCH_S)
+        finally:
+            await pool.close()
+            if bindings is not None:
+                await bindings.close()
 
     async def _close_all(self) -> None:
-        for task in tuple(self._tasks):
+        ending = tuple(self._tasks)
+        for task in ending:
             task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
         for name in tuple(self.pools):
             pool, bindings = self.pools.pop(name), self._bindings.pop(name, None)
             await pool.close()

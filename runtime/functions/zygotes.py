@@ -176,6 +176,10 @@ class FunctionZygote:
     def is_alive(self) -> bool:
         return not self._link.closed and not self.why_failed and not self._child.died.done()
 
+    @property
+    def memory_mib(self) -> int:
+        return self._child.usage()[1]
+
     async def born(self) -> None:
         """Raises ZygoteError."""
         await asyncio.shield(self._child.born)

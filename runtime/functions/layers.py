@@ -1,0 +1,169 @@
+"""Layers: the packages that functions depend on, installed once and shared by every version that asks for the same.
+
+A layer is a directory named by the digest of what was asked for and of the interpreter that it is for; it appears whole or not at all. Wheels only:
+to build a source distribution is to run its author's code with the site's rights. Knows pip and uv; refuses to know processes and pools.
+"""
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+import sys
+import sysconfig
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from runtime.functions.manifest import ManifestError
+
+PROJECT, LIST = "pyproject.toml", "requirements.txt"
+PROVIDED = frozenset(
+    {"workers-py", "workers-runtime-sdk", "webtypy", "pyodide-py"}
+)  # this site's own SDK stands for these
+INSTALL_S = 300.0
+LAST_LINES = 12
+MAX_REQUIREMENTS = 200
+# A name, extras, versions, a marker: https://peps.python.org/pep-0508. No URL, no path, no option of the installer's.
+_REQUIREMENT = re.compile(
+    r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(\[[A-Za-z0-9._,\s-]*\])?\s*"
+    r"\(?(?:(?:===?|[<>~!]=|[<>])\s*[A-Za-z0-9.*+!_-]+\s*,?\s*)*\)?\s*(;.*)?"
+)
+
+
+class LayerError(Exception):
+    """The packages cannot be had; the message says why, in the installer's words."""
+
+
+def requirements_of(folder: Path) -> tuple[str, ...]:
+    """Of a function's pyproject.toml, else of its requirements.txt; sorted. Raises ManifestError."""
+    project, listed = folder / PROJECT, folder / LIST
+    if project.is_file():
+        found = _of_project(project)
+        if found is not None:
+            return _checked(found, project)
+    if listed.is_file():
+        lines = (line.split(" #")[0].strip() for line in listed.read_text(encoding="utf-8").splitlines())
+        return _checked([line for line in lines if line and not line.startswith("#")], listed)
+    return ()
+
+
+class Layers:
+    """The layers of one site, in a directory of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._making: dict[str, asyncio.Task[Path]] = {}
+
+    async def get(self, requirements: tuple[str, ...]) -> Path:
+        """Installs what is not there yet. Several that ask at once wait for one installation. Raises LayerError."""
+        digest = digest_of(requirements)
+        path = self._directory / digest
+        if path.is_dir():
+            return path
+        task = self._making.get(digest)
+        if task is None:
+            task = self._making[digest] = asyncio.create_task(self._make(requirements, path), name=f"layer {digest}")
+            task.add_done_callback(lambda done: self._made(digest, done))
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        tasks = tuple(self._making.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _made(self, digest: str, task: "asyncio.Task[Path]") -> None:
+        self._making.pop(digest, None)
+        if not task.cancelled():
+            task.exception()  # whoever waited has been told
+
+    async def _make(self, requirements: tuple[str, ...], path: Path) -> Path:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self._directory, prefix=".making-", ignore_cleanup_errors=True) as name:
+            made = Path(name) / "layer"
+            made.mkdir(mode=0o755)
+            (listed := Path(name) / LIST).write_text("".join(f"{each}\n" for each in requirements))
+            await _install(listed, made)
+            (made / "layer-requirements.txt").write_text(listed.read_text())
+            self._publish(made, path)
+        return path
+
+    def _publish(self, made: Path, path: Path) -> None:
+        with _locked(self._directory / ".lock"):
+            if not path.is_dir():  # another process may have made the same
+                os.rename(made, path)
+
+
+def digest_of(requirements: tuple[str, ...]) -> str:
+    built_for = (sys.implementation.cache_tag, sysconfig.get_platform(), platform.libc_ver()[0])
+    return hashlib.sha256("\n".join((*map(str, built_for), *requirements)).encode()).hexdigest()[:32]
+
+
+async def _install(listed: Path, target: Path) -> None:
+    command = [*_installer(), "--target", str(target), "--only-binary", ":all:", "-r", str(listed)]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        async with asyncio.timeout(INSTALL_S):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        raise LayerError(f"the installation has not ended within {INSTALL_S:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        lines = output.decode("utf-8", "replace").strip().splitlines()
+        raise LayerError("\n".join(lines[-LAST_LINES:]) or f"the installer ended with status {process.returncode}")
+
+
+def _installer() -> list[str]:
+    if (uv := shutil.which("uv")) is not None:
+        return [uv, "pip", "install", "--quiet", "--python", sys.executable, "--compile-bytecode"]
+    if find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+    raise LayerError("functions with dependencies need uv or pip; install one of them where this site runs")
+
+
+def _of_project(path: Path) -> list[str] | None:
+    """None where the file says nothing of dependencies."""
+    try:
+        project = tomllib.loads(path.read_text(encoding="utf-8")).get("project", {})
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path}: {error}") from None
+    found = project.get("dependencies") if isinstance(project, dict) else None
+    if found is not None and not (isinstance(found, list) and all(isinstance(each, str) for each in found)):
+        raise ManifestError(f"{path}: project.dependencies must be a list of strings")
+    return found
+
+
+def _checked(requirements: list[str], path: Path) -> tuple[str, ...]:
+    if len(requirements) > MAX_REQUIREMENTS:
+        raise ManifestError(f"{path}: {len(requirements)} requirements, of at most {MAX_REQUIREMENTS}")
+    kept: set[str] = set()
+    for requirement in requirements:
+        found = _REQUIREMENT.fullmatch(requirement.strip())
+        if found is None or "\n" in requirement:
+            raise ManifestError(
+                f"{path}: {requirement!r} is no name with versions; paths, URLs and options of the installer are not taken"
+            )
+        if re.sub(r"[-_.]+", "-", found["name"]).lower() not in PROVIDED:
+            kept.add(requirement.strip())
+    return tuple(sorted(kept))
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
