@@ -9,7 +9,7 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install up test test-all check fmt bench bench-engine bench-cold bench-step bench-functions bench-site-death peers report eval-ember train-ember gpu-check gpu-bench clean
+.PHONY: help install up test test-all check fmt bench bench-engine bench-cold bench-step bench-functions bench-site-death bench-routing bench-router soak peers report eval-ember train-ember gpu-check gpu-bench clean
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine"
@@ -21,6 +21,9 @@ help:
 	@echo "make bench-step what a step costs beside the model: scheduling, preparation, prefix cache, generation tags"
 	@echo "make report     redraw the README's measured section from the newest records"
 	@echo "make bench-site-death   what 64 open streams notice when their site is killed, frozen or drained"
+	@echo "make bench-routing  the routing policy beside nine others in simulated time, with plots (some 20 minutes)"
+	@echo "make bench-router   what this router adds to a request, beside other routers (make peers)"
+	@echo "make soak       half an hour of mixed traffic and random faults (MINUTES=... for less)"
 	@echo "make bench-functions   cold starts of functions, and what a warm call costs"
 	@echo "make eval-ember evaluate the embedded model on held-out phrasings"
 	@echo "make gpu-check, make gpu-bench    correctness and records on a GPU"
@@ -65,11 +68,22 @@ bench-step: $(DEV)
 bench-site-death: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.site_death
 
+bench-router: $(DEV)
+	@$(BIN)/python -m load_tests.scenarios.router_overhead --peers $(PEERS)
+
+MINUTES ?= 30
+
+soak: $(DEV)
+	@$(BIN)/python -m load_tests.scenarios.soak --minutes $(MINUTES)
+
 bench-functions: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.functions
 
 report: $(BASE)
 	@$(BIN)/python -m load_tests.report
+
+bench-routing: $(DEV)
+	@$(BIN)/python -m load_tests.scenarios.routing
 
 eval-ember: $(BASE)
 	@$(BIN)/python -m engine.embedded.ember.evaluate

@@ -6,13 +6,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
-from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from edge_router.deployments import deployment_routes
 from edge_router.discovery import router_place, static_backends
+from edge_router.durable import PATH, Recordings, StreamRoutes
 from edge_router.health import HealthMonitor, connection_trace, status_fetch
 from edge_router.hints import WakeHints
+from edge_router.limits import Limits
 from edge_router.metrics import RouterMetrics
+from edge_router.peek import hop_secret
 from edge_router.policy import Policy
 from edge_router.policy.cost import CostPolicy
 from edge_router.proxy import PREFIXES, Proxy
@@ -24,43 +27,71 @@ from sites.config import NetworkConfig
 
 def build_app(
     network: NetworkConfig, *, policy: Policy | None = None, clock: Callable[[], float] = time.monotonic
-) -> Starlette:
+) -> "Router":
     """`app.state.proxy.drain(timeout_s)` before stopping the server."""
     relay = network.relay
     backends = static_backends(network, clock)
     metrics = RouterMetrics(backends.values())
     sessions = SessionTable(relay.session_entries, relay.session_ttl_s, clock)
-    proxy = Proxy(relay, backends, policy or CostPolicy(), sessions, metrics, clock)
     urls = {backend.name: backend.url for backend in backends.values()}
+    secret = hop_secret()
+    limits = Limits(network.door, network.tenant_limits, network.tenants, secret, clock)
+    recordings = Recordings(network.durable, clock)
+    proxy = Proxy(
+        relay, backends, policy or CostPolicy(), sessions, metrics, limits, recordings, clock,
+        secret=secret, body_timeout_s=network.door.body_timeout_s,
+    )  # fmt: skip
     own = OwnRoutes(router_place(network), backends, proxy)
+
+    metrics.watch("tasks", "Tasks of the event loop.", lambda: len(asyncio.all_tasks()))
+    metrics.watch("sessions", "Entries in the table of sessions.", lambda: len(sessions))
+    metrics.watch("durable_streams", "Streams that can be read again.", lambda: len(recordings))
+    metrics.watch("durable_bytes", "What they hold in memory.", lambda: recordings.num_bytes)
+    metrics.watch(
+        "site_connections", "Connections to sites.", lambda: proxy.upstream.pool.num_open if proxy.upstream else 0
+    )
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         async with (
             connector() as tcp,
-            client_session(tcp, relay) as session,
             client_session(tcp, relay, connection_trace()) as probing,
             WakeHints(probing, urls, proxy.secret, metrics.registry) as hints,
+            Upstream(relay, proxy.secret) as upstream,
         ):
             monitor = HealthMonitor(backends.values(), status_fetch(probing), network.health, clock)
             probes = asyncio.create_task(monitor.run())
-            proxy.upstream, proxy.hints = Upstream(session, relay, proxy.secret), hints
+            proxy.upstream, proxy.hints = upstream, hints
             try:
                 yield
             finally:
+                await recordings.close()
                 proxy.upstream = proxy.hints = None
                 probes.cancel()
                 await asyncio.gather(probes, return_exceptions=True)
 
-    app = Starlette(
-        routes=[
-            *own.routes(),
-            *deployment_routes(backends),
-            *(Route(prefix + "{rest:path}", proxy) for prefix in PREFIXES),
-        ],
+    app = Router(
+        routes=[*own.routes(), *deployment_routes(backends)],
         lifespan=lifespan,
         exception_handlers={404: not_found, 405: method_not_allowed},
     )
     app.router.redirect_slashes = False  # /v1 is not /v1/: a redirect would turn a client's POST into a GET
-    app.state.proxy = proxy
+    app.state.proxy = app.proxy = proxy
+    app.streams = StreamRoutes(recordings, limits, secret)
     return app
+
+
+class Router(Starlette):
+    """What is forwarded goes straight to the proxy: it answers for its own errors, and the way through middleware and routes costs a tenth of a
+    request."""
+
+    proxy: Proxy
+    streams: StreamRoutes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(PREFIXES):
+            await self.proxy(scope, receive, send)
+        elif scope["type"] == "http" and scope["path"].startswith(PATH):
+            await self.streams(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)

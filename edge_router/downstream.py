@@ -1,12 +1,12 @@
 """The client's side of one exchange, as pure ASGI: read the body, notice when the client leaves, send an answer or a refusal.
 
-Hypercorn tells of a disconnect through `receive()` only, before the first byte as well as in mid-stream, so somebody must always be listening:
-`while_present` does. Knows nothing of sites.
+Our own server calls back when the client leaves; Hypercorn (HTTP/2) tells of it through `receive()` only, so there somebody must always be
+listening: `while_present` knows both. Knows nothing of sites.
 """
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
 
 import orjson
 from starlette.types import Message, Receive, Scope, Send
@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from edge_router.peek import Head
 from wire.errors import ApiError
 from wire.headers import REQUEST_ID
+from wire.http1 import ON_GONE
 from wire.sse import encode_event
 
 Result = TypeVar("Result")
@@ -22,32 +23,61 @@ Result = TypeVar("Result")
 # rest is read and thrown away first.
 DISCARD_TIMES = 8  # of the limit
 DISCARD_S = 5.0
+STALL_S = 60.0  # for a client over HTTP/2 to take what waits for it
 
 
 class ClientGone(Exception):
     """Nobody is listening any more."""
 
 
+class Listener(Protocol):
+    """To whom an answer is told: a client, or a recording."""
+
+    head: Head
+    request_id: str
+    is_streaming: bool  # an event stream has begun: a failure is an event now, no longer a status
+
+    def cut(self, error: ApiError) -> None: ...
+
+    async def whole(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None: ...
+
+    async def begin_stream(self, status: int, headers: list[tuple[str, str]]) -> None: ...
+
+    async def events(self, batch: bytes) -> None: ...
+
+    async def end_stream(self) -> None: ...
+
+    async def refuse(self, error: ApiError) -> None: ...
+
+
 class Downstream:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.head = _head(scope)
+        self.address = str(scope["client"][0]) if scope.get("client") else ""
         self.request_id = ""
-        self.is_streaming = False  # an event stream has begun: a failure is an event now, no longer a status
+        self.is_streaming = False
         self.has_answered = False
         self._receive = receive
         self._send = send
-        self._work: asyncio.Future[Any] | None = None
+        self._on_gone: Callable[[Callable[[], None] | None], None] | None = scope.get(ON_GONE)
+        self._has_left = False
+        self._work: asyncio.Task[Any] | None = None
         self._cut: ApiError | None = None
 
-    async def body(self, limit: int, silence_s: float) -> bytes:
-        """Raises ApiError before more than `limit` bytes are held, ClientGone when the client leaves half-way."""
+    async def body(self, limit: int, silence_s: float, total_s: float) -> bytes:
+        """Raises ApiError before more than `limit` bytes are held and for a client that pauses or takes too long, ClientGone when it leaves
+        half-way."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + total_s
         declared = self.head.header("content-length")
         if declared.isdigit() and int(declared) > limit:
             await self._refuse_body(int(declared), limit, silence_s)
         parts: list[bytes] = []
         size, more = 0, True
         while more:
-            message = await self._next_part(silence_s)
+            if loop.time() >= deadline:
+                raise ApiError("request_timeout", f"the request's body took more than {total_s:g} s")
+            message = await self._next_part(min(silence_s, deadline - loop.time()))
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             more = message.get("more_body", False)
@@ -61,6 +91,24 @@ class Downstream:
         if self._cut is not None:
             work.close()
             raise self._cut
+        if self._on_gone is None:
+            return await self._while_listening(work)
+        self._work = asyncio.current_task()
+        assert self._work is not None
+        self._on_gone(self._leave)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self._cut is None and not self._has_left:
+                raise  # not ours
+            self._work.uncancel()
+            raise self._cut or ClientGone from None
+        finally:
+            self._on_gone(None)
+            self._work = None
+
+    async def _while_listening(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """For a server that tells of a client's leaving to those alone who ask."""
         task: asyncio.Task[Result] = asyncio.ensure_future(work)
         self._work = task
         watch = asyncio.ensure_future(self._gone())
@@ -75,6 +123,11 @@ class Downstream:
             task.cancel()
             watch.cancel()
             await asyncio.gather(task, watch, return_exceptions=True)
+
+    def _leave(self) -> None:
+        self._has_left = True
+        if self._work is not None:
+            self._work.cancel()
 
     def cut(self, error: ApiError) -> None:
         """Ends the work from outside; the client is told `error`."""
@@ -92,8 +145,15 @@ class Downstream:
         await self._start(status, headers)
 
     async def events(self, batch: bytes) -> None:
-        """`batch` is whole events."""
-        await self._send({"type": "http.response.body", "body": batch, "more_body": True})
+        """`batch` is whole events. Our own server cuts off a client that does not read; where another one serves, it counts as gone here."""
+        message = {"type": "http.response.body", "body": batch, "more_body": True}
+        if self._on_gone is not None:
+            return await self._send(message)
+        try:
+            async with asyncio.timeout(STALL_S):
+                await self._send(message)
+        except TimeoutError:
+            raise ClientGone from None
 
     async def end_stream(self) -> None:
         await self._send({"type": "http.response.body", "body": b""})

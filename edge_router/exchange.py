@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from edge_router.journal import Journal
 from edge_router.peek import ValidRequest
+from edge_router.policy import MAX_DECLINES
 from edge_router.upstream import Lost, SiteFailed
 from sites.config import RelayConfig
 from wire.errors import ApiError
@@ -22,9 +23,12 @@ class Exchange:
             str, SiteFailed
         ] = {}  # sites tried since the request came, or since the stream was last cut
         self.tried: set[str] = set()  # of these, the ones not to be tried again yet
+        self.declined: set[str] = set()  # sites that would rather not
         self.lost: Lost | None = None  # why the stream was last cut; None: it never was
         self.lost_site = ""
         self.is_cut = False  # and has not gone on yet
+        self.whole_tokens = 0  # of an answer in one piece
+        self.unmarked_events = 0  # of a stream that does not say how many tokens they bring
         self.told_at = 0.0  # when the client last heard something of the answer
         self.look_again_at = 0.0  # when a draining site's stream may look for another site once more
         self._relay = relay
@@ -32,7 +36,25 @@ class Exchange:
         self._handovers = 0
         self._deadline = 0.0
 
+    def asks(self, patience_ms: float | None) -> ValidRequest:
+        """What the next site gets. A new request may be declined a few times; then whoever is asked takes it, as it takes what is continued."""
+        may_decline = self.lost is None and len(self.declined) < MAX_DECLINES and not self.failures
+        patience = patience_ms if may_decline else None
+        if patience != self.request.patience_ms:
+            self.request = replace(self.request, patience_ms=patience)
+        return self.request
+
+    def take_back_declined(self) -> bool:
+        """Nobody else is left: the sites that declined are asked again, and have to take it."""
+        returning = (self.declined & self.tried) - self.failures.keys()
+        self.tried -= returning
+        return bool(returning)
+
     def failed(self, site: str, failure: SiteFailed) -> None:
+        if failure.kind == "declined" and site not in self.declined:
+            self.declined.add(site)
+            self.tried.add(site)
+            return
         self.failures[site] = failure
         self.tried.add(site)
 
@@ -69,8 +91,13 @@ class Exchange:
         return now >= self._deadline
 
     @property
+    def told_tokens(self) -> int:
+        """What the client has had of the answer."""
+        return self.journal.num_tokens + self.whole_tokens + self.unmarked_events
+
+    @property
     def is_at_first_try(self) -> bool:
-        return self.lost is None and not self.failures
+        return self.lost is None and not self.failures and not self.declined
 
     def end_of_stream(self) -> ApiError:
         """What a client is told whose stream cannot go on."""

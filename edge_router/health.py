@@ -20,6 +20,7 @@ from wire.status import decode_status
 
 JITTER = 0.2  # of the interval, either way: routers that start together must not probe together
 STARTING_SHARE = 0.25  # of the interval, while a site has never been healthy: it is probably starting
+DOUBT_SHARE = 0.1  # while a probe has failed and nobody knows yet whether the site has: its streams wait for the answer
 MAX_STATUS_BYTES = 4 << 20
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class HealthMonitor:
     async def _watch(self, backend: Backend) -> None:
         while True:
             await self.probe(backend)
-            share = 1.0 if backend.was_ever_healthy else STARTING_SHARE
+            share = DOUBT_SHARE if backend.is_in_doubt else 1.0 if backend.was_ever_healthy else STARTING_SHARE
             await self._sleep(self._config.interval_s * share * (1 + JITTER * (2 * self._chance() - 1)))
 
     async def probe(self, backend: Backend) -> None:

@@ -3,7 +3,7 @@
 One registry per application, so that two routers in one process do not count into each other.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -37,6 +37,9 @@ class RouterMetrics:
             ["reason"],
             registry=registry,
         )
+        self._dearest = Counter(
+            "pilotlight_router_dearest_term", "Decisions by the term that made up most of the predicted cost.", ["term"], registry=registry
+        )  # fmt: skip
         self._predicted_ms = Counter(
             "pilotlight_router_predicted_ms",
             "Predicted time to first token of streams, by term of the cost.",
@@ -71,6 +74,10 @@ class RouterMetrics:
         )  # fmt: skip
         self.open_requests = Gauge("pilotlight_router_open_requests", "Requests under way.", registry=registry)
 
+    def watch(self, name: str, meaning: str, read: Callable[[], float]) -> None:
+        """A gauge that is read when it is asked for."""
+        Gauge(f"pilotlight_router_{name}", meaning, registry=self.registry).set_function(read)
+
     def ended(self, site: str, outcome: str) -> None:
         self._requests.labels(site, outcome).inc()
 
@@ -79,6 +86,8 @@ class RouterMetrics:
 
     def decided(self, preference: Preference) -> None:
         self._decisions.labels(preference.reason).inc()
+        if terms := preference.terms:
+            self._dearest.labels(max(terms, key=terms.__getitem__)).inc()
 
     def first_token(self, preference: Preference, actual_s: float) -> None:
         """The prediction and what came of it, where the site that was chosen first answered with a stream."""
@@ -119,6 +128,14 @@ class _BackendCollector:
         pending = GaugeMetricFamily(
             "pilotlight_router_site_pending_tokens", "Prompt tokens sent since its status.", labels=["site"]
         )
+        fresh = GaugeMetricFamily(
+            "pilotlight_router_site_status_fresh",
+            "0 where decisions rest on guesses: it has not published lately.",
+            labels=["site"],
+        )
+        prefixes = GaugeMetricFamily(
+            "pilotlight_router_site_prefixes", "Prefixes that the site says it has cached.", labels=["site"]
+        )
         for backend in self._backends:
             view = backend.view()
             for name in STATES:
@@ -126,4 +143,6 @@ class _BackendCollector:
             rtt.add_metric([backend.name], view.rtt_ms)
             inflight.add_metric([backend.name], view.outstanding)
             pending.add_metric([backend.name], view.pending_tokens)
-        yield from (state, rtt, inflight, pending)
+            fresh.add_metric([backend.name], float(view.status is not None and view.status_is_fresh))
+            prefixes.add_metric([backend.name], len(view.prefixes))
+        yield from (state, rtt, inflight, pending, fresh, prefixes)

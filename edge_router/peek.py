@@ -15,11 +15,23 @@ from uuid import uuid4
 import orjson
 
 from edge_router.geo import CLIENT_GEO, parse_place
-from edge_router.policy import Home, RouteRequest
-from edge_router.session import Conversation, prefix_chain, session_digest, tenant_salt
+from edge_router.policy import RouteRequest
+from edge_router.session import Conversation, Recall, prefix_chain, session_digest, tenant_salt
 from wire.continuation import ANSWER, AnswerName, encode_answer
 from wire.errors import ApiError, Dialect, dialect_of
-from wire.headers import HOP, HOP_SECRET_ENV, HOPS, REQUEST_ID, SESSION_AFFINITY, forwardable, hop_is_genuine, sign_hop
+from wire.headers import (
+    HOP,
+    HOP_SECRET_ENV,
+    HOPS,
+    PATIENCE,
+    PREFIXES,
+    REQUEST_ID,
+    SESSION_AFFINITY,
+    forwardable,
+    hop_is_genuine,
+    sign_hop,
+)
+from wire.prefixes import encode_named
 from wire.status import Place
 
 FUNCTIONS = "/fn/"  # paths whose requests and answers are somebody's own: relayed as bytes, never read
@@ -47,7 +59,10 @@ class Head:
     headers: list[tuple[str, str]]  # names lower case
 
     def header(self, name: str) -> str:
-        return next((value for key, value in self.headers if key == name), "")
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return ""
 
     @property
     def is_for_function(self) -> bool:
@@ -76,16 +91,28 @@ class ValidRequest:
     answer_name: AnswerName | None = None  # whichever site makes it; None: it is nothing that could be made twice
     delivery: bytes = b""  # of a stream that is to be continued, what its client has
     delivered_tokens: int = 0
+    patience_ms: float | None = (
+        None  # the queue with which the next site had better decline; None: it is to take the request
+    )
 
     @property
     def is_generated_whole(self) -> bool:
         """The site is silent until the last token."""
         return self.model is not None and not self.wants_stream
 
-    def route(self, home: Home | None) -> RouteRequest:
+    def route(self, recall: Recall, now_s: float) -> RouteRequest:
         conversation = self.conversation
         tokens = conversation.tokens + self.delivered_tokens  # both have to be computed where neither is cached
-        return RouteRequest(self.model, tokens, conversation.placement_key, home, self.client)
+        return RouteRequest(
+            self.model,
+            tokens,
+            conversation.placement_key,
+            recall.home,
+            self.client,
+            recall.held,
+            conversation.short_digests(),
+            now_s,
+        )
 
     def sent_headers(self, secret: str, now_s: float) -> list[tuple[str, str]]:
         """A signature lives for a minute, a request through several sites longer: so each try has its own."""
@@ -95,6 +122,10 @@ class ValidRequest:
         headers = [*self.upstream_headers, (HOP, signature)]
         if self.answer_name is not None:
             headers.append((ANSWER, encode_answer(self.answer_name, self.delivery)))
+        if self.patience_ms is not None:
+            headers.append((PATIENCE, str(round(self.patience_ms))))
+        if self.conversation.prefixes:
+            headers.append((PREFIXES, encode_named(self.conversation.short_digests())))
         return headers
 
 

@@ -14,15 +14,30 @@ BOUND = 1.25  # a site may hold so many times the mean occupancy before newcomer
 ALWAYS_FREE = (
     0.05  # and below this occupancy it never counts as full: with three requests in the house, means mean nothing
 )
+MAX_WALK = 16  # sites that are hashed: the cheapest ones; a conversation has nothing to gain from the seventeenth
 
 
-def placement_order(key: bytes, backends: Sequence[BackendView]) -> list[BackendView]:
-    """Highest hash first; sites above the bound follow, in the same order. The second is where the conversation spills."""
-    hashed = sorted(backends, key=lambda backend: (_weight(key, backend.name), backend.name), reverse=True)
-    occupancies = {backend.name: backend.occupancy or 0.0 for backend in hashed}
-    bound = max(ALWAYS_FREE, BOUND * sum(occupancies.values()) / max(1, len(hashed)))
-    free = [backend for backend in hashed if occupancies[backend.name] <= bound]
-    return free + [backend for backend in hashed if occupancies[backend.name] > bound]
+def placement_order(
+    key: bytes, backends: Sequence[BackendView], mean_occupancy: float | None = None
+) -> list[BackendView]:
+    """Highest hash first; then, in the same order, sites above the bound and those whose trial period does not extend to this key; then those
+    beyond the walk as they came. `backends`: best first; `mean_occupancy`: over all sites, not only these."""
+    walked = backends[:MAX_WALK]
+    weights = {backend.name: _weight(key, backend.name) for backend in walked}
+    hashed = sorted(walked, key=lambda backend: (weights[backend.name], backend.name), reverse=True)
+    if mean_occupancy is None:
+        mean_occupancy = sum(backend.occupancy or 0.0 for backend in hashed) / max(1, len(hashed))
+    bound = max(ALWAYS_FREE, BOUND * mean_occupancy)
+    taken = [
+        backend for backend in hashed if (backend.occupancy or 0.0) <= bound and _trusts(backend, weights[backend.name])
+    ]
+    names = {backend.name for backend in taken}
+    return [*taken, *(backend for backend in hashed if backend.name not in names), *backends[MAX_WALK:]]
+
+
+def _trusts(backend: BackendView, weight: bytes) -> bool:
+    """A site that has only just come back takes a growing share of its keys, always the same ones first."""
+    return backend.trust >= 1 or weight[-1] < 256 * backend.trust
 
 
 def _weight(key: bytes, name: str) -> bytes:

@@ -5,19 +5,25 @@ answer. When none is left an honest error event ends the stream. Knows no policy
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import aclosing
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from edge_router.backend import Backend, Ticket
-from edge_router.downstream import ClientGone, Downstream
+from edge_router.downstream import ClientGone, Downstream, Listener
+from edge_router.durable import Recording, Recordings, accepted, asks_for_it, owner_of, tell
 from edge_router.exchange import Exchange
 from edge_router.hints import WakeHints
+from edge_router.limits import Limits
 from edge_router.metrics import NO_SITE, RouterMetrics
-from edge_router.peek import FUNCTIONS, ValidRequest, hop_secret, peek, request_id_of
+from edge_router.peek import FUNCTIONS, ValidRequest, peek, request_id_of
 from edge_router.policy import Policy, Preference, RouteRequest
+from edge_router.retries import RetryBudget
 from edge_router.session import SessionTable
 from edge_router.upstream import Answer, Lost, SiteFailed, Upstream, is_sites_own_fault
 from sites.config import RelayConfig
@@ -32,6 +38,8 @@ UNTOUCHED = ("connect", "full", "draining")  # failures of a site that has not b
 TRY_AGAIN_S = 0.5  # between rounds over the sites, while a stream that was cut can go on at none
 LAST_WORDS_S = 1.0  # for the error events of streams that a drain cuts
 
+_PLAIN_TARGET = re.compile(r"[\x21-\x7e]+")
+
 log = logging.getLogger(__name__)
 
 
@@ -45,9 +53,17 @@ class Proxy:
         policy: Policy,
         sessions: SessionTable,
         metrics: RouterMetrics,
+        limits: Limits,
+        recordings: Recordings,
         clock: Callable[[], float],
+        *,
+        secret: str,
+        body_timeout_s: float,
     ) -> None:
         self.relay = relay
+        self.limits = limits
+        self.recordings = recordings
+        self.body_timeout_s = body_timeout_s
         self.backends = backends
         self.policy = policy
         self.sessions = sessions
@@ -55,23 +71,30 @@ class Proxy:
         self.upstream: Upstream | None = None  # open while the application runs
         self.hints: WakeHints | None = None  # likewise
         self.is_draining = False
-        self.secret = hop_secret()
+        self.secret = secret
         self._clock = clock
-        self._open: set[Downstream] = set()
+        self._open: set[Listener] = set()
+        self.retries = RetryBudget(clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = Downstream(scope, receive, send)
         client.request_id = request_id_of(client.head)
+        await self._answered(client, self._admitted(client))
+
+    async def _answered(self, client: Listener, work: Coroutine[Any, Any, None]) -> None:
+        """Whatever comes of it, it is counted, and the client is told."""
         self._open.add(client)
         self.metrics.open_requests.inc()
         try:
-            body = await self._body(client)
-            await client.while_present(self.forward(client, body))
+            await work
         except ClientGone:
             self.metrics.ended(NO_SITE, "client_gone")
         except ApiError as error:
             self.metrics.ended(NO_SITE, error.word)
             await client.refuse(error)
+        except asyncio.CancelledError:
+            self.metrics.ended(NO_SITE, "stopped")
+            raise
         except Exception:
             log.exception("request %s failed inside the router", client.request_id)
             self.metrics.ended(NO_SITE, "internal_error")
@@ -82,29 +105,56 @@ class Proxy:
             self.metrics.open_requests.dec()
             self._open.discard(client)
 
-    async def forward(self, client: Downstream, body: bytes) -> None:
+    async def _admitted(self, client: Downstream) -> None:
+        with self.limits.admitted(client.head, client.address):
+            body = await self._body(client)
+            is_durable, is_async, body = asks_for_it(client.head, body)
+            if not is_durable:
+                return await client.while_present(self.forward(client, body))
+            recording = self.recordings.start(
+                owner_of(client.head, self.secret), client, lambda made: self._record(made, body, client.address)
+            )
+            if is_async:
+                return await accepted(recording, client)
+            with contextlib.suppress(ClientGone):  # the stream goes on without it
+                await client.while_present(tell(recording, client, 0))
+
+    async def _record(self, recording: Recording, body: bytes, address: str) -> None:
+        with self.limits.held(recording.head, address):
+            await self._answered(recording, self.forward(recording, body))
+
+    async def forward(self, client: Listener, body: bytes) -> None:
         assert self.upstream is not None
         started_at = self._clock()
         request = peek(client.head, body, client.request_id, self.secret, self.relay.max_hops)
         exchange = Exchange(request, self.relay)
+        self.retries.deposit()
+        self.limits.charge(client.head, request.conversation.tokens)
+        try:
+            await self._try_sites(client, exchange, started_at)
+        finally:
+            self.limits.charge(client.head, exchange.told_tokens)
+
+    async def _try_sites(self, client: Listener, exchange: Exchange, started_at: float) -> None:
+        assert self.upstream is not None
         while (choice := await self._next_choice(exchange)) is not None:
             route, preference = choice
             backend = self.backends[preference.backend.name]
             with backend.inflight(route.uncached_tokens(backend.name)) as ticket:
                 try:
-                    answer = await self._ask(self.upstream, backend, ticket, exchange)
+                    answer = await self._ask(self.upstream, backend, ticket, exchange, preference.patience_ms)
                 except SiteFailed as failure:
-                    self._note(backend, failure)
+                    self._note(backend, ticket, exchange, failure)
                     exchange.failed(backend.name, failure)
-                    if not request.head.may_be_repeated and failure.kind not in UNTOUCHED:
+                    if not exchange.request.head.may_be_repeated and failure.kind not in UNTOUCHED:
                         sentence = f"the site {backend.name} was lost while the function ran: {failure.detail}"
                         raise ApiError("upstream_lost", sentence) from None
                     continue
                 async with answer:
                     ticket.answering()
-                    self._learn(exchange, preference, answer, self._clock() - started_at)
+                    elapsed_s = self._clock() - started_at
                     try:
-                        return await self._relay(client, exchange, answer, preference)
+                        return await self._relay(client, exchange, answer, preference, elapsed_s)
                     except Lost as lost:
                         if answer.is_opaque:  # its client learns from a response without an end
                             return self.metrics.ended(backend.name, "lost")
@@ -113,7 +163,7 @@ class Proxy:
         await self._give_up(client, exchange)
 
     def rank(self, request: ValidRequest) -> tuple[RouteRequest, list[Preference]]:
-        route = request.route(self.sessions.home(request.conversation))
+        route = request.route(self.sessions.recall(request.conversation), self._clock())
         return route, self.policy.rank(route, [backend.view() for backend in self.backends.values()])
 
     async def drain(self, timeout_s: float) -> None:
@@ -133,10 +183,15 @@ class Proxy:
             raise ApiError("draining", "the router is shutting down: send the request again", retry_after_s=1)
         if ".." in client.head.path.split("/"):
             raise ApiError("not_found", "a path must not contain '..'")
-        return await client.body(int(self.relay.max_body_mib * 2**20), self.relay.idle_timeout_s)
+        if not _PLAIN_TARGET.fullmatch(client.head.target):
+            raise ApiError("invalid_request", "a path must be printable ASCII: encode everything else as %XX")
+        limit = int(self.relay.max_body_mib * 2**20)
+        return await client.body(limit, self.relay.idle_timeout_s, self.body_timeout_s)
 
     async def _next_choice(self, exchange: Exchange) -> tuple[RouteRequest, Preference] | None:
         """The best site not yet tried. Ranked anew each time: while one kept us waiting, others have failed, and others have come back."""
+        if exchange.failures and exchange.lost is None and not self.retries.withdraw():
+            return None
         while not exchange.is_out_of_tries(self._clock()):
             route, preferences = self.rank(exchange.request)
             if self.hints is not None and exchange.is_at_first_try:
@@ -144,44 +199,52 @@ class Proxy:
             left = (preference for preference in preferences if preference.backend.name not in exchange.tried)
             if (preference := next(left, None)) is not None:
                 return route, preference
+            if exchange.take_back_declined():
+                continue
             if exchange.lost is None:
                 return None
             await asyncio.sleep(TRY_AGAIN_S)
             exchange.try_again()
         return None
 
-    async def _ask(self, upstream: Upstream, backend: Backend, ticket: Ticket, exchange: Exchange) -> Answer:
-        """A site that stops answering its probes while we wait for its first byte is left at once: a machine that froze or a cable that was cut
-        closes no connection."""
-        try:
-            async with asyncio.timeout(None) as patience:
-                ticket.on_site_lost = lambda: patience.reschedule(0)  # a moment long past: the patience ends now
-                answer = await upstream.ask(backend.url, exchange.request, exchange.patience_s(self._clock()))
-        except TimeoutError:
-            raise SiteFailed("silent", f"it became unhealthy before its first byte: {backend.detail}") from None
-        finally:
-            ticket.on_site_lost = None
+    async def _ask(
+        self, upstream: Upstream, backend: Backend, ticket: Ticket, exchange: Exchange, patience_ms: float | None
+    ) -> Answer:
+        asked = exchange.asks(patience_ms)
+        answer = await upstream.ask(backend.url, asked, exchange.patience_s(self._clock()), ticket)
         if exchange.lost is not None and not answer.has_marks:
             async with answer:
                 raise SiteFailed("refused", f"it answered {answer.status} instead of continuing the stream")
         return answer
 
-    async def _relay(self, client: Downstream, exchange: Exchange, answer: Answer, preference: Preference) -> None:
-        """To the answer's end. Raises Lost."""
+    async def _relay(
+        self, client: Listener, exchange: Exchange, answer: Answer, preference: Preference, elapsed_s: float
+    ) -> None:
+        """To the answer's end; what can be learnt from its beginning waits until the client has that. Raises Lost."""
         site, journal = preference.backend.name, exchange.journal
         headers = [pair for pair in answer.headers if pair[0] != REQUEST_ID]
         headers += [(REQUEST_ID, client.request_id), (ROUTE, explain(preference, len(exchange.failures) + 1))]
         if answer.body is not None:
+            self._learn(exchange, preference, answer, elapsed_s)
+            exchange.whole_tokens = answer.completion_tokens
             self.metrics.ended(site, _outcome(answer.status))
             return await client.whole(answer.status, headers, answer.body)
         if not client.is_streaming:
             await client.begin_stream(answer.status, headers)
+        has_learnt = False
         async with aclosing(answer.batches(lambda: _is_frozen(self.backends[site]))) as batches:
             async for events in batches:
-                ready = journal.pass_on(events) if answer.has_marks else b"".join([event.raw for event in events])
+                if answer.has_marks:
+                    ready = journal.pass_on(events)
+                else:
+                    ready = b"".join([event.raw for event in events])
+                    exchange.unmarked_events += len(events)
                 if ready:
                     await client.events(ready)
                     self._told(exchange, site)
+                if not has_learnt:
+                    has_learnt = True
+                    self._learn(exchange, preference, answer, elapsed_s)
                 if journal.broken is not None:
                     raise Lost("malformed", f"it sent {journal.broken}")
                 if journal.site_is_draining and not events[-1].is_done:
@@ -225,18 +288,21 @@ class Proxy:
             return False
         return answer.has_marks and exchange.may_be_cut_again
 
-    async def _give_up(self, client: Downstream, exchange: Exchange) -> None:
+    async def _give_up(self, client: Listener, exchange: Exchange) -> None:
         if exchange.lost is None:
             raise self._nothing_left(exchange.failures)
         self.metrics.ended(exchange.lost_site, "lost")
         self.metrics.stream_lost(exchange.lost_site)
         await client.refuse(exchange.end_of_stream())
 
-    def _note(self, backend: Backend, failure: SiteFailed) -> None:
+    def _note(self, backend: Backend, ticket: Ticket, exchange: Exchange, failure: SiteFailed) -> None:
         """What a failed try says about the site."""
         log.info("site %s failed before its first byte: %s", backend.name, failure.detail)
         self.metrics.tried(backend.name, failure.kind)
-        if failure.kind == "connect":
+        if failure.kind == "declined":
+            ticket.answering()  # it is well, and said so
+            backend.declined(exchange.request.model or "", failure.queued_tokens, ticket.sent_at)
+        elif failure.kind == "connect":
             backend.failed(failure.detail)
         elif failure.kind == "draining":
             backend.refused_draining()

@@ -83,6 +83,9 @@ class OwnRoutes:
                 {
                     "site": preference.backend.name, "state": preference.backend.state, "reason": preference.reason,
                     "cost_ms": round(preference.cost_ms, 3),
+                    "patience_ms": None if preference.patience_ms is None else round(preference.patience_ms, 3),
+                    "cached_tokens": preference.backend.cached_tokens(route),
+                    "status_age_s": _age_s(route.now_s, preference.backend.status_at_s),
                     "terms": {name: round(value, 3) for name, value in preference.terms.items()},
                 }
                 for preference in preferences
@@ -122,6 +125,10 @@ async def _limited_body(request: Request) -> bytes:
         if len(body) > MAX_DEBUG_BODY:
             raise ApiError("body_too_large", f"the body is larger than {MAX_DEBUG_BODY >> 20} MiB")
     return bytes(body)
+
+
+def _age_s(now_s: float, at_s: float) -> float | None:
+    return round(max(0.0, now_s - at_s), 3) if at_s > float("-inf") else None
 
 
 def _json(fields: object, status: int = 200) -> Response:

@@ -1,23 +1,38 @@
 """The router as a process: `python -m edge_router.serve NETWORK_FILE`. Binds, serves, and on SIGTERM drains before it stops.
 
-Knows Hypercorn's traps; what is served is app.py's.
+Knows the order of starting and stopping; what is served is app.py's.
 """
 
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-from hypercorn.asyncio import serve
-
-from edge_router.app import build_app
+from edge_router.app import Router, build_app
 from edge_router.proxy import Proxy
-from sites.config import ConfigError, NetworkConfig, load_network
-from wire.server import ListenError, bind, follow_parent, hypercorn_config, loop_factory, url_of
+from edge_router.tls import Certificate
+from sites.config import ConfigError, DoorConfig, NetworkConfig, load_network
+from wire.http1 import HttpLimits, Server
+from wire.server import (
+    GRACE_S,
+    H2,
+    ListenError,
+    bind,
+    file_limit,
+    follow_parent,
+    loop_factory,
+    raise_file_limit,
+    url_of,
+)
+
+SPARE_FILES = 64  # for probes, logs and what Python opens
 
 
 def main() -> int:
@@ -37,6 +52,7 @@ def run(network: NetworkConfig, port: int | None = None) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit status. Raises ListenError for a port that cannot be had."""
     if not follow_parent():
         return 1
+    raise_file_limit()
     listener = bind(network.listen.host, network.listen.port if port is None else port)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(network, listener))
@@ -46,6 +62,8 @@ def run(network: NetworkConfig, port: int | None = None) -> int:
 async def _serve(network: NetworkConfig, listener: socket.socket) -> None:
     app = build_app(network)
     url = url_of(listener)
+    if network.listen.tls_certificate is not None:
+        url = url.replace("http://", "https://", 1)
     stop, stop_now = asyncio.Event(), asyncio.Event()
 
     def signalled() -> None:
@@ -53,14 +71,50 @@ async def _serve(network: NetworkConfig, listener: socket.socket) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signalled)
-
-    async def until_drained() -> None:
-        """Hypercorn awaits this once it accepts connections, and stops when it returns."""
+    async with serving(app, network, listener):
+        gc.collect()
+        gc.set_threshold(10_000, 20, 50)  # a request makes some hundred objects, and hardly any in a cycle
+        gc.freeze()  # what is here now stays: no collection need look at it again
         print(f"The router listens on {url}", flush=True)
         await stop.wait()
-        await _drain(app.state.proxy, network.relay.drain_timeout_s, stop_now)
+        await _drain(app.proxy, network.relay.drain_timeout_s, stop_now)
 
-    await serve(app, hypercorn_config(listener), shutdown_trigger=until_drained)  # type: ignore[arg-type]
+
+@asynccontextmanager
+async def serving(app: Router, network: NetworkConfig, listener: socket.socket) -> AsyncIterator[Server]:
+    """Takes the socket over."""
+    h2 = H2(app)
+    server = Server(app, http_limits(network.door), h2)
+    app.proxy.metrics.watch("connections", "Of clients, over HTTP/1.1.", lambda: len(server.connections))
+    certificate = Certificate.of(network.listen)
+    async with app.router.lifespan_context(app):
+        await server.start(listener, certificate.context if certificate else None)
+        watch = asyncio.create_task(certificate.watch()) if certificate else None
+        try:
+            yield server
+        finally:
+            if watch is not None:
+                watch.cancel()
+                await asyncio.gather(watch, return_exceptions=True)
+            await h2.stop()
+            await server.stop(GRACE_S)
+
+
+def http_limits(door: DoorConfig) -> HttpLimits:
+    """No more connections than there are file descriptors for, one of a site's beside each: who comes too late is told so, instead of waiting for an
+    accept that fails."""
+    files = file_limit()
+    return HttpLimits(
+        max_head_bytes=door.max_head_kib << 10,
+        max_headers=door.max_headers,
+        head_timeout_s=door.head_timeout_s,
+        keep_alive_s=door.keep_alive_s,
+        stall_s=door.stall_timeout_s,
+        max_connections=door.max_connections
+        if files is None
+        else min(door.max_connections, max(1, files // 2 - SPARE_FILES)),
+        max_connections_per_client=door.max_connections_per_client,
+    )
 
 
 async def _drain(proxy: Proxy, timeout_s: float, stop_now: asyncio.Event) -> None:

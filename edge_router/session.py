@@ -3,24 +3,42 @@
 A conversation is known by the name its client gave it (`x-session-affinity`, `prompt_cache_key`) and, without any name, by a chain of digests
 over its own messages: every turn repeats the turns before it, so one of its prefixes has been seen. All digests are keyed with the tenant's
 salt: equal conversations of two tenants have nothing in common (invariant I4). No text is kept, only digests, site names and token counts.
+
+A prefix can be held by several sites at once: a system prompt by all that have seen one of its conversations, a conversation by the site that
+it left a moment ago. The newest holder of a conversation's own prefix is its home; the others still count when prefill is priced.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from blake3 import blake3
 
 from edge_router.policy import Home
+from wire.prefixes import short_digest
 
 DIGEST_BYTES = 16  # 2^64 entries before a collision is likely
-REMEMBERED_PREFIXES = 32  # of one conversation: a branch from further back is treated as new
+REMEMBERED_PREFIXES = (
+    32  # of one conversation, its newest: a branch from further back finds home by what its older turns have left here
+)
+HOLDERS = (
+    6  # sites remembered for one prefix, the newest: what was sent elsewhere before has probably been evicted there
+)
 
 
 class Prefix(NamedTuple):
     digest: bytes
     tokens: int  # up to here, estimated
+    is_telling: bool = True  # it tells conversations apart; a system prompt does not
+
+
+class Recall(NamedTuple):
+    """What is known of a conversation's whereabouts."""
+
+    home: Home | None
+    held: dict[str, int]  # site -> tokens of this prompt in its prefix cache, shared beginnings included
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +54,15 @@ class Conversation:
         """The same for every turn, so that routers which share nothing place it at the same site."""
         if self.session is not None:
             return self.session
-        return self.prefixes[0].digest if self.prefixes else None
+        return next((prefix.digest for prefix in self.prefixes if prefix.is_telling), None)
+
+    def short_digests(self) -> tuple[tuple[int, int], ...]:
+        """What published digests are searched for: (short digest, tokens up to there), longest first."""
+        newest = self.prefixes[-REMEMBERED_PREFIXES:]
+        return tuple((short_digest(prefix.digest), prefix.tokens) for prefix in reversed(newest))
 
 
+@lru_cache(4096)
 def tenant_salt(authorization: str, account: str, network_secret: str = "") -> bytes:
     """One salt per tenant. The network's routers agree on it, and nobody without its secret can compute it."""
     hasher = blake3(derive_key_context="pilotlight edge_router tenant salt v1")
@@ -55,22 +79,27 @@ def session_digest(salt: bytes, model: str, name: str) -> bytes:
 
 def prefix_chain(salt: bytes, seed: bytes, pieces: Iterable[tuple[bytes, bool]]) -> tuple[Prefix, ...]:
     """One prefix per piece, each digest covering all pieces so far. `seed` is what precedes them all (model, tools). A piece that is not marked
-    as telling (a system prompt that all of a tenant's conversations share) extends the chain without becoming a prefix of its own."""
+    as telling is a beginning that all of a tenant's conversations share: a site may hold it, but nobody lives there for its sake."""
     link = blake3(b"prefix" + seed, key=salt).digest()
     size = len(seed)
     prefixes = []
     for piece, is_telling in pieces:
         link = blake3(link + piece, key=salt).digest()
         size += len(piece)
-        if is_telling:
-            prefixes.append(Prefix(link[:DIGEST_BYTES], size // 4))  # four bytes a token: English in most vocabularies
+        prefixes.append(
+            Prefix(link[:DIGEST_BYTES], size // 4, is_telling)
+        )  # four bytes a token: English in most vocabularies
     return tuple(prefixes)
 
 
-class _Entry(NamedTuple):
+class _Holder(NamedTuple):
     site: str
-    tokens: int
     expires_at: float
+
+
+class _Entry(NamedTuple):
+    holders: tuple[_Holder, ...]  # newest first
+    tokens: int
 
 
 class SessionTable:
@@ -84,39 +113,55 @@ class SessionTable:
         return len(self._entries)
 
     def home(self, conversation: Conversation) -> Home | None:
-        named = self._find(conversation.session) if conversation.session is not None else None
-        longest = next(
-            ((entry, prefix) for prefix in reversed(conversation.prefixes) if (entry := self._find(prefix.digest))),
-            None,
-        )
-        if named is not None:
-            seen = longest[1].tokens if longest is not None and longest[0].site == named.site else named.tokens
-            return Home(named.site, min(seen, conversation.tokens), by_name=True)
-        if longest is not None:
-            return Home(longest[0].site, longest[1].tokens, by_name=False)
-        return None
+        return self.recall(conversation).home
+
+    def recall(self, conversation: Conversation) -> Recall:
+        now = self._clock()
+        held: dict[str, int] = {}
+        longest: Home | None = None
+        for prefix in reversed(conversation.prefixes):
+            for site in self._holders(prefix.digest, now):
+                held.setdefault(site, prefix.tokens)
+                if longest is None and prefix.is_telling:
+                    longest = Home(site, prefix.tokens, by_name=False)
+            if longest is not None and len(held) >= HOLDERS:
+                break
+        named = self._holders(conversation.session, now) if conversation.session is not None else ()
+        if not named:
+            return Recall(longest, held)
+        assert conversation.session is not None
+        tokens = held.get(
+            named[0], self._entries[conversation.session].tokens
+        )  # it may name a session whose messages we cannot follow
+        cached = held[named[0]] = min(tokens, conversation.tokens)
+        return Recall(Home(named[0], cached, by_name=True), held)
 
     def learn(self, conversation: Conversation, site: str) -> None:
         """`site` has begun to answer: it now holds every prefix of this conversation."""
-        expires_at = self._clock() + self._ttl_s
-        for prefix in conversation.prefixes[-REMEMBERED_PREFIXES:]:
-            self._put(prefix.digest, _Entry(site, prefix.tokens, expires_at))
-        if conversation.session is not None:
-            self._put(conversation.session, _Entry(site, conversation.tokens, expires_at))
-        self._forget()
-
-    def _find(self, digest: bytes) -> _Entry | None:
-        entry = self._entries.get(digest)
-        return entry if entry is not None and entry.expires_at > self._clock() else None
-
-    def _put(self, digest: bytes, entry: _Entry) -> None:
-        self._entries[digest] = entry
-        self._entries.move_to_end(digest)
-
-    def _forget(self) -> None:
         now = self._clock()
+        for prefix in conversation.prefixes[-REMEMBERED_PREFIXES:]:
+            self._put(prefix.digest, site, prefix.tokens, now)
+        if (
+            conversation.prefixes and not conversation.prefixes[0].is_telling
+        ):  # a shared beginning is in use as long as anybody's is
+            self._put(conversation.prefixes[0].digest, site, conversation.prefixes[0].tokens, now)
+        if conversation.session is not None:
+            self._put(conversation.session, site, conversation.tokens, now)
+        self._forget(now)
+
+    def _holders(self, digest: bytes, now: float) -> tuple[str, ...]:
+        entry = self._entries.get(digest)
+        return tuple(holder.site for holder in entry.holders if holder.expires_at > now) if entry is not None else ()
+
+    def _put(self, digest: bytes, site: str, tokens: int, now: float) -> None:
+        known = self._entries.pop(digest, None)
+        newest = _Holder(site, now + self._ttl_s)
+        older = [holder for holder in known.holders if holder.site != site] if known is not None else []
+        self._entries[digest] = _Entry((newest, *older[: HOLDERS - 1]), tokens)
+
+    def _forget(self, now: float) -> None:
         while self._entries:
             oldest = next(iter(self._entries))
-            if len(self._entries) <= self._max_entries and self._entries[oldest].expires_at > now:
+            if len(self._entries) <= self._max_entries and self._entries[oldest].holders[0].expires_at > now:
                 return
             del self._entries[oldest]

@@ -5,24 +5,25 @@ may be tried. After that, `Answer.batches` raises Lost. Knows HTTP and framing; 
 """
 
 import asyncio
-import io
 import os
+import re
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
 import aiohttp
 import orjson
-from yarl import URL
 
+from edge_router.backend import Ticket
+from edge_router.link import KEEP_ALIVE_S, CannotConnect, Link, LinkLost, LinkPool, Origin
 from edge_router.peek import ValidRequest
 from sites.config import RelayConfig
 from wire.continuation import MARKS
-from wire.headers import SITE, forwardable
+from wire.headers import QUEUE, SITE, forwardable
 from wire.sse import Event, EventDecoder, SSEError
 
-Failure = Literal["connect", "lost", "silent", "full", "draining", "malformed", "refused"]
+Failure = Literal["connect", "lost", "silent", "full", "draining", "malformed", "refused", "declined"]
 Cause = Literal["closed", "silent", "frozen", "error", "draining", "malformed"]
 
 MAX_ANSWER_BYTES = (
@@ -30,23 +31,26 @@ MAX_ANSWER_BYTES = (
 )  # of an answer that is not a stream: it is read whole so that its loss can be made good elsewhere
 SMALL_BYTES = 1 << 20  # of a function's answer of known length, which is relayed in one piece
 LOOK_AGAIN_S = 0.5  # silence inside a stream, after which the site's probes are asked whether it still lives
-KEEP_ALIVE_S = 4.0  # below Hypercorn's default of 5 s, so that a connection is never reused while the site closes it
+AT_WORK_SHARE = 0.1  # of the patience that is not waited for, where a site sends heartbeats
+LONG_PAST = 0.0  # on the loop's clock: a patience until then ends at once
 LAST_CHUNK_S = 0.5  # after the last event, the end of the HTTP body: then the connection can be used again
 SPENT_STATUSES = frozenset({502, 503, 504})
 WORKERS_AI_FULL = 3040
 ENGINE_LOST = ("engine_error", 5000)  # in either dialect: the engine died or failed
 SITES_OWN_FAULT = (*ENGINE_LOST, "internal_error", "draining", "overloaded", WORKERS_AI_FULL)  # as an error event
+_COMPLETION_TOKENS = re.compile(rb'"completion_tokens":\s*(\d{1,9})')
 OUR_OWN_HEADERS = frozenset({"server", "date"})  # our server writes its own
 
 
 class SiteFailed(Exception):
     """This site did not answer: nothing of the answer came from it."""
 
-    def __init__(self, kind: Failure, detail: str, retry_after_s: float | None = None) -> None:
+    def __init__(self, kind: Failure, detail: str, retry_after_s: float | None = None, queued_tokens: int = 0) -> None:
         super().__init__(detail)
         self.kind = kind
         self.detail = detail
         self.retry_after_s = retry_after_s
+        self.queued_tokens = queued_tokens  # of a site that declines: how long its queue is
 
 
 class Lost(Exception):
@@ -58,7 +62,7 @@ class Lost(Exception):
 
 
 def connector() -> aiohttp.TCPConnector:
-    """aiohttp sets TCP_NODELAY itself. No limit: admission is the sites' business, and a wait for a connection would hide in the RTT."""
+    """For probes."""
     return aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=60)
 
 
@@ -82,22 +86,25 @@ class Answer:
     """A site's answer, begun. `async with` it: leaving closes the connection to a site that is still talking."""
 
     def __init__(
-        self,
-        response: aiohttp.ClientResponse,
-        body: bytes | None,
-        stream: "_Events | _Bytes | None",
-        first: list[Event],
+        self, upstream: "Upstream", link: Link, body: bytes | None, stream: "_Events | None", first: list[Event]
     ) -> None:
-        self.status = response.status
-        self.headers = _downstream_headers(response, body)
+        self.status = link.status
+        self.headers = _downstream_headers(link, body)
         self.body = body  # None: a stream
-        self.has_marks = body is None and response.headers.get(MARKS) == "1"  # it can be continued elsewhere
+        self.has_marks = body is None and header(link.headers, MARKS) == "1"  # it can be continued elsewhere
         self.is_opaque = isinstance(
-            stream, _Bytes
+            stream, _Pieces
         )  # a function's: what is in it, and how it ends, is not ours to judge
-        self._response = response
+        self._upstream = upstream
+        self._link = link
         self._stream = stream
         self._first = first
+
+    @property
+    def completion_tokens(self) -> int:
+        """As the usage of an answer in one piece has it, at its end."""
+        found = _COMPLETION_TOKENS.search(self.body[-2048:]) if self.body is not None else None
+        return int(found[1]) if found is not None else 0
 
     async def __aenter__(self) -> "Answer":
         return self
@@ -105,12 +112,14 @@ class Answer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self._response.close()  # no effect on a response that was read to its end: its connection is back in the pool
+        self._upstream.leave(self._link, self._stream)
 
     async def batches(self, is_frozen: Callable[[], bool]) -> AsyncGenerator[list[Event], None]:
         """Whole events, as many at once as one read delivered. Raises Lost where the stream ends without having said so, and where it is
         silent while `is_frozen`."""
-        assert self._stream is not None
+        stream = self._stream
+        assert stream is not None
+        stream.is_frozen = is_frozen
         events: list[Event] | None = self._first
         last: Event | None = None
         while events is not None:
@@ -118,62 +127,48 @@ class Answer:
                 yield events
                 last = next((event for event in reversed(events) if event.data is not None), last)
                 if events[-1].is_done:
-                    await self._stream.drain()
+                    await stream.drain()
                     return
-            events = await self._stream.more(is_frozen)
+            events = await stream.more()
         if not self.is_opaque and (last is None or not _is_final(last)):
             raise Lost("closed", "it closed the connection before the end of its answer")
 
 
-class _Bytes:
-    """A function's stream: each read as one piece."""
-
-    def __init__(self, response: aiohttp.ClientResponse, idle_timeout_s: float) -> None:
-        self._content = response.content
-        self._idle_timeout_s = idle_timeout_s
-
-    async def more(self, is_frozen: Callable[[], bool]) -> list[Event] | None:
-        try:
-            async with asyncio.timeout(self._idle_timeout_s):
-                chunk = await self._content.readany()
-        except TimeoutError:
-            raise Lost("silent", f"it was silent for {self._idle_timeout_s:g} s") from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise Lost("closed", reason_of(error)) from None
-        return [Event(None, None, None, chunk)] if chunk else None
-
-    async def drain(self) -> None:
-        return
-
-
 class _Events:
-    """The site's events, read as they come."""
+    """The site's events, read as they come. How long one may take is watched from outside, for all streams at once: a timer each would be set and
+    cleared for every token."""
 
-    def __init__(self, response: aiohttp.ClientResponse, idle_timeout_s: float) -> None:
-        self._content = response.content
+    def __init__(self, link: Link, idle_timeout_s: float) -> None:
+        self.is_frozen: Callable[[], bool] | None = None
+        self._link = link
         self._decoder = EventDecoder()
         self._idle_timeout_s = idle_timeout_s
+        self._waits_since: float | None = None
 
-    async def more(self, is_frozen: Callable[[], bool]) -> list[Event] | None:
+    async def more(self) -> list[Event] | None:
         """The next events, None at a clean end. Progress is a whole event: bytes that never become one count as silence."""
-        silent_s = 0.0
-        while silent_s < self._idle_timeout_s:
-            wait_s = min(LOOK_AGAIN_S, self._idle_timeout_s - silent_s)
-            try:
-                async with asyncio.timeout(wait_s):
-                    return await self.read()
-            except TimeoutError:
-                silent_s += wait_s
-            except SSEError as error:
-                raise Lost("malformed", f"it sent {error}") from None
-            except (aiohttp.ClientError, OSError) as error:
-                raise Lost("closed", reason_of(error)) from None
-            if is_frozen():
-                raise Lost("frozen", f"it was silent for {silent_s:g} s, and its probes fail")
-        raise Lost("silent", f"it was silent for {self._idle_timeout_s:g} s")
+        self._waits_since = time.monotonic()
+        try:
+            return await self.read()
+        except SSEError as error:
+            raise Lost("malformed", f"it sent {error}") from None
+        except LinkLost as error:
+            raise Lost("closed", str(error)) from None
+        finally:
+            self._waits_since = None
+
+    def look(self, now: float) -> None:
+        """Ends the wait for a site that has been silent for too long, or is and whose probes fail."""
+        if self._waits_since is None:
+            return
+        silent_s = now - self._waits_since
+        if silent_s >= self._idle_timeout_s:
+            self._link.fail(Lost("silent", f"it was silent for {self._idle_timeout_s:g} s"))
+        elif silent_s >= LOOK_AGAIN_S and self.is_frozen is not None and self.is_frozen():
+            self._link.fail(Lost("frozen", f"it was silent for {silent_s:.1f} s, and its probes fail"))
 
     async def read(self) -> list[Event] | None:
-        while chunk := await self._content.readany():
+        while chunk := await self._link.read():
             if events := self._decoder.feed(chunk):
                 return events
         if self._decoder.pending_bytes:
@@ -182,121 +177,192 @@ class _Events:
 
     async def drain(self) -> None:
         """Nothing but the end should follow; a site that goes on is cut off."""
+        if self._link.is_done:
+            return
         try:
             async with asyncio.timeout(LAST_CHUNK_S):
-                while await self._content.readany():
+                while await self._link.read():
                     pass
-        except (TimeoutError, aiohttp.ClientError, OSError):
+        except (TimeoutError, LinkLost):
             return  # the answer was complete: only the connection is not reused
 
 
+class _Pieces(_Events):
+    """A function's stream, whatever it is: each read as one piece."""
+
+    async def read(self) -> list[Event] | None:
+        chunk = await self._link.read()
+        return [Event(None, None, None, chunk)] if chunk else None
+
+
 class Upstream:
-    def __init__(self, session: aiohttp.ClientSession, relay: RelayConfig, secret: str) -> None:
-        self._session = session
+    """`async with` it: leaving closes all connections."""
+
+    def __init__(self, relay: RelayConfig, secret: str) -> None:
+        self.pool = LinkPool(relay.connect_timeout_s)
         self._relay = relay
         self._secret = secret
+        self._origins: dict[str, Origin] = {}
+        self._streams: set[_Events] = set()
+        self._watch: asyncio.Task[None] | None = None
 
-    async def ask(self, url: str, request: ValidRequest, first_byte_s: float) -> Answer:
-        """Raises SiteFailed. On cancellation the connection is closed."""
+    async def __aenter__(self) -> "Upstream":
+        self._watch = asyncio.create_task(self._look_after_streams())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        assert self._watch is not None
+        self._watch.cancel()
+        await asyncio.gather(self._watch, return_exceptions=True)
+        self.pool.close()
+
+    async def ask(self, url: str, request: ValidRequest, first_byte_s: float, ticket: Ticket) -> Answer:
+        """Raises SiteFailed. A site that stops answering its probes while we wait for its first byte is left at once: a machine that froze or a
+        cable that was cut closes no connection. On cancellation the connection is closed."""
         patience_s = self._relay.answer_timeout_s if request.is_generated_whole else first_byte_s
-        response: aiohttp.ClientResponse | None = None
+        link: Link | None = None
+        stream: _Events | None = None
         try:
-            async with asyncio.timeout(patience_s):
-                response = await self._session.request(
-                    request.head.method,
-                    URL(url + request.head.target, encoded=True),
-                    data=_payload(request.delivery + request.body),
-                    headers=request.sent_headers(self._secret, time.time()),
-                    allow_redirects=False,
-                )
-            if request.head.is_for_function:
-                answer = await self._pass_through(response, patience_s)
-            elif response.content_type == "text/event-stream":
-                answer = await self._begin_stream(response, first_byte_s)
-            else:
-                answer = await self._read_whole(response, patience_s)
-            response = None  # the answer owns it now
+            async with asyncio.timeout(patience_s) as patience:
+                ticket.on_site_lost = lambda: patience.reschedule(LONG_PAST)
+                link = await self.pool.get(self._origin(url))
+                body = request.delivery + request.body if request.delivery else request.body
+                head = _head(link.origin, request, request.sent_headers(self._secret, time.time()), len(body))
+                link.send(head, body, is_head_request=request.head.method == "HEAD")
+                await link.head()
+                if request.head.is_for_function:
+                    answer = await self._pass_through(link, patience, patience_s)
+                elif header(link.headers, "content-type").partition(";")[0].strip().lower() == "text/event-stream":
+                    stream = _Events(link, self._relay.idle_timeout_s)
+                    self._streams.add(stream)
+                    answer = Answer(self, link, None, stream, await self._first_events(stream, patience, first_byte_s))
+                else:
+                    body = await self._read_whole(link, patience, patience_s)
+                    _refuse_spent(link, body)
+                    answer = Answer(self, link, body, None, [])
+            link = None  # the answer owns it now
             return answer
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise SiteFailed("connect", reason_of(error)) from None
+        except CannotConnect as error:
+            raise SiteFailed("connect", str(error)) from None
         except TimeoutError:
+            if patience.when() == LONG_PAST:
+                raise SiteFailed("silent", f"it became unhealthy before its first byte: {ticket.detail}") from None
             raise SiteFailed("silent", f"it sent nothing for {patience_s:g} s") from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise SiteFailed("lost", reason_of(error)) from None
-        finally:
-            if response is not None:
-                response.close()
-
-    async def _begin_stream(self, response: aiohttp.ClientResponse, patience_s: float) -> Answer:
-        """Up to the first event that carries data. A heartbeat is no answer; but when the patience ends and there were heartbeats, the site
-        is at work, and the client is told so instead of starting again elsewhere."""
-        stream = _Events(response, self._relay.idle_timeout_s)
-        first: list[Event] = []
-        try:
-            async with asyncio.timeout(patience_s):
-                while not any(event.data is not None for event in first):
-                    events = await stream.read()
-                    if events is None:
-                        raise SiteFailed("lost", "it closed the connection before its first event")
-                    first += events
-        except TimeoutError:
-            if not first:
-                raise
+        except LinkLost as error:
+            raise SiteFailed("lost", str(error)) from None
         except SSEError as error:
             raise SiteFailed("malformed", f"it sent {error}") from None
         except Lost as error:
             raise SiteFailed("lost", str(error)) from None
-        return Answer(response, None, stream, first)
+        finally:
+            ticket.on_site_lost = None
+            if link is not None:
+                self.leave(link, stream)
 
-    async def _pass_through(self, response: aiohttp.ClientResponse, patience_s: float) -> Answer:
+    def leave(self, link: Link, stream: _Events | None) -> None:
+        if stream is not None:
+            self._streams.discard(stream)
+        self.pool.put_back(link)
+
+    async def _first_events(self, stream: _Events, patience: asyncio.Timeout, patience_s: float) -> list[Event]:
+        """Up to the first event that carries data. A heartbeat is no answer; but when most of the patience is over and there were
+        some, the site is at work, and the client is told so instead of starting again elsewhere."""
+        deadline = asyncio.get_running_loop().time() + patience_s
+        patience.reschedule(deadline)
+        first: list[Event] = []
+        while not any(event.data is not None for event in first):
+            if first:
+                try:
+                    async with asyncio.timeout_at(deadline - patience_s * AT_WORK_SHARE):
+                        events = await stream.read()
+                except TimeoutError:
+                    return first
+            else:
+                events = await stream.read()
+            if events is None:
+                raise SiteFailed("lost", "it closed the connection before its first event")
+            first += events
+        return first
+
+    async def _pass_through(self, link: Link, patience: asyncio.Timeout, patience_s: float) -> Answer:
         """A function's answer. Only a site that is full or draining, which says so with a 503 of its own, is told from it."""
-        if response.status != 503 and not 0 <= (response.content_length or -1) <= SMALL_BYTES:
-            return Answer(response, None, _Bytes(response, self._relay.idle_timeout_s), [])
-        body = await self._body(response, patience_s)
-        if response.status == 503 and _error_of(body).get("code") in ("draining", "overloaded"):
-            _refuse_spent(response, body)
-        return Answer(response, body, None, [])
+        length = header(link.headers, "content-length")
+        is_small = length.isdigit() and int(length) <= SMALL_BYTES
+        if link.status != 503 and not is_small and not link.is_done:
+            stream = _Pieces(link, self._relay.idle_timeout_s)
+            self._streams.add(stream)
+            return Answer(self, link, None, stream, [])
+        body = await self._read_whole(link, patience, patience_s)
+        if link.status == 503 and _error_of(body).get("code") in ("draining", "overloaded"):
+            _refuse_spent(link, body)
+        return Answer(self, link, body, None, [])
 
-    async def _read_whole(self, response: aiohttp.ClientResponse, patience_s: float) -> Answer:
-        body = await self._body(response, patience_s)
-        _refuse_spent(response, body)
-        return Answer(response, body, None, [])
-
-    async def _body(self, response: aiohttp.ClientResponse, patience_s: float) -> bytes:
-        body = bytearray()
+    async def _read_whole(self, link: Link, patience: asyncio.Timeout, patience_s: float) -> bytes:
+        parts: list[bytes] = []
+        size = 0
         while True:
-            async with asyncio.timeout(patience_s):
-                chunk = await response.content.readany()
-            if not chunk:
+            if not link.has_news:
+                patience.reschedule(asyncio.get_running_loop().time() + patience_s)
+            if not (chunk := await link.read()):
                 break
-            body += chunk
-            if len(body) > MAX_ANSWER_BYTES:
+            parts.append(chunk)
+            size += len(chunk)
+            if size > MAX_ANSWER_BYTES:
                 raise SiteFailed("malformed", f"its answer is larger than {MAX_ANSWER_BYTES >> 20} MiB")
-        return bytes(body)
+        return b"".join(parts)
+
+    def _origin(self, url: str) -> Origin:
+        origin = self._origins.get(url)
+        if origin is None:
+            origin = self._origins[url] = Origin.of(url)
+        return origin
+
+    async def _look_after_streams(self) -> None:
+        interval_s = min(LOOK_AGAIN_S, self._relay.idle_timeout_s) / 2
+        while True:
+            await asyncio.sleep(interval_s)
+            now = time.monotonic()
+            for stream in tuple(self._streams):
+                stream.look(now)
+            self.pool.sweep()
 
 
-def _payload(body: bytes) -> bytes | io.BytesIO | None:
-    """aiohttp writes a BytesIO in pieces, and warns of bytes beyond 1 MiB because one write of them holds up the event loop."""
-    if len(body) > 1 << 20:
-        return io.BytesIO(body)
-    return body or None
+def header(headers: Sequence[tuple[str, str]], name: str) -> str:
+    """The first of that name, or nothing. Names are lower case."""
+    for key, value in headers:
+        if key == name:
+            return value
+    return ""
 
 
-def _refuse_spent(response: aiohttp.ClientResponse, body: bytes) -> None:
+def _head(origin: Origin, request: ValidRequest, headers: Sequence[tuple[str, str]], body_bytes: int) -> bytes:
+    lines = [f"{request.head.method} {request.head.target} HTTP/1.1\r\nhost: {origin.authority}\r\n"]
+    lines += [f"{name}: {value}\r\n" for name, value in headers]
+    if body_bytes or request.head.method not in ("GET", "HEAD", "OPTIONS", "DELETE"):
+        lines.append(f"content-length: {body_bytes}\r\n")
+    return "".join(lines).encode("latin-1") + b"\r\n"
+
+
+def _refuse_spent(link: Link, body: bytes) -> None:
     """A site that is full, draining or a broken gateway says so with a status; what is the client's own fault passes through."""
-    if response.status not in SPENT_STATUSES and response.status not in (429, 500):
+    if link.status not in SPENT_STATUSES and link.status not in (429, 500):
         return
     error = _error_of(body)
-    if response.status == 500:
+    if link.status == 500:
         if error.get("code") in ENGINE_LOST:
             raise SiteFailed("lost", f"its engine failed: {str(error.get('message', ''))[:200]}")
         return
-    if response.status == 429 and error.get("code") != WORKERS_AI_FULL:
+    if link.status == 429 and error.get("code") != WORKERS_AI_FULL:
         return  # the tenant's own quota: every site would say the same
     kind: Failure = "draining" if error.get("code") == "draining" else "full"
-    after = response.headers.get("retry-after", "")
+    queue = header(link.headers, QUEUE)
+    if queue.isascii() and queue.isdigit() and len(queue) < 12:
+        raise SiteFailed("declined", f"its queue of {queue} tokens is too long", queued_tokens=int(queue))
+    after = header(link.headers, "retry-after")
     said = str(error.get("message", ""))[:200]
-    detail = f"it answered {response.status}" + (f" ({said})" if said else "")
+    detail = f"it answered {link.status}" + (f" ({said})" if said else "")
     raise SiteFailed(kind, detail, float(after) if after.isascii() and after.isdigit() and len(after) < 6 else None)
 
 
@@ -324,11 +390,13 @@ def _is_final(event: Event) -> bool:
     return event.is_done or bool(_error_of(event.data))
 
 
-def _downstream_headers(response: aiohttp.ClientResponse, body: bytes | None) -> list[tuple[str, str]]:
-    headers = [pair for pair in forwardable(response.headers.items()) if pair[0] not in OUR_OWN_HEADERS]
-    if SITE in response.headers:
-        headers.append((SITE, response.headers[SITE]))
-    if body is not None and response.method != "HEAD" and response.status not in (204, 304):
+def _downstream_headers(link: Link, body: bytes | None) -> list[tuple[str, str]]:
+    headers = [pair for pair in forwardable(link.headers) if pair[0] not in OUR_OWN_HEADERS]
+    if site := header(link.headers, SITE):
+        headers.append((SITE, site))
+    if link.is_head_request:
+        headers += [pair for pair in link.headers if pair[0] == "content-length"]
+    elif body is not None and link.status not in (204, 304):
         headers.append(("content-length", str(len(body))))
     return headers
 

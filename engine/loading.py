@@ -215,6 +215,7 @@ class _Loading(NamedTuple):
             self.recipe,
             device,
             self.quantization,
+            self.supply.stays_packed(device) and (self.quantization is None or self.quantization.has_kernels(device)),
         )
         loaded = self.supply.load(lay_out, dtype, device)
         warm_up.wait()
@@ -265,12 +266,14 @@ def _start_warm_up(
     block_size: int,
     recipe: EmbeddingRecipe | None,
     device: torch.device,
-    quantization: Quantization | None = None,
+    quantization: Quantization | None,
+    stays_packed: bool,
 ) -> BackgroundWarmUp:
     def rehearsal() -> Rehearsal:
         storage = UnreadCheckpoint.open(Path(spec.path))
+        pooling = recipe and recipe.pooling
         return Rehearsal(
-            family, config, storage, dtype, context_length, block_size, recipe and recipe.pooling, quantization
+            family, config, storage, dtype, context_length, block_size, pooling, quantization, stays_packed
         )
 
     return BackgroundWarmUp(spec.name, rehearsal, device)

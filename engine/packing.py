@@ -45,7 +45,7 @@ def pack_directory(directory: Path, out: Path, dtype_name: str, report: "Report"
         raise CheckpointError(f"{out} is the checkpoint's own directory; choose another one")
     family = find_family(raw_config)
     config = family.parse_config(raw_config)
-    checkpoint = Checkpoint(directory)
+    checkpoint = Checkpoint.open(directory)
     facts = checkpoint.facts
     dtype = choose_dtype(facts, torch.device("cpu")) if dtype_name == "auto" else getattr(torch, dtype_name)
     source = fingerprint(directory).hex()

@@ -46,6 +46,7 @@ class Rehearsal(NamedTuple):
     block_size: int
     pooling: Pooling | None = None
     quantization: Quantization | None = None
+    stays_packed: bool = False  # its weights, on the device that it is rehearsed for
 
 
 def rehearse_model(rehearsal: Rehearsal) -> "list[Launch]":
@@ -53,8 +54,7 @@ def rehearse_model(rehearsal: Rehearsal) -> "list[Launch]":
 
 
 def _run(rehearsal: Rehearsal) -> None:
-    loader = WeightLoader(rehearsal.storage, rehearsal.dtype, torch.device("meta"), rehearsal.quantization)
-    model = rehearsal.family.load(rehearsal.config, loader, rehearsal.context_length)
+    model = lay_out(rehearsal)
     config = rehearsal.config
     arena = pretend(
         (_NUM_BLOCKS, config.num_layers, 2, rehearsal.block_size, config.num_kv_heads, config.head_dim), rehearsal.dtype
@@ -67,6 +67,14 @@ def _run(rehearsal: Rehearsal) -> None:
             pool_pieces(hidden, pretend((len(lens) + 1,), torch.int32), lens, PIECES[rehearsal.pooling])
         elif batch.prefill is None:
             _choose(model, hidden)
+
+
+def lay_out(rehearsal: Rehearsal) -> Model:
+    """The model, of nothing."""
+    storage = rehearsal.storage
+    packed = storage if rehearsal.stays_packed else None
+    loader = WeightLoader(storage, rehearsal.dtype, torch.device("meta"), rehearsal.quantization, packed)
+    return rehearsal.family.load(rehearsal.config, loader, rehearsal.context_length)
 
 
 def batches(rehearsal: Rehearsal) -> Iterator[Batch]:

@@ -1,6 +1,6 @@
 """Matrix products with a weight as checkpoints keep it, [outputs, inputs]: a projection, a gated pair with its activation, a head.
 
-Knows which activations may be fused; refuses to know what is projected. A few rows on a CPU read the weight where it lies, once.
+Knows which activations may be fused; refuses to know what is projected. On a CPU a few rows read the weight where it lies, once.
 """
 
 from collections.abc import Callable

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from load_tests import kernel_words
+from load_tests import cold_words, kernel_words, router_words, routing_words
 from load_tests.bars import Group, draw
 from load_tests.records import RESULTS
 
@@ -62,8 +62,11 @@ def marks(subject: str) -> tuple[str, str]:
 
 def heading(record: Record) -> str:
     machine = record["machine"]
+    if record["subject"] == "routing":
+        return f"Simulated time, from its seeds alone; {record['date'][:10]}, commit {record['commit']}:"
     where = machine["accelerator"] or f"{machine['cores']} cores of an {machine['processor']} processor, no GPU"
-    return f"{where}; {record['date'][:10]}, commit {record['commit']}, torch {record['versions']['torch']}:"
+    torch = record["versions"].get("torch")
+    return f"{where}; {record['date'][:10]}, commit {record['commit']}{f', torch {torch}' if torch else ''}:"
 
 
 def table(rows: Iterable[list[str]]) -> str:
@@ -206,6 +209,12 @@ REGIONS: dict[str, Callable[[Record], Iterable[list[str]]]] = {
     "engines": engines,
     "plot": lambda results: (),
     "step-cost": step_cost,
+    "routing": routing_words.rows,
+    "router-overhead": router_words.overhead,
+    "site-death": router_words.site_death,
+    "soak": router_words.soak,
+    "cold-start": cold_words.clocks,
+    "overcommit": cold_words.overcommit,
     "engine-8b": engine,
     "kernels": kernels,
 }

@@ -101,7 +101,9 @@ def build_app(
         exception_handlers={HTTPException: _as_api_error},
         lifespan=lifespan,
     )
-    health = Health(site, fleet, models, admission, metrics, _version(), lambda: app.state.url, functions)
+    health = Health(
+        site, fleet, models, admission, metrics, generator.traffic, _version(), lambda: app.state.url, functions
+    )
     app.router.routes.extend((*health.routes(), *Internal(models, timeline, secret).routes()))
     app.router.redirect_slashes = False  # a redirected POST is a surprise; an unknown path is a 404
     app.state.url = None  # known once the socket is bound

@@ -24,6 +24,7 @@ from runtime.metrics import Metrics
 from runtime.pump import Pump, pumping
 from runtime.resumption import resumed
 from runtime.streaming import Assembler, Diverged, Piece, joined
+from runtime.traffic import Traffic
 from runtime.validation import Conversation, ValidGeneration
 from wire.chat import FinishReason, Usage
 from wire.continuation import Delivery
@@ -46,6 +47,8 @@ class Generator:
         self.admission = admission
         self.metrics = metrics
         self.request_timeout_s = request_timeout_s
+        self.traffic = Traffic()
+        models.on_forgotten = self.traffic.forget
 
     @asynccontextmanager
     async def generate(self, request: ValidGeneration, tenant: Tenant) -> AsyncIterator["Generation"]:
@@ -68,9 +71,18 @@ class Generator:
                     if request.wants_prompt_only:
                         generation.end_with_prompt()
                     measure.follow(generation)
-                    yield generation
+                    self.traffic.arrived(request.model)
+                    try:
+                        yield generation
+                    finally:
+                        self._note_traffic(request, model, generation)
                     if not request.wants_prompt_only:
                         permit.settle(generation.usage.completion_tokens // request.n)
+
+    def _note_traffic(self, request: ValidGeneration, model: LoadedModel, generation: "Generation") -> None:
+        if generation.usage.completion_tokens:  # else the prompt may not have been computed
+            kv_tokens, cached = self.models.kv_tokens(model), generation.cached_tokens
+            self.traffic.computed(request.model, len(generation.prompt), cached, request.prefixes, kv_tokens)
 
 
 @contextmanager

@@ -24,6 +24,8 @@ from wire.continuation import (
     decode_delivery,
 )
 from wire.errors import ApiError
+from wire.headers import PREFIXES
+from wire.prefixes import decode_named
 
 RequestT = TypeVar("RequestT", bound=ValidGeneration)
 
@@ -57,6 +59,17 @@ def hop_of(scope: Scope, raw: bytes) -> tuple[Hop | None, bytes]:
         return Hop(name, decode_delivery(raw[:length])), raw[length:]
     except ContinuationError as error:
         raise ApiError("invalid_request", str(error)) from None
+
+
+def named_prefixes(scope: Scope) -> tuple[tuple[int, int], ...]:
+    """By what digests the router knows the prompt's beginnings. What makes no sense is no harm: it only says where a cache is."""
+    value = header(scope, PREFIXES.encode())
+    if value is None or not scope.get(GENUINE_HOP, False):
+        return ()
+    try:
+        return decode_named(value)
+    except ValueError:
+        return ()
 
 
 def body_limit(scope: Scope, limit_bytes: int) -> int:

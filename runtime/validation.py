@@ -78,6 +78,9 @@ class ValidGeneration:
     # Of a request that a router sent, that router's choice: so another site can go on with the same answer.
     answer_name: AnswerName = field(default_factory=AnswerName.fresh)
     delivery: Delivery = NOTHING_DELIVERED  # what the client has of the answer already, from another site
+    prefixes: tuple[
+        tuple[int, int], ...
+    ] = ()  # digests by which the router knows the prompt's beginnings, longest first
 
     def delivered(self, choice: int) -> Delivered:
         return self.delivery.choices[choice] if choice < len(self.delivery.choices) else Delivered()

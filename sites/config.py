@@ -274,7 +274,9 @@ class SiteRef(Table):
 
 class HealthConfig(Table):
     interval_s: float = Field(1.0, gt=0, description="between two probes of one site")
-    timeout_s: float = Field(2.0, gt=0)
+    timeout_s: float = Field(
+        1.0, gt=0, description="of a probe; a site that freezes is left after unhealthy_after of these"
+    )
     unhealthy_after: int = Field(3, ge=1, description="failed probes in a row")
     stale_after_s: float = Field(10.0, gt=0, description="a published status older than this is only a guess")
 
@@ -304,10 +306,70 @@ class RelayConfig(Table):
     drain_timeout_s: float = Field(30.0, ge=0)
 
 
+class RouterListenConfig(ListenConfig):
+    tls_certificate: str | None = Field(
+        None,
+        description="PEM file with the chain, leaf first; with tls_key, the router speaks HTTPS. Read again when it changes",
+    )
+    tls_key: str | None = Field(None, description="PEM file with its private key")
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> "RouterListenConfig":
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key belong together: set both or neither")
+        return self
+
+
+class DoorConfig(Table):
+    """What the router takes from one client connection, and for how long it waits for one."""
+
+    max_head_kib: int = Field(64, ge=1, le=1024, description="of a request's head")
+    max_headers: int = Field(128, ge=8)
+    head_timeout_s: float = Field(15.0, gt=0, description="for a request's head, from its first byte")
+    body_timeout_s: float = Field(120.0, gt=0, description="for a request's whole body")
+    keep_alive_s: float = Field(75.0, gt=0, description="a connection without a request is closed after so long")
+    stall_timeout_s: float = Field(
+        60.0, gt=0, description="a client that leaves what waits for it unread is cut off after so long"
+    )
+    max_connections: int = Field(20_000, ge=1)
+    max_connections_per_client: int = Field(20_000, ge=1, description="of one address")
+    max_open_per_client: int = Field(20_000, ge=1, description="requests of one address at work at once")
+
+
+class TenantLimitsConfig(Table):
+    """What one tenant may have; what is unset is not limited here."""
+
+    requests_per_min: float | None = Field(None, gt=0)
+    tokens_per_min: float | None = Field(
+        None, gt=0, description="of prompts, as the router estimates them, and answers"
+    )
+    max_open: int | None = Field(None, ge=1, description="requests at work at once")
+
+
+class TenantConfig(TenantLimitsConfig):
+    """A tenant with limits of its own. Its key is not written down, only a digest by which it is known."""
+
+    name: Name
+    key_sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="of its bearer token, in hexadecimal digits")
+
+
+class DurableConfig(Table):
+    """Streams that can be read again. Their events are kept in this router's memory."""
+
+    max_stream_mib: float = Field(8.0, gt=0, description="of one stream, beyond which it is ended")
+    max_total_mib: float = Field(256.0, gt=0, description="of all; the ones that ended first are forgotten first")
+    keep_s: float = Field(300.0, gt=0, description="how long a stream can be read after its end")
+    max_age_s: float = Field(3600.0, gt=0, description="a stream that has not ended by then is ended")
+
+
 class NetworkConfig(Table):
     """The router's file: where it listens, where it stands and which sites it may choose from."""
 
-    listen: ListenConfig
+    listen: RouterListenConfig
+    door: DoorConfig = DoorConfig()
+    tenant_limits: TenantLimitsConfig = TenantLimitsConfig()
+    tenants: tuple[TenantConfig, ...] = ()
+    durable: DurableConfig = DurableConfig()
     place: PlaceConfig
     sites: tuple[SiteRef, ...] = Field(min_length=1)
     health: HealthConfig = HealthConfig()
@@ -316,6 +378,8 @@ class NetworkConfig(Table):
     @model_validator(mode="after")
     def _names_are_unique(self) -> "NetworkConfig":
         _refuse_twice([site.name for site in self.sites], "site name")
+        _refuse_twice([tenant.name for tenant in self.tenants], "tenant name")
+        _refuse_twice([tenant.key_sha256 for tenant in self.tenants], "tenant key")
         return self
 
 

@@ -6,8 +6,8 @@ Site to router: a header that promises marks, and marks. A mark is a comment lin
 the mark before it, its own included, have brought: events without their mark have not happened.
 """
 
+import os
 import re
-import secrets
 import time
 from typing import Annotated, NamedTuple
 
@@ -69,7 +69,8 @@ class AnswerName(NamedTuple):
 
     @classmethod
     def fresh(cls) -> "AnswerName":
-        return cls(secrets.randbits(63), int(time.time()), secrets.token_hex(12))
+        chance = os.urandom(20)  # one call for both
+        return cls(int.from_bytes(chance[:8], "big") >> 1, int(time.time()), chance[8:].hex())
 
 
 NOTHING_DELIVERED = Delivery(())

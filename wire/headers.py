@@ -12,6 +12,9 @@ ROUTE = "x-pilotlight-route"  # router -> client: which site answered and why
 SITE = "x-pilotlight-site"  # site -> router, client: who answered
 HOP = "x-pilotlight-hop"  # router -> site: signature
 HOPS = "x-pilotlight-hops"  # router -> router: how many routers the request has passed
+PATIENCE = "x-pilotlight-patience"  # router -> site: with a queue longer than so many ms, decline
+PREFIXES = "x-pilotlight-prefixes"  # router -> site: short digests of the conversation's beginnings (wire/prefixes.py)
+QUEUE = "x-pilotlight-queue"  # site -> router: that it declines, and how many tokens its queue has
 OURS = "x-pilotlight-"  # a client may not send these: the router drops them
 
 HOP_SECRET_ENV = "PILOTLIGHT_HOP_SECRET"
@@ -23,13 +26,17 @@ HOP_BY_HOP = frozenset({
     "transfer-encoding", "upgrade",
 })  # fmt: skip
 
+_DROPPED = HOP_BY_HOP | {"host", "content-length"}
+
 
 def forwardable(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """The headers that go on to the next hop: neither hop-by-hop, nor named by `connection`, nor length, host or ours. Names lower case."""
     pairs = [(name.lower(), value) for name, value in headers]
-    named = {token.strip().lower() for name, value in pairs if name == "connection" for token in value.split(",")}
-    dropped = HOP_BY_HOP | named | {"host", "content-length"}
-    return [(name, value) for name, value in pairs if name not in dropped and not name.startswith(OURS)]
+    dropped = _DROPPED
+    for name, value in pairs:
+        if name == "connection":
+            dropped = dropped | {token.strip().lower() for token in value.split(",")}
+    return [pair for pair in pairs if pair[0] not in dropped and not pair[0].startswith(OURS)]
 
 
 def sign_hop(secret: str, now_s: float, method: str, path: str, request_id: str) -> str:
@@ -47,4 +54,4 @@ def hop_is_genuine(signature: str, secret: str, now_s: float, method: str, path:
 
 def _mac(secret: str, stamp: str, method: str, path: str, request_id: str) -> str:
     text = "\n".join((stamp, method, path, request_id))
-    return hmac.new(secret.encode(), text.encode(), "sha256").hexdigest()
+    return hmac.digest(secret.encode(), text.encode(), "sha256").hex()

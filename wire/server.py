@@ -5,6 +5,7 @@ refuses to know what is served.
 """
 
 import asyncio
+import contextlib
 import ctypes
 import errno
 import os
@@ -13,7 +14,17 @@ import socket
 import sys
 from collections.abc import Callable
 
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.asyncio.tcp_server import TCPServer
+from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
+
+from wire.http1 import Application
+
+try:
+    import resource
+except ImportError:  # not a Unix
+    resource = None  # type: ignore[assignment]
 
 PARENT_PID_ENV = "PILOTLIGHT_PARENT_PID"
 BACKLOG = 2048
@@ -57,10 +68,11 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def hypercorn_config(listener: socket.socket) -> Config:
-    """Takes the socket over."""
+def hypercorn_config(listener: socket.socket | None) -> Config:
+    """Takes the socket over, if one is given."""
     config = Config()
-    config.bind = [f"fd://{listener.detach()}"]
+    if listener is not None:
+        config.bind = [f"fd://{listener.detach()}"]
     config.backlog = BACKLOG  # default 100
     config.keep_alive_timeout = KEEP_ALIVE_S  # default 5
     config.keep_alive_max_requests = (
@@ -74,6 +86,23 @@ def hypercorn_config(listener: socket.socket) -> Config:
     return config
 
 
+class H2:
+    """HTTP/2 connections of a server that speaks HTTP/1.1 itself: Hypercorn serves them to the same application."""
+
+    def __init__(self, app: Application) -> None:
+        self._app = ASGIWrapper(app)
+        self._config = hypercorn_config(None)
+        self._context = WorkerContext(None)
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        await TCPServer(self._app, loop, self._config, self._context, {}, reader, writer)
+
+    async def stop(self) -> None:
+        """Idle connections end; those at work are told to take no more."""
+        await self._context.terminated.set()
+
+
 def follow_parent() -> bool:
     """Where a parent asks for it, the kernel sends SIGTERM when that parent dies, so that a killed `pilotlight up` leaves nothing behind.
 
@@ -85,6 +114,18 @@ def follow_parent() -> bool:
     pr_set_pdeathsig = 1
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
     return parent == str(os.getppid())  # else it died before the call
+
+
+def raise_file_limit() -> None:
+    """To what the system allows: every client and every site's answer is a file descriptor, and the usual soft limit of 1024 is soon spent."""
+    if resource is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(ValueError, OSError):  # some systems name a hard limit that they do not grant
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def file_limit() -> int | None:
+    return None if resource is None else int(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -1,15 +1,19 @@
 """The policy: predict, in milliseconds, how long each site needs to answer, and take the site that answers first.
 
-    cost = rtt + queue_ahead + prefill(uncached tokens) + wake(model) + decode_crowding
+    cost = rtt + queue_ahead + prefill(uncached tokens) + wake(model) + decode_crowding + doubt
 
-Each term comes from what the site published, corrected by what this router has sent there since; where a figure is missing or stale, a
-conservative stand-in takes its place. Differences too small to trust do not move a conversation away from its cache, nor do they send every
-new conversation to one of several equal sites: among equals the home wins, then rendezvous hashing.
+Each term comes from what the site published, corrected by what this router has sent there and by what the site has done since. `doubt` is what a
+site costs because nobody knows: a stale or silent one pays it, and the decision's header shows it. Sites are compared by the cost plus a toll: what
+the request would cost those who come behind it. Differences too small to trust do not move a conversation away from its cache, nor do they send
+every new conversation to one of several equal sites: among equals the home wins, then rendezvous hashing.
+
+What was published is a second old when it is used, and other routers have used it, too. So each preference carries the queue up to which it is one:
+a site that has a longer one declines at once, says how long it is, and the request is ranked anew.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from edge_router.placement import placement_order
 from edge_router.policy import BackendView, Preference, RouteRequest, eligible
@@ -22,16 +26,26 @@ class Assumptions:
     """What the policy believes where nobody has measured, and what it holds to be equal."""
 
     prefill_tokens_per_s: float = 2000.0  # 0.5 ms a token; a 32B on a datacentre GPU needs about 0.37
-    decode_tokens_per_s: float = 50.0
     wake_ms: float = 5000.0  # a model that must first be read from disk
     queued_tokens: int = 1024  # at a site that has not said lately
-    occupancy: float = 0.5  # likewise
-    crowding_ms: float = 150.0  # times k / (1 - k), k the site's utilisation
-    output_tokens: int = 64  # of a typical answer that neighbours slow down
-    neighbour_share: float = 0.02  # by which each running sequence lengthens a decode step
+    doubt_ms: float = 150.0  # what else such a site may hide
     saturated_ms: float = 10_000.0  # a site without a free permit would refuse: nearly the last resort
-    reach_ms: float = 25.0  # within measurement noise, and below what a reader notices
-    loyalty_ms: float = 50.0  # the same, for a client that named its session and so asked to stay
+    reach_ms: float = 10.0  # within measurement noise, and below what a reader notices
+    loyalty_ms: float = 50.0  # on top of that, for a client that named its session and so asked to stay
+    unseen_s: float = (
+        0.2  # of the work that reaches an average site: so much may have come since it published, for all we know
+    )
+    busiest: float = 0.9  # of a site's time, at most, is taken to be prefill's: waiting grows with 1 / (1 - share), and averages are never exact
+    patience_ms: float = (
+        150.0  # a queue longer by less than this is not left for another: that costs a round trip or two
+    )
+
+
+class Priced(NamedTuple):
+    score: float  # what sites are compared by: the cost, and what others lose by it
+    cost_ms: float  # what the client waits
+    backend: BackendView
+    terms: dict[str, float]
 
 
 class CostPolicy:
@@ -39,82 +53,117 @@ class CostPolicy:
         self.assumptions = assumptions or Assumptions()
 
     def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:
-        priced = [(backend, self.terms(request, backend)) for backend in eligible(request, backends)]
-        priced.sort(key=lambda pair: (sum(pair[1].values()), pair[0].name))
-        order, reason = self._among_equals(request, [(backend, sum(terms.values())) for backend, terms in priced])
-        terms_of = {backend.name: terms for backend, terms in priced}
-        return [
-            Preference(
-                backend, sum(terms_of[backend.name].values()), terms_of[backend.name], reason if i == 0 else "spill"
+        priced = [self.price(request, backend) for backend in eligible(request, backends)]
+        priced.sort(key=_cheapest_first)
+        order, reason = self._among_equals(request, priced)
+        preferences = [Preference(each.backend, each.cost_ms, each.terms, "spill") for each in order]
+        if preferences:
+            first = order[0]
+            preferences[0] = Preference(
+                first.backend, first.cost_ms, first.terms, reason, self._patience_ms(first, priced)
             )
-            for i, backend in enumerate(order)
-        ]
+        return preferences
 
-    def terms(self, request: RouteRequest, backend: BackendView) -> dict[str, float]:
+    def _patience_ms(self, first: Priced, priced: list[Priced]) -> float | None:
+        """The predicted queue, and what the next best site costs more."""
+        other = next((each for each in priced if each is not first), None)
+        if other is None:
+            return None
+        return first.terms["queue_ahead"] + max(0.0, other.score - first.score) + self.assumptions.patience_ms
+
+    def price(self, request: RouteRequest, backend: BackendView) -> Priced:
+        believed = self.assumptions
         model = backend.model(request.model) if request.model is not None else None
-        return {
-            "rtt": _rtt_ms(request, backend),
-            "queue_ahead": self._queue_ahead_ms(request, backend, model),
-            "prefill": 1000 * request.uncached_tokens(backend.name) / self._prefill_rate(model),
-            "wake": self._wake_ms(model),
-            "decode_crowding": self._decode_crowding_ms(request, backend, model),
+        rate = (
+            model.prefill_tokens_per_s if model is not None else 0.0
+        )  # it changes slowly: a stale one is better than a guess
+        ms_per_token = 1000 / (rate if rate > 0 else believed.prefill_tokens_per_s)
+        rtt = _rtt_ms(request, backend)
+        prefill = queue = wake = crowding = doubt = toll = 0.0
+        if request.model is not None and (model is not None or backend.status is None):
+            prefill = (request.prompt_tokens - backend.cached_tokens(request)) * ms_per_token
+            if model is not None:
+                load = min(believed.busiest, model.arriving_tokens_per_s * ms_per_token / 1000)
+                queue = self._queue_ms(request, backend, model, ms_per_token, load)
+                wake = self._wake_ms(model)
+                crowding = _crowding(model, max(_occupancy(backend), _kv_utilisation(model)))
+                toll = prefill * _followers(model, queue + wake + prefill / 2, load)
+            else:
+                queue = backend.pending_tokens * ms_per_token
+            if (
+                not backend.status_is_fresh or backend.status is None
+            ):  # on top of what it said last: silence makes no site look better
+                doubt = believed.doubt_ms + believed.queued_tokens * ms_per_token
+        elif not backend.status_is_fresh:
+            doubt = believed.doubt_ms
+        if _occupancy(backend) >= 1:
+            queue += believed.saturated_ms
+        cost = rtt + queue + prefill + wake + crowding + doubt
+        terms = {
+            "rtt": rtt,
+            "queue_ahead": queue,
+            "prefill": prefill,
+            "wake": wake,
+            "decode_crowding": crowding,
+            "doubt": doubt,
         }
+        return Priced(cost + toll, cost, backend, terms)
 
-    def _among_equals(
-        self, request: RouteRequest, priced: list[tuple[BackendView, float]]
-    ) -> tuple[list[BackendView], str]:
+    def _queue_ms(
+        self, request: RouteRequest, backend: BackendView, model: ModelStatus, ms_per_token: float, load: float
+    ) -> float:
+        """What is left of the published queue and of what was sent since, when this request arrives. The site has worked meanwhile; others have
+        sent to it as well, at the rate that it publishes."""
+        sent = backend.pending_tokens * ms_per_token
+        age = max(0.0, request.now_s - backend.status_at_s) * 1000
+        since = max(0.0, request.now_s - backend.pending_since_s) * 1000
+        work = model.queued_tokens * ms_per_token + sent
+        return max(0.0, work - age * (1 - load), sent - since)
+
+    def _among_equals(self, request: RouteRequest, priced: list[Priced]) -> tuple[list[Priced], str]:
         """`priced` cheapest first -> the order to try, and which branch of the policy chose its first."""
-        order = [backend for backend, _ in priced]
-        if len(order) <= 1:
-            return order, "only"
-        cheapest, home, reason = priced[0][1], request.home, "cheapest"
+        if len(priced) <= 1:
+            return priced, "only"
+        cheapest, home, reason = priced[0].score, request.home, "cheapest"
+        reach = max(self.assumptions.reach_ms, self._unseen_ms(request, priced))
         if home is not None:
-            costs = {backend.name: cost for backend, cost in priced}
-            loyalty = self.assumptions.loyalty_ms if home.by_name else self.assumptions.reach_ms
-            if costs.get(home.site, math.inf) <= cheapest + loyalty:
-                return sorted(order, key=lambda backend: backend.name != home.site), "home"
-            reason = "home_too_dear" if home.site in costs else "home_lost"
-        near = [backend for backend, cost in priced if cost <= cheapest + self.assumptions.reach_ms]
-        if request.placement_key is None or len(near) == 1:
-            return order, reason
-        placed = placement_order(request.placement_key, near)
-        return [*placed, *order[len(near) :]], "placed" if reason == "cheapest" else reason
+            loyalty = reach + self.assumptions.loyalty_ms if home.by_name else reach
+            at_home = next((each for each in priced if each.backend.name == home.site), None)
+            if at_home is not None and at_home.score <= cheapest + loyalty:
+                return [at_home, *(each for each in priced if each is not at_home)], "home"
+            reason = "home_too_dear" if at_home is not None else "home_lost"
+        near = 1
+        while near < len(priced) and priced[near].score <= cheapest + reach:
+            near += 1
+        if request.placement_key is None or near == 1:
+            return priced, reason
+        mean = sum(_occupancy(each.backend) for each in priced) / len(priced)
+        placed = placement_order(request.placement_key, [each.backend for each in priced[:near]], mean)
+        by_name = {each.backend.name: each for each in priced[:near]}
+        return [
+            *(by_name[backend.name] for backend in placed),
+            *priced[near:],
+        ], "placed" if reason == "cheapest" else reason
 
-    def _queue_ahead_ms(self, request: RouteRequest, backend: BackendView, model: ModelStatus | None) -> float:
-        """Prompt tokens that are computed before ours."""
-        if request.model is None or (model is None and backend.status is not None):
-            queued = 0
-        elif model is None or not backend.status_is_fresh:
-            queued = self.assumptions.queued_tokens + backend.pending_tokens
-        else:
-            queued = model.queued_tokens + backend.pending_tokens
-        occupancy = backend.occupancy
-        refused = self.assumptions.saturated_ms if occupancy is not None and occupancy >= 1 else 0.0
-        return 1000 * queued / self._prefill_rate(model) + refused
+    def _unseen_ms(self, request: RouteRequest, priced: list[Priced]) -> float:
+        """Work that may have come to a site since it published: the more, the less being cheapest means. In an idle network there is none."""
+        if request.model is None:
+            return 0.0
+        loads = []
+        for each in priced:
+            model = each.backend.model(request.model)
+            if model is not None and model.prefill_tokens_per_s > 0:
+                loads.append(min(1.0, model.arriving_tokens_per_s / model.prefill_tokens_per_s))
+        return 1000 * self.assumptions.unseen_s * sum(loads) / len(loads) if loads else 0.0
 
-    def _prefill_rate(self, model: ModelStatus | None) -> float:
-        """A rate changes slowly, so that even a stale one is better than a guess."""
-        measured = model.prefill_tokens_per_s if model is not None else 0.0
-        return measured if measured > 0 else self.assumptions.prefill_tokens_per_s
-
-    def _wake_ms(self, model: ModelStatus | None) -> float:
-        if model is None or model.residency == "device":
+    def _wake_ms(self, model: ModelStatus) -> float:
+        if model.residency == "device":
             return 0.0
         return model.wake_ms if model.wake_ms > 0 else self.assumptions.wake_ms
 
-    def _decode_crowding_ms(self, request: RouteRequest, backend: BackendView, model: ModelStatus | None) -> float:
-        """What the sequences already decoding there take from ours."""
-        if request.model is None or (model is None and backend.status is not None):
-            return 0.0
-        occupancy = backend.occupancy
-        if model is None or occupancy is None:
-            return _crowding(self.assumptions.crowding_ms, self.assumptions.occupancy)
-        utilisation = max(occupancy, _kv_utilisation(model))
-        rate = model.decode_tokens_per_s if model.decode_tokens_per_s > 0 else self.assumptions.decode_tokens_per_s
-        neighbours = model.running + model.waiting + backend.pending_requests
-        answer_ms = 1000 * self.assumptions.output_tokens / rate
-        slowed = answer_ms * self.assumptions.neighbour_share * neighbours
-        return _crowding(self.assumptions.crowding_ms, utilisation) + slowed
+
+def _cheapest_first(priced: Priced) -> tuple[float, str]:
+    return priced.score, priced.backend.name
 
 
 def _rtt_ms(request: RouteRequest, backend: BackendView) -> float:
@@ -125,6 +174,16 @@ def _rtt_ms(request: RouteRequest, backend: BackendView) -> float:
     return seed_rtt_ms(request.client, backend.place) + max(0.0, backend.rtt_ms - backend.seed_rtt_ms)
 
 
+def _occupancy(backend: BackendView) -> float:
+    """Share of the permits in use as the site said last, and what was sent since."""
+    status = backend.status
+    return (
+        (status.inflight + backend.pending_requests) / status.max_inflight
+        if status is not None and status.max_inflight > 0
+        else 0.0
+    )
+
+
 def _kv_utilisation(model: ModelStatus) -> float:
     """Of sequences at work: what an idle model keeps is cache, which gives way."""
     if model.kv_blocks_total <= 0 or model.running + model.waiting == 0:
@@ -132,6 +191,13 @@ def _kv_utilisation(model: ModelStatus) -> float:
     return 1 - model.kv_blocks_free / model.kv_blocks_total
 
 
-def _crowding(scale_ms: float, utilisation: float) -> float:
+def _followers(model: ModelStatus, ahead_ms: float, load: float) -> float:
+    """How many requests will come to the site before it is idle again, when it has work for so long: each waits longer by whatever is added to it.
+    A busy period that begins with work w lasts w / (1 - load) in any queue that serves in the order of arrival."""
+    return model.arriving_per_s * ahead_ms / 1000 / (1 - load)
+
+
+def _crowding(model: ModelStatus, utilisation: float) -> float:
+    """The first decode step, which grows beyond bounds as the site fills: there, sequences are preempted."""
     k = min(max(utilisation, 0.0), 0.95)
-    return scale_ms * k / (1 - k)
+    return 1000 / model.decode_tokens_per_s / (1 - k) if model.decode_tokens_per_s > 0 else 0.0

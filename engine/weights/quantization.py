@@ -34,6 +34,7 @@ class Int4Format(NamedTuple):
     layout: Literal["compressed-tensors", "gptq", "awq"]
     group: int | None  # columns under one scale; None: all of a row
     version: int = 1  # of GPTQ's format
+    # compressed-tensors stores zero points only then; GPTQ and AWQ store them always, all 8 where they are not needed
     has_zeros: bool = True
 
     def has_kernels(self, device: torch.device) -> bool:
@@ -79,6 +80,15 @@ class Int4Format(NamedTuple):
         if self.layout == "gptq":
             return from_gptq(codes, zeros, scales, g_idx, group, self.version)
         return from_awq(codes, zeros, scales, group)
+
+    def pretended(self, name: str, rows: int, columns: int, tensors: Mapping[str, torch.Tensor]) -> Int4Weight:
+        """What `make` makes, of tensors that have no content. Only that could say whether zero points are needed after all, and whether columns are
+        in order: what config.json says of the first is believed, and the second changes no kernel."""
+        group = self._group(name, columns)
+        scales = next(values for part, values in tensors.items() if part.endswith(("weight_scale", ".scales")))
+        codes, groups = scales.new_empty(rows, -(-columns // BLOCK) * (BLOCK // 2), dtype=torch.uint8), columns // group
+        zeros = scales.new_empty(rows, groups, dtype=torch.uint8) if self.has_zeros else None
+        return Int4Weight(codes, scales.new_empty(rows, groups), zeros, columns, group)
 
     def _group(self, name: str, columns: int) -> int:
         group = self.group or columns
@@ -127,7 +137,7 @@ class Fp8Format(NamedTuple):
             if tensor != f"{name}.weight"
         }
         for part, values in given.items():
-            if not bool(values.isfinite().all()):
+            if not values.is_meta and not bool(values.isfinite().all()):
                 raise CheckpointError(f"tensor {name}.{part} holds NaN or infinity; fetch the checkpoint again")
         scales = given["weight_scale_inv" if "weight_scale_inv" in given else "weight_scale"]
         row_group, column_group, shape = self._scales(rows, columns, is_one=scales.numel() == 1)
@@ -136,6 +146,10 @@ class Fp8Format(NamedTuple):
         return Fp8Weight(
             values, scales.reshape(shape), row_group, column_group, None if input_scale is None else input_scale.view(1)
         )
+
+    def pretended(self, name: str, rows: int, columns: int, tensors: Mapping[str, torch.Tensor]) -> Fp8Weight:
+        """Nothing of it depends on what is in the tensors."""
+        return self.make(name, rows, columns, tensors)
 
     def _scales(self, rows: int, columns: int, is_one: bool) -> tuple[int, int, tuple[int, int]]:
         """Rows and columns under one scale, and how many scales there are."""
@@ -254,9 +268,9 @@ def _gptq_or_awq(method: Literal["gptq", "awq"], described: Mapping[str, Any]) -
         raise CheckpointError(
             f"config.json's quantization_config has checkpoint_format = {form!r}; supported are gptq and gptq_v2"
         )
-    return Int4Format(
-        method, _group(described.get("group_size", described.get("q_group_size", 128))), 2 if form == "gptq_v2" else 1
-    )
+    group = _group(described.get("group_size", described.get("q_group_size", 128)))
+    has_zeros = bool(described.get("zero_point", True) if method == "awq" else not described.get("sym", True))
+    return Int4Format(method, group, 2 if form == "gptq_v2" else 1, has_zeros)
 
 
 def _compressed_tensors(described: Mapping[str, Any]) -> Quantization:

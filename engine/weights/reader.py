@@ -7,7 +7,7 @@ by the safetensors package because its errors name neither the tensor nor the re
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,33 +38,37 @@ class StoredTensor(NamedTuple):
 class Checkpoint:
     """What a directory's tensors are, and which of them a model has asked for."""
 
-    def __init__(self, directory: Path) -> None:
-        self._index = index_checkpoint(directory)
-        self._unasked = set(self._index)
+    def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
+        self.tensors = tensors
+        self._unasked = set(tensors)
+
+    @classmethod
+    def open(cls, directory: Path) -> "Checkpoint":
+        return cls(index_checkpoint(directory))
 
     @property
     def facts(self) -> Facts:
         """A byte of packed weights counts as the two parameters it holds, a word as eight (and scales with them: 6 % too many)."""
-        stored = self._index.values()
+        stored = self.tensors.values()
         num_parameters = sum(prod(s.shape) * _VALUES_IN_ONE.get(s.dtype, 1) for s in stored)
         return Facts(num_parameters, tuple(sorted({s.dtype for s in stored})))
 
     @property
     def num_bytes(self) -> int:
-        return sum(stored.end - stored.start for stored in self._index.values())
+        return sum(stored.end - stored.start for stored in self.tensors.values())
 
     def __contains__(self, name: str) -> bool:
-        return name in self._index
+        return name in self.tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor that is there."""
-        return self._index[name].shape
+        return self.tensors[name].shape
 
     def find(self, name: str, shape: tuple[int, ...], dtypes: Collection[str]) -> StoredTensor:
         """Tensor `name`, which must have this shape and one of these types. It has been asked for from now on."""
-        stored = self._index.get(name)
+        stored = self.tensors.get(name)
         if stored is None:
-            files = ", ".join(sorted({s.file.name for s in self._index.values()}))
+            files = ", ".join(sorted({s.file.name for s in self.tensors.values()}))
             raise CheckpointError(f"tensor {name} is missing from {files}; config.json asks for it")
         if stored.shape != shape:
             raise CheckpointError(
@@ -88,7 +92,7 @@ class Checkpoint:
             names = sorted(self._unasked)
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             raise CheckpointError(
-                f"{self._index[names[0]].file.name} holds tensors that config.json's architecture does not have: "
+                f"{self.tensors[names[0]].file.name} holds tensors that config.json's architecture does not have: "
                 f"{', '.join(names[:3])}{more}"
             )
 

@@ -5,7 +5,7 @@ Knows the order of preference and what is done when a bundle cannot be used. Ref
 
 import logging
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -16,12 +16,12 @@ from engine.errors import CheckpointError
 from engine.layers.weights import Storage, WeightLoader
 from engine.phases import Phases
 from engine.weights.at_once import PackedReader
-from engine.weights.bundle import Bundle, BundleError, Facts, Identity, config_digest, difference, lay_out
+from engine.weights.bundle import Bundle, BundleError, Facts, Identity, Wanted, config_digest, difference, lay_out
 from engine.weights.bundle_file import BundleFile, new_bundle
-from engine.weights.filling import ReadingProgress, Write, fill
+from engine.weights.filling import Job, ReadingProgress, Write, fill
 from engine.weights.fingerprint import fingerprint
 from engine.weights.quantization import Quantization
-from engine.weights.reader import Checkpoint, is_quantized, packed_file
+from engine.weights.reader import Checkpoint, StoredTensor, is_quantized, packed_file
 from engine.weights.storage import META, Arena, FromBundle, FromCheckpoint, Plan, on_device
 from kernels.cpu import pages
 
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 DTYPE_NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 _NOBODY = Identity("", "", "", "")  # whose memory no other process will see
+_AS_STORED = "tensors as the checkpoint has them"  # where other bundles name the type of theirs
 
 ModelT = TypeVar("ModelT", covariant=True)
 
@@ -97,13 +98,14 @@ class Supply:
 
     def num_bytes(self, dtype: torch.dtype, device: torch.device) -> int:
         """What the weights take once they are loaded."""
-        return self._stored().num_bytes if self._stays_packed(device) else self.facts.num_parameters * dtype.itemsize
+        return self._stored().num_bytes if self.stays_packed(device) else self.facts.num_parameters * dtype.itemsize
 
     def load(self, lay_out_model: LayOut[ModelT], dtype: torch.dtype, device: torch.device) -> Loaded[ModelT]:
         """Raises CheckpointError."""
-        if self._kept_at is not None and not self._stays_packed(device):
+        if self._kept_at is not None:
+            load_kept = self._load_copied if self.stays_packed(device) else self._load_shared
             try:
-                return self._load_shared(self._kept_at, lay_out_model, dtype, device)
+                return load_kept(self._kept_at, lay_out_model, dtype, device)
             except (BundleError, OSError) as error:
                 log.warning(
                     "the weights of %s go into the engine host's own memory and are read again after it: %s: %s",
@@ -144,9 +146,53 @@ class Supply:
         bundle = self._plan(identity, lay_out_model, dtype)
         with new_bundle(path, bundle) as new:
             self._read_into(Arena(new.memory, bundle), lay_out_model, dtype, new.write)
-            if fingerprint(self._directory) != self.fingerprint:
-                raise CheckpointError(f"{self._directory} was changed while it was read; load it again")
+            self._expect_no_change()
         self._phases.end("weights")
+
+    def _load_copied(
+        self, path: Path, lay_out_model: LayOut[ModelT], dtype: torch.dtype, device: torch.device
+    ) -> Loaded[ModelT]:
+        """Weights that stay packed. How they are arranged depends on what is in them, so what lies in memory is the checkpoint itself: no disk is
+        read again, but they are arranged again."""
+        identity = self._identity(dtype)._replace(dtype=_AS_STORED)
+        kept = self._kept
+        if kept is not None and (wrong := difference(kept.bundle.identity, identity)) is not None:
+            _refuse(path, wrong)
+            kept = None
+        is_new = kept is None
+        if kept is None:
+            self._copy(path, identity)
+            kept = self._open.enter_context(BundleFile.open(path))
+        tensors = {
+            wanted.name: StoredTensor(path, wanted.dtype, wanted.shape, start, start + wanted.num_bytes)
+            for wanted, start in kept.bundle.places
+        }
+        on_disk, self._checkpoint = self._checkpoint, Checkpoint(tensors)
+        try:
+            loaded = self._load_own(lay_out_model, dtype, device)
+        except OSError:
+            self._checkpoint = on_disk
+            raise
+        return replace(loaded, mapped=not is_new)
+
+    def _copy(self, path: Path, identity: Identity) -> None:
+        """The checkpoint's tensors, byte for byte, into a bundle at `path`."""
+        tensors = self._stored().tensors
+        wanted = [Wanted(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
+        bundle = lay_out(identity, self._stored().facts, wanted)
+        with new_bundle(path, bundle) as new:
+            jobs = []
+            for place in bundle.places:
+                tensor = tensors[place.wanted.name]
+                as_bytes = tensor._replace(dtype="U8", shape=(tensor.end - tensor.start,))
+                jobs.append(Job(place.wanted.name, (as_bytes,), new.memory[place.start : place.end]))
+            fill(jobs, on_progress=self._report, write=new.write)
+            self._expect_no_change()
+        self._phases.end("weights")
+
+    def _expect_no_change(self) -> None:
+        if fingerprint(self._directory) != self.fingerprint:
+            raise CheckpointError(f"{self._directory} was changed while it was read; load it again")
 
     def _open_kept(self) -> BundleFile | None:
         """One of this checkpoint, perhaps in another type."""
@@ -177,7 +223,7 @@ class Supply:
                 raise CheckpointError(f"{self._directory}: {error}; pack the model again") from error
         memory: torch.Tensor | None = None
         allocate = on_device(device)
-        packed = PackedReader(self._stored(), self._report) if self._stays_packed(device) else None
+        packed = PackedReader(self._stored(), self._report) if self.stays_packed(device) else None
         if device.type == "cpu" and packed is None:
             plan = self._plan(_NOBODY, lay_out_model, dtype)
             memory = pages.small(plan.size)
@@ -221,8 +267,8 @@ class Supply:
     ) -> WeightLoader:
         return WeightLoader(storage, dtype, device, self._quantization, packed)
 
-    def _stays_packed(self, device: torch.device) -> bool:
-        """Such weights have no bundle yet, and are read from the checkpoint every time: bundles hold what was unpacked."""
+    def stays_packed(self, device: torch.device) -> bool:
+        """Such weights have a bundle of their own kind, or none: others hold what was unpacked."""
         return self._packed is None and keeps_packed(device) and is_quantized(self.facts)
 
     def _identity(self, dtype: torch.dtype) -> Identity:
@@ -231,7 +277,7 @@ class Supply:
 
     def _stored(self) -> Checkpoint:
         if self._checkpoint is None:
-            self._checkpoint = Checkpoint(self._directory)
+            self._checkpoint = Checkpoint.open(self._directory)
         return self._checkpoint
 
     def _open_packed(self) -> BundleFile | None:

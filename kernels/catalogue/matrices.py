@@ -277,4 +277,22 @@ FEW_ROWS = Operation(
     cost=_cost,
     rivals={"torch.mm": lambda x, weight, bias=None: torch.mm(x, weight.T)},
 )
-OPERATIONS = (FEW_ROWS, INT4_LINEAR, MXFP4_LINEAR, FP8_LINEAR, FP8_BLOCK_LINEAR, QUANTISE_FP8)
+# The same for prompts, whose rows share what a weight's way into the cache costs.
+MANY_ROWS = Operation(
+    name="linear_of_many_rows",
+    function=linear.linear,
+    triton="linear.gemv",
+    reference=_plain_product,
+    roundings=8,
+    cases=(
+        _gemv_case(33, 48, 128),
+        _gemv_case(123, 42, 1431, biased=True),
+        _gemv_case(70, 431, 6),
+        _gemv_case(79, 1, 1031, biased=True),
+        _gemv_case(97, 33, 4210),  # columns in several blocks
+    ),
+    bench=tuple(_gemv_case(512, n, k) for n, k in _MODELS),
+    cost=_cost,
+    rivals={"torch.mm": lambda x, weight, bias=None: torch.mm(x, weight.T)},
+)
+OPERATIONS = (FEW_ROWS, MANY_ROWS, INT4_LINEAR, MXFP4_LINEAR, FP8_LINEAR, FP8_BLOCK_LINEAR, QUANTISE_FP8)

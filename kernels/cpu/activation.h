@@ -2,11 +2,10 @@
 #pragma once
 #include "lanes.h"
 
-INLINE lanes sigmoid(lanes x) { return 1.0f / (1.0f + exp_of(-x)); }
-
-// gelu's tanh form: x * (1 + tanh(u)) / 2 is x * sigmoid(2 u).
+// silu is x * sigmoid(x); gelu's tanh form, x * (1 + tanh(u)) / 2, is x * sigmoid(2 u).
 INLINE lanes activate(int activation, lanes x) {
-    return activation == 1 ? x * sigmoid(x) : x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
+    const lanes u = activation == 1 ? x : 1.5957691216057308f * (x + 0.044715f * x * x * x);
+    return x / (1.0f + exp_of(-u));
 }
 
 // Rounded where separate steps would round: products, activation, their product.

@@ -66,12 +66,16 @@ INLINE lanes load_bf16(const bf16 *p) {
 }
 
 INLINE lanes_u16 narrow_lanes(lanes v) {
+#if defined(WIDE) && defined(__AVX512BF16__)  // the same, but for subnormal numbers, which become zeros
+    return (lanes_u16)(__m256i)_mm512_cvtneps_pbh((__m512)v);
+#else
     lanes_u32 bits = (lanes_u32)v, is_nan = (lanes_u32)(v != v);
     lanes_u32 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
 #ifdef WIDE
     return (lanes_u16)_mm512_cvtepi32_epi16((__m512i)((rounded & ~is_nan) | (0x7fc0 & is_nan)));
 #else
     return __builtin_convertvector((rounded & ~is_nan) | (0x7fc0 & is_nan), lanes_u16);
+#endif
 #endif
 }
 
@@ -265,6 +269,13 @@ INLINE lanes exp_polynomial(lanes r) {
 
 // e^x to 2 ulp; 0 below -87, where the result would be subnormal; infinite above 88.7; a NaN stays one.
 INLINE lanes exp_of(lanes x) {
+#ifdef WIDE  // scaling by 2^n is one instruction here; of a NaN and a number, the minimum is its second operand
+    const lanes bounded = (lanes)_mm512_min_ps(_mm512_set1_ps(89.0f), (__m512)x);
+    const __m512 n = _mm512_roundscale_ps((__m512)(bounded * 1.44269504f), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const lanes r = (bounded - (lanes)n * 0.693359375f) + (lanes)n * 2.12194440e-4f;
+    const __m512 result = _mm512_scalef_ps((__m512)exp_polynomial(r), n);
+    return (lanes)_mm512_mask_mov_ps(result, _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_LT_OQ), _mm512_setzero_ps());
+#else
     const lanes least = all(-87.0f), most = all(88.8f);
     lanes_i32 low = x < least, high = x > most;
     lanes bounded = (lanes)(((lanes_i32)x & ~low & ~high) | ((lanes_i32)least & low) | ((lanes_i32)most & high));
@@ -275,16 +286,5 @@ INLINE lanes exp_of(lanes x) {
     lanes_i32 half = k >> 1;  // 2^128 is not a float: two factors
     lanes result = p * (lanes)((half + 127) << 23) * (lanes)((k - half + 127) << 23);
     return (lanes)(((lanes_i32)result & ~low));
-}
-
-// e^x to 2 ulp for x <= 0; 0 below -87, where the result would be subnormal; a NaN stays one.
-INLINE lanes exp_of_negative(lanes x) {
-#ifdef WIDE  // scaling by 2^n is one instruction here, and needs no bounds
-    const __m512 n = _mm512_roundscale_ps((__m512)(x * 1.44269504f), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const lanes r = (x - (lanes)n * 0.693359375f) + (lanes)n * 2.12194440e-4f;
-    const lanes result = (lanes)_mm512_scalef_ps((__m512)exp_polynomial(r), n);
-    return (lanes)_mm512_mask_mov_ps((__m512)result, _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_LT_OQ), _mm512_setzero_ps());
-#else
-    return exp_of(x);
 #endif
 }

@@ -22,6 +22,7 @@ SWITCH = "PILOTLIGHT_CPU_KERNELS"  # 0: torch computes everything
 # Arguments by letter: p a pointer, l a long, i an int, f a float.
 _SIGNATURES = {
     "linear": "pppplllliii",
+    "gemm": "pppplllliii",
     "rms_norm": "pppppllifi",
     "rotate_and_cache": "pppppppllllllifi",
     "gated_activation": "ppllii",
@@ -40,6 +41,8 @@ class Library:
     def __init__(self, path: Path) -> None:
         opened = ctypes.CDLL(str(path), mode=os.RTLD_NOW)
         self.linear = _functions(opened, "linear")
+        gemm = _functions(opened, "gemm")
+        self.gemm = {dtype: gemm[dtype] for dtype in gemm if _number(opened, f"gemm_is_fast_{_ENDINGS[dtype]}")}
         self.rms_norm = _functions(opened, "rms_norm")
         self.rotate_and_cache = _functions(opened, "rotate_and_cache")
         self.gated_activation = _functions(opened, "gated_activation")
@@ -106,3 +109,7 @@ def _function(function: Any, signature: str) -> Function:
     function.restype = None
     function.argtypes = [_TYPES[letter] for letter in signature]
     return function
+
+
+def _number(opened: ctypes.CDLL, name: str) -> int:
+    return ctypes.c_int.in_dll(opened, name).value

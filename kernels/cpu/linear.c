@@ -2,7 +2,7 @@
 //
 // With one row of x the time is that of reading w; from about twenty rows on it is that of multiplying. In between both matter: while one part of w
 // is multiplied out of the first-level cache, the part behind it is fetched.
-#include "activation.h"
+#include "outputs.h"
 
 #include <stdlib.h>
 
@@ -128,28 +128,6 @@ static void multiply(const operand *x, long top, long x_rows, const unit *w, con
     }
 }
 
-// The first `count` of a unit's sums, with their bias, as outputs.
-INLINE void finish(const float *sums, const scalar *bias, long outputs, long count, int activation, int wide_output, void *y) {
-    for (long i = 0; i < count; i += LANES) {
-        const long n = count - i < LANES ? count - i : LANES;
-        lanes value = load_f32(sums + i);
-        if (bias) value += load_part(bias + i, n);
-        if (activation) {
-            lanes up = load_f32(sums + W_UNIT / 2 + i);
-            if (bias) up += load_part(bias + outputs + i, n);
-            value = gated(activation, value, up);
-        }
-        if (wide_output) {
-            value = as_stored(value);
-            memcpy((float *)y + i, &value, n * sizeof(float));
-        } else if (n == LANES) {
-            store((scalar *)y + i, value);
-        } else {
-            store_part((scalar *)y + i, value, n);
-        }
-    }
-}
-
 typedef struct {
     operand x;
     const scalar *w, *bias;
@@ -188,7 +166,7 @@ static void multiply_units(const void *given, long piece) {
             const long begin = u * a->outputs_per_unit;
             const long count = a->outputs - begin < a->outputs_per_unit ? a->outputs - begin : a->outputs_per_unit;
             for (long m = 0; m < x_rows; m++)
-                finish(sums + m * W_UNIT, a->bias ? a->bias + begin : NULL, a->outputs, count, a->activation, a->wide_output,
+                finish(sums + m * W_UNIT, W_UNIT / 2, a->bias ? a->bias + begin : NULL, a->outputs, count, a->activation, a->wide_output,
                        a->y + ((top + m) * a->outputs + begin) * size);
         }
     }

@@ -14,9 +14,9 @@ from kernels.varlen import VarlenBatch
 _FP32, _INT32, _INT64 = torch.float32, torch.int32, torch.int64
 SILU, GELU_TANH = 1, 2  # activation.h
 
-# Rows of x up to which reading the weights as they lie beats oneDNN, which reorders them for every call. Zen 5, one thread, GFLOP/s, here and there:
-# 340 and 174 at 16 rows, 384 and 373 at 64. In fp32 it is ahead at every size (twice at 16 rows).
-_MAX_ROWS = {torch.float32: 1 << 30, torch.bfloat16: 64}
+# Rows of x up to which weights are read as they lie; for more they are packed on the way. Zen 5, two threads, GFLOP/s of both and of torch: in bf16
+# 450-580, 420-530 and 300-400 at 24 to 32 rows, 370-580, 560-610 and 310-510 at 48; in fp32 180-230, 260-280 and 105-125 at 32, twice torch's beyond.
+_FEW_ROWS = {torch.float32: 31, torch.bfloat16: 32}
 # What a thread keeps on its stack: the sums of all heads of a sequence; tiles of a prompt, up to 80 KiB for each 64 of head_dim.
 _MAX_HEAD_FLOATS = 1 << 16
 _MAX_TILED_HEAD_DIM = 512
@@ -30,15 +30,15 @@ def linear(
     if cpu.loaded is None:
         return None
     dtype = x.dtype
-    function = cpu.loaded.linear.get(dtype)
-    if function is None or x.ndim != 2 or weight.ndim != 2:
+    if dtype not in _FEW_ROWS or x.ndim != 2 or weight.ndim != 2:
         return None
     rows, columns = x.shape
     weight_rows, weight_columns = weight.shape
     row_stride, column_stride = x.stride()
     p_x, p_weight, p_bias = x.data_ptr(), weight.data_ptr(), 0
+    function = cpu.loaded.linear[dtype] if rows <= _FEW_ROWS[dtype] else cpu.loaded.gemm.get(dtype)
     if (
-        rows > _MAX_ROWS[dtype]
+        function is None
         or not (x.is_cpu and weight.is_cpu)
         or weight.dtype != dtype
         or weight_columns != columns

@@ -117,11 +117,11 @@ INLINE float weigh(const float *scores, packed *weights, const int vectors, long
     const float base = now == -INFINITY ? 0 : now;  // a row that has seen nothing yet
     lanes sum = all(0);
     for (int n = 0; n < vectors; n++) {
-        const lanes weight = exp_of_negative(score[n] - base);
+        const lanes weight = exp_of(score[n] - base);
         sum += weight;
         store_packed(weights + n * LANES, weight);
     }
-    const float factor = first_of(exp_of_negative(all(before - base)));
+    const float factor = first_of(exp_of(all(before - base)));
     *most = now;
     *total = *total * factor + sum_of(sum);
     return factor;

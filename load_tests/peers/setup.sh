@@ -1,5 +1,5 @@
 #!/bin/sh
-# Sets up the engines that `make bench-engine` compares with, each in an environment of its own under the folder given (default .peers), and the checkpoint
+# Sets up what `make bench-engine` and `make bench-router` compare with, each in an environment of its own under the folder given (default .peers), and the checkpoint
 # that all of them read. About 4 GB of disk, and 20 CPU minutes for llama.cpp. Whatever cannot be set up is left out of the comparison, by name.
 #   load_tests/peers/setup.sh [FOLDER] [PYTHON of the project's environment]
 set -u
@@ -30,6 +30,15 @@ llama_cpp() {
         cmake --build build -j "$(nproc)" --target llama-batched-bench llama-server
 }
 
+# Wheels only. LiteLLM's 1.107 was published with foreign code in it and withdrawn: its line before that is taken.
+router() {
+    "$python" -m venv "$folder/$1" && "$folder/$1/bin/pip" install -q --only-binary :all: "$2"
+}
+
+for pair in "litellm=litellm[proxy]>=1.106,<1.107" "sglang-router=sglang-router==0.3.2" "vllm-router=vllm-router==0.1.17"; do
+    name=${pair%%=*}
+    "$folder/$name/bin/pip" show -q "$name" 2>/dev/null || router "$name" "${pair#*=}" >"$folder/$name.log" 2>&1 || fail "$name" "$folder/$name.log"
+done
 [ -x "$folder/vllm/bin/python" ] && "$folder/vllm/bin/python" -c "import vllm" 2>/dev/null || vllm >"$folder/vllm.log" 2>&1 || fail vllm "$folder/vllm.log"
 [ -x "$folder/transformers/bin/transformers" ] || transformers >"$folder/transformers.log" 2>&1 || fail "transformers' server" "$folder/transformers.log"
 ls "$folder"/llama/*/vendor/llama.cpp/build/bin/llama-batched-bench >/dev/null 2>&1 ||

@@ -27,7 +27,7 @@ from rich.table import Table
 from load_tests.local_network import LocalNetwork
 from load_tests.records import write_record
 from wire.sse import EventDecoder
-from wire.status import RouterStatus
+from wire.status import RouterStatus, SiteView
 
 SUBJECTS = ("a fox", "a boat", "a lamp", "snow", "the sea", "a tree", "a clock", "rain")
 WEATHER = {
@@ -101,15 +101,12 @@ async def listen(url: str, bodies: Sequence[dict[str, Any]], on_event: Callable[
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=180)) as session:
         await asyncio.gather(
-            *(
-                _listen(session, url, body, mine, lambda: on_event(heard))
-                for body, mine in zip(bodies, heard, strict=True)
-            )
+            *(hear(session, url, body, mine, lambda: on_event(heard)) for body, mine in zip(bodies, heard, strict=True))
         )
     return heard
 
 
-async def _listen(
+async def hear(
     session: aiohttp.ClientSession, url: str, body: dict[str, Any], heard: Heard, on_event: Callable[[], None]
 ) -> None:
     decoder = EventDecoder()
@@ -126,13 +123,13 @@ async def _listen(
                     if event.is_done:
                         heard.is_done = True
                     elif event.data is not None:
-                        _take(heard, orjson.loads(event.data))
+                        take(heard, orjson.loads(event.data))
                         on_event()
     except (aiohttp.ClientError, TimeoutError) as error:
         heard.error = f"{type(error).__name__}: {error}"
 
 
-def _take(heard: Heard, fields: dict[str, Any]) -> None:
+def take(heard: Heard, fields: dict[str, Any]) -> None:
     heard.arrivals_s.append(time.perf_counter())
     if "error" in fields:
         heard.error = str(fields["error"])[:300]
@@ -176,9 +173,11 @@ class Injection:
         elif self._second is not None and len(self.struck) == 1:
             first = [mine for mine in heard if mine.site == self.struck[0]]
             if any(mine.arrivals_s[-1] > self.at_s + 0.05 and now - mine.arrivals_s[-1] < 0.05 for mine in first):
-                others = Counter(mine.site for mine in heard if mine.site != self.struck[0] and not mine.is_done)
-                if others:
-                    self._strike(self._second, others)
+                self._strike(self._second, self._streams_elsewhere())
+
+    def _streams_elsewhere(self) -> "Counter[str]":
+        """As the router has them now: those that began elsewhere, and those that go on there."""
+        return Counter({view.site: view.inflight for view in site_views(self.network) if view.site not in self.struck})
 
     def _strike(self, fault: Fault, sites: "Counter[str]") -> None:
         ((site, _),) = sites.most_common(1)
@@ -223,12 +222,16 @@ def stream_counts(network: LocalNetwork) -> "Counter[str]":
     return totals
 
 
+def site_views(network: LocalNetwork) -> tuple[SiteView, ...]:
+    with urllib.request.urlopen(f"{network.url}/status", timeout=10) as answer:
+        return msgspec.json.decode(answer.read(), type=RouterStatus).sites
+
+
 def wait_until_healthy(network: LocalNetwork, timeout_s: float = 60.0) -> None:
     """Every site, as the router sees it, and idle: what was cut is cleaned up."""
     deadline = time.monotonic() + timeout_s
     while True:
-        with urllib.request.urlopen(f"{network.url}/status", timeout=10) as answer:
-            views = msgspec.json.decode(answer.read(), type=RouterStatus).sites
+        views = site_views(network)
         if all(view.state == "healthy" and view.status is not None and not view.status.inflight for view in views):
             return
         if time.monotonic() > deadline:

@@ -68,6 +68,8 @@ class Copy:
         """Its weights are no longer on the device, nor is what it had computed."""
         self.is_awake = self.is_retiring = False
         self.prefixes.forget()
+        if not self.slot.awake:
+            self.slot.on_lost()
 
     def standing(self, monotonic: float, now: float, is_in_host_memory: bool) -> Standing:
         """Of a copy that holds room on its device. One that the model could do without gives way before anybody's only one."""

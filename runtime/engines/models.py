@@ -9,12 +9,12 @@ one wakes is wakes.py's.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 from engine.client import EngineError
-from engine.protocol import ModelInfo, Submit
+from engine.protocol import ModelInfo, ModelLoad, Submit
 from engine.tokenizer import Tokenizer
 from runtime.engines.autoscaler import Autoscaler
 from runtime.engines.copies import Copy
@@ -75,6 +75,9 @@ class Models:
         self._autoscaler = Autoscaler(slots, self._rooms, self._waker, self._news, site.engine, on_scaling)
         self._tasks: list[asyncio.Task[None]] = []
         self.created = int(time.time())
+        self.on_forgotten: Callable[[str], None] = lambda model: None  # what it had cached is on no device any more
+        for slot in slots:
+            slot.on_lost = partial(self._lost, slot.config.name)
         for host in fleet.hosts:
             host.on_down, host.on_up = partial(self._forget, host), self._remember
 
@@ -156,6 +159,12 @@ class Models:
             if slot.config.residency == "device" and not slot.awake
         ]
 
+    def load(self, name: str) -> ModelLoad | None:
+        """How busy a model is where it is least busy; None while it is nowhere."""
+        slot = self._slots.get(name)
+        loads = [copy.load for copy in slot.awake if copy.has_load] if slot is not None else []
+        return min(loads, key=lambda load: load.waiting_tokens, default=None)
+
     def kv_tokens(self, model: LoadedModel) -> int:
         """Tokens of KV cache that the model could have now: less than all while others of its host are at work."""
         found = [copy.load.total_blocks for copy in self._slots[model.info.name].awake if copy.has_load]
@@ -201,26 +210,35 @@ class Models:
         try:
             while (loaded := slot.loaded) is None:
                 if not slot.waking:
-                    if slot.failure is not None and time.monotonic() - slot.failed_at < RETRY_FAILED_S:
+                    is_recent = time.monotonic() - slot.failed_at < RETRY_FAILED_S
+                    if slot.failure is not None and is_recent and not self._is_wanted_elsewhere(slot):
                         raise slot.failure
                     self._begin(slot)
                 task = slot.waking[0].task
                 assert task is not None
                 await asyncio.shield(task)
-                if slot.failure is not None:
+                if slot.failure is not None and not self._is_wanted_elsewhere(slot):
                     raise slot.failure
             return loaded
         finally:
             slot.waiters -= 1
 
-    def _begin(self, slot: Slot) -> None:
-        """On the device that suits it best."""
-        best = (
-            min(self._rooms[copy.host.index].suitability(copy) for copy in slot.copies)
-            if len(slot.copies) > 1
-            else None
-        )
-        self._waker.begin(slot.copies[best.device_index if best is not None else 0])
+    def _is_wanted_elsewhere(self, slot: Slot) -> bool:
+        """It could not be loaded for want of a host, and another device has one."""
+        return slot.failure is not None and slot.failure.word == "overloaded" and self._fleet.why_down is None
+
+    def _begin(self, slot: Slot, copies: Sequence[Copy] = ()) -> None:
+        """On the device that suits it best, of all or of those of the given copies."""
+        copies = copies or slot.copies
+        if len(copies) > 1:
+            copies = [slot.copies[min(self._room_of(copy).suitability(copy) for copy in copies).device_index]]
+        self._waker.begin(copies[0])
+
+    def _lost(self, name: str) -> None:
+        self.on_forgotten(name)
+
+    def _room_of(self, copy: Copy) -> Room:
+        return self._rooms[copy.host.index]
 
     def _forget(self, host: DeviceHost, reason: str) -> None:
         """The host is gone, and with it every copy it held. Of the models that are nowhere else, those in use, and those that stay, are wanted again,
@@ -230,18 +248,15 @@ class Models:
             slot = copy.slot
             copy.lose()
             if slot.awake or slot.waking:
-                self._give_back(copy)
+                self._room_of(copy).give_back(copy)
             elif slot.users or slot.config.residency == "device":
                 slot.detail, slot.is_cut = reason, True
                 self._begin(slot)
                 if copy.task is None:  # it wakes elsewhere
-                    self._give_back(copy)
+                    self._room_of(copy).give_back(copy)
             else:
                 slot.is_cut = True
-                self._give_back(copy)
-
-    def _give_back(self, copy: Copy) -> None:
-        self._rooms[copy.host.index].give_back(copy)
+                self._room_of(copy).give_back(copy)
 
     def _remember(self) -> None:
         """There is a host again: what could not be loaded for want of one is wanted still."""
@@ -257,14 +272,14 @@ class Models:
             for slot in self._slots.values():
                 lead_s = FORESIGHT_S + 2 * slot.expected_wake_s(self._memory.holds(slot))
                 if slot.is_asleep and slot.failure is None and slot.arrivals.is_due(self._clock(), lead_s):
-                    if slot.info is not None and self._could_wake_quietly(slot):
+                    quiet = [copy for copy in slot.copies if self._room_of(copy).could_take_quietly(copy)]
+                    if slot.info is not None and quiet:
                         log.info("model %s is expected within %.1f s and wakes", slot.config.name, lead_s)
-                        self._begin(slot)
+                        self._begin(slot, quiet)
+                elif slot.is_asleep and slot.config.residency == "device" and self._is_wanted_elsewhere(slot):
+                    self._begin(slot)
                 elif self._has_idled(slot):
                     await self._put_to_sleep(slot)
-
-    def _could_wake_quietly(self, slot: Slot) -> bool:
-        return any(self._rooms[copy.host.index].could_take_quietly(copy) for copy in slot.copies)
 
     def _has_idled(self, slot: Slot) -> bool:
         limit_s = slot.config.sleep_after_s
@@ -276,7 +291,7 @@ class Models:
         """On every device."""
         for copy in slot.awake:
             if copy.is_awake and not copy.is_busy:  # while one fell asleep a request may have come
-                await self._rooms[copy.host.index].put_to_sleep(copy)
+                await self._room_of(copy).put_to_sleep(copy)
 
     async def _fill_host_memory(self) -> None:
         """What is to lie there from the start is loaded once by an engine, one after the other, and put to sleep again."""

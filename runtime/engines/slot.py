@@ -3,6 +3,7 @@
 State and the facts that follow from it; models.py and wakes.py change it. Refuses to know how anything is loaded.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -59,6 +60,7 @@ class Slot:
     queued: int = 0  # these, and those that it does not take yet because it yields
     arrivals: Arrivals = field(default_factory=Arrivals)
     wakes: int = 0
+    on_lost: Callable[[], None] = lambda: None  # told when it is on no device any more
     evictions: int = 0
 
     @property

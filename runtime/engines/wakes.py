@@ -122,7 +122,9 @@ class Waker:
         slot = copy.slot
         message = f"model {slot.config.name!r} cannot be used: {detail}"
         slot.failed_at = time.monotonic()
-        if slot.awake:  # only a further copy is missing
+        if any(
+            other.is_awake or other.task is not None for other in slot.copies if other is not copy
+        ):  # only a further copy is missing
             slot.detail = ""
             log.warning("model %r could not be woken on %s as well: %s", slot.config.name, copy.host.device, detail)
             return

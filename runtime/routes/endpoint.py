@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
@@ -15,7 +16,8 @@ from starlette.types import Receive, Scope, Send
 from runtime.accounts import Tenant, tenant_of
 from runtime.connection import EventWriter, error_body, header, read_body, send_json, until_disconnect
 from runtime.generation import Generation, Generator
-from runtime.hop import Hop, body_limit, hop_of
+from runtime.hop import Hop, body_limit, hop_of, named_prefixes
+from runtime.patience import decline_if_too_long
 from runtime.streaming import Piece
 from runtime.validation import ValidGeneration
 from wire.continuation import DRAIN_NOTICE, MARKS, Mark, marked
@@ -74,6 +76,8 @@ class Endpoint(Generic[RequestT]):
         request = self._parse(raw, scope)
         if hop is not None:
             request = hop.applied_to(request)
+        request = replace(request, prefixes=named_prefixes(scope))
+        decline_if_too_long(scope, self._generator.models.load(request.model))
         tenant = tenant_of(header(scope, b"authorization"), scope["path_params"].get("account_id"))
         work = self._stream(request, tenant, send, hop) if request.stream else self._send_whole(request, tenant, send)
         await until_disconnect(receive, work)

@@ -15,6 +15,7 @@ from runtime.engines.fleet import Fleet
 from runtime.engines.models import Models
 from runtime.functions.serving import ServedFunctions
 from runtime.metrics import CONTENT_TYPE, Metrics
+from runtime.traffic import Traffic
 from sites.config import SiteConfig
 from wire.status import Place, ProcessStatus, SiteStatus, encode_status
 
@@ -27,6 +28,7 @@ class Health:
         models: Models,
         admission: Admission,
         metrics: Metrics,
+        traffic: Traffic,
         version: str,
         url: Callable[[], str | None],
         functions: ServedFunctions | None = None,
@@ -36,6 +38,7 @@ class Health:
         self._models = models
         self._admission = admission
         self._metrics = metrics
+        self._traffic = traffic
         self._version = version
         self._url = url
         self._functions = functions
@@ -85,7 +88,7 @@ class Health:
             draining=self._admission.draining,
             inflight=self._admission.inflight,
             max_inflight=self._admission.max_inflight,
-            models=self._models.statuses(),
+            models=tuple(self._traffic.published(status) for status in self._models.statuses()),
             processes=tuple(processes),
             functions=None if self._functions is None else self._functions.status(),
         )

@@ -1,7 +1,7 @@
 """Sites that are real HTTP servers on ephemeral ports and misbehave on command, and a real router in front of them.
 
-A behaviour is a coroutine that gets the request and answers it, or does not. The router runs in Hypercorn with its own application, as in
-production; on leaving its scope everything it counts must be zero.
+A behaviour is a coroutine that gets the request and answers it, or does not. The router runs with its own server and application, as in production;
+on leaving its scope everything it counts must be zero.
 """
 
 import asyncio
@@ -14,14 +14,16 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from hypercorn.asyncio import serve
 
 from edge_router.app import build_app
 from edge_router.policy import Policy
+from edge_router.policy.nearest import NearestPolicy
 from edge_router.proxy import Proxy
+from edge_router.serve import serving
 from tests.edge_router.builders import network, site_status
 from wire.continuation import ANSWER, MARKS, NOTHING_DELIVERED, Mark, decode_answer, decode_delivery, marked
-from wire.server import bind, hypercorn_config
+from wire.http1 import Server
+from wire.server import bind
 from wire.status import encode_status
 
 Behaviour = Callable[["FakeSite", web.Request], Awaitable[web.StreamResponse]]
@@ -160,8 +162,9 @@ async def reset_before_first_byte(site: FakeSite, request: web.Request) -> web.S
 
 
 class Router:
-    def __init__(self, url: str, proxy: Proxy, session: aiohttp.ClientSession) -> None:
+    def __init__(self, url: str, proxy: Proxy, session: aiohttp.ClientSession, server: Server) -> None:
         self.url = url
+        self.server = server
         self.proxy = proxy
         self.http = session
 
@@ -196,7 +199,12 @@ async def sites(*names: str) -> AsyncIterator[list[FakeSite]]:
 
 @asynccontextmanager
 async def router(
-    fakes: list[FakeSite], *, policy: Policy | None = None, probe_interval_s: float = 0.05, **relay: Any
+    fakes: list[FakeSite],
+    *,
+    policy: Policy | None = None,
+    probe_interval_s: float = 0.05,
+    tables: Mapping[str, Any] | None = None,
+    **relay: Any,
 ) -> AsyncIterator[Router]:
     health = {"interval_s": probe_interval_s, "timeout_s": 0.5, "unhealthy_after": 2}
     timeouts = {
@@ -206,29 +214,23 @@ async def router(
         "idle_timeout_s": 5.0,
         **relay,
     }
-    config = network({site.name: site.url for site in fakes}, health=health, relay=timeouts)
+    config = network({site.name: site.url for site in fakes}, health=health, relay=timeouts, **(tables or {}))
     before = asyncio.all_tasks()
     app = build_app(config, policy=policy)
     proxy: Proxy = app.state.proxy
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    stop = asyncio.Event()
-    server = asyncio.create_task(serve(app, hypercorn_config(listener), shutdown_trigger=stop.wait))  # type: ignore[arg-type]
-    try:
-        async with aiohttp.ClientSession() as session:
-            running = Router(url, proxy, session)
-            async with asyncio.timeout(10):
-                await running.until(lambda: proxy.upstream is not None)
-                await running.until_states(**{site.name: "healthy" for site in fakes})
-            yield running
-            await _assert_nothing_is_left(running)
-    finally:
-        stop.set()
-        await server
+    async with serving(app, config, listener) as server, aiohttp.ClientSession() as session:
+        running = Router(url, proxy, session, server)
+        async with asyncio.timeout(10):
+            await running.until(lambda: proxy.upstream is not None)
+            await running.until_states(**{site.name: "healthy" for site in fakes})
+        yield running
+        await _assert_nothing_is_left(running)
     leaked = {
         task
         for task in asyncio.all_tasks() - before - {asyncio.current_task()}
-        if "aiohttp" not in repr(task.get_coro())
+        if "aiohttp" not in repr(task)  # a site's own, on its way out
     }
     assert not leaked, f"tasks outlive the router: {leaked}"
 
@@ -301,3 +303,28 @@ def write_and_end(data: bytes) -> Ending:
         await response.write(data)
 
     return ending
+
+
+WHOLE = b"".join(event(i) for i in range(4)) + DONE
+DRAINING = {"error": {"message": "the site drains", "type": "server_error", "param": None, "code": "draining"}}
+FULL_WORKERS_AI = {"result": None, "success": False, "errors": [{"code": 3040, "message": "full"}], "messages": []}
+
+
+class FirstThen(NearestPolicy):
+    """The order of the names given, so that a test knows who is asked first."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def rank(self, request: Any, backends: Any) -> Any:
+        order = {name: i for i, name in enumerate(self._names)}
+        return sorted(super().rank(request, backends), key=lambda preference: order[preference.backend.name])
+
+
+def last_error(body: bytes) -> dict[str, Any]:
+    """The error event that ends a stream; what came before it is whole events."""
+    assert body.endswith(b"\n\n")
+    data = body.rstrip(b"\n").rpartition(b"\n")[2]
+    assert data.startswith(b"data: ")
+    fields: dict[str, Any] = json.loads(data.removeprefix(b"data: "))
+    return fields

@@ -12,7 +12,7 @@ from edge_router.health import Fetched, HealthMonitor, ProbeError, connection_tr
 from edge_router.rtt import RoundTrip, seed_rtt_ms
 from edge_router.upstream import client_session, connector
 from sites.config import HealthConfig, RelayConfig
-from tests.edge_router.builders import PLACES, Clock, network, site_status
+from tests.edge_router.builders import PLACES, Clock, model_status, network, site_status
 from tests.edge_router.fakes import sites
 from wire.status import decode_status, encode_status
 
@@ -66,6 +66,16 @@ async def test_the_first_good_probe_makes_a_site_healthy() -> None:
     site = Probes()
     assert site.backend.state == "unknown"
     assert await site.good() == "healthy"
+
+
+async def test_a_site_in_doubt_is_probed_again_soon_and_a_lost_one_at_leisure() -> None:
+    site = Probes()
+    await site.good()
+    site._reply = ConnectionRefusedError("refused")
+    with pytest.raises(asyncio.CancelledError):
+        await site.monitor._watch(site.backend)
+    assert site.slept == pytest.approx([0.1, 0.1, 1.0])
+    assert site.backend.state == "unhealthy"
 
 
 async def test_a_site_is_unhealthy_only_after_failures_in_a_row() -> None:
@@ -251,3 +261,22 @@ def test_a_site_status_without_aliases_is_still_read() -> None:
     raw = msgspec.json.decode(encode_status(site_status("ams1")))
     del raw["models"][0]["aliases"]
     assert decode_status(msgspec.json.encode(raw)).models[0].aliases == ()
+
+
+def test_a_site_that_declines_corrects_what_is_known_of_its_queue_and_of_what_was_sent_before() -> None:
+    clock = Clock()
+    backend = static_backends(network({"ams1": "http://127.0.0.1:1"}), clock)["ams1"]
+    backend.declined("ember", 700, clock())  # nothing was known of it: nothing is to be corrected
+    assert backend.view().status is None
+    backend.answered(site_status("ams1", models=(model_status(), model_status("other", queued_tokens=5))), clock())
+    with backend.inflight(100) as earlier:
+        clock.advance(0.5)
+        with backend.inflight(10) as ticket:
+            backend.declined("ember", 700, ticket.sent_at)
+            ticket.answering()
+            seen = backend.view()
+            assert seen.status is not None
+            assert [model.queued_tokens for model in seen.status.models] == [700, 5]
+            assert (seen.status_at_s, seen.pending_tokens) == (ticket.sent_at, 0)
+            earlier.answering()
+    assert backend.view().pending_requests == 0

@@ -12,6 +12,7 @@ from tests.edge_router.fakes import (
     DONE,
     Ending,
     FakeSite,
+    FirstThen,
     Router,
     answer,
     continued_stream,
@@ -19,6 +20,7 @@ from tests.edge_router.fakes import (
     event,
     fall_silent,
     hang,
+    last_error,
     marked_event,
     raw_stream,
     reset_before_first_byte,
@@ -29,7 +31,6 @@ from tests.edge_router.fakes import (
     write_and_end,
     write_and_wait,
 )
-from tests.edge_router.test_proxy import FirstThen, last_error
 from wire.continuation import ANSWER, DRAIN_NOTICE, Mark, decode_answer, decode_delivery, marked
 from wire.headers import HOP, hop_is_genuine
 

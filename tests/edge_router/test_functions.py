@@ -5,8 +5,7 @@ import asyncio
 import aiohttp
 import pytest
 
-from tests.edge_router.fakes import answer, raw_stream, reset_before_first_byte, router, sites
-from tests.edge_router.test_proxy import DRAINING, FirstThen
+from tests.edge_router.fakes import DRAINING, FirstThen, answer, raw_stream, reset_before_first_byte, router, sites
 
 
 async def test_a_functions_stream_passes_as_it_is_and_as_it_comes() -> None:

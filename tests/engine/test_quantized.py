@@ -13,11 +13,15 @@ from transformers import LlamaConfig, MixtralConfig, PreTrainedModel, Qwen2Confi
 
 from engine.errors import CheckpointError
 from engine.loading import make_kv_memory
+from engine.models.registry import find_family
 from engine.packing import Report, pack_directory
 from engine.protocol import HostConfig
+from engine.rehearsal import Rehearsal, lay_out
 from engine.weights import supply
+from engine.weights.config import read_config
 from engine.weights.quantization import read_quantization
 from engine.weights.reader import index_checkpoint
+from engine.weights.unread import UnreadCheckpoint
 from tests.engine import quantizers
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import load_engine, one, random_prompt
@@ -126,15 +130,59 @@ def test_a_quantized_checkpoint_is_mapped_as_it_was_loaded(tmp_path: Path, name:
     assert answer(tmp_path / "packed", None, memory)[1].logprobs == expected.logprobs
 
 
-def test_weights_that_stay_packed_have_no_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["awq", "gptq, scattered", "fp8 by blocks", "qwen3-moe, fp8 by blocks", "mxfp4"])
+def test_weights_that_stay_packed_are_kept_as_the_checkpoint_has_them(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_family(tmp_path / "model", PACKED) if name == "mxfp4" else (INT4 | FP8)[name](tmp_path / "model")
+    monkeypatch.setattr(supply, "keeps_packed", lambda device: True)
+    memory = make_kv_memory(HostConfig(kv_bytes=4 << 20, threads=1))
+    _, expected = answer(tmp_path / "model", None, memory)
+    made, first = answer(tmp_path / "model", tmp_path / "kept", memory)
+    stored = index_checkpoint(tmp_path / "model").values()
+    assert made.weights_bytes == sum(tensor.end - tensor.start for tensor in stored)
+    monkeypatch.setattr("engine.weights.reader.index_checkpoint", None)  # opening the checkpoint would fail
+    mapped, second = answer(tmp_path / "model", tmp_path / "kept", memory)
+    assert (made.mapped, mapped.mapped) == (False, True)
+    assert mapped.weights_bytes == made.weights_bytes
+    assert first.logprobs == second.logprobs == expected.logprobs
+
+
+def test_a_copy_in_memory_that_is_damaged_or_of_another_kind_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    INT4["awq"](tmp_path / "model")
+    memory = make_kv_memory(HostConfig(kv_bytes=4 << 20, threads=1))
+    kept = tmp_path / "kept"
+    _, unpacked = answer(tmp_path / "model", kept, memory)
+    monkeypatch.setattr(supply, "keeps_packed", lambda device: True)
+    remade, packed = answer(tmp_path / "model", kept, memory)
+    assert not remade.mapped
+    assert "it holds float32, not tensors as the checkpoint has them" in caplog.text
+    with kept.open("r+b") as file:
+        file.truncate(kept.stat().st_size - 100)
+    remade, again = answer(tmp_path / "model", kept, memory)
+    assert not remade.mapped
+    assert "cut off" in caplog.text
+    assert again.logprobs == packed.logprobs
+    monkeypatch.setattr(supply, "keeps_packed", lambda device: False)
+    remade, last = answer(tmp_path / "model", kept, memory)
+    assert not remade.mapped
+    assert last.logprobs == unpacked.logprobs
+
+
+def test_packed_weights_are_loaded_without_a_copy_where_memory_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     INT4["awq"](tmp_path / "model")
     monkeypatch.setattr(supply, "keeps_packed", lambda device: True)
     memory = make_kv_memory(HostConfig(kv_bytes=4 << 20, threads=1))
-    info, _ = answer(tmp_path / "model", tmp_path / "kept", memory)
-    assert not info.mapped
-    assert not (tmp_path / "kept").exists()
-    stored = index_checkpoint(tmp_path / "model").values()
-    assert info.weights_bytes == sum(tensor.end - tensor.start for tensor in stored)
+    _, expected = answer(tmp_path / "model", None, memory)
+    monkeypatch.setattr("engine.weights.bundle_file.free_bytes", lambda directory: 1 << 10)
+    info, heard = answer(tmp_path / "model", tmp_path / "kept", memory)
+    assert (info.mapped, (tmp_path / "kept").exists()) == (False, False)
+    assert heard.logprobs == expected.logprobs
+    assert "MiB free" in caplog.text
 
 
 def test_experts_in_mxfp4_kept_packed_are_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,9 +205,45 @@ def test_an_mxfp4_scale_that_is_no_number_is_named_where_it_stays_packed(
         load_engine(tmp_path, dtype="float32")
 
 
+@pytest.mark.parametrize("name", [*INT4, *FP8, "mxfp4"])
+@pytest.mark.parametrize("stays_packed", [True, False])
+def test_a_rehearsal_lays_out_what_the_load_does(
+    tmp_path: Path, name: str, stays_packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else other kernels would be compiled than those that are launched."""
+    write_family(tmp_path, PACKED) if name == "mxfp4" else (INT4 | FP8)[name](tmp_path)
+    monkeypatch.setattr(supply, "keeps_packed", lambda device: stays_packed)
+    raw = read_config(tmp_path)
+    family = find_family(raw)
+    storage, quantization = UnreadCheckpoint.open(tmp_path), read_quantization(raw)
+    rehearsed = lay_out(
+        Rehearsal(
+            family, family.parse_config(raw), storage, torch.float32, 64, 16,
+            quantization=quantization, stays_packed=stays_packed,
+        )
+    )  # fmt: skip
+    loaded = load_engine(tmp_path, dtype="float32").runner.model
+    assert any(not isinstance(weight, torch.Tensor) for weight in matrices(loaded)) == stays_packed
+    assert [layout(weight) for weight in matrices(rehearsed)] == [layout(weight) for weight in matrices(loaded)]
+
+
+def layout(weight: Any) -> Any:
+    """What decides which kernel is launched, and how it is compiled. (The order of columns does not: it is undone before.)"""
+    if isinstance(weight, torch.Tensor):
+        strides = [step for step, size in zip(weight.stride(), weight.shape, strict=True) if size > 1]
+        return weight.dtype, tuple(weight.shape), strides
+    parts = weight._asdict()
+    parts.pop("permutation", None)
+    return type(weight), {part: layout(x) if isinstance(x, torch.Tensor) else x for part, x in parts.items()}
+
+
 def packed_weights(engine: Any) -> int:
     """How many of the model's matrices are packed."""
-    layers = engine.runner.model.layers
+    return sum(not isinstance(weight, torch.Tensor) for weight in matrices(engine.runner.model))
+
+
+def matrices(model: Any) -> list[Any]:
+    layers = model.layers
     of_layers = [layer.attention.qkv_proj.weight for layer in layers] + [
         layer.attention.o_proj.weight for layer in layers
     ]
@@ -170,7 +254,7 @@ def packed_weights(engine: Any) -> int:
             if hasattr(mlp, "down_proj")
             else [mlp.experts.gate_up, mlp.experts.down]
         )
-    return sum(not isinstance(weight, torch.Tensor) for weight in of_layers)
+    return of_layers
 
 
 def change_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:

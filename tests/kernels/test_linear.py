@@ -5,13 +5,14 @@ import torch
 import torch.nn.functional as F
 
 from kernels.activation import clamped_swiglu, gelu_tanh_and_mul, silu_and_mul
+from kernels.cpu import library
 from kernels.linear import GatedActivation, gated_linear, linear, logits
 from tests.closeness import assert_close
 
 TYPES = [(torch.float32, 1e-5), (torch.bfloat16, 4e-3)]
 # Multiples of every vector and tile; of none; longer than a block of columns; a few columns, a single output.
 SIZES = [(64, 128), (42, 123), (33, 2148), (431, 6), (1, 1031)]
-ROWS = [1, 2, 3, 4, 5, 16, 70]
+ROWS = [1, 2, 3, 4, 5, 16, 33, 131]  # from 33 on weights are packed
 
 
 @pytest.mark.parametrize(("dtype", "ratio"), TYPES)
@@ -31,7 +32,7 @@ def test_linear_is_the_product_and_the_bias(
 
 @pytest.mark.parametrize(("dtype", "ratio"), TYPES)
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
-@pytest.mark.parametrize("rows", [1, 3, 16])
+@pytest.mark.parametrize("rows", [1, 3, 16, 93])
 @pytest.mark.parametrize("activation", [silu_and_mul, gelu_tanh_and_mul, lambda x: clamped_swiglu(x, 1.7, 7.0)])
 def test_a_gated_product_is_its_steps_one_by_one(
     rows: int, outputs: int, inputs: int, activation: GatedActivation, dtype: torch.dtype, ratio: float
@@ -55,23 +56,49 @@ def test_a_row_is_the_same_in_any_company(dtype: torch.dtype, arithmetic: str) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_heads_logits_are_fp32_and_rounded_like_the_model(dtype: torch.dtype) -> None:
-    hidden, weight = torch.randn(5, 42).to(dtype), torch.randn(431, 42).to(dtype)
+def test_a_row_is_the_same_in_any_larger_company(dtype: torch.dtype, arithmetic: str) -> None:
+    if arithmetic == "torch":
+        pytest.skip("torch promises no such thing")
+    if library.loaded is None or dtype not in library.loaded.gemm:
+        pytest.skip("oneDNN computes it on this machine")
+    x, weight = torch.randn(1300, 2148).to(dtype), torch.randn(50, 2148).to(dtype)
+    together = linear(x, weight)  # more rows than meet a block of the weight at once
+    for size in (50, 100, 650):
+        assert torch.equal(torch.cat([linear(part, weight) for part in x.split(size)]), together)
+
+
+def test_threads_share_a_product_without_losing_a_part() -> None:
+    x, weight = torch.randn(150, 700), torch.randn(900, 700)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        together = linear(x, weight)
+    finally:
+        torch.set_num_threads(before)
+    assert_close("product", x.double() @ weight.double().T, together, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [5, 75])
+def test_the_heads_logits_are_fp32_and_rounded_like_the_model(rows: int, dtype: torch.dtype) -> None:
+    hidden, weight = torch.randn(rows, 42).to(dtype), torch.randn(431, 42).to(dtype)
     actual = logits(hidden, weight)
     assert actual.dtype == torch.float32
     assert torch.equal(actual, linear(hidden, weight).float())
 
 
-def test_rows_may_be_strided() -> None:
-    wide, weight = torch.randn(6, 300), torch.randn(42, 123)
+@pytest.mark.parametrize("rows", [6, 90])
+def test_rows_may_be_strided(rows: int) -> None:
+    wide, weight = torch.randn(rows, 300), torch.randn(42, 123)
     x = wide[:, 50:173]
     assert_close("product", x.double() @ weight.double().T, linear(x, weight), 1e-6)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_not_a_number_stays_visible(bad: float, dtype: torch.dtype) -> None:
-    x, weight = torch.randn(2, 40).to(dtype), torch.randn(42, 40).to(dtype)
+@pytest.mark.parametrize("rows", [2, 80])
+def test_what_is_not_a_number_stays_visible(rows: int, bad: float, dtype: torch.dtype) -> None:
+    x, weight = torch.randn(rows, 40).to(dtype), torch.randn(42, 40).to(dtype)
     x[1, 39] = bad
     weight[:, 39] = 0.0
     y = gated_linear(x, weight, None, silu_and_mul)

@@ -443,6 +443,26 @@ async def test_a_further_copy_that_cannot_be_loaded_hurts_nobody(make_pair: Call
         assert 'pilotlight_scalings_total{direction="up",model_name="tiny"} 1.0' in await pair.metrics()
 
 
+async def test_a_device_whose_hosts_do_not_live_is_done_without(make_site: SiteMaker) -> None:
+    """The model was to wake there, and nobody asks for it: it wakes on the other device."""
+    broken, sound = FakeLauncher(), FakeLauncher()
+    broken.failures = [OSError("no more processes")] * 100
+    async with make_site(launcher=broken, further=[sound], engine=TWO, wait=False) as site:
+        await eventually(lambda: sound.hosts and sound.client.loaded == ["tiny"])
+        assert not site.app.state.health.why_not_ready()
+        sound.client.script = says("Hi")
+        assert (await call(site.app, CHAT, ask())).status == 200
+
+
+async def test_requests_that_wait_for_a_broken_device_are_answered_by_the_other(
+    make_site: SiteMaker, entries: list[dict[str, Any]]
+) -> None:
+    broken, sound = FakeLauncher(), FakeLauncher()
+    broken.failures = [OSError("no more processes")] * 100
+    async with make_site(launcher=broken, further=[sound], engine=TWO, models=entries, wait=False) as site:
+        assert [(await call(site.app, CHAT, ask(name))).status for name in "abcd"] == [200] * 4
+
+
 async def test_the_whole_model_sleeps_when_it_is_idle(
     make_pair: Callable[..., Any], entries: list[dict[str, Any]]
 ) -> None:

@@ -29,7 +29,8 @@ from engine.models import bert, llama, mistral, qwen3
 from engine.rehearsal import Rehearsal, decode_batch, rehearse_model
 from engine.layers.attention import LayerCache
 from engine.layers.weights import WeightLoader
-from engine.weights.unread import UnreadCheckpoint
+from engine.weights.quantization import read_quantization
+from engine.weights.unread import Unread, UnreadCheckpoint
 from kernels.rehearsal import pretend, rehearse
 from kernels.warm_up import compile_launches, distinct
 
@@ -78,8 +79,41 @@ def names(family, pooling=None, **more):
     noted = rehearse_model(Rehearsal(family, config, UnreadCheckpoint({}), torch.float16, 512, block_size, pooling))
     return sorted({launch.function.__name__ for launch in noted})
 
+def formats(parts, method):
+    quantization = read_quantization({"quantization_config": method})
+    config = llama.parse_config(SMALL | dict(intermediate_size=160))
+    its = Rehearsal(llama, config, UnreadCheckpoint(stored_as(parts)), torch.float16, 512, 16, None, quantization, True)
+    launches = rehearse_model(its)
+    assert {"_attend", "_rms_norm", "_rotate_and_cache", "_gated", "_pick"} <= {launch.function.__name__ for launch in launches}
+    products = [launch for launch in launches if launch.function.__name__ == "_multiply"]
+    kinds = {(launch.function.__module__, launch.options.get("FORMAT"), launch.options.get("HAS_ZEROS")) for launch in products}
+    return sorted([module.rpartition(".")[2], str(kind), zeros] for module, kind, zeros in kinds)
+
+MATRICES = {
+    "self_attn.q_proj": (96, 96), "self_attn.k_proj": (32, 96), "self_attn.v_proj": (32, 96), "self_attn.o_proj": (96, 96),
+    "mlp.gate_proj": (160, 96), "mlp.up_proj": (160, 96), "mlp.down_proj": (96, 160),
+}
+
+def stored_as(parts):
+    return {
+        f"model.layers.{i}.{name}.{part}": unread
+        for i in range(2) for name, (rows, columns) in MATRICES.items() for part, unread in parts(rows, columns).items()
+    }
+
+def in_int4(rows, columns):
+    return {
+        "qweight": Unread("I32", (columns // 8, rows)), "qzeros": Unread("I32", (columns // 32, rows // 8)),
+        "scales": Unread("F16", (columns // 32, rows)),
+    }
+
+def in_fp8(rows, columns):
+    return {"weight": Unread("F8_E4M3", (rows, columns)), "weight_scale": Unread("F32", (rows, 1))}
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True}
+
 found = {"layer": launches_of(3) - launches_of(2)}
 found["families"] = [names(qwen3), names(mistral, sliding_window=40), names(bert, "cls")]
+found["packed"] = [formats(in_int4, GPTQ), formats(in_int4, GPTQ | {"sym": False}), formats(in_fp8, {"quant_method": "fp8"})]
 known = rehearse_model(llama_of(2)) + rehearse_model(llama_of(2, "mean"))
 rehearsal.DECODES, rehearsal.PROMPTS = ((1, 200), (2, 33), (5, 1600), (128, 700), (96, 8000)), ((1,), (7, 100), (1000,), (16, 16))
 again = rehearse_model(llama_of(2)) + rehearse_model(llama_of(2, "mean"))
@@ -141,6 +175,14 @@ def test_other_families_are_rehearsed_too(found: dict[str, Any]) -> None:
     assert {"_attend", "_rms_norm", "_rotate_and_cache", "_gated", "_pick"} <= {*normed}
     assert {*windowed} == {*normed} - {"_join"}, "a short window is not split"
     assert encoder == ["_pool"], "an encoder's own parts are torch's"
+
+
+def test_packed_matrices_are_rehearsed_packed(found: dict[str, Any]) -> None:
+    symmetric, asymmetric, fp8 = found["packed"]
+    assert ["linear", "2", False] in symmetric, "INT4 is format 2"
+    assert ["linear", "2", True] not in symmetric
+    assert ["linear", "2", True] in asymmetric
+    assert [module for module, _, _ in fp8 if module == "fp8_linear"]
 
 
 def test_every_triton_function_can_be_rehearsed() -> None:

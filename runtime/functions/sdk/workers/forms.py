@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 FormValue = "str | Blob"
+Data = bytes  # within Blob, whose method has that name
 
 
 class Blob:
@@ -26,17 +27,17 @@ class Blob:
     def size(self) -> int:
         return len(self._data)
 
-    async def bytes(self) -> bytes:
+    async def bytes(self) -> Data:
         return self._data
 
     async def text(self) -> str:
         return self._data.decode("utf-8", "replace")
 
-    async def array_buffer(self) -> bytes:
+    async def array_buffer(self) -> Data:
         return self._data
 
-    def stream(self) -> AsyncIterator[bytes]:
-        async def pieces() -> AsyncIterator[bytes]:
+    def stream(self) -> AsyncIterator[Data]:
+        async def pieces() -> AsyncIterator[Data]:
             yield self._data
 
         return pieces()
@@ -44,7 +45,7 @@ class Blob:
     def slice(self, start: int | None = None, end: int | None = None, content_type: str = "") -> "Blob":
         return Blob([self._data[start:end]], content_type)
 
-    def raw(self) -> "bytes":
+    def raw(self) -> Data:
         return self._data
 
     arrayBuffer = array_buffer
@@ -166,14 +167,14 @@ def _add_part(form: FormData, head: str, data: bytes) -> None:
         name, colon, value = line.partition(":")
         if colon:
             fields[name.strip()] = value.strip()
-    name = fields.get_param("name", header="content-disposition")
+    part_name = fields.get_param("name", header="content-disposition")
     filename = fields.get_param("filename", header="content-disposition")
-    if not isinstance(name, str):
+    if not isinstance(part_name, str):
         raise ValueError("a part of the form has no name")
     if isinstance(filename, str):
-        form.append(name, File([data], filename, fields.get("content-type", "application/octet-stream")))
+        form.append(part_name, File([data], filename, fields.get("content-type", "application/octet-stream")))
     else:
-        form.append(name, data.decode("utf-8", "replace"))
+        form.append(part_name, data.decode("utf-8", "replace"))
 
 
 def _field(value: Any, filename: str | None) -> Any:

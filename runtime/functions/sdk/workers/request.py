@@ -7,6 +7,12 @@ from workers.headers import Headers, HeadersInit
 
 
 class Request(Body):
+    url: str
+    method: str
+    redirect: str
+    signal: Any
+    cf: Any
+
     def __init__(
         self,
         input: Any,

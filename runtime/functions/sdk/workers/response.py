@@ -50,7 +50,7 @@ class Response(Body):
         """As JavaScript's constructor is called from Python."""
         return cls(body, **(dict(init) if init is not None else {}), **options)
 
-    json = _Json()  # type: ignore[assignment]
+    json = _Json()
     from_json = fromJson = json
 
     @staticmethod

@@ -182,7 +182,7 @@ async def _pieces(data: bytes) -> AsyncIterator[bytes]:
 
 def _details(given: Mapping[str, Any]) -> dict[str, Any]:
     http = given.get("http_metadata")
-    if _are_headers(http):
+    if http is not None and _are_headers(http):
         http = {name: http.get(header) for name, header in _HTTP.items()}
     metadata = options_of(http, {}, tuple(_HTTP), "R2 httpMetadata")
     if (expiry := metadata.pop("cache_expiry", None)) is not None:

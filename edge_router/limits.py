@@ -1,0 +1,152 @@
+"""What one tenant and one client address may have of the router: requests and tokens per minute, and requests at work at once.
+
+A tenant is a bearer token and an account, known by a salted digest alone. Buckets hold a minute's worth, so a burst of that size passes; tokens are
+charged when they are known, so a bucket may fall below zero and the next request waits for it. Tables are bounded. Knows no sites and no sockets.
+"""
+
+import hashlib
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from edge_router.peek import Head
+from edge_router.session import tenant_salt
+from sites.config import DoorConfig, TenantConfig, TenantLimitsConfig
+from wire.errors import ApiError
+
+MAX_TENANTS = 100_000  # remembered; one that has been idle for a minute is full again and need not be
+
+_ACCOUNT = re.compile(r"^/client/v4/accounts/([^/]+)/")
+
+
+def tenant_of(head: Head, secret: str) -> bytes:
+    """Equal for all requests of one tenant and of nobody else."""
+    account = _ACCOUNT.match(head.path)
+    return tenant_salt(head.header("authorization"), account[1] if account else "", secret)
+
+
+class Bucket:
+    """So many a minute, up to a minute's worth at once."""
+
+    __slots__ = ("_at", "_level", "per_min")
+
+    def __init__(self, per_min: float, now: float) -> None:
+        self.per_min = per_min
+        self._level = per_min
+        self._at = now
+
+    def wait_s(self, now: float) -> float:
+        """Until there is something in it; 0: there is."""
+        level = self._filled(now)
+        return 0.0 if level >= 1 else (1 - level) * 60 / self.per_min
+
+    def take(self, amount: float, now: float) -> None:
+        self._level = self._filled(now) - amount
+
+    def _filled(self, now: float) -> float:
+        self._level = min(self.per_min, self._level + max(0.0, now - self._at) * self.per_min / 60)
+        self._at = max(self._at, now)
+        return self._level
+
+
+class _Tenant:
+    __slots__ = ("limits", "open", "requests", "tokens")
+
+    def __init__(self, limits: TenantLimitsConfig, now: float) -> None:
+        self.limits = limits
+        self.open = 0
+        self.requests = None if limits.requests_per_min is None else Bucket(limits.requests_per_min, now)
+        self.tokens = None if limits.tokens_per_min is None else Bucket(limits.tokens_per_min, now)
+
+
+class Limits:
+    def __init__(
+        self,
+        door: DoorConfig,
+        default: TenantLimitsConfig,
+        tenants: tuple[TenantConfig, ...],
+        secret: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self._door = door
+        self._default = default
+        self._named = {tenant.key_sha256: tenant for tenant in tenants}
+        self._secret = secret
+        self._clock = clock
+        self._tenants: OrderedDict[bytes, _Tenant] = OrderedDict()  # the longest unused first
+        self._clients: Counter[str] = Counter()
+
+    @property
+    def num_open(self) -> int:
+        return sum(self._clients.values())
+
+    @contextmanager
+    def admitted(self, head: Head, client: str) -> Iterator[None]:
+        """Raises ApiError, with the time after which to ask again."""
+        now = self._clock()
+        tenant = self._tenant(head, now)
+        limits = tenant.limits
+        if self._clients[client] >= self._door.max_open_per_client:
+            raise _refusal(
+                f"your address has {self._door.max_open_per_client} requests at work: wait for some of them", 1.0
+            )
+        if limits.max_open is not None and tenant.open >= limits.max_open:
+            raise _refusal(f"your account has {limits.max_open} requests at work: wait for some of them", 1.0)
+        for bucket, what in ((tenant.requests, "requests"), (tenant.tokens, "tokens")):
+            if bucket is not None and (wait_s := bucket.wait_s(now)):
+                raise _refusal(
+                    f"your account may have {bucket.per_min:g} {what} a minute: ask again in {wait_s:.0f} s", wait_s
+                )
+        if tenant.requests is not None:
+            tenant.requests.take(1, now)
+        with self.held(head, client):
+            yield
+
+    @contextmanager
+    def held(self, head: Head, client: str) -> Iterator[None]:
+        """Work of a request that was admitted and has left: it counts as open, and is not refused."""
+        tenant = self._tenant(head, self._clock())
+        tenant.open += 1
+        self._clients[client] += 1
+        try:
+            yield
+        finally:
+            tenant.open -= 1
+            self._clients[client] -= 1
+            if not self._clients[client]:
+                del self._clients[client]
+
+    def charge(self, head: Head, tokens: int) -> None:
+        """Prompt tokens when the prompt is known, an answer's when it has ended."""
+        now = self._clock()
+        bucket = self._tenant(head, now).tokens
+        if bucket is not None and tokens:
+            bucket.take(tokens, now)
+
+    def _tenant(self, head: Head, now: float) -> _Tenant:
+        key = tenant_of(head, self._secret)
+        tenant = self._tenants.get(key)
+        if tenant is None:
+            tenant = self._tenants[key] = _Tenant(self._limits_of(head), now)
+            self._forget()
+        else:
+            self._tenants.move_to_end(key)
+        return tenant
+
+    def _forget(self) -> None:
+        """The longest unused; who is at work is not forgotten, and stands behind."""
+        for _ in range(min(8, len(self._tenants) - MAX_TENANTS)):
+            key, tenant = self._tenants.popitem(last=False)
+            if tenant.open:
+                self._tenants[key] = tenant
+
+    def _limits_of(self, head: Head) -> TenantLimitsConfig:
+        if not self._named:
+            return self._default
+        key = head.header("authorization").removeprefix("Bearer ").strip()
+        return self._named.get(hashlib.sha256(key.encode("latin-1")).hexdigest(), self._default)
+
+
+def _refusal(sentence: str, wait_s: float) -> ApiError:
+    return ApiError("quota_exceeded", sentence, retry_after_s=min(60.0, wait_s))

@@ -1,0 +1,75 @@
+"""The router's certificate: read from two files, and read again when they change, while every open connection goes on as it is.
+
+A pair that does not fit (the one file is written, the other not yet) is not taken: the old one serves until both are there. Knows no HTTP.
+"""
+
+import asyncio
+import logging
+import os
+import ssl
+from pathlib import Path
+
+from sites.config import ConfigError, RouterListenConfig
+
+LOOK_EVERY_S = 2.0
+PROTOCOLS = ["h2", "http/1.1"]
+
+log = logging.getLogger(__name__)
+
+
+class Certificate:
+    def __init__(self, certificate: Path, key: Path) -> None:
+        """Raises ConfigError."""
+        self._files = (certificate, key)
+        self._seen = self._stamps()
+        try:
+            self.context = self._load()
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"listen.tls_certificate {certificate} and listen.tls_key {key} cannot be used: {error}"
+            ) from None
+
+    @classmethod
+    def of(cls, listen: RouterListenConfig) -> "Certificate | None":
+        if listen.tls_certificate is None or listen.tls_key is None:
+            return None
+        return cls(Path(listen.tls_certificate), Path(listen.tls_key))
+
+    async def watch(self, every_s: float = LOOK_EVERY_S) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(every_s)
+            self.look()
+
+    def look(self) -> bool:
+        """Whether there was something new that could be used."""
+        stamps = self._stamps()
+        if stamps == self._seen:
+            return False
+        self._seen = stamps
+        try:
+            self._load()  # into a context of its own first: a live one that got half a pair would refuse every handshake
+            self.context.load_cert_chain(*self._files)
+        except (OSError, ssl.SSLError) as error:
+            log.error("the new certificate cannot be used, the old one serves on: %s", error)
+            return False
+        log.warning("the certificate was read again")
+        return True
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(PROTOCOLS)
+        context.load_cert_chain(*self._files)
+        return context
+
+    def _stamps(self) -> tuple[object, ...]:
+        return tuple(_stamp(file) for file in self._files)
+
+
+def _stamp(file: Path) -> object:
+    try:
+        found = os.stat(file)
+    except OSError as error:
+        return error.errno
+    return found.st_mtime_ns, found.st_size, found.st_ino

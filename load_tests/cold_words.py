@@ -1,0 +1,38 @@
+"""The records of cold starts and of over-commit in rows for the README."""
+
+from collections.abc import Iterable
+from typing import Any
+
+CLOCKS = {
+    "a": "(a) nothing runs, the checkpoint is not in the page cache",
+    "b": "(b) nothing runs, the checkpoint is in the page cache",
+    "c": "(c) the model sleeps in host memory",
+    "d": "(d) it does, and another one must make room",
+    "e": "(e) the engine host is killed under a stream",
+    "e0": "(e) the same, without a standby",
+}
+Record = dict[str, Any]
+
+
+def clocks(results: Record) -> Iterable[list[str]]:
+    """One line per clock, one column per size; peers and the copy that (c) is measured by below."""
+    sizes = results["sizes"]
+    yield ["ms to the first token", *(f"{name}, {size['weights_bytes'] / 1e6:,.0f} MB" for name, size in sizes.items())]
+    for clock, words in CLOCKS.items():
+        measured = [size["clocks"].get(clock) for size in sizes.values()]
+        if any(measured):
+            yield [words, *("-" if one is None else f"{one['ms']['median']:,.0f}" for one in measured)]
+    for name in sorted({name for size in sizes.values() for name in size["peers"]}):
+        found = [size["peers"].get(name, {}) for size in sizes.values()]
+        yield [f"(b) {name}", *(f"{one['ms']['median']:,.0f}" if "ms" in one else "-" for one in found)]
+    yield ["one copy of the weights in memory", *(f"{size['copy_ms']:,.1f}" for size in sizes.values())]
+
+
+def overcommit(results: Record) -> Iterable[list[str]]:
+    sides = [results["always_awake"], results["over_committed"]]
+    yield [f"{results['models']} models", "all awake", f"room for {results['share']:.0%} of their weights"]
+    yield ["requests answered", *(f"{side['answered']} of {results['requests']}" for side in sides)]
+    for name in ("p50", "p90", "p99"):
+        yield [f"first token {name}, ms", *(f"{side['ttft_ms'][name]:,.1f}" for side in sides)]
+    yield ["wakes", *(str(side["wakes"]) for side in sides)]
+    yield ["a model's last wake, median ms", *(f"{side['wake_ms_median']:,.1f}" for side in sides)]

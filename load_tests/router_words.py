@@ -1,0 +1,56 @@
+"""The records of the router in rows for the README: what it adds, what a site's death costs, and what was left after half an hour of faults."""
+
+from collections.abc import Iterable
+from typing import Any
+
+Record = dict[str, Any]
+
+
+def overhead(results: Record) -> Iterable[list[str]]:
+    """One line per task, one column per router: what each adds, and at what rate."""
+    rows = results["rows"]
+    names = [name for name in dict.fromkeys(row["router"] for row in rows) if name != "no router"]
+    by_name = {(row["task"], row["router"]): row for row in rows}
+    versions = results["versions"]
+    yield ["added ms, p50 / p99", *(f"{name} {versions[name]}" if name in versions else name for name in names)]
+    for task in dict.fromkeys(row["task"] for row in rows):
+        kinds = {"first": "first token", "token": "each token"} if "stream" in task else {"whole": "answer"}
+        for kind, words in kinds.items():
+            cells = []
+            for name in names:
+                row = by_name[task, name]
+                both = [row.get(f"added_{kind}_{percent}_ms") for percent in ("p50", "p99")]
+                cells.append("-" if None in both else " / ".join(f"{one['median']:.2f}" for one in both if one))
+            yield [f"{task}: {words}", *cells]
+        if "stream" not in task:
+            cells = [
+                f"{by_name[task, name]['rate']:,.0f}, {1e3 / by_name[task, name]['cpu_ms']:,.0f}" for name in names
+            ]
+            yield [f"{task}: per second, per second of its own processor time", *cells]
+
+
+def soak(results: Record) -> Iterable[list[str]]:
+    begun, ended = sum(results["begun"].values()), sum(results["ended"].values())
+    finished = sum(count for name, count in results["ended"].items() if name.endswith(": finished"))
+    faults = ", ".join(f"{count} {name}" for name, count in sorted(results["faults"].items()))
+    yield [f"{results['minutes']:g} minutes, {results['clients']} clients", ""]
+    yield ["requests begun, ended", f"{begun:,}, {ended:,}"]
+    yield ["of these finished with the very tokens of the undisturbed run", f"{finished:,}"]
+    yield ["faults", faults]
+    yield ["what must never happen, and did", str(results["num_wrong"])]
+    for name, words in {
+        "rss_mib": "memory of the router, MiB",
+        "sockets": "its file descriptors",
+        "tasks": "its tasks",
+    }.items():
+        yield [
+            f"{words}, after the first minute and at the end",
+            f"{results['before'][name]:g}, {results['after'][name]:g}",
+        ]
+
+
+def site_death(results: Record) -> Iterable[list[str]]:
+    yield ["", "streams", "disturbed", "continued", "lost", "with the undisturbed run's tokens", "pause p50 / p99, ms"]
+    for fault, found in results.items():
+        counts = [str(found[name]) for name in ("streams", "disturbed", "continued", "lost", "same_tokens")]
+        yield [fault, *counts, f"{found['pause_ms']['p50']:,.0f} / {found['pause_ms']['p99']:,.0f}"]

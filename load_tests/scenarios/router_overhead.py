@@ -1,0 +1,205 @@
+"""What does a router add? `make bench-router` runs it: python -m load_tests.scenarios.router_overhead.
+
+One site that computes nothing, asked directly and through each router in turn, several rounds; figures are medians over the rounds of what a router's
+round has above the direct one's. Streams carry 50 tokens a second each, and a token's delay is counted from the moment the site wrote it.
+Client, site and router share the machine's cores: at high rates each waits for the others, so requests per second of the router's own processor
+time stand beside those that were counted on the clock. Targets: a token of 64 streams is delayed by 1.5 ms at the median and 5 ms at p99, a
+stream's first token no more than by vllm-router, ten times LiteLLM's rate, and 400 prompts of 220 KB a second and core.
+"""
+
+import argparse
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, NamedTuple
+
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from load_tests.overhead.client import Heard, idle_streams, load, request
+from load_tests.overhead.routers import KEY, NOBODY, OURS, PEERS, Running, running
+from load_tests.overhead.trivial_site import IDLE
+from load_tests.records import write_record
+from wire.server import raise_file_limit
+
+KB = 1024
+TARGETS = {"token_p50_ms": 1.5, "token_p99_ms": 5.0, "large_per_core": 400.0, "times_litellm": 10.0}
+
+
+class Task(NamedTuple):
+    name: str
+    connections: int
+    prompt_bytes: int
+    tokens: int  # 0: an answer in one piece
+    share: float  # of the time that one measurement takes
+
+
+TASKS = (
+    Task("1 stream", 1, KB, 5, 1.0),
+    Task("64 streams", 64, KB, 50, 1.0),
+    Task("256 streams", 256, KB, 50, 1.0),
+    Task("1 stream, 220 KB", 1, 220 * KB, 5, 0.7),
+    Task("requests, 1 connection", 1, KB, 0, 0.5),
+    Task("requests, 64 connections", 64, KB, 0, 1.0),
+    Task("requests, 220 KB, 16 connections", 16, 220 * KB, 0, 1.0),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=Path, default=Path(".peers"))
+    parser.add_argument("--only", default=",".join([OURS, *PEERS]), help="routers, separated by commas")
+    parser.add_argument("--tasks", default="", help="a part of the names of those to be run")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of one measurement")
+    parser.add_argument(
+        "--idle", type=int, default=9_000, help="streams that are open and silent in the last measurement"
+    )
+    parser.add_argument("--no-record", action="store_true")
+    options = parser.parse_args()
+    raise_file_limit()
+    console = Console(width=150)
+    tasks = [task for task in TASKS if options.tasks in task.name]
+    with running(options.only.split(","), options.peers.absolute()) as routers:
+        versions = {router.name: router.version for router in routers if router.version}
+        rounds = uvloop.run(measure(routers, tasks, options.rounds, options.seconds, console))
+        ours = next((router for router in routers if router.name == OURS), None)
+        idle = uvloop.run(beside_idle(ours, options.idle, options.seconds, console)) if ours and options.idle else None
+    results: dict[str, Any] = {
+        "rounds": options.rounds,
+        "seconds": options.seconds,
+        "versions": versions,
+        "shared_cores": "client, site and router share the machine's cores",
+        "targets": TARGETS,
+        "beside_idle_streams": idle,
+        "rows": [row(task, name, rounds) for task in tasks for name in rounds[0][task.name]],
+    }
+    show(console, results)
+    if not options.no_record:
+        path = write_record("router-overhead", results, ("aiohttp", "httptools", "hypercorn", "orjson", "uvloop"))
+        console.print(f"Record: {path}", soft_wrap=True)
+
+
+Round = dict[str, dict[str, dict[str, float]]]  # by task, by router
+
+
+async def measure(
+    routers: Sequence[Running], tasks: Sequence[Task], rounds: int, seconds: float, console: Console
+) -> list[Round]:
+    """Routers take turns within each task, so that a change of the machine's mood disturbs all alike."""
+    for router in routers:  # warm: connections, caches, branches
+        await load(router.url, request(router.url, KEY, KB, 0), 4, 0.3)
+    made: list[Round] = []
+    for number in range(rounds):
+        made.append({task.name: {} for task in tasks})
+        for task in tasks:
+            for router in routers:
+                with console.status(f"round {number + 1} of {rounds}: {task.name}, {router.name}"):
+                    raw = request(router.url, KEY, task.prompt_bytes, task.tokens)
+                    before = router.cpu_s()
+                    heard = await load(router.url, raw, task.connections, seconds * task.share)
+                    made[-1][task.name][router.name] = facts(heard, router.cpu_s() - before)
+                    await asyncio.sleep(0.1)
+    return made
+
+
+async def beside_idle(router: Running, count: int, seconds: float, console: Console) -> dict[str, float]:
+    """What 64 streams notice of very many that are open and silent."""
+    with console.status(f"{count:,} idle streams"):
+        before = router.process.memory_info().rss
+        async with idle_streams(router.url, request(router.url, KEY, KB, IDLE), count) as begun:
+            rss = router.process.memory_info().rss
+            spent, began = router.cpu_s(), time.perf_counter()
+            await asyncio.sleep(seconds)
+            idle_share = (router.cpu_s() - spent) / (time.perf_counter() - began)
+            heard = await load(router.url, request(router.url, KEY, KB, 50), 64, seconds)
+        kept = {key: value for key, value in facts(heard, 0.0).items() if key != "cpu_ms"}
+        return {
+            "idle": begun,
+            "cpu_share_while_idle": round(idle_share, 4),
+            "kib_each": round((rss - before) / 1024 / max(1, begun), 1),
+            **kept,
+        }
+
+
+def facts(heard: Heard, cpu_s: float) -> dict[str, float]:
+    found = {
+        "answers": len(heard.whole_ms),
+        "failures": heard.failures,
+        "rate": heard.rate,
+        "cpu_ms": 1e3 * cpu_s / max(1, len(heard.whole_ms)),
+    }
+    for name, times in (("whole", heard.whole_ms), ("first", heard.first_ms), ("token", heard.token_ms)):
+        if len(times) > 1:
+            cuts = quantiles(times, n=100, method="inclusive")
+            found |= {f"{name}_p50_ms": cuts[49], f"{name}_p99_ms": cuts[98]}
+    return found
+
+
+def row(task: Task, name: str, rounds: Sequence[Round]) -> dict[str, Any]:
+    """One router at one task: what it has, and what it adds."""
+    mine = [made[task.name][name] for made in rounds]
+    direct = [made[task.name][NOBODY] for made in rounds]
+    keys = [key for key in mine[0] if all(key in facts for facts in (*mine, *direct))]
+    figures: dict[str, Any] = {key: round(median(facts[key] for facts in mine), 3) for key in keys}
+    figures["answers"] = sum(facts["answers"] for facts in mine)
+    figures["failures"] = sum(facts["failures"] for facts in mine)
+    for key in keys:
+        if key.endswith("_p50_ms") or key.endswith("_p99_ms"):
+            added = [facts[key] - plain[key] for facts, plain in zip(mine, direct, strict=True)]
+            figures[f"added_{key}"] = {
+                "median": round(median(added), 3),
+                "min": round(min(added), 3),
+                "max": round(max(added), 3),
+            }
+    return {"task": task.name, "router": name, **figures}
+
+
+def show(console: Console, results: dict[str, Any]) -> None:
+    table = Table(
+        "task",
+        "router",
+        "answers",
+        "failed",
+        "req/s",
+        "per core s",
+        "whole p50",
+        "p99",
+        "first p50",
+        "p99",
+        "token p50",
+        "p99",
+        box=None,
+    )
+    last = ""
+    for line in results["rows"]:
+        cells = [
+            line["task"] if line["task"] != last else "",
+            line["router"],
+            str(line["answers"]),
+            str(line["failures"]),
+            f"{line['rate']:,.0f}",
+        ]
+        cells.append(f"{1e3 / line['cpu_ms']:,.0f}" if line["cpu_ms"] else "")
+        is_direct = line["router"] == NOBODY
+        for kind in ("whole", "first", "token"):
+            for percent in ("p50", "p99"):
+                if f"{kind}_{percent}_ms" not in line:
+                    cells.append("")
+                elif is_direct:
+                    cells.append(f"{line[f'{kind}_{percent}_ms']:.2f}")
+                else:
+                    cells.append(f"{line[f'added_{kind}_{percent}_ms']['median']:+.2f}")
+        table.add_row(*cells)
+        last = line["task"]
+    console.print(table)
+    if results["beside_idle_streams"]:
+        console.print_json(data=results["beside_idle_streams"])
+    console.print("Milliseconds: of no router what it took, of routers what they added.", style="dim")
+
+
+if __name__ == "__main__":
+    main()

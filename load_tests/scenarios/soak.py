@@ -1,0 +1,295 @@
+"""Does anything leak, and does every request end as it should, for as long as one cares to watch? `make soak` runs it.
+
+Three real sites; clients that stream, ask for whole answers, come back to durable streams, leave half-way and send nonsense; sites that are killed,
+frozen and drained at random. Each finished answer must have the very tokens of its undisturbed run. At the end, when all is quiet, memory, sockets,
+tasks and tables of the router are compared with those after the first minute of load, and everything that counts work must be at zero.
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import re
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import orjson
+import psutil
+from rich.console import Console
+
+from load_tests.local_network import LocalNetwork
+from load_tests.records import write_record
+from load_tests.scenarios.site_death import (
+    Heard,
+    drain,
+    freeze,
+    hear,
+    kill,
+    listen,
+    requests,
+    take,
+    thaw,
+    wait_until_healthy,
+)
+from wire.sse import EventDecoder
+
+KEYS = ("soak-a", "soak-b")  # two tenants
+END_S = 150.0  # I1: no request may take longer, however many sites it loses
+GAUGE = re.compile(
+    r"^pilotlight_router_(open_requests|tasks|connections|site_connections|durable_streams|sessions) ([0-9.e+]+)$",
+    re.MULTILINE,
+)
+MAY_GROW = {
+    "rss_mib": 48.0,
+    "sockets": 24.0,
+    "tasks": 24.0,
+    "connections": 24.0,
+    "site_connections": 24.0,
+}  # keep-alive connections come and go
+NONSENSE: tuple[bytes, ...] = (
+    b"{", b"[]", b"\xff\xfe", b'{"model":"ember","messages":"hello"}', b'{"model":"nobody","messages":[]}',
+    b'{"model":"ember","messages":[],"stream":3}',
+    b'{"model":"ember","messages":[{"role":"user","content":"hi"}],"max_tokens":-1}', b'{"model":"ember"}' + b" " * (9 << 20),
+)  # fmt: skip
+
+
+class Soak:
+    def __init__(self, network: LocalNetwork, seed: int, streams: int, console: Console) -> None:
+        self.network = network
+        self.random = random.Random(seed)
+        self.streams = streams
+        self.console = console
+        self.begun: Counter[str] = Counter()
+        self.ended: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self.wrong: list[str] = []  # what must never happen, in words
+        self.slowest_s = 0.0
+        self.bodies = requests(16, 48)
+        self.expected: list[Heard] = []
+        self.until = 0.0
+
+    async def run(self, minutes: float) -> dict[str, Any]:
+        self.expected = await listen(self.network.url, self.bodies, lambda heard: None)
+        wait_until_healthy(self.network)
+        self.until = time.monotonic() + 60 * minutes
+        warm_at = time.monotonic() + min(60.0, 12 * minutes)
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=END_S)) as self.http:
+            clients = [asyncio.create_task(self._client()) for _ in range(self.streams)]
+            while time.monotonic() < warm_at:
+                await asyncio.sleep(0.5)
+            before = await asyncio.to_thread(self.size)
+            await self._disturb()
+            await asyncio.gather(*clients)
+        await asyncio.to_thread(wait_until_healthy, self.network, 120.0)
+        await asyncio.sleep(8.0)  # idle connections are closed after 4 s
+        after = await asyncio.to_thread(self.size)
+        self._compare(before, after)
+        return {
+            "minutes": minutes, "clients": self.streams, "begun": dict(self.begun), "ended": dict(self.ended), "faults": dict(self.faults),
+            "slowest_s": round(self.slowest_s, 1), "before": before, "after": after, "wrong": self.wrong[:50], "num_wrong": len(self.wrong),
+        }  # fmt: skip
+
+    # clients
+
+    async def _client(self) -> None:
+        kinds: tuple[tuple[str, Callable[[], Awaitable[str]], int], ...] = (
+            ("stream", self._stream, 10), ("whole", self._whole, 3), ("leaves", self._leave, 4), ("nonsense", self._nonsense, 2),
+            ("durable", self._durable, 3), ("stopped", self._stopped, 1), ("two tenants", self._two_tenants, 1),
+        )  # fmt: skip
+        while time.monotonic() < self.until:
+            name, act, _ = self.random.choices(kinds, [weight for _, _, weight in kinds])[0]
+            self.begun[name] += 1
+            began = time.monotonic()
+            try:
+                outcome = await act()
+            except TimeoutError:
+                outcome = "no end"
+                self.wrong.append(f"{name}: no end within {END_S:g} s")
+            except aiohttp.ClientError as error:
+                outcome = f"cut: {type(error).__name__}"
+                self.wrong.append(f"{name}: {error!r}")
+            self.ended[f"{name}: {outcome}"] += 1
+            self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+
+    def _post(self, body: bytes, key: str = KEYS[0], **headers: str) -> Any:
+        given = {"content-type": "application/json", "authorization": f"Bearer {key}", **headers}
+        return self.http.post(f"{self.network.url}/v1/chat/completions", data=body, headers=given)
+
+    async def _stream(self) -> str:
+        number = self.random.randrange(len(self.bodies))
+        heard = Heard()
+        await hear(self.http, self.network.url, self.bodies[number], heard, lambda: None)
+        return self._judge(number, heard)
+
+    def _judge(self, number: int, heard: Heard) -> str:
+        if heard.error is not None:
+            return "refused or ended with an error"
+        if not heard.is_done:
+            self.wrong.append(f"request {number} stopped without an end")
+            return "stopped without an end"
+        if heard.answer != self.expected[number].answer:
+            self.wrong.append(f"request {number} had other tokens: {str(heard.answer)[:200]}")
+            return "other tokens"
+        return "finished"
+
+    async def _whole(self) -> str:
+        number = self.random.randrange(2)  # greedy or sampled, no options
+        body = {name: value for name, value in self.bodies[number].items() if name not in ("stream", "stream_options")}
+        async with self._post(orjson.dumps(body)) as answer:
+            fields = orjson.loads(await answer.read())
+            if answer.status != 200:
+                return f"{answer.status}"
+        if fields["choices"][0]["message"]["content"] != self.expected[number].text[0]:
+            self.wrong.append(f"whole answer {number} had other tokens")
+            return "other tokens"
+        return "finished"
+
+    async def _leave(self) -> str:
+        async with self._post(orjson.dumps(self.random.choice(self.bodies))) as answer:
+            for _ in range(self.random.randrange(4)):
+                if not await answer.content.readany():
+                    return "was done before"
+            answer.close()
+        return "left"
+
+    async def _nonsense(self) -> str:
+        async with self._post(self.random.choice(NONSENSE)) as answer:
+            await answer.read()
+            if answer.status < 400:
+                self.wrong.append(f"nonsense was answered with {answer.status}")
+            return "refused" if answer.status < 500 else str(answer.status)
+
+    async def _durable(self) -> str:
+        """Begun and left; read to some event; read on from there."""
+        number = self.random.randrange(len(self.bodies))
+        async with self._post(orjson.dumps(self.bodies[number]), prefer="respond-async") as answer:
+            if answer.status != 202:
+                return str(answer.status)
+            where = self.network.url + answer.headers["location"]
+        heard, last = Heard(), b""
+        for limit in (self.random.randrange(1, 30), None):
+            headers = {"authorization": f"Bearer {KEYS[0]}", **({"last-event-id": last.decode()} if last else {})}
+            count, decoder = 0, EventDecoder()
+            async with self.http.get(where, headers=headers) as answer:
+                if answer.status != 200:
+                    return f"refused: {answer.status}"
+                async for chunk in answer.content.iter_any():
+                    for event in decoder.feed(chunk):
+                        if event.data is None or (limit is not None and count >= limit):
+                            continue
+                        count, last = count + 1, event.event_id or last
+                        if event.is_done:
+                            heard.is_done = True
+                        else:
+                            take(heard, orjson.loads(event.data))
+                    if limit is not None and count >= limit:
+                        answer.close()
+                        break
+        async with self.http.get(where, headers={"authorization": f"Bearer {KEYS[1]}"}) as answer:
+            if answer.status != 404:
+                self.wrong.append(f"another tenant's stream was answered with {answer.status}")
+        async with self.http.delete(where, headers={"authorization": f"Bearer {KEYS[0]}"}) as answer:
+            await answer.read()
+        return self._judge(number, heard)
+
+    async def _stopped(self) -> str:
+        async with self._post(orjson.dumps(self.random.choice(self.bodies)), prefer="respond-async") as answer:
+            if answer.status != 202:
+                return str(answer.status)
+            where = self.network.url + answer.headers["location"]
+        await asyncio.sleep(self.random.random())
+        async with self.http.delete(where, headers={"authorization": f"Bearer {KEYS[0]}"}) as answer:
+            return str(answer.status)
+
+    async def _two_tenants(self) -> str:
+        """I4: what one tenant has just had computed is not cached for the other."""
+        words = " ".join(str(self.random.getrandbits(32)) for _ in range(24))
+        body = orjson.dumps({"model": "ember", "max_tokens": 4, "messages": [{"role": "user", "content": words}]})
+        cached = []
+        for key in KEYS:
+            async with self._post(body, key) as answer:
+                fields = orjson.loads(await answer.read())
+                if answer.status != 200:
+                    return str(answer.status)
+            cached.append((fields["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0))
+        # The first tenant's prompt is new but for the template's beginning, which its own earlier requests may have left.
+        if cached[1] > cached[0] + 16:
+            self.wrong.append(f"a tenant found {cached[1]} tokens of another's prompt cached")
+        return "finished"
+
+    # faults
+
+    async def _disturb(self) -> None:
+        while time.monotonic() < self.until - 15:
+            name, fault = self.random.choice((("kill", kill), ("freeze", freeze), ("drain", drain)))
+            site = self.random.choice(sorted(self.network.site_urls))
+            try:
+                await asyncio.to_thread(fault, self.network, site)
+            except (OSError, psutil.NoSuchProcess):
+                continue  # it is not back yet
+            self.faults[name] += 1
+            self.console.log(
+                f"{name} {site}; {sum(self.ended.values())} requests have ended, {len(self.wrong)} of them wrongly"
+            )
+            await asyncio.sleep(self.random.uniform(3, 8))
+            await asyncio.to_thread(thaw, self.network)
+            try:
+                await asyncio.to_thread(self._wait_until_up, 60.0)
+            except RuntimeError as error:
+                self.wrong.append(str(error))
+            await asyncio.sleep(self.random.uniform(1, 6))
+        await asyncio.to_thread(thaw, self.network)
+
+    def _wait_until_up(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with urllib.request.urlopen(f"{self.network.url}/readyz", timeout=10) as answer:
+                others = orjson.loads(answer.read())["not_healthy"]
+            if not others:
+                return
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"not all sites are back after {timeout_s:g} s: {others}")
+            time.sleep(0.2)
+
+    # what is left
+
+    def size(self) -> dict[str, float]:
+        """Of the router."""
+        with urllib.request.urlopen(f"{self.network.url}/status", timeout=10) as answer:
+            process = psutil.Process(orjson.loads(answer.read())["process"]["pid"])
+        with urllib.request.urlopen(f"{self.network.url}/metrics", timeout=10) as answer:
+            found = {name: float(value) for name, value in GAUGE.findall(answer.read().decode())}
+        return {"rss_mib": round(process.memory_info().rss / 2**20, 1), "sockets": float(process.num_fds()), **found}
+
+    def _compare(self, before: dict[str, float], after: dict[str, float]) -> None:
+        for name, may_grow in MAY_GROW.items():
+            if after[name] > before[name] + may_grow:
+                self.wrong.append(f"the router's {name} grew from {before[name]:g} to {after[name]:g}")
+        if after["open_requests"] > 0:
+            self.wrong.append(f"{after['open_requests']:g} requests are still open at the router")
+        if sum(self.begun.values()) != sum(self.ended.values()):
+            self.wrong.append(f"{sum(self.begun.values())} requests began and {sum(self.ended.values())} ended")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=float(os.environ.get("MINUTES") or 30))
+    parser.add_argument("--clients", type=int, default=24)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    console = Console()
+    with LocalNetwork() as network:
+        results = asyncio.run(Soak(network, options.seed, options.clients, console).run(options.minutes))
+    console.print_json(orjson.dumps(results).decode())
+    console.print(f"Record: {write_record('soak', results, ('aiohttp', 'httptools', 'uvloop'))}", soft_wrap=True)
+    return 1 if results["num_wrong"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""What a run is judged by: times to first token, cache hits beside what an infinite cache would give, what was shed, and how well it was predicted.
+
+Counts only; what a call is and when it counts is run.py's.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_router.policy import Preference
+
+
+@dataclass(slots=True)
+class Outcome:
+    policy: str
+    trace: str
+    load: str
+    seed: int
+    requests: int  # measured ones, answered or shed
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    mean_ms: float
+    hit_ratio: float  # of prompt tokens, among answered requests
+    bound: float  # the same, were all sites' caches one and infinite
+    shed: float  # share of requests that no site took
+    cross_region: float
+    retried: float
+    declined: float  # sites asked that would rather not, a request
+    cut: int  # streams whose site crashed under them
+    begun: int  # warm-up included
+    events: int
+    wall_s: float
+    reasons: dict[str, int]
+    bias_ms: dict[str, float]  # actual minus predicted, mean: in all, of the queue, of prefill
+    error_ms: dict[str, float]  # the same, mean of what it is off by
+    dearest: dict[str, int]  # among the slowest twentieth, the decisions by their dearest term: predicted and actual
+
+    @property
+    def of_bound(self) -> float:
+        return self.hit_ratio / self.bound if self.bound else 1.0
+
+
+class Tally:
+    def __init__(self) -> None:
+        self.shed = self.cut = 0
+        self._prompt = self._cached = self._ideal = 0
+        self._cross = self._retried = self._declined = 0
+        self._reasons: Counter[str] = Counter()
+        self._ttft: list[float] = []
+        self._off: list[tuple[float, float, float]] = []  # total, queue, prefill: actual minus predicted
+        self._terms: list[tuple[str, str]] = []
+
+    def answered(
+        self, preference: Preference, *, ttft_ms: float, from_router_ms: float, queue_ms: float, prompt: int, cached: int, ideal: int,
+        tries: int, declined: int, is_cross: bool, rate: float,
+    ) -> None:  # fmt: skip
+        self._ttft.append(ttft_ms)
+        self._prompt += prompt
+        self._cached += cached
+        self._ideal += ideal
+        self._cross += is_cross
+        self._retried += tries > 1
+        self._declined += declined
+        self._reasons[preference.reason] += 1
+        terms = preference.terms
+        prefill_ms = 1000 * (prompt - cached) / rate
+        queue = terms.get("queue_ahead", terms.get("queue", 0.0)) + terms.get("wake", 0.0)
+        total = preference.cost_ms - terms.get("doubt", 0.0)
+        self._off.append((from_router_ms - total, queue_ms - queue, prefill_ms - terms.get("prefill", 0.0)))
+        actual = {"queue": queue_ms, "prefill": prefill_ms, "lost tries": ttft_ms - from_router_ms}
+        actual["path"] = from_router_ms - queue_ms - prefill_ms
+        self._terms.append((max(terms, key=lambda name: terms[name], default=""), max(actual, key=lambda k: actual[k])))
+
+    def outcome(self, policy: str, trace: str, load: str, seed: int, begun: int, events: int, wall_s: float) -> Outcome:
+        times = np.array(self._ttft or [0.0])
+        p50, p95, p99 = (round(float(value), 1) for value in np.percentile(times, [50, 95, 99]))
+        sent = max(1, len(self._ttft) + self.shed)
+        off = np.array(self._off or [(0.0, 0.0, 0.0)])
+        names = ("all", "queue", "prefill")
+        slow = Counter(terms for terms, ttft in zip(self._terms, self._ttft, strict=True) if ttft >= p95)
+        return Outcome(
+            policy, trace, load, seed, sent, p50, p95, p99, round(float(times.mean()), 1),
+            self._cached / max(1, self._prompt), self._ideal / max(1, self._prompt), self.shed / sent,
+            self._cross / max(1, len(self._ttft)), self._retried / sent,
+            self._declined / sent, self.cut, begun, events, round(wall_s, 2),
+            dict(sorted(self._reasons.items())),
+            {name: round(float(value), 1) for name, value in zip(names, off.mean(axis=0), strict=True)},
+            {name: round(float(value), 1) for name, value in zip(names, np.abs(off).mean(axis=0), strict=True)},
+            {f"{predicted} / {actual}": count for (predicted, actual), count in slow.most_common(6)},
+        )  # fmt: skip

@@ -1,0 +1,102 @@
+"""A router of the simulation: the real Backend, SessionTable and policy of edge_router, driven by a virtual clock.
+
+Probes are applied when the router next decides, in the order and with the delays that they would have had.
+"""
+
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+from edge_router.backend import Backend, Ticket
+from edge_router.policy import Policy, Preference, RouteRequest
+from edge_router.rtt import RoundTrip, seed_rtt_ms
+from edge_router.session import Conversation, SessionTable
+from load_tests.sim.site import MODEL, SimSite
+from load_tests.sim.world import World
+from sites.config import HealthConfig, PlaceConfig, SiteRef
+from wire.status import SiteStatus
+
+HEALTH = HealthConfig()
+SESSION_ENTRIES = 100_000
+SESSION_TTL_S = 3600.0
+KEPT_PUBLICATIONS = 3  # at 1 s apart, more than any path's delay
+
+
+class Publication(NamedTuple):
+    at: float
+    status: SiteStatus
+
+
+class SimRouter:
+    def __init__(
+        self, number: int, world: World, sites: list[SimSite], policy: Policy, clock: Callable[[], float]
+    ) -> None:
+        self.number = number
+        self.world = world
+        self.policy = policy
+        self.sessions = SessionTable(SESSION_ENTRIES, SESSION_TTL_S, clock)
+        here = world.routers[number]
+        self.backends: list[Backend] = []
+        for site in sites:
+            place = site.spec.place
+            ref = SiteRef(
+                name=site.spec.name,
+                url="http://127.0.0.1",
+                place=PlaceConfig(city=place.city, latitude=place.latitude, longitude=place.longitude),
+            )
+            self.backends.append(Backend(ref, RoundTrip(seed_rtt_ms(here, place)), HEALTH, clock))
+        self.index = {backend.name: i for i, backend in enumerate(self.backends)}
+        self._sites = sites
+        self._seen = [-1] * len(sites)  # sequence of the newest status applied
+        self._next_probe = [0.0] * len(sites)
+        for backend, rtt in zip(self.backends, world.rtt_s[number], strict=True):
+            backend.round_trip.observe(1000 * rtt)
+
+    def decide(
+        self, conversation: Conversation, tried: Collection[str], now: float, published: list[list[Publication]]
+    ) -> tuple[RouteRequest, Preference] | None:
+        self._catch_up(now, published)
+        recall = self.sessions.recall(conversation)
+        request = RouteRequest(
+            MODEL,
+            conversation.tokens,
+            conversation.placement_key,
+            recall.home,
+            None,
+            recall.held,
+            conversation.short_digests(),
+            now,
+        )
+        preferences = self.policy.rank(request, [backend.view() for backend in self.backends])
+        preference = next((p for p in preferences if p.backend.name not in tried), None)
+        return None if preference is None else (request, preference)
+
+    def send(self, site: int, tokens: int) -> tuple[AbstractContextManager[Ticket], Ticket]:
+        scope = self.backends[site].inflight(tokens)
+        return scope, scope.__enter__()
+
+    def reaches(self, site: int, now: float) -> bool:
+        """Whether there is a path; the site at its end may still be down."""
+        return not any(
+            o.site == site and self.number in o.routers and o.begins <= now < o.ends for o in self.world.outages
+        )
+
+    def _catch_up(self, now: float, published: list[list[Publication]]) -> None:
+        row = self.world.rtt_s[self.number]
+        for i, backend in enumerate(self.backends):
+            if now < self._next_probe[i]:
+                continue
+            self._next_probe[i] = (
+                now + HEALTH.interval_s / 4
+            )  # how often it is looked for: four times as often as there is news
+            if not self._sites[i].is_up or not self.reaches(i, now):
+                self._next_probe[i] = now + HEALTH.interval_s
+                backend.failed("no answer")
+                continue
+            delay = row[i] / 2
+            for publication in reversed(published[i]):
+                if publication.at + delay <= now:
+                    if publication.status.sequence != self._seen[i]:
+                        self._seen[i] = publication.status.sequence
+                        backend.answered(publication.status, publication.at - delay)
+                    break

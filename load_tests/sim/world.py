@@ -1,0 +1,81 @@
+"""The stage: sites, routers, the paths between them, and what goes wrong with them when.
+
+Everything is derived from a seed: which cities have a site, how fast each is, how long each path's detour is, what fails when. Seeds with which
+the policy was tuned and seeds of published figures are different sets, named here.
+"""
+
+import random
+from dataclasses import dataclass
+
+from edge_router.rtt import DETOUR, seed_rtt_ms
+from load_tests.sim.cities import City
+from load_tests.sim.site import SiteSpec
+from wire.status import Place
+
+TUNING_SEEDS = (1, 2, 3)  # looked at while the policy was changed
+HELD_OUT_SEEDS = (7001, 7002, 7003, 7004, 7005)  # published figures: never looked at before the policy was fixed
+
+SITE_CITIES = (
+    "Washington", "Dallas", "Los Angeles", "Chicago", "Toronto", "Mexico City", "Sao Paulo", "Bogota", "London", "Frankfurt", "Madrid", "Warsaw",
+    "Istanbul", "Dubai", "Johannesburg", "Lagos", "Mumbai", "Delhi", "Singapore", "Jakarta", "Hong Kong", "Shanghai", "Tokyo", "Seoul", "Sydney",
+)  # fmt: skip
+NUM_SITES = 18  # of these cities, drawn by the seed
+NUM_ROUTERS = 32  # in the heaviest cities
+SPEEDS = (3000.0, 4500.0, 6000.0)  # prompt tokens a second: three generations of machines
+REGION_MS = 60.0  # a site whose round trip is longer is in another region
+CRASHES, PARTITIONS = 2, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """A crash of one site (`routers` empty: everybody sees it), or a partition between some routers and one site."""
+
+    site: int
+    begins: float
+    ends: float
+    routers: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    sites: tuple[SiteSpec, ...]
+    routers: tuple[Place, ...]
+    rtt_s: tuple[tuple[float, ...], ...]  # [router][site]
+    router_of_city: tuple[int, ...]
+    access_s: tuple[float, ...]  # [city]: round trip between clients there and their router
+    region_of_router: tuple[int, ...]  # the site nearest to it: sent elsewhere counts as cross-region beyond REGION_MS
+    outages: tuple[Outage, ...] = ()
+
+
+def build_world(cities: tuple[City, ...], seed: int, span: tuple[float, float] | None = None) -> World:
+    """`span`: the seconds within which things go wrong; None: nothing does."""
+    rng = random.Random(f"{seed} world")
+    places = {city.name: city.place for city in cities}
+    specs = []
+    for name in sorted(rng.sample(SITE_CITIES, NUM_SITES)):
+        speed = rng.choice(SPEEDS)
+        code = name.lower().replace(" ", "")[:5]
+        specs.append(
+            SiteSpec(f"{code}1", places[name], speed, int(speed * 150), int(speed / 40), rng.uniform(350, 2500))
+        )
+    chosen = sorted(cities, key=lambda city: -city.weight)[:NUM_ROUTERS]
+    stand = tuple(city.place for city in chosen)
+    rtt = tuple(
+        tuple(seed_rtt_ms(place, spec.place) / 1000 * rng.uniform(1.3, 2.5) / DETOUR + 0.0005 for spec in specs)
+        for place in stand
+    )
+    nearest = tuple(min(range(len(stand)), key=lambda r: seed_rtt_ms(city.place, stand[r])) for city in cities)
+    access = tuple(seed_rtt_ms(city.place, stand[r]) / 1000 + 0.002 for city, r in zip(cities, nearest, strict=True))
+    region = tuple(min(range(len(specs)), key=lambda s: row[s]) for row in rtt)
+    outages = _outages(rng, len(specs), len(stand), span) if span is not None else ()
+    return World(tuple(specs), stand, rtt, nearest, access, region, outages)
+
+
+def _outages(rng: random.Random, sites: int, routers: int, span: tuple[float, float]) -> tuple[Outage, ...]:
+    """Crashes, and partitions of a third of the routers, at times and places of the seed."""
+    outages = []
+    for i in range(CRASHES + PARTITIONS):
+        begins = rng.uniform(*span)
+        cut = frozenset(rng.sample(range(routers), routers // 3)) if i >= CRASHES else frozenset()
+        outages.append(Outage(rng.randrange(sites), begins, begins + rng.uniform(20, 60), cut))
+    return tuple(outages)

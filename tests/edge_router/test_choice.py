@@ -1,0 +1,86 @@
+"""Which site a request goes to, through a real router: sessions, models, load."""
+
+from edge_router.policy.least_outstanding import LeastOutstandingPolicy
+from tests.edge_router.builders import model_status
+from tests.edge_router.fakes import (
+    DONE,
+    WHOLE,
+    answer,
+    event,
+    raw_stream,
+    router,
+    sites,
+)
+
+
+async def test_a_session_sticks_to_its_site_survives_its_loss_and_stays_at_the_new_one() -> None:
+    async with sites("ams1", "iad1", "sin1") as fakes, router(fakes) as running:
+        headers = {"x-session-affinity": "conversation-1"}
+
+        async def turn(text: str) -> str:
+            async with running.chat(headers=headers, messages=[{"role": "user", "content": text}]) as response:
+                assert await response.read() == WHOLE
+            return response.headers["x-pilotlight-route"].split("; ")[0].removeprefix("site=")
+
+        homes = {await turn(f"turn {i}") for i in range(6)}
+        assert len(homes) == 1
+        home = next(fake for fake in fakes if fake.name in homes)
+        await home.stop()
+        refuges = {await turn(f"turn {i}") for i in range(6, 12)}
+        assert len(refuges) == 1
+        assert home.name not in refuges
+        await home.start()
+        await running.until_states(**{home.name: "healthy"})
+        assert {await turn("again")} == refuges
+
+
+async def test_a_follow_up_without_a_header_finds_its_home() -> None:
+    async with sites("ams1", "iad1", "sin1") as fakes, router(fakes) as running:
+        messages = [{"role": "user", "content": "Tell me about airports. " * 50}]
+        async with running.chat(messages=messages) as response:
+            await response.read()
+        first = response.headers["x-pilotlight-route"]
+        messages += [{"role": "assistant", "content": "There are many."}, {"role": "user", "content": "More"}]
+        async with running.chat(messages=messages) as response:
+            await response.read()
+        second = response.headers["x-pilotlight-route"]
+        assert second.endswith("reason=home")
+        assert first.split("; ")[0] == second.split("; ")[0]
+
+
+async def test_a_request_goes_to_the_site_that_has_its_model() -> None:
+    async with sites("ams1", "iad1") as fakes:
+        fakes[1].status_fields = {"models": (model_status("big", aliases=("@org/big",)),)}
+        async with router(fakes) as running:
+            for model in ("big", "@org/big"):
+                async with running.chat(model=model) as response:
+                    assert "site=iad1" in response.headers["x-pilotlight-route"]
+            fakes[0].behave = fakes[1].behave = answer(404, {"error": {"code": "model_not_found"}})
+            async with running.chat(model="nobody-has-it") as response:
+                assert response.status == 404
+
+
+async def test_requests_spread_over_sites_while_they_are_under_way() -> None:
+    async with sites("ams1", "iad1") as fakes, router(fakes, policy=LeastOutstandingPolicy()) as running:
+        fakes[0].behave = fakes[1].behave = raw_stream(event(0), end="on command")
+        responses = [await running.chat() for _ in range(4)]
+        assert [fake.active for fake in fakes] == [2, 2]
+        for fake in fakes:
+            fake.go_on.set()
+        for response in responses:
+            assert (await response.read()).endswith(DONE)
+            response.close()
+
+
+async def test_with_no_healthy_site_the_unhealthy_are_asked_and_the_refusal_says_what_came_of_it() -> None:
+    async with sites("ams1", "iad1") as fakes, router(fakes) as running:
+        fakes[0].status_fields = {"draining": True}
+        await fakes[1].stop()
+        await running.until_states(ams1="draining", iad1="unhealthy")
+        async with running.chat() as response:
+            assert response.status == 503
+            assert int(response.headers["retry-after"]) >= 1
+            message = (await response.json())["error"]["message"]
+        assert "tried iad1: cannot connect" in message
+        async with running.chat("/client/v4/accounts/a/ai/run/ember") as response:
+            assert (response.status, (await response.json())["errors"][0]["code"]) == (429, 3040)

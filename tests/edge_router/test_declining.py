@@ -1,0 +1,114 @@
+"""A site may decline a new request while another one can take it: that costs a round trip, no trust, and happens a few times at most."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from aiohttp import web
+
+from edge_router.policy import MAX_DECLINES, BackendView, Preference, RouteRequest
+from edge_router.policy.nearest import NearestPolicy
+from tests.edge_router.fakes import DONE, Behaviour, FakeSite, answer, continued_stream, event, router, sites
+from wire.headers import PATIENCE, PREFIXES, QUEUE
+from wire.prefixes import decode_named
+
+FULL = {"error": {"message": "too long a queue", "type": "server_error", "param": None, "code": "overloaded"}}
+
+
+class Patient(NearestPolicy):
+    """By name, each for a queue of 100 ms."""
+
+    def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:
+        order = sorted(super().rank(request, backends), key=lambda preference: preference.backend.name)
+        return [replace(preference, patience_ms=100.4) for preference in order]
+
+
+def declines_if_it_may(then: Behaviour) -> Behaviour:
+    refuse = answer(503, FULL, **{QUEUE: "4321"})
+
+    async def behave(site: FakeSite, request: web.Request) -> web.StreamResponse:
+        return await (refuse if PATIENCE in request.headers else then)(site, request)
+
+    return behave
+
+
+@pytest.fixture(autouse=True)
+def _a_network_with_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PILOTLIGHT_HOP_SECRET", "s3cret")
+
+
+async def test_a_site_that_declines_is_left_for_the_next_keeps_its_trust_and_its_queue_is_known() -> None:
+    async with sites("ams1", "iad1") as fakes, router(fakes, policy=Patient(), probe_interval_s=60.0) as running:
+        fakes[0].behave = declines_if_it_may(continued_stream(4))
+        fakes[1].behave = continued_stream(4)
+        for _ in range(8):  # more than would eject it
+            async with running.chat() as response:
+                assert await response.read() == b"".join(event(i) for i in range(4)) + DONE
+            assert "site=iad1" in response.headers["x-pilotlight-route"]
+        assert fakes[0].seen[0].headers[PATIENCE] == "100"
+        view = running.proxy.backends["ams1"].view()
+        assert (view.state, view.is_ejected) == ("healthy", False)
+        assert view.status is not None
+        assert view.status.models[0].queued_tokens == 4321
+        assert running.counted("pilotlight_router_tries_total", site="ams1", result="declined") == 8
+        assert running.proxy.retries.left > 40  # being declined is not paid for
+
+
+async def test_where_all_decline_one_of_them_takes_it_in_the_end() -> None:
+    async with sites("ams1", "iad1") as fakes, router(fakes, policy=Patient()) as running:
+        for fake in fakes:
+            fake.behave = declines_if_it_may(continued_stream(4))
+        async with running.chat() as response:
+            assert response.status == 200
+            assert (await response.read()).endswith(DONE)
+        assert [PATIENCE in request.headers for fake in fakes for request in fake.seen] == [True, False, True]
+
+
+async def test_no_request_is_declined_more_often_than_it_should_be() -> None:
+    names = ("ams1", "iad1", "sin1")
+    async with sites(*names) as fakes, router(fakes, policy=Patient()) as running:
+        for fake in fakes:
+            fake.behave = declines_if_it_may(continued_stream(4))
+        async with running.chat() as response:
+            await response.read()
+        asked = [PATIENCE in request.headers for fake in fakes for request in fake.seen]
+        assert asked.count(True) == MAX_DECLINES
+        assert asked.count(False) == 1
+        assert "site=sin1" in response.headers["x-pilotlight-route"]
+
+
+async def test_a_site_that_declines_what_it_was_not_free_to_decline_has_failed() -> None:
+    async with sites("ams1") as fakes, router(fakes, policy=Patient()) as running:
+        fakes[0].behave = answer(503, FULL, **{QUEUE: "4321"})
+        async with running.chat() as response:
+            assert response.status == 503
+            assert "4321" in await response.text()
+        assert len(fakes[0].seen) == 2
+
+
+async def test_without_a_budget_left_a_failed_try_is_the_last_one() -> None:
+    async with sites("ams1", "iad1") as fakes, router(fakes, policy=Patient()) as running:
+        fakes[0].behave, fakes[1].behave = answer(503, FULL), continued_stream(4)
+        async with running.chat() as response:
+            assert response.status == 200
+        while running.proxy.retries.withdraw():
+            pass
+        async with running.chat() as response:
+            assert response.status == 503
+
+
+async def test_a_site_learns_the_digests_of_the_conversation_and_nothing_of_it_without_a_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with sites("ams1") as fakes, router(fakes, policy=Patient()) as running:
+        fakes[0].behave = continued_stream(4)
+        async with running.chat() as response:
+            await response.read()
+        named = decode_named(fakes[0].seen[0].headers[PREFIXES])
+        assert named
+        assert [tokens for _, tokens in named] == sorted((tokens for _, tokens in named), reverse=True)
+    monkeypatch.delenv("PILOTLIGHT_HOP_SECRET")
+    async with sites("ams1") as fakes, router(fakes, policy=Patient()) as running:
+        async with running.chat() as response:
+            await response.read()
+        assert PREFIXES not in fakes[0].seen[0].headers

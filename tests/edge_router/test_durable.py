@@ -1,0 +1,269 @@
+"""Durable streams: read again from any event, by their tenant alone, whether the client that asked stayed, left or never waited, and across a site's
+death."""
+
+import asyncio
+import json
+
+import pytest
+
+from edge_router.downstream import Downstream
+from edge_router.durable import Recording, Recordings, asks_for_it
+from edge_router.peek import Head
+from sites.config import DurableConfig
+from tests.edge_router.builders import Clock
+from tests.edge_router.fakes import (
+    DONE,
+    FirstThen,
+    Router,
+    answer,
+    continued_stream,
+    event,
+    hang,
+    raw_stream,
+    reset_it,
+    router,
+    sites,
+    stream_of,
+)
+from wire.errors import ApiError
+from wire.sse import Event, EventDecoder, encode_event
+
+ALICE, BOB = {"authorization": "Bearer alice"}, {"authorization": "Bearer bob"}
+DURABLE = {"stream_options": {"durable": True, "include_usage": True}}
+HEAD = Head("POST", "/v1/chat/completions", "/v1/chat/completions", [])
+
+
+def events(body: bytes) -> list[Event]:
+    return [event for event in EventDecoder().feed(body) if event.data is not None]
+
+
+def data(body: bytes) -> bytes:
+    """The events without the ids that a recording adds."""
+    return b"".join(encode_event(event.data or b"") for event in events(body))
+
+
+async def read_again(
+    running: Router, name: str, after: bytes | None = None, headers: dict[str, str] = ALICE
+) -> tuple[int, bytes]:
+    given = headers if after is None else {**headers, "last-event-id": after.decode()}
+    async with running.http.get(f"{running.url}/streams/{name}", headers=given) as response:
+        return response.status, await response.read()
+
+
+async def test_a_durable_stream_can_be_read_again_from_each_of_its_events() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = stream_of(4)
+        async with running.chat(headers=ALICE, **DURABLE) as response:
+            name = response.headers["x-pilotlight-stream"]
+            body = await response.read()
+        assert json.loads(fakes[0].bodies[-1])["stream_options"] == {"include_usage": True}  # the rest is the router's
+        assert data(body) == b"".join(event(i) for i in range(4)) + DONE
+        whole = events(body)
+        assert len({event.event_id for event in whole}) == len(whole)
+        assert await read_again(running, name) == (200, body)
+        for i, each in enumerate(whole):
+            assert await read_again(running, name, each.event_id) == (
+                200,
+                b"".join(event.raw for event in whole[i + 1 :]),
+            )
+        status, refusal = await read_again(running, name, b"no-such-id")
+        assert (status, json.loads(refusal)["error"]["code"]) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    "ids", [(None, "0", None, "1", "1", None), ("0", "0", "0.1", None), (None, "begin.1", None, None)]
+)
+async def test_each_event_is_a_place_of_its_own_however_the_site_names_them(ids: tuple[str | None, ...]) -> None:
+    recording = Recording("r", b"alice", HEAD, "q", DurableConfig(), 0.0)
+    await recording.events(b"".join(encode_event(b"%d" % i, event_id) for i, event_id in enumerate(ids)))
+    recording.end(1.0)
+    kept = events(b"".join([batch async for batch in recording.read(0)]))
+    for i, each in enumerate(kept):
+        assert each.event_id is not None
+        after = recording.place_after(each.event_id.decode())
+        left = events(b"".join([batch async for batch in recording.read(after)]))
+        assert [event.data for event in left] == [b"%d" % j for j in range(i + 1, len(ids))]
+
+
+async def test_it_goes_on_when_its_client_leaves_and_who_comes_back_misses_nothing() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = raw_stream(event(0), end="on command")
+        response = await running.chat(headers=ALICE, **DURABLE)
+        name = response.headers["x-pilotlight-stream"]
+        (first,) = events(await response.content.readany())
+        response.close()
+        await asyncio.sleep(0.1)
+        assert fakes[0].active == 1
+        again = asyncio.create_task(read_again(running, name, first.event_id))
+        await asyncio.sleep(0.05)
+        assert not again.done()
+        fakes[0].go_on.set()
+        status, rest = await again
+        assert (status, data(rest)) == (200, event(99) + DONE)
+
+
+async def test_an_ordinary_stream_still_ends_with_its_client() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = raw_stream(event(0), end="on command")
+        response = await running.chat(headers=ALICE, stream_options={"durable": False})
+        assert "x-pilotlight-stream" not in response.headers
+        assert b"stream_options" not in fakes[0].bodies[-1]
+        response.close()
+        async with asyncio.timeout(5):
+            await running.until(lambda: fakes[0].active == 0)
+
+
+async def test_a_client_that_does_not_want_to_wait_is_told_where_to_look() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = raw_stream(event(0), end="on command")
+        async with running.chat(headers={**ALICE, "prefer": "respond-async"}) as response:
+            assert response.status == 202
+            assert response.headers["preference-applied"] == "respond-async"
+            where = response.headers["location"]
+            assert where == (await response.json())["url"]
+        fakes[0].go_on.set()
+        status, body = await read_again(running, where.removeprefix("/streams/"))
+        assert (status, data(body)) == (200, event(0) + event(99) + DONE)
+
+
+async def test_nobody_but_its_tenant_learns_that_it_exists() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = raw_stream(event(0), end="on command")
+        response = await running.chat(headers=ALICE, **DURABLE)
+        name = response.headers["x-pilotlight-stream"]
+        for headers in (BOB, {}):
+            mine, theirs = (
+                await read_again(running, name, headers=headers),
+                await read_again(running, "0" * 32, headers=headers),
+            )
+            assert mine == theirs
+            assert mine[0] == 404
+            async with running.http.delete(f"{running.url}/streams/{name}", headers=headers) as refused:
+                assert refused.status == 404
+        assert fakes[0].active == 1
+        fakes[0].go_on.set()
+        assert data(await response.read()) == event(0) + event(99) + DONE
+
+
+async def test_a_stream_that_is_stopped_frees_its_site_and_tells_who_reads_along() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = raw_stream(event(0), end="on command")
+        response = await running.chat(headers=ALICE, **DURABLE)
+        name = response.headers["x-pilotlight-stream"]
+        assert await response.content.readany()
+        async with running.http.delete(f"{running.url}/streams/{name}", headers=ALICE) as stopped:
+            assert (stopped.status, await stopped.read()) == (204, b"")
+        assert b'"aborted"' in await response.read()
+        async with asyncio.timeout(5):
+            await running.until(lambda: fakes[0].active == 0)
+        assert (await read_again(running, name))[0] == 404
+        assert running.counted("pilotlight_router_requests_total", site="", outcome="stopped") == 1
+
+
+async def test_a_durable_stream_outlives_its_client_and_then_its_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PILOTLIGHT_HOP_SECRET", "s")
+    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+        fakes[0].behave = continued_stream(6, until=3, ending=reset_it)
+        fakes[1].behave = continued_stream(6)
+        async with running.chat(headers={**ALICE, "prefer": "respond-async"}) as response:
+            name = response.headers["x-pilotlight-stream"]
+        status, body = await read_again(running, name)
+        assert (status, data(body)) == (200, b"".join(event(i) for i in range(6)) + DONE)
+        assert running.counted("pilotlight_router_streams_continued_total", site="iad1") == 1
+
+
+async def test_a_refusal_is_what_its_reader_gets() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = answer(404, {"error": {"message": "no such model", "code": "model_not_found"}})
+        async with running.chat(headers={**ALICE, "prefer": "respond-async"}) as response:
+            name = response.headers["x-pilotlight-stream"]
+        status, body = await read_again(running, name)
+        assert (status, json.loads(body)["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_a_drain_waits_for_recordings_and_tells_those_it_cuts() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = raw_stream(event(0), end="on command")
+        response = await running.chat(headers=ALICE, **DURABLE)
+        assert await response.content.readany()
+        await running.proxy.drain(0.1)
+        assert b'"draining"' in await response.read()
+        assert fakes[0].active == 0
+
+
+async def test_what_is_kept_of_one_stream_is_bounded() -> None:
+    tables = {"durable": {"max_stream_mib": 0.01}}
+    async with sites("ams1") as fakes, router(fakes, tables=tables) as running:
+        fakes[0].behave = stream_of(10_000)
+        async with running.chat(headers=ALICE, **DURABLE) as response:
+            body = await response.read()
+        assert b"which is all that is kept" in events(body)[-1].raw
+        assert len(body) < 100_000
+        async with asyncio.timeout(5):
+            await running.until(lambda: fakes[0].active == 0)
+
+
+async def test_streams_are_forgotten_after_a_while_and_the_oldest_first_when_there_are_too_many() -> None:
+    clock = Clock()
+    kept = Recordings(DurableConfig(max_total_mib=0.001, keep_s=60), clock)
+
+    async def work(recording: Recording) -> None:
+        await recording.begin_stream(200, [])
+        await recording.events(encode_event(b"x" * 400))
+
+    client = Downstream({"method": "POST", "path": "/v1/x", "headers": []}, None, None)  # type: ignore[arg-type]
+    names = []
+    for _ in range(3):
+        recording = kept.start(b"alice", client, work)
+        names.append(recording.name)
+        assert recording.task is not None
+        await recording.task
+        clock.advance(1)
+    with pytest.raises(ApiError, match="no such stream"):
+        kept.find(names[0], b"alice")
+    assert kept.find(names[2], b"alice").ended_at is not None
+    clock.advance(61)
+    kept.forget()
+    assert len(kept) == 0
+    await kept.close()
+
+
+async def test_streams_that_have_not_ended_are_not_forgotten_for_new_ones() -> None:
+    tables = {"durable": {"max_total_mib": 0.0001}}
+    async with sites("ams1") as fakes, router(fakes, tables=tables) as running:
+        fakes[0].behave = raw_stream(event(0), end="on command")
+        first = await running.chat(headers=ALICE, **DURABLE)
+        assert await first.content.readany()
+        async with running.chat(headers=ALICE, **DURABLE) as second:
+            assert second.status == 503
+            assert int(second.headers["retry-after"]) > 0
+        fakes[0].go_on.set()
+        assert (await first.read()).endswith(DONE)
+
+
+async def test_a_stream_that_never_ends_is_ended() -> None:
+    async with sites("ams1") as fakes, router(fakes, tables={"durable": {"max_age_s": 0.3}}) as running:
+        fakes[0].behave = hang
+        async with running.chat(headers=ALICE, **DURABLE) as response:
+            assert response.status == 499
+            assert b"had not ended after" in await response.read()
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"stream": True, "stream_options": {"durable": 1}}, "true or false"),
+        ({"stream": False, "stream_options": {"durable": True}}, "set stream to true"),
+        ({"stream_options": {"durable": True}}, "set stream to true"),
+    ],
+)
+def test_a_wish_for_durability_that_makes_no_sense_is_refused(fields: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ApiError, match=complaint):
+        asks_for_it(HEAD, json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"durable', b'["durable"]', b'{"prompt": "\\"durable\\""}', b'{"stream_options": "durable"}']
+)
+def test_a_body_that_only_speaks_of_it_is_left_as_it_is(body: bytes) -> None:
+    assert asks_for_it(HEAD, body) == (False, False, body)

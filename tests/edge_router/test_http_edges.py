@@ -1,0 +1,238 @@
+"""The router's HTTP doors against clients that are slow, greedy, ambiguous or gone: each is held to its limit, and nobody else notices."""
+
+import asyncio
+import socket
+
+import pytest
+
+from tests.edge_router.fakes import DONE, FakeSite, answer, begin, event, hang, raw_stream, router, sites, stream_of
+from tests.edge_router.raw import post, status_of, wire
+
+CHAT = "/v1/chat/completions"
+STREAM = b'{"model":"ember","stream":true,"messages":[]}'
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /livez HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 3000 + b"\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nhost: x\r\n" + b"".join(b"x%d: 1\r\n" % i for i in range(20)) + b"\r\n",
+        b"GET /" + b"a" * 3000,
+        b"GET /livez HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 3000,
+    ],
+    ids=["a long header", "many headers", "a path without end", "a header without end"],
+)
+async def test_a_head_beyond_its_limits_is_refused_and_the_connection_closed(head: bytes) -> None:
+    door = {"max_head_kib": 2, "max_headers": 16}
+    async with sites("ams1") as fakes, router(fakes, tables={"door": door}) as running, wire(running.url) as client:
+        await client.say(head)
+        heard = await client.hear_all()
+        assert status_of(heard) == 431
+        assert b'"headers_too_large"' in heard
+        assert not fakes[0].seen
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"POST /v1/x HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/x HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\ncontent-length: 5\r\n\r\nabcde",
+        b"POST /v1/x HTTP/1.1\r\nhost: x\r\ncontent-length: -4\r\n\r\n",
+        b"POST /v1/x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/x HTTP/1.1\r\n\r\n",
+        b"POST /v1/x HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n",
+        b"POST /v1/x HTTP/1.1\r\nhost: x\r\nx\0y: 1\r\n\r\n",
+        b"GET /v1/x HTTP/1.1\r\nhost: x\r\nx: a\r\n folded\r\n\r\n",
+        b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"nonsense\r\n\r\n",
+    ],
+    ids=[
+        "two framings", "two lengths", "a negative length", "a chunk of no size", "no host", "two hosts", "a NUL in a name",
+        "a folded line", "a tunnel", "an upgrade", "TLS to a plain port", "nonsense",
+    ],
+)  # fmt: skip
+async def test_an_ambiguous_request_is_refused_before_anybody_acts_on_it(request_: bytes) -> None:
+    async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
+        await client.say(request_)
+        heard = await client.hear_all()
+        assert status_of(heard) == 400
+        assert b'"invalid_request"' in heard
+        assert not fakes[0].seen
+
+
+@pytest.mark.parametrize("begun", [b"", b"P", b"POST /v1/x HTTP/1.1\r\nho"])
+async def test_a_head_that_dribbles_is_not_waited_for(begun: bytes) -> None:
+    door = {"head_timeout_s": 0.3}
+    async with sites("ams1") as fakes, router(fakes, tables={"door": door}) as running, wire(running.url) as client:
+        await client.say(begun)
+        heard = await client.hear_all()
+        assert not heard if not begun else status_of(heard) == 408
+        assert not running.server.connections or begun  # a connection that said nothing is simply closed
+
+
+async def test_a_body_that_dribbles_is_not_waited_for_however_steadily_it_comes() -> None:
+    door = {"body_timeout_s": 0.4}
+    async with sites("ams1") as fakes, router(fakes, tables={"door": door}) as running, wire(running.url) as client:
+        await client.say(post(CHAT, b"", "x: y").replace(b"content-length: 0", b"content-length: 1000"))
+
+        async def dribble() -> None:
+            while True:
+                await client.say(b" ")
+                await asyncio.sleep(0.02)
+
+        dribbling = asyncio.create_task(dribble())
+        heard = await client.hear_all()
+        dribbling.cancel()
+        await asyncio.gather(dribbling, return_exceptions=True)
+        assert status_of(heard) == 408
+        assert b'"request_timeout"' in heard
+        assert not fakes[0].seen
+
+
+async def test_a_client_that_never_reads_is_cut_off_and_its_site_released() -> None:
+    async def endless(site: FakeSite, request: object) -> object:
+        response = await begin(request)  # type: ignore[arg-type]
+        while True:
+            await response.write(b"data: " + b"x" * 60_000 + b"\n\n")
+
+    door = {"stall_timeout_s": 0.5}
+    async with sites("ams1") as fakes, router(fakes, tables={"door": door}) as running:
+        fakes[0].behave = endless  # type: ignore[assignment]
+        async with wire(running.url) as client:
+            raw: socket.socket = client.writer.get_extra_info("socket")
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await client.say(post(CHAT, STREAM))
+            async with asyncio.timeout(10):
+                await running.until(lambda: running.server.cut["unread"] == 1)
+                await running.until(lambda: fakes[0].active == 0)
+
+
+async def test_idle_and_stuck_connections_do_not_keep_others_waiting() -> None:
+    """A few hundred here; the soak and the overhead scenarios hold thousands."""
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = hang
+        idle = [await asyncio.open_connection(*running.url.removeprefix("http://").split(":")) for _ in range(200)]
+        for _, writer in idle[:100]:
+            writer.write(post(CHAT, STREAM))
+        async with asyncio.timeout(10):
+            await running.until(lambda: fakes[0].active == 100)
+        fakes[0].behave = stream_of(2)
+        async with asyncio.timeout(2), running.chat() as response:
+            assert (await response.read()).endswith(DONE)
+        for _, writer in idle:
+            writer.transport.abort()
+        async with asyncio.timeout(10):
+            await running.until(lambda: fakes[0].active == 0)
+
+
+async def test_connections_of_one_address_are_limited() -> None:
+    door = {"max_connections_per_client": 3}
+    async with sites("ams1") as fakes, router(fakes, tables={"door": door}) as running:
+        await running.http.close()  # its connections count too
+        async with asyncio.timeout(5):
+            await running.until(lambda: not running.server.connections)
+        async with wire(running.url), wire(running.url), wire(running.url), wire(running.url) as fourth:
+            heard = await fourth.hear_all()
+            assert status_of(heard) == 429
+            assert b"retry-after: 1" in heard
+
+
+async def test_pipelined_requests_are_answered_in_their_order() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
+        fakes[0].behave = answer(200, {"number": 1})
+        last = post(CHAT, b'{"model":"ember"}', "connection: close")
+        await client.say(post(CHAT, b'{"model":"ember"}') + b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" + last)
+        heard = await client.hear_all()
+        assert heard.count(b"HTTP/1.1 200 OK") == 3
+        assert heard.index(b'"number": 1') < heard.index(b'"live":true') < heard.rindex(b'"number": 1')
+
+
+async def test_more_pipelined_requests_than_anybody_needs_are_refused() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
+        fakes[0].behave = hang
+        await client.say(post(CHAT, STREAM) * 200)
+        await client.hear_all()  # it ends
+        async with asyncio.timeout(5):
+            await running.until(lambda: fakes[0].active == 0)
+
+
+async def test_an_old_client_without_chunks_gets_its_stream_by_the_connections_end() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
+        fakes[0].behave = stream_of(3)
+        await client.say(post(CHAT, STREAM).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head, _, body = (await client.hear_all()).partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head
+        assert body == b"".join(event(i) for i in range(3)) + DONE
+
+
+async def test_a_client_that_waits_for_leave_to_send_its_body_gets_it() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
+        fakes[0].behave = answer(200, {})
+        head, body = post(CHAT, b'{"model":"ember"}', "expect: 100-continue", "connection: close").split(b"\r\n\r\n")
+        await client.say(head + b"\r\n\r\n")
+        assert status_of(await client.hear_until(b"\r\n\r\n")) == 100
+        await client.say(body)
+        assert status_of(await client.hear_all()) == 200
+
+
+async def test_the_trace_goes_on_to_the_site_and_hop_by_hop_headers_do_not() -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    headers = {
+        "traceparent": trace, "tracestate": "a=b", "connection": "keep-alive, x-private", "x-private": "1", "te": "trailers",
+        "proxy-authorization": "secret", "x-kept": "2", "x-pilotlight-marks": "1", "x-pilotlight-answer": "1.2.3",
+    }  # fmt: skip
+    async with sites("ams1") as fakes, router(fakes) as running:
+        async with running.chat(headers=headers) as response:
+            await response.read()
+        seen = fakes[0].seen[0].headers
+        assert (seen["traceparent"], seen["tracestate"], seen["x-kept"]) == (trace, "a=b", "2")
+        for name in ("x-private", "te", "proxy-authorization", "x-pilotlight-marks", "x-pilotlight-answer"):
+            assert name not in seen
+
+
+async def test_small_events_leave_at_once_on_both_sides() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = raw_stream(event(0), end="on command")
+        async with running.chat() as response:
+            assert await response.content.readany() == event(0)
+            assert running.proxy.upstream is not None
+            transports = [connection.transport for connection in running.server.connections]
+            transports += [link._transport for link in running.proxy.upstream.pool._open]
+            options = [
+                transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                for transport in transports
+            ]
+            assert len(options) >= 2
+            assert all(options)
+            fakes[0].go_on.set()
+            await response.read()
+
+
+async def test_http_2_is_served_on_the_same_port() -> None:
+    h2 = pytest.importorskip("h2.connection")
+    events = pytest.importorskip("h2.events")
+    async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
+        fakes[0].behave = answer(200, {"number": 7})
+        protocol = h2.H2Connection()
+        protocol.initiate_connection()
+        body = b'{"model":"ember"}'
+        head = [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":authority", "x"),
+            (":path", CHAT),
+            ("content-length", str(len(body))),
+        ]
+        protocol.send_headers(1, head)
+        protocol.send_data(1, body, end_stream=True)
+        await client.say(protocol.data_to_send())
+        heard = b""
+        while b"7" not in heard:
+            for what in protocol.receive_data(await client.reader.read(1 << 16)):
+                if isinstance(what, events.DataReceived):
+                    heard += what.data
+            await client.say(protocol.data_to_send())
+        assert heard == b'{"number": 7}'

@@ -1,0 +1,159 @@
+"""What tenants and addresses may have: buckets that fill with time, counts that come back, and a refusal that says when to ask again."""
+
+import hashlib
+
+import pytest
+
+from edge_router.limits import Bucket, Limits
+from edge_router.peek import Head
+from sites.config import ConfigError, DoorConfig, NetworkConfig, TenantConfig, TenantLimitsConfig, parse
+from tests.edge_router.builders import Clock, network
+from tests.edge_router.fakes import answer, event, hang, raw_stream, router, sites
+from wire.errors import ApiError
+
+ALICE, BOB = {"authorization": "Bearer alice"}, {"authorization": "Bearer bob"}
+
+
+def head(key: str, path: str = "/v1/chat/completions") -> Head:
+    return Head("POST", path, path, [("authorization", f"Bearer {key}")])
+
+
+def limits(clock: Clock, *tenants: TenantConfig, max_open_per_client: int = 100, **default: float) -> Limits:
+    door = DoorConfig(max_open_per_client=max_open_per_client)
+    return Limits(door, TenantLimitsConfig.model_validate(default), tenants, "secret", clock)
+
+
+def ask(door: Limits, key: str, client: str = "1.2.3.4", path: str = "/v1/chat/completions") -> None:
+    with door.admitted(head(key, path), client):
+        pass
+
+
+def test_a_bucket_holds_a_minutes_worth_and_fills_with_time() -> None:
+    bucket = Bucket(60, 0.0)
+    for _ in range(60):
+        assert bucket.wait_s(0.0) == 0
+        bucket.take(1, 0.0)
+    assert bucket.wait_s(0.0) == pytest.approx(1.0)
+    assert bucket.wait_s(1.0) == 0
+    assert Bucket(60, 0.0).wait_s(1e9) == 0
+
+
+def test_a_clock_that_jumps_back_gives_nothing_and_takes_nothing() -> None:
+    bucket = Bucket(60, 100.0)
+    bucket.take(60, 100.0)
+    assert bucket.wait_s(0.0) == pytest.approx(1.0)
+    assert bucket.wait_s(101.0) == 0
+
+
+def test_requests_beyond_the_minutes_worth_are_told_when_to_come_back() -> None:
+    clock = Clock()
+    door = limits(clock, requests_per_min=2)
+    ask(door, "alice")
+    ask(door, "alice")
+    with pytest.raises(ApiError, match="2 requests a minute") as refused:
+        ask(door, "alice")
+    assert refused.value.word == "quota_exceeded"
+    assert refused.value.headers() == [("retry-after", "30")]
+    ask(door, "bob")  # another tenant's bucket is another
+    ask(door, "alice", path="/client/v4/accounts/other/ai/run/m")  # and so is another account's
+    clock.advance(30)
+    ask(door, "alice")
+
+
+def test_tokens_are_charged_when_they_are_known_and_debts_are_waited_for() -> None:
+    clock = Clock()
+    door = limits(clock, tokens_per_min=100)
+    ask(door, "alice")
+    door.charge(head("alice"), 220)
+    with pytest.raises(ApiError, match="100 tokens a minute") as refused:
+        ask(door, "alice")
+    assert refused.value.retry_after_s == 60.0  # at most, though the debt is longer
+    clock.advance(73)
+    ask(door, "alice")
+
+
+def test_requests_at_work_are_counted_per_tenant_and_per_address() -> None:
+    door = limits(Clock(), max_open_per_client=3, max_open=2)
+    with door.admitted(head("alice"), "a"), door.admitted(head("alice"), "b"):
+        with pytest.raises(ApiError, match="your account has 2 requests"):
+            ask(door, "alice", "c")
+        with (
+            door.admitted(head("bob"), "a"),
+            door.admitted(head("carol"), "a"),
+            pytest.raises(ApiError, match="your address"),
+        ):
+            ask(door, "dora", "a")
+    ask(door, "alice")
+    assert door.num_open == 0
+
+
+def test_a_tenant_of_the_file_has_its_own_limits() -> None:
+    digest = hashlib.sha256(b"alice").hexdigest()
+    clock = Clock()
+    door = limits(clock, TenantConfig(name="alice", key_sha256=digest, requests_per_min=5), requests_per_min=1)
+    for _ in range(5):
+        ask(door, "alice")
+    ask(door, "bob")
+    for key in ("alice", "bob"):
+        with pytest.raises(ApiError):
+            ask(door, key)
+
+
+def test_the_table_of_tenants_is_bounded_and_forgets_nobody_who_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_router.limits.MAX_TENANTS", 10)
+    door = limits(Clock(), max_open=1)
+    with door.admitted(head("alice"), "a"):
+        for i in range(100):
+            ask(door, f"t{i}")
+        assert len(door._tenants) <= 12
+        with pytest.raises(ApiError):
+            ask(door, "alice")
+    for i in range(100):
+        ask(door, f"u{i}")
+    assert len(door._tenants) <= 10
+
+
+def test_an_unknown_key_in_a_tenants_table_names_the_nearest() -> None:
+    base = network({"ams1": "http://x:1"}).model_dump()
+    with pytest.raises(ConfigError, match="did you mean 'requests_per_min'"):
+        parse(NetworkConfig, {**base, "tenant_limits": {"request_per_min": 1}}, "file")
+
+
+async def test_a_tenant_beyond_its_requests_gets_429_with_the_time_and_others_are_served() -> None:
+    async with sites("ams1") as fakes, router(fakes, tables={"tenant_limits": {"requests_per_min": 1}}) as running:
+        statuses = []
+        for headers in (ALICE, ALICE, BOB):
+            async with running.chat(headers=headers) as response:
+                statuses.append(response.status)
+                if response.status == 429:
+                    assert 0 < int(response.headers["retry-after"]) <= 60
+                    assert (await response.json())["error"]["code"] == "quota_exceeded"
+        assert statuses == [200, 429, 200]
+
+
+async def test_answers_are_charged_by_their_marks_and_by_their_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PILOTLIGHT_HOP_SECRET", "s")
+    async with sites("ams1") as fakes, router(fakes, tables={"tenant_limits": {"tokens_per_min": 1000}}) as running:
+        fakes[0].behave = answer(200, {"usage": {"prompt_tokens": 1, "completion_tokens": 2000}})
+        async with running.chat(headers=ALICE, stream=False) as response:
+            assert response.status == 200
+        async with running.chat(headers=ALICE, stream=False) as response:
+            assert response.status == 429
+        async with running.chat(headers=BOB, stream=False) as response:
+            assert response.status == 200
+
+
+async def test_open_streams_of_a_tenant_are_limited_and_come_back_when_they_end() -> None:
+    async with sites("ams1") as fakes, router(fakes, tables={"tenant_limits": {"max_open": 1}}) as running:
+        fakes[0].behave = raw_stream(event(0), end="on command")
+        async with running.chat(headers=ALICE) as first:
+            assert await first.content.readany()
+            async with running.chat(headers=ALICE) as second:
+                assert second.status == 429
+            fakes[0].go_on.set()
+            await first.read()
+        async with running.chat(headers=ALICE) as third:
+            assert third.status == 200
+            await third.read()
+        fakes[0].behave = hang
+        assert running.proxy.limits.num_open == 0

@@ -1,0 +1,180 @@
+"""What the policy promises for any sites and any request: drawn by hypothesis, judged by the order alone."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_router.backend import Backend
+from edge_router.discovery import static_backends
+from edge_router.placement import MAX_WALK
+from edge_router.policy import BackendView, Home, RouteRequest
+from edge_router.policy.cost import CostPolicy, Priced
+from tests.edge_router.builders import Clock, model_status, network, site_status, view
+
+NAMES = tuple(f"s{i}" for i in range(8))
+
+
+@st.composite
+def backends(draw: st.DrawFn) -> list[BackendView]:
+    return [draw(backend(name)) for name in NAMES[: draw(st.integers(1, len(NAMES)))]]
+
+
+@st.composite
+def backend(draw: st.DrawFn, name: str) -> BackendView:
+    model = {
+        "residency": draw(st.sampled_from(["device", "host", "loading"])),
+        "queued_tokens": draw(st.integers(0, 20_000)),
+        "running": draw(st.integers(0, 50)),
+        "prefill_tokens_per_s": draw(st.sampled_from([0.0, 500.0, 5000.0])),
+        "wake_ms": draw(st.sampled_from([0.0, 800.0])),
+        "kv_blocks_total": 100,
+        "kv_blocks_free": draw(st.integers(0, 100)),
+    }
+    return view(
+        name,
+        model=model,
+        site={"inflight": draw(st.integers(0, 256))},
+        state=draw(st.sampled_from(["healthy", "unknown", "unhealthy", "draining"])),
+        rtt_ms=draw(st.floats(0.3, 300)),
+        pending_tokens=draw(st.integers(0, 5000)),
+        pending_requests=draw(st.integers(0, 5)),
+        status_is_fresh=draw(st.booleans()),
+        is_ejected=draw(st.booleans()),
+        prefixes=draw(st.frozensets(st.integers(0, 3))),
+        trust=draw(st.sampled_from([0.1, 1.0])),
+    )
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> RouteRequest:
+    prompt = draw(st.integers(0, 20_000))
+    home = draw(st.none() | st.builds(Home, st.sampled_from(NAMES), st.integers(0, prompt), st.booleans()))
+    held = draw(st.dictionaries(st.sampled_from(NAMES), st.integers(0, prompt), max_size=3))
+    key = draw(st.none() | st.binary(min_size=1, max_size=4))
+    return RouteRequest("ember", prompt, key, home, None, held, ((1, prompt), (2, prompt // 2)))
+
+
+def order(request: RouteRequest, sites: list[BackendView]) -> list[str]:
+    return [preference.backend.name for preference in CostPolicy().rank(request, sites)]
+
+
+@given(requests(), backends())
+def test_an_unusable_site_never_stands_before_a_usable_one(request: RouteRequest, sites: list[BackendView]) -> None:
+    ranked = CostPolicy().rank(request, sites)
+    if any(site.is_usable for site in sites):
+        assert ranked
+        assert all(preference.backend.is_usable for preference in ranked)
+    else:
+        assert {p.backend.name for p in ranked} == {site.name for site in sites if site.state == "unhealthy"}
+
+
+@given(requests(), backends(), st.randoms(use_true_random=False))
+def test_the_order_is_total_and_depends_on_nothing_but_its_input(
+    request: RouteRequest, sites: list[BackendView], dice: object
+) -> None:
+    shuffled = list(sites)
+    dice.shuffle(shuffled)  # type: ignore[attr-defined]
+    ranked = order(request, sites)
+    assert len(ranked) == len(set(ranked))
+    assert ranked == order(request, sites) == order(request, shuffled)
+
+
+def _worse(site: BackendView, how: str, much: int) -> BackendView:
+    assert site.status is not None
+    model = site.status.models[0]
+    match how:
+        case "rtt":
+            return replace(site, rtt_ms=site.rtt_ms + much)
+        case "queue":
+            models = (model_status(**{**_fields(model), "queued_tokens": model.queued_tokens + 10 * much}),)
+            return replace(site, status=site_status(site.name, inflight=site.status.inflight, models=models))
+        case "occupancy":
+            return replace(
+                site, status=site_status(site.name, inflight=site.status.inflight + much, models=site.status.models)
+            )
+        case "asleep":
+            models = (model_status(**{**_fields(model), "residency": "disk", "wake_ms": 60_000.0}),)
+            return replace(site, status=site_status(site.name, inflight=site.status.inflight, models=models))
+        case "silent":
+            return replace(site, status_is_fresh=False)
+        case "forgetful":
+            return replace(site, prefixes=frozenset())
+        case "unhealthy":
+            return replace(site, state="unhealthy")
+        case _:
+            return replace(site, is_ejected=True)
+
+
+def _fields(model: object) -> dict[str, object]:
+    return {name: getattr(model, name) for name in model.__struct_fields__}  # type: ignore[attr-defined]
+
+
+@settings(max_examples=300)
+@given(
+    requests(), backends(), st.integers(0, 7), st.integers(1, 300),
+    st.sampled_from(["rtt", "queue", "occupancy", "asleep", "silent", "forgetful", "unhealthy", "ejected"]),
+)  # fmt: skip
+def test_a_site_that_gets_worse_never_rises(
+    request: RouteRequest, sites: list[BackendView], which: int, much: int, how: str
+) -> None:
+    which %= len(sites)
+    name, before = sites[which].name, order(request, sites)
+    after = order(request, [*sites[:which], _worse(sites[which], how, much), *sites[which + 1 :]])
+    if name in before and name in after:
+        assert after.index(name) >= before.index(name)
+    elif name not in before:
+        usable = any(site.is_usable for i, site in enumerate(sites) if i != which)
+        assert name not in after or not usable or how == "ejected"
+
+
+class CountingPolicy(CostPolicy):
+    def __init__(self) -> None:
+        super().__init__()
+        self.priced = 0
+
+    def price(self, request: RouteRequest, backend: BackendView) -> Priced:
+        self.priced += 1
+        return super().price(request, backend)
+
+
+def test_five_thousand_sites_are_each_priced_once_and_few_are_hashed(monkeypatch: object) -> None:
+    from edge_router import placement
+
+    hashed = []
+    weight = placement._weight
+    monkeypatch.setattr(placement, "_weight", lambda key, name: hashed.append(name) or weight(key, name))  # type: ignore[attr-defined]
+    policy = CountingPolicy()
+    ranked = policy.rank(RouteRequest("ember", 1000, b"key"), [view(f"s{i}") for i in range(5000)])
+    assert len(ranked) == policy.priced == 5000
+    assert len(hashed) <= MAX_WALK
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["jump", "status", "fail", "try", "lost try"]), st.floats(-1e9, 1e9)), max_size=40
+    )
+)
+def test_clocks_that_jump_leave_every_figure_in_its_range(steps: list[tuple[str, float]]) -> None:
+    clock = Clock()
+    site: Backend = static_backends(network({"ams1": "http://127.0.0.1:1"}), clock)["ams1"]
+    for sequence, (step, seconds) in enumerate(steps):
+        match step:
+            case "jump":
+                clock.advance(seconds)
+            case "status":
+                site.answered(site_status("ams1", sequence), clock() - 0.01)
+            case "fail":
+                site.failed("no answer")
+            case "try":
+                with site.inflight(100) as ticket:
+                    ticket.answering()
+            case _:
+                with site.inflight(100):
+                    pass
+        seen = site.view()
+        assert seen.status_is_fresh in (True, False)
+        assert 0 <= seen.trust <= 1
+        assert (seen.outstanding, seen.pending_requests, seen.pending_tokens) == (0, 0, 0)
+        assert seen == site._look(clock())  # what was kept is what would be made anew
+        CostPolicy().rank(RouteRequest("ember", 10, b"k"), [seen])

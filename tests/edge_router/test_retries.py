@@ -1,0 +1,200 @@
+"""A site that fails before its first byte costs the client nothing but time."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.edge_router.fakes import (
+    DONE,
+    DRAINING,
+    FULL_WORKERS_AI,
+    WHOLE,
+    Behaviour,
+    FakeSite,
+    FirstThen,
+    answer,
+    event,
+    hang,
+    raw_stream,
+    reset_before_first_byte,
+    reset_connection,
+    router,
+    sites,
+    stream_of,
+)
+
+FAILURES: dict[str, Behaviour] = {
+    "reset before the first byte": reset_before_first_byte,
+    "closed after the headers": raw_stream(),
+    "reset after the headers": raw_stream(end="reset"),
+    "only a heartbeat, then the end": raw_stream(b": keep-alive\n\n"),
+    "half an event, then the end": raw_stream(b'data: {"i":'),
+    "a page of HTML called an event stream": raw_stream(b"<html>\n<body>\n\n</html>\n"),
+    "502": answer(502, {}),
+    "503 draining": answer(503, DRAINING),
+    "500 engine_error": answer(500, {"error": {"message": "the engine host went away", "code": "engine_error"}}),
+    "500 in the Workers AI dialect": answer(500, {"errors": [{"code": 5000, "message": "the engine host went away"}]}),
+    "503 that is no JSON object": answer(503, [1]),
+    "504": answer(504, {"error": "late"}),
+    "429 with Workers AI's code for full": answer(429, FULL_WORKERS_AI),
+    "an event larger than anybody should buffer": raw_stream(b"data: " + b"x" * (5 << 20)),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+async def test_a_failure_before_the_first_byte_costs_the_client_nothing(failure: str) -> None:
+    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+        fakes[0].behave = FAILURES[failure]
+        async with running.chat() as response:
+            assert response.status == 200
+            assert await response.read() == WHOLE
+        assert "site=iad1" in response.headers["x-pilotlight-route"]
+        assert "tries=2" in response.headers["x-pilotlight-route"]
+        assert len(fakes[0].bodies) == 1
+        assert fakes[0].bodies == fakes[1].bodies
+    assert fakes[0].active == 0
+
+
+@pytest.mark.parametrize("behaviour", [hang, raw_stream(end="hang"), raw_stream(b"data: ", end="hang")])
+async def test_a_silent_site_is_left_for_the_next(behaviour: Behaviour) -> None:
+    async with (
+        sites("ams1", "iad1") as fakes,
+        router(fakes, policy=FirstThen("ams1", "iad1"), first_byte_timeout_s=0.1) as running,
+    ):
+        fakes[0].behave = behaviour
+        async with running.chat() as response:
+            assert await response.read() == WHOLE
+        await running.until(lambda: fakes[0].active == 0)
+        assert fakes[0].cancelled == 1
+
+
+@pytest.mark.parametrize("wants_stream", [True, False])
+async def test_a_frozen_site_is_left_as_soon_as_its_probes_fail(wants_stream: bool) -> None:
+    async with (
+        sites("ams1", "iad1") as fakes,
+        router(fakes, policy=FirstThen("ams1", "iad1"), first_byte_timeout_s=60) as running,
+    ):
+        fakes[0].behave = hang
+        fakes[1].behave = stream_of(4) if wants_stream else answer(200, {"id": "x"})
+        waiting = [asyncio.ensure_future(running.chat(stream=wants_stream).__aenter__()) for _ in range(3)]
+        await fakes[0].asked.wait()
+        fakes[0].status_body = b"frozen"
+        for task in waiting:
+            response = await task
+            assert "site=iad1" in response.headers["x-pilotlight-route"]
+            assert "tries=2" in response.headers["x-pilotlight-route"]
+            assert await response.read()
+            response.close()
+        await running.until(lambda: fakes[0].active == 0)
+
+
+async def test_a_site_that_froze_while_another_one_did_is_not_waited_for() -> None:
+    async with (
+        sites("ams1", "iad1", "sin1") as fakes,
+        router(fakes, policy=FirstThen("ams1", "iad1", "sin1"), first_byte_timeout_s=60) as running,
+    ):
+        fakes[0].behave = fakes[1].behave = hang
+        waiting = asyncio.ensure_future(running.chat().__aenter__())
+        await fakes[0].asked.wait()
+        fakes[1].status_body = b"frozen"
+        await running.until_states(iad1="unhealthy")
+        fakes[0].status_body = b"frozen"
+        response = await waiting
+        assert "site=sin1" in response.headers["x-pilotlight-route"]
+        assert await response.read() == WHOLE
+        response.close()
+        assert fakes[1].bodies == []
+
+
+async def test_a_site_that_came_back_while_another_one_froze_is_asked() -> None:
+    async with (
+        sites("ams1", "iad1") as fakes,
+        router(fakes, policy=FirstThen("ams1", "iad1"), first_byte_timeout_s=60) as running,
+    ):
+        fakes[1].status_body = b"frozen"
+        await running.until_states(iad1="unhealthy")
+        fakes[0].behave = hang
+        waiting = asyncio.ensure_future(running.chat().__aenter__())
+        await fakes[0].asked.wait()
+        fakes[1].status_body = None
+        await running.until_states(iad1="healthy")
+        fakes[0].status_body = b"frozen"
+        response = await waiting
+        assert "site=iad1" in response.headers["x-pilotlight-route"]
+        assert await response.read() == WHOLE
+        response.close()
+
+
+async def test_a_site_that_only_sends_heartbeats_is_at_work_and_the_client_is_told_so() -> None:
+    async with sites("ams1") as fakes, router(fakes, first_byte_timeout_s=0.1) as running:
+        fakes[0].behave = raw_stream(b": keep-alive\n\n", end="on command")
+        async with running.chat() as response:
+            assert await response.content.readany() == b": keep-alive\n\n"
+            fakes[0].go_on.set()
+            assert await response.read() == event(99) + DONE
+
+
+async def test_refused_connections_make_a_site_unhealthy_before_any_probe_does() -> None:
+    async with (
+        sites("ams1", "iad1") as fakes,
+        router(fakes, policy=FirstThen("ams1", "iad1"), probe_interval_s=300) as running,
+    ):
+        await fakes[0].stop()
+        for _ in range(2):
+            async with running.chat() as response:
+                assert await response.read() == WHOLE
+        assert running.proxy.backends["ams1"].state == "unhealthy"
+        async with running.chat() as response:
+            assert "tries=1" in response.headers["x-pilotlight-route"]
+
+
+async def test_a_whole_answer_lost_half_way_is_made_good_elsewhere() -> None:
+    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+        fakes[0].behave = half_of_a_json_answer
+        fakes[1].behave = answer(200, {"id": "whole"})
+        async with running.chat(stream=False) as response:
+            assert await response.json() == {"id": "whole"}
+
+
+async def test_a_whole_answer_too_large_to_hold_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_router.upstream.MAX_ANSWER_BYTES", 1 << 20)
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = answer(200, {"text": "x" * (1 << 20)})
+        async with running.chat(stream=False) as response:
+            assert response.status == 503
+            assert "larger than 1 MiB" in (await response.json())["error"]["message"]
+
+
+async def test_a_connection_is_not_tried_at_more_sites_than_allowed() -> None:
+    async with (
+        sites("ams1", "iad1", "sin1") as fakes,
+        router(fakes, policy=FirstThen("ams1", "iad1", "sin1"), max_tries=2) as running,
+    ):
+        fakes[0].behave = fakes[1].behave = answer(503, DRAINING, retry_after="7")
+        async with running.chat() as response:
+            assert response.status == 503
+            assert response.headers["retry-after"] == "7"
+            error = (await response.json())["error"]
+        assert error["code"] == "no_site_available"
+        assert "ams1: it answered 503 (the site drains); iad1: it answered 503" in error["message"]
+        assert fakes[2].bodies == []
+
+
+async def test_a_site_whose_status_flaps_still_gets_every_request_answered() -> None:
+    async with sites("ams1", "iad1") as fakes, router(fakes) as running:
+        for i in range(30):
+            fakes[0].status_body = b"not a status" if i % 2 else None
+            async with running.chat() as response:
+                assert await response.read() == WHOLE
+            await asyncio.sleep(0.02)
+
+
+async def half_of_a_json_answer(site: FakeSite, request: Any) -> Any:
+    response = web.StreamResponse(headers={"content-type": "application/json", "content-length": "500"})
+    await response.prepare(request)
+    await response.write(b'{"id": "ha')
+    await asyncio.sleep(0.02)
+    reset_connection(request)
+    return response

@@ -1,0 +1,101 @@
+"""What a simulation promises whatever the policy: no request is lost or counted twice, no site beats an infinite cache, equal seeds replay exactly,
+and a router knows nothing before the news can have reached it."""
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from edge_router.policy.cost import CostPolicy
+from load_tests.scenarios.routing import POLICIES
+from load_tests.sim.router import HEALTH, SimRouter
+from load_tests.sim.run import Simulation, prepare, simulate
+from load_tests.sim.traces import TRACES
+from load_tests.sim.world import HELD_OUT_SEEDS, TUNING_SEEDS
+
+
+def ran(policy: str, trace: str, load: str = "heavy", requests: int = 2000, seed: int = 11) -> Simulation:
+    simulation = prepare(POLICIES[policy].make, TRACES[trace], load, requests, seed)
+    simulation.run()
+    return simulation
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_request_is_answered_once_or_shed_through_crashes_and_partitions(policy: str) -> None:
+    simulation = ran(policy, "chat")
+    assert simulation.begun > 700
+    assert simulation.open_calls == 0
+    assert simulation.begun == simulation.answered + simulation.shed
+
+
+@pytest.mark.parametrize("trace", TRACES)
+def test_sites_and_routers_count_the_same_requests(trace: str) -> None:
+    simulation = ran("Pilotlight", trace)
+    for number, site in enumerate(simulation.sites):
+        assert site.running + site.waiting == len(simulation._live[number])
+        outstanding = sum(router.backends[number].outstanding for router in simulation.routers)
+        assert outstanding >= site.running + site.waiting  # the others are on their way
+    assert sum(b.outstanding for r in simulation.routers for b in r.backends) <= sum(map(len, simulation._live))
+
+
+@pytest.mark.parametrize("trace", TRACES)
+@pytest.mark.parametrize("policy", ["Pilotlight", "llm-d", "round robin"])
+def test_no_policy_hits_more_than_an_infinite_cache(policy: str, trace: str) -> None:
+    outcome = simulate(policy, POLICIES[policy].make, TRACES[trace], "moderate", 600, 12)
+    assert 0 <= outcome.hit_ratio <= outcome.bound < 1
+
+
+@pytest.mark.parametrize("policy", ["Pilotlight", "power of two", "SMG cache-aware"])
+def test_equal_seeds_replay_exactly_and_others_do_not(policy: str) -> None:
+    def figures(seed: int) -> dict[str, object]:
+        outcome = simulate(policy, POLICIES[policy].make, TRACES["burst"], "heavy", 500, seed)
+        return asdict(replace(outcome, wall_s=0.0, seed=0))
+
+    assert figures(11) == figures(11)
+    assert figures(11) != figures(12)
+
+
+def test_a_status_is_known_only_after_half_a_round_trip() -> None:
+    simulation = prepare(CostPolicy, TRACES["chat"], "heavy", 400, 11, faults=False)
+    apply, ages = SimRouter._catch_up, []
+
+    def watched(router: SimRouter, now: float, published: list[list[object]]) -> None:
+        before = list(router._seen)
+        apply(router, now, published)  # type: ignore[arg-type]
+        for i, backend in enumerate(router.backends):
+            if router._seen[i] != before[i]:
+                delay = simulation.world.rtt_s[router.number][i] / 2
+                published_at = backend._status_at + delay
+                assert now >= published_at + delay
+                ages.append(now - published_at)
+
+    SimRouter._catch_up = watched  # type: ignore[method-assign, assignment]
+    try:
+        simulation.run()
+    finally:
+        SimRouter._catch_up = apply  # type: ignore[method-assign]
+    assert len(ages) > 1000
+    assert sum(ages) / len(ages) > 0.1
+    assert HEALTH.interval_s == 1.0
+
+
+def test_a_slower_publication_makes_predictions_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+    def error_ms(publish_s: float) -> float:
+        monkeypatch.setattr("load_tests.sim.run.PUBLISH_S", publish_s)
+        alone = POLICIES["no declining"].make
+        return simulate("x", alone, TRACES["no-reuse"], "heavy", 3000, 11, faults=False).error_ms["queue"]
+
+    assert error_ms(4.0) > 1.3 * error_ms(0.25)
+
+
+def test_seeds_of_published_figures_were_not_tuned_with() -> None:
+    assert len(HELD_OUT_SEEDS) >= 5
+    assert not set(HELD_OUT_SEEDS) & set(TUNING_SEEDS)
+
+
+def test_the_day_of_the_measured_time_has_the_stated_load() -> None:
+    """Sessions are thinned by the hour; their mean over the day is what was asked for."""
+    from load_tests.sim.cities import load_cities
+    from load_tests.sim.traces import sessions
+
+    made = sessions(TRACES["no-reuse"], load_cities(), 50.0, 400.0, 400.0, 3)
+    assert len(made) == pytest.approx(50 * 400, rel=0.1)

@@ -1,0 +1,38 @@
+"""A site declines what would wait too long there, only for a router of its network, and only when it knows its own speed."""
+
+import pytest
+
+from engine.protocol import ModelLoad
+from runtime.middleware.identity import GENUINE_HOP
+from runtime.patience import Declined, decline_if_too_long
+from wire.headers import PATIENCE, QUEUE
+
+BUSY = ModelLoad(waiting_tokens=3000, prefill_tokens_per_s=2000.0)
+
+
+def scope(patience: str | None, genuine: bool = True) -> dict[str, object]:
+    headers = [] if patience is None else [(PATIENCE.encode(), patience.encode())]
+    return {"headers": headers, GENUINE_HOP: genuine}
+
+
+def test_a_queue_beyond_the_patience_declines_and_says_how_long_it_is() -> None:
+    with pytest.raises(Declined) as caught:
+        decline_if_too_long(scope("1499"), BUSY)
+    assert (QUEUE, "3000") in caught.value.headers()
+    assert "1500 ms" in str(caught.value)
+    decline_if_too_long(scope("1500"), BUSY)
+
+
+@pytest.mark.parametrize("patience", [None, "", "-1", "soon", "1e3", "9" * 12, "\u0663"])
+def test_without_a_sensible_patience_every_queue_is_accepted(patience: str | None) -> None:
+    raw = {"headers": [], GENUINE_HOP: True} if patience is None else scope(patience)
+    decline_if_too_long(raw, BUSY)
+
+
+def test_strangers_cannot_make_a_site_decline_or_learn_its_queue() -> None:
+    decline_if_too_long(scope("0", genuine=False), BUSY)
+
+
+@pytest.mark.parametrize("load", [None, ModelLoad(waiting_tokens=9000)])
+def test_a_site_that_does_not_know_its_speed_takes_what_comes(load: ModelLoad | None) -> None:
+    decline_if_too_long(scope("0"), load)

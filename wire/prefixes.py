@@ -1,0 +1,58 @@
+"""The digest of cached prefixes that a site publishes: which conversations' beginnings its prefix cache still holds, in four bytes each.
+
+A prefix is known by the salted digest that routers compute over its text (edge_router/session.py), so that nothing here can be matched by
+another tenant's prompt. Only the first SHORT_BYTES of a digest travel: with 8,192 published prefixes a foreign one is taken for held once in half
+a million look-ups, which costs a misplaced prefill and never an answer. Knows bytes only; who holds what is the site's business.
+"""
+
+import struct
+from array import array
+from base64 import b64decode, b64encode
+from collections.abc import Iterable
+from functools import lru_cache
+from sys import byteorder
+
+SHORT_BYTES = 4
+MAX_PUBLISHED = 8192  # 32 KiB a status and model; the least recently used are left out first, and the digest then counts as incomplete
+
+
+MAX_NAMED = 48  # prefixes that a request brings along: 512 characters of header
+
+
+def short_digest(digest: bytes) -> int:
+    return int.from_bytes(digest[:SHORT_BYTES], "big")
+
+
+def encode_prefixes(digests: Iterable[int]) -> bytes:
+    """Sorted, so that equal sets are equal bytes; big-endian."""
+    packed = array("I", sorted(digests))
+    if byteorder == "little":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+@lru_cache(maxsize=64)  # a digest stays the same for several statuses, and a simulation has many routers
+def decode_prefixes(raw: bytes) -> frozenset[int]:
+    """Raises ValueError on bytes that `encode_prefixes` cannot have written."""
+    if len(raw) % SHORT_BYTES or len(raw) > MAX_PUBLISHED * SHORT_BYTES:
+        raise ValueError(
+            f"a prefix digest has at most {MAX_PUBLISHED} entries of {SHORT_BYTES} bytes; this one has {len(raw)} bytes"
+        )
+    packed = array("I", raw)
+    if byteorder == "little":
+        packed.byteswap()
+    return frozenset(packed)
+
+
+def encode_named(prefixes: Iterable[tuple[int, int]]) -> str:
+    """What a router tells a site about one prompt: (short digest, tokens up to there by the router's estimate), as a header's value."""
+    packed = b"".join(struct.pack(">II", digest, min(tokens, 2**32 - 1)) for digest, tokens in prefixes)
+    return b64encode(packed[: 8 * MAX_NAMED]).decode()
+
+
+def decode_named(value: str) -> tuple[tuple[int, int], ...]:
+    """Raises ValueError on what `encode_named` cannot have written."""
+    raw = b64decode(value, validate=True)
+    if len(raw) % 8 or len(raw) > 8 * MAX_NAMED:
+        raise ValueError(f"named prefixes have 8 bytes each and are at most {MAX_NAMED}; these have {len(raw)} bytes")
+    return tuple(struct.iter_unpack(">II", raw))
