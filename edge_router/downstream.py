@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from edge_router.peek import Head
 from wire.errors import ApiError
-from wire.headers import REQUEST_ID
+from wire.headers import CLIENT_ADDRESS, REQUEST_ID
 from wire.http1 import ON_GONE
 from wire.sse import encode_event
 
@@ -54,6 +54,10 @@ class Downstream:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.head = _head(scope)
         self.address = str(scope["client"][0]) if scope.get("client") else ""
+        if self.head.is_for_function and self.address and not self.head.header(CLIENT_ADDRESS):
+            self.head.headers.append(
+                (CLIENT_ADDRESS, self.address)
+            )  # functions read it, and versions are shared out by it
         self.request_id = ""
         self.is_streaming = False
         self.has_answered = False

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from runtime.bindings.assets import Assets, Fetch
 from runtime.bindings.binding import Body, Functions, Services
 from runtime.bindings.crons import Crons
 from runtime.bindings.durable_objects import STORAGE, ObjectStorage
@@ -27,6 +30,7 @@ class FunctionBindings:
         self._consumers: list[QueueConsumer] = []
         self._crons: Crons | None = None
         self._objects: ObjectStorage | None = None
+        self._files = None if manifest.assets is None else Assets.open(manifest.assets.declaration, state_dir, services)
         if services.functions is not None:
             self._objects = ObjectStorage.of(manifest.migrations, state_dir, services)
 
@@ -56,6 +60,14 @@ class FunctionBindings:
         if crons is not None:
             await crons.close()
 
+    async def static(self, method: str, url: str, headers: list[tuple[str, str]]) -> Any:
+        """What a file answers before the function is asked; None: it is the function's to answer."""
+        if self._files is None or self._manifest.assets is None or method not in ("GET", "HEAD"):
+            return None
+        if _is_first(self._manifest.assets.worker_first, urlsplit(url).path or "/"):
+            return None
+        return await self._files.found(Fetch(method, url, headers))
+
     async def answer(self, call: Call, body: Body | None = None) -> Any:
         if call.binding == STORAGE and self._objects is not None:
             return await self._objects.call(call.method, call.args, call.kwargs, body)
@@ -74,6 +86,12 @@ def opener(state_dir: Path, services: Services) -> Callable[[Manifest, Functions
         return FunctionBindings(manifest, state_dir, own)
 
     return open_bindings
+
+
+def _is_first(patterns: tuple[str, ...], path: str) -> bool:
+    """Whether the function is asked before its files."""
+    wanted = any(fnmatchcase(path, pattern) for pattern in patterns if not pattern.startswith("!"))
+    return wanted and not any(fnmatchcase(path, pattern[1:]) for pattern in patterns if pattern.startswith("!"))
 
 
 def _consumer(declared: ConsumerDeclaration, deliver: Deliver, state_dir: Path, services: Services) -> QueueConsumer:

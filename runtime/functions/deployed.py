@@ -29,6 +29,7 @@ log = logging.getLogger("pilotlight.function")
 
 POLL_S = 2.0
 ASK_AGAIN_S = 1.0  # for a name that nobody knows
+PAUSE_AFTER_FAILURE_S = 5.0  # of a version that could not be had; its requests are told so meanwhile
 TIMEOUT_S = 60.0
 HEALTHY = ".healthy"  # beside a version's folder, once its health call has succeeded here
 
@@ -55,6 +56,7 @@ class DeployedFunctions:
         self._taken = taken
         self._secret, self._token = secret, token
         self._known: dict[str, Deployment] = {}
+        self._failed: dict[str, tuple[Failure, float]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._asked_at = float("-inf")
         self._asking = asyncio.Lock()
@@ -84,12 +86,21 @@ class DeployedFunctions:
                 await self._ask()
         deployment = self._known.get(name)
         version = deployment.chosen(key) if deployment is not None else None
-        return None if version is None else await self._ready(name, version)
+        if version is None:
+            return None
+        try:
+            return await self._ready(name, version)
+        except Failure:
+            other = self._serving.functions.names.get(name)
+            if other is None or other == pool_name(name, version):
+                raise
+            return other  # a version that cannot be had here is no reason to answer nothing
 
     async def tried(self, name: str, version: Version) -> Tried:
         """Fetched, started and asked for its health, before it has any traffic."""
         if name in self._taken:
             return Tried(False, f"the site file serves a function named {name} already")
+        self._failed.pop(pool_name(name, version), None)
         try:
             await self._ready(name, version)
         except Failure as failure:
@@ -104,9 +115,16 @@ class DeployedFunctions:
             return pool
         async with self._locks.setdefault(pool, asyncio.Lock()):
             if pool not in self._serving.functions.pools:
-                folder = await self._fetched(name, version)
-                self._add(name, pool, folder, version)
-                await self._checked(pool, folder, version)
+                failure, until = self._failed.get(pool, (None, 0.0))
+                if failure is not None and time.monotonic() < until:
+                    raise failure
+                try:
+                    folder = await self._fetched(name, version)
+                    self._add(name, pool, folder, version)
+                    await self._checked(pool, folder, version)
+                except Failure as error:
+                    self._failed[pool] = error, time.monotonic() + PAUSE_AFTER_FAILURE_S
+                    raise
         return pool
 
     async def _fetched(self, name: str, version: Version) -> Path:

@@ -70,10 +70,18 @@ class Manifest:
     crons: tuple[str, ...] = ()
     consumers: tuple[QueueConsumer, ...] = ()
     migrations: tuple[Migration, ...] = ()
+    assets: "ManifestAssets | None" = None
     cpu_ms: int | None = None
     compatibility_date: str = ""
     compatibility_flags: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()  # keys without an effect here
+
+
+class ManifestAssets(NamedTuple):
+    """Files that are answered without the function, where the path is none of `worker_first`."""
+
+    declaration: BindingDeclaration
+    worker_first: tuple[str, ...]  # patterns with *; one that begins with ! takes paths out again
 
 
 class _Ai(Table):
@@ -331,6 +339,7 @@ def _manifest(section: _Section, name: str, directory: Path, path: Path) -> Mani
         crons=crons,
         consumers=section.queues.consumers,
         migrations=section.migrations,
+        assets=_assets(section.assets, directory, path) if section.assets is not None else None,
         cpu_ms=section.limits.cpu_ms if section.limits else None,
         compatibility_date=section.compatibility_date or "",
         compatibility_flags=section.compatibility_flags or (),
@@ -360,11 +369,17 @@ def _bindings(section: _Section, directory: Path, path: Path) -> Iterator[Bindin
             )
         yield _rate_limit(unsafe.name, unsafe.namespace_id, unsafe.simple)
     if section.assets is not None and section.assets.binding is not None:
-        folder = (directory / section.assets.directory).resolve()
-        if not folder.is_relative_to(directory):
-            raise ManifestError(f"{path}: assets.directory leads out of the function's folder")
-        options = section.assets.model_dump(exclude={"binding", "directory"}) | {"directory": str(folder)}
-        yield BindingDeclaration("assets", section.assets.binding, options)
+        yield _assets(section.assets, directory, path).declaration
+
+
+def _assets(assets: _Assets, directory: Path, path: Path) -> ManifestAssets:
+    folder = (directory / assets.directory).resolve()
+    if not folder.is_relative_to(directory):
+        raise ManifestError(f"{path}: assets.directory leads out of the function's folder")
+    options = assets.model_dump(exclude={"binding", "directory"}) | {"directory": str(folder)}
+    first = assets.run_worker_first
+    patterns = ("/*",) if first is True else () if first is False else first
+    return ManifestAssets(BindingDeclaration("assets", assets.binding or "ASSETS", options), patterns)
 
 
 def _rate_limit(name: str, namespace_id: str | int, simple: _Simple) -> BindingDeclaration:

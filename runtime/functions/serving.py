@@ -23,7 +23,7 @@ from runtime.functions.manifest import FILES, BindingDeclaration, Manifest, Mani
 from runtime.functions.site import SiteFunctions
 from sites.config import FunctionsConfig, SiteConfig
 from wire.deployments import DEPLOY_TOKEN_ENV
-from wire.headers import HOP_SECRET_ENV, HOPS, SESSION_AFFINITY
+from wire.headers import CLIENT_ADDRESS, HOP_SECRET_ENV, HOPS, SESSION_AFFINITY
 from wire.status import FunctionsStatus, FunctionStatus
 
 
@@ -122,8 +122,8 @@ def site_functions(site: SiteConfig, app: Callable[[], Starlette]) -> ServedFunc
 
 
 def client_key(scope: Scope) -> str:
-    """What tells a client from others: its session, its credentials, its address. Behind a router that has not said it, nothing does."""
-    for name in (SESSION_AFFINITY, "authorization", "cf-connecting-ip", "x-forwarded-for"):
+    """What tells a client from others: its session, its credentials, its address."""
+    for name in (SESSION_AFFINITY, "authorization", CLIENT_ADDRESS, "x-forwarded-for"):
         if (value := header(scope, name.encode())) is not None:
             return f"{name}={value}"
     client = scope.get("client")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from runtime.functions import frames
-from runtime.functions.channel import Failure, Inbound, Result
+from runtime.functions.channel import Answer, Failure, Inbound, Result
 from runtime.functions.confine import Confinement
 from runtime.functions.egress import Egress
 from runtime.functions.layers import Layers, requirements_of
@@ -48,6 +48,9 @@ class OpenBindings(Protocol):
     """The runtime's half of a function's bindings."""
 
     async def answer(self, call: frames.Call, body: AsyncIterator[bytes] | None = None) -> Any: ...
+
+    async def static(self, method: str, url: str, headers: list[tuple[str, str]]) -> Any:
+        """What one of its files answers; None: none does."""
 
     def start(self) -> None:
         """Its queues are consumed and its clock runs, from now on by these."""
@@ -190,6 +193,15 @@ class SiteFunctions:
 
         result = await self._pool(function).ask(frame, stream, is_pinned="object" in (options or {}))
         return _response_of(result)
+
+    async def static(self, function: str, method: str, url: str, headers: list[tuple[str, str]]) -> Response | None:
+        """What a file of the function answers without it; None: the function is to be asked."""
+        bindings = self._bindings.get(self.names.get(function, function))
+        found = None if bindings is None else await bindings.static(method, url, headers)
+        if found is None:
+            return None
+        value, stream = (found.value, found.body) if isinstance(found, Answer) else (found, None)
+        return Response(value["status"], value["headers"], value.get("body", b""), stream)
 
     async def rpc(
         self,

@@ -185,6 +185,22 @@ async def test_bytes_that_are_not_the_bundle_are_never_run(network: Network, tmp
     assert not folder.exists()
 
 
+async def test_a_version_that_cannot_be_fetched_leaves_its_clients_to_the_one_before(
+    network: Network, tmp_path: Path
+) -> None:
+    network.write("one")
+    await network.deploy()
+    network.write("two")
+    await network.deploy(percent=40)
+    served = network.site.app.state.functions
+    newest = served.deployed._known["greeter"].versions[-1]
+    served.functions.remove(deployed.pool_name("greeter", newest))
+    (Path(network.site.config.functions.state_dir or "") / "deployed" / newest.digest).rename(tmp_path / "away")
+    (tmp_path / "router/bundles" / f"{newest.digest}.tar").unlink()
+    answers = [await network.ask(f"client {n}") for n in range(30)]
+    assert {answer.body for answer in answers} == {b"one"}
+
+
 async def test_what_a_function_prints_and_why_it_fails_can_be_followed(network: Network) -> None:
     network.write("one")
     await network.deploy()
