@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
+from edge_router.deployments import deployment_routes
 from edge_router.discovery import router_place, static_backends
 from edge_router.durable import PATH, Recordings, StreamRoutes
 from edge_router.health import HealthMonitor, connection_trace, status_fetch
@@ -70,7 +71,7 @@ def build_app(
                 await asyncio.gather(probes, return_exceptions=True)
 
     app = Router(
-        routes=own.routes(),
+        routes=[*own.routes(), *deployment_routes(backends)],
         lifespan=lifespan,
         exception_handlers={404: not_found, 405: method_not_allowed},
     )

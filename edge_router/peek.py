@@ -22,6 +22,7 @@ from wire.errors import ApiError, Dialect, dialect_of
 from wire.headers import (
     HOP,
     HOP_SECRET_ENV,
+    HOPS,
     PATIENCE,
     PREFIXES,
     REQUEST_ID,
@@ -34,7 +35,6 @@ from wire.prefixes import encode_named
 from wire.status import Place
 
 FUNCTIONS = "/fn/"  # paths whose requests and answers are somebody's own: relayed as bytes, never read
-HOPS = "x-pilotlight-hops"  # router -> router: how many routers the request has passed
 MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")  # of a message, what reaches the prompt
 TEXT_PIECE_BYTES = 1024  # a plain prompt is fingerprinted in pieces of this size
 NOT_JSON = (

@@ -31,6 +31,7 @@ from runtime.metrics import Metrics
 from runtime.middleware.errors import Errors
 from runtime.middleware.identity import Identity
 from runtime.middleware.unread import UnreadBody
+from runtime.routes.deployments import deployment_routes
 from runtime.routes.functions import function_routes
 from runtime.routes.health import Health
 from runtime.routes.internal import Internal
@@ -92,6 +93,7 @@ def build_app(
             *openai_routes(generator, site.limits),
             *workers_ai_routes(generator, site.limits),
             *function_routes(functions, admission),
+            *deployment_routes(functions, secret, site.name),
         ],
         middleware=[
             Middleware(UnreadBody),

@@ -170,6 +170,9 @@ class FunctionsConfig(Table):
     directory: str | None = Field(
         None, description="of deployed functions: each folder in it with a manifest is served"
     )
+    deployments: str | None = Field(
+        None, description="URL of the router whose deployed functions (`pilotlight deploy`) are served here"
+    )
     state_dir: str | None = Field(
         None, description="where bindings keep their data; unset: in ~/.local/state/pilotlight/SITE"
     )

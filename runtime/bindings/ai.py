@@ -50,14 +50,16 @@ class ModelsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AI(Binding):
     kind = "ai"
 
-    def __init__(self, services: Services, batches: Batches, sleep: Sleep = asyncio.sleep) -> None:
+    def __init__(self, services: Services, batches: Batches | None, sleep: Sleep = asyncio.sleep) -> None:
+        """Without batches nothing can be queued."""
         assert services.app is not None, "checked when it was opened"
         self._app = services.app
         self._is_busy = services.is_busy
         self._prefix = f"/client/v4/accounts/function-{name_of(services.function)}/ai"
         self._sleep = sleep
         self._batches = batches
-        batches.serve(self._result_of)
+        if batches is not None:
+            batches.serve(self._result_of)
 
     @classmethod
     def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "AI":
@@ -74,7 +76,7 @@ class AI(Binding):
             raise _refusal(400, 5007, "no model has such a name")
         if request.reject_if_busy and self._is_busy(request.model):
             raise _refusal(BUSY_STATUS, CAPACITY, "all of this model's room is taken, and the call asked not to wait")
-        if request.queue:
+        if request.queue and self._batches is not None:
             return await self._batches.put(request.model, request.inputs)
         headers = forwardable(request.extra_headers.items())
         exchange = await self._admitted(request.model, _encoded(request.inputs), headers, not request.reject_if_busy)
@@ -91,7 +93,7 @@ class AI(Binding):
     @method
     async def poll(self, request: Poll) -> Any:
         """What has become of a batch."""
-        found = await self._batches.get(request.request_id)
+        found = None if self._batches is None else await self._batches.get(request.request_id)
         if found is None:
             raise _refusal(404, 3042, f"there is no batch {request.request_id[:100]!r}, or it was kept for its time")
         return found
@@ -105,7 +107,8 @@ class AI(Binding):
         return msgspec.json.decode(_result(await _whole(exchange)))
 
     async def close(self) -> None:
-        await self._batches.close()
+        if self._batches is not None:
+            await self._batches.close()
 
     async def _admitted(self, model: str, body: bytes, headers: list[tuple[str, str]], waits: bool) -> Exchange:
         """By default a call waits for room, as on the platform."""

@@ -64,20 +64,23 @@ class Assets(Binding):
     async def fetch(self, request: Fetch, body: Body | None) -> Any:
         if request.method not in ("GET", "HEAD"):
             return {"status": 405, "headers": [("allow", "GET, HEAD")], "body": b""}
-        path = urlsplit(request.url).path or "/"
-        found = await asyncio.to_thread(self._find, path)
-        if isinstance(found, Redirect):
-            query = urlsplit(request.url).query
-            location = quote(found.path, safe="/") + (f"?{query}" if query else "")
-            return {"status": 307, "headers": [("location", location)], "body": b""}
-        if found is not None:
-            return await self._response(200, found, request)
-        missing = await asyncio.to_thread(self._fallback, path)
+        if (found := await self.found(request)) is not None:
+            return found
+        missing = await asyncio.to_thread(self._fallback, urlsplit(request.url).path or "/")
         if missing is None:
             return {"status": 404, "headers": [], "body": b""}
         return await self._response(
             200 if self._not_found_handling == "single-page-application" else 404, missing, request
         )
+
+    async def found(self, request: Fetch) -> Any:
+        """The response of a file, or the way to it; None: there is no such file."""
+        parts = urlsplit(request.url)
+        found = await asyncio.to_thread(self._find, parts.path or "/")
+        if isinstance(found, Redirect):
+            location = quote(found.path, safe="/") + (f"?{parts.query}" if parts.query else "")
+            return {"status": 307, "headers": [("location", location)], "body": b""}
+        return None if found is None else await self._response(200, found, request)
 
     async def _response(self, status: int, path: Path, request: Fetch) -> Any:
         tag, size = await asyncio.to_thread(self._tag_and_size, path)

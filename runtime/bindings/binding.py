@@ -84,6 +84,8 @@ class Functions(Protocol):
     async def queue(self, function: str, queue: str, messages: list[dict[str, Any]]) -> Mapping[str, Any]:
         """{acked: [id], retried: [{id, delay_s}]}"""
 
+    async def scheduled(self, function: str, cron: str, scheduled_time_ms: int) -> None: ...
+
 
 @dataclass(frozen=True)
 class Services:

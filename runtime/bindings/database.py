@@ -186,7 +186,7 @@ class Databases:
 
     async def close(self) -> None:
         databases, self._open = list(self._open.values()), {}
-        for database in databases:
+        for database in reversed(databases):  # who was opened later may use what was there before
             await database.close()
 
 

@@ -8,7 +8,9 @@ from runtime.bindings.ai import AI
 from runtime.bindings.assets import Assets
 from runtime.bindings.binding import Binding, BindingError, Body, Declaration, Services
 from runtime.bindings.d1 import D1Database
+from runtime.bindings.durable_objects import DurableObjects
 from runtime.bindings.kv import KVNamespace
+from runtime.bindings.model_service import ModelService
 from runtime.bindings.queues import QueueProducer
 from runtime.bindings.r2 import R2Bucket
 from runtime.bindings.rate_limit import RateLimit
@@ -24,7 +26,8 @@ OPENERS: dict[str, Opener] = {
     "queue_producer": QueueProducer.open,
     "rate_limit": RateLimit.open,
     "assets": Assets.open,
-    "service": Service.open,
+    "service": lambda declaration, state_dir, services: _service(declaration, state_dir, services),
+    "durable_object": DurableObjects.open,
 }
 VALUES = ("var", "secret")  # these are given to the function as they are
 
@@ -36,6 +39,16 @@ def open_binding(declaration: Declaration, state_dir: Path, services: Services) 
             f"bindings of the kind {declaration.kind!r} are not offered; offered are {', '.join(OPENERS)}"
         )
     return opener(declaration, state_dir, services)
+
+
+def _service(declaration: Declaration, state_dir: Path, services: Services) -> Binding:
+    """A function of this site, or one of its models."""
+    service = declaration.options["service"]
+    if not service.startswith("@"):
+        return Service.open(declaration, state_dir, services)
+    if services.app is None:
+        raise BindingError(f"{declaration.name}: there are no models here to call; give the site a [[models]] table")
+    return ModelService(service, services)
 
 
 class Bindings:

@@ -1,7 +1,7 @@
 """Service bindings: another function of this site, by its `fetch` or by a method of one of its entrypoints. No socket is opened for it."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -14,6 +14,19 @@ class Rpc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
+
+
+class Fetched(Protocol):
+    """A request as it crosses a channel."""
+
+    @property
+    def method(self) -> str: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def headers(self) -> list[tuple[str, str]]: ...
+    @property
+    def body(self) -> bytes: ...
 
 
 class Service(Binding):
@@ -46,7 +59,7 @@ class Service(Binding):
 
 
 async def fetched(
-    functions: Functions, function: str, entrypoint: str, request: Fetch, body: Body | None, options: dict[str, Any]
+    functions: Functions, function: str, entrypoint: str, request: Fetched, body: Body | None, options: dict[str, Any]
 ) -> Any:
     """A function's response, as it crosses a channel."""
     sent = request.body if body is None else body

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from runtime.cli.errors import CliError
 from wire.sse import EventDecoder
 
+JSON = "application/json"
 DEFAULT_URL = "http://127.0.0.1:8787"
 
 
@@ -51,9 +52,33 @@ class Api:
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from None
 
-    def _request(self, method: str, path: str, body: bytes | None) -> http.client.HTTPResponse:
+    def send(self, method: str, path: str, body: bytes | None, token: str, content_type: str = JSON) -> Any:
+        """With a bearer token; the answer's JSON. Raises CliError for a refusal."""
+        try:
+            with self._request(method, path, body, token, content_type) as answer:
+                return _json_of(answer)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from None
+
+    def follow(self, path: str, token: str) -> Iterator[dict[str, Any]]:
+        """The JSON of events that come until the other side stops."""
+        decoder = EventDecoder()
+        try:
+            with self._request("GET", path, None, token) as answer:
+                if answer.status != 200:
+                    _json_of(answer)
+                while chunk := answer.read1(65536):
+                    yield from (json.loads(event.data) for event in decoder.feed(chunk) if event.data is not None)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from None
+
+    def _request(
+        self, method: str, path: str, body: bytes | None, token: str = "", content_type: str = JSON
+    ) -> http.client.HTTPResponse:
         connection = self._connection(self._host, self._port, timeout=self._timeout_s)
-        headers = {"content-type": "application/json", "connection": "close"}
+        headers = {"content-type": content_type, "connection": "close"}
+        if token:
+            headers["authorization"] = f"Bearer {token}"
         connection.request(method, path, body, headers)
         return connection.getresponse()
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from runtime.cli import state_commands
 from runtime.cli.api import DEFAULT_URL, Api
 from runtime.cli.errors import CliError
 from sites.config import LOCAL, NETWORK_FILE, ConfigError
@@ -18,6 +19,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+for name in ("secret", "kv", "d1", "queues"):
+    app.add_typer(getattr(state_commands, name), name=name)
 
 UrlOption = Annotated[
     str, typer.Option("--url", envvar="PILOTLIGHT_URL", help="A router, or a site that serves alone.")
@@ -99,6 +103,59 @@ def dev(
     from runtime.cli.dev import dev as run
 
     run(directory, host, port, env, model)
+
+
+@app.command()
+def deploy(
+    directory: Annotated[Path, typer.Argument(help="A folder with a wrangler.toml or wrangler.jsonc.")] = Path("."),
+    env: Annotated[str | None, typer.Option(help="An [env.NAME] of the manifest.")] = None,
+    percent: Annotated[
+        float, typer.Option(min=0.01, max=100.0, help="Of the clients; the version before keeps the others.")
+    ] = 100.0,
+    message: Annotated[str, typer.Option("--message", "-m", help="Kept beside the version.")] = "",
+    health: Annotated[str, typer.Option(help="Asked before the version takes traffic; below 500 is healthy.")] = "/",
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Make a folder's function a version that the network serves. Needs PILOTLIGHT_DEPLOY_TOKEN."""
+    from runtime.cli.deploy import deploy as run
+
+    run(Api(url), directory, env, percent, message, health)
+
+
+@app.command()
+def rollback(
+    name: Annotated[str, typer.Argument(help="Of the function.")],
+    version: Annotated[int | None, typer.Option(help="The one before by default.")] = None,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Give all traffic of a deployed function back to an earlier version."""
+    from runtime.cli.deploy import rollback as run
+
+    run(Api(url), name, version)
+
+
+@app.command()
+def versions(
+    name: Annotated[str, typer.Argument(help="Of the function.")],
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """List the versions of a deployed function, and their traffic."""
+    from runtime.cli.deploy import versions as run
+
+    run(Api(url), name, as_json)
+
+
+@app.command()
+def tail(
+    name: Annotated[str, typer.Argument(help="Of the function.")],
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Follow what a function prints, at every site, and why it fails."""
+    from runtime.cli.deploy import tail as run
+
+    run(Api(url), name, as_json)
 
 
 @app.command()

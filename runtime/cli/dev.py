@@ -12,12 +12,16 @@ from pathlib import Path
 from hypercorn.utils import LifespanFailureError
 from rich.console import Console
 from starlette.applications import Starlette
-from starlette.routing import Route
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route, Router
 
 from runtime.app import build_app
 from runtime.cli.errors import CliError
+from runtime.functions.channel import Failure
 from runtime.functions.manifest import Manifest, ManifestError, load_manifest
 from runtime.functions.serving import ServedFunctions
+from runtime.middleware.errors import Errors
 from runtime.routes.functions import FunctionRoute
 from runtime.serve import serve_app
 from sites.config import SiteConfig, parse
@@ -93,15 +97,40 @@ def dev_app(manifest: Manifest, site: SiteConfig) -> Starlette:
     app = build_app(site)
     served: ServedFunctions = app.state.functions
     route = FunctionRoute(
-        served.functions,
+        served,
         app.state.admission,
         request_mib=site.functions.request_mib,
         show_errors=True,
         name=manifest.name,
     )
-    app.router.routes.insert(0, Route("/{path:path}", route))
+    app.state.routes = Errors(
+        Router([*app.router.routes])
+    )  # AI bindings must not find the function at the models' paths
+    clock = _Clock(served, manifest.name)
+    app.router.routes[0:0] = [
+        Route("/cdn-cgi/handler/scheduled", clock.fire, methods=["GET", "POST"]),
+        Route("/{path:path}", route),
+    ]
     app.state.site = site
     return app
+
+
+class _Clock:
+    """`scheduled` now, as the platform's own local server calls it."""
+
+    def __init__(self, served: ServedFunctions, name: str) -> None:
+        self._served = served
+        self._name = name
+
+    async def fire(self, request: Request) -> Response:
+        given = request.query_params
+        at_ms = given.get("time", "")
+        scheduled_time_ms = int(at_ms) if at_ms.isascii() and at_ms.isdigit() else int(time.time() * 1000)
+        try:
+            await self._served.functions.scheduled(self._name, given.get("cron", ""), scheduled_time_ms)
+        except Failure as failure:
+            return PlainTextResponse(failure.detail or failure.message, 500)
+        return PlainTextResponse("ok")
 
 
 async def watch(app: Starlette, directory: Path, environment: str | None, say: Callable[[str], None]) -> None:

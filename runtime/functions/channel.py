@@ -7,6 +7,7 @@ module, so it knows asyncio and runtime/functions/frames.py, and neither binding
 
 import asyncio
 import contextvars
+import select
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -103,6 +104,7 @@ class Channel(asyncio.Protocol):
         self._next_id = self._parity
         self._decoder = FrameDecoder(max_frame_bytes)
         self._transport: asyncio.Transport | None = None
+        self._socket: socket.socket | None = None
         self._sent: dict[int, _Sent] = {}
         self._taken: dict[int, _Taken] = {}
         self._pings: dict[int, asyncio.Future[None]] = {}
@@ -116,6 +118,7 @@ class Channel(asyncio.Protocol):
         """Takes the socket over."""
         channel = cls(answer, is_runtime=is_runtime, **options)
         sock.setblocking(False)
+        channel._socket = sock
         await asyncio.get_running_loop().create_connection(lambda: channel, sock=sock)
         return channel
 
@@ -144,6 +147,56 @@ class Channel(asyncio.Protocol):
             return Call(id, binding, method, sent_args, sent_kwargs, body is not None, within)
 
         return await self.request(call, body)
+
+    def call_now(self, binding: str, method: str, **kwargs: Any) -> Any:
+        """A binding's method for code that cannot await: the event loop stands still until the answer is here.
+
+        What else arrives meanwhile is taken as usual, pings too, and waits for the loop. Counts as part of no request.
+        """
+        if self.closed.is_set():
+            raise ChannelClosed(self.why_closed or "the connection to the other process is closed")
+        id = self._next_id
+        self._next_id += 2
+        first = frames.encode(Call(id, binding, method, [], frames.plain(kwargs, method)), self._max_frame_bytes)
+        sent = self._sent[id] = _Sent(self, id)
+        self._write_raw(first)
+        try:
+            self._exchange_until(sent.result)
+            result = sent.result.result()
+        finally:
+            self._sent.pop(id, None)
+            sent.end()
+        if result.body is not None:
+            result.body.cancel()
+        return result.value
+
+    def _exchange_until(self, result: "asyncio.Future[Result]") -> None:
+        """What the loop does for this socket, done here: asyncio's own transport keeps what it has yet to send, and sends it first."""
+        assert self._transport is not None
+        assert self._socket is not None
+        transport, poll = self._transport, select.poll()
+        while not result.done():
+            if transport.is_closing():
+                raise ChannelClosed(self.why_closed or "the connection to the other process is closed")
+            is_waiting = transport.get_write_buffer_size() > 0
+            poll.register(self._socket, select.POLLIN | (select.POLLOUT if is_waiting else 0))
+            events = poll.poll()[0][1]
+            if events & select.POLLOUT and is_waiting:
+                transport._write_ready()  # type: ignore[attr-defined]  # selector transports have it in 3.11 to 3.14
+            if events & (select.POLLIN | select.POLLHUP | select.POLLERR):
+                self._receive_now()
+
+    def _receive_now(self) -> None:
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(WINDOW_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise ChannelClosed(f"the connection to the other process broke: {error}") from None
+        if not data:
+            raise ChannelClosed("the other process closed the connection")
+        self.data_received(data)
 
     async def stream(self, binding: str, method: str, *args: Any, **kwargs: Any) -> AsyncIterator[bytes]:
         """A binding's method that answers with a stream. Leaving the loop early cancels it at the other end (with `aclosing`, at once)."""

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Awaitable, Callable
 from types import ModuleType
 from typing import Any
 
@@ -21,7 +22,9 @@ from runtime.functions import frames
 from runtime.functions.channel import Answer, Channel, Failure, Inbound, current_request
 from runtime.functions.orders import Boot
 from workers import bindings, entrypoint, host, outbound, trouble
-from workers.entrypoint import Context, DurableObject, WorkerEntrypoint
+from workers.bindings.face import as_record, options_of
+from workers.entrypoint import Context, WorkerEntrypoint
+from workers.objects import Objects
 from workers.request import Request, received
 from workers.response import Response
 
@@ -77,7 +80,7 @@ class Function:
     def __init__(self) -> None:
         self.broken: Failure | None = None
         self._module = ModuleType("nothing")
-        self._objects: dict[tuple[str, str], Any] = {}
+        self._objects = Objects()
 
     def load(self, boot: Boot) -> None:
         """What goes wrong is kept and told to every request."""
@@ -114,7 +117,7 @@ class Function:
     async def _fetch(self, frame: frames.Fetch, body: Inbound | None) -> Answer:
         request = received(frame.method, frame.url, frame.headers, frame.body, body)
         if "object" in frame.options:
-            response = await _awaited(self._object(frame.options).fetch(request))
+            response = await self._in_object(frame.options, lambda target: _awaited(_fetch_of(target)(request)))
         else:
             response = await self._respond(frame, request)
         if not isinstance(response, Response):
@@ -139,27 +142,22 @@ class Function:
         return await _awaited(_with_wanted(on_fetch, request, workers.env, context))
 
     async def _rpc(self, frame: frames.Rpc, body: Inbound | None) -> Any:
+        args, kwargs = frames.unplain(frame.args), frames.unplain(frame.kwargs)
+        if body is not None:
+            kwargs["body"] = body
         if "object" in frame.options:
-            target: Any = self._object(frame.options)
+            is_internal = frame.options.get("internal") is True
+            value = await self._in_object(
+                frame.options, lambda target: _called(target, frame.method, args, kwargs, is_internal)
+            )
         else:
             kind = self._entrypoint(frame.entrypoint)
             if kind is None:
                 raise Failure(self._no_entrypoint(frame.entrypoint), code="no_handler", name="TypeError")
-            target = kind(Context(frame.options.get("props")), workers.env)
-        method = None if frame.method.startswith("_") else getattr(target, frame.method, None)
-        internal = frame.options.get("internal") is True
-        if not callable(method) or (frame.method in RESERVED and not internal):
-            name = type(target).__name__
-            raise Failure(
-                f"{name} has no method {frame.method!r} that can be called", code="no_method", name="TypeError"
+            value = await _called(
+                kind(Context(frame.options.get("props")), workers.env), frame.method, args, kwargs, False
             )
-        kwargs = frames.unplain(frame.kwargs)
-        if body is not None:
-            kwargs["body"] = body
-        value = await _awaited(method(*frames.unplain(frame.args), **kwargs))
-        if isinstance(value, Response):
-            return _answer_of(value, "GET")
-        return value
+        return _answer_of(value, "GET") if isinstance(value, Response) else value
 
     async def _scheduled(self, frame: frames.Scheduled) -> None:
         controller = ScheduledController(frame.cron, frame.scheduled_time_ms)
@@ -191,16 +189,9 @@ class Function:
             return f"the module has no `class Default(WorkerEntrypoint)` and no on_fetch; its entrypoints: {there_is}"
         return f"the module has no entrypoint {name!r}; its entrypoints: {there_is}"
 
-    def _object(self, options: dict[str, Any]) -> Any:
-        """One instance for each class and id, as long as this process lives."""
-        class_name, object_id = str(options["object"]), str(options.get("id", ""))
-        kind = getattr(self._module, class_name, None)
-        if not (isinstance(kind, type) and issubclass(kind, DurableObject)):
-            raise Failure(f"the module has no `class {class_name}(DurableObject)`", code="no_handler", name="TypeError")
-        key = (class_name, object_id)
-        if key not in self._objects:
-            self._objects[key] = kind(_object_context(options), workers.env)
-        return self._objects[key]
+    async def _in_object(self, options: dict[str, Any], act: Callable[[Any], Awaitable[Any]]) -> Any:
+        kind = getattr(self._module, str(options["object"]), None)
+        return await self._objects.run(kind, options, act)
 
 
 class ScheduledController:
@@ -222,17 +213,18 @@ class QueueMessage:
     def __init__(self, fields: dict[str, Any]) -> None:
         self.id, self.attempts = fields["id"], fields.get("attempts", 1)
         self.timestamp = fields.get("timestamp_ms", 0)
-        self.body = frames.unplain(fields.get("body"))
+        self.body = as_record(frames.unplain(fields.get("body")))
         self.decision: str | None = None
         self.delay_s: float | None = None
 
     def ack(self) -> None:
         self.decision = self.decision or "ack"
 
-    def retry(self, options: Any = None, *, delay_seconds: float | None = None) -> None:
+    def retry(self, options: Any = None, **named: Any) -> None:
+        """`delaySeconds` in a dict or by name."""
         if self.decision is None:
             self.decision = "retry"
-            self.delay_s = delay_seconds if delay_seconds is not None else _delay(options)
+            self.delay_s = _delay(options, named)
 
 
 class MessageBatch:
@@ -247,9 +239,9 @@ class MessageBatch:
     def ack_all(self) -> None:
         self._all = self._all or "ack"
 
-    def retry_all(self, options: Any = None, *, delay_seconds: float | None = None) -> None:
+    def retry_all(self, options: Any = None, **named: Any) -> None:
         if self._all is None:
-            self._all, self._delay_s = "retry", delay_seconds if delay_seconds is not None else _delay(options)
+            self._all, self._delay_s = "retry", _delay(options, named)
 
     ackAll, retryAll = ack_all, retry_all
 
@@ -277,13 +269,25 @@ def _imported(main: str) -> ModuleType:
     return module
 
 
-def _object_context(options: dict[str, Any]) -> Any:
-    make = getattr(bindings, "object_context", None)
-    return Context() if make is None else make(host.LateChannel(), options)
-
-
 def _is_entrypoint(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, WorkerEntrypoint) and value is not WorkerEntrypoint
+
+
+async def _called(target: Any, name: str, args: list[Any], kwargs: dict[str, Any], is_internal: bool) -> Any:
+    """A method as another function calls it; `is_internal`: as the runtime itself does."""
+    method = None if name.startswith("_") else getattr(target, name, None)
+    if not callable(method) or (name in RESERVED and not is_internal):
+        sentence = f"{type(target).__name__} has no method {name!r} that can be called"
+        raise Failure(sentence, code="no_method", name="TypeError")
+    if is_internal:
+        return await _awaited(_with_wanted(method, *as_record(args)))
+    return await _awaited(method(*args, **kwargs))
+
+
+def _fetch_of(target: Any) -> Any:
+    if not hasattr(target, "fetch"):
+        raise Failure(f"{type(target).__name__} has no fetch method", code="no_handler", name="TypeError")
+    return target.fetch
 
 
 async def _awaited(value: Any) -> Any:
@@ -309,7 +313,6 @@ def _answer_of(response: Response, method: str) -> Answer:
     return Answer({**value, "body": whole or b""})
 
 
-def _delay(options: Any) -> float | None:
-    if isinstance(options, dict):
-        return options.get("delaySeconds", options.get("delay_seconds"))
-    return None
+def _delay(options: Any, named: dict[str, Any]) -> float | None:
+    given = options_of(options, named, ("delay_seconds",), "retry")
+    return given.get("delay_seconds")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from runtime.functions import jsonc
+from runtime.functions import cron, jsonc
 from sites.config import ConfigError, Table, parse
 
 FILES = ("wrangler.jsonc", "wrangler.json", "wrangler.toml")
@@ -46,6 +46,21 @@ class QueueConsumer(Table):
     retry_delay: float = Field(0, ge=0, le=43200)
 
 
+class Renamed(Table):
+    from_: str = Field(alias="from")
+    to: str
+
+
+class Migration(Table):
+    """What became of Durable Objects' classes; runtime/bindings/object_migrations.py carries it out."""
+
+    tag: str
+    new_classes: tuple[str, ...] = ()
+    new_sqlite_classes: tuple[str, ...] = ()
+    renamed_classes: tuple[Renamed, ...] = ()
+    deleted_classes: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Manifest:
     name: str
@@ -54,10 +69,19 @@ class Manifest:
     bindings: tuple[BindingDeclaration, ...] = ()
     crons: tuple[str, ...] = ()
     consumers: tuple[QueueConsumer, ...] = ()
+    migrations: tuple[Migration, ...] = ()
+    assets: "ManifestAssets | None" = None
     cpu_ms: int | None = None
     compatibility_date: str = ""
     compatibility_flags: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()  # keys without an effect here
+
+
+class ManifestAssets(NamedTuple):
+    """Files that are answered without the function, where the path is none of `worker_first`."""
+
+    declaration: BindingDeclaration
+    worker_first: tuple[str, ...]  # patterns with *; one that begins with ! takes paths out again
 
 
 class _Ai(Table):
@@ -180,6 +204,7 @@ class _Section(Table):
     queues: _Queues = _Queues()
     services: tuple[_Service, ...] = ()
     durable_objects: _DurableObjects = _DurableObjects()
+    migrations: tuple[Migration, ...] = ()
     ratelimits: tuple[_RateLimit, ...] = ()
     unsafe: _Unsafe = _Unsafe()
 
@@ -188,7 +213,7 @@ class _Section(Table):
 _FOREIGN = """
     $schema account_id alias base_dir build cache cloudchamber containers define dev env_vars
     find_additional_modules first_party_worker jsx_factory jsx_fragment keep_names keep_vars legacy_env logfwdr
-    logpush migrations minify no_bundle observability pages_build_output_dir placement preserve_file_names
+    logpush minify no_bundle observability pages_build_output_dir placement preserve_file_names
     preview_urls python_modules route routes rules secrets send_metrics site tail_consumers topology tsconfig
     upload_source_maps usage_model userconfigpath workers_dev zone_id
 """
@@ -218,7 +243,7 @@ def load_manifest(directory: Path, environment: str | None = None) -> Manifest:
         ignored += more
         name = chosen.name or (f"{top.name}-{environment}" if top.name else None)
         # https://developers.cloudflare.com/workers/wrangler/configuration: these are inherited, bindings and vars are not
-        inherited = ("main", "compatibility_date", "compatibility_flags", "triggers", "limits", "assets")
+        inherited = ("main", "migrations", "compatibility_date", "compatibility_flags", "triggers", "limits", "assets")
         chosen = chosen.model_copy(update={key: getattr(top, key) for key in inherited if getattr(chosen, key) is None})
     manifest = _manifest(chosen, name or directory.resolve().name.lower(), directory.resolve(), path)
     manifest = replace(manifest, ignored=tuple(sorted(ignored)))
@@ -300,13 +325,21 @@ def _manifest(section: _Section, name: str, directory: Path, path: Path) -> Mani
         if binding.name in seen:
             raise ManifestError(f"{path}: the binding name {binding.name!r} is used twice")
         seen.add(binding.name)
+    crons = section.triggers.crons if section.triggers else ()
+    for expression in crons:
+        try:
+            cron.parse(expression)
+        except cron.CronError as error:
+            raise ManifestError(f"{path}: triggers.crons: {error}") from None
     return Manifest(
         name,
         directory,
         main,
         bindings,
-        crons=section.triggers.crons if section.triggers else (),
+        crons=crons,
         consumers=section.queues.consumers,
+        migrations=section.migrations,
+        assets=_assets(section.assets, directory, path) if section.assets is not None else None,
         cpu_ms=section.limits.cpu_ms if section.limits else None,
         compatibility_date=section.compatibility_date or "",
         compatibility_flags=section.compatibility_flags or (),
@@ -336,11 +369,17 @@ def _bindings(section: _Section, directory: Path, path: Path) -> Iterator[Bindin
             )
         yield _rate_limit(unsafe.name, unsafe.namespace_id, unsafe.simple)
     if section.assets is not None and section.assets.binding is not None:
-        folder = (directory / section.assets.directory).resolve()
-        if not folder.is_relative_to(directory):
-            raise ManifestError(f"{path}: assets.directory leads out of the function's folder")
-        options = section.assets.model_dump(exclude={"binding", "directory"}) | {"directory": str(folder)}
-        yield BindingDeclaration("assets", section.assets.binding, options)
+        yield _assets(section.assets, directory, path).declaration
+
+
+def _assets(assets: _Assets, directory: Path, path: Path) -> ManifestAssets:
+    folder = (directory / assets.directory).resolve()
+    if not folder.is_relative_to(directory):
+        raise ManifestError(f"{path}: assets.directory leads out of the function's folder")
+    options = assets.model_dump(exclude={"binding", "directory"}) | {"directory": str(folder)}
+    first = assets.run_worker_first
+    patterns = ("/*",) if first is True else () if first is False else first
+    return ManifestAssets(BindingDeclaration("assets", assets.binding or "ASSETS", options), patterns)
 
 
 def _rate_limit(name: str, namespace_id: str | int, simple: _Simple) -> BindingDeclaration:

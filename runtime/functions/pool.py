@@ -94,6 +94,8 @@ class FunctionPool:
             return await worker.ask(frame, body, wall_s or self.limits.wall_s)
         except Fault as fault:
             log.warning("%s: %s", self.name, fault.detail or fault.message)
+            if self._follow is not None:
+                self._follow(fault.detail or fault.message)
             raise
         finally:
             self._freed.set()

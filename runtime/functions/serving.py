@@ -4,20 +4,26 @@ Knows the site file; processes, pools and bindings are built here and known by t
 """
 
 import os
+import uuid
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
 
 from starlette.applications import Starlette
+from starlette.types import Scope
 
 from runtime.bindings.binding import BindingError, Services
 from runtime.bindings.opener import opener
 from runtime.bindings.secret_store import SecretError, SecretStore
+from runtime.connection import header
+from runtime.functions.deployed import DeployedFunctions
 from runtime.functions.limits import Limits
 from runtime.functions.manifest import FILES, BindingDeclaration, Manifest, ManifestError, load_manifest
 from runtime.functions.site import SiteFunctions
 from sites.config import FunctionsConfig, SiteConfig
+from wire.deployments import DEPLOY_TOKEN_ENV
+from wire.headers import CLIENT_ADDRESS, HOP_SECRET_ENV, HOPS, SESSION_AFFINITY
 from wire.status import FunctionsStatus, FunctionStatus
 
 
@@ -27,6 +33,7 @@ class ServedFunctions:
     def __init__(self, config: FunctionsConfig, state_dir: Path, app: Callable[[], Starlette]) -> None:
         self.config = config
         self.manifests = _manifests(config)
+        self.deployed: DeployedFunctions | None = None
         self._app = app
         self._state_dir = state_dir
         self._services = Services()
@@ -47,8 +54,20 @@ class ServedFunctions:
         self._services = Services(app=state.routes, is_busy=state.is_busy)
         await self.functions.__aenter__()
         try:
+            if self.config.deployments is not None:
+                secret, token = os.environ.get(HOP_SECRET_ENV, ""), os.environ.get(DEPLOY_TOKEN_ENV, "")
+                self.deployed = DeployedFunctions(
+                    self.config.deployments,
+                    self._state_dir / "deployed",
+                    self,
+                    frozenset(self.manifests),
+                    secret,
+                    token,
+                )
             for name, (manifest, layers) in self.manifests.items():
                 self.add(manifest, name=name, layers=layers)
+            if self.deployed is not None:
+                await self.deployed.__aenter__()
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -57,17 +76,33 @@ class ServedFunctions:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self.deployed is not None:
+            await self.deployed.__aexit__(kind, error, trace)
         await self.functions.__aexit__(kind, error, trace)
         await self._services.databases.close()
 
-    def add(self, manifest: Manifest, *, name: str | None = None, layers: tuple[Path, ...] = ()) -> None:
-        """From its next request on, in the place of one of that name. Raises ManifestError, and then nothing has changed."""
+    def add(
+        self,
+        manifest: Manifest,
+        *,
+        name: str | None = None,
+        layers: tuple[Path, ...] = (),
+        pool: str | None = None,
+    ) -> None:
+        """From its next request on, in the place of one of that name; `pool`: as one version beside others. Raises ManifestError, and then nothing
+        has changed."""
         served = name or manifest.name
         named = replace(manifest, name=served)  # as its bindings and its consumers call it
         try:
-            self.functions.add(_with_secrets(named, self._state_dir), layers=layers)
+            self.functions.add(_with_secrets(named, self._state_dir), name=pool, layers=layers)
         except (BindingError, SecretError) as error:
             raise ManifestError(f"{manifest.directory}: {error}") from None
+
+    async def pool_of(self, name: str, scope: Scope) -> str:
+        """Who answers a request to the function: of one that was deployed, the version that this client gets."""
+        if self.deployed is None or name in self.functions.pools:
+            return name
+        return await self.deployed.pool_of(name, client_key(scope)) or name
 
     def status(self) -> FunctionsStatus:
         isolation, pools = self.functions.isolation, self.functions.pools
@@ -81,9 +116,19 @@ class ServedFunctions:
 def site_functions(site: SiteConfig, app: Callable[[], Starlette]) -> ServedFunctions | None:
     """None where the site file names no function. Raises ManifestError."""
     config = site.functions
-    if not config.serve and config.directory is None:
+    if not config.serve and config.directory is None and config.deployments is None:
         return None
     return ServedFunctions(config, state_dir_of(site), app)
+
+
+def client_key(scope: Scope) -> str:
+    """What tells a client from others: its session, its credentials, its address."""
+    for name in (SESSION_AFFINITY, "authorization", CLIENT_ADDRESS, "x-forwarded-for"):
+        if (value := header(scope, name.encode())) is not None:
+            return f"{name}={value}"
+    client = scope.get("client")
+    is_direct = header(scope, HOPS.encode()) is None and client is not None
+    return f"address={client[0]}" if is_direct and client is not None else uuid.uuid4().hex
 
 
 def state_dir_of(site: SiteConfig) -> Path:

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from runtime.functions import frames
-from runtime.functions.channel import Failure, Inbound, Result
+from runtime.functions.channel import Answer, Failure, Inbound, Result
 from runtime.functions.confine import Confinement
 from runtime.functions.egress import Egress
 from runtime.functions.layers import Layers, requirements_of
 from runtime.functions.limits import Limits
 from runtime.functions.manifest import Manifest
 from runtime.functions.pool import FunctionPool, Ground
+from runtime.functions.tails import Tails
 from runtime.functions.worker import Worker
 from runtime.functions.zygotes import SiteZygote
 
@@ -48,6 +49,15 @@ class OpenBindings(Protocol):
 
     async def answer(self, call: frames.Call, body: AsyncIterator[bytes] | None = None) -> Any: ...
 
+    async def static(self, method: str, url: str, headers: list[tuple[str, str]]) -> Any:
+        """What one of its files answers; None: none does."""
+
+    def start(self) -> None:
+        """Its queues are consumed and its clock runs, from now on by these."""
+
+    async def stop(self) -> None:
+        """No longer."""
+
     async def close(self) -> None: ...
 
 
@@ -73,7 +83,6 @@ class SiteFunctions:
         egress_allow: Iterable[str] = (),
         own_ports: Callable[[], Iterable[int]] = lambda: (),
         open_bindings: Opener | None = None,
-        follow: Callable[[str], None] | None = None,
         zygotes_mib: int = 1024,
     ) -> None:
         self.limits = limits or Limits()
@@ -84,7 +93,8 @@ class SiteFunctions:
         self._state_dir = state_dir
         self._egress = Egress(tuple(egress_allow), lambda: tuple(own_ports()))
         self._open_bindings = open_bindings
-        self._follow = follow
+        self.names: dict[str, str] = {}  # of functions with several versions: the pool that bindings mean
+        self.tails = Tails()
         self._zygotes_mib = zygotes_mib
         self._layers = Layers(Path())
         self._zygote = SiteZygote()
@@ -113,8 +123,9 @@ class SiteFunctions:
         await self._stack.aclose()
 
     def add(self, manifest: Manifest, *, name: str | None = None, layers: tuple[Path, ...] = ()) -> None:
-        """Serves a function, from its next request on, by its name; one of that name before it is replaced. `layers`: directories with its packages;
-        without them, what it asks for is installed. Raises ManifestError."""
+        """Serves a function, from its next request on; one of that name before it is replaced. With a name of its own it is one version of the
+        function that the manifest names, which has queues and clock once it is made `live`. `layers`: directories with its packages; without them,
+        what it asks for is installed. Raises ManifestError."""
         assert self._state_dir is not None
         requirements = () if layers else requirements_of(manifest.directory)
         served = name or manifest.name
@@ -128,9 +139,15 @@ class SiteFunctions:
             self._outward_of(served),
             layers=layers,
             packages=partial(self._layers.get, requirements) if requirements else None,
-            follow=self._follow,
+            follow=partial(self.tails.publish, manifest.name),
         )
         bindings = None if self._open_bindings is None else self._open_bindings(manifest, self)
+        if bindings is not None and served == manifest.name:
+            try:
+                bindings.start()
+            except Exception:
+                self._keep(bindings.close())
+                raise
         self.remove(served)
         self.pools[served] = pool
         if bindings is not None:
@@ -138,9 +155,21 @@ class SiteFunctions:
         if layers or requirements:
             self._keep(pool.prepare())
 
+    def live(self, function: str, pool: str) -> None:
+        """This version is what bindings, queues and clocks mean by the function's name."""
+        before = self.names.get(function)
+        if before == pool:
+            return
+        self.names[function] = pool
+        if pool in self._bindings:
+            self._bindings[pool].start()
+        if before in self._bindings:
+            self._keep(self._bindings[before].stop())
+
     def remove(self, name: str) -> None:
         """Its open requests may finish for a while."""
         old, old_bindings = self.pools.pop(name, None), self._bindings.pop(name, None)
+        self.names = {plain: pool for plain, pool in self.names.items() if pool != name}
         if old is not None:
             self._keep(self._end(old, old_bindings))
 
@@ -164,6 +193,15 @@ class SiteFunctions:
 
         result = await self._pool(function).ask(frame, stream, is_pinned="object" in (options or {}))
         return _response_of(result)
+
+    async def static(self, function: str, method: str, url: str, headers: list[tuple[str, str]]) -> Response | None:
+        """What a file of the function answers without it; None: the function is to be asked."""
+        bindings = self._bindings.get(self.names.get(function, function))
+        found = None if bindings is None else await bindings.static(method, url, headers)
+        if found is None:
+            return None
+        value, stream = (found.value, found.body) if isinstance(found, Answer) else (found, None)
+        return Response(value["status"], value["headers"], value.get("body", b""), stream)
 
     async def rpc(
         self,
@@ -191,7 +229,7 @@ class SiteFunctions:
         await self._pool(function).ask(lambda id: frames.Scheduled(id, cron, scheduled_time_ms))
 
     def _pool(self, function: str) -> FunctionPool:
-        pool = self.pools.get(function)
+        pool = self.pools.get(self.names.get(function, function))
         if pool is None:
             known = ", ".join(sorted(self.pools)) or "none"
             raise Failure(

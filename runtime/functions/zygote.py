@@ -54,7 +54,8 @@ def main(control_fd: int) -> None:
 def _import_for_all() -> None:
     """What every function is likely to want: paid once for all."""
     for name in (
-        "asgi", "wsgi", "workers", "workers.bindings", "asyncio", "base64", "collections", "concurrent.futures.thread", "contextlib", "copy",
+        "asgi", "wsgi", "js", "pyodide.ffi", "workers", "workers.bindings", "asyncio", "base64", "collections", "concurrent.futures.thread",
+        "contextlib", "copy",
         "dataclasses", "datetime", "decimal", "email.message", "email.utils", "enum", "functools", "hashlib", "hmac", "html", "http", "inspect",
         "io", "itertools", "json", "logging", "math", "pathlib", "random", "re", "secrets", "string", "struct", "textwrap", "time", "traceback",
         "typing", "urllib.parse", "uuid", "zoneinfo", "encodings.idna", "encodings.latin_1", "sqlite3", "ssl", "stringprep", "tempfile", "zlib",

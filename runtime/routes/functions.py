@@ -14,10 +14,10 @@ from runtime.admission import Admission
 from runtime.connection import ClientGone, header, response_start, send_json
 from runtime.functions.channel import Failure
 from runtime.functions.serving import ServedFunctions
-from runtime.functions.site import Response, SiteFunctions
+from runtime.functions.site import Response
 from runtime.functions.worker import Fault
 from wire.errors import ApiError, Dialect
-from wire.headers import HOP_BY_HOP, OURS, REQUEST_ID
+from wire.headers import CLIENT_ADDRESS, HOP_BY_HOP, OURS, REQUEST_ID
 
 BODY_IN_ONE = 64 << 10  # a body that is announced as small goes along with its request
 LIMITS = frozenset({"cpu_time", "memory", "blocked", "wall_time", "start_time", "response_too_large"})
@@ -29,14 +29,15 @@ class FunctionRoute:
 
     def __init__(
         self,
-        functions: SiteFunctions,
+        served: ServedFunctions,
         admission: Admission,
         *,
         request_mib: float,
         show_errors: bool,
         name: str | None = None,
     ) -> None:
-        self._functions = functions
+        self._served = served
+        self._functions = served.functions
         self._admission = admission
         self._limit = int(request_mib * MIB)
         self._show_errors = show_errors
@@ -69,14 +70,17 @@ class FunctionRoute:
     async def _answer(self, name: str, scope: Scope, body: "bytes | Upload", send: Send) -> None:
         started = False
         try:
-            response = await self._functions.fetch(
-                name,
-                "default",
-                scope["method"],
+            pool, url, headers = (
+                await self._served.pool_of(name, scope),
                 self._url(scope, name),
                 _headers(scope, self._name is None, name),
-                body if isinstance(body, bytes) else aiter(body),
             )
+            response = await self._functions.static(pool, scope["method"], url, headers)
+            if response is not None and self._name is None:
+                response = _below(response, f"/fn/{name}")
+            if response is None:
+                sent = body if isinstance(body, bytes) else aiter(body)
+                response = await self._functions.fetch(pool, "default", scope["method"], url, headers, sent)
             started = True
             await _send(response, scope["method"], send)
         except Fault as fault:
@@ -171,7 +175,7 @@ def function_routes(served: ServedFunctions | None, admission: Admission) -> lis
     if served is None:
         return []
     route = FunctionRoute(
-        served.functions, admission, request_mib=served.config.request_mib, show_errors=served.config.show_errors
+        served, admission, request_mib=served.config.request_mib, show_errors=served.config.show_errors
     )
     return [Route("/fn/{name}", route), Route("/fn/{name}/{path:path}", route)]
 
@@ -197,12 +201,19 @@ async def _send(response: Response, method: str, send: Send) -> None:
             await aclose()
 
 
+def _below(response: Response, prefix: str) -> Response:
+    """A file's redirect leads to where the files hang."""
+    return response._replace(
+        headers=[(key, prefix + value if key == "location" else value) for key, value in response.headers]
+    )
+
+
 def _headers(scope: Scope, is_below: bool, name: str) -> list[tuple[str, str]]:
     pairs = [(key.decode("latin-1").lower(), value.decode("latin-1")) for key, value in scope["headers"]]
     kept = [pair for pair in pairs if pair[0] not in HOP_BY_HOP and not pair[0].startswith(OURS)]
     client = scope.get("client")
-    if client is not None and not any(key == "cf-connecting-ip" for key, _ in kept):
-        kept.append(("cf-connecting-ip", str(client[0])))
+    if client is not None and not any(key == CLIENT_ADDRESS for key, _ in kept):
+        kept.append((CLIENT_ADDRESS, str(client[0])))
     if is_below:
         kept.append(("x-pilotlight-prefix", f"/fn/{name}"))
     if (request_id := _request_id(scope)) is not None:

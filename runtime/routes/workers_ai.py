@@ -46,7 +46,19 @@ def workers_ai_routes(generator: Generator, limits: LimitsConfig) -> list[BaseRo
     return [
         Route(f"{_PREFIX}/run/{{model:path}}", endpoint, methods=["POST"]),
         Route(f"{_PREFIX}/models/search", search.answer),
+        Route("/fn/@{model:path}", _AsFunction(endpoint), methods=["POST"]),
     ]
+
+
+class _AsFunction:
+    """A model at a function's path: POST /fn/@org/model with its inputs. For callers of functions, all of them one account."""
+
+    def __init__(self, endpoint: "_Run") -> None:
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        named = {"account_id": "functions", "model": f"@{scope['path_params']['model']}"}
+        await self._endpoint({**scope, "path_params": named}, receive, send)
 
 
 class _Run:

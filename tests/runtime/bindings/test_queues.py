@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from runtime.bindings.binding import Services
-from runtime.bindings.database import Databases
+from runtime.bindings import queues
+from runtime.bindings.binding import BindingError, Services
+from runtime.bindings.database import DatabaseError, Databases
 from runtime.bindings.opener import opener
 from runtime.bindings.queues import Queue, QueueConsumer, Settings
 from runtime.functions.channel import Failure
@@ -49,6 +50,13 @@ def queue_of(wired: Any, tmp_path: Path, name: str = "jobs") -> Queue:
     return Queue.of(name, tmp_path, wired.services)
 
 
+async def empty(queue: Queue) -> None:
+    """What was delivered is settled a moment later."""
+    async with asyncio.timeout(5):
+        while await queue.depth():
+            await asyncio.sleep(0.01)
+
+
 async def test_what_is_sent_is_delivered_once_in_order_and_forgotten(wire: Wire, tmp_path: Path) -> None:
     wired = await wire(QUEUE)
     send = wired.env["QUEUE"]
@@ -60,8 +68,7 @@ async def test_what_is_sent_is_delivered_once_in_order_and_forgotten(wire: Wire,
     await eventually(lambda: len(handler.bodies) == 4)
     assert handler.bodies == [{"n": [1, None]}, "text", b"\x00\xff", True]
     assert {message["attempts"] for batch in handler.batches for message in batch} == {1}
-    await asyncio.sleep(0.05)
-    assert await queue.depth() == 0
+    await empty(queue)
     await consumer.close()
 
 
@@ -100,9 +107,9 @@ async def test_what_is_retried_comes_again_and_then_goes_to_the_dead_letters(wir
     assert handler.bodies.count("good") == 1
     attempts = [message["attempts"] for batch in handler.batches for message in batch if message["body"] == "bad"]
     assert attempts == [1, 2, 3]
+    await empty(jobs)
     for consumer in consumers:
         await consumer.close()
-    assert await jobs.depth() == 0
 
 
 async def test_a_handler_that_fails_gets_its_whole_batch_again(wire: Wire, tmp_path: Path) -> None:
@@ -119,8 +126,8 @@ async def test_a_handler_that_fails_gets_its_whole_batch_again(wire: Wire, tmp_p
     queue = queue_of(wired, tmp_path)
     consumer = QueueConsumer(queue, handler, SOON)
     await eventually(lambda: sum(seen) == 6)
+    await empty(queue)
     await consumer.close()
-    assert await queue.depth() == 0
 
 
 async def test_a_message_under_way_comes_again_after_its_consumer_is_closed(wire: Wire, tmp_path: Path) -> None:
@@ -159,8 +166,8 @@ async def test_a_function_cannot_delay_or_acknowledge_nonsense(wire: Wire, tmp_p
     queue = queue_of(wired, tmp_path)
     consumer = QueueConsumer(queue, hostile, SOON)
     await eventually(lambda: calls == 2)
+    await empty(queue)
     await consumer.close()
-    assert await queue.depth() == 0
 
 
 @pytest.mark.parametrize(
@@ -223,6 +230,7 @@ async def test_the_consumers_of_a_manifest_run_until_its_bindings_close(tmp_path
     producer = BindingDeclaration("queue_producer", "QUEUE", {"queue": "jobs"})
     manifest = Manifest("hello", tmp_path, tmp_path / "main.py", (producer,), consumers=(declared,))
     bindings = opener(tmp_path, services)(manifest, Site(handler))  # type: ignore[arg-type]
+    bindings.start()
     await Queue.of("jobs", tmp_path, services).put([(b"\x01", 0.0), (b"\x02", 0.0)])
     await eventually(lambda: handler.bodies == [1, 2])
     await bindings.close()
@@ -279,3 +287,62 @@ async def test_every_acknowledged_message_is_delivered_across_kill_9(tmp_path: P
     finally:
         await consumer.close()
         await queue.close()
+
+
+async def test_a_function_that_consumes_anew_takes_over_and_another_one_is_refused(wire: Wire, tmp_path: Path) -> None:
+    wired = await wire(QUEUE)
+    queue, first, second = queue_of(wired, tmp_path), Handler(), Handler()
+    old = QueueConsumer(queue, first, SOON, function="f")
+    await wired.env["QUEUE"].send(1)
+    await eventually(lambda: first.bodies == [1])
+    new = QueueConsumer(queue, second, SOON, function="f")
+    for n in range(2, 6):
+        await wired.env["QUEUE"].send(n)
+    await eventually(lambda: second.bodies == [2, 3, 4, 5])
+    assert first.bodies == [1]
+    with pytest.raises(BindingError, match="'jobs' is consumed by the function 'f' already"):
+        QueueConsumer(queue, first, SOON, function="g")
+    await old.close()
+    await new.close()
+    third = QueueConsumer(queue, first, SOON, function="g")
+    await third.close()
+
+
+async def test_a_function_that_cannot_be_asked_costs_a_message_no_attempt(wire: Wire, tmp_path: Path) -> None:
+    wired = await wire(QUEUE)
+    seen: list[int] = []
+
+    async def busy(queue: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        seen.append(messages[0]["attempts"])
+        if len(seen) == 1:
+            raise Failure("all isolates are busy", code="overloaded", status=503)
+        return {"retried": []}
+
+    await wired.env["QUEUE"].send("job")
+    consumer = QueueConsumer(queue_of(wired, tmp_path), busy, SOON._replace(max_retries=0))
+    await eventually(lambda: seen == [1, 1])
+    await consumer.close()
+
+
+async def test_a_queue_that_cannot_be_written_is_settled_when_it_can(
+    wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wired = await wire(QUEUE)
+    queue, handler = queue_of(wired, tmp_path), Handler()
+    failures: list[Any] = []
+    settle = queue.settle
+
+    async def full(*args: Any, **kwargs: Any) -> None:
+        if len(failures) < 2:
+            failures.append(args)
+            raise DatabaseError("the disk is full", "storage_full")
+        await settle(*args, **kwargs)
+
+    monkeypatch.setattr(queue, "settle", full)
+    monkeypatch.setattr(queues, "PAUSE_AFTER_ERROR_S", 0.01)
+    await wired.env["QUEUE"].send("job")
+    consumer = QueueConsumer(queue, handler, SOON)
+    await eventually(lambda: len(failures) == 2)
+    await empty(queue)
+    assert handler.bodies == ["job"]
+    await consumer.close()

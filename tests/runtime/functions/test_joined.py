@@ -211,3 +211,39 @@ def test_the_secrets_of_one_function_are_not_anothers(tmp_path: Path) -> None:
     store.put("f", "TOKEN", "sealed")
     assert store.values("g") == {}
     assert json.dumps(store.values("f")) == '{"TOKEN": "sealed"}'
+
+
+ASSETS = """
+name = "f"
+main = "src/entry.py"
+[assets]
+directory = "public"
+run_worker_first = ["/api/*", "!/api/docs*"]
+"""
+ASKED = """
+from workers import Response, WorkerEntrypoint
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        return Response("asked " + request.url.partition("//")[2].partition("/")[2])
+"""
+
+
+async def test_a_file_is_answered_without_the_function_unless_the_manifest_says_otherwise(
+    make_site: SiteMaker, tmp_path: Path
+) -> None:
+    table = two_functions(tmp_path / "functions", ASSETS)
+    public = tmp_path / "functions/f/public"
+    (tmp_path / "functions/f/src/entry.py").write_text(ASKED)
+    (public / "api").mkdir()
+    for name in ("index.html", "api/page.html", "api/docs.html"):
+        (public / name).write_text(f"<p>{name}")
+    async with make_site(functions=table) as site:
+        for path, expected in {
+            "": b"<p>index.html", "page": b"<p>page", "api/page": b"asked api/page", "api/docs": b"<p>api/docs.html", "none": b"asked none",
+        }.items():  # fmt: skip
+            assert (await call(site.app, f"/fn/f/{path}")).body == expected
+        moved = await call(site.app, "/fn/f/page.html")
+        assert (moved.status, moved.headers["location"]) == (307, "/fn/f/page")
+        assert (await call(site.app, "/fn/f/page", method="POST")).body == b"asked page"
+        await site.is_idle()

@@ -4,6 +4,7 @@ from typing import Any
 
 from workers.bindings.ai import AI
 from workers.bindings.d1 import D1Database
+from workers.bindings.durable_objects import DurableObjectNamespace
 from workers.bindings.face import Channel, Face, as_record
 from workers.bindings.kv import KVNamespace
 from workers.bindings.queues import Queue
@@ -20,6 +21,7 @@ _FACES: dict[str, type[Face]] = {
     "rate_limit": RateLimit,
     "assets": Fetcher,
     "service": Service,
+    "durable_object": DurableObjectNamespace,
 }
 
 

@@ -1,0 +1,348 @@
+"""The deployed functions of the network: versions, shares of traffic, and the routes by which they are changed. Off without a deploy token.
+
+A new version takes traffic only after the sites have started it and its health call has succeeded there. Of two changes at once the later one is
+refused: each names the revision it was made for. What is known is on the disk before it is answered. Sites ask for all this; nothing is pushed.
+"""
+
+import asyncio
+import hmac
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from edge_router.backend import Backend
+from edge_router.bundles import BundleStore
+from sites.config import ConfigError
+from wire.bundles import BundleError
+from wire.deployments import (
+    DEPLOY_TOKEN_ENV,
+    MAX_VERSIONS,
+    PATH,
+    TAIL_PATH,
+    TRY_PATH,
+    Deployment,
+    NewVersion,
+    Rollback,
+    Share,
+    Tried,
+    Try,
+    Version,
+    decode_deployments,
+    encode,
+)
+from wire.errors import ApiError, Dialect
+from wire.headers import HOP, HOP_SECRET_ENV, REQUEST_ID, hop_is_genuine, sign_hop
+
+STATE_DIR_ENV = "PILOTLIGHT_ROUTER_STATE"
+MAX_BODY = 64 << 10
+TRY_TIMEOUT_S = 120.0
+JSON = "application/json"
+RequestT = TypeVar("RequestT")
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Who may ask: authors by the token, sites by the network's signature."""
+
+    token: str
+    secret: str
+
+    def author(self, request: Request) -> None:
+        if not self.token:
+            raise ApiError("not_found", f"this router takes no deployments; set {DEPLOY_TOKEN_ENV} where it is started")
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self.token.encode()):
+            raise ApiError("forbidden", f"deploying needs the router's token; set {DEPLOY_TOKEN_ENV}")
+
+    def author_or_site(self, request: Request) -> None:
+        signature, id = request.headers.get(HOP, ""), request.headers.get(REQUEST_ID, "")
+        if self.secret and hop_is_genuine(signature, self.secret, time.time(), request.method, request.url.path, id):
+            return
+        self.author(request)
+
+    def signed(self, method: str, path: str) -> dict[str, str]:
+        """Headers by which a site knows this router."""
+        id = uuid.uuid4().hex
+        headers = {REQUEST_ID: id, "authorization": f"Bearer {self.token}"}
+        if self.secret:
+            headers[HOP] = sign_hop(self.secret, time.time(), method, path, id)
+        return headers
+
+
+class Deployments:
+    """What is known, in memory and in one file."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "deployments.json"
+        self.known: dict[str, Deployment] = {}
+        if self._path.is_file():
+            try:
+                self.known = decode_deployments(self._path.read_bytes())
+            except msgspec.DecodeError as error:
+                raise ConfigError(
+                    f"{self._path} is damaged ({error}); restore it, or remove it and deploy again"
+                ) from None
+
+    def get(self, name: str) -> Deployment:
+        return self.known.get(name) or Deployment(name, 0)
+
+    def expected(self, name: str, revision: int) -> Deployment:
+        """Raises ApiError where somebody else was quicker."""
+        deployment = self.get(name)
+        if deployment.revision != revision:
+            sentence = (
+                f"{name} is at revision {deployment.revision} and not at {revision}: somebody else has deployed meanwhile; "
+                "look at what is there and deploy again"
+            )
+            raise ApiError("conflict", sentence)
+        return deployment
+
+    def change(self, deployment: Deployment) -> None:
+        """There is no await between the look at the revision and this."""
+        changed = {**self.known, deployment.name: deployment}
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, name = tempfile.mkstemp(dir=self._path.parent, suffix=".part")
+        try:
+            with open(handle, "wb") as file:
+                file.write(encode(list(changed.values())))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, self._path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(name)
+            raise
+        self.known = changed
+
+
+def with_version(deployment: Deployment, new: Version, percent: float) -> Deployment:
+    """The version gets its share, and what had all the rest shares the rest."""
+    others = [share for share in deployment.shares if share.number != new.number]
+    total = sum(share.percent for share in others)
+    shares = [Share(new.number, 100.0 if not others else percent)]
+    if others and percent < 100:
+        # one version beside the new one: whoever had most of the traffic; a third would only be in the way of a rollback
+        stable = max(others, key=lambda share: share.percent)
+        assert total > 0
+        shares.append(Share(stable.number, 100.0 - percent))
+    versions = [version for version in deployment.versions if version.number != new.number]
+    used = {share.number for share in shares}
+    versions = [version for version in versions if version.number in used] + versions[-MAX_VERSIONS:]
+    kept = sorted({version.number: version for version in [*versions, new]}.values(), key=lambda v: v.number)
+    return Deployment(deployment.name, deployment.revision + 1, tuple(kept), tuple(shares))
+
+
+def rolled_back(deployment: Deployment, number: int | None) -> Deployment:
+    """Raises ApiError where there is nothing to go back to."""
+    current = deployment.shares[0].number if deployment.shares else 0
+    if number is None:
+        beside = [share.number for share in deployment.shares[1:]]
+        before = [version.number for version in deployment.versions if version.number < current]
+        number = beside[0] if beside else max(before, default=0)
+    if deployment.version(number) is None:
+        known = ", ".join(str(version.number) for version in deployment.versions) or "none"
+        raise ApiError("not_found", f"{deployment.name} has no version {number or 'before this one'}; it has {known}")
+    return Deployment(deployment.name, deployment.revision + 1, deployment.versions, (Share(number, 100.0),))
+
+
+class DeploymentRoutes:
+    def __init__(self, backends: Mapping[str, Backend], guard: Guard, directory: Path) -> None:
+        self._backends = backends
+        self._guard = guard
+        self._deployments = Deployments(directory)
+        self._bundles = BundleStore(directory / "bundles")
+
+    def routes(self) -> list[BaseRoute]:
+        return [
+            Route(PATH, self._safe(self.all), methods=["GET"]),
+            Route(PATH + "/bundles/{digest}", self._safe(self.bundle), methods=["GET", "PUT"]),
+            Route(PATH + "/{name}", self._safe(self.one), methods=["GET", "POST"]),
+            Route(PATH + "/{name}/rollback", self._safe(self.rollback), methods=["POST"]),
+            Route(PATH + "/{name}/tail", self._safe(self.tail), methods=["GET"]),
+        ]
+
+    async def all(self, request: Request) -> Response:
+        self._guard.author_or_site(request)
+        return Response(encode(list(self._deployments.known.values())), media_type=JSON)
+
+    async def bundle(self, request: Request) -> Response:
+        digest = request.path_params["digest"]
+        if request.method == "PUT":
+            self._guard.author(request)
+            if not self._bundles.has(digest):
+                await self._bundles.put(digest, request.stream())
+            return Response(encode({"digest": digest}), 201, media_type=JSON)
+        self._guard.author_or_site(request)
+        data = await self._bundles.get(digest)
+        if data is None:
+            raise ApiError("not_found", f"there is no bundle {digest[:64]}")
+        return Response(data, media_type="application/x-tar")
+
+    async def one(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if request.method == "GET":
+            self._guard.author_or_site(request)
+            return Response(encode(self._deployments.get(name)), media_type=JSON)
+        self._guard.author(request)
+        new = await _parsed(request, NewVersion)
+        _named(name)
+        deployment = self._deployments.expected(name, new.expected_revision)
+        if not self._bundles.has(new.digest):
+            raise ApiError("invalid_request", f"there is no bundle {new.digest}; put it first")
+        number = max((version.number for version in deployment.versions), default=0) + 1
+        version = Version(number, new.digest, time.time(), new.message, new.environment, new.health_path)
+        await self._try_everywhere(name, version)
+        changed = with_version(self._deployments.expected(name, new.expected_revision), version, new.percent)
+        self._deployments.change(changed)
+        self._forget_bundles()
+        return Response(encode(changed), 201, media_type=JSON)
+
+    async def rollback(self, request: Request) -> Response:
+        self._guard.author(request)
+        wanted = await _parsed(request, Rollback)
+        name = request.path_params["name"]
+        changed = rolled_back(self._deployments.expected(name, wanted.expected_revision), wanted.number)
+        self._deployments.change(changed)
+        return Response(encode(changed), media_type=JSON)
+
+    async def tail(self, request: Request) -> Response:
+        """What the function prints at every site, as events, until the reader leaves."""
+        self._guard.author(request)
+        name = _named(request.path_params["name"])
+        sites = [backend for backend in self._backends.values() if _serves_functions(backend)]
+        headers = {"cache-control": "no-store"}
+        return StreamingResponse(self._lines(name, sites), media_type="text/event-stream", headers=headers)
+
+    async def _lines(self, name: str, sites: list[Backend]) -> AsyncIterator[bytes]:
+        queue: asyncio.Queue[bytes] = asyncio.Queue(100)
+
+        async def follow(session: aiohttp.ClientSession, backend: Backend) -> None:
+            path = f"{TAIL_PATH}/{name}"
+            try:
+                async with session.get(backend.url + path, headers=self._guard.signed("GET", path)) as answer:
+                    async for line in answer.content:
+                        if line.startswith(b"data:"):
+                            await queue.put(line.rstrip() + b"\n\n")
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                sentence = {"site": backend.name, "line": f"the site cannot be followed: {error}"}
+                await queue.put(b"data: " + msgspec.json.encode(sentence) + b"\n\n")
+
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            tasks = [asyncio.create_task(follow(session, backend)) for backend in sites]
+            try:
+                yield b": following\n\n"
+                while True:
+                    yield await queue.get()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _try_everywhere(self, name: str, version: Version) -> None:
+        """Raises ApiError unless every site that can be asked has started it and found it healthy."""
+        sites = [backend for backend in self._backends.values() if _serves_functions(backend)]
+        if not sites:
+            raise ApiError("no_site_available", "no healthy site of this network takes deployed functions")
+        timeout = aiohttp.ClientTimeout(total=TRY_TIMEOUT_S, sock_connect=5.0)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            results = await asyncio.gather(*(self._try(session, backend, name, version) for backend in sites))
+        if all(tried is None for tried in results):
+            sentence = "no site of this network takes deployed functions; functions.deployments in a site's file names the router"
+            raise ApiError("no_site_available", sentence)
+        for backend, tried in zip(sites, results, strict=True):
+            if tried is not None and not tried.healthy:
+                sentence = f"version {version.number} of {name} takes no traffic: at {backend.name} {tried.detail}"
+                raise ApiError("unhealthy_version", sentence)
+
+    async def _try(self, session: aiohttp.ClientSession, backend: Backend, name: str, version: Version) -> Tried | None:
+        """None: that site takes no deployed functions."""
+        try:
+            body, headers = encode(Try(name, version)), self._guard.signed("POST", TRY_PATH)
+            async with session.post(backend.url + TRY_PATH, data=body, headers=headers) as answer:
+                data = await answer.read()
+                if answer.status == 404:
+                    return None
+                if answer.status != 200:
+                    return Tried(False, f"the site refused it: {_message_of(data)}")
+                return msgspec.json.decode(data, type=Tried)
+        except TimeoutError:
+            return Tried(False, f"it was not started within {TRY_TIMEOUT_S:g} s")
+        except (aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
+            return Tried(False, f"it could not be tried: {error}")
+
+    def _forget_bundles(self) -> None:
+        known = self._deployments.known.values()
+        self._bundles.forget({version.digest for deployment in known for version in deployment.versions})
+
+    def _safe(self, work: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def answered(request: Request) -> Response:
+            try:
+                return await work(request)
+            except BundleError as error:
+                return _refused(ApiError("invalid_request", str(error)))
+            except ApiError as error:
+                return _refused(error)
+            except ClientDisconnect:
+                return Response(status_code=400)  # nobody reads it, and nothing was kept
+
+        return answered
+
+
+def deployment_routes(backends: Mapping[str, Backend]) -> list[BaseRoute]:
+    """The token, the network's secret and where to keep all this come from the environment."""
+    guard = Guard(os.environ.get(DEPLOY_TOKEN_ENV, ""), os.environ.get(HOP_SECRET_ENV, ""))
+    home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    directory = Path(os.environ.get(STATE_DIR_ENV) or f"{home}/pilotlight/router").expanduser()
+    return DeploymentRoutes(backends, guard, directory).routes()
+
+
+async def _parsed(request: Request, kind: type[RequestT]) -> RequestT:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY:
+            raise ApiError("body_too_large", f"the body is larger than {MAX_BODY} bytes")
+    try:
+        return msgspec.json.decode(bytes(body), type=kind)
+    except msgspec.ValidationError as error:
+        raise ApiError("invalid_request", str(error)) from None
+    except msgspec.DecodeError as error:
+        raise ApiError("malformed_json", f"the body is not valid JSON: {error}") from None
+
+
+def _named(name: str) -> str:
+    try:
+        return msgspec.convert({"name": name, "revision": 0}, Deployment).name
+    except msgspec.ValidationError:
+        raise ApiError(
+            "invalid_request", f"{name[:64]!r} is no function's name: a-z, 0-9, - and _, at most 63"
+        ) from None
+
+
+def _serves_functions(backend: Backend) -> bool:
+    return backend.state == "healthy" and backend.status is not None and backend.status.functions is not None
+
+
+def _refused(error: ApiError) -> Response:
+    body = msgspec.json.encode(error.body(Dialect.OPENAI))
+    return Response(body, error.status(Dialect.OPENAI), dict(error.headers()), JSON)
+
+
+def _message_of(data: bytes) -> str:
+    try:
+        return str(msgspec.json.decode(data)["error"]["message"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return data[:200].decode(errors="replace")

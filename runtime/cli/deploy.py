@@ -1,0 +1,102 @@
+"""`pilotlight deploy`, `rollback`, `versions` and `tail`: a folder becomes a version that takes traffic, loses it again, and is followed."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from rich.console import Console
+from rich.table import Table
+
+from runtime.cli.api import Api
+from runtime.cli.errors import CliError
+from runtime.functions.manifest import load_manifest
+from wire.bundles import BundleError, digest_of, pack
+from wire.deployments import DEPLOY_TOKEN_ENV, PATH
+
+
+def deploy(api: Api, directory: Path, environment: str | None, percent: float, message: str, health: str) -> None:
+    manifest = load_manifest(directory, environment)
+    try:
+        data = pack(directory)
+    except (BundleError, OSError) as error:
+        raise CliError(f"{directory}: {error}") from None
+    digest = digest_of(data)
+    before = _of(api, manifest.name)
+    if (again := _served_now(before, digest, environment)) is not None and again["percent"] == percent:
+        print(f"{manifest.name}: this is version {again['number']} already, with {percent:g} % of the traffic")
+        return
+    print(f"{manifest.name}: {len(data)} bytes, SHA-256 {digest[:16]}")
+    api.send("PUT", f"{PATH}/bundles/{digest}", data, _token(), "application/x-tar")
+    wanted = {
+        "digest": digest,
+        "expected_revision": before["revision"],
+        "percent": percent,
+        "message": message,
+        "environment": environment,
+        "health_path": health,
+    }
+    after = api.send("POST", f"{PATH}/{manifest.name}", json.dumps(wanted).encode(), _token())
+    for line in _shares(after):
+        print(line)
+
+
+def rollback(api: Api, name: str, number: int | None) -> None:
+    before = _of(api, name)
+    wanted = {"expected_revision": before["revision"], "number": number}
+    after = api.send("POST", f"{PATH}/{quote(name, safe='')}/rollback", json.dumps(wanted).encode(), _token())
+    for line in _shares(after):
+        print(line)
+
+
+def versions(api: Api, name: str, as_json: bool) -> None:
+    deployment = _of(api, name)
+    if as_json:
+        print(json.dumps(deployment, indent=2))
+        return
+    shares = {share["number"]: share["percent"] for share in deployment["shares"]}
+    table = Table("version", "traffic", "deployed", "SHA-256", "message", box=None, header_style="bold")
+    for version in reversed(deployment["versions"]):
+        share = f"{shares[version['number']]:g} %" if version["number"] in shares else ""
+        deployed = time.strftime("%Y-%m-%d %H:%M", time.localtime(version["created_s"]))
+        table.add_row(str(version["number"]), share, deployed, version["digest"][:16], version["message"])
+    Console().print(table)
+
+
+def tail(api: Api, name: str, as_json: bool) -> None:
+    """Until Ctrl-C."""
+    try:
+        for event in api.follow(f"{PATH}/{quote(name, safe='')}/tail", _token()):
+            print(json.dumps(event) if as_json else f"{event.get('site', '')}  {event.get('line', '')}", flush=True)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _of(api: Api, name: str) -> dict[str, Any]:
+    deployment: dict[str, Any] = api.send("GET", f"{PATH}/{quote(name, safe='')}", None, _token())
+    return deployment
+
+
+def _served_now(deployment: dict[str, Any], digest: str, environment: str | None) -> dict[str, Any] | None:
+    """The share of the same bytes, where they are the newest."""
+    newest = deployment["shares"][0] if deployment["shares"] else None
+    for version in deployment["versions"]:
+        if newest is not None and version["number"] == newest["number"]:
+            is_same = version["digest"] == digest and version.get("environment") == environment
+            return newest if is_same else None
+    return None
+
+
+def _shares(deployment: dict[str, Any]) -> list[str]:
+    name = deployment["name"]
+    return [f"{name}: version {share['number']} has {share['percent']:g} %" for share in deployment["shares"]]
+
+
+def _token() -> str:
+    token = os.environ.get(DEPLOY_TOKEN_ENV, "")
+    if not token:
+        raise CliError(f"Deploying needs the router's token: set {DEPLOY_TOKEN_ENV}, here and where the router starts.")
+    return token

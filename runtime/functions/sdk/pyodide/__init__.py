@@ -1,0 +1,1 @@
+"""As much of Pyodide's module as functions import that were written for it. Here Python's values need no conversion: there is no JavaScript."""

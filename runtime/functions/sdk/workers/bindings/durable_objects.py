@@ -1,0 +1,91 @@
+"""Durable Objects, as those who call them see them: a namespace that makes ids, and stubs that answer `fetch` and every method of the class."""
+
+import hashlib
+import secrets
+from typing import Any
+
+from workers.bindings.face import Channel, Face, Named
+from workers.bindings.service import fetched, remote_method
+
+PLAIN_DIGITS = 48  # of 64; the others tell an id from any other text
+
+
+class DurableObjectId(Named):
+    def __init__(self, digits: str, name: str | None = None) -> None:
+        self._digits = digits
+        self.name = name
+
+    def to_string(self) -> str:
+        return self._digits
+
+    def equals(self, other: Any) -> bool:
+        return bool(self == other)
+
+    def __str__(self) -> str:
+        return self._digits
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DurableObjectId) and other._digits == self._digits
+
+    def __hash__(self) -> int:
+        return hash(self._digits)
+
+    def __repr__(self) -> str:
+        return f"DurableObjectId({self._digits})"
+
+
+class DurableObjectStub:
+    """One object: `fetch`, `id`, `name`, and every other name is a method of its class."""
+
+    def __init__(self, channel: Channel, binding: str, id: DurableObjectId) -> None:
+        self._channel = channel
+        self._binding = binding
+        self.id = id
+        self.name = id.name
+
+    async def fetch(self, resource: Any, options: Any = None, **named: Any) -> Any:
+        return await fetched(self._channel, self._binding, self._further(), resource, options, named)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return remote_method(self._channel, self._binding, name, self._further())
+
+    def _further(self) -> dict[str, Any]:
+        return {"id": str(self.id), "object_name": self.name}
+
+
+class DurableObjectNamespace(Face):
+    def id_from_name(self, name: str) -> DurableObjectId:
+        """The same for the same name, always."""
+        if not isinstance(name, str):
+            raise TypeError(f"the name of an object is a str, not {type(name).__name__}")
+        plain = hashlib.sha256(b"name\0" + name.encode("utf-8", "surrogatepass")).hexdigest()[:PLAIN_DIGITS]
+        return DurableObjectId(plain + _check(plain), name)
+
+    def new_unique_id(self, options: Any = None) -> DurableObjectId:
+        plain = secrets.token_hex(PLAIN_DIGITS // 2)
+        return DurableObjectId(plain + _check(plain))
+
+    def id_from_string(self, text: str) -> DurableObjectId:
+        text = str(text)
+        if len(text) != 64 or text[PLAIN_DIGITS:] != _check(text[:PLAIN_DIGITS]):
+            raise TypeError("Invalid Durable Object ID: it is 64 hexadecimal digits, as an id's string has them")
+        return DurableObjectId(text)
+
+    def get(self, id: Any, options: Any = None) -> DurableObjectStub:
+        """The stub; nothing is started before it is called."""
+        if not isinstance(id, DurableObjectId):
+            raise TypeError(f"get takes an id, from idFromName or the like, and not {type(id).__name__}")
+        return DurableObjectStub(self._channel, self._name, id)
+
+    def get_by_name(self, name: str, options: Any = None) -> DurableObjectStub:
+        return self.get(self.id_from_name(name))
+
+    def jurisdiction(self, name: Any) -> "DurableObjectNamespace":
+        """There is one place for objects: the site."""
+        return self
+
+
+def _check(plain: str) -> str:
+    return hashlib.sha256(b"object\0" + plain.encode("utf-8", "surrogatepass")).hexdigest()[: 64 - PLAIN_DIGITS]

@@ -1,0 +1,46 @@
+"""What functions print, for whoever follows it now: each follower has a short queue of its own, and one that is too slow misses lines and is told."""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+MAX_FOLLOWERS = 16  # of one function
+MAX_WAITING = 1000  # lines
+
+
+class Line(NamedTuple):
+    at_s: float
+    text: str
+
+
+class Tails:
+    def __init__(self) -> None:
+        self._followers: defaultdict[str, list[asyncio.Queue[Line]]] = defaultdict(list)
+
+    def publish(self, function: str, text: str) -> None:
+        if function not in self._followers:
+            return
+        line = Line(time.time(), text)
+        for queue in self._followers[function]:
+            if queue.full():
+                while not queue.empty():
+                    queue.get_nowait()
+                queue.put_nowait(Line(line.at_s, f"({MAX_WAITING} lines were left out: they were not read in time)"))
+            queue.put_nowait(line)
+
+    def is_full(self, function: str) -> bool:
+        return function in self._followers and len(self._followers[function]) >= MAX_FOLLOWERS
+
+    async def follow(self, function: str) -> AsyncIterator[Line]:
+        """From now on, until the reader leaves."""
+        queue: asyncio.Queue[Line] = asyncio.Queue(MAX_WAITING)
+        self._followers[function].append(queue)
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            self._followers[function].remove(queue)
+            if not self._followers[function]:
+                del self._followers[function]

@@ -1,0 +1,191 @@
+"""Deploying across processes: the command line, a router and a site, each of its own, over signed hops; and a router that is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from load_tests.local_network import free_ports
+
+PLACE = 'place = { city = "here", latitude = 0.0, longitude = 0.0 }\n'
+SITE = """
+name = "ams1"
+{place}
+listen = {{ port = {site}, require_hop = true }}
+engine = {{ standby = false, weights_host_gib = 0.0 }}
+[[models]]
+name = "ember"
+source = "embedded:ember"
+[functions]
+deployments = "http://127.0.0.1:{router}"
+state_dir = "{folder}/state"
+"""
+NETWORK = """
+listen = {{ port = {router} }}
+{place}
+[[sites]]
+name = "ams1"
+url = "http://127.0.0.1:{site}"
+{place}
+"""
+ENTRY = """
+from workers import DurableObject, Response, WorkerEntrypoint
+
+class Counter(DurableObject):
+    async def count(self):
+        value = (await self.ctx.storage.get("n") or 0) + 1
+        await self.ctx.storage.put("n", value)
+        return value
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        print("VERSION was asked by", request.headers.get("cf-connecting-ip"))
+        if "broken" in "VERSION":
+            raise ValueError("this version is broken")
+        if "/count" not in request.url:
+            return Response("VERSION")
+        return Response(f"VERSION {await self.env.COUNTER.getByName('one').count()}")
+"""
+MANIFEST = """
+name = "greeter"
+main = "entry.py"
+[[durable_objects.bindings]]
+name = "COUNTER"
+class_name = "Counter"
+"""
+
+
+class Processes:
+    """A site and its router; either may be killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ports = dict(zip(("site", "router"), free_ports(2), strict=True))
+        self.url = f"http://127.0.0.1:{self.ports['router']}"
+        self.env = {
+            **os.environ,
+            "PILOTLIGHT_DEPLOY_TOKEN": "token",
+            "PILOTLIGHT_HOP_SECRET": "secret",
+            "PILOTLIGHT_ROUTER_STATE": str(folder / "router"),
+            "PILOTLIGHT_URL": self.url,
+        }
+        names: dict[str, Any] = {**self.ports, "place": PLACE, "folder": folder}
+        (folder / "site.toml").write_text(SITE.format(**names))
+        (folder / "network.toml").write_text(NETWORK.format(**names))
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, role: str) -> None:
+        module, file = {"site": ("runtime", "site.toml"), "router": ("edge_router.serve", "network.toml")}[role]
+        log = (self.folder / f"{role}.log").open("ab")
+        command = [sys.executable, "-m", module, str(self.folder / file)]
+        self.running[role] = subprocess.Popen(command, env=self.env, stdout=log, stderr=log)
+        log.close()
+
+    def is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def kill(self, role: str) -> None:
+        process = self.running.pop(role)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def stop(self) -> None:
+        for process in self.running.values():
+            process.terminate()
+        for process in self.running.values():
+            process.wait(30)
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "runtime.cli.app", *arguments]
+        return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60, check=False)
+
+    def deploy(self, version: str, *options: str) -> subprocess.CompletedProcess[str]:
+        folder = self.folder / "greeter"
+        folder.mkdir(exist_ok=True)
+        (folder / "entry.py").write_text(ENTRY.replace("VERSION", version))
+        (folder / "wrangler.toml").write_text(MANIFEST)
+        return self.command("deploy", str(folder), *options)
+
+    def ask(self, path: str = "", session: str = "") -> str:
+        headers = {"x-session-affinity": session} if session else {}
+        return httpx.get(f"{self.url}/fn/greeter{path}", headers=headers, timeout=30).text
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    made = Processes(tmp_path_factory.mktemp("deploying"))
+    for role in ("site", "router"):
+        made.start(role)
+    try:
+        until(made.is_ready, "the network is ready", 90)
+        yield made
+    finally:
+        made.stop()
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
+    ends_at = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < ends_at, f"it never came true that {what}"
+        time.sleep(0.05)
+
+
+def test_a_function_lives_through_its_versions_and_its_routers_death(processes: Processes) -> None:
+    assert processes.deploy("one").returncode == 0
+    until(lambda: processes.ask() == "one", "the first version answers")
+    assert [processes.ask("/count") for _ in range(2)] == ["one 1", "one 2"]
+
+    refused = processes.deploy("broken")
+    assert refused.returncode == 1
+    assert "this version is broken" in refused.stderr
+    assert processes.ask("/count") == "one 3"
+
+    processes.kill("router")
+    processes.start("router")
+    until(processes.is_ready, "the router is back")
+    assert processes.deploy("two", "--percent", "40", "-m", "the second").returncode == 0
+    answers = {session: "" for session in map(str, range(30))}
+    until(lambda: any(processes.ask("", session) == "two" for session in answers), "the second version answers")
+    answers = {session: processes.ask("", session) for session in answers}
+    assert set(answers.values()) == {"one", "two"}
+    assert {session: processes.ask("", session) for session in answers} == answers  # each keeps its own
+    assert processes.ask("/count").split()[1] == "4"  # and both have the same state
+
+    listed = processes.command("versions", "greeter")
+    assert "the second" in listed.stdout, listed
+    assert processes.command("rollback", "greeter").returncode == 0
+    until(lambda: {processes.ask("", session) for session in answers} == {"one"}, "the first has all the traffic again")
+
+
+def test_what_it_prints_is_followed_from_afar(processes: Processes) -> None:
+    assert processes.deploy("chatty").returncode == 0
+    command = [sys.executable, "-m", "runtime.cli.app", "tail", "greeter"]
+    printed = processes.folder / "tail.log"
+    with printed.open("w") as file:
+        following = subprocess.Popen(command, env=processes.env, stdout=file)
+    try:
+        until(lambda: "chatty was asked by 127.0.0.1" in (processes.ask() and printed.read_text()), "the line is there")
+        assert printed.read_text().startswith("ams1  ")
+    finally:
+        following.terminate()
+        following.wait(10)
+
+
+def test_without_the_token_nothing_is_deployed(processes: Processes) -> None:
+    token = processes.env.pop("PILOTLIGHT_DEPLOY_TOKEN")
+    try:
+        assert "set PILOTLIGHT_DEPLOY_TOKEN" in processes.deploy("three").stderr
+        processes.env["PILOTLIGHT_DEPLOY_TOKEN"] = "guessed"
+        assert "deploying needs the router's token" in processes.deploy("three").stderr
+    finally:
+        processes.env["PILOTLIGHT_DEPLOY_TOKEN"] = token

@@ -1,0 +1,211 @@
+"""Deployments at the router: versions, shares, and changes that are whole or do not happen."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from starlette.applications import Starlette
+
+from edge_router.deployments import DeploymentRoutes, Guard, rolled_back, with_version
+from tests.asgi import Exchange, call
+from wire.bundles import digest_of, pack
+from wire.deployments import PATH, TRY_PATH, Deployment, Share, Version, decode_deployments, encode
+from wire.errors import ApiError
+from wire.headers import HOP, REQUEST_ID, sign_hop
+
+TOKEN = {"authorization": "Bearer token"}
+
+
+def version(number: int) -> Version:
+    return Version(number, f"{number:064x}", 0.0)
+
+
+def shares(deployment: Deployment) -> list[tuple[int, float]]:
+    return [(share.number, share.percent) for share in deployment.shares]
+
+
+def test_shares_follow_rollouts_and_rollbacks() -> None:
+    first = with_version(Deployment("f", 0), version(1), 10)
+    assert (first.revision, shares(first)) == (1, [(1, 100.0)])  # there is nobody else to have the rest
+    second = with_version(first, version(2), 10)
+    assert shares(second) == [(2, 10), (1, 90)]
+    more = with_version(second, version(2), 60)
+    assert shares(more) == [(2, 60), (1, 40)]
+    third = with_version(more, version(3), 5)
+    assert shares(third) == [(3, 5), (2, 95)]
+    assert shares(rolled_back(third, None)) == [(2, 100.0)]
+    assert shares(rolled_back(rolled_back(third, None), None)) == [(1, 100.0)]
+    assert shares(rolled_back(third, 1)) == [(1, 100.0)]
+    with pytest.raises(ApiError, match="has no version 9; it has 1, 2, 3"):
+        rolled_back(third, 9)
+    with pytest.raises(ApiError, match="no version before this one"):
+        rolled_back(first, None)
+
+
+def test_a_client_keeps_its_version_and_a_share_is_kept() -> None:
+    keys = [f"session {n}" for n in range(4000)]
+    before: set[str] = set()
+    for percent in (10, 30, 100):
+        deployment = Deployment("f", 1, (version(1), version(2)), (Share(2, percent), Share(1, 100 - percent)))
+        new = {key for key in keys if (chosen := deployment.chosen(key)) is not None and chosen.number == 2}
+        assert abs(len(new) / 40 - percent) < 2.5
+        assert before <= new  # nobody goes back while the share grows
+        before = new
+
+
+class FakeSite:
+    """A site that says what it is told to about versions it should try."""
+
+    def __init__(self) -> None:
+        self.tried: list[dict[str, Any]] = []
+        self.answer: dict[str, Any] = {"healthy": True}
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.state, self.name, self.url = "healthy", "ams1", ""
+        self.status = SimpleNamespace(functions=object())
+
+    async def handle(self, request: web.Request) -> web.Response:
+        assert request.headers[HOP]
+        self.tried.append(await request.json())
+        await self.gate.wait()
+        return web.json_response(self.answer)
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeSite]:
+    site = FakeSite()
+    app = web.Application()
+    app.router.add_post(TRY_PATH, site.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    listener = web.TCPSite(runner, "127.0.0.1", 0)
+    await listener.start()
+    site.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield site
+    site.gate.set()
+    await runner.cleanup()
+
+
+def router_app(fake: FakeSite, tmp_path: Path, token: str = "token") -> Starlette:
+    return Starlette(routes=DeploymentRoutes({"ams1": fake}, Guard(token, "secret"), tmp_path / "router").routes())  # type: ignore[dict-item]
+
+
+@pytest.fixture
+def app(fake: FakeSite, tmp_path: Path) -> Starlette:
+    return router_app(fake, tmp_path)
+
+
+def bundle(tmp_path: Path, text: str = "1") -> bytes:
+    folder = tmp_path / f"bundle{text}"
+    folder.mkdir(exist_ok=True)
+    (folder / "wrangler.toml").write_text(text)
+    return pack(folder)
+
+
+async def put(app: Starlette, data: bytes, digest: str | None = None) -> Any:
+    return await call(app, f"{PATH}/bundles/{digest or digest_of(data)}", method="PUT", body=data, **TOKEN)
+
+
+async def deployed(app: Starlette, data: bytes, revision: int, **further: Any) -> Any:
+    body = {"digest": digest_of(data), "expected_revision": revision, **further}
+    return await call(app, f"{PATH}/f", method="POST", body=json.dumps(body).encode(), **TOKEN)
+
+
+async def test_a_version_is_tried_and_then_has_its_traffic(app: Starlette, fake: FakeSite, tmp_path: Path) -> None:
+    data = bundle(tmp_path)
+    assert (await put(app, data)).status == 201
+    answer = await deployed(app, data, 0, health_path="/up", message="first")
+    assert answer.status == 201, answer.body
+    assert fake.tried[0]["name"] == "f"
+    assert fake.tried[0]["version"]["health_path"] == "/up"
+    known = decode_deployments((await call(app, PATH, **TOKEN)).body)
+    assert shares(known["f"]) == [(1, 100.0)]
+    assert decode_deployments((await call(router_app(fake, tmp_path), PATH, **TOKEN)).body) == known
+    fetched = await call(app, f"{PATH}/bundles/{digest_of(data)}", **TOKEN)
+    assert fetched.body == data
+
+
+async def test_an_unhealthy_version_takes_no_traffic(app: Starlette, fake: FakeSite, tmp_path: Path) -> None:
+    data = bundle(tmp_path)
+    await put(app, data)
+    fake.answer = {"healthy": False, "detail": "NameError: name 'x' is not defined"}
+    answer = await deployed(app, data, 0)
+    assert answer.status == 422
+    assert "takes no traffic: at ams1 NameError" in answer.json["error"]["message"]
+    assert json.loads((await call(app, PATH, **TOKEN)).body) == []
+    fake.state = "unhealthy"
+    assert (await deployed(app, data, 0)).status == 503
+
+
+async def test_of_two_deploys_at_once_one_is_refused(app: Starlette, fake: FakeSite, tmp_path: Path) -> None:
+    first, second = bundle(tmp_path, "1"), bundle(tmp_path, "2")
+    await put(app, first)
+    await put(app, second)
+    fake.gate.clear()
+    both = [asyncio.ensure_future(deployed(app, data, 0)) for data in (first, second)]
+    while len(fake.tried) < 2:
+        await asyncio.sleep(0.01)
+    fake.gate.set()
+    answers = sorted(await asyncio.gather(*both), key=lambda answer: answer.status)
+    assert [answer.status for answer in answers] == [201, 409]
+    assert "somebody else has deployed meanwhile" in answers[1].json["error"]["message"]
+    assert json.loads((await call(app, f"{PATH}/f", **TOKEN)).body)["revision"] == 1
+
+
+async def test_a_deploy_that_is_cut_off_leaves_nothing(app: Starlette, tmp_path: Path) -> None:
+    data = bundle(tmp_path)
+    headers = {**TOKEN, "content-length": str(len(data))}
+    exchange = Exchange(app, "PUT", f"{PATH}/bundles/{digest_of(data)}", b"", headers)
+    exchange._incoming.get_nowait()
+    exchange._incoming.put_nowait({"type": "http.request", "body": data[:100], "more_body": True})
+    exchange.disconnect()
+    await exchange.done()
+    assert [path for path in (tmp_path / "router").rglob("*") if path.is_file()] == []
+    assert (await deployed(app, data, 0)).status == 400
+    for wrong in (data[:-512] + b"\1" * 512, b"", b"no tar"):
+        assert (await put(app, wrong, digest_of(data))).status == 400
+    assert (await put(app, b"no tar")).status == 400
+    assert [path for path in (tmp_path / "router").rglob("*") if path.is_file()] == []
+
+
+async def test_only_who_has_the_token_deploys_and_sites_may_read(
+    app: Starlette, fake: FakeSite, tmp_path: Path
+) -> None:
+    data = bundle(tmp_path)
+    path = f"{PATH}/bundles/{digest_of(data)}"
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "token"}):
+        assert (await call(app, path, method="PUT", body=data, **headers)).status == 403
+        assert (await call(app, PATH, **headers)).status == 403
+    await put(app, data)
+    signed = {REQUEST_ID: "id", HOP: sign_hop("secret", time.time(), "GET", path, "id")}
+    assert (await call(app, path, **signed)).body == data
+    assert (await call(app, path, method="PUT", body=data, **signed)).status == 403
+    off = router_app(fake, tmp_path, token="")
+    answer = await call(off, PATH, authorization="Bearer ")
+    assert answer.status == 404
+    assert "PILOTLIGHT_DEPLOY_TOKEN" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b'{"digest": "x", "expected_revision": 0}', b'{"digest": "' + b"0" * 64 + b'", "expected_revision": 0, "percent": 0}',
+     b'{"digest": "' + b"0" * 64 + b'", "expected_revision": 0, "oops": 1}', b"x" * 100_000],
+)  # fmt: skip
+async def test_nonsense_is_refused(app: Starlette, body: bytes) -> None:
+    assert (await call(app, f"{PATH}/f", method="POST", body=body, **TOKEN)).status in (400, 413)
+    assert (await call(app, f"{PATH}/F..", method="POST", body=body, **TOKEN)).status in (400, 413)
+    assert (await call(app, f"{PATH}/bundles/..%2fx", **TOKEN)).status in (400, 404)
+
+
+def test_what_is_kept_can_be_read_again() -> None:
+    deployment = Deployment("f", 3, (version(1), version(2)), (Share(2, 10.0), Share(1, 90.0)))
+    assert decode_deployments(encode([deployment])) == {"f": deployment}
+    with pytest.raises(msgspec.ValidationError):
+        decode_deployments(encode([{"name": "../f", "revision": 1}]))

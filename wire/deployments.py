@@ -1,0 +1,102 @@
+"""What a router says of deployed functions: their versions, and which share of the traffic each has. Also who gets which, the same everywhere.
+
+A revision grows with every change; a change names the revision that it was made for, so of two at once one is refused.
+"""
+
+import hashlib
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+PATH = "/deployments"
+TRY_PATH = "/internal/functions/try"  # router -> site: fetch this version, start it, make its health call
+TAIL_PATH = "/internal/functions/tail"
+DEPLOY_TOKEN_ENV = "PILOTLIGHT_DEPLOY_TOKEN"
+MAX_VERSIONS = 50  # of one function
+
+Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Name = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9_-]{0,62}$")]
+Percent = Annotated[float, Meta(gt=0, le=100)]
+
+
+class Version(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    number: int
+    digest: Digest
+    created_s: float
+    message: str = ""
+    environment: str | None = None  # an [env.NAME] of the manifest
+    health_path: str = "/"
+
+
+class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    number: int  # of a version
+    percent: float
+
+
+class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One function. The shares add up to 100; the first is the newest."""
+
+    name: Name
+    revision: int
+    versions: tuple[Version, ...] = ()
+    shares: tuple[Share, ...] = ()
+
+    def version(self, number: int) -> Version | None:
+        return next((version for version in self.versions if version.number == number), None)
+
+    def chosen(self, key: str) -> Version | None:
+        """Whose traffic a client's key belongs to. Whoever has the newest keeps it while its share grows."""
+        point, total = _point(self.name, key), 0.0
+        for share in self.shares:
+            total += share.percent
+            if point < total:
+                return self.version(share.number)
+        return self.version(self.shares[-1].number) if self.shares else None
+
+
+class NewVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """POST PATH/NAME"""
+
+    digest: Digest
+    expected_revision: int
+    percent: Percent = 100.0
+    message: Annotated[str, Meta(max_length=500)] = ""
+    environment: Annotated[str, Meta(max_length=100)] | None = None
+    health_path: Annotated[str, Meta(pattern="^/", max_length=500)] = "/"
+
+
+class Rollback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """POST PATH/NAME/rollback: all traffic to this version; None: to the one before."""
+
+    expected_revision: int
+    number: int | None = None
+
+
+class Try(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Router -> site."""
+
+    name: Name
+    version: Version
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """Site -> router. `detail` is the author's traceback, where there is one."""
+
+    healthy: bool
+    detail: str = ""
+
+
+def encode(value: Any) -> bytes:
+    return msgspec.json.encode(value)
+
+
+def decode_deployments(data: bytes) -> dict[str, Deployment]:
+    """Raises msgspec.DecodeError and msgspec.ValidationError."""
+    return {deployment.name: deployment for deployment in msgspec.json.decode(data, type=list[Deployment])}
+
+
+def _point(name: str, key: str) -> float:
+    """0 to 100."""
+    digest = hashlib.sha256(f"{name}\0{key}".encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:6], "big") / 2**48 * 100
