@@ -159,8 +159,8 @@ def cold_starts(
         running_site(folder, functions, layer, idle_s=IDLE_S, zygotes_mib=16384) as (port, _),
         console.status("cold starts"),
     ):
+        time.sleep(0.5 * number if "fastapi" in kinds else 0)  # until all deployments have ended
         for kind in kinds:
-            time.sleep(0.1 * number if kind == "fastapi" else 0)  # deployments have ended
             first = [first_byte_ms(port, f"/fn/{kind}{index}/") for index in range(number)]
             time.sleep(IDLE_S + 1.0)  # all of them fall asleep
             again = [first_byte_ms(port, f"/fn/{kind}{index}/") for index in range(number)]
