@@ -37,6 +37,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
     wakes: int = 0  # since the site's start (counter)
     evictions: int = 0  # put to sleep since then, for another's sake or for being idle (counter)
     copies: int = 0  # devices on which it is awake
+    in_host_memory: bool = False  # its weights lie there, whether or not it is awake: from there it wakes fastest
     arriving_per_s: float = 0.0  # requests, a moving average
     arriving_tokens_per_s: float = 0.0  # prompt tokens that had to be computed, likewise
     prefixes: bytes = b""  # digest of what its prefix cache holds (wire/prefixes.py)

@@ -162,6 +162,7 @@ class Bench:
         with self._site(self._model("a", "auto"), self._model("b", "auto"), **room) as site:
             for model in ("a", "b"):
                 site.ask(one_token(model))
+                self._until_kept(site, model)
             found = []
             for i in range(self._rounds):
                 wake_s = max(entry["wake_ms"] for entry in site.get("/status")["models"]) / 1e3
@@ -179,6 +180,7 @@ class Bench:
 
     def _crash(self, site: SiteProcess, *, with_standby: bool) -> Measured:
         site.until(lambda: site.get("/readyz")["status"] == "ready", "the site is ready")
+        self._until_kept(site, "a")
         if with_standby:
             site.until(lambda: site.pid("standby") is not None, "a standby is ready")
         events = site.stream(endless("a"))
@@ -191,6 +193,14 @@ class Bench:
         measured = self._measured(site, killed_s, ended_s)
         events.close()  # type: ignore[attr-defined]
         return measured
+
+    def _until_kept(self, site: SiteProcess, model: str) -> None:
+        """As at a site that has been up for a while: the weights are in host memory, too. They are written there behind the first requests."""
+
+        def is_kept() -> bool:
+            return any(each["name"] == model and each["in_host_memory"] for each in site.get("/status")["models"])
+
+        site.until(is_kept, "the model's weights lie in host memory")
 
     def _asked(self, site: SiteProcess, model: str) -> Measured:
         began_s = time.time()

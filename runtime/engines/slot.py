@@ -143,6 +143,7 @@ class Slot:
             wakes=self.wakes,
             evictions=self.evictions,
             copies=len(awake),
+            in_host_memory=is_in_host_memory,
         )
 
 

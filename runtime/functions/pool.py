@@ -29,6 +29,7 @@ log = logging.getLogger("pilotlight.function")
 _numbers = itertools.count(1)
 
 REFUSED_FOR_S = 20.0  # packages that could not be installed are not tried again at once
+PROBATION_S = 10.0  # after an isolate that died by itself or was ended, the next ones give way from their birth
 LAG_S = 0.1  # a loop that is silent for so long is busy: another isolate takes the next request
 SCRATCH_S = 0.25  # between two looks at what tier 1 has written
 MAX_SOURCES = 500  # files looked through for imports
@@ -63,6 +64,7 @@ class FunctionPool:
         self.workers: list[Worker] = []
         self.is_closing = False
         self.num_started = 0
+        self._distrusted_until = 0.0
         self._ground = ground
         self._outward = outward
         self._follow = follow
@@ -229,7 +231,8 @@ class FunctionPool:
 
     async def _start(self) -> Worker:
         printed = FunctionLog(self.name, self.limits.log_kib_per_s, self._follow)
-        worker = Worker(self.name, self.limits, self._outward, printed)
+        is_on_probation = asyncio.get_running_loop().time() < self._distrusted_until
+        worker = Worker(self.name, self.limits, self._outward, printed, is_on_probation=is_on_probation)
         self.workers.append(worker)
         try:
             if self._zygote is None or not self._zygote.is_alive:
@@ -291,6 +294,7 @@ class FunctionPool:
         """Until the isolate is gone by itself."""
         await worker.until_gone()
         if worker in self.workers:
+            self._distrusted_until = asyncio.get_running_loop().time() + PROBATION_S
             self.workers.remove(worker)
             await worker.close()
         self._freed.set()

@@ -22,7 +22,7 @@ from runtime.functions.zygotes import Child, FunctionZygote, ZygoteError
 TRACE_WAIT_S = 0.25
 LAST_WORDS_S = 1.0  # for the news of a death
 MAX_TRACE = 8192
-NICE_AFTER_S = 0.2  # of CPU time in one go: who computes for long gives way to those who answer quickly
+NICE_AFTER_S = 0.1  # of CPU time in one go: who computes for long gives way; below it, a look every 50 ms would blame whoever is open just then
 NICE = 10
 
 Outward = Callable[["Worker", frames.Request, Inbound | None], Awaitable[Any]]
@@ -40,8 +40,12 @@ class Open(NamedTuple):
 
 
 class Worker:
-    def __init__(self, function: str, limits: Limits, outward: Outward, log: FunctionLog) -> None:
+    def __init__(
+        self, function: str, limits: Limits, outward: Outward, log: FunctionLog, *, is_on_probation: bool = False
+    ) -> None:
+        """`is_on_probation`: an isolate of this function has just been ended for what it did, so this one gives way from its birth."""
         self.function = function
+        self._is_on_probation = is_on_probation
         self.log = log
         self.open: dict[int, Open] = {}
         self.background = 0
@@ -95,6 +99,7 @@ class Worker:
             theirs.close()
             os.close(trace)
         self.log.given_away()
+        self._child.born.add_done_callback(lambda _: self._give_way(self._is_on_probation))
         self._channel = await Channel.open(ours, self._answer, is_runtime=True, on_note=self._heard)
 
     # -- requests ---------------------------------------------------------------------------------------------------------------
@@ -215,6 +220,7 @@ class Worker:
             self.end(f"it used more than {self.limits.cpu_ms} ms of CPU time while it had no request", "cpu_time")
 
     def _give_way(self, is_nice: bool) -> None:
+        is_nice = is_nice or self._is_on_probation
         if is_nice != self._is_nice:
             assert self._child is not None
             self._is_nice = is_nice

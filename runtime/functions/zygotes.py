@@ -50,6 +50,8 @@ class Child:
 
     def be_nice(self, value: int) -> None:
         """How much it gives way to others; back to 0 only where the site may do that."""
+        if self.pid <= 0:
+            return  # never born; 0 would be this process
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, self.pid, value)
 

@@ -1,7 +1,11 @@
 """Functions in real isolates: what goes in, what comes out."""
 
 import asyncio
+import os
 
+import pytest
+
+from runtime.functions.worker import NICE, Fault
 from tests.runtime.functions.conftest import Served
 
 
@@ -18,3 +22,25 @@ async def test_a_function_answers(served: Served) -> None:
     assert await served.get("/x?y=1") == b"hello from http://host/x?y=1"
     assert await asyncio.gather(*(served.get(f"/{i}") for i in range(20)))
     assert served.functions.pools["f"].num_started == 1
+
+
+async def test_who_comes_after_an_isolate_that_died_gives_way_from_its_birth(served: Served) -> None:
+    served.add(
+        """
+        import os
+        from workers import WorkerEntrypoint, Response
+
+        class Default(WorkerEntrypoint):
+            async def fetch(self, request):
+                if request.url.endswith("/die"):
+                    os._exit(1)
+                return Response(str(os.getpriority(os.PRIO_PROCESS, 0)))
+        """
+    )
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert int(await served.get("/")) == own
+    with pytest.raises(Fault):
+        await served.get("/die")
+    await served.get("/")  # by whose answer the next one's birth is known
+    assert int(await served.get("/")) == NICE
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own
