@@ -44,7 +44,7 @@ def main() -> int:
     names = [f"m{i:02}" for i in range(options.models)]
     arrivals = zipf_arrivals(names, options.requests, options.per_second, options.seed)
     results: dict[str, Any] = {
-        key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()
+        key: value.name if isinstance(value, Path) else value for key, value in vars(options).items()
     }
     with console.status("every model awake"):
         size, resident = run(options, names, arrivals, "device", None)

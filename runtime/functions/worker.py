@@ -22,7 +22,7 @@ from runtime.functions.zygotes import Child, FunctionZygote, ZygoteError
 TRACE_WAIT_S = 0.25
 LAST_WORDS_S = 1.0  # for the news of a death
 MAX_TRACE = 8192
-NICE_AFTER_S = 0.1  # of CPU time in one go: who computes for long gives way; below it, a look every 50 ms would blame whoever is open just then
+NICE_AFTER_S = 0.05  # of CPU time in one go: who computes for long gives way to those who answer quickly
 NICE = 10
 
 Outward = Callable[["Worker", frames.Request, Inbound | None], Awaitable[Any]]
@@ -60,6 +60,7 @@ class Worker:
         self._outward = outward
         self._loop = asyncio.get_running_loop()
         self._cpu: dict[int, float] = {}  # seconds, by request
+        self._seen: set[int] = set()  # requests that were open at the last look
         self._subrequests: dict[int, int] = {}
         self._cpu_seen = 0.0
         self._background_since = 0.0
@@ -187,8 +188,12 @@ class Worker:
             if now - self._started_at > self.limits.start_s:
                 self.end(f"its module was not imported within {self.limits.start_s:g} s", "start_time")
             return
-        for id in self._cpu:
-            self._cpu[id] += spent / len(self._cpu)
+        charged = [
+            id for id in self._cpu if id in self._seen
+        ]  # who came since the last look has used little of what was spent
+        for id in charged:
+            self._cpu[id] += spent / len(charged)
+        self._seen = set(self._cpu)
         self._unasked_cpu = 0.0 if self._cpu else self._unasked_cpu + spent
         self._give_way(max(self._unasked_cpu, max(self._cpu.values(), default=0.0)) > NICE_AFTER_S)
         limit_s = self.limits.cpu_ms / 1e3
