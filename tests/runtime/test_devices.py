@@ -71,7 +71,11 @@ class Pair:
 
     @property
     def loaded(self) -> list[list[str]]:
-        return [sorted(engine.loaded) for engine in self.engines]
+        """By device: what its engine has, and the site knows to be awake."""
+        return [
+            sorted(name for name in engine.loaded if self.copies(name)[index].is_awake)
+            for index, engine in enumerate(self.engines)
+        ]
 
     def copies(self, model: str = "tiny") -> tuple[Copy, ...]:
         copies: tuple[Copy, ...] = self.site.app.state.models._slots[model].copies
