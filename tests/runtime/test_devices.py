@@ -71,7 +71,12 @@ class Pair:
 
     @property
     def loaded(self) -> list[list[str]]:
-        """By device: what its engine has, and the site knows to be awake."""
+        """By device, what its engine has."""
+        return [sorted(engine.loaded) for engine in self.engines]
+
+    @property
+    def awake(self) -> list[list[str]]:
+        """By device, what its engine has and the site knows to be awake: that is a moment later."""
         return [
             sorted(name for name in engine.loaded if self.copies(name)[index].is_awake)
             for index, engine in enumerate(self.engines)
@@ -156,7 +161,7 @@ async def test_every_device_has_a_budget_of_its_own(
 async def test_a_hot_model_wakes_on_the_other_device_and_sleeps_again(pair: Pair) -> None:
     home = pair.home
     pair.make_hot(home)
-    await eventually(lambda: all(pair.loaded))
+    await eventually(lambda: all(pair.awake))
     assert (await pair.status())["copies"] == 2
     pair.cool()
     await eventually(lambda: sorted(map(len, pair.loaded)) == [0, 1])
@@ -171,7 +176,7 @@ async def test_a_hot_model_wakes_on_the_other_device_and_sleeps_again(pair: Pair
 async def test_a_copy_that_goes_takes_nothing_new_and_ends_what_it_has(pair: Pair) -> None:
     gate = asyncio.Event()
     pair.make_hot(pair.home)
-    await eventually(lambda: all(pair.loaded))
+    await eventually(lambda: all(pair.awake))
     for engine in pair.engines:
         engine.answer = lambda submit: [*says("Hel", finish=None), gate, *says("lo")]
     open_ones = [start(pair.site.app, CHAT, ask(stream=True)) for _ in range(2)]
@@ -197,7 +202,7 @@ async def test_a_copy_that_goes_takes_nothing_new_and_ends_what_it_has(pair: Pai
 async def test_what_is_about_to_go_comes_back_without_waking(pair: Pair) -> None:
     gate = asyncio.Event()
     pair.make_hot(pair.home)
-    await eventually(lambda: all(pair.loaded))
+    await eventually(lambda: all(pair.awake))
     for engine in pair.engines:
         engine.answer = lambda submit: [*says("Hel", finish=None), gate, *says("lo")]
     open_ones = [start(pair.site.app, CHAT, ask(stream=True)) for _ in range(2)]
@@ -242,7 +247,7 @@ async def test_a_further_copy_comes_from_the_weights_in_host_memory(
         launcher.client_class = Mapping
     async with make_pair(*launchers, engine={**FAST, "weights_host_gib": 1.0}) as pair:
         pair.make_hot(pair.home)
-        await eventually(lambda: all(pair.loaded))
+        await eventually(lambda: all(pair.awake))
         assert files[0] == files[1]
         text = await pair.metrics()
         assert 'pilotlight_wake_ms_count{clock="sibling",model_name="tiny"} 1.0' in text
@@ -277,7 +282,7 @@ async def test_nobody_sleeps_for_a_further_copy_but_it_sleeps_for_anybody(
 
 async def both_awake(pair: Pair) -> None:
     pair.make_hot(pair.home)
-    await eventually(lambda: all(pair.loaded))
+    await eventually(lambda: all(pair.awake))
     for engine in pair.engines:
         engine.loads["tiny"] = ModelLoad(prefill_tokens_per_s=1000.0, decode_tokens_per_s=20.0, total_blocks=64)
 
