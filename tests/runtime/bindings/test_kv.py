@@ -253,6 +253,7 @@ async def test_a_full_namespace_says_so_and_still_reads_and_deletes(wire: Wire) 
 WRITER = """
 import asyncio, sys
 from pathlib import Path
+from runtime.bindings.binding import BindingError
 from runtime.bindings.database import Database, create
 from runtime.bindings.kv import SCHEMA, KVNamespace
 
@@ -260,7 +261,13 @@ async def main():
     kv = KVNamespace(Database(Path(sys.argv[1]), lambda c: create(c, SCHEMA)))
     prefix = sys.argv[2]
     for i in range(100000):
-        await kv.call("put", [], {"key": f"{prefix}{i:06}", "value": (f"{i}:" + "x" * 20000).encode()})
+        while True:
+            try:
+                await kv.call("put", [], {"key": f"{prefix}{i:06}", "value": (f"{i}:" + "x" * 20000).encode()})
+                break
+            except BindingError as error:
+                if error.status != 503:  # SQLite's lock is not fair: "another process writes; try again"
+                    raise
         print(i, flush=True)
 
 asyncio.run(main())
