@@ -60,7 +60,7 @@ bench-engine: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.engines --peers $(PEERS)
 
 bench-cold: $(DEV)
-	@$(BIN)/python -m load_tests.scenarios.cold --peers $(PEERS) --plot cold-start.svg
+	@$(BIN)/python -m load_tests.scenarios.cold --peers $(PEERS) --plot docs/cold-start.svg
 
 bench-step: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.step_cost

@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from edge_router.peek import Head
 from wire.errors import ApiError
-from wire.headers import CLIENT_ADDRESS, HOP, REQUEST_ID
+from wire.headers import REQUEST_ID
 from wire.http1 import DIRECT
 from wire.http1 import Exchange as HttpExchange
 from wire.sse import encode_event
@@ -35,6 +35,7 @@ class Listener(Protocol):
     """To whom an answer is told: a client, or a recording."""
 
     head: Head
+    address: str  # the client's; empty where none is there
     request_id: str
     is_streaming: bool  # an event stream has begun: a failure is an event now, no longer a status
 
@@ -60,9 +61,6 @@ class Downstream:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.head = _head(scope)
         self.address = str(scope["client"][0]) if scope.get("client") else ""
-        if self.head.is_for_function and self.address and not self.head.header(HOP):  # a router before us has said it
-            kept = [pair for pair in self.head.headers if pair[0] != CLIENT_ADDRESS]  # whoever else says it may lie
-            self.head.headers[:] = [*kept, (CLIENT_ADDRESS, self.address)]
         self.request_id = ""
         self.is_streaming = False
         self.has_answered = False

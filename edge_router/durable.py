@@ -74,6 +74,7 @@ class Recording:
         self.name = name
         self.tenant = tenant
         self.head = head
+        self.address = ""  # its client may have left
         self.request_id = request_id
         self.is_streaming = False
         self.is_ready = False  # for `events_now`: what does not fit ends the work, so a task has to stand behind it

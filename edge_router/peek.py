@@ -20,6 +20,7 @@ from edge_router.session import Conversation, Recall, prefix_chain, session_dige
 from wire.continuation import ANSWER, AnswerName, encode_answer
 from wire.errors import ApiError, Dialect, dialect_of
 from wire.headers import (
+    CLIENT_ADDRESS,
     HOP,
     HOP_SECRET_ENV,
     HOPS,
@@ -134,9 +135,12 @@ def request_id_of(head: Head) -> str:
     return given if _NICE_ID.match(given) else os.urandom(16).hex()
 
 
-def peek(head: Head, body: bytes, request_id: str, secret: str, max_hops: int) -> ValidRequest:
-    """Raises ApiError on what no site could answer."""
-    hops = _hops_so_far(head, secret) + 1
+def peek(head: Head, body: bytes, request_id: str, secret: str, max_hops: int, address: str = "") -> ValidRequest:
+    """Raises ApiError on what no site could answer. `address`: where the request came from."""
+    is_hop = bool(secret) and hop_is_genuine(
+        head.header(HOP), secret, time.time(), head.method, head.path, head.header(REQUEST_ID)
+    )
+    hops = (_hops_so_far(head) if is_hop or not secret else 0) + 1
     if hops > max_hops:
         message = f"the request has passed {max_hops} routers: a site's url in a network file leads back to a router"
         raise ApiError("invalid_request", message)
@@ -152,7 +156,7 @@ def peek(head: Head, body: bytes, request_id: str, secret: str, max_hops: int) -
         conversation=_conversation(head, fields, salt, model or ""),
         client=parse_place(geo) if geo else None,
         request_id=request_id,
-        upstream_headers=_upstream_headers(head, request_id, hops),
+        upstream_headers=_upstream_headers(head, request_id, hops, "" if is_hop else address),
         answer_name=AnswerName.fresh() if secret and model is not None else None,
     )
 
@@ -162,20 +166,21 @@ def hop_secret() -> str:
     return os.environ.get(HOP_SECRET_ENV, "")
 
 
-def _hops_so_far(head: Head, secret: str) -> int:
+def _hops_so_far(head: Head) -> int:
     """Where the network has a secret, only its own routers are believed. Where it has none, everybody is: a client that invents a count harms
     nobody but itself, and a loop still ends."""
-    if secret and not hop_is_genuine(
-        head.header(HOP), secret, time.time(), head.method, head.path, head.header(REQUEST_ID)
-    ):
-        return 0
     count = head.header(HOPS)
     return int(count) if count.isascii() and count.isdigit() and len(count) < 4 else 0
 
 
-def _upstream_headers(head: Head, request_id: str, hops: int) -> list[tuple[str, str]]:
+def _upstream_headers(head: Head, request_id: str, hops: int, address: str) -> list[tuple[str, str]]:
+    """`address`: the client's, where it is ours to say. A function reads it and versions are shared out by it, so a client's own word is dropped."""
     ours = {REQUEST_ID, "accept-encoding", "expect"}  # an `Expect` was answered by our own server already
+    if address and head.is_for_function:
+        ours.add(CLIENT_ADDRESS)
     kept = [(name, value) for name, value in forwardable(head.headers) if name not in ours]
+    if CLIENT_ADDRESS in ours:
+        kept.append((CLIENT_ADDRESS, address))
     return [*kept, (REQUEST_ID, request_id), ("accept-encoding", "identity"), (HOPS, str(hops))]
 
 

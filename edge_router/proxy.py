@@ -127,7 +127,7 @@ class Proxy:
     async def forward(self, client: Listener, body: bytes) -> None:
         assert self.upstream is not None
         started_at = self._clock()
-        request = peek(client.head, body, client.request_id, self.secret, self.relay.max_hops)
+        request = peek(client.head, body, client.request_id, self.secret, self.relay.max_hops, client.address)
         exchange = Exchange(request, self.relay)
         self.retries.deposit()
         self.limits.charge(client.head, request.conversation.tokens)

@@ -16,6 +16,7 @@ from runtime.functions.channel import Failure
 from runtime.functions.serving import ServedFunctions
 from runtime.functions.site import Response
 from runtime.functions.worker import Fault
+from runtime.middleware.identity import GENUINE_HOP
 from wire.errors import ApiError, Dialect
 from wire.headers import CLIENT_ADDRESS, HOP_BY_HOP, OURS, REQUEST_ID
 
@@ -212,8 +213,8 @@ def _headers(scope: Scope, is_below: bool, name: str) -> list[tuple[str, str]]:
     pairs = [(key.decode("latin-1").lower(), value.decode("latin-1")) for key, value in scope["headers"]]
     kept = [pair for pair in pairs if pair[0] not in HOP_BY_HOP and not pair[0].startswith(OURS)]
     client = scope.get("client")
-    if client is not None and not any(key == CLIENT_ADDRESS for key, _ in kept):
-        kept.append((CLIENT_ADDRESS, str(client[0])))
+    if client is not None and not scope.get(GENUINE_HOP, False):  # a router's word; anybody else may lie
+        kept = [*(pair for pair in kept if pair[0] != CLIENT_ADDRESS), (CLIENT_ADDRESS, str(client[0]))]
     if is_below:
         kept.append(("x-pilotlight-prefix", f"/fn/{name}"))
     if (request_id := _request_id(scope)) is not None:

@@ -60,7 +60,7 @@ async def test_a_stream_that_breaks_off_has_no_end_for_its_client_either() -> No
 
 async def test_a_function_learns_its_clients_address_whatever_the_client_says() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:
-        for given in ({}, {"cf-connecting-ip": "192.0.2.7"}):
+        for given in ({}, {"cf-connecting-ip": "192.0.2.7", "x-pilotlight-hop": "forged"}):
             async with running.http.get(running.url + "/fn/f", headers=given):
                 pass
         assert [request.headers["cf-connecting-ip"] for request in fakes[0].seen] == ["127.0.0.1", "127.0.0.1"]
