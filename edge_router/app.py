@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
+from edge_router.client_places import ClientPlaces
 from edge_router.deployments import deployment_routes
 from edge_router.discovery import router_place, static_backends
 from edge_router.durable import PATH, Recordings, StreamRoutes
@@ -36,10 +37,11 @@ def build_app(
     urls = {backend.name: backend.url for backend in backends.values()}
     secret = hop_secret()
     limits = Limits(network.door, network.tenant_limits, network.tenants, secret, clock)
+    places = ClientPlaces.of(network.clients)
     recordings = Recordings(network.durable, clock)
     proxy = Proxy(
         relay, backends, policy or CostPolicy(), sessions, metrics, limits, recordings, clock,
-        secret=secret, body_timeout_s=network.door.body_timeout_s,
+        places=places, secret=secret, body_timeout_s=network.door.body_timeout_s,
     )  # fmt: skip
     own = OwnRoutes(router_place(network), backends, proxy)
 
@@ -60,15 +62,18 @@ def build_app(
             Upstream(relay, proxy.secret) as upstream,
         ):
             monitor = HealthMonitor(backends.values(), status_fetch(probing), network.health, clock)
-            probes = asyncio.create_task(monitor.run())
+            tasks = [asyncio.create_task(monitor.run())]
+            if places.database is not None:
+                tasks.append(asyncio.create_task(places.database.watch()))
             proxy.upstream, proxy.hints = upstream, hints
             try:
                 yield
             finally:
                 await recordings.close()
                 proxy.upstream = proxy.hints = None
-                probes.cancel()
-                await asyncio.gather(probes, return_exceptions=True)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     app = Router(
         routes=[*own.routes(), *deployment_routes(backends)],

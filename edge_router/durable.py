@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from edge_router.downstream import ClientGone, Downstream
+from edge_router.downstream import ClientGone, Downstream, Listener
 from edge_router.limits import Limits
 from edge_router.peek import Head, request_id_of
 from edge_router.session import tenant_salt
@@ -68,14 +68,12 @@ def asks_for_it(head: Head, body: bytes) -> tuple[bool, bool, bytes]:
 class Recording:
     """One stream's events. Towards the proxy it is the client, one that never leaves and never keeps it waiting."""
 
-    def __init__(
-        self, name: str, tenant: bytes, head: Head, request_id: str, config: DurableConfig, started_at: float
-    ) -> None:
+    def __init__(self, name: str, tenant: bytes, client: Listener, config: DurableConfig, started_at: float) -> None:
         self.name = name
         self.tenant = tenant
-        self.head = head
-        self.address = ""  # its client may have left
-        self.request_id = request_id
+        self.head = client.head
+        self.address = client.address  # where it was when it asked: it may have left
+        self.request_id = client.request_id
         self.is_streaming = False
         self.is_ready = False  # for `events_now`: what does not fit ends the work, so a task has to stand behind it
         self.has_answered = False
@@ -223,7 +221,7 @@ class Recordings:
                 "the router keeps as many durable streams as it can: ask again later, or without durable",
                 retry_after_s=5,
             )
-        recording = Recording(secrets.token_hex(16), tenant, client.head, client.request_id, self.config, self._clock())
+        recording = Recording(secrets.token_hex(16), tenant, client, self.config, self._clock())
         self._all[recording.name] = recording
         recording.task = asyncio.create_task(self._run(recording, work))
         return recording

@@ -1,7 +1,7 @@
 """Where a client stands, and how far that is from a site.
 
-The place comes from `x-client-geo: latitude,longitude`, set by a front end that knows it (a CDN, a load balancer, an experimenter); without
-the header a client stands where the router stands. The module refuses to look up IP addresses: that is the front end's business.
+The place comes from `x-client-geo: latitude,longitude`, set by a front end that knows it (a CDN, a load balancer, an experimenter). Who is
+believed, and where a client stands who says nothing, is `client_places`' business.
 """
 
 import math

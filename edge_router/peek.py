@@ -14,7 +14,8 @@ import msgspec
 import orjson
 from msgspec.structs import force_setattr
 
-from edge_router.geo import CLIENT_GEO, parse_place
+from edge_router.client_places import FindPlace
+from edge_router.geo import CLIENT_GEO
 from edge_router.policy import RouteRequest
 from edge_router.session import Conversation, Recall, prefix_chain, session_digest, tenant_salt
 from wire.continuation import ANSWER, AnswerName, encode_answer
@@ -135,7 +136,9 @@ def request_id_of(head: Head) -> str:
     return given if _NICE_ID.match(given) else os.urandom(16).hex()
 
 
-def peek(head: Head, body: bytes, request_id: str, secret: str, max_hops: int, address: str = "") -> ValidRequest:
+def peek(
+    head: Head, body: bytes, request_id: str, secret: str, max_hops: int, find_place: FindPlace, address: str
+) -> ValidRequest:
     """Raises ApiError on what no site could answer. `address`: where the request came from."""
     is_hop = bool(secret) and hop_is_genuine(
         head.header(HOP), secret, time.time(), head.method, head.path, head.header(REQUEST_ID)
@@ -147,16 +150,16 @@ def peek(head: Head, body: bytes, request_id: str, secret: str, max_hops: int, a
     fields = _parse(head, body)
     account, model = _account_and_model(head, fields)
     salt = tenant_salt(head.header("authorization"), account, secret)
-    geo = head.header(CLIENT_GEO)
+    place = find_place(address, head.header(CLIENT_GEO), is_hop)
     return ValidRequest(
         head=head,
         body=body,
         model=model,
         wants_stream=fields.get("stream") is True,
         conversation=_conversation(head, fields, salt, model or ""),
-        client=parse_place(geo) if geo else None,
+        client=place,
         request_id=request_id,
-        upstream_headers=_upstream_headers(head, request_id, hops, "" if is_hop else address),
+        upstream_headers=_upstream_headers(head, request_id, hops, "" if is_hop else address, place),
         answer_name=AnswerName.fresh() if secret and model is not None else None,
     )
 
@@ -173,14 +176,20 @@ def _hops_so_far(head: Head) -> int:
     return int(count) if count.isascii() and count.isdigit() and len(count) < 4 else 0
 
 
-def _upstream_headers(head: Head, request_id: str, hops: int, address: str) -> list[tuple[str, str]]:
-    """`address`: the client's, where it is ours to say. A function reads it and versions are shared out by it, so a client's own word is dropped."""
-    ours = {REQUEST_ID, "accept-encoding", "expect"}  # an `Expect` was answered by our own server already
+def _upstream_headers(
+    head: Head, request_id: str, hops: int, address: str, place: Place | None
+) -> list[tuple[str, str]]:
+    """`address`: the client's, where it is ours to say. A function reads it and versions are shared out by it, so a client's own word is dropped,
+    and so is its word of where it stands, which another router would take for ours."""
+    # an `Expect` was answered by our own server already
+    ours = {REQUEST_ID, "accept-encoding", "expect", CLIENT_GEO}
     if address and head.is_for_function:
         ours.add(CLIENT_ADDRESS)
     kept = [(name, value) for name, value in forwardable(head.headers) if name not in ours]
     if CLIENT_ADDRESS in ours:
         kept.append((CLIENT_ADDRESS, address))
+    if place is not None:
+        kept.append((CLIENT_GEO, f"{place.latitude:g},{place.longitude:g}"))
     return [*kept, (REQUEST_ID, request_id), ("accept-encoding", "identity"), (HOPS, str(hops))]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from edge_router.backend import Backend, Ticket
+from edge_router.client_places import ClientPlaces
 from edge_router.downstream import ClientGone, Downstream, Listener
 from edge_router.durable import Recording, Recordings, accepted, asks_for_it, owner_of, tell
 from edge_router.exchange import Exchange
@@ -58,10 +59,12 @@ class Proxy:
         recordings: Recordings,
         clock: Callable[[], float],
         *,
+        places: ClientPlaces,
         secret: str,
         body_timeout_s: float,
     ) -> None:
         self.relay = relay
+        self.places = places
         self.limits = limits
         self.recordings = recordings
         self.body_timeout_s = body_timeout_s
@@ -127,7 +130,9 @@ class Proxy:
     async def forward(self, client: Listener, body: bytes) -> None:
         assert self.upstream is not None
         started_at = self._clock()
-        request = peek(client.head, body, client.request_id, self.secret, self.relay.max_hops, client.address)
+        request = peek(
+            client.head, body, client.request_id, self.secret, self.relay.max_hops, self.places.place, client.address
+        )
         exchange = Exchange(request, self.relay)
         self.retries.deposit()
         self.limits.charge(client.head, request.conversation.tokens)

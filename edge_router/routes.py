@@ -59,7 +59,8 @@ class OwnRoutes:
         return Response(encode_status(RouterStatus(_version(), self._place, process, views)), media_type=JSON)
 
     async def debug_route(self, request: Request) -> Response:
-        """The ranking of a request that is not sent: POST the body and headers it would have, or GET with `?model=`."""
+        """The ranking of a request that is not sent: POST the body and headers it would have, or GET with `?model=`; `?address=` is
+        the client it would come from."""
         path = request.query_params.get("path", "/ai/v1/chat/completions")
         model = request.query_params.get("model")
         headers = [(name.lower(), value) for name, value in request.headers.items()]
@@ -68,7 +69,9 @@ class OwnRoutes:
             body = await _limited_body(request)
             if not body and model:
                 body = orjson.dumps({"model": model})
-            asked = peek(head, body, request_id_of(head), self._proxy.secret, self._proxy.relay.max_hops)
+            address = request.query_params.get("address", "")
+            secret, max_hops = self._proxy.secret, self._proxy.relay.max_hops
+            asked = peek(head, body, request_id_of(head), secret, max_hops, self._supposed_place, address)
         except ApiError as error:
             return refusal(error, path)
         route, preferences = self._proxy.rank(asked)
@@ -95,6 +98,10 @@ class OwnRoutes:
                 for backend in self._backends.values() if backend.name not in ranked
             },
         })  # fmt: skip
+
+    def _supposed_place(self, address: str, header: str, is_hop: bool) -> Place | None:
+        """Whoever asks "what if" is believed."""
+        return self._proxy.places.place(address, header, is_hop or bool(header))
 
 
 def refusal(error: ApiError, path: str) -> Response:

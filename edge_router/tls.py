@@ -5,10 +5,10 @@ A pair that does not fit (the one file is written, the other not yet) is not tak
 
 import asyncio
 import logging
-import os
 import ssl
 from pathlib import Path
 
+from edge_router.stamps import stamp
 from sites.config import ConfigError, RouterListenConfig
 
 LOOK_EVERY_S = 2.0
@@ -64,12 +64,4 @@ class Certificate:
         return context
 
     def _stamps(self) -> tuple[object, ...]:
-        return tuple(_stamp(file) for file in self._files)
-
-
-def _stamp(file: Path) -> object:
-    try:
-        found = os.stat(file)
-    except OSError as error:
-        return error.errno
-    return found.st_mtime_ns, found.st_size, found.st_ino
+        return tuple(stamp(file) for file in self._files)

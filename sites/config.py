@@ -5,6 +5,7 @@ the file, the key and the nearest valid one (invariant I7). The module refuses t
 """
 
 import difflib
+import ipaddress
 import re
 import tomllib
 from pathlib import Path
@@ -336,6 +337,29 @@ class DoorConfig(Table):
     max_open_per_client: int = Field(20_000, ge=1, description="requests of one address at work at once")
 
 
+class ClientsConfig(Table):
+    """Where clients stand. Whoever is not known to stand elsewhere stands where the router does."""
+
+    front_ends: tuple[str, ...] = Field(
+        ("127.0.0.0/8", "::1/128"),
+        description="networks of CDNs and load balancers, whose x-client-geo header (latitude,longitude) is believed",
+    )
+    geo_database: str | None = Field(
+        None,
+        description="a file in MaxMind's format with coordinates, such as GeoLite2-City.mmdb; replace it by renaming",
+    )
+
+    @field_validator("front_ends")
+    @classmethod
+    def _are_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        for network in networks:
+            try:
+                ipaddress.ip_network(network)
+            except ValueError as error:
+                raise ValueError(f"{error}; write 10.1.0.0/16 or 2001:db8::/32") from None
+        return networks
+
+
 class TenantLimitsConfig(Table):
     """What one tenant may have; what is unset is not limited here."""
 
@@ -367,6 +391,7 @@ class NetworkConfig(Table):
 
     listen: RouterListenConfig
     door: DoorConfig = DoorConfig()
+    clients: ClientsConfig = ClientsConfig()
     tenant_limits: TenantLimitsConfig = TenantLimitsConfig()
     tenants: tuple[TenantConfig, ...] = ()
     durable: DurableConfig = DurableConfig()

@@ -3,6 +3,7 @@ death."""
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -74,7 +75,7 @@ async def test_a_durable_stream_can_be_read_again_from_each_of_its_events() -> N
     "ids", [(None, "0", None, "1", "1", None), ("0", "0", "0.1", None), (None, "begin.1", None, None)]
 )
 async def test_each_event_is_a_place_of_its_own_however_the_site_names_them(ids: tuple[str | None, ...]) -> None:
-    recording = Recording("r", b"alice", HEAD, "q", DurableConfig(), 0.0)
+    recording = Recording("r", b"alice", SimpleNamespace(head=HEAD, address="", request_id="q"), DurableConfig(), 0.0)
     await recording.events(b"".join(encode_event(b"%d" % i, event_id) for i, event_id in enumerate(ids)))
     recording.end(1.0)
     kept = events(b"".join([batch async for batch in recording.read(0)]))

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from edge_router.client_places import ClientPlaces
 from edge_router.peek import HOPS, Head, ValidRequest, peek, request_id_of
 from wire.errors import ApiError, Dialect
 from wire.headers import HOP, hop_is_genuine, sign_hop
@@ -15,8 +16,14 @@ def head(path: str = CHAT, method: str = "POST", **headers: str) -> Head:
     return Head(method, path, path, [(name.replace("_", "-"), value) for name, value in headers.items()])
 
 
-def look(body: bytes, at: Head | None = None, secret: str = "", max_hops: int = 4) -> ValidRequest:
-    return peek(at or head(), body, "id-1", secret, max_hops)
+FRONT_END = "10.1.2.3"
+PLACES = ClientPlaces(("10.0.0.0/8",))
+
+
+def look(
+    body: bytes, at: Head | None = None, secret: str = "", max_hops: int = 4, address: str = FRONT_END
+) -> ValidRequest:
+    return peek(at or head(), body, "id-1", secret, max_hops, PLACES.place, address)
 
 
 def test_model_and_stream_flag_are_read_and_the_body_stays_as_it_came() -> None:
@@ -73,6 +80,19 @@ def test_a_place_is_read() -> None:
     place = look(b"{}", head(x_client_geo="52.3, -4.8")).client
     assert place is not None
     assert (place.latitude, place.longitude) == (52.3, -4.8)
+
+
+def test_a_place_is_the_front_ends_word_alone_and_no_other_router_hears_an_invented_one() -> None:
+    said = {"x_client_geo": "52.3, -4.8"}
+    believed, invented = look(b"{}", head(**said)), look(b"{}", head(**said), address="192.0.2.1")
+    assert ("x-client-geo", "52.3,-4.8") in believed.upstream_headers
+    assert invented.client is None
+    assert "x-client-geo" not in dict(invented.upstream_headers)
+    signature = sign_hop("s3cret", time.time(), "POST", CHAT, "id-1")
+    by_router = look(
+        b"{}", head(**said, x_pilotlight_hop=signature, x_request_id="id-1"), "s3cret", address="192.0.2.1"
+    )
+    assert by_router.client == believed.client
 
 
 def test_a_clients_request_id_is_kept_only_if_short_and_printable() -> None:
