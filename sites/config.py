@@ -135,7 +135,7 @@ class EngineConfig(Table):
 
 class ModelConfig(Table):
     name: str = Field(min_length=1, max_length=200, description="what requests call it")
-    source: str = Field(description='"embedded:ember", a directory, or a Hugging Face hub id')
+    source: str = Field(description='"embedded:ember", a directory, the URL of a packed one, or a Hugging Face hub id')
     aliases: tuple[str, ...] = Field((), description="further names for the same model")
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     residency: Literal["device", "auto", "host", "disk"] = Field(
