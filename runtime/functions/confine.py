@@ -24,7 +24,7 @@ DENIED = (
     "request_key", "keyctl", "bpf", "perf_event_open", "userfaultfd", "io_uring_setup", "io_uring_enter", "io_uring_register", "fanotify_init",
     "init_module", "finit_module", "delete_module", "kexec_load", "kexec_file_load", "reboot", "swapon", "swapoff", "acct", "quotactl",
     "syslog", "settimeofday", "clock_settime", "clock_adjtime", "adjtimex", "sethostname", "setdomainname", "iopl", "ioperm", "personality",
-    "move_pages", "migrate_pages",
+    "move_pages", "migrate_pages", "sched_setattr", "sched_setscheduler", "sched_setparam",
 )  # fmt: skip
 EXTRA_ADDRESS_SPACE = 1 << 30  # mapped libraries are no memory of the function's
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/etc/localtime")

@@ -22,6 +22,7 @@ from runtime.functions.limits import Limits
 from runtime.functions.logs import FunctionLog
 from runtime.functions.manifest import Manifest
 from runtime.functions.orders import Boot
+from runtime.functions.pace import Pace
 from runtime.functions.worker import Fault, Outward, Worker
 from runtime.functions.zygotes import FunctionZygote, SiteZygote, ZygoteError
 
@@ -43,6 +44,7 @@ class Ground:
     tier: int
     uid: int | None
     scratch: Path
+    stir: Callable[[], None]  # wakes those who watch
 
 
 class FunctionPool:
@@ -61,6 +63,7 @@ class FunctionPool:
         self.manifest = manifest
         self.name = manifest.name
         self.limits = limits if manifest.cpu_ms is None else replace(limits, cpu_ms=manifest.cpu_ms)
+        self._pace = Pace(self.limits.response_mib_per_s * 2**20)
         self.workers: list[Worker] = []
         self.is_closing = False
         self.num_started = 0
@@ -91,6 +94,7 @@ class FunctionPool:
     ) -> Result:
         """`is_pinned`: the function's oldest isolate answers, since objects of which there is one live there. Raises Fault."""
         await self._install()
+        self._ground.stir()
         worker = await (self._oldest() if is_pinned else self._free())
         try:
             return await worker.ask(frame, body, wall_s or self.limits.wall_s)
@@ -232,7 +236,7 @@ class FunctionPool:
     async def _start(self) -> Worker:
         printed = FunctionLog(self.name, self.limits.log_kib_per_s, self._follow)
         is_on_probation = asyncio.get_running_loop().time() < self._distrusted_until
-        worker = Worker(self.name, self.limits, self._outward, printed, is_on_probation=is_on_probation)
+        worker = Worker(self.name, self.limits, self._outward, printed, self._pace, is_on_probation=is_on_probation)
         self.workers.append(worker)
         try:
             if self._zygote is None or not self._zygote.is_alive:

@@ -8,7 +8,7 @@ import logging
 import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -21,6 +21,7 @@ from runtime.functions.layers import Layers, requirements_of
 from runtime.functions.limits import Limits
 from runtime.functions.manifest import Manifest
 from runtime.functions.pool import FunctionPool, Ground
+from runtime.functions.priority import Standing, tell_kernel
 from runtime.functions.tails import Tails
 from runtime.functions.worker import Worker
 from runtime.functions.zygotes import SiteZygote
@@ -28,7 +29,7 @@ from runtime.functions.zygotes import SiteZygote
 log = logging.getLogger("pilotlight.function")
 
 WATCH_S = 0.05
-REST_S = 0.25
+REST_S = 0.2  # more while nobody asks
 TRIM_S = 2.0
 UID_BASE = 231_072  # above what systems give to people; each function has its own
 
@@ -100,6 +101,7 @@ class SiteFunctions:
         self._zygote = SiteZygote()
         self._stack = AsyncExitStack()
         self._uids = 0
+        self._stirred = asyncio.Event()  # there is a request
         self._tasks: set[asyncio.Future[Any]] = set()
 
     async def __aenter__(self) -> "SiteFunctions":
@@ -110,6 +112,8 @@ class SiteFunctions:
             self._layers = Layers(self._state_dir / "layers")
             stack.push_async_callback(self._layers.close)
             self._zygote.start()
+            tell_kernel(0, Standing.PROMPT)  # the loop that carries every request and answer
+            stack.callback(tell_kernel, 0, Standing.USUAL)
             stack.callback(self._zygote.stop)
             await stack.enter_async_context(self._egress)
             self.isolation = await self._find_tier()
@@ -131,7 +135,7 @@ class SiteFunctions:
         served = name or manifest.name
         uid = UID_BASE + self._uids if os.getuid() == 0 else None
         self._uids += 1
-        ground = Ground(self._zygote, self.isolation.tier, uid, self._state_dir / "scratch")
+        ground = Ground(self._zygote, self.isolation.tier, uid, self._state_dir / "scratch", self._stirred.set)
         pool = FunctionPool(
             manifest,
             self.limits,
@@ -281,7 +285,12 @@ class SiteFunctions:
             if (now := asyncio.get_running_loop().time()) - trimmed_at > TRIM_S:
                 trimmed_at = now
                 self._trim()
-            await asyncio.sleep(WATCH_S if is_busy else REST_S)
+            if not is_busy:
+                self._stirred.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(REST_S):
+                        await self._stirred.wait()
+            await asyncio.sleep(WATCH_S)
 
     def _trim(self) -> None:
         """Functions that sleep keep their zygotes, and with them what they have imported, as far as there is memory for that."""

@@ -20,6 +20,7 @@ import msgspec
 
 from runtime.functions.confine import Confinement
 from runtime.functions.orders import MAX_MESSAGE_BYTES, Boot, Born, Died, Failed, Fork, Hatch, Order, reports
+from runtime.functions.priority import Standing, cpu_s, tell_kernel
 
 ROOT = Path(__file__).parents[2]
 SDK = Path(__file__).parent / "sdk"
@@ -48,22 +49,24 @@ class Child:
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
 
-    def be_nice(self, value: int) -> None:
-        """How much it gives way to others; back to 0 only where the site may do that."""
-        if self.pid <= 0:
-            return  # never born; 0 would be this process
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, self.pid, value)
+    def stand(self, standing: Standing) -> None:
+        if self.pid > 0:  # 0, one that was never born, would be this process
+            tell_kernel(self.pid, standing)
 
-    def usage(self) -> tuple[float, int]:
-        """CPU seconds used so far and MiB of memory that is its own."""
+    def cpu_s(self) -> float:
+        """Used so far."""
         try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            return cpu_s(self.pid) if self.pidfd >= 0 else 0.0
+        except OSError:
+            return 0.0
+
+    def memory_mib(self) -> int:
+        """That is its own."""
+        try:
             status = Path(f"/proc/{self.pid}/status").read_text()
         except OSError:
-            return 0.0, 0
-        kib = sum(int(found.group(1)) for found in _OWN_MEMORY.finditer(status))
-        return (int(fields[11]) + int(fields[12])) / _TICKS, kib >> 10
+            return 0
+        return sum(int(found.group(1)) for found in _OWN_MEMORY.finditer(status)) >> 10
 
     def over(self, report: Died | None) -> None:
         if not self.died.done():
@@ -185,7 +188,7 @@ class FunctionZygote:
 
     @property
     def memory_mib(self) -> int:
-        return self._child.usage()[1]
+        return self._child.memory_mib()
 
     async def born(self) -> None:
         """Raises ZygoteError."""
@@ -270,7 +273,6 @@ class SiteZygote:
             self._process = None
 
 
-_TICKS = os.sysconf("SC_CLK_TCK")
 _OWN_MEMORY = re.compile(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", re.MULTILINE)  # mapped files are the machine's cache
 
 
