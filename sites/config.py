@@ -177,9 +177,14 @@ class FunctionsConfig(Table):
     state_dir: str | None = Field(
         None, description="where bindings keep their data; unset: in ~/.local/state/pilotlight/SITE"
     )
-    min_tier: Literal[1, 2] = Field(
+    min_tier: Literal[1, 2, 3] = Field(
         1,
-        description="isolation below which nothing is served: 1 limits and no privileges, 2 namespaces, seccomp, Landlock",
+        description="isolation below which nothing is served: 1 limits and no privileges, 2 namespaces, seccomp, Landlock, "
+        "3 a container for each function",
+    )
+    oci_runtime: str | None = Field(
+        None,
+        description="program that makes the containers of tier 3, as `crun` or `runc`; the site must be started as root",
     )
     show_errors: bool = Field(False, description="answer a failed request with its traceback")
     egress_allow: tuple[str, ...] = Field(

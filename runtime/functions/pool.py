@@ -24,7 +24,7 @@ from runtime.functions.manifest import Manifest
 from runtime.functions.orders import Boot
 from runtime.functions.pace import Pace
 from runtime.functions.worker import Fault, Outward, Worker
-from runtime.functions.zygotes import FunctionZygote, SiteZygote, ZygoteError
+from runtime.functions.zygotes import FunctionZygote, Hatchery, ZygoteError
 
 log = logging.getLogger("pilotlight.function")
 _numbers = itertools.count(1)
@@ -40,7 +40,7 @@ MAX_SOURCES = 500  # files looked through for imports
 class Ground:
     """Where a function runs: what the site gives to each of them."""
 
-    zygote: SiteZygote
+    zygote: Hatchery
     tier: int
     uid: int | None
     scratch: Path
@@ -271,6 +271,7 @@ class FunctionPool:
             disk_mib=self.limits.disk_mib,
             open_files=self.limits.open_files,
             threads=self.limits.threads,
+            isolates=self.limits.max_isolates,
         )
         printed = self._zygote_log = FunctionLog(self.name, self.limits.log_kib_per_s, self._follow)
         try:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -180,7 +181,7 @@ class FunctionZygote:
     def __init__(self, child: Child, control: socket.socket) -> None:
         self._child = child
         self.why_failed = ""
-        self._link = Link(control, lambda: child.pid, self._failed)
+        self._link = Link(control, lambda: child.pid, self.fail)
 
     @property
     def is_alive(self) -> bool:
@@ -197,12 +198,43 @@ class FunctionZygote:
     def fork(self, boot: Boot, fds: list[int]) -> Child:
         return self._link.ask(lambda id: Fork(id, boot), fds)
 
+    @property
+    def is_closed(self) -> bool:
+        return self._link.closed
+
     def close(self) -> None:
         self._link.close()
         self._child.kill()
 
-    def _failed(self, why: str) -> None:
-        self.why_failed = why
+    def fail(self, why: str) -> None:
+        self.why_failed = self.why_failed or why
+
+
+class Hatchery(Protocol):
+    """Where functions' zygotes come from."""
+
+    def hatch(self, limits: Confinement, imports: list[str], sys_path: list[str], log_fd: int) -> FunctionZygote: ...
+
+
+async def try_tier(hatchery: Hatchery, limits: Confinement) -> str:
+    """Why the machine does not offer a tier; empty where it does."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        made = hatchery.hatch(limits, [], [], nowhere)
+    except ZygoteError as error:
+        return str(error)
+    finally:
+        os.close(nowhere)
+    try:
+        async with asyncio.timeout(SETTLE_S):
+            await made.born()
+            probe = made.fork(Boot("", [], []), [])  # it cannot run without descriptors: that it is born is enough
+            await asyncio.wait({probe.born})
+            return made.why_failed or ("" if probe.born.exception() is None else str(probe.born.exception()))
+    except (TimeoutError, ZygoteError) as error:
+        return made.why_failed or str(error) or "it takes too long"
+    finally:
+        made.close()
 
 
 class SiteZygote:
@@ -242,24 +274,6 @@ class SiteZygote:
         with theirs:
             child = self._link.ask(lambda id: Hatch(id, limits, imports, sys_path), [theirs.fileno(), log_fd])
         return FunctionZygote(child, ours)
-
-    async def try_tier(self, limits: Confinement) -> str:
-        """Why the machine does not offer a tier; empty where it does."""
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        try:
-            made = self.hatch(limits, [], [], nowhere)
-        finally:
-            os.close(nowhere)
-        try:
-            async with asyncio.timeout(SETTLE_S):
-                await made.born()
-                probe = made.fork(Boot("", [], []), [])  # it cannot run without descriptors: that it is born is enough
-                await asyncio.wait({probe.born})
-                return made.why_failed or ("" if probe.born.exception() is None else str(probe.born.exception()))
-        except (TimeoutError, ZygoteError) as error:
-            return made.why_failed or str(error) or "it takes too long"
-        finally:
-            made.close()
 
     def stop(self) -> None:
         if self._link is not None:
