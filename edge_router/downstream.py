@@ -59,7 +59,7 @@ class Listener(Protocol):
 
 class Downstream:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.head = _head(scope)
+        self.head = head_of(scope)
         self.address = str(scope["client"][0]) if scope.get("client") else ""
         self.request_id = ""
         self.is_streaming = False
@@ -224,7 +224,7 @@ class Downstream:
             return  # it had its chance
 
 
-def _head(scope: Scope) -> Head:
+def head_of(scope: Scope) -> Head:
     headers = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
     query = scope.get("query_string", b"")
     target = scope.get("raw_path", scope["path"].encode()).decode("latin-1") + (

@@ -22,7 +22,7 @@ from edge_router.exchange import Exchange
 from edge_router.hints import WakeHints
 from edge_router.limits import Limits
 from edge_router.metrics import NO_SITE, RouterMetrics
-from edge_router.peek import FUNCTIONS, ValidRequest, peek, request_id_of
+from edge_router.peek import FUNCTIONS, Head, ValidRequest, peek, request_id_of
 from edge_router.policy import Policy, Preference, RouteRequest
 from edge_router.retries import RetryBudget
 from edge_router.session import SessionTable
@@ -130,9 +130,7 @@ class Proxy:
     async def forward(self, client: Listener, body: bytes) -> None:
         assert self.upstream is not None
         started_at = self._clock()
-        request = peek(
-            client.head, body, client.request_id, self.secret, self.relay.max_hops, self.places.place, client.address
-        )
+        request = self.parsed(client.head, body, client.request_id, client.address)
         exchange = Exchange(request, self.relay)
         self.retries.deposit()
         self.limits.charge(client.head, request.conversation.tokens)
@@ -184,13 +182,20 @@ class Proxy:
         while self._open and self._clock() < deadline:
             await asyncio.sleep(DRAIN_POLL_S)
 
-    async def _body(self, client: Downstream) -> bytes:
+    def check(self, head: Head) -> None:
+        """Raises ApiError on what is not taken, whatever its body."""
         if self.is_draining:
             raise ApiError("draining", "the router is shutting down: send the request again", retry_after_s=1)
-        if ".." in client.head.path.split("/"):
+        if ".." in head.path.split("/"):
             raise ApiError("not_found", "a path must not contain '..'")
-        if not _PLAIN_TARGET.fullmatch(client.head.target):
+        if not _PLAIN_TARGET.fullmatch(head.target):
             raise ApiError("invalid_request", "a path must be printable ASCII: encode everything else as %XX")
+
+    def parsed(self, head: Head, body: bytes, request_id: str, address: str) -> ValidRequest:
+        return peek(head, body, request_id, self.secret, self.relay.max_hops, self.places.place, address)
+
+    async def _body(self, client: Downstream) -> bytes:
+        self.check(client.head)
         limit = int(self.relay.max_body_mib * 2**20)
         return await client.body(limit, self.relay.idle_timeout_s, self.body_timeout_s)
 
@@ -304,7 +309,7 @@ class Proxy:
 
     async def _give_up(self, client: Listener, exchange: Exchange) -> None:
         if exchange.lost is None:
-            raise self._nothing_left(exchange.failures)
+            raise self.nothing_left(exchange.failures)
         self.metrics.ended(exchange.lost_site, "lost")
         self.metrics.stream_lost(exchange.lost_site)
         await client.refuse(exchange.end_of_stream())
@@ -330,7 +335,7 @@ class Proxy:
             if answer.body is None and exchange.is_at_first_try:
                 self.metrics.first_token(preference, elapsed_s)
 
-    def _nothing_left(self, failures: Mapping[str, SiteFailed]) -> ApiError:
+    def nothing_left(self, failures: Mapping[str, SiteFailed]) -> ApiError:
         if failures:
             tried = "; ".join(f"{site}: {failure.detail}" for site, failure in failures.items())
             sentence = f"no site could answer; tried {tried}"

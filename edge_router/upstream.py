@@ -261,11 +261,11 @@ class Upstream:
         link: Link | None = None
         stream: _Events | None = None
         try:
-            origin = self._origin(url)
-            link = self.pool.idle(origin) or await patience.within(self.pool.connect(origin))
+            origin = self.origin(url)
+            link = self.pool.idle(origin) or await patience.within(self.pool.connect(origin, Link))
             patience.link = link
             body = request.delivery + request.body if request.delivery else request.body
-            head = _head(link.origin, request, request.sent_headers(self._secret, time.time()), len(body))
+            head = request_head(link.origin, request, request.sent_headers(self._secret, time.time()), len(body))
             link.send(head, body, is_head_request=request.head.method == "HEAD")
             meanwhile()
             await link.head()
@@ -334,8 +334,7 @@ class Upstream:
             self._streams.add(stream)
             return Answer(self, link, None, stream, [])
         body = await self._read_whole(link, patience, patience_s)
-        if link.status == 503 and _error_of(body).get("code") in ("draining", "overloaded"):
-            _refuse_spent(link, body)
+        refuse_busy(link, body)
         return Answer(self, link, body, None, [])
 
     async def _read_whole(self, link: Link, patience: "_Patience", patience_s: float) -> bytes:
@@ -352,7 +351,7 @@ class Upstream:
                 raise SiteFailed("malformed", f"its answer is larger than {MAX_ANSWER_BYTES >> 20} MiB")
         return b"".join(parts)
 
-    def _origin(self, url: str) -> Origin:
+    def origin(self, url: str) -> Origin:
         origin = self._origins.get(url)
         if origin is None:
             origin = self._origins[url] = Origin.of(url)
@@ -426,12 +425,18 @@ def header(headers: Sequence[tuple[str, str]], name: str) -> str:
     return ""
 
 
-def _head(origin: Origin, request: ValidRequest, headers: Sequence[tuple[str, str]], body_bytes: int) -> bytes:
+def request_head(origin: Origin, request: ValidRequest, headers: Sequence[tuple[str, str]], body_bytes: int) -> bytes:
     lines = [f"{request.head.method} {request.head.target} HTTP/1.1\r\nhost: {origin.authority}\r\n"]
     lines += [f"{name}: {value}\r\n" for name, value in headers]
     if body_bytes or request.head.method not in ("GET", "HEAD", "OPTIONS", "DELETE"):
         lines.append(f"content-length: {body_bytes}\r\n")
     return "".join(lines).encode("latin-1") + b"\r\n"
+
+
+def refuse_busy(link: Link, body: bytes) -> None:
+    """Of a function's answers those that are its site's: that it is full, or draining. Raises SiteFailed."""
+    if link.status == 503 and _error_of(body).get("code") in ("draining", "overloaded"):
+        _refuse_spent(link, body)
 
 
 def _refuse_spent(link: Link, body: bytes) -> None:

@@ -24,6 +24,7 @@ LAST_WORDS_S = 1.0  # for the news of a death
 MAX_TRACE = 8192
 NICE_AFTER_S = 0.05  # of CPU time in one go: who computes for long gives way to those who answer quickly
 NICE = 10
+SOCKETS_SHARE = 0.5  # of a core, which an isolate's open WebSockets may use for as long as they are open
 
 Outward = Callable[["Worker", frames.Request, Inbound | None], Awaitable[Any]]
 """What the runtime does for a function: calls of bindings, fetches."""
@@ -55,6 +56,7 @@ class Worker:
         self.idle_since = 0.0
         self.is_ready = False
         self.is_broken = False
+        self.sockets = 0  # WebSockets that are open
         self.lag_since: float | None = None  # the loop owes an answer since then
         self.limits = limits
         self._outward = outward
@@ -62,6 +64,8 @@ class Worker:
         self._cpu: dict[int, float] = {}  # seconds, by request
         self._seen: set[int] = set()  # requests that were open at the last look
         self._subrequests: dict[int, int] = {}
+        self._sockets_cpu = 0.0  # seconds, beyond their share
+        self._looked_at = self._loop.time()
         self._cpu_seen = 0.0
         self._background_since = 0.0
         self._is_nice = False
@@ -114,9 +118,15 @@ class Worker:
         return len(self.open) + self.promised
 
     async def ask(
-        self, frame: Callable[[int], frames.Request], body: AsyncIterator[bytes] | None, wall_s: float
+        self,
+        frame: Callable[[int], frames.Request],
+        body: AsyncIterator[bytes] | None,
+        wall_s: float,
+        *,
+        is_socket: bool = False,
     ) -> Result:
-        """Raises Fault with what the function's author should know. The answer's stream counts as part of the request: read it or cancel it."""
+        """Raises Fault with what the function's author should know. The answer's stream counts as part of the request, unless it is a WebSocket's:
+        read it or cancel it."""
         assert self._channel is not None
         ids: list[int] = []
         ends_at = self._loop.time() + wall_s
@@ -144,8 +154,21 @@ class Worker:
         if result.body is None:
             self._done(ids)
             return result
+        if is_socket and result.value.get("web_socket") is True:
+            return Result(result.value, self._opened_socket(ids, result.body))  # type: ignore[arg-type]
         stream = Streamed(self, result.body, ends_at, lambda: self._done(ids))
         return Result(result.value, stream)  # type: ignore[arg-type]
+
+    def _opened_socket(self, ids: list[int], body: Inbound) -> "Streamed":
+        """A request no longer: it may last for hours, and what it computes is counted with that of the isolate's other sockets."""
+        self._done(ids)
+        self.sockets += 1
+
+        def closed() -> None:
+            self.sockets -= 1
+            self.idle_since = self._loop.time()
+
+        return Streamed(self, body, None, closed)
 
     def _done(self, ids: list[int]) -> None:
         for id in ids:
@@ -191,16 +214,24 @@ class Worker:
         charged = [
             id for id in self._cpu if id in self._seen
         ]  # who came since the last look has used little of what was spent
+        sharers = len(charged) + (self.sockets > 0)
         for id in charged:
-            self._cpu[id] += spent / len(charged)
+            self._cpu[id] += spent / sharers
+        allowed = SOCKETS_SHARE * (now - self._looked_at)
+        self._sockets_cpu = max(0.0, self._sockets_cpu + spent / sharers - allowed) if self.sockets else 0.0
+        self._looked_at = now
         self._seen = set(self._cpu)
-        self._unasked_cpu = 0.0 if self._cpu else self._unasked_cpu + spent
-        self._give_way(max(self._unasked_cpu, max(self._cpu.values(), default=0.0)) > NICE_AFTER_S)
+        self._unasked_cpu = 0.0 if self._cpu or self.sockets else self._unasked_cpu + spent
+        used = max(self._unasked_cpu, self._sockets_cpu, max(self._cpu.values(), default=0.0))
+        self._give_way(used > NICE_AFTER_S)
         limit_s = self.limits.cpu_ms / 1e3
         if self._unasked_cpu > limit_s:
             self.end(f"it used more than {self.limits.cpu_ms} ms of CPU time while it had no request", "cpu_time")
         elif max(self._cpu.values(), default=0.0) > limit_s:
             self.end(f"it used more than {self.limits.cpu_ms} ms of CPU time for one request", "cpu_time")
+        elif self._sockets_cpu > limit_s:
+            sentence = f"its WebSockets used {self.limits.cpu_ms} ms of CPU time beyond half of a core"
+            self.end(sentence, "cpu_time")
         elif memory_mib > self.limits.memory_mib:
             self.end(f"it used {memory_mib} MiB of memory, of at most {self.limits.memory_mib}", "memory")
         elif self.lag_since is not None and now - self.lag_since > self.limits.blocked_s:
@@ -303,6 +334,9 @@ class Worker:
     async def close(self) -> None:
         """Ends the isolate; what is under way fails."""
         if self._channel is not None:
+            if not self._channel.closed.is_set() and self._ending is None:
+                sentence = f"the site has ended this isolate of {self.function!r}"
+                self._why_ended = self._why_ended or Fault(sentence, code="closing")
             self._channel.close("the site has ended this isolate")
         if self._ping is not None:
             self._ping.cancel()
@@ -326,7 +360,8 @@ class Worker:
 class Streamed:
     """An answer's stream within the limits. It ends with `aclose`, also when nobody has read from it yet."""
 
-    def __init__(self, worker: Worker, body: Inbound, ends_at: float, done: Callable[[], None]) -> None:
+    def __init__(self, worker: Worker, body: Inbound, ends_at: float | None, done: Callable[[], None]) -> None:
+        """`ends_at` is None for a WebSocket's, which has no end and no size."""
         self._worker = worker
         self._body = body
         self._ends_at = ends_at
@@ -365,7 +400,7 @@ class Streamed:
         except Failure as failure:
             raise _fault(failure) from None
         self._size += len(chunk)
-        if self._size > limits.response_mib * 2**20:
+        if self._size > limits.response_mib * 2**20 and self._ends_at is not None:
             sentence = f"the response is larger than {limits.response_mib:g} MiB"
             raise Fault(sentence, code="response_too_large")
         return chunk
