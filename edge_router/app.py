@@ -23,6 +23,7 @@ from edge_router.policy.cost import CostPolicy
 from edge_router.proxy import PREFIXES, Proxy
 from edge_router.routes import OwnRoutes, method_not_allowed, not_found
 from edge_router.session import SessionTable
+from edge_router.tunnels import Tunnels
 from edge_router.upstream import Upstream, client_session, connector
 from sites.config import NetworkConfig
 
@@ -83,6 +84,8 @@ def build_app(
     )
     app.router.redirect_slashes = False  # /v1 is not /v1/: a redirect would turn a client's POST into a GET
     app.state.proxy = app.proxy = proxy
+    app.tunnels = Tunnels(proxy)
+    metrics.watch("sockets", "Open WebSockets.", lambda: len(app.tunnels))
     app.streams = StreamRoutes(recordings, limits, secret)
     return app
 
@@ -92,6 +95,7 @@ class Router(Starlette):
     request."""
 
     proxy: Proxy
+    tunnels: Tunnels
     streams: StreamRoutes
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:

@@ -103,7 +103,9 @@ class Asking:
             self._upstream.leave(link, self._stream)
 
     async def _connected(self) -> Link:
-        link = self._link = self._patience.link = await self._patience.within(self._upstream.pool.connect(self._origin))
+        link = self._link = self._patience.link = await self._patience.within(
+            self._upstream.pool.connect(self._origin, Link)
+        )
         self._upstream.send(link, self._request)
         return link
 
@@ -185,8 +187,7 @@ class Asking:
             self._stream = self._upstream.read_events(link, as_pieces=True)
             return Answer(self._upstream, link, None, self._stream, [])
         body = await self._whole(link)
-        if link.status == 503 and error_of(body).get("code") in ("draining", "overloaded"):
-            _refuse_spent(link, body)
+        refuse_busy(link, body)
         return Answer(self._upstream, link, body, None, [])
 
     async def _whole(self, link: Link) -> bytes:
@@ -250,6 +251,12 @@ class _Patience:
             self.link.fail(TimeoutError())
         elif self._connecting is not None and not self._connecting.expired():
             self._connecting.reschedule(self._loop.time())
+
+
+def refuse_busy(link: Link, body: bytes) -> None:
+    """Of a function's answers those that are its site's: that it is full, or draining. Raises SiteFailed."""
+    if link.status == 503 and error_of(body).get("code") in ("draining", "overloaded"):
+        _refuse_spent(link, body)
 
 
 def _refuse_spent(link: Link, body: bytes) -> None:

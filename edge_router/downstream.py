@@ -65,7 +65,7 @@ class Listener(Protocol):
 class Downstream:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         direct: HttpExchange | None = scope.get(DIRECT)  # where our own server serves
-        self.head = _head(scope) if direct is None else _known_head(direct)
+        self.head = head_of(scope) if direct is None else _known_head(direct)
         self.address = str(scope["client"][0]) if scope.get("client") else ""
         self.request_id = ""
         self.is_streaming = False
@@ -261,11 +261,11 @@ def _known_head(direct: HttpExchange) -> Head:
     """Made once for all requests of a connection that repeat it. The body's length is no part of it."""
     head: Head | None = direct.head.memo.get("head")
     if head is None:
-        head = direct.head.memo["head"] = _head({**direct.scope, "headers": direct.head.headers})
+        head = direct.head.memo["head"] = head_of({**direct.scope, "headers": direct.head.headers})
     return head
 
 
-def _head(scope: Scope) -> Head:
+def head_of(scope: Scope) -> Head:
     headers = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
     query = scope.get("query_string", b"")
     target = scope.get("raw_path", scope["path"].encode()).decode("latin-1") + (

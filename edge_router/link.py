@@ -9,7 +9,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -223,6 +223,9 @@ class Link(asyncio.Protocol):
         self.wake()
 
 
+AnyLink = TypeVar("AnyLink", bound=Link)
+
+
 class LinkPool:
     """Links that wait for a request, newest first. No limit: admission is the sites' business, and a wait for a link would hide in the RTT."""
 
@@ -268,14 +271,14 @@ class LinkPool:
             self._end(link)
         self._idle.clear()
 
-    async def connect(self, origin: Origin) -> Link:
+    async def connect(self, origin: Origin, make: Callable[[Origin], AnyLink]) -> AnyLink:
         """Raises CannotConnect."""
         if origin.is_tls and self._tls is None:
             self._tls = ssl.create_default_context()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 _, link = await asyncio.get_running_loop().create_connection(
-                    lambda: Link(origin), origin.host, origin.port, ssl=self._tls if origin.is_tls else None
+                    lambda: make(origin), origin.host, origin.port, ssl=self._tls if origin.is_tls else None
                 )
         except TimeoutError:
             raise CannotConnect(
@@ -285,6 +288,10 @@ class LinkPool:
             raise CannotConnect(f"cannot connect to {origin.authority}: {error.strerror or error}") from None
         self._open.add(link)
         return link
+
+    def give_away(self, link: Link) -> None:
+        """Its connection is somebody else's from now on."""
+        self._open.discard(link)
 
     def _end(self, link: Link) -> None:
         self._open.discard(link)

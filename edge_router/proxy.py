@@ -120,7 +120,7 @@ class Proxy:
 
     def _go_ahead(self, client: Downstream, ahead: "Ahead") -> None:
         ahead.enter(self.limits.admitted(client.head, client.address))
-        self._check(client.head)
+        self.check(client.head)
         if (body := client.whole_body(self._max_body_bytes)) is None:
             return
         ahead.body = body
@@ -158,9 +158,7 @@ class Proxy:
 
     def _exchange(self, client: Listener, body: bytes) -> Exchange:
         started_at = self._clock()
-        request = peek(
-            client.head, body, client.request_id, self.secret, self.relay.max_hops, self.places.place, client.address
-        )
+        request = self.parsed(client.head, body, client.request_id, client.address)
         self.retries.deposit()
         self.limits.charge(client.head, request.conversation.tokens)
         return Exchange(request, self.relay, started_at)
@@ -212,13 +210,17 @@ class Proxy:
         while self._open and self._clock() < deadline:
             await asyncio.sleep(DRAIN_POLL_S)
 
-    def _check(self, head: Head) -> None:
+    def check(self, head: Head) -> None:
+        """Raises ApiError on what is not taken, whatever its body."""
         if self.is_draining:
             raise ApiError("draining", "the router is shutting down: send the request again", retry_after_s=1)
         if ".." in head.path and ".." in head.path.split("/"):
             raise ApiError("not_found", "a path must not contain '..'")
         if not _PLAIN_TARGET.fullmatch(head.target):
             raise ApiError("invalid_request", "a path must be printable ASCII: encode everything else as %XX")
+
+    def parsed(self, head: Head, body: bytes, request_id: str, address: str) -> ValidRequest:
+        return peek(head, body, request_id, self.secret, self.relay.max_hops, self.places.place, address)
 
     async def _body(self, client: Downstream) -> bytes:
         return await client.body(self._max_body_bytes, self.relay.idle_timeout_s, self.body_timeout_s)
@@ -356,7 +358,7 @@ class Proxy:
 
     async def _give_up(self, client: Listener, exchange: Exchange) -> None:
         if exchange.lost is None:
-            raise self._nothing_left(exchange.failures)
+            raise self.nothing_left(exchange.failures)
         self.metrics.ended(exchange.lost_site, "lost")
         self.metrics.stream_lost(exchange.lost_site)
         await client.refuse(exchange.end_of_stream())
@@ -382,7 +384,7 @@ class Proxy:
             if answer.body is None and exchange.is_at_first_try:
                 self.metrics.first_token(preference, elapsed_s)
 
-    def _nothing_left(self, failures: Mapping[str, SiteFailed]) -> ApiError:
+    def nothing_left(self, failures: Mapping[str, SiteFailed]) -> ApiError:
         if failures:
             tried = "; ".join(f"{site}: {failure.detail}" for site, failure in failures.items())
             sentence = f"no site could answer; tried {tried}"

@@ -78,13 +78,14 @@ async def _serve(network: NetworkConfig, listener: socket.socket) -> None:
         print(f"The router listens on {url}", flush=True)
         await stop.wait()
         await _drain(app.proxy, network.relay.drain_timeout_s, stop_now)
+        app.tunnels.end()
 
 
 @asynccontextmanager
 async def serving(app: Router, network: NetworkConfig, listener: socket.socket) -> AsyncIterator[Server]:
     """Takes the socket over."""
     h2 = H2(app)
-    server = Server(app, http_limits(network.door), h2)
+    server = Server(app, http_limits(network.door), h2, app.tunnels)
     app.proxy.metrics.watch("connections", "Of clients, over HTTP/1.1.", lambda: len(server.connections))
     certificate = Certificate.of(network.listen)
     async with app.router.lifespan_context(app):

@@ -249,7 +249,7 @@ class Upstream:
 
     def send(self, link: Link, request: ValidRequest) -> None:
         body = request.delivery + request.body if request.delivery else request.body
-        head = _head(link.origin, request, request.head_lines(self._secret, time.time()), len(body))
+        head = request_head(link.origin, request, request.head_lines(self._secret, time.time()), len(body))
         link.send(head, body, is_head_request=request.head.method == "HEAD")
 
     def read_events(self, link: Link, *, as_pieces: bool = False) -> "Events":
@@ -290,7 +290,7 @@ def header(headers: Sequence[tuple[str, str]], name: str) -> str:
     return ""
 
 
-def _head(origin: Origin, request: ValidRequest, lines: bytes, body_bytes: int) -> bytes:
+def request_head(origin: Origin, request: ValidRequest, lines: bytes, body_bytes: int) -> bytes:
     method = request.head.method
     head = f"{method} {request.head.target} HTTP/1.1\r\nhost: {origin.authority}\r\n".encode("latin-1") + lines
     if body_bytes or method not in ("GET", "HEAD", "OPTIONS", "DELETE"):

@@ -24,6 +24,7 @@ class Admission:
     def __init__(self, max_inflight: int) -> None:
         self.max_inflight = max_inflight
         self.inflight = 0
+        self.attached = 0
         self._draining = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -46,8 +47,22 @@ class Admission:
         finally:
             permit.release()
             self.inflight -= 1
-            if self.inflight == 0:
-                self._empty.set()
+            self._look_whether_empty()
+
+    @contextmanager
+    def attachment(self) -> Iterator[None]:
+        """What stays open for long and is no request at work, a WebSocket: it takes nobody's place, and a drain waits for its end."""
+        self.attached += 1
+        self._empty.clear()
+        try:
+            yield
+        finally:
+            self.attached -= 1
+            self._look_whether_empty()
+
+    def _look_whether_empty(self) -> None:
+        if self.inflight == 0 and self.attached == 0:
+            self._empty.set()
 
     @property
     def draining(self) -> bool:
@@ -61,7 +76,7 @@ class Admission:
         await self._draining.wait()
 
     async def wait_until_empty(self) -> None:
-        """Returns when no request holds a permit."""
+        """Returns when no request holds a permit, and nothing is attached."""
         await self._empty.wait()
 
     def expected_output(self, model: str, max_tokens: int) -> int:

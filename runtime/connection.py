@@ -88,6 +88,17 @@ async def send_error(send: Send, error: ApiError, dialect: Dialect, headers: Hea
     await send_json(send, error_body(error, dialect), error.status(dialect), [*error.headers(), *headers])
 
 
+def answering(scope: Scope, send: Send) -> Send:
+    """For an HTTP answer. To a WebSocket's handshake it is the answer instead of an open socket (ASGI's extension `websocket.http.response`)."""
+    if scope["type"] != "websocket":
+        return send
+
+    async def renamed(message: Message) -> None:
+        await send({**message, "type": f"websocket.{message['type']}"})
+
+    return renamed
+
+
 def error_body(error: ApiError, dialect: Dialect) -> bytes:
     return orjson.dumps(error.body(dialect))
 

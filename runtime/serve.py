@@ -25,6 +25,7 @@ from runtime.engines.sources import SourceError, local_directory
 from runtime.timeline import process_began_s
 from sites.config import ConfigError, SiteConfig, load_site
 from wire.server import ListenError, bind, follow_parent, hypercorn_config, loop_factory, url_of
+from wire.socket_stream import install as install_sockets
 
 log = logging.getLogger("pilotlight.site")
 
@@ -88,8 +89,11 @@ async def serve_app(
         await stopping.wait()
         await _drain(app, site.limits.drain_timeout_s, hurry)
 
+    install_sockets()
+    config = hypercorn_config(listener)
+    config.websocket_max_message_size = int(site.functions.socket_message_mib * 2**20)
     try:
-        await serve(app, hypercorn_config(listener), shutdown_trigger=drained)  # type: ignore[arg-type]
+        await serve(app, config, shutdown_trigger=drained)  # type: ignore[arg-type]
     finally:
         announcing.cancel()
         with contextlib.suppress(asyncio.CancelledError):

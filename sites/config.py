@@ -164,6 +164,22 @@ class FunctionConfig(Table):
     layer: str | None = Field(None, description="directory with the packages that it imports")
 
 
+class R2StoreConfig(Table):
+    """A bucket of R2 whose objects lie at an S3 endpoint. Its credentials are the site's; functions never see them."""
+
+    endpoint: str = Field(pattern="^https?://[^/]+", description="such as https://s3.eu-west-1.amazonaws.com")
+    region: str = Field("auto", description="as the endpoint wants it signed")
+    bucket: str | None = Field(None, description="its name there, where that is another one")
+    path_style: bool = Field(True, description="the bucket in the path; false: in the host's name")
+    access_key_id_env: str = Field("AWS_ACCESS_KEY_ID", description="environment variable of the site's process")
+    secret_access_key_env: str = "AWS_SECRET_ACCESS_KEY"
+    session_token_env: str = "AWS_SESSION_TOKEN"
+    credentials_file: str | None = Field(
+        None, description="instead of the environment: a file such as ~/.aws/credentials, read for each request"
+    )
+    profile: str = Field("default", description="section of that file")
+
+
 class FunctionsConfig(Table):
     """The functions of a site, and what each of them may use."""
 
@@ -176,6 +192,9 @@ class FunctionsConfig(Table):
     )
     state_dir: str | None = Field(
         None, description="where bindings keep their data; unset: in ~/.local/state/pilotlight/SITE"
+    )
+    r2: dict[str, R2StoreConfig] = Field(
+        {}, description="buckets, by their name in manifests, that lie at an S3 endpoint"
     )
     min_tier: Literal[1, 2, 3] = Field(
         1,
@@ -204,6 +223,13 @@ class FunctionsConfig(Table):
     concurrency: int = Field(64, ge=1, description="requests open in one process, beyond which another one is started")
     max_isolates: int = Field(4, ge=1, description="processes of one function")
     idle_s: float = Field(60.0, gt=0, description="without a request, after which a process is ended")
+    sockets: int = Field(
+        512, ge=1, le=900, description="WebSockets open in one process, beyond which another is started"
+    )
+    socket_idle_s: float = Field(3600.0, gt=0, description="a WebSocket without a message for so long is closed")
+    socket_message_mib: float = Field(
+        1.0, gt=0, le=16, description="of one message of a WebSocket, in either direction"
+    )
     zygotes_mib: int = Field(
         1024, ge=0, description="memory for functions that sleep with all they import, so that they wake quickly"
     )

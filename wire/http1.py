@@ -22,6 +22,7 @@ import orjson
 from wire.errors import ApiError, Dialect
 from wire.http1_exchange import Application, Exchange
 from wire.request_head import Headers, RequestHead
+from wire.tunnel import Upgrading
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MAX_PIPELINED = 64  # requests that a client may send ahead of their answers
@@ -31,6 +32,7 @@ SWEPT_AT_ONCE = 256
 NEVER = float("inf")
 
 H2Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+SocketHandler = Callable[[Upgrading], Coroutine[Any, Any, None]]
 
 log = logging.getLogger(__name__)
 
@@ -50,16 +52,23 @@ class HttpLimits:
 class Server:
     """`await start`, later `await stop`. Applications see ASGI 3."""
 
-    def __init__(self, app: Application, limits: HttpLimits | None = None, h2: H2Handler | None = None) -> None:
+    def __init__(
+        self,
+        app: Application,
+        limits: HttpLimits | None = None,
+        h2: H2Handler | None = None,
+        sockets: SocketHandler | None = None,
+    ) -> None:
         self.app = app
         self.limits = limits or HttpLimits()
         self.h2 = h2
+        self.sockets = sockets
         self.connections: set[Connection] = set()
         self.by_client: Counter[str] = Counter()
         self.cut: Counter[str] = Counter()  # connections that were ended for a limit, by its word
         self.is_stopping = False
         self.date = b""
-        self._h2_tasks: set[asyncio.Task[None]] = set()
+        self._handed_on: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -81,24 +90,30 @@ class Server:
         for connection in tuple(self.connections):
             connection.close_if_idle()
         deadline = time.monotonic() + grace_s
-        while (self.connections or self._h2_tasks) and time.monotonic() < deadline:
+        while (self.connections or self._handed_on) and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
         for connection in tuple(self.connections):
             connection.abort()
-        for task in tuple(self._h2_tasks):
+        for task in tuple(self._handed_on):
             task.cancel()
         self._sweeper.cancel()
-        await asyncio.gather(self._sweeper, *self._h2_tasks, return_exceptions=True)
+        await asyncio.gather(self._sweeper, *self._handed_on, return_exceptions=True)
 
     async def serve_h2(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         assert self.h2 is not None
-        self._h2_tasks.add(task)
+        self._handed_on.add(task)
         try:
             await self.h2(reader, writer)
         finally:
-            self._h2_tasks.discard(task)
+            self._handed_on.discard(task)
+
+    def serve_socket(self, client: Upgrading) -> None:
+        assert self.sockets is not None
+        task = asyncio.get_running_loop().create_task(self.sockets(client))
+        self._handed_on.add(task)
+        task.add_done_callback(self._handed_on.discard)
 
     async def _sweep(self) -> None:
         """One clock for all connections: ten thousand idle ones cost a few milliseconds of each second, and none has a timer. They are looked at
@@ -204,8 +219,8 @@ class Connection(asyncio.Protocol):
                 return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._upgrade(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._upgrade(data, upgrade.args[0])
         except httptools.HttpParserError as error:
             self.refuse(self._refusal or ApiError("invalid_request", f"the request is not valid HTTP: {error}"))
         else:
@@ -395,12 +410,24 @@ class Connection(asyncio.Protocol):
         )
         return ApiError("headers_too_large", sentence)
 
-    def _upgrade(self, data: bytes) -> None:
-        """Only to HTTP/2, and only as the first thing on a connection. Nobody else's protocol is spoken here."""
+    def _upgrade(self, data: bytes, end: int) -> None:
+        """To HTTP/2, and only as the first thing on a connection, or to a WebSocket, which another handler tunnels; `end` is the request's."""
         wanted = next((value.lower() for name, value in self._headers if name == b"upgrade"), b"")
         if wanted == b"h2c" and self._opening is not None and self._server.h2 is not None:
             return self._to_h2(data)
-        self.refuse(ApiError("invalid_request", "upgrades and tunnels are not offered: send plain HTTP/1.1 or HTTP/2"))
+        is_alone = self._exchange is None and not self.transport.is_closing()
+        if (
+            wanted == b"websocket"
+            and self._server.sockets is not None
+            and is_alone
+            and self._parser.get_method() == b"GET"
+        ):
+            self.deadline = NEVER
+            head = self._whole_head()
+            return self._server.serve_socket(
+                Upgrading({**head.scope, "headers": [*head.headers]}, data[end:], self.transport, self._forget)
+            )
+        self.refuse(ApiError("invalid_request", "only HTTP/2 and WebSockets are upgraded to: send plain HTTP/1.1"))
 
     def _to_h2(self, data: bytes) -> None:
         if self._server.h2 is None:

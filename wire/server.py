@@ -20,6 +20,7 @@ from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 
 from wire.http1_exchange import Application
+from wire.socket_stream import install as install_sockets
 
 try:
     import resource
@@ -90,6 +91,7 @@ class H2:
     """HTTP/2 connections of a server that speaks HTTP/1.1 itself: Hypercorn serves them to the same application."""
 
     def __init__(self, app: Application) -> None:
+        install_sockets()
         self._app = ASGIWrapper(app)
         self._config = hypercorn_config(None)
         self._context = WorkerContext(None)

@@ -28,6 +28,7 @@ class Fetch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     url: str
     headers: list[tuple[str, str]] = []
     body: bytes = b""
+    web_socket: bool = False  # `body` streams its messages
 
 
 class Redirect(NamedTuple):

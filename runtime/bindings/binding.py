@@ -14,6 +14,7 @@ import msgspec
 from starlette.types import ASGIApp
 
 from runtime.bindings.database import Databases
+from runtime.bindings.s3 import S3Place
 from runtime.functions.channel import Failure
 
 Body = AsyncIterator[bytes]
@@ -97,6 +98,7 @@ class Services:
     functions: Functions | None = None
     function: str = "function"  # whose bindings these are
     max_bytes: int = 10 << 30  # of one database or bucket
+    r2: Mapping[str, S3Place] = field(default_factory=dict)  # buckets that lie at an S3 endpoint, by R2's name of them
 
 
 RequestT = TypeVar("RequestT")

@@ -41,6 +41,7 @@ class FetchObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: Id
     headers: list[tuple[str, str]] = []
     body: bytes = b""
+    web_socket: bool = False  # `body` streams its messages
     object_name: str | None = None
 
 

@@ -1,11 +1,12 @@
-"""R2: a bucket of objects, as functions ask for it. Checks what is asked; where objects lie is a store's business (runtime/bindings/r2_files.py).
+"""R2: a bucket of objects, as functions ask for it. Checks what is asked; where objects lie is a store's business (runtime/bindings/r2_files.py,
+r2_s3.py).
 
 Conditions are those of HTTP (RFC 9110 section 13): an etag decides over a time. Errors have the platform's numbers.
 """
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -20,6 +21,8 @@ from runtime.bindings.r2_objects import (
     MAX_PARTS,
     Conditions,
     Details,
+    Listing,
+    ObjectHead,
     Part,
     R2Error,
     Range,
@@ -30,6 +33,36 @@ from runtime.functions.channel import Answer
 MAX_KEYS = 1000  # of one list or delete
 T = TypeVar("T")
 Number = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class Store(Protocol):
+    """Where a bucket's objects lie."""
+
+    async def head(self, key: str) -> ObjectHead | None: ...
+
+    async def open(
+        self, key: str, only_if: Conditions | None, range: Range | None
+    ) -> tuple[ObjectHead, Span, Body | None] | None: ...
+
+    async def put(
+        self, key: str, content: Body, details: Details, only_if: Conditions | None, checksum: tuple[str, bytes] | None
+    ) -> ObjectHead | None: ...
+
+    async def delete(self, keys: list[str]) -> None: ...
+
+    async def listing(
+        self, prefix: str, limit: int, cursor: str | None, delimiter: str, start_after: str, *, with_metadata: bool
+    ) -> Listing: ...
+
+    async def create_upload(self, key: str, details: Details) -> str: ...
+
+    async def put_part(self, key: str, upload_id: str, number: int, content: Body) -> str: ...
+
+    async def abort_upload(self, key: str, upload_id: str) -> None: ...
+
+    async def complete_upload(self, key: str, upload_id: str, parts: Sequence[Part]) -> ObjectHead: ...
+
+    async def close(self) -> None: ...
 
 
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,12 +122,19 @@ class Complete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class R2Bucket(Binding):
     kind = "r2"
 
-    def __init__(self, store: FileStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
 
     @classmethod
     def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "R2Bucket":
-        directory = directory_of(state_dir, "r2", declaration.options.get("bucket_name") or declaration.name)
+        name = declaration.options.get("bucket_name") or declaration.name
+        directory = directory_of(state_dir, "r2", name)
+        if name in services.r2:
+            from runtime.bindings.r2_s3 import (
+                S3Store,  # XML and its kin are for those sites alone that have such a store
+            )
+
+            return cls(services.databases.get(directory, lambda path: S3Store(services.r2[name])))
         return cls(services.databases.get(directory, lambda path: FileStore(path, services.max_bytes)))
 
     @method
@@ -111,7 +151,7 @@ class R2Bucket(Binding):
         head, span, content = found
         if content is None:
             return {"object": head.as_value()}
-        return Answer({"object": head.as_value(), "range": _as_range(span)}, content)
+        return Answer({"object": head.as_value(), "range": _as_range(span)}, _Told("get", content))
 
     @method
     async def put(self, request: Put, body: Body | None) -> Any:
@@ -138,8 +178,9 @@ class R2Bucket(Binding):
                 "list", R2Error(f"include knows httpMetadata and customMetadata, not {sorted(unknown)}", 10022, 400)
             )
         listing = self._store.listing(
-            request.prefix, request.limit, request.cursor, request.delimiter or "", request.start_after or ""
-        )
+            request.prefix, request.limit, request.cursor, request.delimiter or "", request.start_after or "",
+            with_metadata=bool(request.include),
+        )  # fmt: skip
         listed = await self._done("list", listing)
         objects = [head.as_value(set(request.include)) for head in listed.heads]
         value = {"objects": objects, "delimited_prefixes": listed.prefixes, "truncated": listed.cursor is not None}
@@ -185,6 +226,27 @@ class R2Bucket(Binding):
             if (word := storage_word(error)) is None:
                 raise
             raise _error(verb, R2Error(word[2], 10001, word[1], word[0])) from None
+
+
+class _Told:
+    """An object's bytes; what goes wrong in their middle is said as it is at their beginning. Closes them, read or not."""
+
+    def __init__(self, verb: str, content: Body) -> None:
+        self._verb = verb
+        self._content = content
+
+    def __aiter__(self) -> "_Told":
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            return await anext(self._content)
+        except R2Error as error:
+            raise _error(self._verb, error) from None
+
+    async def aclose(self) -> None:
+        if (aclose := getattr(self._content, "aclose", None)) is not None:
+            await aclose()
 
 
 def _content(verb: str, value: bytes | None, body: Body | None) -> Body:

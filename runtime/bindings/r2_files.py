@@ -11,7 +11,7 @@ import errno
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -122,7 +122,17 @@ class FileStore:
 
         await self._removed(await self._index.run(work))
 
-    async def listing(self, prefix: str, limit: int, cursor: str | None, delimiter: str, start_after: str) -> Listing:
+    async def listing(
+        self,
+        prefix: str,
+        limit: int,
+        cursor: str | None,
+        delimiter: str,
+        start_after: str,
+        *,
+        with_metadata: bool = True,
+    ) -> Listing:
+        """All of an object is in the index, whether it is wanted or not."""
         start = _decoded_cursor(cursor) if cursor else b""
         if not cursor and start_after:
             start = start_after.encode() + b"\0"
@@ -161,7 +171,7 @@ class FileStore:
     async def abort_upload(self, key: str, upload_id: str) -> None:
         await self._removed(await self._index.run(lambda connection: _forget(connection, key, upload_id)))
 
-    async def complete_upload(self, key: str, upload_id: str, parts: list[Part]) -> ObjectHead:
+    async def complete_upload(self, key: str, upload_id: str, parts: Sequence[Part]) -> ObjectHead:
         details, rows = await self._index.run(lambda connection: _chosen(connection, key, upload_id, parts))
         version, size = await self._written(self._joined([row[0] for row in rows]), lambda data: None)
         etag = multipart_etag([row[2] for row in rows])
@@ -373,7 +383,7 @@ def _upload(connection: Connection, key: str, upload_id: str) -> Details:
 
 
 def _chosen(
-    connection: Connection, key: str, upload_id: str, parts: list[Part]
+    connection: Connection, key: str, upload_id: str, parts: Sequence[Part]
 ) -> tuple[Details, list[tuple[str, int, str]]]:
     """(version, size, etag) of each part, in order."""
     details = _upload(connection, key, upload_id)

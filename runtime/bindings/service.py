@@ -27,6 +27,8 @@ class Fetched(Protocol):
     def headers(self) -> list[tuple[str, str]]: ...
     @property
     def body(self) -> bytes: ...
+    @property
+    def web_socket(self) -> bool: ...
 
 
 class Service(Binding):
@@ -63,6 +65,8 @@ async def fetched(
 ) -> Any:
     """A function's response, as it crosses a channel."""
     sent = request.body if body is None else body
+    if request.web_socket:
+        options = {**options, "websocket": True}
     response = await functions.fetch(function, entrypoint, request.method, request.url, request.headers, sent, options)
-    value = {"status": response.status, "headers": response.headers}
+    value = {"status": response.status, "headers": response.headers, "web_socket": response.status == 101}
     return Answer(value, response.stream) if response.stream is not None else {**value, "body": response.body}

@@ -14,7 +14,7 @@ from rich.console import Console
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route, Router
+from starlette.routing import Route, Router, WebSocketRoute
 
 from runtime.app import build_app
 from runtime.cli.errors import CliError
@@ -110,6 +110,7 @@ def dev_app(manifest: Manifest, site: SiteConfig) -> Starlette:
     app.router.routes[0:0] = [
         Route("/cdn-cgi/handler/scheduled", clock.fire, methods=["GET", "POST"]),
         Route("/{path:path}", route),
+        WebSocketRoute("/{path:path}", route),
     ]
     app.state.site = site
     return app

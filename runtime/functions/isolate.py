@@ -24,6 +24,7 @@ from runtime.functions.orders import Boot
 from workers import bindings, entrypoint, host, outbound, trouble
 from workers.bindings.face import as_record, options_of
 from workers.entrypoint import Context, WorkerEntrypoint
+from workers.joints import bridged
 from workers.objects import Objects
 from workers.request import Request, received
 from workers.response import Response
@@ -31,6 +32,7 @@ from workers.response import Response
 OURS = ("runtime", "wire", "sites", "engine")
 RESERVED = frozenset(
     {"fetch", "scheduled", "queue", "alarm", "env", "ctx", "tail", "test", "trace", "connect", "dup", "constructor"}
+    | {"webSocketMessage", "webSocketClose", "webSocketError"}
 )
 ANSWER_IN_ONE = 64 << 10  # bytes: a larger body goes in pieces, so that it cannot hold up others
 
@@ -115,7 +117,10 @@ class Function:
         raise Failure(f"a function does not answer {type(frame).__name__}", code="unsupported")
 
     async def _fetch(self, frame: frames.Fetch, body: Inbound | None) -> Answer:
-        request = received(frame.method, frame.url, frame.headers, frame.body, body)
+        is_socket = body is not None and isinstance(frame.options.get("websocket"), int)
+        if is_socket:
+            host.max_message_bytes = frame.options["websocket"]
+        request = received(frame.method, frame.url, frame.headers, frame.body, None if is_socket else body)
         if "object" in frame.options:
             response = await self._in_object(frame.options, lambda target: _awaited(_fetch_of(target)(request)))
         else:
@@ -124,6 +129,8 @@ class Function:
             kind = type(response).__name__
             sentence = f"fetch gave back a value of the type {kind}; it must return a Response"
             raise Failure(sentence, code="wrong_type", name="TypeError")
+        if response.status == 101 or response.web_socket is not None:
+            return _switched(response, body if is_socket else None)
         return _answer_of(response, frame.method)
 
     async def _respond(self, frame: frames.Fetch, request: Request) -> Any:
@@ -311,6 +318,18 @@ def _answer_of(response: Response, method: str) -> Answer:
     if whole and len(whole) > ANSWER_IN_ONE:
         return Answer(value, outbound.pieces(whole))
     return Answer({**value, "body": whole or b""})
+
+
+def _switched(response: Response, body: Inbound | None) -> Answer:
+    """From now on the exchange's two streams carry a WebSocket's messages."""
+    if response.web_socket is None:
+        sentence = "a response with the status 101 needs the end of a WebSocketPair: Response(None, status=101, web_socket=client)"
+        raise Failure(sentence, code="wrong_type", name="TypeError")
+    if body is None:
+        sentence = "the request did not ask for a WebSocket (upgrade: websocket); answer it with the status 426"
+        raise Failure(sentence, code="no_upgrade", name="TypeError")
+    value = {"status": 101, "headers": response.headers.multi_items(), "web_socket": True}
+    return Answer(value, bridged(response.web_socket, body))
 
 
 def _delay(options: Any, named: dict[str, Any]) -> float | None:

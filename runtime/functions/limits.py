@@ -25,3 +25,10 @@ class Limits:
     max_waiting: int = 256  # requests that wait for one of them
     idle_s: float = 60.0  # without a request, after which an isolate is ended
     log_kib_per_s: int = 256  # what is printed faster waits
+    sockets: int = 512  # WebSockets open in one isolate, beyond which another copy is started
+    socket_idle_s: float = 3600.0  # without a message in either direction
+    socket_message_mib: float = 1.0  # of one message, in either direction
+
+    @property
+    def socket_message_bytes(self) -> int:
+        return int(self.socket_message_mib * 2**20)

@@ -96,13 +96,17 @@ class FunctionPool:
         *,
         wall_s: float | None = None,
         is_pinned: bool = False,
+        is_socket: bool = False,
     ) -> Result:
         """`is_pinned`: the function's oldest isolate answers, since objects of which there is one live there. Raises Fault."""
         await self._install()
         self._ground.stir()
-        worker = await (self._oldest() if is_pinned else self._free())
+        worker = await (self._oldest() if is_pinned else self._free(is_socket))
+        if is_socket and worker.sockets >= self.limits.sockets:
+            sentence = f"{self.name!r} has as many WebSockets open as it may"
+            raise Failure(sentence, code="overloaded", status=503)
         try:
-            return await worker.ask(frame, body, wall_s or self.limits.wall_s)
+            return await worker.ask(frame, body, wall_s or self.limits.wall_s, is_socket=is_socket)
         except Fault as fault:
             log.warning("%s: %s", self.name, fault.detail or fault.message)
             if self._follow is not None:
@@ -123,8 +127,10 @@ class FunctionPool:
             if worker.load or worker.background or not worker.is_ready:
                 is_busy = True
                 worker.watch()
-            elif worker.is_retiring or now - worker.idle_since > self.limits.idle_s:
+            elif worker.is_retiring or (not worker.sockets and now - worker.idle_since > self.limits.idle_s):
                 self._retire(worker)
+            elif worker.sockets:
+                worker.watch()
             else:
                 worker.watch_idle()
         if self.workers and self._ground.tier < 2 and (self._measuring is None or self._measuring.done()):
@@ -189,12 +195,16 @@ class FunctionPool:
             self._packages = None
             self._layers.insert(0, str(layer.resolve()))
 
-    async def _free(self) -> Worker:
+    async def _free(self, is_socket: bool = False) -> Worker:
         while True:
             usable = [worker for worker in self.workers if self._may_take(worker)]
             open_ones = [worker for worker in usable if worker.load < self.limits.concurrency]
             may_start = len(usable) < self.limits.max_isolates and not self.is_closing
             best = min(open_ones, key=lambda worker: (self._lags(worker), worker.load), default=None)
+            if is_socket and open_ones:  # which stay for long: they are spread
+                best = min(open_ones, key=lambda worker: (self._lags(worker), worker.sockets, worker.load))
+                may_start = may_start and (best.sockets >= self.limits.sockets or self._lags(best))
+                best = best if not may_start else None
             if may_start and (best is None or self._lags(best)):
                 if best is None and self._pause_s() > 0:
                     await self._wait(self._pause_s())

@@ -15,6 +15,7 @@ from starlette.types import Scope
 
 from runtime.bindings.binding import BindingError, Services
 from runtime.bindings.opener import opener
+from runtime.bindings.s3 import S3Place
 from runtime.bindings.secret_store import SecretError, SecretStore
 from runtime.connection import header
 from runtime.functions.deployed import DeployedFunctions
@@ -52,7 +53,7 @@ class ServedFunctions:
 
     async def __aenter__(self) -> "ServedFunctions":
         state = self._app().state
-        self._services = Services(app=state.routes, is_busy=state.is_busy)
+        self._services = Services(app=state.routes, is_busy=state.is_busy, r2=_stores(self.config))
         await self.functions.__aenter__()
         try:
             if self.config.deployments is not None:
@@ -168,6 +169,12 @@ def _with_secrets(manifest: Manifest, state_dir: Path) -> Manifest:
     declared = tuple(binding for binding in manifest.bindings if binding.name not in kept)
     put = tuple(BindingDeclaration("secret", name, {"value": value}) for name, value in kept.items())
     return replace(manifest, bindings=declared + put)
+
+
+def _stores(config: FunctionsConfig) -> dict[str, S3Place]:
+    return {
+        name: S3Place(**{**store.model_dump(), "bucket": store.bucket or name}) for name, store in config.r2.items()
+    }
 
 
 def _ports(app: Starlette) -> list[int]:

@@ -191,16 +191,23 @@ class SiteFunctions:
         body: AsyncIterator[bytes] | bytes,
         options: Mapping[str, Any] | None = None,
     ) -> Response:
-        """Raises Failure with status 404 where there is no such function, Fault where it failed."""
+        """Raises Failure with status 404 where there is no such function, Fault where it failed. With the option `websocket` the body is a
+        WebSocket's messages, and so is the stream of a response with the status 101."""
+        further = dict(options or {})
+        is_socket = bool(further.pop("websocket", False)) and not isinstance(body, bytes)
+        if is_socket:
+            further["websocket"] = self.limits.socket_message_bytes
         whole = body if isinstance(body, bytes) else b""
         stream = None if isinstance(body, bytes) else body
 
         def frame(id: int) -> frames.Fetch:
-            further = dict(options or {})
             return frames.Fetch(id, method, url, headers, whole, stream is not None, entrypoint, further)
 
-        result = await self._pool(function).ask(frame, stream, is_pinned="object" in (options or {}))
-        return _response_of(result)
+        result = await self._pool(function).ask(frame, stream, is_pinned="object" in further, is_socket=is_socket)
+        response = _response_of(result)
+        if response.status == 101 and not (is_socket and response.stream is not None):
+            raise Failure("the function switched protocols, and nobody asked for it", code="wrong_type")
+        return response
 
     async def static(self, function: str, method: str, url: str, headers: list[tuple[str, str]]) -> Response | None:
         """What a file of the function answers without it; None: the function is to be asked."""

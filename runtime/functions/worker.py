@@ -25,6 +25,7 @@ TRACE_WAIT_S = 0.25
 IDLE_LOOK_S = 0.2  # between two looks at one that has nothing to do: there may be thousands
 LAST_WORDS_S = 1.0  # for the news of a death
 MAX_TRACE = 8192
+SOCKETS_SHARE = 0.5  # of a core, which an isolate's open WebSockets may use for as long as they are open
 
 Outward = Callable[["Worker", frames.Request, Inbound | None], Awaitable[Any]]
 """What the runtime does for a function: calls of bindings, fetches."""
@@ -64,6 +65,7 @@ class Worker:
         self.idle_since = 0.0
         self.is_ready = False
         self.is_broken = False
+        self.sockets = 0  # WebSockets that are open
         self.lag_since: float | None = None  # the loop owes an answer since then
         self.limits = limits
         self._outward = outward
@@ -71,8 +73,9 @@ class Worker:
         self._cpu: dict[int, float] = {}  # seconds, by request
         self._seen: set[int] = set()  # requests that were open at the last look
         self._subrequests: dict[int, int] = {}
+        self._sockets_cpu = 0.0  # seconds, beyond their share
+        self._looked_at = self._loop.time()
         self._cpu_seen = 0.0
-        self._looked_at = 0.0
         self._background_since = 0.0
         self._standing = Standing.USUAL  # as the kernel knows it
         self._unasked_cpu = 0.0  # seconds used since there was a request
@@ -128,9 +131,15 @@ class Worker:
         return len(self.open) + self.promised
 
     async def ask(
-        self, frame: Callable[[int], frames.Request], body: AsyncIterator[bytes] | None, wall_s: float
+        self,
+        frame: Callable[[int], frames.Request],
+        body: AsyncIterator[bytes] | None,
+        wall_s: float,
+        *,
+        is_socket: bool = False,
     ) -> Result:
-        """Raises Fault with what the function's author should know. The answer's stream counts as part of the request: read it or cancel it."""
+        """Raises Fault with what the function's author should know. The answer's stream counts as part of the request, unless it is a WebSocket's:
+        read it or cancel it."""
         assert self._channel is not None
         ids: list[int] = []
         ends_at = self._loop.time() + wall_s
@@ -159,6 +168,8 @@ class Worker:
         if result.body is None:
             self._done(ids)
             return result
+        if is_socket and result.value.get("web_socket") is True:
+            return Result(result.value, self._opened_socket(ids, result.body))  # type: ignore[arg-type]
         stream = Streamed(self, result.body, ends_at, lambda: self._done(ids))
         return Result(result.value, stream)  # type: ignore[arg-type]
 
@@ -166,6 +177,17 @@ class Worker:
         """Of a stream."""
         self._habit.answered()
         await self._pace.take(size)
+
+    def _opened_socket(self, ids: list[int], body: Inbound) -> "Streamed":
+        """A request no longer: it may last for hours, and what it computes is counted with that of the isolate's other sockets."""
+        self._done(ids)
+        self.sockets += 1
+
+        def closed() -> None:
+            self.sockets -= 1
+            self.idle_since = self._loop.time()
+
+        return Streamed(self, body, None, closed)
 
     def _done(self, ids: list[int]) -> None:
         for id in ids:
@@ -208,16 +230,23 @@ class Worker:
                 self.end(f"its module was not imported within {self.limits.start_s:g} s", "start_time")
             return
         charged = [id for id in self._cpu if id in self._seen]  # who came since has used little of what was spent
+        sharers = len(charged) + (self.sockets > 0)
         for id in charged:
-            self._cpu[id] += spent / len(charged)
+            self._cpu[id] += spent / sharers
+        allowed = SOCKETS_SHARE * (now - self._looked_at)
+        self._sockets_cpu = max(0.0, self._sockets_cpu + spent / sharers - allowed) if self.sockets else 0.0
+        self._looked_at = now
         self._seen = set(self._cpu)
-        self._unasked_cpu = 0.0 if self._cpu else self._unasked_cpu + spent
+        self._unasked_cpu = 0.0 if self._cpu or self.sockets else self._unasked_cpu + spent
         memory_mib = self._child.memory_mib()
         limit_s = self.limits.cpu_ms / 1e3
         if self._unasked_cpu > limit_s:
             self.end(f"it used more than {self.limits.cpu_ms} ms of CPU time while it had no request", "cpu_time")
         elif max(self._cpu.values(), default=0.0) > limit_s:
             self.end(f"it used more than {self.limits.cpu_ms} ms of CPU time for one request", "cpu_time")
+        elif self._sockets_cpu > limit_s:
+            sentence = f"its WebSockets used {self.limits.cpu_ms} ms of CPU time beyond half of a core"
+            self.end(sentence, "cpu_time")
         elif memory_mib > self.limits.memory_mib:
             self.end(f"it used {memory_mib} MiB of memory, of at most {self.limits.memory_mib}", "memory")
         elif self.lag_since is not None and now - self.lag_since > self.limits.blocked_s:
@@ -333,6 +362,9 @@ class Worker:
     async def close(self) -> None:
         """Ends the isolate; what is under way fails."""
         if self._channel is not None:
+            if not self._channel.closed.is_set() and self._ending is None:
+                sentence = f"the site has ended this isolate of {self.function!r}"
+                self._why_ended = self._why_ended or Fault(sentence, code="closing")
             self._channel.close("the site has ended this isolate")
         if self._ping is not None:
             self._ping.cancel()
@@ -356,7 +388,8 @@ class Worker:
 class Streamed:
     """An answer's stream within the limits. It ends with `aclose`, also when nobody has read from it yet."""
 
-    def __init__(self, worker: Worker, body: Inbound, ends_at: float, done: Callable[[], None]) -> None:
+    def __init__(self, worker: Worker, body: Inbound, ends_at: float | None, done: Callable[[], None]) -> None:
+        """`ends_at` is None for a WebSocket's, which has no end and no size."""
         self._worker = worker
         self._body = body
         self._ends_at = ends_at
@@ -396,7 +429,7 @@ class Streamed:
             raise _fault(failure) from None
         self._size += len(chunk)
         await self._worker.gave_piece(len(chunk))
-        if self._size > limits.response_mib * 2**20:
+        if self._size > limits.response_mib * 2**20 and self._ends_at is not None:
             sentence = f"the response is larger than {limits.response_mib:g} MiB"
             raise Fault(sentence, code="response_too_large")
         return chunk

@@ -4,8 +4,10 @@ import logging
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from runtime.connection import ClientGone, send_error
+from runtime.connection import ClientGone, answering, send_error
 from wire.errors import ApiError, dialect_of
+
+BEGINNINGS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
 
 log = logging.getLogger("pilotlight.http")
 
@@ -19,7 +21,7 @@ class Errors:
 
         async def watching(message: Message) -> None:
             nonlocal is_started
-            is_started = is_started or message["type"] == "http.response.start"
+            is_started = is_started or message["type"] in BEGINNINGS
             await send(message)
 
         try:
@@ -27,12 +29,17 @@ class Errors:
         except ClientGone:
             return
         except ApiError as error:
-            if is_started or scope["type"] != "http":
+            if is_started or scope["type"] == "lifespan":
                 raise
-            await send_error(send, error, dialect_of(scope["path"]))
+            await send_error(answering(scope, send), error, dialect_of(scope["path"]))
         except Exception:
-            if is_started or scope["type"] != "http":
+            if is_started or scope["type"] == "lifespan":
                 raise
-            log.exception("%s %s (request %s)", scope["method"], scope["path"], scope.get("pilotlight.request_id"))
+            log.exception(
+                "%s %s (request %s)",
+                scope.get("method", "WebSocket"),
+                scope["path"],
+                scope.get("pilotlight.request_id"),
+            )
             failure = ApiError("internal_error", "something went wrong inside this site; its log has the details")
-            await send_error(send, failure, dialect_of(scope["path"]))
+            await send_error(answering(scope, send), failure, dialect_of(scope["path"]))

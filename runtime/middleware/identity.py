@@ -9,8 +9,9 @@ import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from runtime.connection import header, send_error
+from runtime.connection import answering, header, send_error
 from runtime.metrics import Metrics
+from runtime.middleware.errors import BEGINNINGS
 from wire import headers
 from wire.errors import ApiError, dialect_of
 
@@ -27,7 +28,7 @@ class Identity:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         refusal: ApiError | None = None
@@ -40,13 +41,13 @@ class Identity:
         ours = [(headers.REQUEST_ID.encode(), request_id.encode()), (headers.SITE.encode(), self._site.encode())]
 
         async def signing(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            if message["type"] in BEGINNINGS:
                 message = {**message, "headers": [*message.get("headers", ()), *ours]}
-                self._metrics.response(_family(scope["path"]), message["status"])
+                self._metrics.response(_family(scope["path"]), message.get("status", 101))
             await send(message)
 
         if refusal is not None:
-            await send_error(signing, refusal, dialect_of(scope["path"]))
+            await send_error(answering(scope, signing), refusal, dialect_of(scope["path"]))
         else:
             await self._app(scope, receive, signing)
 
@@ -56,7 +57,8 @@ class Identity:
         given = header(scope, headers.REQUEST_ID.encode()) or ""
         if self._hop_secret is not None and signature is not None:
             path = scope["path"]  # decoded: a proxy in between may spell the same path otherwise
-            if headers.hop_is_genuine(signature, self._hop_secret, time.time(), scope["method"], path, given):
+            method = scope.get("method", "GET")  # a WebSocket's
+            if headers.hop_is_genuine(signature, self._hop_secret, time.time(), method, path, given):
                 return given or uuid.uuid4().hex, True
             raise ApiError("forbidden", f"the {headers.HOP} signature is not genuine, or older than a minute")
         if self._require_hop and scope["path"] not in OWN_PATHS:

@@ -1,4 +1,4 @@
-"""/fn/NAME/PATH: a request to a function, streamed in both directions. The client's leaving cancels the function's work.
+"""/fn/NAME/PATH: a request to a function, streamed in both directions, or a WebSocket. The client's leaving cancels the function's work.
 
 The function sees itself at its host's root, as on the platform it may have been written for; where it hangs is in x-pilotlight-prefix.
 """
@@ -7,14 +7,15 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 
 import orjson
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
 from runtime.admission import Admission
-from runtime.connection import ClientGone, header, response_start, send_json
+from runtime.connection import ClientGone, answering, header, response_start, send_json
 from runtime.functions.channel import Failure
 from runtime.functions.serving import ServedFunctions
 from runtime.functions.site import Response
+from runtime.functions.socket_relay import SocketRelay
 from runtime.functions.worker import Fault
 from runtime.middleware.identity import GENUINE_HOP
 from wire.errors import ApiError, Dialect
@@ -45,8 +46,39 @@ class FunctionRoute:
         self._name = name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            return await self._socket(scope, receive, send)
         with self._admission.permit():
             await self._exchange(scope, receive, send)
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A request until it is open, and then nobody's place is taken by it."""
+        await receive()  # websocket.connect
+        relay = SocketRelay(receive, send, self._functions.limits)
+        with self._admission.permit():
+            stream = await relay.while_present(self._switched(scope, relay.messages(), send))
+        if stream is not None:
+            with self._admission.attachment():
+                await relay.run(stream, self._admission.until_draining())
+
+    async def _switched(self, scope: Scope, messages: AsyncIterator[bytes], send: Send) -> AsyncIterator[bytes] | None:
+        """What the function sends, once it has taken the socket. None: the client has its answer already."""
+        name, answer = self._name or scope["path_params"]["name"], answering(scope, send)
+        try:
+            pool, headers = await self._served.pool_of(name, scope), _headers(scope, self._name is None, name)
+            headers += [("connection", "Upgrade"), ("upgrade", "websocket")]
+            url, options = self._url(scope, name), {"websocket": True}
+            response = await self._functions.fetch(pool, "default", "GET", url, headers, messages, options)
+            if response.status != 101:
+                await _send(response, "GET", answer)
+                return None
+        except Fault as fault:
+            await self._tell(fault, answer)
+            return None
+        except Failure as failure:
+            raise _refusal(failure) from None
+        await _accept(response, scope, send)
+        return response.stream
 
     async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = self._name or scope["path_params"]["name"]
@@ -129,7 +161,8 @@ class FunctionRoute:
             raw = "/" + raw.split("/", 3)[3] if raw.count("/") > 2 else "/"
         query = scope.get("query_string", b"").decode("latin-1")
         host = header(scope, b"host") or "localhost"
-        return f"{scope['scheme']}://{host}{raw}" + (f"?{query}" if query else "")
+        scheme = {"ws": "http", "wss": "https"}.get(scope["scheme"], scope["scheme"])
+        return f"{scheme}://{host}{raw}" + (f"?{query}" if query else "")
 
 
 class Upload:
@@ -178,7 +211,8 @@ def function_routes(served: ServedFunctions | None, admission: Admission) -> lis
     route = FunctionRoute(
         served, admission, request_mib=served.config.request_mib, show_errors=served.config.show_errors
     )
-    return [Route("/fn/{name}", route), Route("/fn/{name}/{path:path}", route)]
+    paths = ("/fn/{name}", "/fn/{name}/{path:path}")
+    return [*(Route(path, route) for path in paths), *(WebSocketRoute(path, route) for path in paths)]
 
 
 async def _send(response: Response, method: str, send: Send) -> None:
@@ -200,6 +234,21 @@ async def _send(response: Response, method: str, send: Send) -> None:
     finally:
         if aclose is not None:
             await aclose()
+
+
+async def _accept(response: Response, scope: Scope, send: Send) -> None:
+    dropped = HOP_BY_HOP | {"content-length", REQUEST_ID}
+    headers = [
+        (name.encode("latin-1"), value.encode("latin-1"))
+        for name, value in response.headers
+        if name not in dropped and not name.startswith((OURS, "sec-websocket-"))
+    ]
+    subprotocol = next((value for name, value in response.headers if name == "sec-websocket-protocol"), None)
+    if subprotocol is not None and subprotocol not in scope["subprotocols"]:
+        offered = ", ".join(scope["subprotocols"]) or "none"
+        sentence = f"the function chose the subprotocol {subprotocol!r}; the client offers {offered}"
+        raise ApiError("function_failed", sentence)
+    await send({"type": "websocket.accept", "subprotocol": subprotocol, "headers": headers})
 
 
 def _below(response: Response, prefix: str) -> Response:

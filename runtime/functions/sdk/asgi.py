@@ -1,4 +1,5 @@
-"""ASGI applications behind a function: `await asgi.fetch(app, request, env)`. Responses stream; lifespan runs once for each application.
+"""ASGI applications behind a function: `await asgi.fetch(app, request, env)`. Responses stream, WebSockets too; lifespan runs once for each
+application.
 
 Knows the ASGI specification 3.0 and the SDK's Request and Response; no framework.
 """
@@ -9,6 +10,8 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from workers.asgi_socket import Socket
+from workers.joints import asks_for_socket
 from workers.request import Request
 from workers.response import Response
 from workers.trouble import print_trouble
@@ -25,8 +28,10 @@ async def fetch(app: App, request: Request, env: Any = None, ctx: Any = None) ->
     if lifespan is None:
         lifespan = _lifespans[id(app)] = _Lifespan(app)
     await lifespan.started()
-    exchange = _Exchange(request)
     scope = _scope(request, env, ctx, dict(lifespan.state))
+    if asks_for_socket(request.headers):
+        return await Socket(scope).response(app)
+    exchange = _Exchange(request)
     exchange.run(app, scope)
     return await exchange.response()
 

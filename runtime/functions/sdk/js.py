@@ -12,8 +12,23 @@ from workers.host import env
 from workers.outbound import fetch
 from workers.request import Request
 from workers.response import Response
+from workers.websockets import WebSocketPair, WebSocketRequestResponsePair
 
-__all__ = ["JSON", "Blob", "File", "FormData", "Headers", "Object", "Request", "Response", "console", "env", "fetch"]
+__all__ = [
+    "JSON",
+    "Blob",
+    "File",
+    "FormData",
+    "Headers",
+    "Object",
+    "Request",
+    "Response",
+    "WebSocketPair",
+    "WebSocketRequestResponsePair",
+    "console",
+    "env",
+    "fetch",
+]
 
 
 class Object:

@@ -7,6 +7,7 @@ from workers.host import env
 from workers.outbound import fetch
 from workers.request import Request
 from workers.response import Response
+from workers.websockets import WebSocket, WebSocketPair, WebSocketRequestResponsePair
 
 __all__ = [
     "Blob",
@@ -17,6 +18,9 @@ __all__ = [
     "Headers",
     "Request",
     "Response",
+    "WebSocket",
+    "WebSocketPair",
+    "WebSocketRequestResponsePair",
     "WorkerEntrypoint",
     "env",
     "fetch",

@@ -1,6 +1,7 @@
 """What this process is: the one function it runs, its environment, and the channel to the runtime that everything else goes through."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any
 
 from runtime.functions.channel import Channel
@@ -26,6 +27,10 @@ class Env:
 env = Env()
 before_leaving: set[Callable[[], None]] = set()
 """Called before anything else is asked of the runtime: an object's writes are on the disk before others can learn of them."""
+EventRunner = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
+event_runner: ContextVar[EventRunner | None] = ContextVar("event_runner", default=None)
+"""Inside a Durable Object: how a handler that is called later becomes an event of the object."""
+max_message_bytes = 1 << 20  # of a WebSocket's message; the site says how many
 _channel: Channel | None = None
 
 
@@ -34,9 +39,14 @@ def connect(channel: Channel) -> None:
     _channel = channel
 
 
-def channel() -> Channel:
+def leave() -> None:
+    """Something is about to be told to the world outside."""
     while before_leaving:
         before_leaving.pop()()
+
+
+def channel() -> Channel:
+    leave()
     if _channel is None:
         raise RuntimeError("bindings and fetch work inside a handler, and not while the module is imported")
     return _channel

@@ -13,7 +13,9 @@ from typing import Any, TypeVar
 from runtime.functions.channel import Failure
 from workers import host
 from workers.bindings.durable_objects import DurableObjectId
+from workers.bindings.face import snake_case
 from workers.entrypoint import Context, DurableObject
+from workers.object_sockets import ObjectSockets
 from workers.storage import Asker, Storage
 
 T = TypeVar("T")
@@ -42,9 +44,31 @@ class ObjectContext(Context):
 
     blockConcurrencyWhile = block_concurrency_while
 
+    def accept_web_socket(self, socket: Any, tags: Any = ()) -> None:
+        """Its messages come to the object's `webSocketMessage`, its end to `webSocketClose`."""
+        self._instance.sockets.accept(socket, tags)
+
+    def get_web_sockets(self, tag: Any = None) -> list[Any]:
+        """Those that are open, of a tag or all."""
+        return self._instance.sockets.open(tag)
+
+    def get_tags(self, socket: Any) -> list[str]:
+        return self._instance.sockets.tags(socket)
+
+    def set_web_socket_auto_response(self, pair: Any = None) -> None:
+        self._instance.sockets.auto_response = pair
+
+    def get_web_socket_auto_response(self) -> Any:
+        return self._instance.sockets.auto_response
+
+    def get_web_socket_auto_response_timestamp(self, socket: Any) -> Any:
+        return self._instance.sockets.answered_at(socket)
+
+    acceptWebSocket, getWebSockets, getTags = accept_web_socket, get_web_sockets, get_tags
+    setWebSocketAutoResponse, getWebSocketAutoResponse = set_web_socket_auto_response, get_web_socket_auto_response
+    getWebSocketAutoResponseTimestamp = get_web_socket_auto_response_timestamp
+
     def __getattr__(self, name: str) -> Any:
-        if name in ("acceptWebSocket", "getWebSockets", "accept_web_socket", "get_web_sockets"):
-            raise AttributeError("WebSockets of Durable Objects are not offered here", name=name, obj=self)
         raise AttributeError(f"the context of a Durable Object has no {name!r}", name=name, obj=self)
 
 
@@ -58,6 +82,7 @@ class Instance:
         self._opened.set()
         self._broke = asyncio.Event()
         self._asker = Asker(class_name, id, self)
+        self.sockets = ObjectSockets(self._event)
         self.context = ObjectContext(self, DurableObjectId(id, name), Storage(self._asker))
 
     async def run(self, act: Callable[[Any], Awaitable[T]]) -> T:
@@ -70,6 +95,10 @@ class Instance:
             return value
         finally:
             self.events -= 1
+
+    @property
+    def is_unused(self) -> bool:
+        return not self.events and not self.sockets.open()
 
     def hold(self) -> None:
         self._holds += 1
@@ -90,6 +119,7 @@ class Instance:
         if self.broken is None:
             self.broken = why
             self._asker.abandon()
+            self.sockets.close()
             self._broke.set()
             self._opened.set()
 
@@ -98,7 +128,23 @@ class Instance:
         while not self._opened.is_set():
             await self._opened.wait()
         self._check()
+        host.event_runner.set(self._later)
         return await act(self.target)
+
+    async def _later(self, act: Callable[[], Awaitable[Any]]) -> Any:
+        return await self.run(lambda target: act())
+
+    async def _event(self, name: str, *arguments: Any) -> None:
+        """A method of the class, where it has one of that name."""
+
+        async def act(target: Any) -> None:
+            method = getattr(target, name, None) or getattr(target, snake_case(name), None)
+            if method is not None:
+                result = method(*arguments)
+                if inspect.isawaitable(result):
+                    await result
+
+        await self.run(act)
 
     async def _blocked(self, callback: Any) -> Any:
         try:
@@ -163,7 +209,7 @@ class Objects:
 
     def _forget_unused(self) -> None:
         if len(self._instances) >= MAX_IDLE:
-            unused = [key for key, instance in self._instances.items() if not instance.events]
+            unused = [key for key, instance in self._instances.items() if instance.is_unused]
             for key in unused[: len(self._instances) - MAX_IDLE + 1]:
                 del self._instances[key]
 

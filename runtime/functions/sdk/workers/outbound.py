@@ -1,11 +1,12 @@
 """fetch: requests from a function to the world. The runtime makes them, by its egress policy; this process has no network."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 from runtime.functions import frames
 from runtime.functions.channel import current_request
 from workers import host
+from workers.joints import Joint, asks_for_socket
 from workers.request import Request
 from workers.response import Response
 
@@ -16,14 +17,35 @@ async def fetch(resource: Any, options: Any = None, **named: Any) -> Response:
     request = resource if isinstance(resource, Request) and not given else Request(resource, **given)
     whole, stream = request.taken()
     headers, within = request.headers.multi_items(), current_request.get()
+    further: dict[str, Any] = {"redirect": request.redirect}
+    joint = Joint() if asks_for_socket(request.headers) else None
+    if joint is not None:
+        stream, further = joint.body, {**further, "websocket": True}
 
     def frame(id: int) -> frames.Fetch:
-        further = {"redirect": request.redirect}
         return frames.Fetch(
             id, request.method, request.url, headers, whole or b"", stream is not None, options=further, within=within
         )
 
-    result = await host.channel().request(frame, stream)
+    return await answered(host.channel().request(frame, stream), joint)
+
+
+async def answered(asking: Awaitable[Any], joint: Joint | None) -> Response:
+    """`joint` is there where a WebSocket was asked for."""
+    try:
+        result = await asking
+    except BaseException:
+        if joint is not None:
+            joint.refused()
+        raise
+    if joint is not None and result.body is not None and result.value.get("web_socket"):
+        headers = [tuple(pair) for pair in result.value["headers"]]
+        socket = joint.opened(result.body)
+        response = Response(None, 101, headers=headers, web_socket=socket, url=result.value.get("url", ""))
+        socket.protocol = response.headers.get("sec-websocket-protocol", "")
+        return response
+    if joint is not None:
+        joint.refused()
     return response_of(result.value, result.body)
 
 

@@ -29,6 +29,7 @@ class Response(Body):
         web_socket: Any = None,
         *,
         statusText: str = "",
+        webSocket: Any = None,
         url: str = "",
         redirected: bool = False,
         **further: Any,
@@ -42,7 +43,9 @@ class Response(Body):
         self.headers = Headers(headers)
         self.url = url
         self.redirected = redirected
-        self.web_socket = web_socket
+        self.web_socket = web_socket if web_socket is not None else webSocket
+        if self.web_socket is not None and self.status != 101:
+            raise TypeError(f"a response with a web_socket has the status 101, and not {self.status}")
         super().__init__(body)
 
     @classmethod
@@ -70,6 +73,10 @@ class Response(Body):
     @property
     def statusText(self) -> str:
         return self.status_text
+
+    @property
+    def webSocket(self) -> Any:
+        return self.web_socket
 
     def clone(self) -> "Response":
         shared = self._shared_with_clone()

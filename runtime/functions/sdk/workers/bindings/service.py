@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from runtime.functions import frames
+from workers import joints, outbound  # as modules: they import faces themselves
 from workers.bindings.face import Channel, Face, as_record
-from workers.outbound import response_of
 from workers.request import Request
 
 
@@ -29,7 +29,7 @@ def remote_method(channel: Channel, binding: str, name: str, further: dict[str, 
         sent = {"name": name, "args": list(args), "kwargs": kwargs, **further}
         answer = await channel.begin(binding, "rpc", (), sent)
         if answer.body is not None:
-            return response_of(answer.value, answer.body)
+            return outbound.response_of(answer.value, answer.body)
         return as_record(frames.unplain(answer.value))
 
     call.__name__ = call.__qualname__ = name
@@ -49,5 +49,7 @@ async def fetched(
         "body": whole or b"",
         **further,
     }
-    answer = await channel.begin(binding, "fetch", (), sent, stream)
-    return response_of(answer.value, answer.body)
+    joint = joints.Joint() if joints.asks_for_socket(request.headers) else None
+    if joint is not None:
+        stream, sent = joint.body, {**sent, "web_socket": True}
+    return await outbound.answered(channel.begin(binding, "fetch", (), sent, stream), joint)

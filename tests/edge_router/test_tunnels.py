@@ -1,0 +1,181 @@
+"""WebSockets through a real router: both directions, refusals, lost and full sites, signed hops, silence, stalls, the router's end."""
+
+import pytest
+from aiohttp import WSMsgType, WSServerHandshakeError, web
+
+from tests.edge_router.fakes import DRAINING, FakeSite, FirstThen, answer, reset_before_first_byte, router, sites
+from tests.edge_router.raw import wire
+from wire.headers import HOP_SECRET_ENV, hop_is_genuine
+
+ASK = (
+    b"GET /fn/f/ws HTTP/1.1\r\nhost: x\r\nconnection: keep-alive, Upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+
+
+async def echo(site: FakeSite, request: web.Request) -> web.StreamResponse:
+    socket = web.WebSocketResponse(protocols=("chat",), max_msg_size=0)
+    socket.headers["x-of"] = site.name
+    await socket.prepare(request)
+    async for message in socket:
+        if message.type is WSMsgType.ERROR:
+            break
+        if message.type is WSMsgType.TEXT and message.data == "close":
+            await socket.close(code=4002, message=b"done")
+        elif message.type is WSMsgType.TEXT:
+            await socket.send_str(message.data)
+        else:
+            await socket.send_bytes(message.data)
+    site.bodies.append(f"closed {socket.close_code}".encode())
+    return socket
+
+
+async def silent(site: FakeSite, request: web.Request) -> web.StreamResponse:
+    socket = web.WebSocketResponse(autoping=False)
+    await socket.prepare(request)
+    await site.go_on.wait()
+    return socket
+
+
+async def flood(site: FakeSite, request: web.Request) -> web.StreamResponse:
+    socket = web.WebSocketResponse()
+    await socket.prepare(request)
+    for _ in range(2000):
+        await socket.send_bytes(b"f" * 50_000)
+        site.bodies.append(b"")
+    return socket
+
+
+async def test_messages_pass_in_both_directions_and_so_does_the_close() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = echo
+        async with running.http.ws_connect(running.url + "/fn/f/ws?a=b", protocols=("chat",), max_msg_size=0) as socket:
+            assert socket.protocol == "chat"
+            assert socket._response.headers["x-of"] == "ams1"
+            assert "site=ams1" in socket._response.headers["x-pilotlight-route"]
+            for size in (0, 1, 70_000, 3_000_000):
+                await socket.send_bytes(b"b" * size)
+                assert await socket.receive_bytes(timeout=10) == b"b" * size
+            assert running.counted("pilotlight_router_sockets") == 1
+            await socket.send_str("close")
+            assert (await socket.receive(timeout=10)).type is WSMsgType.CLOSE
+            assert socket.close_code == 4002
+        assert fakes[0].seen[0].path_qs == "/fn/f/ws?a=b"
+        await running.until(lambda: running.counted("pilotlight_router_sockets") == 0)
+        await running.until(lambda: not running.server.connections)
+
+
+async def test_a_client_that_vanishes_takes_the_sites_side_along() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = echo
+        socket = await running.http.ws_connect(running.url + "/fn/f/ws")
+        await socket.send_str("x")
+        await socket.receive_str(timeout=10)
+        connection = socket._response.connection
+        assert connection is not None
+        assert connection.transport is not None
+        connection.transport.abort()
+        await running.until(lambda: fakes[0].active == 0)
+        socket._response.close()
+
+
+async def test_a_site_that_refuses_is_heard_and_one_that_cannot_is_passed_over() -> None:
+    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+        fakes[0].behave, fakes[1].behave = answer(403, {"no": "entry"}), echo
+        with pytest.raises(WSServerHandshakeError) as refused:
+            await running.http.ws_connect(running.url + "/fn/f/ws")
+        assert refused.value.status == 403
+        for behave in (answer(503, DRAINING), reset_before_first_byte):
+            fakes[0].behave = behave
+            async with running.http.ws_connect(running.url + "/fn/f/ws") as socket:
+                assert socket._response.headers["x-of"] == "iad1"
+        fakes[1].behave = answer(503, DRAINING)
+        with pytest.raises(WSServerHandshakeError) as refused:
+            await running.http.ws_connect(running.url + "/fn/f/ws")
+        assert refused.value.status == 503
+
+
+async def test_the_hop_is_signed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HOP_SECRET_ENV, "s" * 32)
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = echo
+        async with running.http.ws_connect(running.url + "/fn/f/ws", headers={"x-pilotlight-hop": "forged"}):
+            pass
+        headers = fakes[0].seen[0].headers
+        stamp = float(headers["x-pilotlight-hop"].partition(".")[0])
+        assert hop_is_genuine(headers["x-pilotlight-hop"], "s" * 32, stamp, "GET", "/fn/f/ws", headers["x-request-id"])
+        assert headers["cf-connecting-ip"] == "127.0.0.1"
+
+
+async def test_other_paths_and_other_upgrades_are_refused() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        with pytest.raises(WSServerHandshakeError) as refused:
+            await running.http.ws_connect(running.url + "/v1/chat/completions")
+        assert refused.value.status == 400
+        with pytest.raises(WSServerHandshakeError) as refused:
+            await running.http.ws_connect(running.url + "/fn/../v1/x")
+        assert refused.value.status in (400, 404)
+        async with wire(running.url) as client:
+            await client.say(ASK.replace(b"websocket\r", b"mqtt\r"))
+            assert (await client.hear_all()).startswith(b"HTTP/1.1 400")
+        assert fakes[0].seen == []
+
+
+async def test_bytes_sent_before_the_answer_are_not_lost() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = echo
+        async with wire(running.url) as client:
+            await client.say(ASK + b"\x81\x82\0\0\0\0hi")
+            head = await client.hear_until(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 101")
+            assert await client.reader.readexactly(4) == b"\x81\x02hi"
+
+
+async def test_a_client_that_leaves_during_the_handshake_ends_it() -> None:
+    async def late(site: FakeSite, request: web.Request) -> web.StreamResponse:
+        await site.go_on.wait()
+        return web.Response()
+
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = late
+        async with wire(running.url) as client:
+            await client.say(ASK)
+            await running.until(lambda: bool(fakes[0].seen))
+        await running.until(lambda: not running.server.connections)
+        await running.until(lambda: running.proxy.backends["ams1"].outstanding == 0)
+        fakes[0].go_on.set()
+
+
+async def test_a_silent_site_is_given_up() -> None:
+    async with sites("ams1") as fakes, router(fakes, idle_timeout_s=0.4) as running:
+        fakes[0].behave = silent
+        socket = await running.http.ws_connect(running.url + "/fn/f/ws")
+        assert (await socket.receive(timeout=10)).type is WSMsgType.CLOSED
+        assert socket.close_code == 1006
+        fakes[0].go_on.set()
+
+
+async def test_a_client_that_does_not_read_holds_the_site_up_and_is_cut_off() -> None:
+    async with sites("ams1") as fakes, router(fakes, idle_timeout_s=1.5) as running:
+        fakes[0].behave = flood
+        async with wire(running.url) as client:
+            await client.say(ASK)
+            await client.hear_until(b"\r\n\r\n")
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await running.until(lambda: bool(running.server.connections))
+            await running.until(lambda: not running.server.connections)
+            assert len(fakes[0].bodies) < 1000  # 50 MB
+
+
+async def test_the_end_of_the_router_ends_the_sockets() -> None:
+    async with sites("ams1") as fakes:
+        fakes[0].behave = echo
+        async with router(fakes) as running:
+            socket = await running.http.ws_connect(running.url + "/fn/f/ws")
+            await running.proxy.drain(0.1)
+            with pytest.raises(WSServerHandshakeError) as refused:
+                await running.http.ws_connect(running.url + "/fn/f/ws")
+            assert refused.value.status == 503
+            assert running.server.sockets is not None
+            running.server.sockets.end()  # type: ignore[attr-defined]
+            assert (await socket.receive(timeout=10)).type is WSMsgType.CLOSED
