@@ -108,49 +108,40 @@ class _Graph:
     def record(
         cls, shape: GraphShape, example: Batch, forward: Forward, block_size: int, recorder: Recorder
     ) -> "_Graph":
-        device = example.token_ids.device
-
-        def empty(*size: int) -> torch.Tensor:
-            return torch.empty(size, dtype=torch.int64, device=device)
-
         rows, blocks = shape
-        inputs = Batch(
-            token_ids=empty(rows),
-            positions=empty(rows),
-            slot_mapping=empty(rows),
-            num_decodes=rows,
-            decode=DecodeBatch(empty(rows, blocks), empty(rows), blocks * block_size),
-            prefill=None,
-            sampling_rows=None,
-        )
+        device = example.token_ids.device
+        numbers = torch.zeros(4, rows, dtype=torch.int64, device=device)
+        tables = torch.zeros(rows, blocks, dtype=torch.int64, device=device)
+        token_ids, positions, slot_mapping, context_lens = numbers.unbind()
+        decode = DecodeBatch(tables, context_lens, blocks * block_size)
+        inputs = Batch(token_ids, positions, slot_mapping, rows, decode, None, None, numbers)
         _fill(inputs, example)
         return cls(inputs, recorder.record(lambda: forward(inputs)))
 
     def run(self, batch: Batch) -> Outputs:
         _fill(self.inputs, batch)
         self.recording.replay()
-        return tuple(output[: batch.num_decodes] for output in self.recording.output)
+        rows, output = batch.num_decodes, self.recording.output
+        return output if rows == self.inputs.num_decodes else tuple(part[:rows] for part in output)
 
 
 def _fill(inputs: Batch, batch: Batch) -> None:
-    """Rows beyond the batch's repeat its first one: they write what that writes, where it writes it. Blocks beyond a table's repeat its first
-    one, as batch.py pads them."""
+    """Rows beyond the batch's repeat its first one: they write what that writes, where it writes it. Blocks beyond a table's are those of an earlier
+    batch, or the first of all: attention masks them, and whatever they hold is finite."""
     assert inputs.decode is not None
+    assert inputs.numbers is not None
     assert batch.decode is not None
-    rows = batch.num_decodes
-    blocks = batch.decode.block_tables.shape[1]
-    tables = inputs.decode.block_tables
+    assert batch.numbers is not None
+    rows, (_, blocks) = batch.num_decodes, batch.decode.block_tables.shape
+    numbers, tables = inputs.numbers, inputs.decode.block_tables
+    if rows == inputs.num_decodes:
+        numbers.copy_(batch.numbers)
+        tables[:, :blocks] = batch.decode.block_tables
+        return
+    numbers[:, :rows] = batch.numbers
+    numbers[:, rows:] = batch.numbers[:, :1]
     tables[:rows, :blocks] = batch.decode.block_tables
-    tables[:rows, blocks:] = batch.decode.block_tables[:, :1]
     tables[rows:] = tables[:1]
-    for into, values in (
-        (inputs.token_ids, batch.token_ids),
-        (inputs.positions, batch.positions),
-        (inputs.slot_mapping, batch.slot_mapping),
-        (inputs.decode.context_lens, batch.decode.context_lens),
-    ):
-        into[:rows] = values
-        into[rows:] = values[:1]
 
 
 def _padded_rows(rows: int) -> int:

@@ -5,6 +5,7 @@ batch nor history matters. Rows without penalties or biases pay for none either:
 entry, and restored after the choice, because logprobs are reported as the model gave them.
 """
 
+import math
 from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
@@ -21,7 +22,7 @@ from engine.transfer import to_device, to_host
 from kernels.draws import Draw, Draws
 from kernels.logprobs import token_logprobs, token_ranks
 from kernels.penalties import LogitEntries, penalize_, restore_
-from kernels.sample import choose
+from kernels.sample import choose, highest
 
 _MASK64 = (1 << 64) - 1
 
@@ -31,14 +32,16 @@ class Choices:
     """The next token of each row, on the device until `read`."""
 
     token_ids: torch.Tensor  # [rows] int64, on the device
-    _read: torch.Tensor  # [2, rows]: the same and whether its logits were numbers; on the host once the device is done
+    _read: tuple[
+        torch.Tensor, torch.Tensor
+    ]  # the same and each row's highest logit, on the host once the device is done
     _logprobs: "_Logprobs | None"
 
     def read(self) -> list[SampledToken]:
         """For a host that has waited for the device."""
-        ids, finite = self._read.tolist()
+        ids, tops = (part.tolist() for part in self._read)
         logprobs = self._logprobs.by_row(len(ids)) if self._logprobs is not None else [None] * len(ids)
-        return [SampledToken(*row) for row in zip(ids, map(bool, finite), logprobs, strict=True)]
+        return [SampledToken(*row) for row in zip(ids, map(math.isfinite, tops), logprobs, strict=True)]
 
 
 def choose_tokens(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> Choices:
@@ -47,12 +50,15 @@ def choose_tokens(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> Choi
     if adjusted:
         entries = _entries(sequences, adjusted, logits.device)
         before = penalize_(logits, entries)
-    draws = Draws.of(list(map(_draw, sequences)), logits.shape[1], lambda rows: to_device(rows, logits.device))
-    token_ids, tops = choose(logits, draws)
+    if any(sequence.sampling.temperature for sequence in sequences):
+        draws = Draws.of(list(map(_draw, sequences)), logits.shape[1], lambda rows: to_device(rows, logits.device))
+        token_ids, tops = choose(logits, draws)
+    else:
+        token_ids, tops = highest(logits)
     if adjusted:
         restore_(logits, entries, before)
     logprobs = _logprobs(logits, token_ids, [sequence.sampling for sequence in sequences])
-    return Choices(token_ids, to_host(torch.stack((token_ids, tops.isfinite().long()))), logprobs)
+    return Choices(token_ids, (to_host(token_ids), to_host(tops)), logprobs)
 
 
 def _draw(sequence: Sequence) -> Draw:

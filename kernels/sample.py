@@ -32,15 +32,24 @@ def choose(logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
     _check(logits, draws)
     if logits.is_cuda and _triton is not None:
         return _triton.choose(logits, draws)
-    best = logits.max(dim=-1)
+    ids, tops = highest(logits)
     if len(draws.drawn) == len(logits):
-        return sample(logits, best.values, draws), best.values
+        return sample(logits, tops, draws), tops
     if not draws.drawn:
-        return best.indices, best.values
+        return ids, tops
     rows = torch.tensor(draws.drawn, device="cpu")
     rows = rows.pin_memory().to(logits.device, non_blocking=True) if logits.is_cuda else rows
-    drawn = sample(logits.index_select(0, rows), best.values.index_select(0, rows), draws.select(rows))
-    return best.indices.index_copy(0, rows, drawn), best.values
+    drawn = sample(logits.index_select(0, rows), tops.index_select(0, rows), draws.select(rows))
+    return ids.index_copy(0, rows, drawn), tops
+
+
+def highest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """What `choose` does where nothing is drawn: of each row the first of the highest [rows], and that logit: NaN where any is."""
+    native = sampling.highest(logits)
+    if native is not None:
+        return native
+    best = logits.max(dim=-1)
+    return best.indices, best.values
 
 
 def sample(logits: Tensor, tops: Tensor, draws: Draws) -> Tensor:

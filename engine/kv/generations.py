@@ -1,8 +1,8 @@
 """Whether every block a step is about to read still holds what its sequence put there.
 
 A block's generation rises each time it is handed out anew, or leaves the model with its slab; a sequence remembers the generation of each block in
-its table. All are compared before a step reads any, in a few operations over all tables together: no Python per block. A difference
-means that the bookkeeping was wrong, and ends that sequence alone. Refuses to know how that happens and what a block holds.
+its table. All are compared before a step reads any: where there are many, in a few operations over all tables together, without Python per block. A
+difference means that the bookkeeping was wrong, and ends that sequence alone. Refuses to know how that happens and what a block holds.
 """
 
 from array import array
@@ -15,12 +15,16 @@ if TYPE_CHECKING:
     from engine.sequence import Sequence
 
 
+_FEW = 128  # blocks that Python compares in the time in which it calls torch
+
+
 class GenerationCheck:
     def __init__(self, generations: "array[int]") -> None:
         """`generations`: those of all blocks, changed in place as time goes on."""
         import torch  # here: a host is reachable before torch is imported
 
         self._torch = torch
+        self._generations = generations
         self._current = torch.frombuffer(generations, dtype=torch.int64) if generations else None
 
     def stale(self, sequences: SequenceOf["Sequence"]) -> list[int]:
@@ -32,6 +36,8 @@ class GenerationCheck:
         if not blocks or self._current is None:
             return []
         assert len(blocks) == len(remembered), "a block table and its generations differ in length"
+        if len(blocks) <= _FEW and array("q", map(self._generations.__getitem__, blocks)) == remembered:
+            return []
         differs = self._current[self._tensor(blocks)] != self._tensor(remembered)
         if not differs.any():
             return []

@@ -51,6 +51,7 @@ class Library:
         self.decode_attention = _functions(opened, "decode_attention")
         self.prefill_attention = _functions(opened, "prefill_attention")
         self.sampling_sums = _function(opened.sampling_sums, "pppppllli")
+        self.highest = _function(opened.highest, "pppllli")
         self.philox_uniform = _function(opened.philox_uniform, "ppppl")
         self.workspace_new = _function(opened.workspace_new, "", _TYPES["p"])
         self.workspace_free = _function(opened.workspace_free, "p")

@@ -61,6 +61,50 @@ void sampling_sums(const float *logits, const float *tops, const double *scales,
     share(add_up, &a, rows * a.pieces_of_row, threads);
 }
 
+typedef struct {
+    const float *logits;
+    int64_t *ids;
+    float *tops;
+    long vocab, stride;
+} rows;
+
+// A row that holds a NaN has it as its highest, as torch has it.
+static void find_top(const void *given, long row) {
+    const rows *a = given;
+    const float *logits = a->logits + row * a->stride;
+    float tops[16];
+    int is_nan[16] = {0};
+    for (int j = 0; j < 16; j++) tops[j] = logits[0];
+    long i = 0;
+    for (; i + 16 <= a->vocab; i += 16)
+        for (int j = 0; j < 16; j++) {
+            tops[j] = logits[i + j] > tops[j] ? logits[i + j] : tops[j];
+            is_nan[j] |= logits[i + j] != logits[i + j];
+        }
+    for (; i < a->vocab; i++) {
+        tops[0] = logits[i] > tops[0] ? logits[i] : tops[0];
+        is_nan[0] |= logits[i] != logits[i];
+    }
+    float top = tops[0];
+    int has_nan = is_nan[0];
+    for (int j = 1; j < 16; j++) {
+        top = tops[j] > top ? tops[j] : top;
+        has_nan |= is_nan[j];
+    }
+    long id = 0;
+    if (has_nan)
+        while (logits[id] == logits[id]) id++;
+    else
+        while (logits[id] != top) id++;
+    a->ids[row] = id, a->tops[row] = logits[id];
+}
+
+// The first of the highest of each row. Rows of `logits` lie `stride` floats apart.
+void highest(const float *logits, int64_t *ids, float *tops, long num_rows, long vocab, long stride, int threads) {
+    const rows a = {logits, ids, tops, vocab, stride};
+    share(find_top, &a, num_rows, threads);
+}
+
 // Philox4x32-10 of each row: its counter is the position, its key the seed; 53 bits of its first two words make a number in [0, 1).
 void philox_uniform(const int64_t *seeds_low, const int64_t *seeds_high, const int64_t *positions, double *numbers, long rows) {
     for (long row = 0; row < rows; row++) {

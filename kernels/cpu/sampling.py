@@ -6,6 +6,20 @@ from torch import Tensor, get_num_threads
 from kernels.cpu import library as cpu
 
 
+def highest(logits: Tensor) -> tuple[Tensor, Tensor] | None:
+    """logits [rows, vocab] -> ids [rows] int64, the highest logit of each row [rows]"""
+    if cpu.loaded is None or not logits.is_cpu or logits.dtype != torch.float32 or logits.stride(1) != 1:
+        return None
+    rows, vocab = logits.shape
+    if not vocab:
+        return None
+    ids, tops = logits.new_empty((rows,), dtype=torch.int64), logits.new_empty((rows,))
+    cpu.loaded.highest(
+        logits.data_ptr(), ids.data_ptr(), tops.data_ptr(), rows, vocab, logits.stride(0), get_num_threads()
+    )
+    return ids, tops
+
+
 def sampling_sums(logits: Tensor, tops: Tensor, scale: Tensor, floor: Tensor) -> Tensor | None:
     """logits [rows, vocab], tops [rows] fp32, scale [rows] float64, floor [rows] int64 -> int64 [rows, sums of 1,024]."""
     if (
