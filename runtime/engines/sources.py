@@ -1,25 +1,18 @@
 """Where a model's files are: `embedded:NAME`, a directory, or a Hugging Face hub id -> a local directory.
 
-Local names never touch the network; huggingface_hub is imported only when something is to be downloaded. The module refuses to know what is in
-the files.
+Local names never touch the network; a download is another process's (runtime/engines/download.py). The module refuses to know what is in the files.
 """
 
-import asyncio
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import engine
+from runtime.engines.download import DownloadError, Progress, downloaded
 
 EMBEDDED = Path(engine.__file__).parent / "embedded"
 PREFIX = "embedded:"
-Progress = Callable[[int, int], None]  # (bytes done, bytes in total)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-# What a model needs: never the other frameworks' weights, which can double a download.
-_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "additional_chat_templates/*"]
-_NOT_NEEDED = ["original/*", "consolidated*", "onnx/*", "*.gguf"]
 
 
 class SourceError(Exception):
@@ -27,11 +20,14 @@ class SourceError(Exception):
 
 
 async def directory_of(source: str, on_progress: Progress | None = None) -> Path:
-    """A download runs in a worker thread and resumes where an earlier one was cut."""
+    """A download is a process of its own, ended by cancelling this, and resumes where an earlier one was cut."""
     local = local_directory(source)
     if local is not None:
         return local
-    return await asyncio.to_thread(_download, source, on_progress)
+    try:
+        return await downloaded(source, on_progress)
+    except DownloadError as error:
+        raise SourceError(str(error)) from None
 
 
 def local_directory(source: str) -> Path | None:
@@ -56,58 +52,3 @@ def _embedded(name: str) -> Path:
         return EMBEDDED / name
     known = ", ".join(available) or "none in this installation"
     raise SourceError(f"there is no embedded model {name!r}; embedded models: {known}")
-
-
-def _download(hub_id: str, on_progress: Progress | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
-
-    try:
-        path = snapshot_download(
-            hub_id,
-            allow_patterns=_PATTERNS,
-            ignore_patterns=_NOT_NEEDED,
-            tqdm_class=_progress_class(on_progress),
-        )
-    except GatedRepoError:
-        message = f"{hub_id} asks for its terms to be accepted on the hub first, and for HF_TOKEN to be set"
-        raise SourceError(message) from None
-    except RepositoryNotFoundError:
-        raise SourceError(f"there is no model {hub_id} on the hub, and no such directory here") from None
-    except LocalEntryNotFoundError:
-        raise SourceError(f"{hub_id} is not in the local cache and the hub cannot be reached") from None
-    except (HfHubHTTPError, OSError) as error:
-        raise SourceError(f"{hub_id} could not be downloaded: {error}") from None
-    return Path(path)
-
-
-def _progress_class(on_progress: Progress | None) -> Any:
-    """A tqdm that draws nothing and reports the bytes of all files together."""
-    from tqdm.auto import tqdm  # type: ignore[import-untyped]
-
-    done = total = 0
-
-    class Silent(tqdm):  # type: ignore[misc]
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            nonlocal total
-            self._counts_bytes = options.get("unit") == "B"
-            if self._counts_bytes:
-                total += int(options.get("total") or 0)
-            options["disable"] = True
-            options.pop("name", None)
-            super().__init__(*arguments, **options)
-
-        def update(self, n: float | None = 1) -> None:
-            nonlocal done
-            if self._counts_bytes:
-                done += int(n or 0)
-                if on_progress is not None:
-                    on_progress(done, max(done, total))
-            super().update(n)
-
-    return Silent
