@@ -234,6 +234,11 @@ class FunctionsConfig(Table):
         1024, ge=0, description="memory for functions that sleep with all they import, so that they wake quickly"
     )
 
+    layers_mib: int = Field(
+        4096, ge=0, description="of installed packages that no function uses any more; the longest unused go first"
+    )
+    layers_days: float = Field(30.0, ge=0, description="after which such packages are deleted in any case")
+
     @model_validator(mode="after")
     def _names_are_unique(self) -> "FunctionsConfig":
         _refuse_twice([function.name for function in self.serve], "function name")

@@ -1,1 +1,1 @@
-"""Packed models from web servers: what a model consists of, where fetched ones lie, how the missing chunks come."""
+"""Models from elsewhere: packed ones from web servers, chunk by chunk, and checkpoints from the Hugging Face hub."""

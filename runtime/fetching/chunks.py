@@ -9,19 +9,18 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 import aiohttp
 
+from runtime.fetching.errors import FetchError, Progress
 from runtime.fetching.listing import Chunk, ListedFile, Listing
 from runtime.fetching.store import STORE_ENV, chunks_in_store
-from runtime.fetching.tries import PASSING, Again, RemoteError, headers_for, pauses, refuse, said
+from runtime.fetching.tries import PASSING, Again, headers_for, pauses, refuse, said
 
 CONNECTIONS = 4  # one rarely fills a long line; each holds a chunk in memory
-
-Progress = Callable[[int, int], None]  # (bytes there, bytes in total)
 
 
 class Fetching:
@@ -52,7 +51,7 @@ class Fetching:
             for file in self._listing.files:
                 if file.name in self._sequential:
                     await self._fetch_in_order(file)
-        except* RemoteError as several:
+        except* FetchError as several:
             raise several.exceptions[0] from None
         except* OSError as several:
             raise several.exceptions[0] from None
@@ -75,7 +74,7 @@ class Fetching:
         needed = sum(chunk.size for chunk in missing)
         free = shutil.disk_usage(self._folder).free
         if needed > free:
-            raise RemoteError(
+            raise FetchError(
                 f"{self._url} needs {needed / 2**20:.0f} MiB more in {self._folder.parent}, where {free / 2**20:.0f} MiB are free: "
                 f"make room, or name another folder in {STORE_ENV}"
             )
@@ -114,7 +113,7 @@ class Fetching:
                     raise Again("what came has another SHA-256 than its listing says")
             except PASSING as error:
                 if pause_s is None:
-                    raise RemoteError(f"{url}, bytes {chunk.start} to {end}: {said(error)}") from None
+                    raise FetchError(f"{url}, bytes {chunk.start} to {end}: {said(error)}") from None
                 await asyncio.sleep(pause_s)
 
     async def _fetch_in_order(self, file: ListedFile) -> None:
@@ -138,7 +137,7 @@ class Fetching:
                             return
             except PASSING as error:
                 if pause_s is None:
-                    raise RemoteError(f"{url}: {said(error)}") from None
+                    raise FetchError(f"{url}: {said(error)}") from None
                 await asyncio.sleep(pause_s)
 
     async def _keep_body(self, response: aiohttp.ClientResponse, chunk: Chunk) -> bool:
@@ -160,7 +159,7 @@ class Fetching:
             if error.errno != errno.ENOSPC:
                 raise
             total = self._listing.num_bytes
-            raise RemoteError(
+            raise FetchError(
                 f"{self._folder.parent} is full: {self._there / 2**20:.0f} of {total / 2**20:.0f} MiB of {self._url} "
                 "are there; make room, and it goes on where it was"
             ) from None

@@ -12,10 +12,11 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from runtime.fetching.chunks import Fetching, Progress
+from runtime.fetching.chunks import Fetching
+from runtime.fetching.errors import FetchError, Progress
 from runtime.fetching.listing import MAX_LISTING_BYTES, NAME, ListingError, digest_of, parse_listing
 from runtime.fetching.store import alone, note, partial_of, place_of, served_last, settle, store
-from runtime.fetching.tries import PASSING, TIMEOUT, TRIES, RemoteError, headers_for, pauses, refuse, said
+from runtime.fetching.tries import PASSING, TIMEOUT, TRIES, headers_for, pauses, refuse, said
 
 _PIN = re.compile(r"sha256=([0-9a-f]{64})")
 
@@ -32,19 +33,19 @@ class Remote(NamedTuple):
 
     @classmethod
     def parse(cls, source: str) -> "Remote | None":
-        """None for what is no URL. Raises RemoteError."""
+        """None for what is no URL. Raises FetchError."""
         if not source.startswith(("http://", "https://")):
             return None
         parts = urlsplit(source)
         if not parts.hostname or parts.query or parts.username:
-            raise RemoteError(f"{source} cannot be used: write https://host/folder, or https://host/folder#sha256=...")
+            raise FetchError(f"{source} cannot be used: write https://host/folder, or https://host/folder#sha256=...")
         pin = _PIN.fullmatch(parts.fragment)
         if parts.fragment and pin is None:
-            raise RemoteError(
+            raise FetchError(
                 f"{source}: after # comes sha256= and 64 hexadecimal digits, which `pilotlight pack` prints"
             )
         if pin is None and parts.scheme == "http":
-            raise RemoteError(f"{source}: over plain http anybody may change it; use https, or pin it with #sha256=...")
+            raise FetchError(f"{source}: over plain http anybody may change it; use https, or pin it with #sha256=...")
         return cls(parts._replace(fragment="").geturl().rstrip("/"), pin[1] if pin else None)
 
     def kept(self) -> Path | None:
@@ -54,7 +55,7 @@ class Remote(NamedTuple):
 
 
 async def fetch(remote: Remote, on_progress: Progress | None = None) -> Path:
-    """The model's directory. Without the server, the version that it served last serves on. Raises RemoteError."""
+    """The model's directory. Without the server, the version that it served last serves on. Raises FetchError."""
     if (kept := remote.kept()) is not None:
         return kept
     async with aiohttp.ClientSession(timeout=TIMEOUT, trust_env=True, auto_decompress=False) as session:
@@ -63,13 +64,13 @@ async def fetch(remote: Remote, on_progress: Progress | None = None) -> Path:
             raw = await _listing(session, remote, 1 if kept is not None else TRIES)
         except _Unreachable as error:
             if kept is None:
-                raise RemoteError(str(error)) from None
+                raise FetchError(str(error)) from None
             log.warning("%s; its last version, %s, serves on", error, kept)
             return kept
         try:
             return await _complete(session, remote, raw, on_progress or (lambda done, total: None))
         except OSError as error:
-            raise RemoteError(f"{remote.url} cannot be kept in {store()}: {error.strerror or error}") from None
+            raise FetchError(f"{remote.url} cannot be kept in {store()}: {error.strerror or error}") from None
 
 
 async def _listing(session: aiohttp.ClientSession, remote: Remote, tries: int) -> bytes:
@@ -82,14 +83,14 @@ async def _listing(session: aiohttp.ClientSession, remote: Remote, tries: int) -
                 async for piece in response.content.iter_any():
                     raw += piece
                     if len(raw) > MAX_LISTING_BYTES:
-                        raise RemoteError(f"{url} is larger than {MAX_LISTING_BYTES >> 20} MiB: it is no listing")
+                        raise FetchError(f"{url} is larger than {MAX_LISTING_BYTES >> 20} MiB: it is no listing")
             break
         except PASSING as error:
             if pause_s is None:
                 raise _Unreachable(f"{url} cannot be fetched: {said(error)}") from None
             await asyncio.sleep(pause_s)
     if remote.digest is not None and digest_of(bytes(raw)) != remote.digest:
-        raise RemoteError(f"{url} is not what the site file pins: it has SHA-256 {digest_of(bytes(raw))}")
+        raise FetchError(f"{url} is not what the site file pins: it has SHA-256 {digest_of(bytes(raw))}")
     return bytes(raw)
 
 
@@ -97,7 +98,7 @@ async def _complete(session: aiohttp.ClientSession, remote: Remote, raw: bytes, 
     try:
         listing = parse_listing(raw)
     except ListingError as error:
-        raise RemoteError(f"{remote.url}/{NAME} cannot be used: {error}") from None
+        raise FetchError(f"{remote.url}/{NAME} cannot be used: {error}") from None
     place = place_of(digest_of(raw))
     store().mkdir(parents=True, exist_ok=True)
     async with alone(place):

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 
 import aiohttp
 
+from runtime.fetching.errors import FetchError
+
 TOKEN_ENV = "PILOTLIGHT_MODELS_TOKEN"  # sent as a bearer token, over HTTPS alone
 TRIES = 5  # of one chunk, with pauses that double
 FIRST_PAUSE_S = 0.5
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
-
-
-class RemoteError(Exception):
-    """The model cannot be had from there; the message says why, and what to change."""
 
 
 class Again(Exception):
@@ -30,13 +28,13 @@ def pauses(tries: int = TRIES) -> Iterator[float | None]:
 
 
 def refuse(status: int, url: str) -> None:
-    """Raises Again or RemoteError for all that brings no file."""
+    """Raises Again or FetchError for all that brings no file."""
     if status in (200, 206):
         return
     if status in (408, 425, 429) or status >= 500:
         raise Again(f"the server answers {status}")
     hint = f"; a token for it is read from {TOKEN_ENV}" if status in (401, 403) else ""
-    raise RemoteError(f"{url}: the server answers {status}{hint}")
+    raise FetchError(f"{url}: the server answers {status}{hint}")
 
 
 def headers_for(url: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ to build a source distribution is to run its author's code with the site's right
 import asyncio
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import re
@@ -14,19 +15,25 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+import time
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from runtime.functions.manifest import ManifestError
+
+log = logging.getLogger("pilotlight.function")
 
 PROJECT, LIST = "pyproject.toml", "requirements.txt"
 PROVIDED = frozenset(
     {"workers-py", "workers-runtime-sdk", "webtypy", "pyodide-py"}
 )  # this site's own SDK stands for these
 INSTALL_S = 300.0
+YOUNG_S = 3600.0  # since its last use, in which no layer is deleted: requests to what has just been replaced may still import from it
+DAY_S = 86_400.0
 LAST_LINES = 12
 MAX_REQUIREMENTS = 200
 # A name, extras, versions, a marker: https://peps.python.org/pep-0508. No URL, no path, no option of the installer's.
@@ -53,6 +60,13 @@ def requirements_of(folder: Path) -> tuple[str, ...]:
     return ()
 
 
+class Room(NamedTuple):
+    """What layers that nobody uses any more may keep, so that a rollback need not install them again."""
+
+    mib: int = 4096
+    days: float = 30.0
+
+
 class Layers:
     """The layers of one site, in a directory of its own."""
 
@@ -65,12 +79,49 @@ class Layers:
         digest = digest_of(requirements)
         path = self._directory / digest
         if path.is_dir():
+            os.utime(path)
             return path
         task = self._making.get(digest)
         if task is None:
             task = self._making[digest] = asyncio.create_task(self._make(requirements, path), name=f"layer {digest}")
             task.add_done_callback(lambda done: self._made(digest, done))
         return await asyncio.shield(task)
+
+    async def prune(self, used: Callable[[], set[str]], room: Room) -> None:
+        """Deletes layers that are not `used`, by digest: those whose last use is too long ago, then the longest unused until the rest has room."""
+        found = await asyncio.to_thread(self._measured)
+        in_use, doomed = used(), []
+        spare = [layer for layer in found if layer.path.name not in in_use]
+        size = sum(layer.size for layer in spare)
+        for layer in found:
+            if layer.path.name in in_use:
+                os.utime(layer.path)
+        for layer in sorted(spare, key=lambda layer: layer.used_at):
+            age_s = time.time() - layer.path.stat().st_mtime  # it may have been asked for since
+            if age_s > YOUNG_S and (age_s > room.days * DAY_S or size > room.mib << 20):
+                size -= layer.size
+                doomed.append(layer.path.rename(self._directory / f".gone-{layer.path.name}"))
+        for path in doomed:
+            log.info("the packages %s are used by no function any more and deleted", path.name.removeprefix(".gone-"))
+            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+
+    def touch(self, digest: str) -> None:
+        """It was in use until now."""
+        with suppress(OSError):
+            os.utime(self._directory / digest)
+
+    def _measured(self) -> list["_Layer"]:
+        """All that is there whole; what an earlier life left halfway is deleted."""
+        found = []
+        for path in self._directory.iterdir() if self._directory.is_dir() else ():
+            used_at = path.stat().st_mtime
+            if path.name.startswith(".gone-") or (
+                path.name.startswith(".making-") and time.time() - used_at > 2 * INSTALL_S
+            ):
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.is_dir() and not path.name.startswith("."):
+                found.append(_Layer(path, used_at, _size_of(path)))
+        return found
 
     async def close(self) -> None:
         tasks = tuple(self._making.values())
@@ -98,6 +149,21 @@ class Layers:
         with _locked(self._directory / ".lock"):
             if not path.is_dir():  # another process may have made the same
                 os.rename(made, path)
+
+
+class _Layer(NamedTuple):
+    path: Path
+    used_at: float
+    size: int
+
+
+def _size_of(folder: Path) -> int:
+    total = 0
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(parent, name)).st_blocks * 512
+    return total
 
 
 def digest_of(requirements: tuple[str, ...]) -> str:

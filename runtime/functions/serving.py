@@ -19,6 +19,7 @@ from runtime.bindings.s3 import S3Place
 from runtime.bindings.secret_store import SecretError, SecretStore
 from runtime.connection import header
 from runtime.functions.deployed import DeployedFunctions
+from runtime.functions.layers import Room
 from runtime.functions.limits import Limits
 from runtime.functions.manifest import FILES, BindingDeclaration, Manifest, ManifestError, load_manifest
 from runtime.functions.site import SiteFunctions
@@ -48,6 +49,7 @@ class ServedFunctions:
             egress_allow=config.egress_allow,
             own_ports=lambda: _ports(app()),
             zygotes_mib=config.zygotes_mib,
+            layers_room=Room(config.layers_mib, config.layers_days),
             open_bindings=lambda manifest, functions: opener(self._state_dir, self._services)(manifest, functions),
         )
 

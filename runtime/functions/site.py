@@ -17,7 +17,7 @@ from runtime.functions import frames
 from runtime.functions.channel import Answer, Failure, Inbound, Result
 from runtime.functions.confine import Confinement
 from runtime.functions.egress import Egress
-from runtime.functions.layers import Layers, requirements_of
+from runtime.functions.layers import Layers, Room, digest_of, requirements_of
 from runtime.functions.limits import Limits
 from runtime.functions.manifest import Manifest
 from runtime.functions.oci import Containers
@@ -32,6 +32,7 @@ log = logging.getLogger("pilotlight.function")
 WATCH_S = 0.05
 REST_S = 0.2  # more while nobody asks
 TRIM_S = 2.0
+PRUNE_S = 600.0
 UID_BASE = 231_072  # above what systems give to people; each function has its own
 
 
@@ -87,6 +88,7 @@ class SiteFunctions:
         own_ports: Callable[[], Iterable[int]] = lambda: (),
         open_bindings: Opener | None = None,
         zygotes_mib: int = 1024,
+        layers_room: Room | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.isolation = Isolation(0, "not tried yet")
@@ -100,6 +102,8 @@ class SiteFunctions:
         self.tails = Tails()
         self._zygotes_mib = zygotes_mib
         self._layers = Layers(Path())
+        self._layers_room = layers_room or Room()
+        self._layer_of: dict[str, str] = {}  # digests, by pool
         self._zygote = SiteZygote()
         self._oci_runtime = oci_runtime
         self._hatchery: Hatchery = self._zygote
@@ -122,8 +126,8 @@ class SiteFunctions:
             await stack.enter_async_context(self._egress)
             self.isolation = await self._find_tier(stack)
             stack.push_async_callback(self._close_all)
-            watching = asyncio.create_task(self._watch(), name="functions' watch")
-            stack.callback(watching.cancel)
+            for work in (self._watch(), self._prune_layers()):
+                stack.callback(asyncio.create_task(work, name="functions' watch").cancel)
             self._stack = stack.pop_all()
         return self
 
@@ -158,6 +162,8 @@ class SiteFunctions:
                 raise
         self.remove(served)
         self.pools[served] = pool
+        if requirements:
+            self._layer_of[served] = digest_of(requirements)
         if bindings is not None:
             self._bindings[served] = bindings
         if layers or requirements or self.isolation.tier == 3:  # a container takes its time
@@ -176,6 +182,7 @@ class SiteFunctions:
 
     def remove(self, name: str) -> None:
         """Its open requests may finish for a while."""
+        self._layers.touch(self._layer_of.pop(name, ""))
         old, old_bindings = self.pools.pop(name, None), self._bindings.pop(name, None)
         self.names = {plain: pool for plain, pool in self.names.items() if pool != name}
         if old is not None:
@@ -334,6 +341,14 @@ class SiteFunctions:
                 return
             pool.end_zygote()
             over_mib -= mib
+
+    async def _prune_layers(self) -> None:
+        while True:
+            await asyncio.sleep(PRUNE_S)
+            try:
+                await self._layers.prune(lambda: set(self._layer_of.values()), self._layers_room)
+            except OSError as error:
+                log.warning("packages that no function uses could not be deleted: %s", error)
 
     async def _end(self, pool: FunctionPool, bindings: OpenBindings | None) -> None:
         loop = asyncio.get_running_loop()

@@ -16,9 +16,9 @@ from aiohttp import web
 
 from runtime.engines.sources import SourceError, directory_of, local_directory
 from runtime.fetching import chunks, listing, store, tries
+from runtime.fetching.errors import FetchError
 from runtime.fetching.listing import NAME, Listing, ListingError, parse_listing, write_listing
 from runtime.fetching.remote import Remote
-from runtime.fetching.tries import RemoteError
 
 CHUNK = 1 << 16
 
@@ -264,7 +264,7 @@ async def test_without_its_server_the_last_version_serves_on(server: Server, mon
 def test_a_url_that_cannot_be_used_is_a_sentence(source: str, sentence: str) -> None:
     with pytest.raises(SourceError, match=sentence):
         local_directory(source)
-    with pytest.raises(RemoteError, match=sentence):
+    with pytest.raises(FetchError, match=sentence):
         Remote.parse(source)
 
 

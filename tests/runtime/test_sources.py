@@ -1,14 +1,19 @@
 """Where a model's files are: never the network for a local name, one sentence for whatever is missing."""
 
+import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError
 
 from runtime.engines import sources
 from runtime.engines.sources import SourceError, directory_of, local_directory
+from runtime.fetching.hub import download
 
 
 def test_a_directory_is_itself(tmp_path: Path) -> None:
@@ -37,10 +42,10 @@ def test_a_file_is_not_a_directory(tmp_path: Path) -> None:
         local_directory(str(file))
 
 
-async def test_a_hub_id_is_downloaded_with_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_is_downloaded_with_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int]] = []
 
-    def download(hub_id: str, **options: Any) -> str:
+    def snapshot(hub_id: str, **options: Any) -> str:
         assert hub_id == "org/name"
         assert "*.safetensors" in options["allow_patterns"]
         for total in (100, 50):
@@ -52,15 +57,63 @@ async def test_a_hub_id_is_downloaded_with_progress(tmp_path: Path, monkeypatch:
         files.update(1)
         return str(tmp_path)
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert await directory_of("org/name", lambda done, total: seen.append((done, total))) == tmp_path
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    assert download("org/name", lambda done, total: seen.append((done, total))) == tmp_path
     assert seen == [(50, 100), (100, 100), (125, 150), (150, 150)]
 
 
-async def test_an_unreachable_hub_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def download(hub_id: str, **options: Any) -> str:
-        raise LocalEntryNotFoundError("offline")
+async def test_what_the_downloading_process_says_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [{"done": 1, "total": 2}, {"done": 2, "total": 2}, {"path": str(tmp_path)}]
+    script = _program(tmp_path / "python", "; ".join(f"echo '{json.dumps(each)}'" for each in said))
+    monkeypatch.setattr(sys, "executable", script)
+    seen: list[tuple[int, int]] = []
+    assert await directory_of("org/name", lambda done, total: seen.append((done, total))) == tmp_path
+    assert seen == [(1, 2), (2, 2)]
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+
+async def test_a_downloading_process_that_dies_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", _program(tmp_path / "python", "exit 7"))
+    with pytest.raises(SourceError, match="org/name ended with exit status 7"):
+        await directory_of("org/name")
+
+
+async def test_an_unreachable_hub_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]  # of nobody, a moment later
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
     with pytest.raises(SourceError, match="not in the local cache and the hub cannot be reached"):
         await directory_of("org/name")
+
+
+def test_a_site_ends_when_it_is_told_to_though_the_hub_never_answers(tmp_path: Path) -> None:
+    file = tmp_path / "site.toml"
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        file.write_text(
+            'name = "ams1"\nplace = { city = "here", latitude = 0.0, longitude = 0.0 }\nlisten = { port = 0 }\n'
+            '[[models]]\nname = "m"\nsource = "org/name"\n'
+        )
+        environment = {
+            **os.environ,
+            "HF_ENDPOINT": f"http://127.0.0.1:{hub.getsockname()[1]}",
+            "HF_HOME": str(tmp_path),
+        }
+        site = subprocess.Popen([sys.executable, "-m", "runtime", str(file)], env=environment)
+        try:
+            hub.settimeout(60)
+            asking, _ = hub.accept()  # the download, which will have no answer
+            site.terminate()
+            assert site.wait(30) == 0
+            asking.settimeout(30)
+            while asking.recv(65536):  # until it has gone with the site
+                pass
+            asking.close()
+        finally:
+            site.kill()
+            site.wait()
+
+
+def _program(path: Path, script: str) -> str:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)

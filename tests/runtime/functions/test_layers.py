@@ -3,14 +3,18 @@
 import asyncio
 import base64
 import hashlib
+import os
+import time
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from runtime.functions.layers import LayerError, Layers, digest_of, requirements_of
+from runtime.functions import layers, site
+from runtime.functions.layers import DAY_S, LayerError, Layers, Room, digest_of, requirements_of
 from runtime.functions.manifest import ManifestError
 from runtime.functions.worker import Fault
+from tests.asgi import eventually
 from tests.runtime.functions.conftest import ServedMaker
 
 USES = """
@@ -146,3 +150,73 @@ async def test_what_a_function_imports_stays_in_memory_while_it_sleeps_as_far_as
 async def _until(condition: object) -> None:
     while not condition():  # type: ignore[operator]
         await asyncio.sleep(0.01)
+
+
+def layer_in(folder: Path, name: str, *, kib: int, days_unused: float) -> Path:
+    path = folder / name
+    path.mkdir(parents=True)
+    (path / "package.py").write_bytes(bytes(kib << 10))
+    then = time.time() - days_unused * DAY_S
+    os.utime(path, (then, then))
+    return path
+
+
+async def test_layers_that_nobody_uses_are_deleted_by_age_and_beyond_their_room_the_longest_unused_first(
+    tmp_path: Path,
+) -> None:
+    for name, days in (("ancient", 40), ("old", 20), ("newer", 10), ("young", 0.01), ("used", 50)):
+        layer_in(tmp_path / "kept", name, kib=600, days_unused=days)
+    kept = Layers(tmp_path / "kept")
+    await kept.prune(lambda: {"used"}, Room(mib=100, days=30))
+    assert names_in(tmp_path / "kept") == {"old", "newer", "young", "used"}
+    await kept.prune(lambda: {"used"}, Room(mib=1, days=30))
+    assert names_in(tmp_path / "kept") == {
+        "young",
+        "used",
+    }  # one that was asked for a moment ago stays, whatever its size
+    await kept.prune(set, Room(mib=1, days=30))
+    assert names_in(tmp_path / "kept") == {"young", "used"}  # it was in use at the last look
+
+
+async def test_a_layer_that_is_asked_for_while_layers_are_measured_stays(tmp_path: Path) -> None:
+    asked = ("greeter==1.0",)
+    path = layer_in(tmp_path / "kept", digest_of(asked), kib=10, days_unused=40)
+    kept = Layers(tmp_path / "kept")
+    got: list[asyncio.Task[Path]] = []
+
+    def used() -> set[str]:
+        got.append(asyncio.ensure_future(kept.get(asked)))
+        kept.touch(path.name)
+        return set()
+
+    await kept.prune(used, Room(mib=0, days=1))
+    assert await got[0] == path
+    assert names_in(tmp_path / "kept") == {path.name}
+
+
+async def test_what_was_deleted_or_installed_halfway_is_removed_later(tmp_path: Path) -> None:
+    for name in (".gone-one", ".making-two"):
+        layer_in(tmp_path / "kept", name, kib=1, days_unused=1)
+    layer_in(tmp_path / "kept", ".making-now", kib=1, days_unused=0)
+    await Layers(tmp_path / "kept").prune(set, Room())
+    assert names_in(tmp_path / "kept", hidden=True) == {".making-now"}
+
+
+async def test_a_site_keeps_the_layers_of_what_it_serves_and_lets_go_of_those_it_has_replaced(
+    make_served: ServedMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "PRUNE_S", 0.05)
+    monkeypatch.setattr(layers, "YOUNG_S", 0.0)
+    room = Room(mib=0, days=0.0)
+    async with make_served(state_dir=tmp_path / "state", layers_room=room) as served:
+        served.add(USES, requirements_dot_txt="greeter==1.0\n")
+        assert await served.get() == b"hello from a wheel v1"
+        await asyncio.sleep(0.2)
+        assert names_in(tmp_path / "state/layers") == {digest_of(("greeter==1.0",))}
+        served.add(USES.replace("import greeter", "").replace("greeter.greet()", "'plain'"), requirements_dot_txt="")
+        assert await served.get() == b"plain v1"
+        await eventually(lambda: not names_in(tmp_path / "state/layers"))
+
+
+def names_in(folder: Path, *, hidden: bool = False) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.name.startswith(".") is hidden}
