@@ -24,6 +24,7 @@ from runtime.functions.pool import FunctionPool, Ground
 from runtime.functions.tails import Tails
 from runtime.functions.worker import Worker
 from runtime.functions.zygotes import SiteZygote
+from sites.config import ConfigError
 
 log = logging.getLogger("pilotlight.function")
 
@@ -33,7 +34,7 @@ TRIM_S = 2.0
 UID_BASE = 231_072  # above what systems give to people; each function has its own
 
 
-class IsolationError(Exception):
+class IsolationError(ConfigError):
     """The machine does not offer the isolation that the site file demands."""
 
 
