@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from engine.protocol import HostConfig, HostReady
-from kernels import meta_formulas
+from kernels import postponed
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ _STEPS_BACK = 5
 def import_early() -> None:
     """What every host imports, whatever its configuration says. What modules are made of is never garbage: looking for some meanwhile takes an
     eighth of the time, and a look at all of it later is a pause of 50 ms between two steps."""
-    meta_formulas.postpone()
+    postponed.postpone()
     gc.disable()
     try:
         import engine.loading  # noqa: F401

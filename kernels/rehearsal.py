@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from kernels import meta_formulas
+from kernels import postponed
 
 if TYPE_CHECKING:
     from kernels.triton.jit import Launch
@@ -35,7 +35,7 @@ def rehearse(run: Callable[[], object]) -> "list[Launch]":
     """The launches that `run` makes with tensors that are pretended."""
     from kernels.triton.jit import noting
 
-    meta_formulas.load()
+    postponed.load_meta_formulas()
     with torch.inference_mode(), noting() as launches, _Pretending():
         run()
     return launches

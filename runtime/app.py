@@ -5,15 +5,17 @@ Everything that lives as long as the site is made here and handed on; nothing is
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 
 from runtime.admission import Admission
 from runtime.engines.continuation import Continuations
@@ -24,15 +26,11 @@ from runtime.engines.launch import launchers_of
 from runtime.engines.models import Models
 from runtime.engines.slot import Wake
 from runtime.engines.weights_tier import open_tier
-from runtime.functions.serving import site_functions
-from runtime.functions.site import IsolationError
 from runtime.generation import Generator
 from runtime.metrics import Metrics
 from runtime.middleware.errors import Errors
 from runtime.middleware.identity import Identity
 from runtime.middleware.unread import UnreadBody
-from runtime.routes.deployments import deployment_routes
-from runtime.routes.functions import function_routes
 from runtime.routes.health import Health
 from runtime.routes.internal import Internal
 from runtime.routes.openai import openai_routes
@@ -41,6 +39,9 @@ from runtime.timeline import Timeline
 from sites.config import ConfigError, SiteConfig
 from wire.errors import ApiError
 from wire.headers import HOP_SECRET_ENV
+
+if TYPE_CHECKING:
+    from runtime.functions.serving import ServedFunctions
 
 
 def build_app(
@@ -69,7 +70,7 @@ def build_app(
     engine = Continuations(fleet, models, site.limits.continue_within_s, metrics.cut)
     generator = Generator(models, engine, admission, metrics, site.limits.request_timeout_s)
 
-    functions = site_functions(site, lambda: app)
+    functions = _functions_of(site, lambda: app)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -79,7 +80,7 @@ def build_app(
                 try:
                     async with functions or nullcontext():
                         yield
-                except (ConfigError, IsolationError) as error:
+                except ConfigError as error:
                     app.state.why_not_started = str(error)
                     raise
                 finally:
@@ -92,8 +93,7 @@ def build_app(
         routes=[
             *openai_routes(generator, site.limits),
             *workers_ai_routes(generator, site.limits),
-            *function_routes(functions, admission),
-            *deployment_routes(functions, secret, site.name),
+            *(_routes_to(functions, admission, secret, site.name) if functions is not None else ()),
         ],
         middleware=[
             Middleware(UnreadBody),
@@ -129,6 +129,26 @@ def build_app(
     }
     metrics.watch(fleet.loads, gauges, models.statuses)
     return app
+
+
+def _functions_of(site: SiteConfig, app: Callable[[], Starlette]) -> "ServedFunctions | None":
+    """None where the site file names no function: what serves them takes a tenth of a second to import. Raises ManifestError."""
+    config = site.functions
+    if not config.serve and config.directory is None and config.deployments is None:
+        return None
+    from runtime.functions.serving import ServedFunctions, state_dir_of
+
+    return ServedFunctions(config, state_dir_of(site), app)
+
+
+def _routes_to(
+    functions: "ServedFunctions", admission: Admission, secret: str | None, site: str
+) -> Iterator[BaseRoute]:
+    from runtime.routes.deployments import deployment_routes
+    from runtime.routes.functions import function_routes
+
+    yield from function_routes(functions, admission)
+    yield from deployment_routes(functions, secret, site)
 
 
 async def _as_api_error(request: Request, error: Exception) -> Response:

@@ -4,7 +4,6 @@ Standard library alone, since every import before the start is waited for. The p
 it; one whose site refuses to start reads the end of its input and ends.
 """
 
-import asyncio
 import json
 import os
 import subprocess
@@ -12,7 +11,10 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 def start_early(site_file: Path) -> "EarlyHost | None":
@@ -72,6 +74,8 @@ class EarlyHost:
 
     async def wait(self) -> int:
         if self._process.poll() is None:
+            import asyncio  # everybody has by now; before the process was started, it would have taken 30 ms
+
             loop = asyncio.get_running_loop()
             ended: asyncio.Future[None] = loop.create_future()
             fd = os.pidfd_open(self._process.pid)

@@ -117,14 +117,6 @@ class ServedFunctions:
         return FunctionsStatus(isolation.tier, isolation.why_not_more, tuple(states))
 
 
-def site_functions(site: SiteConfig, app: Callable[[], Starlette]) -> ServedFunctions | None:
-    """None where the site file names no function. Raises ManifestError."""
-    config = site.functions
-    if not config.serve and config.directory is None and config.deployments is None:
-        return None
-    return ServedFunctions(config, state_dir_of(site), app)
-
-
 def client_key(scope: Scope) -> str:
     """What tells a client from others: its session, its credentials, its address."""
     for name in (SESSION_AFFINITY, "authorization", CLIENT_ADDRESS, "x-forwarded-for"):

@@ -26,6 +26,7 @@ from runtime.functions.priority import Standing, tell_kernel
 from runtime.functions.tails import Tails
 from runtime.functions.worker import Worker
 from runtime.functions.zygotes import Hatchery, SiteZygote, ZygoteError, try_tier
+from sites.config import ConfigError
 
 log = logging.getLogger("pilotlight.function")
 
@@ -36,7 +37,7 @@ PRUNE_S = 600.0
 UID_BASE = 231_072  # above what systems give to people; each function has its own
 
 
-class IsolationError(Exception):
+class IsolationError(ConfigError):
     """The machine does not offer the isolation that the site file demands."""
 
 

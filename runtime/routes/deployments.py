@@ -59,8 +59,8 @@ class DeploymentRoutes:
         return bool(self._token) and hmac.compare_digest(given.strip().encode(), self._token.encode())
 
 
-def deployment_routes(served: ServedFunctions | None, hop_secret: str | None, site: str) -> list[BaseRoute]:
-    return [] if served is None else DeploymentRoutes(served, hop_secret, site).routes()
+def deployment_routes(served: ServedFunctions, hop_secret: str | None, site: str) -> list[BaseRoute]:
+    return DeploymentRoutes(served, hop_secret, site).routes()
 
 
 async def _events(tails: Tails, name: str, site: str) -> AsyncIterator[bytes]:

@@ -205,9 +205,7 @@ class Upload:
         self._read.set()
 
 
-def function_routes(served: ServedFunctions | None, admission: Admission) -> list[BaseRoute]:
-    if served is None:
-        return []
+def function_routes(served: ServedFunctions, admission: Admission) -> list[BaseRoute]:
     route = FunctionRoute(
         served, admission, request_mib=served.config.request_mib, show_errors=served.config.show_errors
     )

@@ -5,6 +5,7 @@ Ready means that a request sent now would start to be answered: an engine host l
 
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -13,11 +14,13 @@ from starlette.routing import BaseRoute, Route
 from runtime.admission import Admission
 from runtime.engines.fleet import Fleet
 from runtime.engines.models import Models
-from runtime.functions.serving import ServedFunctions
 from runtime.metrics import CONTENT_TYPE, Metrics
 from runtime.traffic import Traffic
 from sites.config import SiteConfig
 from wire.status import Place, ProcessStatus, SiteStatus, encode_status
+
+if TYPE_CHECKING:
+    from runtime.functions.serving import ServedFunctions
 
 
 class Health:
@@ -31,7 +34,7 @@ class Health:
         traffic: Traffic,
         version: str,
         url: Callable[[], str | None],
-        functions: ServedFunctions | None = None,
+        functions: "ServedFunctions | None" = None,
     ) -> None:
         self._site = site
         self._fleet = fleet
