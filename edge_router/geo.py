@@ -7,9 +7,9 @@ believed, and where a client stands who says nothing, is `client_places`' busine
 import math
 
 from wire.errors import ApiError
+from wire.headers import CLIENT_GEO
 from wire.status import Place
 
-CLIENT_GEO = "x-client-geo"
 EARTH_RADIUS_KM = 6371.0
 
 

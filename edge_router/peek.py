@@ -15,7 +15,6 @@ import orjson
 from msgspec.structs import force_setattr
 
 from edge_router.client_places import FindPlace
-from edge_router.geo import CLIENT_GEO
 from edge_router.policy import RouteRequest
 from edge_router.session import Conversation, Recall, prefix_chain, session_digest, tenant_salt
 from wire.chance import random_bytes
@@ -23,6 +22,7 @@ from wire.continuation import ANSWER, AnswerName, encode_answer
 from wire.errors import ApiError, Dialect, dialect_of
 from wire.headers import (
     CLIENT_ADDRESS,
+    CLIENT_GEO,
     HOP,
     HOP_SECRET_ENV,
     HOPS,

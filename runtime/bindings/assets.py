@@ -6,6 +6,7 @@ A path is looked up piece by piece below the folder; whatever leads out of it, a
 import asyncio
 import hashlib
 import mimetypes
+import re
 import stat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,12 +14,13 @@ from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
+from runtime.bindings.asset_rules import HEADERS, REDIRECTS, AssetRules, Rewrite
 from runtime.bindings.binding import Binding, BindingError, Body, Declaration, Services, method
 from runtime.bindings.r2_files import Content
 from runtime.functions.channel import Answer
 
 MAX_ASSET_BYTES = 25 << 20
-HIDDEN = (".assetsignore", ".dev.vars", "_worker.js")
+HIDDEN = (".assetsignore", ".dev.vars", "_worker.js", REDIRECTS, HEADERS)
 HTML_HANDLING = ("auto-trailing-slash", "force-trailing-slash", "drop-trailing-slash", "none")
 NOT_FOUND_HANDLING = ("none", "404-page", "single-page-application")
 
@@ -45,6 +47,7 @@ class Assets(Binding):
         self._html_handling = html_handling
         self._not_found_handling = not_found_handling
         self._tags: dict[tuple[str, int, int], str] = {}
+        self._rules = AssetRules(self._folder)
 
     @classmethod
     def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "Assets":
@@ -77,7 +80,13 @@ class Assets(Binding):
     async def found(self, request: Fetch) -> Any:
         """The response of a file, or the way to it; None: there is no such file."""
         parts = urlsplit(request.url)
-        found = await asyncio.to_thread(self._find, parts.path or "/")
+        ruled = self._rules.redirect(request.url)
+        if isinstance(ruled, tuple) and not isinstance(ruled, Rewrite):
+            return {"status": ruled[0], "headers": [("location", ruled[1])], "body": b""}
+        if isinstance(ruled, Rewrite):
+            found = await asyncio.to_thread(lambda: self._file(ruled.path) or self._find(ruled.path))
+        else:
+            found = await asyncio.to_thread(self._find, parts.path or "/")
         if isinstance(found, Redirect):
             location = quote(found.path, safe="/") + (f"?{parts.query}" if parts.query else "")
             return {"status": 307, "headers": [("location", location)], "body": b""}
@@ -93,13 +102,25 @@ class Assets(Binding):
             ("etag", f'"{tag}"'),
             ("cache-control", "public, max-age=0, must-revalidate"),
         ]
-        wanted = [value for name, value in request.headers if name.lower() == "if-none-match"]
-        if status == 200 and any(_matches(tag, value) for value in wanted):
+        headers = self._rules.applied(request.url, headers)
+        asked = {name.lower(): value for name, value in request.headers}
+        if status == 200 and _matches(tag, asked.get("if-none-match", "")):
             return {"status": 304, "headers": headers, "body": b""}
-        headers.append(("content-length", str(size)))
+        headers.append(("accept-ranges", "bytes"))
+        start, length = 0, size
+        if status == 200 and "range" in asked and _matches(tag, asked.get("if-range", "*")):
+            span = _span(asked["range"], size)
+            if span is None:
+                return {"status": 416, "headers": [*headers, ("content-range", f"bytes */{size}")], "body": b""}
+            if span != (0, size):
+                status, (start, length) = 206, span
+                headers.append(("content-range", f"bytes {start}-{start + length - 1}/{size}"))
+        headers.append(("content-length", str(length)))
         if request.method == "HEAD":
             return {"status": status, "headers": headers, "body": b""}
-        return Answer({"status": status, "headers": headers}, Content(await asyncio.to_thread(_opened, path), size))
+        return Answer(
+            {"status": status, "headers": headers}, Content(await asyncio.to_thread(_opened, path, start), length)
+        )
 
     def _find(self, path: str) -> Path | Redirect | None:
         file = self._file(path)
@@ -161,8 +182,25 @@ class Assets(Binding):
         return self._tags[key], status.st_size
 
 
-def _opened(path: Path) -> Any:
-    return path.open("rb", buffering=0)
+def _span(header: str, size: int) -> tuple[int, int] | None:
+    """Start and length of one range; the whole where the header asks for several or makes no sense. None: it lies outside."""
+    found = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", header.strip())
+    if found is None or not (found[1] or found[2]):
+        return 0, size
+    if not found[1]:
+        length = min(int(found[2]), size)
+        return (size - length, length) if length else None
+    start = int(found[1])
+    if start >= size:
+        return None
+    end = min(int(found[2]), size - 1) if found[2] else size - 1
+    return (start, end - start + 1) if end >= start else (0, size)
+
+
+def _opened(path: Path, start: int) -> Any:
+    file = path.open("rb", buffering=0)
+    file.seek(start)
+    return file
 
 
 def _matches(tag: str, header: str) -> bool:

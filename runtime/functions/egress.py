@@ -18,6 +18,7 @@ from yarl import URL
 
 from runtime.functions import frames
 from runtime.functions.channel import Answer, Failure, Inbound
+from runtime.functions.egress_sockets import opened
 
 MAX_REDIRECTS = 20
 CONNECT_S = 10.0
@@ -65,6 +66,8 @@ class Egress:
         assert self._session is not None
         method, url, redirected = frame.method, frame.url, False
         headers = [(name, value) for name, value in frame.headers if name.lower() not in DROPPED]
+        if frame.options.get("websocket") and body is not None:
+            return await self._socket(url, headers, body)
         data: Any = body if body is not None else (frame.body or None)
         for _ in range(MAX_REDIRECTS + 1):
             self.check_url(url)
@@ -72,16 +75,8 @@ class Egress:
                 response = await self._session.request(
                     method, URL(url, encoded=True), headers=headers, data=data, allow_redirects=False
                 )
-            except _Denied as denied:
-                raise _refusal(str(denied)) from None
             except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-                cause = error.__cause__ if isinstance(error.__cause__, _Denied) else None
-                if cause is not None:
-                    raise _refusal(str(cause)) from None
-                reason = str(error) or type(error).__name__
-                raise Failure(
-                    f"fetch of {url} failed: {reason}", code="fetch_failed", status=502, name="TypeError"
-                ) from None
+                raise _failed(url, error) from None
             location = response.headers.get("location")
             if (
                 response.status not in (301, 302, 303, 307, 308)
@@ -100,6 +95,19 @@ class Egress:
             if response.status == 303 or (response.status in (301, 302) and method == "POST"):
                 method, data = "GET", None
         raise Failure(f"fetch gave up after {MAX_REDIRECTS} redirects", code="redirected", status=502, name="TypeError")
+
+    async def _socket(self, url: str, headers: list[tuple[str, str]], messages: Inbound) -> Answer:
+        """A refusal of the far side is its answer. Redirects are not followed, as browsers do not."""
+        assert self._session is not None
+        plain = url.replace("ws", "http", 1) if url.startswith(("ws://", "wss://")) else url
+        self.check_url(plain)
+        try:
+            return await opened(self._session, plain, headers, messages)
+        except aiohttp.WSServerHandshakeError as error:
+            refused = [(name.lower(), value) for name, value in (error.headers or {}).items()]
+            return Answer({"status": error.status, "headers": refused, "body": b"", "url": url})
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise _failed(url, error) from None
 
     def check_url(self, url: str) -> None:
         """An address in the URL never meets the resolver, so it is judged here."""
@@ -174,6 +182,14 @@ async def _body(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         raise Failure(f"the answer of {response.url} broke off: {error}", code="fetch_failed", status=502) from None
     finally:
         response.close()
+
+
+def _failed(url: str, error: Exception) -> Failure:
+    denied = error if isinstance(error, _Denied) else error.__cause__
+    if isinstance(denied, _Denied):
+        return _refusal(str(denied))
+    reason = str(error) or type(error).__name__
+    return Failure(f"fetch of {url} failed: {reason}", code="fetch_failed", status=502, name="TypeError")
 
 
 def _refusal(why: str) -> Failure:

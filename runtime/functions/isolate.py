@@ -121,6 +121,7 @@ class Function:
         if is_socket:
             host.max_message_bytes = frame.options["websocket"]
         request = received(frame.method, frame.url, frame.headers, frame.body, None if is_socket else body)
+        request.cf = as_record(frame.options.get("cf"))
         if "object" in frame.options:
             response = await self._in_object(frame.options, lambda target: _awaited(_fetch_of(target)(request)))
         else:

@@ -16,6 +16,7 @@ from wire import headers
 from wire.errors import ApiError, dialect_of
 
 GENUINE_HOP = "pilotlight.genuine_hop"  # in the scope: a router of the network has signed this request
+SITE_NAME = "pilotlight.site"  # in the scope
 OWN_PATHS = ("/livez", "/readyz", "/metrics", "/status", "/timeline")
 
 
@@ -38,6 +39,7 @@ class Identity:
             request_id, is_genuine, refusal = uuid.uuid4().hex, False, error
         scope["pilotlight.request_id"] = request_id
         scope[GENUINE_HOP] = is_genuine
+        scope[SITE_NAME] = self._site
         ours = [(headers.REQUEST_ID.encode(), request_id.encode()), (headers.SITE.encode(), self._site.encode())]
 
         async def signing(message: Message) -> None:

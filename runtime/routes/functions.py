@@ -17,9 +17,9 @@ from runtime.functions.serving import ServedFunctions
 from runtime.functions.site import Response
 from runtime.functions.socket_relay import SocketRelay
 from runtime.functions.worker import Fault
-from runtime.middleware.identity import GENUINE_HOP
+from runtime.middleware.identity import GENUINE_HOP, SITE_NAME
 from wire.errors import ApiError, Dialect
-from wire.headers import CLIENT_ADDRESS, HOP_BY_HOP, OURS, REQUEST_ID
+from wire.headers import CLIENT_ADDRESS, CLIENT_GEO, HOP_BY_HOP, OURS, REQUEST_ID
 
 BODY_IN_ONE = 64 << 10  # a body that is announced as small goes along with its request
 LIMITS = frozenset({"cpu_time", "memory", "blocked", "wall_time", "start_time", "response_too_large"})
@@ -67,7 +67,7 @@ class FunctionRoute:
         try:
             pool, headers = await self._served.pool_of(name, scope), _headers(scope, self._name is None, name)
             headers += [("connection", "Upgrade"), ("upgrade", "websocket")]
-            url, options = self._url(scope, name), {"websocket": True}
+            url, options = self._url(scope, name), {"websocket": True, "cf": _cf(scope)}
             response = await self._functions.fetch(pool, "default", "GET", url, headers, messages, options)
             if response.status != 101:
                 await _send(response, "GET", answer)
@@ -113,7 +113,8 @@ class FunctionRoute:
                 response = _below(response, f"/fn/{name}")
             if response is None:
                 sent = body if isinstance(body, bytes) else aiter(body)
-                response = await self._functions.fetch(pool, "default", scope["method"], url, headers, sent)
+                options = {"cf": _cf(scope)}
+                response = await self._functions.fetch(pool, "default", scope["method"], url, headers, sent, options)
             started = True
             await _send(response, scope["method"], send)
         except Fault as fault:
@@ -252,7 +253,10 @@ async def _accept(response: Response, scope: Scope, send: Send) -> None:
 def _below(response: Response, prefix: str) -> Response:
     """A file's redirect leads to where the files hang."""
     return response._replace(
-        headers=[(key, prefix + value if key == "location" else value) for key, value in response.headers]
+        headers=[
+            (key, prefix + value if key == "location" and value.startswith("/") and value[:2] != "//" else value)
+            for key, value in response.headers
+        ]
     )
 
 
@@ -267,6 +271,16 @@ def _headers(scope: Scope, is_below: bool, name: str) -> list[tuple[str, str]]:
     if (request_id := _request_id(scope)) is not None:
         kept = [*(pair for pair in kept if pair[0] != REQUEST_ID), (REQUEST_ID, request_id)]
     return kept
+
+
+def _cf(scope: Scope) -> dict[str, str]:
+    """What is known of the request's way: where it was answered, and, from a router, where its client stands."""
+    name = str(scope.get(SITE_NAME, ""))
+    known = {"colo": "".join(filter(str.isalpha, name)).upper(), "httpProtocol": f"HTTP/{scope['http_version']}"}
+    place = header(scope, CLIENT_GEO.encode()) if scope.get(GENUINE_HOP, False) else None
+    if place is not None and place.count(",") == 1:
+        known["latitude"], known["longitude"] = place.split(",")
+    return known
 
 
 def _request_id(scope: Mapping[str, object]) -> str | None:

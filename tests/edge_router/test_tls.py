@@ -5,6 +5,7 @@ import shutil
 import ssl
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -13,6 +14,8 @@ from edge_router.tls import Certificate
 from sites.config import ConfigError, NetworkConfig, RouterListenConfig, parse
 from tests.edge_router.builders import network
 from tests.edge_router.fakes import DONE, event, raw_stream, router, sites
+from tests.edge_router.test_tunnels import echo
+from wire.server import loop_factory
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made by openssl's command")
 
@@ -88,3 +91,24 @@ def test_files_that_are_no_certificate_stop_the_start_by_name(tmp_path: Path) ->
     (tmp_path / "k").write_text("nonsense")
     with pytest.raises(ConfigError, match="tls_certificate"):
         Certificate(tmp_path / "c", tmp_path / "k")
+
+
+@pytest.mark.parametrize("factory", [None, loop_factory()])
+def test_websockets_pass_through_https_on_either_event_loop(tmp_path: Path, factory: Any) -> None:
+    files = write(tmp_path)
+
+    async def run() -> None:
+        async with sites("ams1") as fakes, router(fakes, tables={"listen": {"port": 0, **files}}) as running:
+            fakes[0].behave = echo
+            url = running.url.replace("http://", "https://") + "/fn/f/ws"
+            async with aiohttp.ClientSession(connector=trusting(files)) as client, client.ws_connect(url) as socket:
+                for size in (1, 70_000, 1_000_000):
+                    await socket.send_bytes(b"b" * size)
+                    assert await socket.receive_bytes(timeout=10) == b"b" * size
+                await socket.send_str("close")
+                await socket.receive(timeout=10)
+                assert socket.close_code == 4002
+            await running.until(lambda: not running.server.connections)
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(run())

@@ -1,5 +1,8 @@
 """WebSockets through a real router: both directions, refusals, lost and full sites, signed hops, silence, stalls, the router's end."""
 
+import h2.connection
+import h2.events
+import h2.settings
 import pytest
 from aiohttp import WSMsgType, WSServerHandshakeError, web
 
@@ -118,6 +121,33 @@ async def test_other_paths_and_other_upgrades_are_refused() -> None:
         async with wire(running.url) as client:
             await client.say(ASK.replace(b"websocket\r", b"mqtt\r"))
             assert (await client.hear_all()).startswith(b"HTTP/1.1 400")
+        assert fakes[0].seen == []
+
+
+async def test_over_http2_sockets_are_neither_offered_nor_taken() -> None:
+    """A browser that is offered them opens all its sockets on the connection that it has."""
+    async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
+        http2 = h2.connection.H2Connection()
+        http2.initiate_connection()
+        ask = [
+            (":method", "CONNECT"),
+            (":protocol", "websocket"),
+            (":scheme", "http"),
+            (":path", "/fn/f/ws"),
+            (":authority", "x"),
+        ]
+        http2.send_headers(1, [*ask, ("sec-websocket-version", "13")])
+        await client.say(http2.data_to_send())
+        offered, status = None, b""
+        while not status:
+            for event in http2.receive_data(await client.reader.read(65536)):
+                if isinstance(event, h2.events.RemoteSettingsChanged):
+                    offered = event.changed_settings.get(h2.settings.SettingCodes.ENABLE_CONNECT_PROTOCOL)
+                elif isinstance(event, h2.events.ResponseReceived):
+                    status = dict(event.headers)[b":status"]
+            await client.say(http2.data_to_send())
+        assert status == b"501"
+        assert offered is None or offered.new_value == 0
         assert fakes[0].seen == []
 
 

@@ -1,5 +1,6 @@
 """The examples that keep something, wait for something or use every binding, from a real site, and under `pilotlight dev` by the clock."""
 
+import asyncio
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 from shutil import copytree
 from typing import Any
 
+import aiohttp
 import httpx
 import pytest
 
@@ -112,3 +114,26 @@ def test_everything_is_called_by_the_clock_too(tmp_path: Path) -> None:
     with dev(folder) as client:
         assert client.get("/cdn-cgi/handler/scheduled", params={"cron": "*/30 * * * *"}).text == "ok"
         assert until(lambda: client.get("/last").json(), bool) == "*/30 * * * *"
+
+
+def test_the_room_tells_everybody_what_anybody_says(site: httpx.Client) -> None:
+    async def talk() -> list[Any]:
+        url = str(site.base_url).rstrip("/")
+        async with aiohttp.ClientSession() as client, client.ws_connect(f"{url}/room/attic?name=Ada") as ada:
+            heard = [await ada.receive_json(timeout=30)]
+            async with client.ws_connect(f"{url}/room/attic?name=Bob") as bob:
+                heard.append(await ada.receive_json(timeout=30))
+                assert await bob.receive_json(timeout=30) == heard[-1]
+                await bob.send_str("Hello!")
+                heard.append(await ada.receive_json(timeout=30))
+                assert await bob.receive_json(timeout=30) == heard[-1]
+            heard.append(await ada.receive_json(timeout=30))
+            return heard
+
+    assert asyncio.run(talk()) == [
+        {"joined": "Ada", "here": 1},
+        {"joined": "Bob", "here": 2},
+        {"who": "Bob", "said": "Hello!"},
+        {"left": "Bob", "here": 1},
+    ]
+    assert site.get("room/attic").status_code == 426

@@ -149,6 +149,7 @@ async def test_a_client_that_vanishes_ends_with_1006(server: Site) -> None:
         await socket.receive_str(timeout=10)
         transport = socket._response.connection.transport
         transport.abort()
+        socket._response.close()
         await eventually(
             lambda: any(line.startswith("closed 1006") and line.endswith("False") for line in printed(server))
         )
@@ -257,6 +258,7 @@ async def test_a_client_that_does_not_read_holds_the_function_up(server: Site) -
             await asyncio.sleep(0.5)
         assert last() < 2000  # 20 MB: what sockets, server and channel hold on the way
         transport.abort()
+        socket._response.close()
         await eventually(lambda: server.app.state.admission.attached == 0, 15)
 
 
@@ -275,6 +277,7 @@ async def test_a_function_that_does_not_read_holds_its_client_up(server: Site) -
             await asyncio.wait_for(send(), 3)
         assert 0 < sent < 300
         socket._response.connection.transport.abort()
+        socket._response.close()
 
 
 async def test_more_sockets_than_an_isolate_takes_open_another_and_then_are_refused(
@@ -293,6 +296,8 @@ async def test_more_sockets_than_an_isolate_takes_open_another_and_then_are_refu
         async with client.ws_connect("/fn/f/echo") as socket:
             await socket.send_str("there is room")
             assert await socket.receive_str(timeout=10) == "there is room"
+        for each in sockets:
+            await each.close()
 
 
 async def test_dev_serves_sockets_at_the_root(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from textwrap import dedent
@@ -15,6 +16,7 @@ from runtime.cli.init import init
 from runtime.functions.manifest import load_manifest
 from tests.asgi import call, eventually, running
 from tests.runtime.conftest import SiteMaker
+from wire.headers import sign_hop
 
 SOURCE = """
 import asyncio
@@ -68,6 +70,25 @@ async def test_a_site_serves_its_functions_under_fn(make_server: SiteMaker, tmp_
             assert published["isolation_tier"] in (1, 2)
             assert published["functions"][0]["name"] == "f"
         await server.is_idle()
+
+
+async def test_a_request_says_where_it_was_answered_and_a_router_where_its_client_stands(
+    make_site: SiteMaker, tmp_path: Path
+) -> None:
+    source = """
+    from workers import Response, WorkerEntrypoint
+
+    class Default(WorkerEntrypoint):
+        async def fetch(self, request):
+            return Response.json([request.cf.colo, request.cf["httpProtocol"], request.cf.get("latitude")])
+    """
+    table = functions_table(tmp_path)
+    function_in(tmp_path / "f", source)
+    async with make_site(functions=table, hop_secret="secret") as site:
+        place = {"x-client-geo": "52.3,4.8"}
+        assert (await call(site.app, "/fn/f/", **place)).json == ["AMS", "HTTP/1.1", None]
+        hop = {"x-pilotlight-hop": sign_hop("secret", time.time(), "GET", "/fn/f/", "r"), "x-request-id": "r"}
+        assert (await call(site.app, "/fn/f/", **place, **hop)).json == ["AMS", "HTTP/1.1", "52.3"]
 
 
 async def test_an_upload_streams_through_a_function_and_back(make_server: SiteMaker, tmp_path: Path) -> None:

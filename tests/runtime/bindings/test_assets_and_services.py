@@ -157,3 +157,87 @@ async def test_a_service_is_fetched_and_its_methods_are_called(wire: Wire) -> No
 async def test_a_service_without_functions_is_refused(wire: Wire) -> None:
     with pytest.raises(BindingError, match="there are no other functions here"):
         await wire(("service", "CALC", {"service": "calc"}))
+
+
+REDIRECTS = """
+# where things went
+/old /about 301
+/blog/* https://blog.example.com/:splat
+/u/:user/posts/:post /about?user=:user&post=:post 307
+/app/* /index.html 200
+/away https://example.com/?a=b
+/bad
+/worse /about 999
+nonsense /about
+/:a-:b /about
+"""
+HEADERS = """
+/*
+  X-All: yes
+  Cache-Control: max-age=60
+
+/docs/*
+  X-All: docs
+  X-Splat: in :splat
+  ! etag
+/about
+  no colon here
+https://other.example/*
+  X-Other: yes
+"""
+
+
+async def test_redirects_lead_away_and_lines_that_make_no_sense_are_named(
+    wire: Wire, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "_redirects").write_text(REDIRECTS)
+    assets = (await wire(("assets", "ASSETS", {"directory": str(folder)}))).env["ASSETS"]
+    expected = {
+        "/old": (301, "/about"),
+        "/old?x=1": (301, "/about?x=1"),
+        "/blog/a/b": (302, "https://blog.example.com/a/b"),
+        "/u/ada/posts/7": (307, "/about?user=ada&post=7"),
+        "/app/deep/link": (200, "<index.html>"),
+        "/away?c=d": (302, "https://example.com/?a=b"),
+        "/about": (200, "<about.html>"),
+        "/_redirects": (404, ""),
+    }
+    for path, wanted in expected.items():
+        assert await answered(assets, path, redirect="manual") == wanted, path
+    assert [line.split(" is left out")[0] for line in caplog.messages] == [
+        f"_redirects, line {number}" for number in (8, 9, 10, 11)
+    ]
+
+
+async def test_headers_are_said_along_with_the_files_that_their_paths_name(wire: Wire, folder: Path) -> None:
+    (folder / "_headers").write_text(HEADERS)
+    assets = (await wire(("assets", "ASSETS", {"directory": str(folder)}))).env["ASSETS"]
+    about, docs = await assets.fetch("http://site/about"), await assets.fetch("http://site/docs/")
+    assert (about.headers["x-all"], about.headers["cache-control"]) == ("yes", "max-age=60")
+    assert (docs.headers["x-all"], docs.headers["x-splat"]) == ("yes, docs", "in")
+    assert "etag" in about.headers
+    assert "etag" not in docs.headers
+    assert "x-other" not in about.headers
+    assert (await assets.fetch("http://other.example/about")).headers["x-other"] == "yes"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "status", "body", "said"),
+    [
+        ("bytes=1-3", 206, "app", "bytes 1-3/8"),
+        ("bytes=4-", 206, ".js>", "bytes 4-7/8"),
+        ("bytes=-2", 206, "s>", "bytes 6-7/8"),
+        ("bytes=0-99", 200, "<app.js>", None),
+        ("bytes=8-", 416, "", "bytes */8"),
+        ("bytes=0-1,3-4", 200, "<app.js>", None),
+        ("lines=1-2", 200, "<app.js>", None),
+    ],
+)
+async def test_a_part_of_a_file_can_be_asked_for(
+    wire: Wire, folder: Path, wanted: str, status: int, body: str, said: str | None
+) -> None:
+    assets = (await wire(("assets", "ASSETS", {"directory": str(folder)}))).env["ASSETS"]
+    answer = await assets.fetch("http://site/app.js", headers={"range": wanted})
+    assert (answer.status, await answer.text(), answer.headers.get("content-range")) == (status, body, said)
+    stale = await assets.fetch("http://site/app.js", headers={"range": wanted, "if-range": '"other"'})
+    assert stale.status == 200

@@ -106,6 +106,41 @@ class Default(WorkerEntrypoint):
     async def fetch(self, request):
         return await wsgi.fetch(app, request, self.env)
 """
+DJANGO_ASGI = """
+import asgi
+import asyncio
+import json
+from django.conf import settings
+from django.core.asgi import get_asgi_application
+from django.http import JsonResponse, StreamingHttpResponse
+from django.urls import path
+from workers import WorkerEntrypoint
+
+settings.configure(ROOT_URLCONF=__name__, ALLOWED_HOSTS=["*"], SECRET_KEY="x", USE_TZ=True)
+
+async def hello(request, name):
+    return JsonResponse({"hello": name, "q": request.GET.get("q"), "var": request.scope["env"].NAME})
+
+def add_up(request):
+    return JsonResponse({"sum": sum(json.loads(request.body)["numbers"])})
+
+async def stream(request):
+    async def pieces():
+        for i in range(3):
+            yield f"{i}\\n"
+            await asyncio.sleep(0)
+    return StreamingHttpResponse(pieces())
+
+def boom(request):
+    raise ValueError("inside django")
+
+urlpatterns = [path("hello/<str:name>/", hello), path("sum/", add_up), path("stream/", stream), path("boom/", boom)]
+app = get_asgi_application()
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        return await asgi.fetch(app, request, self.env)
+"""
 
 
 @pytest.fixture
@@ -179,6 +214,19 @@ async def test_django_answers(served: Served) -> None:
     pytest.importorskip("django")
     add(served, DJANGO)
     assert json.loads(await served.get("/hello/ada/?q=1")) == {"hello": "ada", "q": "1"}
+
+
+async def test_django_answers_as_an_asgi_application_too(served: Served) -> None:
+    pytest.importorskip("django")
+    add(served, DJANGO_ASGI)
+    assert json.loads(await served.get("/hello/ada/?q=1")) == {"hello": "ada", "q": "1", "var": "value"}
+    posted = await served.get("/sum/", method="POST", body=b'{"numbers": [1, 2, 3]}')
+    assert json.loads(posted) == {"sum": 6}
+    assert await served.get("/stream/") == b"0\n1\n2\n"
+    assert (await served.ask("/nowhere/")).status == 404
+    assert (await served.ask("/boom/")).status == 500
+    answers = await asyncio.gather(*(served.get(f"/hello/{i}/") for i in range(20)))
+    assert [json.loads(answer)["hello"] for answer in answers] == [str(i) for i in range(20)]
 
 
 async def test_a_busy_framework_gets_copies_and_goes_back_to_none(make_served: ServedMaker) -> None:
