@@ -9,6 +9,7 @@
 #define W_TILE 4
 #define W_UNIT 16                                    // rows of w between two looks at x
 #define DEPTH (1024 / (long)sizeof(scalar))          // columns of a unit at a time: 1 KiB of each row, 20 % faster than 2 at sixteen rows of x
+#define FEW 3                                        // rows of x that are multiplied with a row of w while it comes from memory
 #define X_ROWS 64                                    // rows of x that a unit is multiplied with before the next unit
 #define PIECE_BYTES (64 << 10)                       // of w that a thread takes at a time, at least
 #define LARGE_PIECE_BYTES (256 << 10)                // and where x is read again for each of them, or where threads have many to take
@@ -86,26 +87,46 @@ INLINE const scalar *block_of(const operand *x, long row, long column, long dept
     return x->stride ? x->columns + row * x->stride + column : x->columns + x->rows * column + row * depth;
 }
 
-// sums[n] = x . w[n]: w streams through, row behind row, and the machine's own prefetchers keep up best when left alone. How much a core has under
-// way is bounded by the instructions between: without a loop inside a block 78 to 80 GB/s of the 83 that can be read, with one 73. Blocks of columns
-// are summed as tiles sum them.
-static __attribute__((noinline)) void multiply_one(const scalar *x, const scalar *w, long rows, long columns, float *sums) {
+// sums[m][n] = x[m] . w[n]: w streams through, row behind row, and the machine's own prefetchers keep up best when left alone. How much a core has under
+// way is bounded by the instructions between: without a loop inside a block 78 to 80 GB/s of the 83 that can be read, with one 73; with three rows of x
+// 56, where units come to 44, and from four on units are no slower. Blocks of columns are summed as tiles sum them.
+INLINE void stream_rows(const int x_rows, const operand *x, const scalar *w, long rows, long columns, float *sums) {
     for (long n = 0; n < rows; n++, w += columns) {
-        float total = 0;
-        long k = 0;
+        float total[FEW] = {0};
+        long k = 0, stride;
         for (; k + DEPTH <= columns; k += DEPTH) {
-            lanes sum = all(0);
+            const scalar *block = block_of(x, 0, k, DEPTH, &stride);
+            lanes sum[FEW];
+            for (int m = 0; m < x_rows; m++) sum[m] = all(0);
 #pragma GCC unroll 16
-            for (long i = k; i < k + DEPTH; i += PIECE) sum = multiply_add(sum, load_piece(w + i), load_piece(x + i));
-            total += sum_of(sum);
+            for (long i = 0; i < DEPTH; i += PIECE) {
+                const piece column = load_piece(w + k + i);
+#pragma GCC unroll 3
+                for (int m = 0; m < x_rows; m++) sum[m] = multiply_add(sum[m], column, load_piece(block + m * stride + i));
+            }
+            for (int m = 0; m < x_rows; m++) total[m] += sum_of(sum[m]);
         }
         if (k < columns) {
-            lanes sum = all(0);
-            for (; k + PIECE <= columns; k += PIECE) sum = multiply_add(sum, load_piece(w + k), load_piece(x + k));
-            if (k < columns) sum = multiply_add(sum, part_of_piece(w + k, columns - k), part_of_piece(x + k, columns - k));
-            total += sum_of(sum);
+            const scalar *block = block_of(x, 0, k, columns - k, &stride);
+            const long depth = columns - k;
+            for (int m = 0; m < x_rows; m++) {
+                lanes sum = all(0);
+                long i = 0;
+                for (; i + PIECE <= depth; i += PIECE) sum = multiply_add(sum, load_piece(w + k + i), load_piece(block + m * stride + i));
+                if (i < depth) sum = multiply_add(sum, part_of_piece(w + k + i, depth - i), part_of_piece(block + m * stride + i, depth - i));
+                total[m] += sum_of(sum);
+            }
         }
-        sums[n] = total;
+        for (int m = 0; m < x_rows; m++) sums[m * W_UNIT + n] = total[m];
+    }
+}
+
+static __attribute__((noinline)) void multiply_few(const operand *x, const scalar *w, long rows, long columns, float *sums) {
+    switch (x->rows) {
+#define CASE(count) \
+    case count: stream_rows(count, x, w, rows, columns, sums); break;
+        CASE(1) CASE(2) CASE(3)
+#undef CASE
     }
 }
 
@@ -175,18 +196,20 @@ static void multiply_units(const void *given, long piece) {
     }
 }
 
-// As multiply_units, for a single row of x.
-static void multiply_one_by_units(const void *given, long piece) {
+// As multiply_units, for few rows of x.
+static void stream_units(const void *given, long piece) {
     const arguments *a = given;
-    float sums[W_UNIT + LANES];
+    float sums[FEW * W_UNIT + LANES];
     const long end = a->outputs_per_unit * a->units_per_piece * (piece + 1);
     const size_t size = a->wide_output ? sizeof(float) : sizeof(scalar);
     for (long begin = a->outputs_per_unit * a->units_per_piece * piece; begin < end && begin < a->outputs; begin += a->outputs_per_unit) {
         const long count = a->outputs - begin < a->outputs_per_unit ? a->outputs - begin : a->outputs_per_unit;
         const scalar *w = a->w + begin * a->columns;
-        multiply_one(a->x.columns, w, count, a->columns, sums);
-        if (a->activation) multiply_one(a->x.columns, w + a->outputs * a->columns, count, a->columns, sums + W_UNIT / 2);
-        finish(sums, W_UNIT / 2, a->bias ? a->bias + begin : NULL, a->outputs, count, a->activation, a->wide_output, a->y + begin * size);
+        multiply_few(&a->x, w, count, a->columns, sums);
+        if (a->activation) multiply_few(&a->x, w + a->outputs * a->columns, count, a->columns, sums + W_UNIT / 2);
+        for (long m = 0; m < a->x.rows; m++)
+            finish(sums + m * W_UNIT, W_UNIT / 2, a->bias ? a->bias + begin : NULL, a->outputs, count, a->activation, a->wide_output,
+                   a->y + (m * a->outputs + begin) * size);
     }
 }
 
@@ -219,10 +242,10 @@ void NAME(linear)(const scalar *x, const scalar *w, const scalar *bias, void *y,
     const operand columns_of_x = packed ? (operand){packed, rows, 0} : (operand){x, rows, x_stride};
     const arguments a = {columns_of_x, w, bias, y, outputs, columns, per_unit, units, per_piece, activation, wide_output};
     const long pieces = (units + per_piece - 1) / per_piece;
-    if (rows == 1) {
+    if (rows <= FEW) {
         const char *gates = (const char *)w, *ups = activation ? (const char *)(w + outputs * columns) : NULL;
         const reading reads = {.begin = gates, .second = ups, .bytes_of_piece = per_piece * per_unit * columns * (long)sizeof(scalar)};
-        share_reading(multiply_one_by_units, &a, sizeof a, reads, pieces, threads);
+        share_reading(stream_units, &a, sizeof a, reads, pieces, threads);
     } else {
         share(multiply_units, &a, pieces, threads);
     }

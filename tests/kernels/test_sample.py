@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import kernels.sample
 from kernels.checks import ArgumentError
 from kernels.draws import HEAVIEST, POWER, Draw, Draws
-from kernels.sample import choose, pick, piece_sums, sample, weigh
+from kernels.sample import choose, highest, pick, piece_sums, sample, weigh
 
 
 def reference_distribution(
@@ -149,6 +149,23 @@ def test_what_is_no_number_gets_a_token_all_the_same() -> None:
     ids, tops = choose(logits, Draws.of([Draw(1.0, 3, 0.9, 0.0, 1, 1)] * 3, 7))
     assert bool(((ids >= 0) & (ids < 7)).all())
     assert tops.isfinite().tolist() == [False] * 3
+
+
+@pytest.mark.parametrize("vocab", [1, 5, 16, 431, 32000])
+def test_the_highest_is_the_first_of_equals_and_no_number_if_any_is_none(vocab: int) -> None:
+    logits = torch.randn(6, vocab + 3)[:, :vocab]
+    logits[1] = logits[1].round()  # many are equal
+    logits[2] = -torch.inf
+    logits[3, vocab // 2] = torch.inf
+    logits[4, vocab - 1] = torch.nan
+    logits[5, vocab // 3 :] = torch.nan
+    ids, tops = highest(logits)
+    best = logits.max(dim=-1)
+    assert torch.equal(tops[:4], best.values[:4])
+    assert tops[4:].isnan().all()
+    assert ids.tolist() == [
+        int((row.isnan() if row.isnan().any() else row == row.max()).nonzero()[0]) for row in logits
+    ]
 
 
 def test_what_cannot_be_chosen_from_is_named() -> None:
