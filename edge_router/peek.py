@@ -148,7 +148,7 @@ def request_id_of(head: Head) -> str:
 
 
 def peek(head: Head, body: bytes, request_id: str, secret: str, max_hops: int, address: str = "") -> ValidRequest:
-    """Raises ApiError on what no site could answer. `address`: where the request came from; the same whenever a head is."""
+    """Raises ApiError on what no site could answer. `address`: where the request came from."""
     known = head.known or _look(head, secret, max_hops, address)
     fields = _parse(head, body) if body and known.is_json else {}
     model = known.run_model
@@ -178,7 +178,9 @@ def _look(head: Head, secret: str, max_hops: int, address: str) -> _Known:
         parse_place(geo) if geo else None,
         not head.is_for_function and not head.header("content-type").lower().startswith(NOT_JSON),
     )
-    if not head.header(HOP):  # a signature is to be looked at each time: it grows old
+    if (
+        not head.header(HOP) and not head.is_for_function
+    ):  # a signature grows old, and a function is told the address, which others with this head have not
         force_setattr(head, "known", known)
     return known
 
