@@ -94,6 +94,9 @@ def test_a_place_is_the_front_ends_word_alone_and_no_other_router_hears_an_inven
     assert b"x-client-geo: 52.3,-4.8\r\n" in believed.kept_lines
     assert invented.client is None
     assert b"x-client-geo" not in invented.kept_lines
+    shared = head(**said)  # of connections from everywhere: what follows from the address does not follow from the head
+    assert look(b"{}", shared).client is not None
+    assert look(b"{}", shared, address="192.0.2.1").client is None
     signature = sign_hop("s3cret", time.time(), "POST", CHAT, "id-1")
     by_router = look(
         b"{}", head(**said, x_pilotlight_hop=signature, x_request_id="id-1"), "s3cret", address="192.0.2.1"
