@@ -219,7 +219,7 @@ class FunctionsConfig(Table):
     subrequests: int = Field(1000, ge=1, description="of one request: calls of bindings and fetches")
     request_mib: float = Field(100.0, gt=0)
     response_mib: float = Field(1024.0, gt=0)
-    response_mib_per_s: float = Field(128.0, gt=0, description="of all streams of one function together")
+    response_mib_per_s: float = Field(64.0, gt=0, description="of all streams of one function together")
     concurrency: int = Field(64, ge=1, description="requests open in one process, beyond which another one is started")
     max_isolates: int = Field(4, ge=1, description="processes of one function")
     idle_s: float = Field(60.0, gt=0, description="without a request, after which a process is ended")

@@ -2,7 +2,7 @@
 
 import asyncio
 
-BURST_S = 0.02  # of the rate, at once
+BURST_S = 0.004  # of the rate, at once: what is sent in one go holds up everybody else
 
 
 class Pace:

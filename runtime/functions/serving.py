@@ -23,6 +23,7 @@ from runtime.functions.layers import Room
 from runtime.functions.limits import Limits
 from runtime.functions.manifest import FILES, BindingDeclaration, Manifest, ManifestError, load_manifest
 from runtime.functions.site import SiteFunctions
+from runtime.middleware.identity import GENUINE_HOP
 from sites.config import FunctionsConfig, SiteConfig
 from wire.deployments import DEPLOY_TOKEN_ENV
 from wire.headers import CLIENT_ADDRESS, HOP_SECRET_ENV, HOPS, SESSION_AFFINITY
@@ -119,7 +120,8 @@ class ServedFunctions:
 
 def client_key(scope: Scope) -> str:
     """What tells a client from others: its session, its credentials, its address."""
-    for name in (SESSION_AFFINITY, "authorization", CLIENT_ADDRESS, "x-forwarded-for"):
+    addresses = (CLIENT_ADDRESS,) if scope.get(GENUINE_HOP, False) else ()  # a router's word; anybody else may lie
+    for name in (SESSION_AFFINITY, "authorization", *addresses, "x-forwarded-for"):
         if (value := header(scope, name.encode())) is not None:
             return f"{name}={value}"
     client = scope.get("client")

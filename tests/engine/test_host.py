@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import gc
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -410,3 +412,18 @@ def test_the_engine_imports_neither_compilers_nor_transformers() -> None:
         "assert not found, found\n"
     )
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+async def test_a_client_that_is_closed_when_those_who_asked_have_left_leaves_no_exception_unread(
+    tmp_path: Path,
+) -> None:
+    unread: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unread.append(context))
+    client = SocketEngineClient(f"ipc://{tmp_path}/nobody")
+    asking = asyncio.create_task(client.hello())
+    await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    await client.close()
+    gc.collect()
+    assert not unread

@@ -16,7 +16,7 @@ from runtime.cli.init import init
 from runtime.functions.manifest import load_manifest
 from tests.asgi import call, eventually, running
 from tests.runtime.conftest import SiteMaker
-from wire.headers import sign_hop
+from wire.headers import HOP, HOP_SECRET_ENV, REQUEST_ID, sign_hop
 
 SOURCE = """
 import asyncio
@@ -127,6 +127,51 @@ async def test_a_failure_is_shown_to_clients_only_where_the_site_says_so(
         assert ("it went wrong" in error["message"]) is shown
         assert any("entry.py" in line for line in error.get("traceback", [])) is shown
         assert error["code"] == "function_failed"
+
+
+async def test_a_client_cannot_say_what_its_address_is_but_a_router_of_the_network_can(
+    make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = """
+        from workers import WorkerEntrypoint, Response
+
+        class Default(WorkerEntrypoint):
+            async def fetch(self, request):
+                return Response(" ".join(value for key, value in request.headers.items() if key == "cf-connecting-ip"))
+    """
+    monkeypatch.setenv(HOP_SECRET_ENV, "hush")
+    serve = [{"name": "f", "path": str(function_in(tmp_path / "f", source))}]
+    table = {"serve": serve, "state_dir": str(tmp_path / "state")}
+    async with make_server(functions=table) as server, aiohttp.ClientSession(server.url) as client:
+        claimed = {"cf-connecting-ip": "192.0.2.7"}
+
+        def signed(secret: str) -> dict[str, str]:
+            return {**claimed, REQUEST_ID: "abc", HOP: sign_hop(secret, time.time(), "GET", "/fn/f/", "abc")}
+
+        for headers, status, address in (
+            ({}, 200, "127.0.0.1"),
+            (claimed, 200, "127.0.0.1"),
+            ({"CF-Connecting-IP": "192.0.2.7", "x-forwarded-for": "192.0.2.7"}, 200, "127.0.0.1"),
+            (signed("guessed"), 403, None),
+            ({**claimed, HOP: "forged"}, 403, None),
+            (signed("hush"), 200, "192.0.2.7"),
+        ):
+            async with client.get("/fn/f/", headers=headers) as answer:
+                assert answer.status == status
+                assert address is None or await answer.text() == address
+
+
+async def test_without_a_secret_there_is_no_hop_and_nobody_may_say_what_its_address_is(
+    make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(HOP_SECRET_ENV, raising=False)
+    source = SOURCE.replace('request.headers.get("x-pilotlight-prefix")', 'request.headers.get("cf-connecting-ip")')
+    serve = [{"name": "f", "path": str(function_in(tmp_path / "f", source))}]
+    table = {"serve": serve, "state_dir": str(tmp_path / "state")}
+    async with make_server(functions=table) as server, aiohttp.ClientSession(server.url) as client:
+        for headers in ({"cf-connecting-ip": "192.0.2.7"}, {"cf-connecting-ip": "192.0.2.7", HOP: "forged"}):
+            async with client.get("/fn/f/", headers=headers) as answer:
+                assert (await answer.json())[2] == "127.0.0.1"
 
 
 async def test_a_draining_site_takes_no_new_requests_for_functions(make_site: SiteMaker, tmp_path: Path) -> None:
