@@ -118,4 +118,5 @@ $(BASE): pyproject.toml deploy/install_torch.py | $(BIN)/python
 $(DEV): $(BASE)
 	@echo "Installing what the tests need ..."
 	@$(PIP) -e '.[dev]'
+	@sh deploy/install_test_tools.sh
 	@touch $@

@@ -1,8 +1,8 @@
-"""Decode steps recorded once as CUDA graphs and replayed: one launch in place of hundreds.
+"""Decode steps recorded once and replayed, on a GPU as CUDA graphs and on a CPU as programs of its C library: one launch in place of hundreds.
 
 A graph has fixed shapes, so batches are padded to the next of a few sizes. Each size is recorded when it has been wanted a few times, hence after
-serving has begun and the commonest first. Knows batches and how to pad them; refuses to know models, and (through its recorder) CUDA. A model that
-cannot be recorded, because it waits for the device in between, goes on without.
+serving has begun and the commonest first. Knows batches and how to pad them; refuses to know models, and (through its recorder) devices. A model that
+cannot be recorded, because it waits for the device in between or because torch computes a part of it, goes on without.
 """
 
 import logging
@@ -18,20 +18,27 @@ from engine.batch import Batch, DecodeBatch
 log = logging.getLogger(__name__)
 
 WANTED_TIMES = 4  # recording costs about as much as ten steps do
-MAX_GRAPHS = 48
 _MAX_PADDING = 8  # rows: above it, sizes are multiples of 8 and no powers of two
+_FEW_BLOCKS = 32  # where a table's padding costs nothing, recordings for less are not worth their time
 
-Forward = Callable[[Batch], torch.Tensor]
+Outputs = tuple[
+    torch.Tensor, ...
+]  # each with a row per sequence: hidden states, and logits where the recording goes so far
+Forward = Callable[[Batch], Outputs]
 
 
 class Recorder(Protocol):
-    def record(self, forward: Callable[[], torch.Tensor]) -> "Recording":
+    @property
+    def is_ready(self) -> bool:
+        """False: it may be later."""
+
+    def record(self, forward: Callable[[], Outputs]) -> "Recording":
         """Raises RuntimeError when `forward` cannot be recorded."""
 
 
 class Recording(Protocol):
     @property
-    def output(self) -> torch.Tensor: ...
+    def output(self) -> Outputs: ...
 
     def replay(self) -> None:
         """Compute `output` again from what the inputs hold now."""
@@ -42,16 +49,25 @@ class GraphShape(NamedTuple):
     blocks: int  # of the longest table
 
     @classmethod
-    def of(cls, decode: DecodeBatch) -> "GraphShape":
+    def of(cls, decode: DecodeBatch, pads: bool = True) -> "GraphShape":
         rows, blocks = decode.block_tables.shape
-        return cls(_padded_rows(rows), _power_of_two(blocks))
+        return (
+            cls(_padded_rows(rows), _power_of_two(blocks))
+            if pads
+            else cls(rows, _power_of_two(max(blocks, _FEW_BLOCKS)))
+        )
 
 
 class DecodeGraphs:
-    def __init__(self, forward: Forward, block_size: int, recorder: Recorder) -> None:
+    def __init__(
+        self, forward: Forward, block_size: int, recorder: Recorder, pads: bool = True, most: int = 48
+    ) -> None:
+        """`pads`: rows are padded, where a few more take a device no longer. `most`: graphs, for what each takes of memory."""
         self._forward = forward
         self._block_size = block_size
         self._recorder = recorder
+        self._pads = pads
+        self._most = most
         self._graphs: dict[GraphShape, _Graph] = {}
         self._wanted: Counter[GraphShape] = Counter()
         self._works = True
@@ -60,15 +76,15 @@ class DecodeGraphs:
     def num_graphs(self) -> int:
         return len(self._graphs)
 
-    def run(self, batch: Batch) -> torch.Tensor | None:
-        """Hidden states [tokens, hidden] of a batch of decodes, valid until the next call; None: compute them yourself."""
-        if batch.decode is None or batch.prefill is not None or not self._works:
+    def run(self, batch: Batch) -> Outputs | None:
+        """What `forward` computes of a batch of decodes, valid until the next call; None: compute it yourself."""
+        if batch.decode is None or batch.prefill is not None or not self._works or not self._recorder.is_ready:
             return None
-        shape = GraphShape.of(batch.decode)
+        shape = GraphShape.of(batch.decode, self._pads)
         graph = self._graphs.get(shape)
         if graph is None:
             self._wanted[shape] += 1
-            if self._wanted[shape] < WANTED_TIMES or len(self._graphs) >= MAX_GRAPHS:
+            if self._wanted[shape] < WANTED_TIMES or len(self._graphs) >= self._most:
                 return None
             try:
                 graph = self._graphs[shape] = _Graph.record(
@@ -76,8 +92,8 @@ class DecodeGraphs:
                 )
             except RuntimeError as error:
                 self._works = False
-                log.warning(
-                    "decode steps of this model cannot be recorded as CUDA graphs, and go on without: %s", error
+                log.info(
+                    "decode steps of this model cannot be recorded, and go on one operation after another: %s", error
                 )
                 return None
         return graph.run(batch)
@@ -110,10 +126,10 @@ class _Graph:
         _fill(inputs, example)
         return cls(inputs, recorder.record(lambda: forward(inputs)))
 
-    def run(self, batch: Batch) -> torch.Tensor:
+    def run(self, batch: Batch) -> Outputs:
         _fill(self.inputs, batch)
         self.recording.replay()
-        return self.recording.output[: batch.num_decodes]
+        return tuple(output[: batch.num_decodes] for output in self.recording.output)
 
 
 def _fill(inputs: Batch, batch: Batch) -> None:
@@ -151,7 +167,11 @@ class CudaRecorder:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    def record(self, forward: Callable[[], torch.Tensor]) -> "_CudaRecording":
+    @property
+    def is_ready(self) -> bool:
+        return True
+
+    def record(self, forward: Callable[[], Outputs]) -> "_CudaRecording":
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(
@@ -167,7 +187,7 @@ class CudaRecorder:
 
 class _CudaRecording(NamedTuple):
     graph: torch.cuda.CUDAGraph
-    output: torch.Tensor
+    output: Outputs
 
     def replay(self) -> None:
         self.graph.replay()

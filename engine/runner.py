@@ -13,7 +13,7 @@ from itertools import accumulate
 import torch
 
 from engine.batch import Batch, build_batch
-from engine.decode_graphs import CudaRecorder, DecodeGraphs
+from engine.decode_graphs import CudaRecorder, DecodeGraphs, Outputs
 from engine.errors import StepError
 from engine.layers.attention import LayerCache
 from engine.models.registry import Model
@@ -24,7 +24,9 @@ from engine.results import ChunkResult, RunResult
 from engine.sampling import Choices, choose_tokens, prompt_logprobs
 from engine.sequence import Sequence
 from engine.transfer import Mark, to_device, to_host
+from kernels.cpu.recording import ProgramRecorder
 
+_MOST_PROGRAMS = 256  # of a model on a CPU, some 60 KB each
 _PROMPT_LOGPROB_ROWS = 128  # logits held at once: 64 MiB at a vocabulary of 128k
 
 
@@ -40,8 +42,8 @@ class ModelRunner:
         self.num_blocks = kv_cache.shape[0]
         self.block_size = kv_cache.shape[3]
         self.overlaps = kv_cache.is_cuda
-        self.graphs = DecodeGraphs(self._forward, self.block_size, CudaRecorder()) if kv_cache.is_cuda else None
         self._layers = [LayerCache(kv_cache[:, i, 0], kv_cache[:, i, 1]) for i in range(kv_cache.shape[1])]
+        self.graphs: DecodeGraphs | None = self._new_graphs()
         self._choices: Choices | None = None  # of the last step
         self._choice_of: dict[Sequence, int] = {}
 
@@ -51,14 +53,15 @@ class ModelRunner:
         batch = build_batch(chunks, self.block_size, device)
         self._put_pending_tokens(batch, chunks)
         began = time.perf_counter()
-        hidden = self.graphs.run(batch) if self.graphs is not None else None
-        if hidden is None:
-            hidden = self._forward(batch)
+        outputs = self.graphs.run(batch) if self.graphs is not None else None
+        hidden, *rest = outputs or (self.model.forward(batch, self._layers),)
         sampling = [chunk.sequence for chunk in chunks if chunk.samples]
         choices: Choices | None = None
         if sampling:
-            rows = hidden if batch.sampling_rows is None else hidden.index_select(0, batch.sampling_rows)
-            choices = choose_tokens(self.model.logits(rows), sampling)
+            rows = rest[0] if rest else hidden
+            if batch.sampling_rows is not None:
+                rows = rows.index_select(0, batch.sampling_rows)
+            choices = choose_tokens(rows if rest else self.model.logits(rows), sampling)
         self._choices = choices
         self._choice_of = {sequence: row for row, sequence in enumerate(sampling)}
         ends = accumulate(chunk.length for chunk in chunks)
@@ -73,8 +76,17 @@ class ModelRunner:
         computed_s = 0.0 if self.overlaps else time.perf_counter() - began
         return LaunchedStep([chunk.samples for chunk in chunks], choices, results, Mark(device), computed_s)
 
-    def _forward(self, batch: Batch) -> torch.Tensor:
-        return self.model.forward(batch, self._layers)
+    def _new_graphs(self) -> DecodeGraphs:
+        """For the model as it lies in memory now."""
+        model, layers = self.model, self._layers
+        if self.kv_cache.is_cuda:
+            return DecodeGraphs(lambda batch: (model.forward(batch, layers),), self.block_size, CudaRecorder())
+
+        def forward(batch: Batch) -> Outputs:
+            hidden = model.forward(batch, layers)
+            return hidden, model.logits(hidden)
+
+        return DecodeGraphs(forward, self.block_size, ProgramRecorder(), pads=False, most=_MOST_PROGRAMS)
 
     def _put_pending_tokens(self, batch: Batch, chunks: SequenceOf[Chunk]) -> None:
         """Fill in, on the device, the tokens that the step before this one chooses."""
@@ -89,6 +101,7 @@ class ModelRunner:
     def replace_model(self, model: Model) -> None:
         """By the same one in other memory; from any thread, since it does not matter which of the two a step runs through."""
         self.model = model
+        self.graphs = self._new_graphs()
 
     @torch.inference_mode()
     def scrub(self, blocks: SequenceOf[int]) -> None:

@@ -138,7 +138,8 @@ def decode_speed(
         return result
     graphs, runner.graphs = runner.graphs, None
     result["step_ms_without_graphs"] = step_s(runner, chunks, share_s / 2)[0] * 1e3
-    result |= launches(lambda: runner.launch(chunks).collect())
+    if runner.kv_cache.is_cuda:
+        result |= launches(lambda: runner.launch(chunks).collect())
     runner.graphs = graphs
     return result
 

@@ -135,7 +135,7 @@ class EngineConfig(Table):
 
 class ModelConfig(Table):
     name: str = Field(min_length=1, max_length=200, description="what requests call it")
-    source: str = Field(description='"embedded:ember", a directory, or a Hugging Face hub id')
+    source: str = Field(description='"embedded:ember", a directory, the URL of a packed one, or a Hugging Face hub id')
     aliases: tuple[str, ...] = Field((), description="further names for the same model")
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     residency: Literal["device", "auto", "host", "disk"] = Field(
@@ -196,9 +196,14 @@ class FunctionsConfig(Table):
     r2: dict[str, R2StoreConfig] = Field(
         {}, description="buckets, by their name in manifests, that lie at an S3 endpoint"
     )
-    min_tier: Literal[1, 2] = Field(
+    min_tier: Literal[1, 2, 3] = Field(
         1,
-        description="isolation below which nothing is served: 1 limits and no privileges, 2 namespaces, seccomp, Landlock",
+        description="isolation below which nothing is served: 1 limits and no privileges, 2 namespaces, seccomp, Landlock, "
+        "3 a container for each function",
+    )
+    oci_runtime: str | None = Field(
+        None,
+        description="program that makes the containers of tier 3, as `crun` or `runc`; the site must be started as root",
     )
     show_errors: bool = Field(False, description="answer a failed request with its traceback")
     egress_allow: tuple[str, ...] = Field(
@@ -214,6 +219,7 @@ class FunctionsConfig(Table):
     subrequests: int = Field(1000, ge=1, description="of one request: calls of bindings and fetches")
     request_mib: float = Field(100.0, gt=0)
     response_mib: float = Field(1024.0, gt=0)
+    response_mib_per_s: float = Field(128.0, gt=0, description="of all streams of one function together")
     concurrency: int = Field(64, ge=1, description="requests open in one process, beyond which another one is started")
     max_isolates: int = Field(4, ge=1, description="processes of one function")
     idle_s: float = Field(60.0, gt=0, description="without a request, after which a process is ended")

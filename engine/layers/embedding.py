@@ -1,10 +1,10 @@
 """Token embedding and the head that turns hidden states into logits, tied or not."""
 
 import torch
-import torch.nn.functional as F
 
 from engine.layers.weights import WeightLoader
 from kernels.linear import logits
+from kernels.rows import rows_of
 
 
 class Embedding:
@@ -22,8 +22,7 @@ class Embedding:
         return cls(loader.tensor(f"{name}.weight", vocab_size, hidden_size), scale)
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        embedded = F.embedding(token_ids, self.weight)
-        return embedded if self.scale is None else embedded * self.scale
+        return rows_of(self.weight, token_ids, 1.0 if self.scale is None else self.scale)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The transposed use, as an output head: fp32 logits [rows, vocab]."""

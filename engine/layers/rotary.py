@@ -14,6 +14,7 @@ import torch
 
 from engine.errors import CheckpointError
 from engine.weights.config import flag, number, positive_number
+from kernels.rows import rows_of
 
 
 class RotaryRule(NamedTuple):
@@ -42,7 +43,7 @@ class RotaryTable:
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """positions [tokens] -> cos, sin [tokens, head_dim / 2]"""
-        return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
+        return rows_of(self.cos, positions), rows_of(self.sin, positions)
 
 
 def read_rotary_rule(config: Mapping[str, Any], default_theta: float = 10_000.0) -> RotaryRule:

@@ -6,7 +6,7 @@
 // another. A row's sums are the same in any company.
 #include "outputs.h"
 #include "packing.h"
-#include "scratch.h"
+#include "program.h"
 
 // Sums that stay in registers: vectors of rows of x times rows of w, 4 times 6 at 16 lanes: 4 loads and 6 repetitions for 24 multiply-adds, of which
 // Zen 5 does 2 a cycle. Everything else costs the whole product 5 % of that.
@@ -147,7 +147,7 @@ const int NAME(gemm_is_fast) = 0;
 void NAME(gemm)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
                 int wide_output, int threads) {
     const long most = rows < PANELS * PANEL ? rows : PANELS * PANEL, padded = whole_squares(columns), per_unit = UNIT / (activation ? 2 : 1);
-    packed *packed_x = scratch_of((most + LANES - 1) / LANES * LANES * padded * sizeof(packed));
+    packed *packed_x = shared_scratch((most + LANES - 1) / LANES * LANES * padded * sizeof(packed));
     if (!packed_x) {  // slower, without memory
         NAME(linear)(x, w, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads);
         return;

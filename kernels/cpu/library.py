@@ -23,6 +23,7 @@ SWITCH = "PILOTLIGHT_CPU_KERNELS"  # 0: torch computes everything
 _SIGNATURES = {
     "linear": "pppplllliii",
     "gemm": "pppplllliii",
+    "rows_of": "ppplllfi",
     "rms_norm": "pppppllifi",
     "rotate_and_cache": "pppppppllllllifi",
     "gated_activation": "ppllii",
@@ -32,7 +33,7 @@ _SIGNATURES = {
 _TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int, "f": ctypes.c_float}
 _ENDINGS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
-Function = Callable[..., None]
+Function = Callable[..., Any]
 
 
 class Library:
@@ -43,6 +44,7 @@ class Library:
         self.linear = _functions(opened, "linear")
         gemm = _functions(opened, "gemm")
         self.gemm = {dtype: gemm[dtype] for dtype in gemm if _number(opened, f"gemm_is_fast_{_ENDINGS[dtype]}")}
+        self.rows_of = _functions(opened, "rows_of")
         self.rms_norm = _functions(opened, "rms_norm")
         self.rotate_and_cache = _functions(opened, "rotate_and_cache")
         self.gated_activation = _functions(opened, "gated_activation")
@@ -50,6 +52,12 @@ class Library:
         self.prefill_attention = _functions(opened, "prefill_attention")
         self.sampling_sums = _function(opened.sampling_sums, "pppppllli")
         self.philox_uniform = _function(opened.philox_uniform, "ppppl")
+        self.workspace_new = _function(opened.workspace_new, "", _TYPES["p"])
+        self.workspace_free = _function(opened.workspace_free, "p")
+        self.program_begin = _function(opened.program_begin, "pi", _TYPES["p"])
+        self.program_end = _function(opened.program_end, "p", _TYPES["l"])
+        self.program_run = _function(opened.program_run, "p")
+        self.program_free = _function(opened.program_free, "p")
         self.sum_words = opened.sum_words  # (pointer, count of 32-bit words, threads): how fast memory can be read
         self.sum_words.argtypes, self.sum_words.restype = [_TYPES["p"], _TYPES["l"], _TYPES["i"]], ctypes.c_longlong
 
@@ -105,8 +113,8 @@ def _functions(opened: ctypes.CDLL, name: str) -> dict[torch.dtype, Function]:
     return functions
 
 
-def _function(function: Any, signature: str) -> Function:
-    function.restype = None
+def _function(function: Any, signature: str, returns: Any = None) -> Function:
+    function.restype = returns
     function.argtypes = [_TYPES[letter] for letter in signature]
     return function
 

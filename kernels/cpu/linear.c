@@ -3,8 +3,7 @@
 // With one row of x the time is that of reading w; from about twenty rows on it is that of multiplying. In between both matter: while one part of w
 // is multiplied out of the first-level cache, the part behind it is fetched.
 #include "outputs.h"
-
-#include <stdlib.h>
+#include "program.h"
 
 #define X_TILE (LANES == 16 ? 4 : 2)  // rows of x times rows of w whose sums stay in registers
 #define W_TILE 4
@@ -191,14 +190,17 @@ static void multiply_one_by_units(const void *given, long piece) {
     }
 }
 
+typedef struct {
+    const scalar *x;
+    scalar *packed;
+    long rows, columns, stride;
+} packing;
+
 // Long rows that lie a multiple of 4 KiB apart would compete for the cache like those of w, and packing them is little work beside multiplying them.
-static operand pack(const scalar *x, long rows, long columns, long stride, scalar *packed) {
-    if (!packed) return (operand){x, rows, stride};
-    for (long k = 0; k < columns; k += DEPTH) {
-        const long depth = columns - k < DEPTH ? columns - k : DEPTH;
-        for (long m = 0; m < rows; m++) memcpy(packed + k * rows + m * depth, x + m * stride + k, depth * sizeof *x);
-    }
-    return (operand){packed, rows, 0};
+static void pack_block(const void *given, long piece) {
+    const packing *p = given;
+    const long k = piece * DEPTH, depth = p->columns - k < DEPTH ? p->columns - k : DEPTH;
+    for (long m = 0; m < p->rows; m++) memcpy(p->packed + k * p->rows + m * depth, p->x + m * p->stride + k, depth * sizeof *p->x);
 }
 
 // activation 0: y [rows][outputs] = x w^T + bias. 1 (silu), 2 (gelu, tanh form): w has 2 * outputs rows, gates above ups, and y = act(gate) * up.
@@ -209,8 +211,19 @@ void NAME(linear)(const scalar *x, const scalar *w, const scalar *bias, void *y,
     const long unit_bytes = W_UNIT * columns * (long)sizeof(scalar), even = units * unit_bytes / (PIECES_OF_THREAD * (threads > 1 ? threads : 1l));
     const long piece_bytes = rows > X_ROWS || even > LARGE_PIECE_BYTES ? LARGE_PIECE_BYTES : even > PIECE_BYTES ? even : PIECE_BYTES;
     const long per_piece = 1 + piece_bytes / (unit_bytes + 1);
-    scalar *packed = rows > 1 && columns > DEPTH ? malloc(rows * columns * sizeof *packed) : NULL;  // without memory: slower
-    const arguments a = {pack(x, rows, columns, x_stride, packed), w, bias, y, outputs, columns, per_unit, units, per_piece, activation, wide_output};
-    share(rows == 1 ? multiply_one_by_units : multiply_units, &a, (units + per_piece - 1) / per_piece, threads);
-    free(packed);
+    scalar *packed = rows > 1 && columns > DEPTH ? shared_scratch(rows * columns * sizeof *packed) : NULL;  // without memory: slower
+    if (packed) {
+        const packing p = {x, packed, rows, columns, x_stride};
+        share(pack_block, &p, (columns + DEPTH - 1) / DEPTH, 1);
+    }
+    const operand columns_of_x = packed ? (operand){packed, rows, 0} : (operand){x, rows, x_stride};
+    const arguments a = {columns_of_x, w, bias, y, outputs, columns, per_unit, units, per_piece, activation, wide_output};
+    const long pieces = (units + per_piece - 1) / per_piece;
+    if (rows == 1) {
+        const char *gates = (const char *)w, *ups = activation ? (const char *)(w + outputs * columns) : NULL;
+        const stream read = {gates, ups, per_piece * per_unit * columns * (long)sizeof(scalar)};
+        share_reading(multiply_one_by_units, &a, sizeof a, read, pieces, threads);
+    } else {
+        share(multiply_units, &a, pieces, threads);
+    }
 }

@@ -63,6 +63,31 @@ def linear(
     return y
 
 
+def rows_of(table: Tensor, numbers: Tensor, scale: float) -> Tensor | None:
+    """table [rows, size], numbers [n] -> [n, size], times `scale`."""
+    if cpu.loaded is None:
+        return None
+    function = cpu.loaded.rows_of.get(table.dtype)
+    p_table, p_numbers = table.data_ptr(), numbers.data_ptr()
+    if (
+        function is None
+        or table.ndim != 2
+        or numbers.ndim != 1
+        or numbers.dtype != _INT64
+        or not (table.is_cpu and numbers.is_cpu and table.is_contiguous() and numbers.is_contiguous())
+        or p_table & (table.itemsize - 1)
+        or p_numbers & 7
+    ):
+        return None
+    table_rows, size = table.shape
+    rows = numbers.shape[0]
+    if not table_rows:
+        return None
+    y = table.new_empty((rows, size))
+    function(p_table, p_numbers, y.data_ptr(), rows, size, table_rows, scale, get_num_threads())
+    return y
+
+
 def rms_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor] | None:
     """x, added [rows, size] -> (norm(x + added), x + added)."""
     if cpu.loaded is None:

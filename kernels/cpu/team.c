@@ -6,11 +6,12 @@
 #ifndef SCALAR_BF16  // compiled once
 #include "team.h"
 
+#include "program.h"
+
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 
-#define MOST_THREADS 256
 #define LOOKS 4000       // for new work before a thread sleeps, a pause of 10 to 40 ns each
 #define CACHE_LINE 128   // two lines are fetched together
 
@@ -31,8 +32,8 @@ static range ranges[MOST_THREADS];  // one per thread: the pieces it takes first
 
 // Written by the caller while `entered` is closed and empty, so whoever has entered may read them.
 static struct {
-    piece_of_work work;
-    const void *arguments;
+    part_of_job part;
+    const void *what;
     int threads;
 } job;
 
@@ -44,13 +45,9 @@ static pthread_mutex_t bed = PTHREAD_MUTEX_INITIALIZER, calling = PTHREAD_MUTEX_
 static pthread_cond_t alarm_bell = PTHREAD_COND_INITIALIZER;
 static int num_threads = 1;  // started, the caller included; changed by whoever holds `calling`
 
-static void take_part(int id) {
-    const int threads = job.threads;
-    for (int i = 0; i < threads; i++) {
-        range *r = &ranges[(id + i) % threads];
-        for (long piece; atomic_load_explicit(&r->next, memory_order_relaxed) < r->end && (piece = atomic_fetch_add(&r->next, 1)) < r->end;)
-            job.work(job.arguments, piece);
-    }
+void wait_a_little(int look) {
+    if (look < LOOKS) PAUSE();
+    else sched_yield();
 }
 
 static int enter(void) {
@@ -78,7 +75,7 @@ static void *work_for_ever(void *id) {
     for (unsigned last = 0;;) {
         last = wait_for_job(last);
         if (!enter()) continue;
-        if ((int)(long)id < job.threads) take_part((int)(long)id);
+        if ((int)(long)id < job.threads) job.part(job.what, (int)(long)id);
         atomic_fetch_sub(&entered, 1);
     }
     return NULL;
@@ -108,20 +105,14 @@ static void start_threads(int threads) {
     }
 }
 
-void share(piece_of_work work, const void *arguments, long pieces, int threads) {
-    if (threads > MOST_THREADS) threads = MOST_THREADS;
-    if (threads > pieces) threads = (int)pieces;
-    // Another thread of this process is calling: its team is busy, so this one works alone.
-    if (threads <= 1 || pthread_mutex_trylock(&calling)) {
-        for (long piece = 0; piece < pieces; piece++) work(arguments, piece);
-        return;
-    }
+int get_team(int threads) {
+    if (pthread_mutex_trylock(&calling)) return 0;
     start_threads(threads);
-    job.work = work, job.arguments = arguments, job.threads = threads;
-    for (int i = 0; i < threads; i++) {
-        atomic_store_explicit(&ranges[i].next, pieces * i / threads, memory_order_relaxed);
-        ranges[i].end = pieces * (i + 1) / threads;
-    }
+    return 1;
+}
+
+void run_with_team(part_of_job part, const void *what, int threads) {
+    job.part = part, job.what = what, job.threads = threads;
     atomic_store(&entered, OPEN);
     atomic_fetch_add(&num_jobs, 1);
     if (atomic_load(&sleeping)) {
@@ -129,12 +120,41 @@ void share(piece_of_work work, const void *arguments, long pieces, int threads) 
         pthread_cond_broadcast(&alarm_bell);
         pthread_mutex_unlock(&bed);
     }
-    take_part(0);
+    part(what, 0);
     atomic_fetch_and(&entered, ~OPEN);
-    for (int look = 0; atomic_load(&entered); look++) {  // those still inside have begun their last piece
-        if (look < LOOKS) PAUSE();
-        else sched_yield();
-    }
+    for (int look = 0; atomic_load(&entered); look++) wait_a_little(look);  // those still inside have begun their last piece
     pthread_mutex_unlock(&calling);
+}
+
+typedef struct {
+    piece_of_work work;
+    const void *arguments;
+    int threads;
+} shared;
+
+static void take_pieces(const void *what, int id) {
+    const shared *s = what;
+    for (int i = 0; i < s->threads; i++) {
+        range *r = &ranges[(id + i) % s->threads];
+        for (long piece; atomic_load_explicit(&r->next, memory_order_relaxed) < r->end && (piece = atomic_fetch_add(&r->next, 1)) < r->end;)
+            s->work(s->arguments, piece);
+    }
+}
+
+void share_reading(piece_of_work work, const void *arguments, size_t size, stream read, long pieces, int threads) {
+    if (recorded) record_step(work, arguments, size, read, pieces);
+    if (threads > MOST_THREADS) threads = MOST_THREADS;
+    if (threads > pieces) threads = (int)pieces;
+    // Another thread of this process is calling: its team is busy, so this one works alone.
+    if (threads <= 1 || !get_team(threads)) {
+        for (long piece = 0; piece < pieces; piece++) work(arguments, piece);
+        return;
+    }
+    for (int i = 0; i < threads; i++) {
+        atomic_store_explicit(&ranges[i].next, pieces * i / threads, memory_order_relaxed);
+        ranges[i].end = pieces * (i + 1) / threads;
+    }
+    const shared s = {work, arguments, threads};
+    run_with_team(take_pieces, &s, threads);
 }
 #endif

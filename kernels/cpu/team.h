@@ -1,8 +1,31 @@
 // Threads that share a piece of work: whoever is there takes part, and nobody is waited for who has not begun.
 #pragma once
+#include <stddef.h>
 
-// Calls work(arguments, begin, end) until 0 .. pieces are covered, by up to `threads` threads, and returns when all is done. A thread's pieces lie side
-// by side, one call after the other, until it helps others out.
+// Called for 0 .. pieces by up to `threads` threads, until all is done. A thread's pieces lie side by side, one call after the other, until it helps
+// others out.
 typedef void (*piece_of_work)(const void *arguments, long piece);
 
-void share(piece_of_work work, const void *arguments, long pieces, int threads);
+// Memory that work reads from its beginning to its end: piece i from i * bytes_of_piece behind `begin`, and behind `second` where there are two of them.
+typedef struct {
+    const char *begin, *second;
+    long bytes_of_piece;
+} stream;
+
+// `arguments` are copied while a program is recorded (program.h), which will read again what they point to.
+#define share(work, arguments, pieces, threads) share_reading(work, arguments, sizeof *(arguments), (stream){NULL, NULL, 0}, pieces, threads)
+
+void share_reading(piece_of_work work, const void *arguments, size_t size, stream read, long pieces, int threads);
+
+#define MOST_THREADS 256
+
+// The team for one job; 0: another thread of this process has it.
+int get_team(int threads);
+
+// part(what, id) on this thread with id 0, and with others below `threads` on those that come before it returns; then the team is free again.
+typedef void (*part_of_job)(const void *what, int id);
+
+void run_with_team(part_of_job part, const void *what, int threads);
+
+// Between two looks at what another thread will change; `look` counts them. Who waits for long lets others have the core.
+void wait_a_little(int look);

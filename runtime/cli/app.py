@@ -61,7 +61,12 @@ def router(
 
 @app.command()
 def serve(
-    model: Annotated[str, typer.Argument(help="A checkpoint's directory, a Hugging Face hub id, or embedded:ember.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A checkpoint's directory, a packed model's URL, a Hugging Face hub id, or embedded:ember."
+        ),
+    ],
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     name: Annotated[

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from runtime.cli.errors import CliError
 from runtime.engines.sources import PREFIX, SourceError, directory_of, local_directory
+from runtime.fetching.listing import NAME, write_listing
 
 Show = Callable[[int, int], None]  # (bytes done, bytes in total)
 DTYPES = ("auto", "float32", "bfloat16")
@@ -29,11 +30,17 @@ def pack(model: str, dtype: str, out: Path | None) -> None:
         except SourceError as error:
             raise CliError(str(error)) from None
         done = _work(["pack", str(directory), str(out), "--dtype", dtype], _shown(bar, "packing"))
+        try:
+            digest = write_listing(out, _shown(bar, "listing"))
+        except OSError as error:
+            raise CliError(f"{out / NAME} cannot be written: {error.strerror}") from None
     mib = done["num_bytes"] / 2**20
     console.print(f"{done['path']} ({mib:.1f} MiB)", highlight=False, markup=False, soft_wrap=True)
     console.print(
-        f'A site file names it as source = "{out.absolute()}".', highlight=False, markup=False, soft_wrap=True
-    )
+        f'A site file names it as source = "{out.absolute()}", or, where a web server has the folder, as\n'
+        f'source = "https://HOST/{out.name}#sha256={digest}".',
+        highlight=False, markup=False, soft_wrap=True,
+    )  # fmt: skip
 
 
 def verify(directory: str) -> None:

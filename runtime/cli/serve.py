@@ -39,7 +39,8 @@ def site_of(
     model: str, host: str, port: int, name: str | None, dtype: str, device: str, threads: int | None, kv_gib: float
 ) -> SiteConfig:
     """A site file's values, made of the command's options."""
-    served = name or model.removeprefix("embedded:").rstrip("/").rsplit("/", 1)[-1]
+    place = model.split("#")[0].removeprefix("embedded:").rstrip("/")
+    served = name or place.rsplit("/", 1)[-1].removesuffix(".packed")
     engine = {"device": device, "kv_gib": kv_gib} | ({} if threads is None else {"threads": threads})
     values = {
         "name": "local",

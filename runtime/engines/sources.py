@@ -1,6 +1,6 @@
-"""Where a model's files are: `embedded:NAME`, a directory, or a Hugging Face hub id -> a local directory.
+"""Where a model's files are: `embedded:NAME`, a directory, the URL of a packed one, or a Hugging Face hub id -> a local directory.
 
-Local names never touch the network; huggingface_hub is imported only when something is to be downloaded. The module refuses to know what is in
+Local names never touch the network; what downloads is imported only when something is to be downloaded. The module refuses to know what is in
 the files.
 """
 
@@ -31,13 +31,17 @@ async def directory_of(source: str, on_progress: Progress | None = None) -> Path
     local = local_directory(source)
     if local is not None:
         return local
+    if is_url(source):
+        return await _fetched(source, on_progress)
     return await asyncio.to_thread(_download, source, on_progress)
 
 
 def local_directory(source: str) -> Path | None:
-    """The directory that a source names without a download; None for a hub id."""
+    """The directory that a source names without a download; None for a hub id, and for a URL of what was not fetched yet."""
     if source.startswith(PREFIX):
         return _embedded(source.removeprefix(PREFIX))
+    if is_url(source):
+        return _fetched_before(source)
     path = Path(source).expanduser()
     if path.is_dir():
         return path
@@ -45,9 +49,37 @@ def local_directory(source: str) -> Path | None:
         raise SourceError(f"{source} is a file; name the directory that holds config.json and the weights")
     if not _HUB_ID.fullmatch(source):
         raise SourceError(
-            f"there is no directory {source}; a hub id looks like org/name, an embedded model like embedded:ember"
+            f"there is no directory {source}; a hub id looks like org/name, an embedded model like embedded:ember, "
+            "a packed model's URL like https://host/folder"
         )
     return None
+
+
+def is_url(source: str) -> bool:
+    return source.startswith(("http://", "https://"))
+
+
+def _fetched_before(source: str) -> Path | None:
+    from runtime.fetching.remote import Remote
+    from runtime.fetching.tries import RemoteError
+
+    try:
+        remote = Remote.parse(source)
+    except RemoteError as error:
+        raise SourceError(str(error)) from None
+    return remote.kept() if remote is not None else None
+
+
+async def _fetched(source: str, on_progress: Progress | None) -> Path:
+    from runtime.fetching.remote import Remote, fetch
+    from runtime.fetching.tries import RemoteError
+
+    remote = Remote.parse(source)
+    assert remote is not None
+    try:
+        return await fetch(remote, on_progress)
+    except RemoteError as error:
+        raise SourceError(str(error)) from None
 
 
 def _embedded(name: str) -> Path:

@@ -58,8 +58,9 @@ class Waker:
         try:
             if copy.falling_asleep is not None:
                 await asyncio.shield(copy.falling_asleep)
-            slot.detail = "its files are being fetched"
-            slot.directory = await directory_of(slot.config.source, _reporter(slot, "downloaded"))
+            if slot.directory is None or not slot.directory.is_dir():  # a wake asks no server for what is here
+                slot.detail = "its files are being fetched"
+                slot.directory = await directory_of(slot.config.source, _reporter(slot, "downloaded"))
             has_evicted = await self._take_room(copy, slot.directory)
             room_at = time.monotonic()
             slot.info = await self._load(copy, slot.directory)

@@ -1,8 +1,9 @@
 """What a process takes from itself before it runs somebody's code, by tiers.
 
 Tier 1: limits of resources, no privileges, no descriptors but its own. Tier 2: besides that its own user, mount, process and network namespaces, a
-root that holds nothing but the interpreter, the libraries and its folder, Landlock on top of it, and a seccomp filter. Runs in the child, once,
-before anything of the function is read; whatever fails ends the child. Knows paths and numbers; refuses to know what the code is for.
+root that holds nothing but the interpreter, the libraries and its folder, Landlock on top of it, and a seccomp filter. Tier 3: filter, limits and
+Landlock (where the kernel has it) in a container (runtime/functions/oci.py). Runs in the child, once, before anything of the function is read;
+whatever fails ends the child. Knows paths and numbers; refuses to know what the code is for.
 """
 
 import functools
@@ -24,7 +25,7 @@ DENIED = (
     "request_key", "keyctl", "bpf", "perf_event_open", "userfaultfd", "io_uring_setup", "io_uring_enter", "io_uring_register", "fanotify_init",
     "init_module", "finit_module", "delete_module", "kexec_load", "kexec_file_load", "reboot", "swapon", "swapoff", "acct", "quotactl",
     "syslog", "settimeofday", "clock_settime", "clock_adjtime", "adjtimex", "sethostname", "setdomainname", "iopl", "ioperm", "personality",
-    "move_pages", "migrate_pages",
+    "move_pages", "migrate_pages", "sched_setattr", "sched_setscheduler", "sched_setparam",
 )  # fmt: skip
 EXTRA_ADDRESS_SPACE = 1 << 30  # mapped libraries are no memory of the function's
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/etc/localtime")
@@ -43,6 +44,7 @@ class Confinement(msgspec.Struct, frozen=True):
     disk_mib: int
     open_files: int
     threads: int
+    isolates: int = 4  # at once
 
 
 def namespaces(limits: Confinement) -> int:
@@ -56,6 +58,8 @@ def namespaces(limits: Confinement) -> int:
 def confine(limits: Confinement) -> None:
     """Raises OSError where the machine does not allow it."""
     readable = [*interpreter(), limits.folder, *limits.layers]
+    if limits.tier >= 3:
+        return _confine_contained(limits, readable)
     if limits.tier >= 2:
         proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         if limits.uid is None:
@@ -81,6 +85,17 @@ def confine(limits: Confinement) -> None:
         system.landlock([path for path in readable if os.path.exists(path)], ["/tmp", "/dev/null"])
         system.seccomp(DENIED, may_fork=True)
     os.environ.update(HOME=_scratch(limits), TMPDIR=_scratch(limits))
+
+
+def _confine_contained(limits: Confinement, readable: list[str]) -> None:
+    """The container has its own root, user, processes and network already."""
+    _set_limits(limits)
+    system.prctl(system.PR_SET_NO_NEW_PRIVS)
+    os.chdir(limits.folder)
+    if system.landlock_abi():
+        system.landlock([path for path in readable if os.path.exists(path)], ["/tmp", "/dev/null"])
+    system.seccomp(DENIED, may_fork=True)
+    os.environ.update(HOME="/tmp", TMPDIR="/tmp")
 
 
 def confine_copy(limits: Confinement) -> None:
@@ -129,7 +144,7 @@ def _map_users(proc: int, uid: int, gid: int) -> None:
 
 def _private_root(readable: Iterable[str], disk_mib: int) -> None:
     system.mount("none", "/", "", system.MS_REC | system.MS_PRIVATE)
-    sources = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in _top_most(readable)]
+    sources = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in top_most(readable)]
     links = [(path, os.readlink(path)) for path in readable if os.path.islink(path)]
     null = os.open("/dev/null", os.O_PATH | os.O_CLOEXEC)
     options = f"size={disk_mib}m,nr_inodes={1024 + 64 * disk_mib},mode=755"
@@ -152,7 +167,7 @@ def _reveal(needed: Iterable[str]) -> None:
     """Where a directory above what is needed is closed to other users (an interpreter in /root), it is replaced, for this process, by one that holds
     only what is needed. Nothing is done, and no namespace made, where all is open."""
     closed: dict[str, list[str]] = {}
-    for path in _top_most(needed):
+    for path in top_most(needed):
         for parent in [*reversed(Path(path).parents)]:
             if not parent.stat().st_mode & 0o001:
                 closed.setdefault(str(parent), []).append(path)
@@ -181,7 +196,7 @@ def _bind(source: int, target: str, flags: int) -> None:
     os.close(source)
 
 
-def _top_most(paths: Iterable[str]) -> Iterator[str]:
+def top_most(paths: Iterable[str]) -> Iterator[str]:
     """Real, existing paths of which none lies within another."""
     real = sorted({os.path.realpath(path) for path in paths if os.path.exists(path)}, key=len)
     kept: list[str] = []

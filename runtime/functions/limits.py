@@ -16,6 +16,9 @@ class Limits:
     threads: int = 64  # of one function, threads and processes together
     request_mib: float = 100.0
     response_mib: float = 1024.0
+    response_mib_per_s: float = (
+        128.0  # of all streams of one function: they pass through the loop that serves everybody
+    )
     subrequests: int = 1000  # of one request: calls of bindings and fetches
     concurrency: int = 64  # requests open in one isolate, beyond which another copy is started
     max_isolates: int = 4  # of one function

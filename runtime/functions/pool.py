@@ -22,8 +22,9 @@ from runtime.functions.limits import Limits
 from runtime.functions.logs import FunctionLog
 from runtime.functions.manifest import Manifest
 from runtime.functions.orders import Boot
+from runtime.functions.pace import Pace
 from runtime.functions.worker import Fault, Outward, Worker
-from runtime.functions.zygotes import FunctionZygote, SiteZygote, ZygoteError
+from runtime.functions.zygotes import FunctionZygote, Hatchery, ZygoteError
 
 log = logging.getLogger("pilotlight.function")
 _numbers = itertools.count(1)
@@ -39,10 +40,11 @@ MAX_SOURCES = 500  # files looked through for imports
 class Ground:
     """Where a function runs: what the site gives to each of them."""
 
-    zygote: SiteZygote
+    zygote: Hatchery
     tier: int
     uid: int | None
     scratch: Path
+    stir: Callable[[], None]  # wakes those who watch
 
 
 class FunctionPool:
@@ -61,6 +63,7 @@ class FunctionPool:
         self.manifest = manifest
         self.name = manifest.name
         self.limits = limits if manifest.cpu_ms is None else replace(limits, cpu_ms=manifest.cpu_ms)
+        self._pace = Pace(self.limits.response_mib_per_s * 2**20)
         self.workers: list[Worker] = []
         self.is_closing = False
         self.num_started = 0
@@ -92,6 +95,7 @@ class FunctionPool:
     ) -> Result:
         """`is_pinned`: the function's oldest isolate answers, since objects of which there is one live there. Raises Fault."""
         await self._install()
+        self._ground.stir()
         worker = await (self._oldest() if is_pinned else self._free(is_socket))
         if is_socket and worker.sockets >= self.limits.sockets:
             sentence = f"{self.name!r} has as many WebSockets open as it may"
@@ -242,7 +246,7 @@ class FunctionPool:
     async def _start(self) -> Worker:
         printed = FunctionLog(self.name, self.limits.log_kib_per_s, self._follow)
         is_on_probation = asyncio.get_running_loop().time() < self._distrusted_until
-        worker = Worker(self.name, self.limits, self._outward, printed, is_on_probation=is_on_probation)
+        worker = Worker(self.name, self.limits, self._outward, printed, self._pace, is_on_probation=is_on_probation)
         self.workers.append(worker)
         try:
             if self._zygote is None or not self._zygote.is_alive:
@@ -277,6 +281,7 @@ class FunctionPool:
             disk_mib=self.limits.disk_mib,
             open_files=self.limits.open_files,
             threads=self.limits.threads,
+            isolates=self.limits.max_isolates,
         )
         printed = self._zygote_log = FunctionLog(self.name, self.limits.log_kib_per_s, self._follow)
         try:

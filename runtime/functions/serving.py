@@ -43,6 +43,7 @@ class ServedFunctions:
         self.functions = SiteFunctions(
             limits=limits,
             min_tier=config.min_tier,
+            oci_runtime=config.oci_runtime,
             state_dir=state_dir,
             egress_allow=config.egress_allow,
             own_ports=lambda: _ports(app()),

@@ -8,7 +8,7 @@ import logging
 import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -20,15 +20,17 @@ from runtime.functions.egress import Egress
 from runtime.functions.layers import Layers, requirements_of
 from runtime.functions.limits import Limits
 from runtime.functions.manifest import Manifest
+from runtime.functions.oci import Containers
 from runtime.functions.pool import FunctionPool, Ground
+from runtime.functions.priority import Standing, tell_kernel
 from runtime.functions.tails import Tails
 from runtime.functions.worker import Worker
-from runtime.functions.zygotes import SiteZygote
+from runtime.functions.zygotes import Hatchery, SiteZygote, ZygoteError, try_tier
 
 log = logging.getLogger("pilotlight.function")
 
 WATCH_S = 0.05
-REST_S = 0.25
+REST_S = 0.2  # more while nobody asks
 TRIM_S = 2.0
 UID_BASE = 231_072  # above what systems give to people; each function has its own
 
@@ -78,7 +80,8 @@ class SiteFunctions:
         *,
         limits: Limits | None = None,
         min_tier: int = 1,
-        max_tier: int = 2,
+        max_tier: int = 3,
+        oci_runtime: str | None = None,
         state_dir: Path | None = None,
         egress_allow: Iterable[str] = (),
         own_ports: Callable[[], Iterable[int]] = lambda: (),
@@ -98,8 +101,11 @@ class SiteFunctions:
         self._zygotes_mib = zygotes_mib
         self._layers = Layers(Path())
         self._zygote = SiteZygote()
+        self._oci_runtime = oci_runtime
+        self._hatchery: Hatchery = self._zygote
         self._stack = AsyncExitStack()
         self._uids = 0
+        self._stirred = asyncio.Event()  # there is a request
         self._tasks: set[asyncio.Future[Any]] = set()
 
     async def __aenter__(self) -> "SiteFunctions":
@@ -110,9 +116,11 @@ class SiteFunctions:
             self._layers = Layers(self._state_dir / "layers")
             stack.push_async_callback(self._layers.close)
             self._zygote.start()
+            tell_kernel(0, Standing.PROMPT)  # the loop that carries every request and answer
+            stack.callback(tell_kernel, 0, Standing.USUAL)
             stack.callback(self._zygote.stop)
             await stack.enter_async_context(self._egress)
-            self.isolation = await self._find_tier()
+            self.isolation = await self._find_tier(stack)
             stack.push_async_callback(self._close_all)
             watching = asyncio.create_task(self._watch(), name="functions' watch")
             stack.callback(watching.cancel)
@@ -131,7 +139,7 @@ class SiteFunctions:
         served = name or manifest.name
         uid = UID_BASE + self._uids if os.getuid() == 0 else None
         self._uids += 1
-        ground = Ground(self._zygote, self.isolation.tier, uid, self._state_dir / "scratch")
+        ground = Ground(self._hatchery, self.isolation.tier, uid, self._state_dir / "scratch", self._stirred.set)
         pool = FunctionPool(
             manifest,
             self.limits,
@@ -152,7 +160,7 @@ class SiteFunctions:
         self.pools[served] = pool
         if bindings is not None:
             self._bindings[served] = bindings
-        if layers or requirements:
+        if layers or requirements or self.isolation.tier == 3:  # a container takes its time
             self._keep(pool.prepare())
 
     def live(self, function: str, pool: str) -> None:
@@ -257,19 +265,41 @@ class SiteFunctions:
 
         return outward
 
-    async def _find_tier(self) -> Isolation:
+    async def _find_tier(self, stack: AsyncExitStack) -> Isolation:
         assert self._state_dir is not None
         reasons: list[str] = []
+        (scratch := self._state_dir / "scratch").mkdir(parents=True, exist_ok=True)
         uid = UID_BASE if os.getuid() == 0 else None
         for tier in range(self._max_tier, 0, -1):
-            scratch = self._state_dir / "scratch"
-            scratch.mkdir(parents=True, exist_ok=True)
+            hatchery: Hatchery = self._zygote
+            if tier == 3:
+                containers = await self._containers(stack)
+                if isinstance(containers, str):
+                    reasons.append(f"tier 3: {containers}")
+                    continue
+                hatchery = containers
             limits = Confinement(tier, str(scratch.resolve()), [], str(scratch.resolve()), uid, 256, 16, 64, 64)
-            why = await self._zygote.try_tier(limits)
+            why = await try_tier(hatchery, limits)
             if not why:
+                self._hatchery = hatchery
                 return self._demanded(Isolation(tier, "; ".join(reasons)))
             reasons.append(f"tier {tier}: {why}")
         return self._demanded(Isolation(0, "; ".join(reasons)))
+
+    async def _containers(self, stack: AsyncExitStack) -> Containers | str:
+        """Or why there are none. Raises IsolationError where the file names a runtime that is not there."""
+        assert self._state_dir is not None
+        if self._oci_runtime is None:
+            return "functions.oci_runtime names no OCI runtime (crun, runc)"
+        try:
+            containers = Containers(self._oci_runtime, self._state_dir / "oci")
+        except ZygoteError as error:
+            raise IsolationError(str(error)) from None
+        if os.getuid() != 0:
+            return f"{containers.name} needs a site that was started as root"
+        await containers.open()
+        stack.push_async_callback(containers.close)
+        return containers
 
     def _demanded(self, reached: Isolation) -> Isolation:
         if reached.tier >= max(1, self._min_tier):
@@ -288,7 +318,12 @@ class SiteFunctions:
             if (now := asyncio.get_running_loop().time()) - trimmed_at > TRIM_S:
                 trimmed_at = now
                 self._trim()
-            await asyncio.sleep(WATCH_S if is_busy else REST_S)
+            if not is_busy:
+                self._stirred.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(REST_S):
+                        await self._stirred.wait()
+            await asyncio.sleep(WATCH_S)
 
     def _trim(self) -> None:
         """Functions that sleep keep their zygotes, and with them what they have imported, as far as there is memory for that."""

@@ -17,13 +17,14 @@ from runtime.functions.channel import Answer, Channel, ChannelClosed, Failure, I
 from runtime.functions.limits import Limits
 from runtime.functions.logs import FunctionLog
 from runtime.functions.orders import Boot, Died
+from runtime.functions.pace import Pace
+from runtime.functions.priority import Habit, Standing
 from runtime.functions.zygotes import Child, FunctionZygote, ZygoteError
 
 TRACE_WAIT_S = 0.25
+IDLE_LOOK_S = 0.2  # between two looks at one that has nothing to do: there may be thousands
 LAST_WORDS_S = 1.0  # for the news of a death
 MAX_TRACE = 8192
-NICE_AFTER_S = 0.05  # of CPU time in one go: who computes for long gives way to those who answer quickly
-NICE = 10
 SOCKETS_SHARE = 0.5  # of a core, which an isolate's open WebSockets may use for as long as they are open
 
 Outward = Callable[["Worker", frames.Request, Inbound | None], Awaitable[Any]]
@@ -42,11 +43,19 @@ class Open(NamedTuple):
 
 class Worker:
     def __init__(
-        self, function: str, limits: Limits, outward: Outward, log: FunctionLog, *, is_on_probation: bool = False
+        self,
+        function: str,
+        limits: Limits,
+        outward: Outward,
+        log: FunctionLog,
+        pace: Pace,
+        *,
+        is_on_probation: bool = False,
     ) -> None:
         """`is_on_probation`: an isolate of this function has just been ended for what it did, so this one gives way from its birth."""
         self.function = function
-        self._is_on_probation = is_on_probation
+        self._pace = pace  # of its streams, in bytes
+        self._habit = Habit(is_on_probation=is_on_probation)
         self.log = log
         self.open: dict[int, Open] = {}
         self.background = 0
@@ -65,10 +74,11 @@ class Worker:
         self._seen: set[int] = set()  # requests that were open at the last look
         self._subrequests: dict[int, int] = {}
         self._sockets_cpu = 0.0  # seconds, beyond their share
-        self._looked_at = self._loop.time()
+        self._sockets_seen_at = self._loop.time()
         self._cpu_seen = 0.0
+        self._looked_at = 0.0
         self._background_since = 0.0
-        self._is_nice = False
+        self._standing = Standing.USUAL  # as the kernel knows it
         self._unasked_cpu = 0.0  # seconds used since there was a request
         self._why_ended: Fault | None = None
         self._ping: asyncio.Task[None] | None = None
@@ -104,7 +114,7 @@ class Worker:
             theirs.close()
             os.close(trace)
         self.log.given_away()
-        self._child.born.add_done_callback(lambda _: self._give_way(self._is_on_probation))
+        self._child.born.add_done_callback(lambda _: self._stand())
         self._channel = await Channel.open(ours, self._answer, is_runtime=True, on_note=self._heard)
 
     # -- requests ---------------------------------------------------------------------------------------------------------------
@@ -151,6 +161,7 @@ class Worker:
         except BaseException:
             self._done(ids)
             raise
+        self._habit.answered()
         if result.body is None:
             self._done(ids)
             return result
@@ -169,6 +180,11 @@ class Worker:
             self.idle_since = self._loop.time()
 
         return Streamed(self, body, None, closed)
+
+    async def gave_piece(self, size: int) -> None:
+        """Of a stream."""
+        self._habit.answered()
+        await self._pace.take(size)
 
     def _done(self, ids: list[int]) -> None:
         for id in ids:
@@ -205,25 +221,21 @@ class Worker:
         if self._ending is not None or self._child is None or self._child.pidfd < 0:
             return
         now = self._loop.time()
-        cpu, memory_mib = self._child.usage()
-        spent, self._cpu_seen = max(0.0, cpu - self._cpu_seen), cpu
+        spent = self._spent(now)
         if not self.is_ready:
             if now - self._started_at > self.limits.start_s:
                 self.end(f"its module was not imported within {self.limits.start_s:g} s", "start_time")
             return
-        charged = [
-            id for id in self._cpu if id in self._seen
-        ]  # who came since the last look has used little of what was spent
+        charged = [id for id in self._cpu if id in self._seen]  # who came since has used little of what was spent
         sharers = len(charged) + (self.sockets > 0)
         for id in charged:
             self._cpu[id] += spent / sharers
-        allowed = SOCKETS_SHARE * (now - self._looked_at)
+        allowed = SOCKETS_SHARE * (now - self._sockets_seen_at)
         self._sockets_cpu = max(0.0, self._sockets_cpu + spent / sharers - allowed) if self.sockets else 0.0
-        self._looked_at = now
+        self._sockets_seen_at = now
         self._seen = set(self._cpu)
         self._unasked_cpu = 0.0 if self._cpu or self.sockets else self._unasked_cpu + spent
-        used = max(self._unasked_cpu, self._sockets_cpu, max(self._cpu.values(), default=0.0))
-        self._give_way(used > NICE_AFTER_S)
+        memory_mib = self._child.memory_mib()
         limit_s = self.limits.cpu_ms / 1e3
         if self._unasked_cpu > limit_s:
             self.end(f"it used more than {self.limits.cpu_ms} ms of CPU time while it had no request", "cpu_time")
@@ -238,7 +250,7 @@ class Worker:
             self.end(f"it blocked its event loop for more than {self.limits.blocked_s:g} s", "blocked")
         elif self.background and not self._cpu and now - self._background_since > self.limits.wall_s:
             self.end(f"its background work (waitUntil) has not ended within {self.limits.wall_s:g} s", "wall_time")
-        elif cpu > self.limits.cpu_total_s:
+        elif self._cpu_seen > self.limits.cpu_total_s:
             self.is_retiring = True
         elif self._ping is None:
             self.lag_since = now
@@ -246,21 +258,34 @@ class Worker:
 
     def watch_idle(self) -> None:
         """The same while there is nothing to do, without waking it: what the author left running counts."""
-        if self._ending is not None or self._child is None or self._child.pidfd < 0:
+        now = self._loop.time()
+        if (
+            self._ending is not None
+            or self._child is None
+            or self._child.pidfd < 0
+            or now - self._looked_at < IDLE_LOOK_S
+        ):
             return
-        cpu, _ = self._child.usage()
-        spent, self._cpu_seen = max(0.0, cpu - self._cpu_seen), cpu
-        self._unasked_cpu += spent
-        self._give_way(spent > 0.0 and self._is_nice)
+        self._looked_at = now
+        self._unasked_cpu += self._spent(now)
         if self._unasked_cpu > self.limits.cpu_ms / 1e3:
             self.end(f"it used more than {self.limits.cpu_ms} ms of CPU time while it had no request", "cpu_time")
 
-    def _give_way(self, is_nice: bool) -> None:
-        is_nice = is_nice or self._is_on_probation
-        if is_nice != self._is_nice:
-            assert self._child is not None
-            self._is_nice = is_nice
-            self._child.be_nice(NICE if is_nice else 0)
+    def _spent(self, now: float) -> float:
+        """CPU seconds since the last look."""
+        assert self._child is not None
+        cpu = self._child.cpu_s()
+        spent, self._cpu_seen = max(0.0, cpu - self._cpu_seen), max(cpu, self._cpu_seen)
+        if self.is_ready:  # an import may take long, once
+            self._habit.spent(spent, now)
+            self._stand()
+        return spent
+
+    def _stand(self) -> None:
+        standing = self._habit.standing
+        if standing is not self._standing and self._child is not None:
+            self._standing = standing
+            self._child.stand(standing)
 
     async def _pinged(self) -> None:
         assert self._channel is not None
@@ -400,6 +425,7 @@ class Streamed:
         except Failure as failure:
             raise _fault(failure) from None
         self._size += len(chunk)
+        await self._worker.gave_piece(len(chunk))
         if self._size > limits.response_mib * 2**20 and self._ends_at is not None:
             sentence = f"the response is larger than {limits.response_mib:g} MiB"
             raise Fault(sentence, code="response_too_large")

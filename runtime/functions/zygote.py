@@ -41,6 +41,21 @@ THREAD_STACK = 1 << 20  # the usual 8 MiB each would count as memory of the func
 def main(control_fd: int) -> None:
     """The site's zygote."""
     system.prctl(system.PR_SET_CHILD_SUBREAPER)
+    _settle()
+    Nursery(socket.socket(fileno=control_fd), _function_zygote).run()
+
+
+def contained(control_fd: int = 3) -> None:
+    """A function's zygote in a container of its own; what it is to be comes as the first message."""
+    for name in set(os.environ) - {"LANG", "MALLOC_ARENA_MAX", "TZ"}:
+        del os.environ[name]  # what the OCI runtime has put there
+    _settle()
+    control = socket.socket(fileno=control_fd)
+    order = orders.decode(control.recv(MAX_MESSAGE_BYTES))
+    _function_zygote(order, [control.detach(), os.dup(1)])
+
+
+def _settle() -> None:
     _import_for_all()
     paths = confine.interpreter()
     sys.path[:] = [path for path in sys.path if path.startswith(sys.base_prefix)] + [paths[-1]]
@@ -48,7 +63,6 @@ def main(control_fd: int) -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.path_importer_cache.clear()
     threading.stack_size(THREAD_STACK)
-    Nursery(socket.socket(fileno=control_fd), _function_zygote).run()
 
 
 def _import_for_all() -> None:

@@ -15,11 +15,13 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from runtime.functions.confine import Confinement
 from runtime.functions.orders import MAX_MESSAGE_BYTES, Boot, Born, Died, Failed, Fork, Hatch, Order, reports
+from runtime.functions.priority import Standing, cpu_s, tell_kernel
 
 ROOT = Path(__file__).parents[2]
 SDK = Path(__file__).parent / "sdk"
@@ -48,22 +50,24 @@ class Child:
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
 
-    def be_nice(self, value: int) -> None:
-        """How much it gives way to others; back to 0 only where the site may do that."""
-        if self.pid <= 0:
-            return  # never born; 0 would be this process
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, self.pid, value)
+    def stand(self, standing: Standing) -> None:
+        if self.pid > 0:  # 0, one that was never born, would be this process
+            tell_kernel(self.pid, standing)
 
-    def usage(self) -> tuple[float, int]:
-        """CPU seconds used so far and MiB of memory that is its own."""
+    def cpu_s(self) -> float:
+        """Used so far."""
         try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            return cpu_s(self.pid) if self.pidfd >= 0 else 0.0
+        except OSError:
+            return 0.0
+
+    def memory_mib(self) -> int:
+        """That is its own."""
+        try:
             status = Path(f"/proc/{self.pid}/status").read_text()
         except OSError:
-            return 0.0, 0
-        kib = sum(int(found.group(1)) for found in _OWN_MEMORY.finditer(status))
-        return (int(fields[11]) + int(fields[12])) / _TICKS, kib >> 10
+            return 0
+        return sum(int(found.group(1)) for found in _OWN_MEMORY.finditer(status)) >> 10
 
     def over(self, report: Died | None) -> None:
         if not self.died.done():
@@ -177,7 +181,7 @@ class FunctionZygote:
     def __init__(self, child: Child, control: socket.socket) -> None:
         self._child = child
         self.why_failed = ""
-        self._link = Link(control, lambda: child.pid, self._failed)
+        self._link = Link(control, lambda: child.pid, self.fail)
 
     @property
     def is_alive(self) -> bool:
@@ -185,7 +189,7 @@ class FunctionZygote:
 
     @property
     def memory_mib(self) -> int:
-        return self._child.usage()[1]
+        return self._child.memory_mib()
 
     async def born(self) -> None:
         """Raises ZygoteError."""
@@ -194,12 +198,43 @@ class FunctionZygote:
     def fork(self, boot: Boot, fds: list[int]) -> Child:
         return self._link.ask(lambda id: Fork(id, boot), fds)
 
+    @property
+    def is_closed(self) -> bool:
+        return self._link.closed
+
     def close(self) -> None:
         self._link.close()
         self._child.kill()
 
-    def _failed(self, why: str) -> None:
-        self.why_failed = why
+    def fail(self, why: str) -> None:
+        self.why_failed = self.why_failed or why
+
+
+class Hatchery(Protocol):
+    """Where functions' zygotes come from."""
+
+    def hatch(self, limits: Confinement, imports: list[str], sys_path: list[str], log_fd: int) -> FunctionZygote: ...
+
+
+async def try_tier(hatchery: Hatchery, limits: Confinement) -> str:
+    """Why the machine does not offer a tier; empty where it does."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        made = hatchery.hatch(limits, [], [], nowhere)
+    except ZygoteError as error:
+        return str(error)
+    finally:
+        os.close(nowhere)
+    try:
+        async with asyncio.timeout(SETTLE_S):
+            await made.born()
+            probe = made.fork(Boot("", [], []), [])  # it cannot run without descriptors: that it is born is enough
+            await asyncio.wait({probe.born})
+            return made.why_failed or ("" if probe.born.exception() is None else str(probe.born.exception()))
+    except (TimeoutError, ZygoteError) as error:
+        return made.why_failed or str(error) or "it takes too long"
+    finally:
+        made.close()
 
 
 class SiteZygote:
@@ -240,24 +275,6 @@ class SiteZygote:
             child = self._link.ask(lambda id: Hatch(id, limits, imports, sys_path), [theirs.fileno(), log_fd])
         return FunctionZygote(child, ours)
 
-    async def try_tier(self, limits: Confinement) -> str:
-        """Why the machine does not offer a tier; empty where it does."""
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        try:
-            made = self.hatch(limits, [], [], nowhere)
-        finally:
-            os.close(nowhere)
-        try:
-            async with asyncio.timeout(SETTLE_S):
-                await made.born()
-                probe = made.fork(Boot("", [], []), [])  # it cannot run without descriptors: that it is born is enough
-                await asyncio.wait({probe.born})
-                return made.why_failed or ("" if probe.born.exception() is None else str(probe.born.exception()))
-        except (TimeoutError, ZygoteError) as error:
-            return made.why_failed or str(error) or "it takes too long"
-        finally:
-            made.close()
-
     def stop(self) -> None:
         if self._link is not None:
             self._link.close()
@@ -270,7 +287,6 @@ class SiteZygote:
             self._process = None
 
 
-_TICKS = os.sysconf("SC_CLK_TCK")
 _OWN_MEMORY = re.compile(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", re.MULTILINE)  # mapped files are the machine's cache
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.batch import DecodeBatch
-from engine.decode_graphs import WANTED_TIMES, CudaRecorder, DecodeGraphs, GraphShape, Recorder
+from engine.decode_graphs import WANTED_TIMES, CudaRecorder, DecodeGraphs, GraphShape, Outputs, Recorder
 from engine.engine import Engine
 from engine.runner import ModelRunner
 from tests.checkpoints import write_llama
@@ -17,21 +17,24 @@ from tests.engine.driver import drain, load_engine, random_prompt, submit
 
 
 class Replayed:
-    def __init__(self, forward: Callable[[], torch.Tensor]) -> None:
+    def __init__(self, forward: Callable[[], Outputs]) -> None:
         self._forward = forward
-        self.output = torch.full_like(forward(), torch.nan)  # only a replay may fill it
+        self.output = tuple(torch.full_like(output, torch.nan) for output in forward())  # only a replay may fill it
 
     def replay(self) -> None:
-        self.output.copy_(self._forward())
+        for output, computed in zip(self.output, self._forward(), strict=True):
+            output.copy_(computed)
 
 
 class StandIn:
-    def record(self, forward: Callable[[], torch.Tensor]) -> Replayed:
+    is_ready = True
+
+    def record(self, forward: Callable[[], Outputs]) -> Replayed:
         return Replayed(forward)
 
 
-class Unable:
-    def record(self, forward: Callable[[], torch.Tensor]) -> Replayed:
+class Unable(StandIn):
+    def record(self, forward: Callable[[], Outputs]) -> Replayed:
         raise RuntimeError("operation not permitted when stream is capturing")
 
 
@@ -45,8 +48,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def with_graphs(engine: Engine, recorder: Recorder) -> DecodeGraphs:
     runner = engine.runner
     assert isinstance(runner, ModelRunner)
-    runner.graphs = DecodeGraphs(runner._forward, runner.block_size, recorder)
-    return runner.graphs
+    graphs = runner.graphs = DecodeGraphs(
+        lambda batch: (runner.model.forward(batch, runner._layers),), runner.block_size, recorder
+    )
+    return graphs
 
 
 def tokens(engine: Engine, count: int = 5) -> dict[str, list[int]]:
@@ -79,10 +84,10 @@ def test_a_model_that_cannot_be_recorded_goes_on_without(checkpoint: Path, caplo
     expected = tokens(load_engine(checkpoint))
     engine = load_engine(checkpoint)
     graphs = with_graphs(engine, Unable())
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         assert tokens(engine) == expected
     assert graphs.num_graphs == 0
-    assert [r.message for r in caplog.records if "cannot be recorded" in r.message][1:] == [], "it is said once"
+    assert len([r.message for r in caplog.records if "cannot be recorded" in r.message]) == 1, "it is said once"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from runtime.cli.app import app
 from runtime.cli.errors import CliError
+from runtime.fetching.listing import NAME, digest_of
 from tests.checkpoints import write_llama
 
 runner = CliRunner()
@@ -20,6 +21,7 @@ def test_a_model_is_packed_and_checked_and_damage_is_reported(tmp_path: Path) ->
     (bundle,) = out.glob("*.bundle.safetensors")
     assert bundle.name in done.output
     assert f'source = "{out}"' in done.output
+    assert f"https://HOST/out#sha256={digest_of((out / NAME).read_bytes())}" in done.output
     checked = runner.invoke(app, ["pack", "--verify", str(out)])
     assert checked.output.endswith("is whole.\n")
     bundle.write_bytes(bundle.read_bytes()[:-100])

@@ -1,6 +1,9 @@
 """Functions written into folders by tests, served by a site's functions without the rest of a site."""
 
+import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from textwrap import dedent
@@ -10,8 +13,9 @@ import pytest
 
 from runtime.functions.limits import Limits
 from runtime.functions.manifest import load_manifest
-from runtime.functions.site import Response, SiteFunctions
+from runtime.functions.site import IsolationError, Response, SiteFunctions
 
+RUNTIMES = ("crun", "runc", "crun --cgroup-manager=disabled")
 QUICK = {"blocked_s": 1.0, "memory_mib": 160, "disk_mib": 16, "idle_s": 30.0}
 
 
@@ -73,6 +77,32 @@ def make_served(tmp_path: Path) -> ServedMaker:
             yield Served(functions, tmp_path)
 
     return make
+
+
+@functools.cache
+def working_oci_runtime() -> str | None:
+    """That makes containers on this machine, as it was tried."""
+
+    async def works(command: str) -> bool:
+        try:
+            async with SiteFunctions(min_tier=3, oci_runtime=command):
+                return True
+        except IsolationError:
+            return False
+
+    def run(command: str) -> bool:
+        return asyncio.run(works(command))
+
+    with ThreadPoolExecutor(1) as aside:  # from the loop of a test
+        return next((command for command in RUNTIMES if aside.submit(run, command).result()), None)
+
+
+@pytest.fixture
+def oci_runtime() -> str:
+    found = working_oci_runtime()
+    if found is None:
+        pytest.skip(f"no OCI runtime works here as root: {', '.join(RUNTIMES)}")
+    return found
 
 
 @pytest.fixture

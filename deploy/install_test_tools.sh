@@ -1,0 +1,14 @@
+#!/bin/sh
+# Debian packages that some tests need: a C compiler, openssl's command, an OCI runtime. Where they cannot be had, those tests are skipped.
+missing=""
+command -v gcc >/dev/null || command -v cc >/dev/null || missing="$missing gcc libc6-dev"
+command -v openssl >/dev/null || missing="$missing openssl"
+command -v crun >/dev/null || command -v runc >/dev/null || missing="$missing crun"
+[ -n "$missing" ] || exit 0
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+	echo "Installing Debian packages:$missing ..."
+	export DEBIAN_FRONTEND=noninteractive
+	# shellcheck disable=SC2086  # several names
+	{ apt-get -qq update && apt-get -qq install -y --no-install-recommends $missing; } >/dev/null 2>&1 && exit 0
+fi
+echo "Not on this machine, so their tests are skipped:$missing (as root: apt-get install$missing)"

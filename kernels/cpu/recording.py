@@ -1,0 +1,147 @@
+"""Records a computation out of the C library's operations as one program, which computes it again from what its inputs hold then.
+
+Knows where every byte of the computation lies: results are given memory of a workspace, which stays where it is, and views are looked through.
+Whatever else torch is asked to do meanwhile would be missing from the program, so it ends the recording. Refuses to know models and batches.
+"""
+
+import ctypes
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernels.cpu import library as cpu
+from kernels.cpu import pages
+
+_ALIGNMENT = 128
+_aten: Any = torch.ops.aten
+
+Forward = Callable[[], tuple[Tensor, ...]]
+
+
+class NotRecordableError(RuntimeError):
+    """The sentence says what a computation asks for that is not the C library's."""
+
+
+class ProgramRecorder:
+    """Its programs share their memory: they never run at the same time."""
+
+    def __init__(self) -> None:
+        self._workspace: _Workspace | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return cpu.loaded is not None
+
+    def record(self, forward: Forward) -> "Program":
+        """Computes it, too. Raises NotRecordableError; what has been computed until then is not undone."""
+        if cpu.loaded is None:
+            raise NotRecordableError("the C library is not there")
+        if self._workspace is None or self._workspace.library is not cpu.loaded:
+            self._workspace = _Workspace(cpu.loaded)
+        return Program(self._workspace, forward)
+
+
+class Program:
+    """`output`: the results, overwritten when another program of the same recorder runs."""
+
+    def __init__(self, workspace: "_Workspace", forward: Forward) -> None:
+        library = workspace.library
+        self._workspace = workspace
+        self._forward = forward  # what it refers to is read and written at every replay, and so has to stay
+        self._program = library.program_begin(workspace.scratch, torch.get_num_threads())
+        if not self._program:
+            raise NotRecordableError("there is no memory for a program")
+        weakref.finalize(self, library.program_free, self._program).atexit = False
+        try:
+            with _Watch(workspace):
+                results = forward()
+        finally:
+            self.num_steps = library.program_end(self._program)
+        if self.num_steps < 0:
+            raise NotRecordableError("there is no memory for a program of its length")
+        self.output = tuple(workspace.lasting(result) for result in results)
+
+    def replay(self) -> None:
+        self._workspace.library.program_run(self._program)
+
+
+class _Workspace:
+    """Memory that tensors are given while a program is recorded, and that others are given when those are gone: as an allocator's, but that it stays
+    here for whoever reads it by its address."""
+
+    def __init__(self, library: cpu.Library) -> None:
+        self.library = library
+        self.scratch = library.workspace_new()
+        if not self.scratch:
+            raise NotRecordableError("there is no memory for programs")
+        weakref.finalize(self, library.workspace_free, self.scratch).atexit = False
+        self._chunks: list[Tensor] = []
+        self._taken: dict[int, int] = {}  # by their addresses, the sizes of what lies in the chunks
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if not num_bytes:
+            raise NotRecordableError(f"a tensor of shape {list(shape)} holds nothing")
+        address = self._find(-(-num_bytes // _ALIGNMENT) * _ALIGNMENT)
+        memory = (ctypes.c_char * num_bytes).from_address(address)
+        weakref.finalize(memory, self._taken.pop, address).atexit = False
+        return torch.frombuffer(memory, dtype=dtype).view(*shape)
+
+    def lasting(self, tensor: Tensor) -> Tensor:
+        """The same values for as long as the caller wants, in memory that others may be given."""
+        address = tensor.data_ptr()
+        for chunk in self._chunks:
+            start = address - chunk.data_ptr()
+            if 0 <= start < chunk.nbytes and tensor.is_contiguous():
+                return chunk[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        raise NotRecordableError("a result of it is none of the C library's")
+
+    def _find(self, size: int) -> int:
+        taken = sorted(self._taken.items())
+        for chunk in self._chunks:
+            start = chunk.data_ptr()
+            end = start + chunk.nbytes
+            for address, occupied in taken:
+                if start <= address < end:
+                    if address - start >= size:
+                        break
+                    start = address + occupied
+            if end - start >= size:
+                self._taken[start] = size
+                return start
+        self._chunks.append(pages.empty((max(size, pages.HUGE_PAGE),), torch.uint8))
+        return self._find(size)
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees every operation that torch is asked for."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch's compiler is not told, since nobody compiles: to tell it is to import it, 2 s in the middle of a step."""
+        return False
+
+    def __init__(self, workspace: _Workspace) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._workspace = workspace
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is _aten.new_empty.default:
+            return self._workspace.empty(args[1], kwargs.get("dtype") or args[0].dtype)
+        if func.is_view and func is not _aten.lift_fresh.default:
+            seen = func(*args, **kwargs)
+            if not isinstance(seen, Tensor) or _memory(seen) == _memory(args[0]):
+                return seen
+        raise NotRecordableError(f"torch computes a part of it ({func})")
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,198 @@
+"""Fills one folder with a listing's chunks, from wherever they are to be had: an earlier attempt, another model of the store, the server.
+
+The server is any that serves files; with ranges, several chunks come at once. No chunk is believed but by its digest, so whatever was cut off,
+killed or damaged is simply fetched again. Knows nothing of models.
+"""
+
+import asyncio
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import aiohttp
+
+from runtime.fetching.listing import Chunk, ListedFile, Listing
+from runtime.fetching.store import STORE_ENV, chunks_in_store
+from runtime.fetching.tries import PASSING, Again, RemoteError, headers_for, pauses, refuse, said
+
+CONNECTIONS = 4  # one rarely fills a long line; each holds a chunk in memory
+
+Progress = Callable[[int, int], None]  # (bytes there, bytes in total)
+
+
+class Fetching:
+    """One listing's chunks, from wherever they are to be had, into one folder."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, listing: Listing, folder: Path, on_progress: Progress
+    ) -> None:
+        self._session = session
+        self._url = url
+        self._listing = listing
+        self._folder = folder
+        self._on_progress = on_progress
+        self._there = 0
+        self._sequential: set[str] = set()  # files whose server knows no ranges
+
+    async def run(self) -> None:
+        missing = await asyncio.to_thread(self._missing)
+        self._there = self._listing.num_bytes - sum(chunk.size for chunk in missing)
+        self._on_progress(self._there, self._listing.num_bytes)
+        self._refuse_if_full(missing)
+        missing = await asyncio.to_thread(self._copied, missing)
+        waiting = iter(missing)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(CONNECTIONS, len(missing))):
+                    group.create_task(self._fetch_all(waiting))
+            for file in self._listing.files:
+                if file.name in self._sequential:
+                    await self._fetch_in_order(file)
+        except* RemoteError as several:
+            raise several.exceptions[0] from None
+        except* OSError as several:
+            raise several.exceptions[0] from None
+
+    def _missing(self) -> list[Chunk]:
+        """What an earlier attempt has not brought. What it has is read again before it is believed; holes are not read."""
+        missing = []
+        for file in self._listing.files:
+            path = self._folder / file.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab"):
+                os.truncate(path, file.size)
+        for chunk in self._listing.chunks():
+            with (self._folder / chunk.file.name).open("rb") as opened:
+                if not _holds(opened.fileno(), chunk):
+                    missing.append(chunk)
+        return missing
+
+    def _refuse_if_full(self, missing: list[Chunk]) -> None:
+        needed = sum(chunk.size for chunk in missing)
+        free = shutil.disk_usage(self._folder).free
+        if needed > free:
+            raise RemoteError(
+                f"{self._url} needs {needed / 2**20:.0f} MiB more in {self._folder.parent}, where {free / 2**20:.0f} MiB are free: "
+                f"make room, or name another folder in {STORE_ENV}"
+            )
+
+    def _copied(self, missing: list[Chunk]) -> list[Chunk]:
+        """Without what another model of the store has, which is now here, too."""
+        others = chunks_in_store() if missing else {}
+        left = []
+        for chunk in missing:
+            at = others.get((chunk.sha256, chunk.size))
+            if at is not None and self._keep(chunk, _read(*at, chunk.size)):
+                self._count(chunk)
+            else:
+                left.append(chunk)
+        return left
+
+    async def _fetch_all(self, waiting: Iterator[Chunk]) -> None:
+        for chunk in waiting:
+            if chunk.file.name not in self._sequential:
+                await self._fetch(chunk)
+
+    async def _fetch(self, chunk: Chunk) -> None:
+        url = f"{self._url}/{quote(chunk.file.name)}"
+        end = chunk.start + chunk.size
+        is_whole = chunk.size == chunk.file.size
+        for pause_s in pauses():
+            try:
+                headers = headers_for(url) | ({} if is_whole else {"range": f"bytes={chunk.start}-{end - 1}"})
+                async with self._session.get(url, headers=headers) as response:
+                    refuse(response.status, url)
+                    if response.status != 206 and not is_whole:
+                        self._sequential.add(chunk.file.name)
+                        return
+                    if await self._keep_body(response, chunk):
+                        return
+                    raise Again("what came has another SHA-256 than its listing says")
+            except PASSING as error:
+                if pause_s is None:
+                    raise RemoteError(f"{url}, bytes {chunk.start} to {end}: {said(error)}") from None
+                await asyncio.sleep(pause_s)
+
+    async def _fetch_in_order(self, file: ListedFile) -> None:
+        """From a server without ranges: the whole file, of which what is here already is passed over."""
+        url = f"{self._url}/{quote(file.name)}"
+        chunks = [chunk for chunk in self._listing.chunks() if chunk.file is file]
+        with (self._folder / file.name).open("rb") as opened:
+            wanted = {chunk for chunk in chunks if not _holds(opened.fileno(), chunk)}
+        for pause_s in pauses():
+            try:
+                async with self._session.get(url, headers=headers_for(url)) as response:
+                    refuse(response.status, url)
+                    for chunk in chunks:
+                        if chunk not in wanted:
+                            await _pass_over(response, chunk.size)
+                        elif await self._keep_body(response, chunk):
+                            wanted.discard(chunk)
+                        else:
+                            raise Again("what came has another SHA-256 than its listing says")
+                        if not wanted:
+                            return
+            except PASSING as error:
+                if pause_s is None:
+                    raise RemoteError(f"{url}: {said(error)}") from None
+                await asyncio.sleep(pause_s)
+
+    async def _keep_body(self, response: aiohttp.ClientResponse, chunk: Chunk) -> bool:
+        body = await response.content.readexactly(chunk.size)
+        is_kept = await asyncio.to_thread(self._keep, chunk, body)
+        if is_kept:
+            self._count(chunk)
+        return is_kept
+
+    def _keep(self, chunk: Chunk, body: bytes) -> bool:
+        if hashlib.sha256(body).hexdigest() != chunk.sha256:
+            return False
+        fd = os.open(self._folder / chunk.file.name, os.O_WRONLY)
+        try:
+            done = 0
+            while done < len(body):
+                done += os.pwrite(fd, memoryview(body)[done:], chunk.start + done)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            total = self._listing.num_bytes
+            raise RemoteError(
+                f"{self._folder.parent} is full: {self._there / 2**20:.0f} of {total / 2**20:.0f} MiB of {self._url} "
+                "are there; make room, and it goes on where it was"
+            ) from None
+        finally:
+            os.close(fd)
+        return True
+
+    def _count(self, chunk: Chunk) -> None:
+        self._there += chunk.size
+        self._on_progress(self._there, self._listing.num_bytes)
+
+
+async def _pass_over(response: aiohttp.ClientResponse, size: int) -> None:
+    while size:
+        piece = await response.content.read(min(size, 1 << 20))
+        if not piece:
+            raise Again("the answer broke off")
+        size -= len(piece)
+
+
+def _holds(fd: int, chunk: Chunk) -> bool:
+    try:
+        if os.lseek(fd, chunk.start, os.SEEK_DATA) >= chunk.start + chunk.size:
+            return False
+    except OSError:  # nothing but a hole up to the end
+        return False
+    return hashlib.sha256(os.pread(fd, chunk.size, chunk.start)).hexdigest() == chunk.sha256
+
+
+def _read(path: Path, start: int, size: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return os.pread(file.fileno(), size, start)
+    except OSError:  # it was removed: then the server has it
+        return b""

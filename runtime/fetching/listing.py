@@ -1,0 +1,114 @@
+"""What a packed model's directory holds, chunk by chunk, by SHA-256: the file that makes it fetchable from any web server.
+
+A listing has a digest of its own, by which a site file can pin it; two listings that share chunks share them on a site's disk, too. Whatever
+stands in a listing came over a network: it is checked here, once. Knows no sockets.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+
+NAME = "pilotlight-files.json"
+CHUNK_BYTES = (
+    16 << 20
+)  # at 1 Gbit/s an eighth of a second: little is lost to a cut, and a 1 TB model's listing has 4 MB
+MAX_LISTING_BYTES = 64 << 20
+MAX_FILES = 10_000
+
+_NAME = re.compile(r"[A-Za-z0-9_][\w.+-]{0,200}(/[A-Za-z0-9_][\w.+-]{0,200}){0,3}", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class ListingError(ValueError):
+    """The sentence says what is wrong with it."""
+
+
+class ListedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str  # with / between folders
+    size: int
+    sha256: tuple[str, ...]  # of each chunk; the last one may be shorter
+
+
+class Listing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: Literal["pilotlight-files-1"]
+    chunk_bytes: int
+    files: tuple[ListedFile, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    def chunks(self) -> Iterator["Chunk"]:
+        for file in self.files:
+            for index, sha256 in enumerate(file.sha256):
+                start = index * self.chunk_bytes
+                yield Chunk(file, start, min(self.chunk_bytes, file.size - start), sha256)
+
+
+class Chunk(NamedTuple):
+    file: ListedFile
+    start: int
+    size: int
+    sha256: str
+
+
+def parse_listing(raw: bytes) -> Listing:
+    """Raises ListingError on all that would write elsewhere than into one directory, or could not be whole."""
+    try:
+        listing = msgspec.json.decode(raw, type=Listing)
+    except msgspec.MsgspecError as error:
+        raise ListingError(f"it is no listing of this version: {error}") from None
+    if not 1 << 16 <= listing.chunk_bytes <= 1 << 30:
+        raise ListingError(f"its chunks have {listing.chunk_bytes} bytes: between 64 KiB and 1 GiB is meant")
+    if len(listing.files) > MAX_FILES:
+        raise ListingError(f"it has more than {MAX_FILES} files")
+    names: set[str] = set()
+    for file in listing.files:
+        if not _NAME.fullmatch(file.name) or file.name == NAME:
+            raise ListingError(f"a file of a model cannot be called {file.name[:80]!r}")
+        if file.name in names:
+            raise ListingError(f"it has {file.name} twice")
+        names.add(file.name)
+        if file.size < 0 or len(file.sha256) != -(-file.size // listing.chunk_bytes):
+            raise ListingError(f"{file.name} has {file.size} bytes and {len(file.sha256)} chunks: these do not fit")
+        if not all(_SHA256.fullmatch(sha256) for sha256 in file.sha256):
+            raise ListingError(f"{file.name} has a chunk without a SHA-256")
+    folders = {name.rsplit("/", 1)[0] for name in names if "/" in name}
+    if clash := folders & names:
+        raise ListingError(f"it has {min(clash)} as a file and as a folder")
+    if "config.json" not in names:
+        raise ListingError("it has no config.json, so it is no model's")
+    return listing
+
+
+def digest_of(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()
+
+
+def write_listing(directory: Path, on_progress: Callable[[int, int], None]) -> str:
+    """Of every file that is not hidden. Returns the listing's digest. Raises OSError."""
+    paths = sorted(path for path in directory.rglob("*") if path.is_file() and _is_listed(path.relative_to(directory)))
+    total = sum(path.stat().st_size for path in paths)
+    done, files = 0, []
+    for path in paths:
+        sha256 = []
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                sha256.append(hashlib.sha256(chunk).hexdigest())
+                done += len(chunk)
+                on_progress(done, total)
+        files.append(ListedFile(path.relative_to(directory).as_posix(), path.stat().st_size, tuple(sha256)))
+    raw = msgspec.json.format(msgspec.json.encode(Listing("pilotlight-files-1", CHUNK_BYTES, tuple(files))), indent=1)
+    parse_listing(raw)
+    beside = directory / f".{NAME}.partial"
+    beside.write_bytes(raw)
+    beside.replace(directory / NAME)
+    return digest_of(raw)
+
+
+def _is_listed(relative: Path) -> bool:
+    return relative.as_posix() != NAME and not any(part.startswith(".") for part in relative.parts)

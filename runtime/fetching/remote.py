@@ -1,0 +1,110 @@
+"""A packed model's URL, and the way from it to a directory of this machine.
+
+A site file pins a version by its listing's digest, or takes what the server has; without the server, the version that it served last serves on.
+"""
+
+import asyncio
+import logging
+import re
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from runtime.fetching.chunks import Fetching, Progress
+from runtime.fetching.listing import MAX_LISTING_BYTES, NAME, ListingError, digest_of, parse_listing
+from runtime.fetching.store import alone, note, partial_of, place_of, served_last, settle, store
+from runtime.fetching.tries import PASSING, TIMEOUT, TRIES, RemoteError, headers_for, pauses, refuse, said
+
+_PIN = re.compile(r"sha256=([0-9a-f]{64})")
+
+log = logging.getLogger(__name__)
+
+
+class _Unreachable(Exception):
+    """The server did not give the listing."""
+
+
+class Remote(NamedTuple):
+    url: str  # of the directory, without a slash at its end
+    digest: str | None  # of its listing, where the site file pins it
+
+    @classmethod
+    def parse(cls, source: str) -> "Remote | None":
+        """None for what is no URL. Raises RemoteError."""
+        if not source.startswith(("http://", "https://")):
+            return None
+        parts = urlsplit(source)
+        if not parts.hostname or parts.query or parts.username:
+            raise RemoteError(f"{source} cannot be used: write https://host/folder, or https://host/folder#sha256=...")
+        pin = _PIN.fullmatch(parts.fragment)
+        if parts.fragment and pin is None:
+            raise RemoteError(
+                f"{source}: after # comes sha256= and 64 hexadecimal digits, which `pilotlight pack` prints"
+            )
+        if pin is None and parts.scheme == "http":
+            raise RemoteError(f"{source}: over plain http anybody may change it; use https, or pin it with #sha256=...")
+        return cls(parts._replace(fragment="").geturl().rstrip("/"), pin[1] if pin else None)
+
+    def kept(self) -> Path | None:
+        """Where it lies already, if that is known without asking the server."""
+        place = place_of(self.digest) if self.digest else None
+        return place if place is not None and place.is_dir() else None
+
+
+async def fetch(remote: Remote, on_progress: Progress | None = None) -> Path:
+    """The model's directory. Without the server, the version that it served last serves on. Raises RemoteError."""
+    if (kept := remote.kept()) is not None:
+        return kept
+    async with aiohttp.ClientSession(timeout=TIMEOUT, trust_env=True, auto_decompress=False) as session:
+        kept = served_last(remote.url) if remote.digest is None else None
+        try:
+            raw = await _listing(session, remote, 1 if kept is not None else TRIES)
+        except _Unreachable as error:
+            if kept is None:
+                raise RemoteError(str(error)) from None
+            log.warning("%s; its last version, %s, serves on", error, kept)
+            return kept
+        try:
+            return await _complete(session, remote, raw, on_progress or (lambda done, total: None))
+        except OSError as error:
+            raise RemoteError(f"{remote.url} cannot be kept in {store()}: {error.strerror or error}") from None
+
+
+async def _listing(session: aiohttp.ClientSession, remote: Remote, tries: int) -> bytes:
+    url = f"{remote.url}/{NAME}"
+    for pause_s in pauses(tries):
+        try:
+            async with session.get(url, headers=headers_for(url)) as response:
+                refuse(response.status, url)
+                raw = bytearray()
+                async for piece in response.content.iter_any():
+                    raw += piece
+                    if len(raw) > MAX_LISTING_BYTES:
+                        raise RemoteError(f"{url} is larger than {MAX_LISTING_BYTES >> 20} MiB: it is no listing")
+            break
+        except PASSING as error:
+            if pause_s is None:
+                raise _Unreachable(f"{url} cannot be fetched: {said(error)}") from None
+            await asyncio.sleep(pause_s)
+    if remote.digest is not None and digest_of(bytes(raw)) != remote.digest:
+        raise RemoteError(f"{url} is not what the site file pins: it has SHA-256 {digest_of(bytes(raw))}")
+    return bytes(raw)
+
+
+async def _complete(session: aiohttp.ClientSession, remote: Remote, raw: bytes, on_progress: Progress) -> Path:
+    try:
+        listing = parse_listing(raw)
+    except ListingError as error:
+        raise RemoteError(f"{remote.url}/{NAME} cannot be used: {error}") from None
+    place = place_of(digest_of(raw))
+    store().mkdir(parents=True, exist_ok=True)
+    async with alone(place):
+        if not place.is_dir():
+            partial = partial_of(place)
+            await Fetching(session, remote.url, listing, partial, on_progress).run()
+            (partial / NAME).write_bytes(raw)
+            await asyncio.to_thread(settle, place)
+    note(remote.url, place)
+    return place

@@ -1,0 +1,99 @@
+"""This machine's fetched models: a folder for each listing, whole from the moment it has its name.
+
+What is unfinished lies in a hidden folder beside. One process at a time fills one; others wait, and find it there. Knows no network.
+"""
+
+import asyncio
+import fcntl
+import hashlib
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from runtime.fetching.listing import NAME, ListingError, parse_listing
+
+STORE_ENV = "PILOTLIGHT_MODELS"
+LOOK_S = 0.5  # whether another process has finished the same model
+
+
+def store() -> Path:
+    if named := os.environ.get(STORE_ENV):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pilotlight" / "models"
+
+
+def place_of(digest: str) -> Path:
+    """`digest`: of the listing."""
+    return store() / digest[:32]
+
+
+def partial_of(place: Path) -> Path:
+    return place.with_name(f".{place.name}.partial")
+
+
+def chunks_in_store() -> dict[tuple[str, int], tuple[Path, int]]:
+    """(digest, size) -> (file, start), of whole models."""
+    found = {}
+    for path in store().glob(f"[!.]*/{NAME}"):
+        try:
+            listing = parse_listing(path.read_bytes())
+        except (OSError, ListingError):
+            continue
+        for chunk in listing.chunks():
+            found[chunk.sha256, chunk.size] = (path.parent / chunk.file.name, chunk.start)
+    return found
+
+
+def settle(place: Path) -> None:
+    """On the disk before it has its name."""
+    partial = partial_of(place)
+    for path in (*partial.rglob("*"), partial):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    partial.rename(place)
+
+
+def note(url: str, place: Path) -> None:
+    """What the URL served last."""
+    pointer = _pointer(url)
+    beside = pointer.with_suffix(".new")
+    beside.write_text(place.name)
+    beside.replace(pointer)
+
+
+def served_last(url: str) -> Path | None:
+    try:
+        place = store() / _pointer(url).read_text()
+    except OSError:
+        return None
+    return place if place.is_dir() else None
+
+
+def _pointer(url: str) -> Path:
+    return store() / f".{hashlib.sha256(url.encode()).hexdigest()[:32]}.latest"
+
+
+@asynccontextmanager
+async def alone(place: Path) -> AsyncIterator[None]:
+    """Nobody else, of this machine, fills it meanwhile."""
+    with _opened(place.with_name(f".{place.name}.lock")) as fd:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await asyncio.sleep(LOOK_S)
+        yield
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

@@ -1,0 +1,53 @@
+"""How a web server is asked, and asked again: what may pass, what is an answer for good, and what either is called."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+
+import aiohttp
+
+TOKEN_ENV = "PILOTLIGHT_MODELS_TOKEN"  # sent as a bearer token, over HTTPS alone
+TRIES = 5  # of one chunk, with pauses that double
+FIRST_PAUSE_S = 0.5
+TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
+
+
+class RemoteError(Exception):
+    """The model cannot be had from there; the message says why, and what to change."""
+
+
+class Again(Exception):
+    """It may come when it is asked for again."""
+
+
+PASSING = (Again, aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError)
+
+
+def pauses(tries: int = TRIES) -> Iterator[float | None]:
+    """After each try; None after the last one."""
+    yield from (FIRST_PAUSE_S * 2**i for i in range(tries - 1))
+    yield None
+
+
+def refuse(status: int, url: str) -> None:
+    """Raises Again or RemoteError for all that brings no file."""
+    if status in (200, 206):
+        return
+    if status in (408, 425, 429) or status >= 500:
+        raise Again(f"the server answers {status}")
+    hint = f"; a token for it is read from {TOKEN_ENV}" if status in (401, 403) else ""
+    raise RemoteError(f"{url}: the server answers {status}{hint}")
+
+
+def headers_for(url: str) -> dict[str, str]:
+    token = os.environ.get(TOKEN_ENV, "")
+    secret = {"authorization": f"Bearer {token}"} if token and url.startswith("https://") else {}
+    return {"accept-encoding": "identity", **secret}
+
+
+def said(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "the server has fallen silent"
+    if isinstance(error, asyncio.IncompleteReadError):
+        return "the answer broke off"
+    return str(error) or type(error).__name__

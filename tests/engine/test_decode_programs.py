@@ -1,0 +1,196 @@
+"""Decode steps recorded as programs of a CPU's C library: to the bit what the same operations compute one after another, whatever happens to the
+sequences in between; models that cannot be recorded go on as before and say so once."""
+
+import gc
+import logging
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from engine.decode_graphs import WANTED_TIMES, DecodeGraphs
+from engine.engine import Engine
+from engine.models.registry import Model
+from engine.protocol import Submit
+from engine.runner import ModelRunner
+from kernels.cpu import library
+from tests.checkpoints import write_llama
+from tests.cpu_kernels import C_LIBRARY, computing_with
+from tests.engine.agreement import full
+from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit
+from tests.engine.families import MODELS, write_family
+
+DENSE = [name for name in MODELS if name.startswith(("llama", "qwen2", "qwen3,", "mistral", "gemma3"))]
+
+
+@pytest.fixture(autouse=True)
+def _the_c_library_computes() -> Iterator[None]:
+    with computing_with(C_LIBRARY):
+        yield
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("llama")
+    write_llama(directory)
+    return directory
+
+
+def runner_of(engine: Engine) -> ModelRunner:
+    assert isinstance(engine.runner, ModelRunner)
+    return engine.runner
+
+
+def graphs_of(engine: Engine) -> DecodeGraphs:
+    graphs = runner_of(engine).graphs
+    assert graphs is not None
+    return graphs
+
+
+def by_calls(directory: Path, **options: Any) -> Engine:
+    """An engine without programs."""
+    engine = load_engine(directory, **options)
+    runner_of(engine).graphs = None
+    return engine
+
+
+class Answers(NamedTuple):
+    token_ids: list[int]
+    logprobs: list[Any]
+    num_cached_tokens: int | None
+
+    @classmethod
+    def of(cls, heard: dict[str, Heard]) -> "dict[str, Answers]":
+        assert all(one.error is None for one in heard.values())
+        return {name: cls(one.token_ids, one.logprobs, one.num_cached_tokens) for name, one in heard.items()}
+
+
+def requests(count: int, max_tokens: int = 40) -> list[Submit]:
+    """Of different lengths, so that the batch shrinks; every one's whole distributions are reported."""
+    return [full(str(i), random_prompt(3 + 7 * i, seed=i), max_tokens=max_tokens - 6 * i) for i in range(count)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", DENSE)
+def test_every_dense_family_is_recorded_and_computes_the_same_bits(name: str, dtype: str, tmp_path: Path) -> None:
+    """Contexts grow over many block boundaries, and over every window."""
+    write_family(tmp_path, name, getattr(torch, dtype))
+    options = {"dtype": dtype, "block_size": 4, "kv_tokens": 600}
+    expected = Answers.of(drain(by_calls(tmp_path, **options), requests(5)))
+    engine = load_engine(tmp_path, **options)
+    assert Answers.of(drain(engine, requests(5))) == expected
+    assert graphs_of(engine).num_graphs == 5, "one sequence to five"
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in DENSE])
+def test_a_family_with_a_part_that_torch_computes_goes_on_without_and_says_so_once(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_family(tmp_path, name)
+    expected = Answers.of(drain(by_calls(tmp_path), requests(3, max_tokens=20)))
+    engine = load_engine(tmp_path)
+    with caplog.at_level(logging.INFO):
+        assert Answers.of(drain(engine, requests(3, max_tokens=20))) == expected
+    assert graphs_of(engine).num_graphs == 0
+    said = [record.message for record in caplog.records if "cannot be recorded" in record.message]
+    assert len(said) == 1
+    assert "torch computes a part of it" in said[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kv_tokens": 160, "max_num_batched_tokens": 50},
+        {"overlaps": True},
+        {"overlaps": True, "kv_tokens": 160, "max_num_batched_tokens": 50},
+        {"block_size": 1, "kv_tokens": 400},
+    ],
+    ids=["preempted", "overlapped", "overlapped and preempted", "tables that outgrow a recording's"],
+)
+def test_the_same_bits_whatever_happens_to_a_sequence(checkpoint: Path, options: dict[str, Any]) -> None:
+    many = [full(str(i), random_prompt(20 + i, seed=i), max_tokens=40) for i in range(4)]
+    reference = by_calls(checkpoint, **options)
+    expected = Answers.of(drain(reference, many))
+    engine = load_engine(checkpoint, **options)
+    assert Answers.of(drain(engine, many)) == expected
+    assert engine.scheduler.num_preemptions == reference.scheduler.num_preemptions
+    assert (options.get("kv_tokens") == 160) == (engine.scheduler.num_preemptions > 0)
+    assert graphs_of(engine).num_graphs > 0
+
+
+def test_prefix_hits_are_read_through_recorded_tables(checkpoint: Path) -> None:
+    prompt = random_prompt(70, seed=1)
+
+    def answers(engine: Engine) -> list[dict[str, Answers]]:
+        return [Answers.of(drain(engine, [full("a", [*prompt, n], max_tokens=20)])) for n in range(3, 9)]
+
+    engine = load_engine(checkpoint)
+    found = answers(engine)
+    assert found == answers(by_calls(checkpoint))
+    assert [answer["a"].num_cached_tokens for answer in found] == [0] + [64] * 5
+    assert graphs_of(engine).num_graphs == 1
+
+
+def test_drawn_and_penalised_tokens_are_the_same(checkpoint: Path) -> None:
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.9, "seed": 4},
+        {"repetition_penalty": 1.3, "logit_bias": ((7, 2.0),)},
+    ]
+    many = [submit(str(i), random_prompt(9 + i, seed=i), max_tokens=30, **kinds[i % 2]) for i in range(4)]
+    assert Answers.of(drain(load_engine(checkpoint), many)) == Answers.of(drain(by_calls(checkpoint), many))
+
+
+def test_prompts_and_decodes_in_one_step_are_computed_by_calls(checkpoint: Path) -> None:
+    engine = load_engine(checkpoint, max_num_batched_tokens=8)
+    reference = by_calls(checkpoint, max_num_batched_tokens=8)
+    many = [
+        full("short", random_prompt(3, seed=1), max_tokens=30),
+        full("long", random_prompt(90, seed=2), max_tokens=9),
+    ]
+    assert Answers.of(drain(engine, many)) == Answers.of(drain(reference, many))
+
+
+def test_a_model_that_moves_in_memory_is_recorded_anew_and_the_old_one_let_go(checkpoint: Path) -> None:
+    message = full("a", random_prompt(9, seed=1), max_tokens=12)
+    expected = Answers.of(drain(by_calls(checkpoint), [message]))
+    engine, other = load_engine(checkpoint), load_engine(checkpoint)
+    runner = runner_of(engine)
+    assert Answers.of(drain(engine, [message])) == expected
+    assert graphs_of(engine).num_graphs == 1
+    old = weakref.ref(runner.model)
+    runner.replace_model(runner_of(other).model)
+    assert graphs_of(engine).num_graphs == 0
+    gc.collect()
+    assert old() is None, "no recording reads its weights any more"
+    again = full("b", random_prompt(9, seed=1), max_tokens=12)
+    assert Answers.of(drain(engine, [again]))["b"].logprobs == expected["a"].logprobs
+    assert graphs_of(engine).num_graphs == 1
+
+
+def test_an_unloaded_model_leaves_nothing_behind(checkpoint: Path) -> None:
+    engine = load_engine(checkpoint)
+    one(engine, submit("a", [5, 6, 7], max_tokens=10))
+    assert graphs_of(engine).num_graphs == 1
+    model: weakref.ref[Model] = weakref.ref(runner_of(engine).model)
+    graphs = weakref.ref(graphs_of(engine))
+    engine.close()
+    del engine
+    gc.collect()
+    assert model() is None
+    assert graphs() is None
+
+
+def test_a_library_that_appears_while_a_model_serves_is_recorded_then(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = load_engine(checkpoint)
+    with monkeypatch.context() as patch, caplog.at_level(logging.INFO):
+        patch.setattr(library, "loaded", None)
+        one(engine, submit("a", [5, 6, 7], max_tokens=10))
+    assert graphs_of(engine).num_graphs == 0
+    one(engine, submit("b", [5, 6, 8], max_tokens=WANTED_TIMES + 1))
+    assert graphs_of(engine).num_graphs == 1
+    assert not [record for record in caplog.records if "cannot be recorded" in record.message]

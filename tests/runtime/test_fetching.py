@@ -1,0 +1,295 @@
+"""Packed models from a web server: only what is lacking, every chunk checked, whatever the server, the line or the disk does meanwhile."""
+
+import asyncio
+import errno
+import hashlib
+import json
+import os
+import random
+import shutil
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from runtime.engines.sources import SourceError, directory_of, local_directory
+from runtime.fetching import chunks, listing, store, tries
+from runtime.fetching.listing import NAME, Listing, ListingError, parse_listing, write_listing
+from runtime.fetching.remote import Remote
+from runtime.fetching.tries import RemoteError
+
+CHUNK = 1 << 16
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(store.STORE_ENV, str(tmp_path / "store"))
+    monkeypatch.setattr(listing, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(tries, "FIRST_PAUSE_S", 0.001)
+    return tmp_path / "store"
+
+
+class Server:
+    """A folder behind HTTP, with faults."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.knows_ranges = True
+        self.sent: list[tuple[str, int]] = []  # of files' bodies: (name, bytes)
+        self.fault: Callable[[str, int], str | None] = lambda name, nth: None
+        self.asked = 0
+        self.url = ""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        self.asked += 1
+        fault = self.fault(name, self.asked)
+        path = self.folder / name
+        if fault is not None and fault.isdigit():
+            return web.Response(status=int(fault))
+        if not path.is_file():
+            return web.Response(status=404)
+        body, status = path.read_bytes(), 200
+        if self.knows_ranges and (asked := request.headers.get("range")):
+            start, end = asked.removeprefix("bytes=").split("-")
+            body, status = body[int(start) : int(end) + 1], 206
+        if fault == "wrong":
+            body = bytes([body[0] ^ 1]) + body[1:]
+        response = web.StreamResponse(status=status)
+        response.content_length = len(body)
+        await response.prepare(request)
+        if fault == "hang":
+            await response.write(body[: len(body) // 2])
+            await asyncio.sleep(30)
+        if fault == "cut":
+            await response.write(body[: len(body) // 2])
+            assert request.transport is not None
+            request.transport.abort()
+            return response
+        if name != NAME:
+            self.sent.append((name, len(body)))
+        await response.write(body)
+        return response
+
+    def source(self, digest: str) -> str:
+        return f"{self.url}#sha256={digest}"
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    folder = tmp_path / "served"
+    (folder / "additional_chat_templates").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "additional_chat_templates" / "tools.jinja").write_text("")
+    (folder / ".hidden").write_text("no model's")
+    (folder / "weights.bundle").write_bytes(random.Random(7).randbytes(5 * CHUNK + 123))
+    serving = Server(folder)
+    app = web.Application()
+    app.router.add_get("/m/{name:.*}", serving.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    serving.url = f"http://127.0.0.1:{runner.addresses[0][1]}/m"
+    yield serving
+    await runner.cleanup()
+
+
+def listed(folder: Path) -> str:
+    return write_listing(folder, lambda done, total: None)
+
+
+def same(there: Path, folder: Path) -> bool:
+    names = ("config.json", "additional_chat_templates/tools.jinja", "weights.bundle", NAME)
+    return all((there / name).read_bytes() == (folder / name).read_bytes() for name in names)
+
+
+def leftovers(here: Path) -> list[str]:
+    return [path.name for path in here.iterdir() if path.name.endswith(".partial")]
+
+
+async def test_a_packed_model_comes_whole_and_is_not_asked_for_again(server: Server, here: Path) -> None:
+    source = server.source(listed(server.folder))
+    seen: list[tuple[int, int]] = []
+    assert local_directory(source) is None
+    there = await directory_of(source, lambda done, total: seen.append((done, total)))
+    assert same(there, server.folder)
+    assert not (there / ".hidden").exists()
+    assert leftovers(here) == []
+    assert seen[0][0] == 0
+    assert seen[-1][0] == seen[-1][1] == 5 * CHUNK + 123 + 2
+    assert sorted(seen) == seen
+    asked = server.asked
+    assert await directory_of(source) == local_directory(source) == there
+    assert server.asked == asked, "what is pinned and here needs no server"
+
+
+async def test_a_server_without_ranges_sends_files_whole(server: Server) -> None:
+    server.knows_ranges = False
+    assert same(await directory_of(server.source(listed(server.folder))), server.folder)
+
+
+@pytest.mark.parametrize("fault", ["cut", "wrong", "503", "429"])
+@pytest.mark.parametrize("knows_ranges", [True, False])
+async def test_what_breaks_off_or_is_wrong_is_asked_for_again(server: Server, fault: str, knows_ranges: bool) -> None:
+    server.knows_ranges = knows_ranges
+    server.fault = lambda name, nth: fault if nth % 3 == 2 else None
+    assert same(await directory_of(server.source(listed(server.folder))), server.folder)
+
+
+@pytest.mark.parametrize("knows_ranges", [True, False])
+async def test_an_interrupted_fetch_goes_on_where_it_was(server: Server, here: Path, knows_ranges: bool) -> None:
+    """The task is cancelled in the middle, as a killed process would leave it; a chunk of what it left is damaged besides."""
+    source = server.source(listed(server.folder))
+    server.fault = lambda name, nth: (
+        "hang" if sum(1 for one, _ in server.sent if one == "weights.bundle") >= 3 else None
+    )
+    fetching = asyncio.create_task(directory_of(source))
+    async with asyncio.timeout(5):
+        while sum(1 for one, _ in server.sent if one == "weights.bundle") < 3:
+            await asyncio.sleep(0.005)
+    await asyncio.sleep(0.05)
+    fetching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await fetching
+    (partial,) = leftovers(here)
+    raw = bytearray((here / partial / "weights.bundle").read_bytes())
+    whole = (server.folder / "weights.bundle").read_bytes()
+    kept = [i for i in range(0, len(whole), CHUNK) if raw[i : i + CHUNK] == whole[i : i + CHUNK]]
+    assert len(kept) >= 2
+    raw[kept[0]] ^= 1
+    (here / partial / "weights.bundle").write_bytes(raw)
+    server.sent.clear()
+    server.fault = lambda name, nth: None
+    assert same(await directory_of(source), server.folder)
+    assert leftovers(here) == []
+    assert sum(size for name, size in server.sent if name == "weights.bundle") <= len(whole) - (len(kept) - 1) * CHUNK
+
+
+async def test_a_new_version_fetches_only_its_new_chunks(server: Server) -> None:
+    await directory_of(server.source(listed(server.folder)))
+    raw = bytearray((server.folder / "weights.bundle").read_bytes())
+    raw[2 * CHUNK] ^= 1
+    (server.folder / "weights.bundle").write_bytes(raw)
+    server.sent.clear()
+    assert same(await directory_of(server.source(listed(server.folder))), server.folder)
+    assert server.sent == [("weights.bundle", CHUNK)]
+
+
+async def test_a_damaged_model_of_the_store_is_not_copied_from(server: Server) -> None:
+    first = await directory_of(server.source(listed(server.folder)))
+    (first / "weights.bundle").write_bytes(bytes(5 * CHUNK + 123))
+    (server.folder / "config.json").write_text('{"version": 2}')
+    assert same(await directory_of(server.source(listed(server.folder))), server.folder)
+
+
+async def test_two_who_want_the_same_fetch_it_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "LOOK_S", 0.01)
+    source = server.source(listed(server.folder))
+    one, other = await asyncio.gather(directory_of(source), directory_of(source))
+    assert one == other
+    assert sum(size for name, size in server.sent if name == "weights.bundle") == 5 * CHUNK + 123
+
+
+async def test_a_full_disk_is_said_with_the_arithmetic_and_costs_nothing_that_is_there(
+    server: Server, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = server.source(listed(server.folder))
+    usage = shutil.disk_usage(here.parent)
+    with monkeypatch.context() as full:
+        full.setattr(chunks.shutil, "disk_usage", lambda path: usage._replace(free=CHUNK))
+        with pytest.raises(SourceError, match=r"needs 0 MiB more in .*store, where 0 MiB are free: make room"):
+            await directory_of(source)
+    written = 0
+    write = os.pwrite
+
+    def fills_up(fd: int, data: bytes, at: int) -> int:
+        nonlocal written
+        written += len(data)
+        if written > 3 * CHUNK:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data, at)
+
+    with monkeypatch.context() as full:
+        full.setattr(chunks.os, "pwrite", fills_up)
+        with pytest.raises(SourceError, match=r"store is full: .* are there; make room, and it goes on where it was"):
+            await directory_of(source)
+    server.sent.clear()
+    assert same(await directory_of(source), server.folder)
+    assert sum(size for _, size in server.sent) < 5 * CHUNK
+
+
+async def test_a_file_that_stays_wrong_is_an_error_by_name(server: Server, here: Path) -> None:
+    source = server.source(listed(server.folder))
+    (server.folder / "weights.bundle").write_bytes(bytes(5 * CHUNK + 123))
+    with pytest.raises(SourceError, match=r"/m/weights.bundle, bytes \d+ to \d+: what came has another SHA-256"):
+        await directory_of(source)
+    (server.folder / "weights.bundle").unlink()
+    with pytest.raises(SourceError, match=r"/m/weights.bundle: the server answers 404"):
+        await directory_of(source)
+    server.fault = lambda name, nth: "403"
+    with pytest.raises(SourceError, match="answers 403; a token for it is read from PILOTLIGHT_MODELS_TOKEN"):
+        await directory_of(source)
+    assert local_directory(source) is None
+
+
+async def test_a_pin_that_does_not_fit_is_an_error(server: Server) -> None:
+    listed(server.folder)
+    with pytest.raises(SourceError, match=r"is not what the site file pins: it has SHA-256 [0-9a-f]{64}"):
+        await directory_of(server.source("0" * 64))
+
+
+async def test_without_its_server_the_last_version_serves_on(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed(server.folder)
+    remote = Remote(server.url, None)  # as an https URL without a pin is
+    monkeypatch.setattr(Remote, "parse", classmethod(lambda cls, source: remote))
+    there = await directory_of(server.url)
+    server.fault = lambda name, nth: "503"
+    asked = server.asked
+    assert await directory_of(server.url) == there
+    assert server.asked == asked + 1, "who has something to serve does not insist"
+    shutil.rmtree(there)
+    with pytest.raises(SourceError, match="cannot be fetched: the server answers 503"):
+        await directory_of(server.url)
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [("http://host/m", "over plain http anybody may change it"), ("https://host/m#sha256=abc", "64 hexadecimal digits"),
+     ("https://host/m#md5=abc", "64 hexadecimal digits"), ("https:///m", "write https://host/folder"),
+     ("https://host/m?a=b", "write https://host/folder"), ("https://me:pw@host/m", "write https://host/folder")],
+)  # fmt: skip
+def test_a_url_that_cannot_be_used_is_a_sentence(source: str, sentence: str) -> None:
+    with pytest.raises(SourceError, match=sentence):
+        local_directory(source)
+    with pytest.raises(RemoteError, match=sentence):
+        Remote.parse(source)
+
+
+def a_listing(**changes: Any) -> bytes:
+    file = {"name": "config.json", "size": 2, "sha256": [hashlib.sha256(b"{}").hexdigest()]}
+    whole = {"format": "pilotlight-files-1", "chunk_bytes": CHUNK, "files": [file | changes.pop("file", {})]}
+    return json.dumps(whole | changes).encode()
+
+
+def test_the_smallest_listing_is_one_file() -> None:
+    assert isinstance(parse_listing(a_listing()), Listing)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [({"format": "other"}, "no listing of this version"), ({"more": 1}, "no listing of this version"),
+     ({"chunk_bytes": 1}, "between 64 KiB and 1 GiB"), ({"chunk_bytes": 1 << 40}, "between 64 KiB and 1 GiB"),
+     *(({"file": {"name": name}}, "cannot be called")
+       for name in ("../x", "/etc/passwd", "a/../b", ".hidden", "a/.b", "", "a//b", "a\\b", "a\0b", NAME, "x" * 300, "a/b/c/d/e")),
+     ({"file": {"size": -1}}, "do not fit"), ({"file": {"size": CHUNK + 1}}, "do not fit"), ({"file": {"sha256": []}}, "do not fit"),
+     ({"file": {"sha256": ["zz"]}}, "without a SHA-256"), ({"file": {"name": "model.json"}}, "no config.json"),
+     ({"files": [{"name": "config.json", "size": 0, "sha256": []}] * 2}, "twice"),
+     ({"files": [{"name": name, "size": 0, "sha256": []} for name in ("config.json", "config.json/x")]}, "as a file and as a folder"),
+     ({"files": "x"}, "no listing of this version")],
+)  # fmt: skip
+def test_a_hostile_listing_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ListingError, match=sentence):
+        parse_listing(a_listing(**changes))
