@@ -26,6 +26,9 @@ from wire.headers import HOP_BY_HOP, OURS, REQUEST_ID, ROUTE, SITE
 from wire.tunnel import Tunnel, Upgrading
 
 MAX_REFUSAL_BYTES = 1 << 20
+MIN_SILENCE_S = (
+    60.0  # whatever the limit of other streams is: a site pings its clients every 20 s, and nothing else need be said
+)
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +163,8 @@ class Tunnels:
         head = _head(101, [*_kept(answer), *further, *UPGRADED])
         proxy.upstream.pool.give_away(answer)
         limit_s = proxy.relay.idle_timeout_s
-        return client.join(head, answer.transport, answer.first, silence_s=limit_s, stall_s=limit_s)
+        silence_s = max(limit_s, MIN_SILENCE_S)
+        return client.join(head, answer.transport, answer.first, silence_s=silence_s, stall_s=limit_s)
 
     async def _asked(self, upstream: Upstream, backend: Backend, request: ValidRequest) -> "SwitchingLink | Refusal":
         """What a site says that is its client's to hear. Raises SiteFailed."""

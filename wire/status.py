@@ -59,6 +59,7 @@ class FunctionStatus(msgspec.Struct, frozen=True):
     isolates: int = 0  # processes now; 0: asleep
     inflight: int = 0
     started: int = 0  # counter: processes since the site's start
+    sockets: int = 0  # WebSockets that are open
 
 
 class FunctionsStatus(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 What a function may say is runtime/bindings/sql.py's business. Results cross as columns and rows; the face makes objects of them.
 """
 
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from runtime.bindings.place import directory_of
 from runtime.bindings.sql import Guard, Outcome, SqlError, as_sql_errors, execute, statements_of
 
 TIME_LIMIT_S = 30.0
+VERBS = frozenset({"ALTER", "CREATE", "DELETE", "DROP", "INSERT", "PRAGMA", "REPLACE", "SELECT", "UPDATE", "WITH"})
 MAX_STATEMENTS = 1000  # in one batch or script
 
 T = TypeVar("T")
@@ -89,13 +91,18 @@ class D1Database(Binding):
             raise _error(f"a script has 1 to {MAX_STATEMENTS} statements, not {len(statements)}", "D1_EXEC_ERROR")
 
         def work(connection: Connection, guard: Guard) -> Any:
-            duration_ms = 0.0
-            for number, sql in enumerate(statements, 1):
+            duration_ms, left, count = 0.0, deque(statements), 0
+            while left:
+                sql = left.popleft()
                 try:
                     duration_ms += execute(connection, guard, sql).duration_ms
+                    count += 1
                 except SqlError as error:
-                    raise _error(f"Error in statement {number}: {sql[:200]}: {error}", "D1_EXEC_ERROR") from None
-            return {"count": len(statements), "duration": duration_ms}
+                    if "syntax error" in str(error) and (lines := _one_on_each_line(sql)):
+                        left.extendleft(reversed(lines))
+                        continue
+                    raise _error(f"Error in statement {count + 1}: {sql[:200]}: {error}", "D1_EXEC_ERROR") from None
+            return {"count": count, "duration": duration_ms}
 
         return await self._run(work)
 
@@ -114,6 +121,13 @@ class D1Database(Binding):
             if (word := storage_word(error)) is None:
                 raise
             raise _error(word[2], status=word[1]) from None
+
+
+def _one_on_each_line(sql: str) -> list[str]:
+    """A script without semicolons, as the platform parts it; empty unless each line begins as a statement does, for half a DELETE deletes all."""
+    lines = [line for line in sql.splitlines() if line.strip()]
+    is_script = len(lines) > 1 and ";" not in sql and all(line.split()[0].upper() in VERBS for line in lines)
+    return lines if is_script else []
 
 
 def _checked(parameters: list[Any]) -> tuple[Scalar, ...]:

@@ -7,23 +7,19 @@ its length, and what comes back is checked against its etag where that is an MD5
 import asyncio
 import base64
 import hashlib
-import json
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
-from email.utils import format_datetime, parsedate_to_datetime
 from typing import Any, NoReturn
 from urllib.parse import unquote_plus
-from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
+from runtime.bindings.r2_headers import described, head_of, listed, time_of
 from runtime.bindings.r2_objects import (
     MIN_PART_BYTES,
     Conditions,
     Details,
     Digests,
-    HttpMetadata,
     Listing,
     ObjectHead,
     Part,
@@ -44,18 +40,11 @@ from runtime.bindings.s3 import (
     text_of,
 )
 
-OURS = "x-amz-meta-pilotlight"  # what S3 has no header for: JSON in base64
 CURSOR = b"s3:"
-MAX_META_BYTES = 2048  # of all a PUT says of its object, by S3's rule
 MAX_PUT_BYTES = 5 << 30
 IN_MEMORY_BYTES = 4 << 20  # of a body; a larger one is spooled to a file
 HEADS_AT_ONCE = 16
 MAX_RACES = 8
-HEADERS = {
-    "content_type": "content-type", "content_language": "content-language", "content_disposition": "content-disposition",
-    "content_encoding": "content-encoding", "cache_control": "cache-control",
-}  # fmt: skip
-STORAGE_CLASSES = {"Standard": "STANDARD", "InfrequentAccess": "STANDARD_IA"}
 
 
 class S3Store:
@@ -73,7 +62,7 @@ class S3Store:
                     return None
                 raise
             answer.close()
-            return _head(key, answer)
+            return head_of(key, answer)
 
     async def open(
         self, key: str, only_if: Conditions | None, range: Range | None
@@ -111,7 +100,7 @@ class S3Store:
         digests = Digests(checksum)
         async with _spooled(content, digests.update) as body:
             found = digests.checked()
-            headers = _described(details, {name: each for name, each in found.items() if name != "md5"})
+            headers = described(details, {name: each for name, each in found.items() if name != "md5"})
             headers["content-md5"] = base64.b64encode(found["md5"]).decode()
             for _ in _races(key):
                 if only_if is not None:
@@ -130,7 +119,7 @@ class S3Store:
                         raise
                     answer.close()
                 etag = answer.headers.get("etag", "").strip('"') or found["md5"].hex()
-                written = _time_of(answer.headers.get("date"))
+                written = time_of(answer.headers.get("date"))
                 return ObjectHead(key, etag, body.size, etag, written, details, found)
         raise AssertionError("unreachable")
 
@@ -162,17 +151,17 @@ class S3Store:
                 if cursor and error.code in ("InvalidArgument", "InvalidToken", "InvalidContinuationToken"):
                     raise R2Error("the cursor is none that a list has given", 10022, 400) from None
                 raise
-            heads = [_listed(child) for child in root if local(child) == "Contents"]
+            heads = [listed(child) for child in root if local(child) == "Contents"]
             prefixes = [unquote_plus(text_of(child, "Prefix")) for child in root if local(child) == "CommonPrefixes"]
             more = text_of(root, "NextContinuationToken") if text_of(root, "IsTruncated") == "true" else None
         if with_metadata:
-            heads = [found or listed for listed, found in zip(heads, await self._heads(heads), strict=True)]
+            heads = [found or each for each, found in zip(heads, await self._heads(heads), strict=True)]
         return Listing(heads, prefixes, None if more is None else _as_cursor(more))
 
     async def create_upload(self, key: str, details: Details) -> str:
         _check_key(key)
         async with _translated():
-            answer = await self._client.ask("POST", key, {"uploads": ""}, _described(details, {}))
+            answer = await self._client.ask("POST", key, {"uploads": ""}, described(details, {}))
             return text_of(await answer.xml(), "UploadId")
 
     async def put_part(self, key: str, upload_id: str, number: int, content: AsyncIterator[bytes]) -> str:
@@ -226,14 +215,14 @@ class S3Store:
                 return found
             marker = text_of(root, "NextPartNumberMarker")
 
-    async def _heads(self, listed: list[ObjectHead]) -> list[ObjectHead | None]:
+    async def _heads(self, heads: list[ObjectHead]) -> list[ObjectHead | None]:
         room = asyncio.Semaphore(HEADS_AT_ONCE)
 
         async def one(head: ObjectHead) -> ObjectHead | None:
             async with room:
                 return await self.head(head.key)
 
-        return list(await asyncio.gather(*(one(head) for head in listed)))
+        return list(await asyncio.gather(*(one(head) for head in heads)))
 
     async def _check_bucket(self, error: S3Error) -> None:
         """A HEAD's 404 does not say whether it is the object that is not there, or the bucket."""
@@ -358,76 +347,6 @@ def _races(key: str) -> Iterator[int]:
     raise R2Error(f"others keep replacing {key[:100]!r}: try again", 10043, 503, "store_busy")
 
 
-def _described(details: Details, checksums: dict[str, bytes]) -> dict[str, str]:
-    """Details as S3's headers. Raises R2Error beyond what S3 takes."""
-    headers: dict[str, str] = {}
-    further: dict[str, Any] = {}
-    http = details.http_metadata
-    for field, name in HEADERS.items():
-        value = getattr(http, field)
-        if value is not None and _is_plain(value):
-            headers[name] = value
-        elif value is not None:
-            further.setdefault("http", {})[field] = value
-    if http.cache_expiry_ms is not None:
-        headers["expires"] = format_datetime(datetime.fromtimestamp(http.cache_expiry_ms / 1000, UTC), usegmt=True)
-        further["expires_ms"] = http.cache_expiry_ms
-    if all(_is_name(name) and _is_plain(value) for name, value in details.custom_metadata.items()):
-        headers |= {f"x-amz-meta-{name}": value for name, value in details.custom_metadata.items()}
-    else:
-        further["custom"] = details.custom_metadata
-    if details.storage_class != "Standard":
-        headers["x-amz-storage-class"] = STORAGE_CLASSES[details.storage_class]
-    if checksums:
-        further["checksums"] = {name: digest.hex() for name, digest in checksums.items()}
-    if further:
-        headers[OURS] = base64.b64encode(json.dumps(further, separators=(",", ":")).encode()).decode()
-    size = sum(len(name) - 11 + len(value) for name, value in headers.items() if name.startswith("x-amz-meta-"))
-    if size > MAX_META_BYTES:
-        sentence = f"Your metadata headers exceed the maximum allowed metadata size: {size} of the {MAX_META_BYTES} bytes that S3 takes."
-        raise R2Error(sentence, 10012, 400)
-    return headers
-
-
-def _head(key: str, answer: S3Answer) -> ObjectHead:
-    headers = answer.headers
-    further = _further(headers.get(OURS))
-    http: dict[str, Any] = {field: headers[name] for field, name in HEADERS.items() if name in headers}
-    http |= further.get("http", {})
-    if http.get("content_type") in ("binary/octet-stream", "application/octet-stream") and "type" not in further:
-        http.pop("content_type")  # what S3 says where nothing was said
-    expires = further.get("expires_ms")
-    if expires is None and "expires" in headers:
-        expires = _time_of(headers["expires"]) or None
-    custom = further.get("custom")
-    if custom is None:
-        custom = {
-            name.removeprefix("x-amz-meta-"): value
-            for name, value in headers.items()
-            if name.startswith("x-amz-meta-") and name != OURS
-        }
-    etag = headers.get("etag", "").strip('"')
-    checksums = {name: bytes.fromhex(digest) for name, digest in further.get("checksums", {}).items()}
-    if len(etag) == 32:
-        checksums["md5"] = bytes.fromhex(etag)
-    kept = headers.get("x-amz-storage-class", "STANDARD")
-    return ObjectHead(
-        key, etag, int(headers.get("content-length", "0")), etag, _time_of(headers.get("last-modified")),
-        Details(
-            HttpMetadata(**http, cache_expiry_ms=expires), custom,
-            "InfrequentAccess" if kept == STORAGE_CLASSES["InfrequentAccess"] else "Standard",
-        ), checksums,
-    )  # fmt: skip
-
-
-def _listed(element: ElementTree.Element) -> ObjectHead:
-    etag = text_of(element, "ETag").strip('"')
-    at = datetime.fromisoformat(text_of(element, "LastModified", "1970-01-01T00:00:00Z").replace("Z", "+00:00"))
-    checksums = {"md5": bytes.fromhex(etag)} if len(etag) == 32 else {}
-    key, size = unquote_plus(text_of(element, "Key")), int(text_of(element, "Size", "0"))
-    return ObjectHead(key, etag, size, etag, int(at.timestamp()) * 1000, Details(), checksums)
-
-
 def _as_cursor(token: str) -> str:
     return base64.urlsafe_b64encode(CURSOR + token.encode()).decode()
 
@@ -440,31 +359,6 @@ def _token_of(cursor: str) -> str:
     except ValueError:
         pass
     raise R2Error("the cursor is none that a list has given", 10022, 400)
-
-
-def _further(value: str | None) -> dict[str, Any]:
-    """Empty where it is not ours after all."""
-    try:
-        found = json.loads(base64.b64decode(value or "", validate=True) or b"{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _time_of(text: str | None) -> int:
-    try:
-        return int(parsedate_to_datetime(text or "").timestamp()) * 1000
-    except (TypeError, ValueError):
-        return 0
-
-
-def _is_plain(value: str) -> bool:
-    """It comes back from an HTTP header as it went in."""
-    return value.isascii() and value.isprintable() and value == " ".join(value.split()) and value != ""
-
-
-def _is_name(name: str) -> bool:
-    return name.isascii() and name == name.lower() and name.replace("-", "a").isalnum() and f"x-amz-meta-{name}" != OURS
 
 
 def _leads_away(key: str) -> bool:

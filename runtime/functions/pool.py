@@ -147,6 +147,14 @@ class FunctionPool:
             log.warning("%s: %s", self.name, getattr(error, "detail", "") or error)
 
     @property
+    def load(self) -> int:
+        return sum(worker.load for worker in self.workers)
+
+    @property
+    def sockets(self) -> int:
+        return sum(worker.sockets for worker in self.workers)
+
+    @property
     def zygote_mib(self) -> int:
         return 0 if self._zygote is None else self._zygote.memory_mib
 

@@ -112,7 +112,7 @@ class ServedFunctions:
     def status(self) -> FunctionsStatus:
         isolation, pools = self.functions.isolation, self.functions.pools
         states = (
-            FunctionStatus(name, len(pool.workers), sum(worker.load for worker in pool.workers), pool.num_started)
+            FunctionStatus(name, len(pool.workers), pool.load, pool.num_started, pool.sockets)
             for name, pool in sorted(pools.items())
         )
         return FunctionsStatus(isolation.tier, isolation.why_not_more, tuple(states))

@@ -113,11 +113,10 @@ class SocketRelay:
                         await self._tell(message)
         except Failure as failure:
             is_ours = failure.code in SITES_OWN
-            close = Close(
-                RESTARTING if is_ours else FAILED,
-                "the function is being replaced" if is_ours else "the function failed",
+            close = (
+                Close(RESTARTING, "the function is being replaced") if is_ours else Close(FAILED, "the function failed")
             )
-            if not self._is_closed:
+            if not is_ours and not self._is_closed:
                 log.warning("a WebSocket ends: %s", failure.detail or failure.message)
         except MessageError as error:
             log.warning("a WebSocket ends: its function sent %s", error)

@@ -176,7 +176,8 @@ async def test_a_client_that_leaves_during_the_handshake_ends_it() -> None:
         fakes[0].go_on.set()
 
 
-async def test_a_silent_site_is_given_up() -> None:
+async def test_a_silent_site_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_router.tunnels.MIN_SILENCE_S", 0.0)
     async with sites("ams1") as fakes, router(fakes, idle_timeout_s=0.4) as running:
         fakes[0].behave = silent
         socket = await running.http.ws_connect(running.url + "/fn/f/ws")

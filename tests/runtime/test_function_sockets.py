@@ -232,6 +232,23 @@ async def test_an_idle_socket_is_closed_and_an_open_one_outlives_the_requests_wa
         await eventually(lambda: not pool.workers)  # and then the function sleeps
 
 
+async def test_a_socket_outlives_the_time_for_idle_connections(
+    make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wire.server.KEEP_ALIVE_S", 0.3)
+    async with (
+        make_server(functions=table(tmp_path)) as server,
+        aiohttp.ClientSession(server.url) as client,
+        client.ws_connect("/fn/f/echo") as socket,
+    ):
+        await asyncio.sleep(1.0)
+        await socket.send_str("still here")
+        assert await socket.receive_str(timeout=10) == "still here"
+        async with client.get("/status") as answer:
+            (published,) = (await answer.json())["functions"]["functions"]
+        assert (published["sockets"], published["inflight"]) == (1, 0)
+
+
 async def test_a_message_that_is_too_large_ends_the_socket_with_1009(make_server: SiteMaker, tmp_path: Path) -> None:
     functions = table(tmp_path, socket_message_mib=0.01)
     async with make_server(functions=functions) as server, aiohttp.ClientSession(server.url) as client:

@@ -215,6 +215,15 @@ async def test_exec_says_which_statement_failed_and_keeps_those_before(db: Face)
     assert await db.prepare("SELECT count(*) AS n FROM customers").first("n") == 3
 
 
+async def test_a_script_may_have_a_statement_on_each_line(db: Face) -> None:
+    script = "CREATE TABLE lines (i)\n\nINSERT INTO lines VALUES (1)\nINSERT INTO lines VALUES (2)"
+    assert (await db.exec(script)).count == 3
+    assert (await db.exec("INSERT INTO lines\nSELECT i + 2\nFROM lines")).count == 1  # one statement on three
+    with pytest.raises(Failure, match="syntax error"):
+        await db.exec("DELETE FROM lines\nWHRE i = 1")
+    assert await db.prepare("SELECT count(*) AS n FROM lines").first("n") == 4
+
+
 def test_a_script_is_cut_at_semicolons_that_end_statements() -> None:
     assert statements_of(CUSTOMERS)[2].endswith("END;")
     assert statements_of("SELECT ';'; /* ; */ SELECT 1;;\n-- x;\n") == ["SELECT ';';", "/* ; */ SELECT 1;"]

@@ -80,6 +80,16 @@ async def test_other_tools_see_what_functions_write_and_functions_what_those_wri
     assert found.customMetadata == {"theirs": "yes"}
 
 
+async def test_what_was_not_said_of_an_object_is_not_made_up(wire: Wire, s3_place: S3Place) -> None:
+    bucket: R2Bucket = (await wire(R2, r2={"photos": s3_place})).env["BUCKET"]
+    await bucket.put("silent", b"x")
+    await bucket.put("said", b"x", httpMetadata={"contentType": "application/octet-stream"})
+    for key, kind in (("silent", None), ("said", "application/octet-stream")):
+        found = await bucket.head(key)
+        assert found is not None
+        assert found.http_metadata.get("contentType") == kind
+
+
 async def test_keys_that_could_lead_to_another_bucket_are_refused(wire: Wire, s3_place: S3Place) -> None:
     bucket: R2Bucket = (await wire(R2, r2={"photos": s3_place})).env["BUCKET"]
     for key in ("../other/key", "..", "a/./b"):
