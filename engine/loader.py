@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 _PROGRESS_INTERVAL_S = 0.05
 _LAST_LOAD_S = 1.0
+_LOOK_S = 0.5
 
 
 class ModelLoader:
@@ -60,8 +61,19 @@ class ModelLoader:
         except Exception:  # the same fails again, and is reported, when a model is loaded
             log.exception("this host cannot be made ready")
             self.ready = HostReady()
-        while (spec := self._specs.get()) is not None:
+        while (spec := self._next()) is not None:
             self._results.put((spec, self._try_to_load(spec)))
+
+    def _next(self) -> ModelSpec | None:
+        """Looks meanwhile at whether memory of models that sleep is to be let go: their site has removed its files."""
+        while True:
+            try:
+                return self._specs.get(timeout=_LOOK_S)
+            except queue.Empty:
+                if self._memory is not None:
+                    from engine.weights.kept_maps import drop_removed
+
+                    drop_removed()
 
     def _try_to_load(self, spec: ModelSpec) -> "LoadedModel | ModelFailed":
         try:

@@ -19,6 +19,7 @@ from engine.errors import CheckpointError
 from engine.weights.bundle import Bundle, BundleError
 from engine.weights.bundle_file import BundleFile, is_being_written, new_bundle
 from engine.weights.filling import Write, as_bytes
+from engine.weights.kept_maps import drop_removed, keep, map_kept
 from kernels.cpu import pages
 
 log = logging.getLogger(__name__)
@@ -111,6 +112,7 @@ class Settling(Generic[ModelT]):
             self._pause(_LOOK_S)
         if (memory := _map(path, unsettled.bundle)) is not None:
             return memory
+        drop_removed()
         with new_bundle(path, unsettled.bundle) as new:
 
             def write(start: int, content: memoryview) -> None:
@@ -119,7 +121,9 @@ class Settling(Generic[ModelT]):
                 new.write_huge(start, content)
 
             self._copy(unsettled, write)
-            return new.map()
+            memory = new.map()
+        keep(path, memory)
+        return memory
 
     def _copy(self, unsettled: Unsettled[ModelT], write: Write) -> None:
         for place in unsettled.bundle.places:
@@ -155,6 +159,6 @@ def _map(path: Path, bundle: Bundle) -> torch.Tensor | None:
     try:
         with BundleFile.open(path) as file:
             is_same = (file.bundle.identity, file.bundle.places) == (bundle.identity, bundle.places)
-            return file.map() if is_same else None
+            return map_kept(file) if is_same else None
     except FileNotFoundError:
         return None

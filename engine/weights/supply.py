@@ -22,6 +22,7 @@ from engine.weights.bundle_file import BundleFile, new_bundle
 from engine.weights.file_system import is_local
 from engine.weights.filling import Job, ReadingProgress, Write, fill
 from engine.weights.fingerprint import fingerprint
+from engine.weights.kept_maps import drop_removed, map_kept
 from engine.weights.quantization import Quantization
 from engine.weights.reader import Checkpoint, StoredTensor, is_quantized, packed_file
 from engine.weights.settling import Unsettled
@@ -135,6 +136,7 @@ class Supply:
         self, path: Path, lay_out_model: LayOut[ModelT], dtype: torch.dtype, device: torch.device
     ) -> Loaded[ModelT]:
         identity = self._identity(dtype)
+        drop_removed()  # whose memory a new one may need
         if self._kept is not None and self._kept.bundle.identity == identity:
             try:
                 return replace(self._map(self._kept, lay_out_model, dtype, device, is_new=False), is_proved=True)
@@ -153,7 +155,11 @@ class Supply:
         self, file: BundleFile, lay_out_model: LayOut[ModelT], dtype: torch.dtype, device: torch.device, is_new: bool
     ) -> Loaded[ModelT]:
         is_in_place = device.type == "cpu"
-        storage = OnBundle(file.bundle, file.map()) if is_in_place else FromBundle(file, on_device(device))
+        if is_in_place:
+            memory = file.map() if file is self._packed else map_kept(file)
+            storage = OnBundle(file.bundle, memory)
+        else:
+            storage = FromBundle(file, on_device(device))
         model = lay_out_model(self._loader(storage, dtype, device))
         self._phases.end("build")
         fill(storage.jobs, storage.works, self._report)

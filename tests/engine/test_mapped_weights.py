@@ -1,12 +1,14 @@
 """Models whose weights lie in a file that outlives the engine host: the same numbers, no second reading, and a way out of every damage."""
 
 import errno
+import gc
 import json
 import logging
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ from safetensors.torch import load_file, save_file
 
 from engine.engine import Engine
 from engine.errors import CheckpointError
+from engine.loader import ModelLoader
 from engine.loading import KvMemory, LoadedModel, load_model, make_kv_memory
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
 from engine.weights.bundle import lay_out
 from engine.weights.bundle_file import BundleFile, new_bundle
+from engine.weights.kept_maps import drop_removed
 from tests.checkpoints import write_llama
 from tests.embedders import EMBEDDERS, write_embedder
 from tests.engine.agreement import full
@@ -336,3 +340,73 @@ def test_two_hosts_share_a_bundle_and_one_that_is_killed_takes_nothing_along(
         host.send_signal(signal.SIGKILL)
     assert one(mine.engine, REQUEST).logprobs == expected.logprobs
     assert load(directory, kept_at, memory).engine.info.mapped
+
+
+def is_mapped(path: Path) -> bool:
+    return f"{path}" in Path("/proc/self/maps").read_text()
+
+
+def test_a_model_that_wakes_lies_where_it_lay(directory: Path, kept_at: Path, memory: KvMemory) -> None:
+    load(directory, kept_at, memory).close()
+    first = load(directory, kept_at, memory)
+    expected, address = one(first.engine, REQUEST), weights_at(first)
+    first.close()
+    del first
+    assert is_mapped(kept_at)
+    again = load(directory, kept_at, memory)
+    assert weights_at(again) == address
+    assert one(again.engine, REQUEST).token_ids == expected.token_ids
+    again.close()
+
+
+def weights_at(loaded: LoadedModel) -> int:
+    model: Any = loaded.engine.runner.model  # type: ignore[attr-defined]
+    return int(model.embedding.weight.data_ptr())
+
+
+def test_the_memory_of_a_removed_bundle_is_let_go(directory: Path, kept_at: Path, memory: KvMemory) -> None:
+    load(directory, kept_at, memory).close()
+    load(directory, kept_at, memory).close()
+    gc.collect()
+    drop_removed()
+    assert is_mapped(kept_at), "it is still there"
+    kept_at.unlink()
+    drop_removed()
+    assert not is_mapped(kept_at)
+
+
+def test_a_bundle_in_the_place_of_another_is_mapped_anew(directory: Path, kept_at: Path, memory: KvMemory) -> None:
+    load(directory, kept_at, memory).close()
+    address = weights_at(first := load(directory, kept_at, memory))
+    first.close()
+    copy = kept_at.with_suffix(".copy")
+    copy.write_bytes(kept_at.read_bytes())
+    copy.rename(kept_at)
+    again = load(directory, kept_at, memory)
+    assert again.engine.info.mapped
+    assert weights_at(again) != address, "the other file's pages would still be its"
+    again.close()
+
+
+def test_a_host_lets_go_what_its_site_removes_while_it_rests(
+    directory: Path, kept_at: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.loader._LOOK_S", 0.01)
+    loader = ModelLoader(CONFIG)
+    try:
+        for _ in range(2):
+            loader.load(ModelSpec("tiny", str(directory), weights_file=str(kept_at)))
+            loaded: list[Any] = []
+            while not loaded:
+                loaded = [result for _, result in loader.take_results() if isinstance(result, LoadedModel)]
+            loaded[0].close()
+        loaded.clear()
+        assert is_mapped(kept_at)
+        kept_at.unlink()
+        deadline = time.monotonic() + 60
+        while is_mapped(kept_at):
+            assert time.monotonic() < deadline, "the memory of a file that is gone stays taken"
+            gc.collect()
+            time.sleep(0.01)
+    finally:
+        loader.close()
