@@ -124,6 +124,10 @@ class Worker:
         return self._channel is not None and not self._channel.closed.is_set() and self._ending is None
 
     @property
+    def has_answered(self) -> bool:
+        return self._habit.num_answers > 0
+
+    @property
     def load(self) -> int:
         return len(self.open) + self.promised
 
