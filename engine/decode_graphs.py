@@ -126,22 +126,20 @@ class _Graph:
 
 
 def _fill(inputs: Batch, batch: Batch) -> None:
-    """Rows beyond the batch's repeat its first one: they write what that writes, where it writes it. Blocks beyond a table's are those of an earlier
-    batch, or the first of all: attention masks them, and whatever they hold is finite."""
+    """Rows beyond the batch's repeat its first one: they write what that writes, where it writes it. Blocks beyond a table's repeat its first
+    one, as batch.py pads them."""
     assert inputs.decode is not None
     assert inputs.numbers is not None
     assert batch.decode is not None
     assert batch.numbers is not None
     rows, (_, blocks) = batch.num_decodes, batch.decode.block_tables.shape
     numbers, tables = inputs.numbers, inputs.decode.block_tables
-    if rows == inputs.num_decodes:
-        numbers.copy_(batch.numbers)
-        tables[:, :blocks] = batch.decode.block_tables
-        return
     numbers[:, :rows] = batch.numbers
-    numbers[:, rows:] = batch.numbers[:, :1]
     tables[:rows, :blocks] = batch.decode.block_tables
-    tables[rows:] = tables[:1]
+    tables[:rows, blocks:] = batch.decode.block_tables[:, :1]
+    if rows < inputs.num_decodes:
+        numbers[:, rows:] = batch.numbers[:, :1]
+        tables[rows:] = tables[:1]
 
 
 def _padded_rows(rows: int) -> int:

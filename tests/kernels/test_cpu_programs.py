@@ -228,6 +228,29 @@ assert not set(sys.modules) - before, set(sys.modules) - before
     subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
 
 
+def test_a_forked_child_replays_with_threads_of_its_own() -> None:
+    script = """
+import os, torch
+from kernels.cpu import library
+from kernels.cpu.recording import ProgramRecorder
+from kernels.linear import linear
+torch.set_num_threads(3)
+library.start(wait=True)
+x, weight = torch.randn(2, 512), torch.randn(600, 512)
+program = ProgramRecorder().record(lambda: (linear(x, weight),))
+expected = linear(x, weight)
+child = os.fork()
+program.output[0].fill_(torch.nan)
+program.replay()
+if child == 0:
+    os._exit(0 if torch.equal(program.output[0], expected) else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert torch.equal(program.output[0], expected)
+"""
+    done = subprocess.run([sys.executable, "-c", script], timeout=60, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_without_the_library_there_is_nothing_to_record(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = ProgramRecorder()
     assert recorder.is_ready
