@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
@@ -97,10 +98,9 @@ class Router(Starlette):
     tunnels: Tunnels
     streams: StreamRoutes
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         if scope["type"] == "http" and scope["path"].startswith(PREFIXES):
-            await self.proxy(scope, receive, send)
-        elif scope["type"] == "http" and scope["path"].startswith(PATH):
-            await self.streams(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
+            return self.proxy(scope, receive, send)
+        if scope["type"] == "http" and scope["path"].startswith(PATH):
+            return self.streams(scope, receive, send)
+        return super().__call__(scope, receive, send)

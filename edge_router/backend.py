@@ -24,8 +24,8 @@ RECOVER_AFTER = 2  # good probes in a row, after which a site that was healthy b
 
 
 class Ticket:
-    """One request on its way to a site, for as long as its scope lasts. Until the site begins to answer, its prompt stands in the site's
-    queue, and the request can still go elsewhere: `on_site_lost` is called when the site fails meanwhile."""
+    """One request on its way to a site, from its making until its scope is left (or it is given back, where there is none). Until the site begins to
+    answer, its prompt stands in the site's queue, and the request can still go elsewhere: `on_site_lost` is called when the site fails meanwhile."""
 
     def __init__(self, backend: "Backend", tokens: int, sent_at: float) -> None:
         self.tokens = tokens
@@ -33,14 +33,18 @@ class Ticket:
         self.has_answered = False
         self.on_site_lost: Callable[[], None] | None = None
         self._backend = backend
+        backend._sent(self)
 
     def __enter__(self) -> "Ticket":
-        self._backend._sent(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if kind is None and not self.has_answered:  # nothing came: a client that leaves ends the scope by an exception
             self._backend._try_failed()
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Without a word on what came of it."""
         self._backend._returned(self)
 
     @property

@@ -14,8 +14,8 @@ from starlette.types import Message, Receive, Scope, Send
 from edge_router.peek import Head
 from wire.errors import ApiError
 from wire.headers import REQUEST_ID
-from wire.http1 import DIRECT
-from wire.http1 import Exchange as HttpExchange
+from wire.http1_exchange import DIRECT
+from wire.http1_exchange import Exchange as HttpExchange
 from wire.sse import encode_event
 
 Result = TypeVar("Result")
@@ -48,6 +48,11 @@ class Listener(Protocol):
     async def events(self, batch: bytes) -> None: ...
 
     @property
+    def may_begin(self) -> bool: ...
+
+    def begin_now(self, status: int, headers: list[tuple[str, str]], batch: bytes) -> None: ...
+
+    @property
     def is_ready(self) -> bool: ...
 
     def events_now(self, batch: bytes) -> None: ...
@@ -59,26 +64,34 @@ class Listener(Protocol):
 
 class Downstream:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.head = head_of(scope)
+        direct: HttpExchange | None = scope.get(DIRECT)  # where our own server serves
+        self.head = head_of(scope) if direct is None else _known_head(direct)
         self.address = str(scope["client"][0]) if scope.get("client") else ""
         self.request_id = ""
         self.is_streaming = False
         self.has_answered = False
         self._receive = receive
         self._send = send
-        self._direct: HttpExchange | None = scope.get(DIRECT)  # where our own server serves
+        self._direct = direct
         self._has_left = False
         self._work: asyncio.Task[Any] | None = None
         self._cut: ApiError | None = None
 
+    def whole_body(self, limit: int) -> bytes | None:
+        """Where all of it is here already, as nearly all are: no clock is needed. None: it is to be waited for, or refused."""
+        declared = self._direct.declared_length if self._direct is not None else None
+        if self._direct is None or declared is None or int(declared) > limit:
+            return None
+        return self._direct.whole_body()
+
     async def body(self, limit: int, silence_s: float, total_s: float) -> bytes:
         """Raises ApiError before more than `limit` bytes are held and for a client that pauses or takes too long, ClientGone when it leaves
         half-way."""
-        declared = self.head.header("content-length")
+        if (whole := self.whole_body(limit)) is not None:
+            return whole
+        declared = self._declared_length
         if declared.isdigit() and int(declared) > limit:
             await self._refuse_body(int(declared), limit, silence_s)
-        elif self._direct is not None and declared and (whole := self._direct.whole_body()) is not None:
-            return whole  # as nearly all are: no clock is needed
         loop = asyncio.get_running_loop()
         deadline = loop.time() + total_s
         parts: list[bytes] = []
@@ -94,6 +107,12 @@ class Downstream:
                 parts.clear()
                 await self._refuse_body(size, limit, silence_s)
         return b"".join(parts)
+
+    @property
+    def _declared_length(self) -> str:
+        if self._direct is None:
+            return self.head.header("content-length")
+        return (self._direct.declared_length or b"").decode("latin-1")
 
     async def while_present(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Runs `work` until it is done, the client leaves (ClientGone) or somebody cuts it (the ApiError given there). Nothing outlives this."""
@@ -165,6 +184,17 @@ class Downstream:
             raise ClientGone from None
 
     @property
+    def may_begin(self) -> bool:
+        """Nothing has been told, and `begin_now` may begin without keeping anybody waiting."""
+        return self._direct is not None and self._direct.may_start and not self.has_answered
+
+    def begin_now(self, status: int, headers: list[tuple[str, str]], batch: bytes) -> None:
+        """A stream and its first events, in one write."""
+        assert self._direct is not None
+        self._direct.start(status, _raw(headers), batch)
+        self.has_answered = self.is_streaming = True
+
+    @property
     def is_ready(self) -> bool:
         """The stream has begun, and `events_now` may take more of it without keeping anybody waiting."""
         return self._direct is not None and self._direct.is_ready
@@ -188,8 +218,7 @@ class Downstream:
             await self.whole(error.status(self.head.dialect), headers, body)
 
     async def _start(self, status: int, headers: list[tuple[str, str]]) -> None:
-        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+        await self._send({"type": "http.response.start", "status": status, "headers": _raw(headers)})
 
     async def _gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -222,6 +251,18 @@ class Downstream:
                     more = message.get("more_body", False)
         except TimeoutError:
             return  # it had its chance
+
+
+def _raw(headers: list[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+
+
+def _known_head(direct: HttpExchange) -> Head:
+    """Made once for all requests of a connection that repeat it. The body's length is no part of it."""
+    head: Head | None = direct.head.memo.get("head")
+    if head is None:
+        head = direct.head.memo["head"] = head_of({**direct.scope, "headers": direct.head.headers})
+    return head
 
 
 def head_of(scope: Scope) -> Head:

@@ -30,16 +30,21 @@ EVENT_BYTES = 200  # what an event costs beside its bytes
 HEARTBEAT_S = 10.0
 
 
+def is_mentioned(head: Head, body: bytes) -> bool:
+    """Whether `asks_for_it` need be asked at all."""
+    return "prefer" in head.first or b'"durable"' in body
+
+
 def asks_for_it(head: Head, body: bytes) -> tuple[bool, bool, bytes]:
     """Whether the stream is to be durable, whether the client does not want to wait for it, and the body as a site is to see it."""
+    if not is_mentioned(head, body):
+        return False, False, body
     is_async = any(
         token.strip().lower() == "respond-async"
         for name, value in head.headers
         if name == "prefer"
         for token in value.split(",")
     )
-    if not is_async and b'"durable"' not in body:
-        return False, False, body
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -75,7 +80,9 @@ class Recording:
         self.address = client.address  # where it was when it asked: it may have left
         self.request_id = client.request_id
         self.is_streaming = False
-        self.is_ready = False  # for `events_now`: what does not fit ends the work, so a task has to stand behind it
+        self.is_ready = self.may_begin = (
+            False  # for `events_now` and `begin_now`: what does not fit ends the work, so a task has to stand behind it
+        )
         self.has_answered = False
         self.status = 0
         self.headers: list[tuple[str, str]] = []
@@ -111,6 +118,9 @@ class Recording:
                 sentence = f"the answer is larger than {self._max_bytes / 2**20:g} MiB, which is all that is kept of a durable stream"
                 raise ApiError("aborted", sentence)
         self._tell()
+
+    def begin_now(self, status: int, headers: list[tuple[str, str]], batch: bytes) -> None:
+        raise NotImplementedError("a recording is never ready for it")
 
     def events_now(self, batch: bytes) -> None:
         raise NotImplementedError("a recording is never ready for it")

@@ -3,11 +3,15 @@
 Facts and the rules by which they change. Sending, choosing and telling the client are proxy.py's.
 """
 
+from typing import NamedTuple
+
 from msgspec.structs import replace
 
+from edge_router.asking import Asking
+from edge_router.backend import Ticket
 from edge_router.journal import Journal
 from edge_router.peek import ValidRequest
-from edge_router.policy import MAX_DECLINES
+from edge_router.policy import MAX_DECLINES, Preference
 from edge_router.upstream import Lost, SiteFailed
 from sites.config import RelayConfig
 from wire.errors import ApiError
@@ -16,9 +20,23 @@ from wire.sse import Event
 MAX_HANDOVERS = 16  # of one stream by sites that drain: each is a deploy that it outlived
 
 
+class Asked(NamedTuple):
+    """A site, asked. Its ticket is to be left, its asking to be awaited."""
+
+    preference: Preference
+    ticket: Ticket
+    asking: Asking
+
+    def give_up(self) -> None:
+        self.asking.give_up()
+        self.ticket.give_back()
+
+
 class Exchange:
-    def __init__(self, request: ValidRequest, relay: RelayConfig) -> None:
+    def __init__(self, request: ValidRequest, relay: RelayConfig, started_at: float) -> None:
         self.request = request  # as the next site gets it
+        self.started_at = started_at
+        self.asked: Asked | None = None  # the first site, before anybody waits for it
         self.journal = Journal()
         self.failures: dict[
             str, SiteFailed
@@ -37,6 +55,10 @@ class Exchange:
         self._losses = 0
         self._handovers = 0
         self._deadline = 0.0
+
+    def take_asked(self) -> Asked | None:
+        asked, self.asked = self.asked, None
+        return asked
 
     def asks(self, patience_ms: float | None) -> ValidRequest:
         """What the next site gets. A new request may be declined a few times; then whoever is asked takes it, as it takes what is continued."""

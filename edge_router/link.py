@@ -55,6 +55,9 @@ class Link(asyncio.Protocol):
         self.sink: Callable[[bytes], None] | None = (
             None  # given the body's parts by whoever brings them, while somebody waits for news
         )
+        self.begun: Callable[[], None] | None = (
+            None  # called, once the head is here, with whatever comes, instead of waking whoever waits
+        )
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
         self._parts: list[bytes] = []
@@ -69,7 +72,7 @@ class Link(asyncio.Protocol):
     def send(self, head: bytes, body: bytes, *, is_head_request: bool = False) -> None:
         assert self.is_done
         assert self.is_fit
-        self.headers, self._parts, self._error, self.sink = [], [], None, None
+        self.headers, self._parts, self._error, self.sink, self.begun = [], [], None, None, None
         self.has_head = self.is_done = False
         self._held = self._head_bytes = 0
         self.is_head_request = is_head_request
@@ -154,6 +157,8 @@ class Link(asyncio.Protocol):
             self._lost(f"it sent what is not HTTP: {error}")
         if not self.has_head and self._head_bytes > MAX_HEAD_BYTES:
             self._lost(f"it sent a head of more than {MAX_HEAD_BYTES >> 10} KiB")
+        if self.begun is not None and self.has_head and self._error is None:
+            self.begun()
 
     def eof_received(self) -> None:
         if self.has_head and self._ends_with_connection and self._error is None:
@@ -188,7 +193,8 @@ class Link(asyncio.Protocol):
             self._complete()
         elif not has_end and status not in (204, 304):
             self._ends_with_connection, self.is_fit = True, False
-        self.wake()
+        if self.begun is None:
+            self.wake()
 
     def on_body(self, body: bytes) -> None:
         if self.is_done:

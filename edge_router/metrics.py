@@ -97,7 +97,6 @@ class RouterMetrics:
             "pilotlight_router_continuation_delay_seconds", "From the last event of the site that was lost to the next one's first.",
             buckets=CONTINUATION_BUCKETS_S, registry=registry,
         )  # fmt: skip
-        self.open_requests = Gauge("pilotlight_router_open_requests", "Requests under way.", registry=registry)
 
     def watch(self, name: str, meaning: str, read: Callable[[], float]) -> None:
         """A gauge that is read when it is asked for."""

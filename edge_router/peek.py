@@ -17,6 +17,7 @@ from msgspec.structs import force_setattr
 from edge_router.client_places import FindPlace
 from edge_router.policy import RouteRequest
 from edge_router.session import Conversation, Recall, prefix_chain, session_digest, tenant_salt
+from wire.chance import random_bytes
 from wire.continuation import ANSWER, AnswerName, encode_answer
 from wire.errors import ApiError, Dialect, dialect_of
 from wire.headers import (
@@ -59,6 +60,7 @@ class Head(msgspec.Struct, frozen=True):
     target: str  # as sent, query included
     headers: list[tuple[str, str]]  # names lower case
     first: dict[str, str] = {}  # of each name; made here, for a request is asked for a dozen of them
+    known: "_Known | None" = None  # what `peek` has made of it: a client that repeats a head has it looked at once
 
     def __post_init__(self) -> None:
         force_setattr(self, "first", dict(reversed(self.headers)))
@@ -80,6 +82,16 @@ class Head(msgspec.Struct, frozen=True):
         return dialect_of(self.path)
 
 
+class _Known(msgspec.Struct, frozen=True):
+    """What follows from a head alone."""
+
+    kept: bytes  # the lines that travel on as they are, and those that are the same for every request
+    salt: bytes
+    run_model: str | None  # that the path names
+    place: Place | None
+    is_json: bool
+
+
 class ValidRequest(msgspec.Struct, frozen=True):
     head: Head
     body: bytes
@@ -88,7 +100,7 @@ class ValidRequest(msgspec.Struct, frozen=True):
     conversation: Conversation
     client: Place | None
     request_id: str
-    upstream_headers: list[tuple[str, str]]  # without signature: that is made when they are sent
+    kept_lines: bytes  # of the head; without a signature, which is made when they are sent
     answer_name: AnswerName | None = None  # whichever site makes it; None: it is nothing that could be made twice
     delivery: bytes = b""  # of a stream that is to be continued, what its client has
     delivered_tokens: int = 0
@@ -115,31 +127,44 @@ class ValidRequest(msgspec.Struct, frozen=True):
             now_s,
         )
 
-    def sent_headers(self, secret: str, now_s: float) -> list[tuple[str, str]]:
-        """A signature lives for a minute, a request through several sites longer: so each try has its own."""
-        if not secret:
-            return self.upstream_headers
-        signature = sign_hop(secret, now_s, self.head.method, self.head.path, self.request_id)
-        headers = [*self.upstream_headers, (HOP, signature)]
-        if self.answer_name is not None:
-            headers.append((ANSWER, encode_answer(self.answer_name, self.delivery)))
-        if self.patience_ms is not None:
-            headers.append((PATIENCE, str(round(self.patience_ms))))
-        if self.conversation.prefixes:
-            headers.append((PREFIXES, encode_named(self.conversation.short_digests())))
-        return headers
+    def head_lines(self, secret: str, now_s: float) -> bytes:
+        """As the next site gets them. A signature lives for a minute, a request through several sites longer: so each try has its own."""
+        lines = f"{REQUEST_ID}: {self.request_id}\r\n"
+        if secret:
+            signature = sign_hop(secret, now_s, self.head.method, self.head.path, self.request_id)
+            lines += f"{HOP}: {signature}\r\n"
+            if self.answer_name is not None:
+                lines += f"{ANSWER}: {encode_answer(self.answer_name, self.delivery)}\r\n"
+            if self.patience_ms is not None:
+                lines += f"{PATIENCE}: {round(self.patience_ms)}\r\n"
+            if self.conversation.prefixes:
+                lines += f"{PREFIXES}: {encode_named(self.conversation.short_digests())}\r\n"
+        return self.kept_lines + lines.encode("latin-1")
 
 
 def request_id_of(head: Head) -> str:
     """The client's own if it is short and printable, else a new one."""
     given = head.header(REQUEST_ID)
-    return given if _NICE_ID.match(given) else os.urandom(16).hex()
+    return given if given and _NICE_ID.match(given) else random_bytes(16).hex()
 
 
 def peek(
     head: Head, body: bytes, request_id: str, secret: str, max_hops: int, find_place: FindPlace, address: str
 ) -> ValidRequest:
-    """Raises ApiError on what no site could answer. `address`: where the request came from."""
+    """Raises ApiError on what no site could answer. `address`: where the request came from; the same whenever a head is."""
+    known = head.known or _look(head, secret, max_hops, find_place, address)
+    fields = _parse(head, body) if body and known.is_json else {}
+    model = known.run_model
+    if model is None:
+        model = fields.get("model")
+        model = model if isinstance(model, str) else None
+    return ValidRequest(
+        head, body, model, fields.get("stream") is True, _conversation(head, fields, known.salt, model or ""), known.place, request_id,
+        known.kept, AnswerName.fresh() if secret and model is not None else None,
+    )  # fmt: skip
+
+
+def _look(head: Head, secret: str, max_hops: int, find_place: FindPlace, address: str) -> _Known:
     is_hop = bool(secret) and hop_is_genuine(
         head.header(HOP), secret, time.time(), head.method, head.path, head.header(REQUEST_ID)
     )
@@ -147,21 +172,18 @@ def peek(
     if hops > max_hops:
         message = f"the request has passed {max_hops} routers: a site's url in a network file leads back to a router"
         raise ApiError("invalid_request", message)
-    fields = _parse(head, body)
-    account, model = _account_and_model(head, fields)
-    salt = tenant_salt(head.header("authorization"), account, secret)
+    account, model = _account_and_model(head)
     place = find_place(address, head.header(CLIENT_GEO), is_hop)
-    return ValidRequest(
-        head=head,
-        body=body,
-        model=model,
-        wants_stream=fields.get("stream") is True,
-        conversation=_conversation(head, fields, salt, model or ""),
-        client=place,
-        request_id=request_id,
-        upstream_headers=_upstream_headers(head, request_id, hops, "" if is_hop else address, place),
-        answer_name=AnswerName.fresh() if secret and model is not None else None,
+    known = _Known(
+        _kept_lines(head, hops, "" if is_hop else address, place),
+        tenant_salt(head.header("authorization"), account, secret),
+        model,
+        place,
+        not head.is_for_function and not head.header("content-type").lower().startswith(NOT_JSON),
     )
+    if not head.header(HOP):  # a signature is to be looked at each time: it grows old
+        force_setattr(head, "known", known)
+    return known
 
 
 def hop_secret() -> str:
@@ -176,9 +198,7 @@ def _hops_so_far(head: Head) -> int:
     return int(count) if count.isascii() and count.isdigit() and len(count) < 4 else 0
 
 
-def _upstream_headers(
-    head: Head, request_id: str, hops: int, address: str, place: Place | None
-) -> list[tuple[str, str]]:
+def _kept_lines(head: Head, hops: int, address: str, place: Place | None) -> bytes:
     """`address`: the client's, where it is ours to say. A function reads it and versions are shared out by it, so a client's own word is dropped,
     and so is its word of where it stands, which another router would take for ours."""
     # an `Expect` was answered by our own server already
@@ -190,12 +210,11 @@ def _upstream_headers(
         kept.append((CLIENT_ADDRESS, address))
     if place is not None:
         kept.append((CLIENT_GEO, f"{place.latitude:g},{place.longitude:g}"))
-    return [*kept, (REQUEST_ID, request_id), ("accept-encoding", "identity"), (HOPS, str(hops))]
+    kept += [("accept-encoding", "identity"), (HOPS, str(hops))]
+    return "".join([f"{name}: {value}\r\n" for name, value in kept]).encode("latin-1")
 
 
 def _parse(head: Head, body: bytes) -> dict[str, Any]:
-    if not body or head.is_for_function or head.header("content-type").lower().startswith(NOT_JSON):
-        return {}
     if head.header("content-encoding").lower() not in ("", "identity"):
         raise ApiError("invalid_request", "a request body must not be compressed: drop the content-encoding header")
     try:
@@ -207,13 +226,14 @@ def _parse(head: Head, body: bytes) -> dict[str, Any]:
     return fields
 
 
-def _account_and_model(head: Head, fields: dict[str, Any]) -> tuple[str, str | None]:
-    is_workers_ai = head.path.startswith("/client/")
-    if is_workers_ai and (run := _RUN_PATH.match(head.path)):
+def _account_and_model(head: Head) -> tuple[str, str | None]:
+    """As far as the path names them."""
+    if not head.path.startswith("/client/"):
+        return "", None
+    if run := _RUN_PATH.match(head.path):
         return run[1], run[2]
-    account = _ACCOUNT_PATH.match(head.path) if is_workers_ai else None
-    model = fields.get("model")
-    return account[1] if account else "", model if isinstance(model, str) else None
+    account = _ACCOUNT_PATH.match(head.path)
+    return account[1] if account else "", None
 
 
 def _conversation(head: Head, fields: dict[str, Any], salt: bytes, model: str) -> Conversation:

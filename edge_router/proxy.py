@@ -14,11 +14,13 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from edge_router.ahead import Ahead
+from edge_router.asking import Asking
 from edge_router.backend import Backend, Ticket
 from edge_router.client_places import ClientPlaces
 from edge_router.downstream import ClientGone, Downstream, Listener
-from edge_router.durable import Recording, Recordings, accepted, asks_for_it, owner_of, tell
-from edge_router.exchange import Exchange
+from edge_router.durable import Recording, Recordings, accepted, asks_for_it, is_mentioned, owner_of, tell
+from edge_router.exchange import Asked, Exchange
 from edge_router.hints import WakeHints
 from edge_router.limits import Limits
 from edge_router.metrics import NO_SITE, RouterMetrics
@@ -68,6 +70,7 @@ class Proxy:
         self.limits = limits
         self.recordings = recordings
         self.body_timeout_s = body_timeout_s
+        self._max_body_bytes = int(relay.max_body_mib * 2**20)
         self.backends = backends
         self.policy = policy
         self.sessions = sessions
@@ -78,17 +81,24 @@ class Proxy:
         self.secret = secret
         self._clock = clock
         self._open: set[Listener] = set()
+        metrics.watch("open_requests", "Requests under way.", lambda: len(self._open))
         self.retries = RetryBudget(clock)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+        """What need not wait is done here and now, mostly up to asking a site; what is returned does the rest."""
         client = Downstream(scope, receive, send)
         client.request_id = request_id_of(client.head)
-        await self._answered(client, self._admitted(client))
+        self._open.add(client)
+        ahead = Ahead()
+        try:
+            self._go_ahead(client, ahead)
+        except Exception as error:  # a client is told in its own time
+            ahead.error = error
+        return self._answered(client, self._admitted(client, ahead))
 
     async def _answered(self, client: Listener, work: Coroutine[Any, Any, None]) -> None:
         """Whatever comes of it, it is counted, and the client is told."""
         self._open.add(client)
-        self.metrics.open_requests.inc()
         try:
             await work
         except ClientGone:
@@ -106,12 +116,28 @@ class Proxy:
                 ApiError("internal_error", "the router failed; its log has the reason under this request id")
             )
         finally:
-            self.metrics.open_requests.dec()
             self._open.discard(client)
 
-    async def _admitted(self, client: Downstream) -> None:
-        with self.limits.admitted(client.head, client.address):
-            body = await self._body(client)
+    def _go_ahead(self, client: Downstream, ahead: "Ahead") -> None:
+        ahead.enter(self.limits.admitted(client.head, client.address))
+        self.check(client.head)
+        if (body := client.whole_body(self._max_body_bytes)) is None:
+            return
+        ahead.body = body
+        if not is_mentioned(client.head, body):
+            exchange = ahead.exchange = self._exchange(client, body)
+            route, preferences = self.rank(exchange.request)
+            if preferences:
+                exchange.asked = self._ask(exchange, route, preferences[0])
+                self._consider_hints(exchange, route, preferences)
+
+    async def _admitted(self, client: Downstream, ahead: "Ahead") -> None:
+        with ahead:
+            if ahead.error is not None:
+                raise ahead.error
+            if ahead.exchange is not None:
+                return await client.while_present(self._through(client, ahead.exchange))
+            body = await self._body(client) if ahead.body is None else ahead.body
             is_durable, is_async, body = asks_for_it(client.head, body)
             if not is_durable:
                 return await client.while_present(self.forward(client, body))
@@ -128,25 +154,27 @@ class Proxy:
             await self._answered(recording, self.forward(recording, body))
 
     async def forward(self, client: Listener, body: bytes) -> None:
-        assert self.upstream is not None
+        await self._through(client, self._exchange(client, body))
+
+    def _exchange(self, client: Listener, body: bytes) -> Exchange:
         started_at = self._clock()
         request = self.parsed(client.head, body, client.request_id, client.address)
-        exchange = Exchange(request, self.relay)
         self.retries.deposit()
         self.limits.charge(client.head, request.conversation.tokens)
+        return Exchange(request, self.relay, started_at)
+
+    async def _through(self, client: Listener, exchange: Exchange) -> None:
         try:
-            await self._try_sites(client, exchange, started_at)
+            await self._try_sites(client, exchange)
         finally:
             self.limits.charge(client.head, exchange.told_tokens)
 
-    async def _try_sites(self, client: Listener, exchange: Exchange, started_at: float) -> None:
-        assert self.upstream is not None
-        while (choice := await self._next_choice(exchange)) is not None:
-            route, preference = choice
-            backend = self.backends[preference.backend.name]
-            with backend.inflight(route.uncached_tokens(backend.name)) as ticket:
+    async def _try_sites(self, client: Listener, exchange: Exchange) -> None:
+        while (asked := exchange.take_asked() or await self._ask_next(exchange)) is not None:
+            preference, backend = asked.preference, self.backends[asked.preference.backend.name]
+            with asked.ticket as ticket:
                 try:
-                    answer = await self._ask(self.upstream, backend, ticket, exchange, preference)
+                    answer = await self._answer(client, exchange, asked)
                 except SiteFailed as failure:
                     self._note(backend, ticket, exchange, failure)
                     exchange.failed(backend.name, failure)
@@ -156,7 +184,7 @@ class Proxy:
                     continue
                 async with answer:
                     ticket.answering()
-                    elapsed_s = self._clock() - started_at
+                    elapsed_s = self._clock() - exchange.started_at
                     try:
                         return await self._relay(client, exchange, answer, preference, elapsed_s)
                     except Lost as lost:
@@ -186,7 +214,7 @@ class Proxy:
         """Raises ApiError on what is not taken, whatever its body."""
         if self.is_draining:
             raise ApiError("draining", "the router is shutting down: send the request again", retry_after_s=1)
-        if ".." in head.path.split("/"):
+        if ".." in head.path and ".." in head.path.split("/"):
             raise ApiError("not_found", "a path must not contain '..'")
         if not _PLAIN_TARGET.fullmatch(head.target):
             raise ApiError("invalid_request", "a path must be printable ASCII: encode everything else as %XX")
@@ -195,21 +223,18 @@ class Proxy:
         return peek(head, body, request_id, self.secret, self.relay.max_hops, self.places.place, address)
 
     async def _body(self, client: Downstream) -> bytes:
-        self.check(client.head)
-        limit = int(self.relay.max_body_mib * 2**20)
-        return await client.body(limit, self.relay.idle_timeout_s, self.body_timeout_s)
+        return await client.body(self._max_body_bytes, self.relay.idle_timeout_s, self.body_timeout_s)
 
-    async def _next_choice(self, exchange: Exchange) -> tuple[RouteRequest, Preference] | None:
+    async def _ask_next(self, exchange: Exchange) -> Asked | None:
         """The best site not yet tried. Ranked anew each time: while one kept us waiting, others have failed, and others have come back."""
         if exchange.failures and exchange.lost is None and not self.retries.withdraw():
             return None
         while not exchange.is_out_of_tries(self._clock()):
             route, preferences = self.rank(exchange.request)
-            if self.hints is not None and exchange.is_at_first_try:
-                self.hints.consider(route.model, preferences)
+            self._consider_hints(exchange, route, preferences)
             left = (preference for preference in preferences if preference.backend.name not in exchange.tried)
             if (preference := next(left, None)) is not None:
-                return route, preference
+                return self._ask(exchange, route, preference)
             if exchange.take_back_declined():
                 continue
             if exchange.lost is None:
@@ -218,33 +243,56 @@ class Proxy:
             exchange.try_again()
         return None
 
-    async def _ask(
-        self, upstream: Upstream, backend: Backend, ticket: Ticket, exchange: Exchange, preference: Preference
-    ) -> Answer:
-        def meanwhile() -> None:
-            exchange.reasons = explain(preference, len(exchange.failures) + 1)
+    def _ask(self, exchange: Exchange, route: RouteRequest, preference: Preference) -> Asked:
+        assert self.upstream is not None
+        backend = self.backends[preference.backend.name]
+        ticket = backend.inflight(route.uncached_tokens(backend.name))
+        try:
+            request = exchange.asks(preference.patience_ms)
+            asking = Asking(self.upstream, backend.url, request, exchange.patience_s(self._clock()), ticket)
+        except BaseException:
+            ticket.give_back()
+            raise
+        return Asked(preference, ticket, asking)
 
-        asked = exchange.asks(preference.patience_ms)
-        answer = await upstream.ask(backend.url, asked, exchange.patience_s(self._clock()), ticket, meanwhile)
+    def _consider_hints(self, exchange: Exchange, route: RouteRequest, preferences: list[Preference]) -> None:
+        if self.hints is not None and exchange.is_at_first_try:
+            self.hints.consider(route.model, preferences)
+
+    async def _answer(self, client: Listener, exchange: Exchange, asked: Asked) -> Answer:
+        exchange.reasons = explain(asked.preference, len(exchange.failures) + 1)
+        answer = await asked.asking.answer(lambda answer: self._tell_first(client, exchange, asked, answer))
         if exchange.lost is not None and not answer.has_marks:
             async with answer:
                 raise SiteFailed("refused", f"it answered {answer.status} instead of continuing the stream")
         return answer
+
+    def _tell_first(self, client: Listener, exchange: Exchange, asked: Asked, answer: Answer) -> bool:
+        """The head and the first events of a new stream, from where they came in, to a client that can take them now."""
+        if exchange.lost is not None or not client.may_begin:
+            return False
+        if ready := exchange.ready(answer.first, answer.has_marks):
+            client.begin_now(answer.status, self._headers(client, exchange, answer), ready)
+            exchange.told_at = self._clock()
+        return True
+
+    def _headers(self, client: Listener, exchange: Exchange, answer: Answer) -> list[tuple[str, str]]:
+        headers = [pair for pair in answer.headers if pair[0] != REQUEST_ID]
+        headers += [(REQUEST_ID, client.request_id), (ROUTE, exchange.reasons)]
+        return headers
 
     async def _relay(
         self, client: Listener, exchange: Exchange, answer: Answer, preference: Preference, elapsed_s: float
     ) -> None:
         """To the answer's end; what can be learnt from its beginning waits until the client has that. Raises Lost."""
         site, journal = preference.backend.name, exchange.journal
-        headers = [pair for pair in answer.headers if pair[0] != REQUEST_ID]
-        headers += [(REQUEST_ID, client.request_id), (ROUTE, exchange.reasons)]
         if answer.body is not None:
             self._learn(exchange, preference, answer, elapsed_s)
             exchange.whole_tokens = answer.completion_tokens
             self.metrics.ended(site, _outcome(answer.status))
-            return await client.whole(answer.status, headers, answer.body)
+            return await client.whole(answer.status, self._headers(client, exchange, answer), answer.body)
         if not client.is_streaming:
-            await client.begin_stream(answer.status, headers)
+            await client.begin_stream(answer.status, self._headers(client, exchange, answer))
         has_learnt = False
 
         def passed_on(events: list[Event]) -> list[Event] | None:
@@ -266,7 +314,8 @@ class Proxy:
                     self._learn(exchange, preference, answer, elapsed_s)
                 if journal.broken is not None:
                     raise Lost("malformed", f"it sent {journal.broken}")
-                if journal.site_is_draining and not (events and events[-1].is_done):
+                last = events or answer.first
+                if journal.site_is_draining and not (last and last[-1].is_done):
                     self._hand_over(exchange, self.backends[site])
         if (words := journal.last_words) is not None:
             if is_sites_own_fault(words):

@@ -23,6 +23,7 @@ DIGEST_BYTES = 16  # 2^64 entries before a collision is likely
 REMEMBERED_PREFIXES = (
     32  # of one conversation, its newest: a branch from further back finds home by what its older turns have left here
 )
+SHORT_SEED = 256  # bytes: a model's name. With tools it is long, and not kept for the next request
 HOLDERS = (
     6  # sites remembered for one prefix, the newest: what was sent elsewhere before has probably been evicted there
 )
@@ -79,7 +80,7 @@ def session_digest(salt: bytes, model: str, name: str) -> bytes:
 def prefix_chain(salt: bytes, seed: bytes, pieces: Iterable[tuple[bytes, bool]]) -> tuple[Prefix, ...]:
     """One prefix per piece, each digest covering all pieces so far. `seed` is what precedes them all (model, tools). A piece that is not marked
     as telling is a beginning that all of a tenant's conversations share: a site may hold it, but nobody lives there for its sake."""
-    link = blake3(b"prefix" + seed, key=salt).digest()
+    link = _root(salt, seed) if len(seed) <= SHORT_SEED else _root.__wrapped__(salt, seed)
     size = len(seed)
     prefixes = []
     for piece, is_telling in pieces:
@@ -89,6 +90,12 @@ def prefix_chain(salt: bytes, seed: bytes, pieces: Iterable[tuple[bytes, bool]])
             Prefix(link[:DIGEST_BYTES], size // 4, is_telling)
         )  # four bytes a token: English in most vocabularies
     return tuple(prefixes)
+
+
+@lru_cache(4096)
+def _root(salt: bytes, seed: bytes) -> bytes:
+    """What all conversations of a tenant with a model begin with."""
+    return blake3(b"prefix" + seed, key=salt).digest()
 
 
 class _Holder(NamedTuple):

@@ -13,13 +13,14 @@ from typing import NamedTuple
 import httptools
 import orjson
 
+from edge_router.asking import refuse_busy
 from edge_router.backend import Backend
 from edge_router.downstream import head_of
 from edge_router.link import CannotConnect, Link, LinkLost
 from edge_router.metrics import NO_SITE
 from edge_router.peek import FUNCTIONS, Head, ValidRequest, request_id_of
 from edge_router.proxy import Proxy, explain
-from edge_router.upstream import SiteFailed, Upstream, refuse_busy, request_head
+from edge_router.upstream import SiteFailed, Upstream, request_head
 from wire.errors import ApiError
 from wire.headers import HOP_BY_HOP, OURS, REQUEST_ID, ROUTE, SITE
 from wire.tunnel import Tunnel, Upgrading
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 Pairs = list[tuple[str, str]]
 
 UPGRADED: Pairs = [("connection", "Upgrade"), ("upgrade", "websocket")]
+UPGRADING = b"connection: Upgrade\r\nupgrade: websocket\r\n"
 _DROPPED = HOP_BY_HOP | {"content-length", "date", "server", REQUEST_ID}
 
 
@@ -171,8 +173,8 @@ class Tunnels:
         try:
             async with asyncio.timeout(patience_s):
                 link = await upstream.pool.connect(upstream.origin(backend.url), SwitchingLink)
-                headers = [*request.sent_headers(self._proxy.secret, time.time()), *UPGRADED]
-                link.send(request_head(link.origin, request, headers, 0), b"")
+                lines = request.head_lines(self._proxy.secret, time.time()) + UPGRADING
+                link.send(request_head(link.origin, request, lines, 0), b"")
                 await link.head()
                 if link.status == HTTPStatus.SWITCHING_PROTOCOLS:
                     switched, link = link, None

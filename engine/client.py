@@ -221,7 +221,7 @@ class _Client(ABC):
         future = waiting.get(name)
         if future is None:
             future = waiting[name] = asyncio.get_running_loop().create_future()
-            future.add_done_callback(lambda _: waiting.pop(name, None))
+            future.add_done_callback(lambda done: _settled(waiting, name, done))
             self._send(command)
         return await asyncio.shield(future)
 
@@ -252,6 +252,12 @@ class _Client(ABC):
                 _reject(
                     self._loads, name, EngineError("model_not_found", f"model {name!r} was unloaded while it loaded")
                 )
+
+
+def _settled(waiting: dict[str, asyncio.Future[T]], name: str, future: asyncio.Future[T]) -> None:
+    waiting.pop(name, None)
+    if not future.cancelled():
+        future.exception()  # whoever asked may have left meanwhile, as when a site stops: then there is nobody to tell
 
 
 def _resolve(waiting: dict[str, asyncio.Future[T]], name: str, answer: T) -> None:

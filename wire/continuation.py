@@ -6,7 +6,6 @@ Site to router: a header that promises marks, and marks. A mark is a comment lin
 the mark before it, its own included, have brought: events without their mark have not happened.
 """
 
-import os
 import re
 import time
 from typing import Annotated, NamedTuple
@@ -14,6 +13,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from wire.chance import random_bytes
 from wire.chat import FinishReason
 
 ANSWER = "x-pilotlight-answer"  # router -> site
@@ -69,7 +69,7 @@ class AnswerName(NamedTuple):
 
     @classmethod
     def fresh(cls) -> "AnswerName":
-        chance = os.urandom(20)  # one call for both
+        chance = random_bytes(20)
         return cls(int.from_bytes(chance[:8], "big") >> 1, int(time.time()), chance[8:].hex())
 
 

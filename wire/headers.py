@@ -3,8 +3,11 @@
 The signature is HMAC-SHA256 over time, method, path and request id with the network's shared secret; a site rejects one older than a minute.
 """
 
+import hashlib
 import hmac
 from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
 
 SESSION_AFFINITY = "x-session-affinity"
 REQUEST_ID = "x-request-id"
@@ -55,5 +58,17 @@ def hop_is_genuine(signature: str, secret: str, now_s: float, method: str, path:
 
 
 def _mac(secret: str, stamp: str, method: str, path: str, request_id: str) -> str:
-    text = "\n".join((stamp, method, path, request_id))
-    return hmac.digest(secret.encode(), text.encode(), "sha256").hex()
+    inner, outer = _halves(secret)
+    inner, outer = inner.copy(), outer.copy()
+    inner.update(f"{stamp}\n{method}\n{path}\n{request_id}".encode())
+    outer.update(inner.digest())
+    mac: str = outer.hexdigest()
+    return mac
+
+
+@lru_cache(16)
+def _halves(secret: str) -> tuple[Any, Any]:
+    """RFC 2104's inner and outer hash, with the key in them already: OpenSSL sets one up anew for 8 us, which was most of a signature."""
+    key = secret.encode()
+    key = (hashlib.sha256(key).digest() if len(key) > 64 else key).ljust(64, b"\0")
+    return hashlib.sha256(bytes(byte ^ 0x36 for byte in key)), hashlib.sha256(bytes(byte ^ 0x5C for byte in key))

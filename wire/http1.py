@@ -15,24 +15,22 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, cast
-from urllib.parse import unquote
 
 import httptools
 import orjson
 
 from wire.errors import ApiError, Dialect
+from wire.http1_exchange import Application, Exchange
+from wire.request_head import Headers, RequestHead
 from wire.tunnel import Upgrading
-
-DIRECT = "pilotlight.direct"  # in the scope: the Exchange itself, for what need not wait: no task has to listen for the client's leaving
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MAX_PIPELINED = 64  # requests that a client may send ahead of their answers
-HELD_BODY_BYTES = 512 << 10  # of a body that nobody has asked for yet; beyond it the client is not read
 LINGER_S = 2.0  # an answer to a body that was not read to its end must arrive before the connection is reset
 SWEEP_S = 0.5
+SWEPT_AT_ONCE = 256
 NEVER = float("inf")
 
-Application = Callable[[Any, Any, Any], Coroutine[Any, Any, None]]
 H2Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 SocketHandler = Callable[[Upgrading], Coroutine[Any, Any, None]]
 
@@ -118,13 +116,18 @@ class Server:
         task.add_done_callback(self._handed_on.discard)
 
     async def _sweep(self) -> None:
-        """One clock for all connections: ten thousand idle ones cost a millisecond of each second, and none has a timer."""
+        """One clock for all connections: ten thousand idle ones cost a few milliseconds of each second, and none has a timer. They are looked at
+        in small numbers, so that nobody's bytes wait for it."""
         while True:
             await asyncio.sleep(SWEEP_S)
             self._tell_date()
-            now = time.monotonic()
-            for connection in [connection for connection in self.connections if now > connection.deadline]:
-                connection.overdue()
+            connections = tuple(self.connections)
+            for start in range(0, len(connections), SWEPT_AT_ONCE):
+                now = time.monotonic()
+                for connection in connections[start : start + SWEPT_AT_ONCE]:
+                    if now > connection.deadline and connection in self.connections:
+                        connection.overdue()
+                await asyncio.sleep(0)
 
     def _tell_date(self) -> None:
         self.date = b"date: " + formatdate(usegmt=True).encode() + b"\r\n"
@@ -132,8 +135,8 @@ class Server:
 
 class Connection(asyncio.Protocol):
     __slots__ = (
-        "_client", "_exchange", "_fed_bytes", "_head_bytes", "_headers", "_in_head", "_incoming", "_is_lingering", "_is_paused",
-        "_name", "_opening", "_parser", "_peer", "_refusal", "_scheme", "_server", "_url", "_waiting", "_wants_upgrade",
+        "_around", "_client", "_exchange", "_fed_bytes", "_head", "_head_bytes", "_headers", "_in_head", "_incoming", "_is_lingering",
+        "_is_paused", "_length", "_opening", "_parser", "_refusal", "_server", "_unbegun", "_url", "_waiting", "_wants_upgrade",
         "deadline", "is_full", "loop", "transport",
     )  # fmt: skip
 
@@ -146,8 +149,12 @@ class Connection(asyncio.Protocol):
         self._opening: bytes | None = b""  # what may yet become HTTP/2's preface; None: it is not
         self._exchange: Exchange | None = None  # being answered
         self._incoming: Exchange | None = None  # whose body is being read
+        self._unbegun: Exchange | None = None  # the application has not been told of it yet
         self._waiting: deque[Exchange] = deque()
-        self._headers: list[tuple[bytes, bytes]] = []
+        self._around: dict[str, Any] = {}  # what its requests' scopes tell of it
+        self._head: RequestHead | None = None  # of its last request
+        self._headers: Headers = []  # without the body's length, which differs from request to request
+        self._length: bytes | None = None
         self._url = b""
         self._head_bytes = 0  # of its whole headers
         self._fed_bytes = 0  # since it began, whole headers or not
@@ -162,14 +169,15 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         server, limits = self._server, self._server.limits
-        self._peer, self._name = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
-        self._client = str(self._peer[0]) if isinstance(self._peer, tuple) else ""
+        peer = transport.get_extra_info("peername")
+        self._client = str(peer[0]) if isinstance(peer, tuple) else ""
         server.connections.add(self)
         server.by_client[self._client] += 1
         self.transport.set_write_buffer_limits(high=limits.write_buffer_bytes)
         self.deadline = time.monotonic() + limits.head_timeout_s
         tls = transport.get_extra_info("ssl_object")
-        self._scheme = "http" if tls is None else "https"
+        scheme = "http" if tls is None else "https"
+        self._around = {"scheme": scheme, "client": peer, "server": transport.get_extra_info("sockname")}
         if tls is not None and tls.selected_alpn_protocol() == "h2":
             self._opening = None
             return self._to_h2(b"")
@@ -212,20 +220,28 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            return self._upgrade(data, upgrade.args[0])
+            self._upgrade(data, upgrade.args[0])
         except httptools.HttpParserError as error:
-            refusal = self._refusal or ApiError("invalid_request", f"the request is not valid HTTP: {error}")
-            return self.refuse(refusal)
-        self._opening = None
-        if self._in_head:
-            self._fed_bytes += len(data)
-            if self._fed_bytes > self._server.limits.max_head_bytes:
-                self.refuse(self._too_large())
+            self.refuse(self._refusal or ApiError("invalid_request", f"the request is not valid HTTP: {error}"))
+        else:
+            self._opening = None
+            if self._in_head:
+                self._fed_bytes += len(data)
+                if self._fed_bytes > self._server.limits.max_head_bytes:
+                    self.refuse(self._too_large())
+        self._tell_app()
 
     # what the parser says
 
     def on_message_begin(self) -> None:
-        self._url, self._headers, self._head_bytes, self._fed_bytes, self._in_head = b"", [], 0, 0, True
+        self._url, self._headers, self._length, self._head_bytes, self._fed_bytes, self._in_head = (
+            b"",
+            [],
+            None,
+            0,
+            0,
+            True,
+        )
         if self._exchange is None:
             self.deadline = time.monotonic() + self._server.limits.head_timeout_s
 
@@ -235,10 +251,17 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
             return  # a trailer: nobody reads them
-        self._headers.append((name.lower(), value))
+        name = name.lower()
+        if name == b"content-length":
+            self._length = value
+        else:
+            self._headers.append((name, value))
         self._head_bytes += len(name) + len(value)
         limits = self._server.limits
-        if len(self._headers) > limits.max_headers or self._head_bytes > limits.max_head_bytes:
+        if (
+            len(self._headers) + (self._length is not None) > limits.max_headers
+            or self._head_bytes > limits.max_head_bytes
+        ):
             self._refusal = self._too_large()
             raise self._refusal
 
@@ -251,7 +274,7 @@ class Connection(asyncio.Protocol):
         if self._parser.should_upgrade():
             self._wants_upgrade = True
             return
-        exchange = self._incoming = Exchange(self, self._scope())
+        exchange = self._incoming = Exchange(self, self._whole_head(), self._length)
         if self._exchange is None:
             self._begin(exchange)
         elif len(self._waiting) < MAX_PIPELINED:
@@ -284,6 +307,7 @@ class Connection(asyncio.Protocol):
             return self.transport.close()
         if self._waiting:
             self._begin(self._waiting.popleft())
+            self.loop.call_soon(self._tell_app)  # not from within the answer before it
         else:
             self.deadline = time.monotonic() + self._server.limits.keep_alive_s
         if len(self._waiting) <= 1:
@@ -341,15 +365,24 @@ class Connection(asyncio.Protocol):
             self.transport.resume_reading()
 
     @property
-    def server(self) -> Server:
-        return self._server
+    def date(self) -> bytes:
+        return self._server.date
+
+    @property
+    def is_last(self) -> bool:
+        return self._server.is_stopping
 
     # helpers
 
     def _begin(self, exchange: "Exchange") -> None:
-        self._exchange = exchange
+        self._exchange = self._unbegun = exchange
         self.deadline = NEVER
-        exchange.task = self.loop.create_task(exchange.run(self._server.app))
+
+    def _tell_app(self) -> None:
+        """Once what has come is parsed: most requests are whole then."""
+        exchange, self._unbegun = self._unbegun, None
+        if exchange is not None:
+            exchange.begin(self._server.app)
 
     def _linger(self) -> None:
         """The rest of what the client sends is thrown away for a moment: closing on unread bytes would reset the answer under it."""
@@ -390,7 +423,10 @@ class Connection(asyncio.Protocol):
             and self._parser.get_method() == b"GET"
         ):
             self.deadline = NEVER
-            return self._server.serve_socket(Upgrading(self._scope(), data[end:], self.transport, self._forget))
+            head = self._whole_head()
+            return self._server.serve_socket(
+                Upgrading({**head.scope, "headers": [*head.headers]}, data[end:], self.transport, self._forget)
+            )
         self.refuse(ApiError("invalid_request", "only HTTP/2 and WebSockets are upgraded to: send plain HTTP/1.1"))
 
     def _to_h2(self, data: bytes) -> None:
@@ -404,210 +440,9 @@ class Connection(asyncio.Protocol):
         if data:
             protocol.data_received(data)
 
-    def _scope(self) -> dict[str, Any]:
-        url = self._url
-        if not url.startswith(b"/") and url != b"*":
-            parts = httptools.parse_url(url)  # the absolute form, which proxies get
-            url = (parts.path or b"/") + (b"?" + parts.query if parts.query else b"")
-        raw_path, _, query = url.partition(b"?")
-        path = raw_path.decode("latin-1")
-        return {
-            "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": self._parser.get_http_version(),
-            "method": self._parser.get_method().decode("latin-1"), "path": unquote(path) if "%" in path else path, "raw_path": raw_path,
-            "query_string": query, "root_path": "", "headers": self._headers,
-            "scheme": self._scheme, "client": self._peer, "server": self._name,
-        }  # fmt: skip
-
-
-class Exchange:
-    """One request and its answer: the application's `receive` and `send`."""
-
-    __slots__ = (
-        "_connection", "_expects", "_held", "_is_chunked", "_is_head", "_on_gone", "_parts", "_start", "_told", "_waiter", "has_all", "has_begun",
-        "is_done", "is_gone", "keep_alive", "scope", "task",
-    )  # fmt: skip
-
-    def __init__(self, connection: Connection, scope: dict[str, Any]) -> None:
-        self.scope = scope
-        scope[DIRECT] = self
-        self.task: asyncio.Task[None] | None = None
-        self.has_all = False  # of the body
-        self.has_begun = self.is_done = self.is_gone = False
-        self.keep_alive = scope["http_version"] == "1.1"
-        self._expects = False
-        for name, value in scope["headers"]:
-            if name == b"connection":
-                tokens = [token.strip() for token in value.lower().split(b",")]
-                self.keep_alive = (self.keep_alive or b"keep-alive" in tokens) and b"close" not in tokens
-            elif name == b"expect":
-                self._expects = value.lower() == b"100-continue"
-        self._connection = connection
-        self._parts: list[bytes] = []
-        self._held = 0
-        self._told = False  # the application has had the whole body
-        self._start: dict[str, Any] | None = None
-        self._is_chunked = False
-        self._is_head = scope["method"] == "HEAD"
-        self._waiter: asyncio.Future[None] | None = None
-        self._on_gone: Callable[[], None] | None = None
-
-    def on_gone(self, callback: Callable[[], None] | None) -> None:
-        """Called once, when the client leaves before its answer is complete; None takes the callback back."""
-        self._on_gone = callback
-        if callback is not None and self.is_gone:
-            self._connection.loop.call_soon(callback)
-
-    def whole_body(self) -> bytes | None:
-        """Where all of it is here already and the application has had none; else None, and it is to be received."""
-        if not self.has_all or self._told or self.is_gone or self.is_done:
-            return None
-        self._told = True
-        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        self._parts.clear()
-        self._held = 0
-        return body
-
-    @property
-    def is_ready(self) -> bool:
-        """A further part of the answer can be written now."""
-        return self.has_begun and not (self._connection.is_full or self.is_gone or self.is_done)
-
-    def write(self, body: bytes) -> None:
-        """Some of an answer that has begun, while `is_ready`."""
-        if body and not self._is_head:
-            self._connection.transport.write(b"%x\r\n%s\r\n" % (len(body), body) if self._is_chunked else body)
-
-    def take(self, body: bytes) -> None:
-        if self.is_done:
-            return
-        self._parts.append(body)
-        self._held += len(body)
-        if self._held > HELD_BODY_BYTES:
-            self._connection.hold_back()
-        self.wake()
-
-    def end_body(self) -> None:
-        self.has_all = True
-        self.wake()
-
-    def gone(self) -> None:
-        self.is_gone = True
-        callback, self._on_gone = self._on_gone, None
-        if callback is not None and not self.is_done:
-            callback()
-        self.wake()
-
-    def wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def run(self, app: Application) -> None:
-        try:
-            await app(self.scope, self.receive, self.send)
-            failure = None if self.is_done or self.is_gone else "it returned before the end of its answer"
-        except asyncio.CancelledError:
-            self._connection.abort()
-            raise
-        except Exception:
-            log.exception("the application failed")
-            failure = "it raised"
-        if failure is None:
-            return
-        if self.has_begun:
-            self._connection.abort()  # the client must not take what it has for the whole
-        else:
-            log.error("the application gave no answer: %s", failure)
-            self._start = {"status": 500, "headers": []}
-            await self.send({"type": "http.response.body", "body": b""})
-
-    async def receive(self) -> dict[str, Any]:
-        while True:
-            if self.is_gone or self.is_done:
-                return {"type": "http.disconnect"}
-            if self._parts or (self.has_all and not self._told):
-                body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-                self._parts.clear()
-                self._held, self._told = 0, self.has_all
-                if not self.has_all:
-                    self._connection.read_on()
-                return {"type": "http.request", "body": body, "more_body": not self.has_all}
-            if self._expects and not self.has_begun:
-                self._expects = False
-                self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            await self._wait()
-
-    async def send(self, message: dict[str, Any]) -> None:
-        if self.is_gone or self.is_done:
-            return
-        if message["type"] == "http.response.start":
-            self._start = message
-            return
-        body: bytes = message.get("body", b"")
-        is_last = not message.get("more_body", False)
-        head = b""
-        if self._start is not None:
-            head = self._head(self._start, body, is_last)
-            self._start, self.has_begun = None, True
-        if self._is_head:
-            body = b""
-        elif self._is_chunked:
-            body = _chunk(body, is_last)
-        if head or body:
-            self._connection.transport.write(head + body)
-        if is_last:
-            self.is_done = True
-            self._on_gone = None
-            self._connection.finished(self)
-            return
-        while self._connection.is_full and not self.is_gone:
-            await self._wait()
-
-    async def _wait(self) -> None:
-        self._waiter = self._connection.loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def _head(self, start: dict[str, Any], body: bytes, is_last: bool) -> bytes:
-        status: int = start["status"]
-        parts = [_status_line(status)]
-        has_length = False
-        for name, value in start["headers"]:
-            has_length = has_length or name == b"content-length"
-            parts += (name, b": ", value, b"\r\n")
-        if not has_length and status >= 200 and status not in (204, 304):
-            if is_last:
-                parts.append(b"content-length: %d\r\n" % len(body))
-            elif self.scope["http_version"] == "1.1":
-                self._is_chunked = True
-                parts.append(b"transfer-encoding: chunked\r\n")
-            else:
-                self.keep_alive = False  # HTTP/1.0: the end of the connection is the end of the answer
-        if not self.has_all:
-            self.keep_alive = False
-        if not self.keep_alive or self._connection.server.is_stopping:
-            parts.append(b"connection: close\r\n")
-        elif self.scope["http_version"] == "1.0":
-            parts.append(b"connection: keep-alive\r\n")
-        parts.append(self._connection.server.date)
-        head = b"".join(parts)
-        if head.count(b"\n") != head.count(b"\r\n") or head.count(b"\n") > len(start["headers"]) + 4:
-            raise ValueError("a header's value holds a line end")
-        return head + b"\r\n"
-
-
-def _chunk(body: bytes, is_last: bool) -> bytes:
-    chunk = b"%x\r\n%s\r\n" % (len(body), body) if body else b""
-    return chunk + b"0\r\n\r\n" if is_last else chunk
-
-
-_STATUS_LINES: dict[int, bytes] = {}
-
-
-def _status_line(status: int) -> bytes:
-    line = _STATUS_LINES.get(status)
-    if line is None:
-        phrase = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else ""
-        line = _STATUS_LINES[status] = f"HTTP/1.1 {status} {phrase}\r\n".encode()
-    return line
+    def _whole_head(self) -> RequestHead:
+        """The one before, where it has come again."""
+        method, version, known = self._parser.get_method(), self._parser.get_http_version(), self._head
+        if known is None or not known.is_same(method, self._url, version, self._headers):
+            known = self._head = RequestHead(method, self._url, version, self._headers, self._around)
+        return known

@@ -19,7 +19,7 @@ from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 
-from wire.http1 import Application
+from wire.http1_exchange import Application
 from wire.socket_stream import install as install_sockets
 
 try:

@@ -4,7 +4,8 @@
 // A head's result does not depend on how heads and sequences are divided: scores meet block by block, in order.
 #include "lanes.h"
 
-#define TOKENS 16  // whose scores are taken together
+#define TOKENS 16                  // whose scores are taken together
+#define MOST_FETCHED (512l << 10)  // bytes of keys and values that a thread's cache holds beside the weights that run through it
 
 typedef struct {
     float most, total;  // of the scores so far: the largest, and the sum of exp(score - most)
@@ -155,6 +156,22 @@ static void attend_part(const void *given, long piece) {
     attend(a, seq, after, a->kv_heads * part / a->parts, a->kv_heads * (part + 1) / a->parts);
 }
 
+// The part-th TOKENS of what a piece reads of the cache: as far as threads get while they compute projections, and as their own cache has room for.
+static int fetch_part(const void *given, long piece, long part) {
+    const arguments *a = given;
+    const long seq = piece / a->parts, heads = piece % a->parts;
+    const long begin = a->kv_heads * heads / a->parts * a->head_dim, width = a->kv_heads * (heads + 1) / a->parts * a->head_dim - begin;
+    const long token_stride = a->kv_heads * a->head_dim, bytes = TOKENS * width * 2 * (long)sizeof(scalar);
+    const long first = first_seen(a, seq) + part * TOKENS, end = a->context_lens[seq];
+    if (first >= end || part * bytes >= MOST_FETCHED) return 0;
+    for (long token = first; token < first + TOKENS && token < end; token++) {
+        const long at = a->tables[seq * a->max_blocks + token / a->block_size] * a->block_stride + token % a->block_size * token_stride + begin;
+        fetch(a->k_cache + at, 0, 1, width);
+        fetch(a->v_cache + at, 0, 1, width);
+    }
+    return 1;
+}
+
 // q [seqs][heads][head_dim], q_stride scalars between sequences; tables [seqs][max_blocks]; context_lens [seqs] count the new token; window 0: all of
 // the context; sinks [heads] or NULL; out [seqs][heads][head_dim].
 void NAME(decode_attention)(const scalar *q, const scalar *k_cache, const scalar *v_cache, const int64_t *tables, const int64_t *context_lens,
@@ -164,5 +181,5 @@ void NAME(decode_attention)(const scalar *q, const scalar *k_cache, const scalar
     while (threads > 1 && parts < kv_heads && seqs * parts < threads) parts++;
     const arguments a = {q,          k_cache, v_cache,  tables,   context_lens, sinks,      out,          seqs,   q_stride,
                          max_blocks, heads,   kv_heads, head_dim, block_size,   block_stride, window, parts, scale};
-    share(attend_part, &a, seqs * parts, threads);
+    share_reading(attend_part, &a, sizeof a, (reading){.fetch = fetch_part}, seqs * parts, threads);
 }

@@ -221,8 +221,8 @@ void NAME(linear)(const scalar *x, const scalar *w, const scalar *bias, void *y,
     const long pieces = (units + per_piece - 1) / per_piece;
     if (rows == 1) {
         const char *gates = (const char *)w, *ups = activation ? (const char *)(w + outputs * columns) : NULL;
-        const stream read = {gates, ups, per_piece * per_unit * columns * (long)sizeof(scalar)};
-        share_reading(multiply_one_by_units, &a, sizeof a, read, pieces, threads);
+        const reading reads = {.begin = gates, .second = ups, .bytes_of_piece = per_piece * per_unit * columns * (long)sizeof(scalar)};
+        share_reading(multiply_one_by_units, &a, sizeof a, reads, pieces, threads);
     } else {
         share(multiply_units, &a, pieces, threads);
     }

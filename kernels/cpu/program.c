@@ -19,13 +19,15 @@
 #define LINE 64                   // that is fetched at once
 #define MOST_AHEAD (384 << 10)    // bytes that a thread fetches while it waits: they have to stay in its second-level cache
 #define LINES_PER_LOOK 8
+#define PARTS_PER_PIECE 2
 
 typedef struct {
     piece_of_work work;
     void *arguments;
     long pieces, end;  // end: of the program's pieces up to here
-    stream read;
-    long ahead;  // the next step that reads a stream; this one, if it does
+    reading reads;
+    long ahead;  // the next step that reads from a beginning on; this one, if it does
+    long soon;   // the step behind this one, or behind the next, that says by itself what it reads
 } step;
 
 typedef struct block {
@@ -50,7 +52,7 @@ typedef struct {
 static place places[MOST_THREADS];               // of the program that has the team
 static _Alignas(CACHE_LINE) atomic_long done;    // pieces, of all steps
 
-void record_step(piece_of_work work, const void *arguments, size_t size, stream read, long pieces) {
+void record_step(piece_of_work work, const void *arguments, size_t size, reading reads, long pieces) {
     program *p = recorded;
     if (p->count == p->room) {
         const long room = p->room ? 2 * p->room : 64;
@@ -69,7 +71,7 @@ void record_step(piece_of_work work, const void *arguments, size_t size, stream 
     }
     memcpy(copy, arguments, size);
     const long before = p->count ? p->steps[p->count - 1].end : 0;
-    p->steps[p->count++] = (step){work, copy, pieces, before + pieces, read, 0};
+    p->steps[p->count++] = (step){work, copy, pieces, before + pieces, reads, -1, -1};
 }
 
 void *shared_scratch(size_t size) {
@@ -108,19 +110,28 @@ typedef struct {
 static void fetch(const program *p, int id, long index, fetching *f) {
     const step *s = &p->steps[index];
     if (f->step != index) {
-        const long most = s->read.second ? MOST_AHEAD / 2 : MOST_AHEAD;
-        const long begin = first_piece(p, s, id) * s->read.bytes_of_piece, end = first_piece(p, s, id + 1) * s->read.bytes_of_piece;
+        const long most = s->reads.second ? MOST_AHEAD / 2 : MOST_AHEAD;
+        const long begin = first_piece(p, s, id) * s->reads.bytes_of_piece, end = first_piece(p, s, id + 1) * s->reads.bytes_of_piece;
         *f = (fetching){index, begin, end - begin < most ? end : begin + most};
     }
     for (int i = 0; i < LINES_PER_LOOK && f->at < f->end; i++, f->at += LINE) {
-        __builtin_prefetch(s->read.begin + f->at, 0, 2);
-        if (s->read.second) __builtin_prefetch(s->read.second + f->at, 0, 2);
+        __builtin_prefetch(s->reads.begin + f->at, 0, 2);
+        if (s->reads.second) __builtin_prefetch(s->reads.second + f->at, 0, 2);
     }
+}
+
+// The next parts of what the thread's first piece of a step reads; the parts that have been fetched.
+static long fetch_parts(const program *p, const step *s, int id, long part) {
+    const long piece = first_piece(p, s, id);
+    if (piece == first_piece(p, s, id + 1)) return part;
+    for (int i = 0; i < PARTS_PER_PIECE && s->reads.fetch(s->arguments, piece, part); i++) part++;
+    return part;
 }
 
 static void take_steps(const void *what, int id) {
     const program *p = what;
     fetching ahead = {-1, 0, 0};
+    long soon = -1, part = 0;
     for (long index = 0; index < p->count; index++) {
         const step *s = &p->steps[index];
         if (atomic_load_explicit(&done, memory_order_acquire) >= s->end) continue;
@@ -129,7 +140,13 @@ static void take_steps(const void *what, int id) {
             for (long line = 0; line < 3; line++) __builtin_prefetch((char *)s[1].arguments + line * LINE);
         long taken = 0;
         for (int i = 0; i < p->threads; i++)
-            for (long piece; (piece = next_piece(p, index, (id + i) % p->threads)) >= 0; taken++) s->work(s->arguments, piece);
+            for (long piece; (piece = next_piece(p, index, (id + i) % p->threads)) >= 0; taken++) {
+                if (s->soon >= 0) {
+                    if (s->soon != soon) soon = s->soon, part = 0;
+                    part = fetch_parts(p, &p->steps[soon], id, part);
+                }
+                s->work(s->arguments, piece);
+            }
         if (taken) atomic_fetch_add_explicit(&done, taken, memory_order_acq_rel);
         const long next = is_last ? -1 : s[1].ahead;
         for (int look = 0; atomic_load_explicit(&done, memory_order_acquire) < s->end; look++) {
@@ -165,8 +182,11 @@ long program_end(program *p) {
     recorded = NULL;
     long ahead = -1;
     for (long index = p->count - 1; index >= 0; index--) {
-        if (p->steps[index].read.begin) ahead = index;
-        p->steps[index].ahead = ahead;
+        step *s = &p->steps[index];
+        if (s->reads.begin) ahead = index;
+        s->ahead = ahead;
+        for (long behind = 2; behind >= 1; behind--)
+            if (index + behind < p->count && s[behind].reads.fetch) s->soon = index + behind;
     }
     return p->failed ? -1 : p->count;
 }

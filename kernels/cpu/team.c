@@ -141,8 +141,8 @@ static void take_pieces(const void *what, int id) {
     }
 }
 
-void share_reading(piece_of_work work, const void *arguments, size_t size, stream read, long pieces, int threads) {
-    if (recorded) record_step(work, arguments, size, read, pieces);
+void share_reading(piece_of_work work, const void *arguments, size_t size, reading reads, long pieces, int threads) {
+    if (recorded) record_step(work, arguments, size, reads, pieces);
     if (threads > MOST_THREADS) threads = MOST_THREADS;
     if (threads > pieces) threads = (int)pieces;
     // Another thread of this process is calling: its team is busy, so this one works alone.

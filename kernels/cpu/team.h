@@ -6,16 +6,18 @@
 // others out.
 typedef void (*piece_of_work)(const void *arguments, long piece);
 
-// Memory that work reads from its beginning to its end: piece i from i * bytes_of_piece behind `begin`, and behind `second` where there are two of them.
+// What a piece will read, for whoever has time to fetch it before: from i * bytes_of_piece behind `begin` on, and behind `second` where there are two
+// such places; or, where memory lies in no such order, what `fetch` finds, a part per call. It returns 0 behind the last one.
 typedef struct {
     const char *begin, *second;
     long bytes_of_piece;
-} stream;
+    int (*fetch)(const void *arguments, long piece, long part);
+} reading;
 
 // `arguments` are copied while a program is recorded (program.h), which will read again what they point to.
-#define share(work, arguments, pieces, threads) share_reading(work, arguments, sizeof *(arguments), (stream){NULL, NULL, 0}, pieces, threads)
+#define share(work, arguments, pieces, threads) share_reading(work, arguments, sizeof *(arguments), (reading){0}, pieces, threads)
 
-void share_reading(piece_of_work work, const void *arguments, size_t size, stream read, long pieces, int threads);
+void share_reading(piece_of_work work, const void *arguments, size_t size, reading reads, long pieces, int threads);
 
 #define MOST_THREADS 256
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from runtime.functions import frames
+from runtime.functions import frames, priority
 from runtime.functions.channel import Failure, Result
 from runtime.functions.confine import Confinement
 from runtime.functions.layers import LayerError
@@ -23,6 +23,7 @@ from runtime.functions.logs import FunctionLog
 from runtime.functions.manifest import Manifest
 from runtime.functions.orders import Boot
 from runtime.functions.pace import Pace
+from runtime.functions.priority import Standing
 from runtime.functions.worker import Fault, Outward, Worker
 from runtime.functions.zygotes import FunctionZygote, Hatchery, ZygoteError
 
@@ -31,6 +32,9 @@ _numbers = itertools.count(1)
 
 REFUSED_FOR_S = 20.0  # packages that could not be installed are not tried again at once
 PROBATION_S = 10.0  # after an isolate that died by itself or was ended, the next ones give way from their birth
+FREE_DEATHS = 4  # in a row, after each of which the next isolate starts at once; then after pauses that double
+FIRST_PAUSE_S = 0.05
+MAX_PAUSE_S = 1.0
 LAG_S = 0.1  # a loop that is silent for so long is busy: another isolate takes the next request
 SCRATCH_S = 0.25  # between two looks at what tier 1 has written
 MAX_SOURCES = 500  # files looked through for imports
@@ -67,7 +71,8 @@ class FunctionPool:
         self.workers: list[Worker] = []
         self.is_closing = False
         self.num_started = 0
-        self._distrusted_until = 0.0
+        self._died_at = -PROBATION_S
+        self._num_deaths = 0  # of isolates in a row that had answered nothing
         self._ground = ground
         self._outward = outward
         self._follow = follow
@@ -209,6 +214,9 @@ class FunctionPool:
                 may_start = may_start and (best.sockets >= self.limits.sockets or self._lags(best))
                 best = best if not may_start else None
             if may_start and (best is None or self._lags(best)):
+                if best is None and self._pause_s() > 0:
+                    await self._wait(self._pause_s())
+                    continue
                 return await self._start()
             if best is None:
                 await self._wait()
@@ -219,6 +227,9 @@ class FunctionPool:
         while True:
             usable = [worker for worker in self.workers if self._may_take(worker)]
             if not usable:
+                if self._pause_s() > 0:
+                    await self._wait(self._pause_s())
+                    continue
                 return await self._start()
             if await self._is_started(usable[0]):
                 return usable[0]
@@ -239,7 +250,15 @@ class FunctionPool:
     def _lags(self, worker: Worker) -> bool:
         return worker.lag_since is not None and asyncio.get_running_loop().time() - worker.lag_since > LAG_S
 
-    async def _wait(self) -> None:
+    def _pause_s(self) -> float:
+        """Until the next isolate may start: the more of them have died without an answer, the longer."""
+        beyond = self._num_deaths - FREE_DEATHS
+        if beyond < 0:
+            return 0.0
+        pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(beyond, 16))
+        return self._died_at + pause_s - asyncio.get_running_loop().time()
+
+    async def _wait(self, most_s: float | None = None) -> None:
         if self.is_closing:
             raise Fault(f"the function {self.name!r} is being replaced", code="closing")
         if self._waiting >= self.limits.max_waiting:
@@ -247,19 +266,24 @@ class FunctionPool:
         self._waiting += 1
         self._freed.clear()
         try:
-            await self._freed.wait()
+            async with asyncio.timeout(most_s):
+                await self._freed.wait()
+        except TimeoutError:
+            return
         finally:
             self._waiting -= 1
 
     async def _start(self) -> Worker:
         printed = FunctionLog(self.name, self.limits.log_kib_per_s, self._follow)
-        is_on_probation = asyncio.get_running_loop().time() < self._distrusted_until
+        is_on_probation = asyncio.get_running_loop().time() - self._died_at < PROBATION_S
         worker = Worker(self.name, self.limits, self._outward, printed, self._pace, is_on_probation=is_on_probation)
         self.workers.append(worker)
         try:
             if self._zygote is None or not self._zygote.is_alive:
                 self._hatch()
             assert self._zygote is not None
+            if priority.MAY_RETURN:
+                self._zygote.stand(Standing.YIELDING if is_on_probation else Standing.USUAL)
             await worker.start(self._zygote, self._boot())
         except (ZygoteError, OSError) as error:
             self.workers.remove(worker)
@@ -317,7 +341,8 @@ class FunctionPool:
         """Until the isolate is gone by itself."""
         await worker.until_gone()
         if worker in self.workers:
-            self._distrusted_until = asyncio.get_running_loop().time() + PROBATION_S
+            self._died_at = asyncio.get_running_loop().time()
+            self._num_deaths = 1 if worker.has_answered else self._num_deaths + 1
             self.workers.remove(worker)
             await worker.close()
         self._freed.set()

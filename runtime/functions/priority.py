@@ -16,6 +16,7 @@ from runtime.functions import system
 # A process that wakes waits for a computing one of the same standing until the next tick, 4 ms at 250 Hz: p99 of 4.0 ms beside three loops. With the
 # shortest slice that the kernel takes, beside loops that give way, it was 0.4-0.6 ms on the same machine.
 PROMPT_SLICE_NS = 100_000
+MAY_RETURN = os.geteuid() == 0  # from giving way, those who have proven themselves
 OWN_NICE = os.getpriority(os.PRIO_PROCESS, 0)  # as the site was started
 PROMPT_NICE = -5  # where the site may: a computing one that was cheated of some time of late comes first otherwise
 YIELD_NICE = 10
@@ -39,14 +40,14 @@ class Habit:
     def __init__(self, *, is_on_probation: bool = False) -> None:
         """`is_on_probation`: an isolate of the same function has just been ended for what it did; this one gives way until it has proven itself."""
         self._is_on_probation = is_on_probation
-        self._num_answers = 0  # ever
+        self.num_answers = 0  # ever
         self._answers = 0.0  # lately
         self._spent_s = 0.0  # lately
         self._since_answer_s = 0.0
         self._seen_at = 0.0
 
     def answered(self) -> None:
-        self._num_answers += 1
+        self.num_answers += 1
         self._answers += 1.0
         self._since_answer_s = 0.0
 
@@ -62,7 +63,7 @@ class Habit:
         cost_s = self._spent_s / max(self._answers, 1.0)
         if self._since_answer_s > YIELD_AT_ONCE_S or cost_s > YIELD_S:
             return Standing.YIELDING
-        if self._num_answers < PROVEN:
+        if self.num_answers < PROVEN:
             return Standing.YIELDING if self._is_on_probation else Standing.USUAL
         is_modest = self._spent_s < PROMPT_SHARE * HALF_S / math.log(2.0)  # what a steady share comes to
         return Standing.PROMPT if cost_s < PROMPT_S and is_modest else Standing.USUAL

@@ -75,8 +75,8 @@ class Worker:
         self._subrequests: dict[int, int] = {}
         self._sockets_cpu = 0.0  # seconds, beyond their share
         self._sockets_seen_at = self._loop.time()
-        self._cpu_seen = 0.0
         self._looked_at = 0.0
+        self._cpu_seen = 0.0
         self._background_since = 0.0
         self._standing = Standing.USUAL  # as the kernel knows it
         self._unasked_cpu = 0.0  # seconds used since there was a request
@@ -122,6 +122,10 @@ class Worker:
     @property
     def is_usable(self) -> bool:
         return self._channel is not None and not self._channel.closed.is_set() and self._ending is None
+
+    @property
+    def has_answered(self) -> bool:
+        return self._habit.num_answers > 0
 
     @property
     def load(self) -> int:
@@ -170,6 +174,11 @@ class Worker:
         stream = Streamed(self, result.body, ends_at, lambda: self._done(ids))
         return Result(result.value, stream)  # type: ignore[arg-type]
 
+    async def gave_piece(self, size: int) -> None:
+        """Of a stream."""
+        self._habit.answered()
+        await self._pace.take(size)
+
     def _opened_socket(self, ids: list[int], body: Inbound) -> "Streamed":
         """A request no longer: it may last for hours, and what it computes is counted with that of the isolate's other sockets."""
         self._done(ids)
@@ -180,11 +189,6 @@ class Worker:
             self.idle_since = self._loop.time()
 
         return Streamed(self, body, None, closed)
-
-    async def gave_piece(self, size: int) -> None:
-        """Of a stream."""
-        self._habit.answered()
-        await self._pace.take(size)
 
     def _done(self, ids: list[int]) -> None:
         for id in ids:

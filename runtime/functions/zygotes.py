@@ -181,6 +181,7 @@ class FunctionZygote:
     def __init__(self, child: Child, control: socket.socket) -> None:
         self._child = child
         self.why_failed = ""
+        self._standing = Standing.USUAL
         self._link = Link(control, lambda: child.pid, self.fail)
 
     @property
@@ -197,6 +198,12 @@ class FunctionZygote:
 
     def fork(self, boot: Boot, fds: list[int]) -> Child:
         return self._link.ask(lambda id: Fork(id, boot), fds)
+
+    def stand(self, standing: Standing) -> None:
+        """Its children are born with it."""
+        if standing is not self._standing and self._child.pid > 0:
+            self._standing = standing
+            self._child.stand(standing)
 
     @property
     def is_closed(self) -> bool:

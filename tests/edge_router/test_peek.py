@@ -26,6 +26,12 @@ def look(
     return peek(at or head(), body, "id-1", secret, max_hops, PLACES.place, address)
 
 
+def sent(request: ValidRequest, secret: str = "") -> dict[str, str]:
+    lines = request.head_lines(secret, time.time()).decode("latin-1").split("\r\n")
+    assert lines.pop() == ""
+    return dict(line.split(": ", 1) for line in lines)
+
+
 def test_model_and_stream_flag_are_read_and_the_body_stays_as_it_came() -> None:
     body = b'{ "stream": true, "model":"ember", "messages": [] }'
     request = look(body)
@@ -85,9 +91,9 @@ def test_a_place_is_read() -> None:
 def test_a_place_is_the_front_ends_word_alone_and_no_other_router_hears_an_invented_one() -> None:
     said = {"x_client_geo": "52.3, -4.8"}
     believed, invented = look(b"{}", head(**said)), look(b"{}", head(**said), address="192.0.2.1")
-    assert ("x-client-geo", "52.3,-4.8") in believed.upstream_headers
+    assert b"x-client-geo: 52.3,-4.8\r\n" in believed.kept_lines
     assert invented.client is None
-    assert "x-client-geo" not in dict(invented.upstream_headers)
+    assert b"x-client-geo" not in invented.kept_lines
     signature = sign_hop("s3cret", time.time(), "POST", CHAT, "id-1")
     by_router = look(
         b"{}", head(**said, x_pilotlight_hop=signature, x_request_id="id-1"), "s3cret", address="192.0.2.1"
@@ -108,24 +114,24 @@ def test_forged_headers_of_ours_and_hop_by_hop_headers_do_not_travel() -> None:
         x_pilotlight_route="site=evil", x_pilotlight_hop="1.2", connection="close, x-private", x_private="1", te="trailers",
         accept_encoding="gzip", authorization="Bearer t", content_length="2", host="h", expect="100-continue", x_other="kept",
     ))  # fmt: skip
-    assert dict(request.upstream_headers) == {
+    assert sent(request) == {
         "authorization": "Bearer t", "x-other": "kept", "x-request-id": "id-1", "accept-encoding": "identity", HOPS: "1",
     }  # fmt: skip
 
 
 def test_the_hop_is_signed_where_the_network_has_a_secret() -> None:
-    signed = dict(look(b"{}", secret="s3cret").sent_headers("s3cret", time.time()))
+    signed = sent(look(b"{}", secret="s3cret"), "s3cret")
     assert hop_is_genuine(signed[HOP], "s3cret", time.time(), "POST", CHAT, "id-1")
 
 
 def test_hops_are_counted_and_a_loop_is_refused() -> None:
-    assert dict(look(b"{}", head(x_pilotlight_hops="3")).upstream_headers)[HOPS] == "4"
+    assert sent(look(b"{}", head(x_pilotlight_hops="3")))[HOPS] == "4"
     with pytest.raises(ApiError, match="passed 4 routers"):
         look(b"{}", head(x_pilotlight_hops="4"))
 
 
 def test_with_a_secret_only_signed_hops_count() -> None:
-    assert dict(look(b"{}", head(x_pilotlight_hops="9"), secret="s").upstream_headers)[HOPS] == "1"
+    assert sent(look(b"{}", head(x_pilotlight_hops="9"), secret="s"), "s")[HOPS] == "1"
     signature = sign_hop("s", time.time(), "POST", CHAT, "id-0")
     with pytest.raises(ApiError, match="passed 4 routers"):
         look(b"{}", head(x_pilotlight_hops="9", x_pilotlight_hop=signature, x_request_id="id-0"), secret="s")

@@ -159,7 +159,7 @@ async def test_a_whole_answer_lost_half_way_is_made_good_elsewhere() -> None:
 
 
 async def test_a_whole_answer_too_large_to_hold_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_router.upstream.MAX_ANSWER_BYTES", 1 << 20)
+    monkeypatch.setattr("edge_router.asking.MAX_ANSWER_BYTES", 1 << 20)
     async with sites("ams1") as fakes, router(fakes) as running:
         fakes[0].behave = answer(200, {"text": "x" * (1 << 20)})
         async with running.chat(stream=False) as response:

@@ -1,0 +1,280 @@
+"""One try at one site: the request is sent, and what comes first is waited for.
+
+It either brings an Answer whose first byte has arrived or raises SiteFailed, which means that this site has given nothing and another one may be
+tried. A link that waits takes the request at once, before anything else is done for it, and the first events of a stream go to the client from
+where they come in: a task's turn costs either of them as much as a token. Choosing, retrying and telling the client are proxy.py's.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from edge_router.backend import Ticket
+from edge_router.link import CannotConnect, Link, LinkLost
+from edge_router.peek import ValidRequest
+from edge_router.upstream import (
+    ENGINE_LOST,
+    WORKERS_AI_FULL,
+    Answer,
+    Events,
+    Failure,
+    Lost,
+    SiteFailed,
+    Upstream,
+    error_of,
+    header,
+)
+from wire.headers import QUEUE
+from wire.sse import Event, SSEError
+
+MAX_ANSWER_BYTES = (
+    64 << 20
+)  # of an answer that is not a stream: it is read whole so that its loss can be made good elsewhere
+SMALL_BYTES = 1 << 20  # of a function's answer of known length, which is relayed in one piece
+AT_WORK_SHARE = 0.1  # of the patience that is not waited for, where a site sends heartbeats
+SPENT_STATUSES = frozenset({502, 503, 504})
+
+Tell = Callable[[Answer], bool]  # gives the client an answer's first events; False: it is the task's to do
+
+
+class Asking:
+    """`await answer()`, or `give_up()`."""
+
+    def __init__(
+        self, upstream: Upstream, url: str, request: ValidRequest, first_byte_s: float, ticket: Ticket
+    ) -> None:
+        """`first_byte_s`: of an answer that is generated before it is sent, the network's own patience counts instead."""
+        self._upstream = upstream
+        self._request = request
+        self._ticket = ticket
+        self._origin = upstream.origin(url)
+        self._link = upstream.pool.idle(self._origin)
+        if self._link is not None:
+            upstream.send(self._link, request)
+        self._first_byte_s = first_byte_s
+        self._patience_s = upstream.relay.answer_timeout_s if request.is_generated_whole else first_byte_s
+        self._patience = _Patience(self._patience_s, self._link)
+        self._has_head = False  # of a stream
+        self._stream: Events | None = None
+        self._first: list[Event] = []
+        self._answer: Answer | None = None
+        self._error: Exception | None = None
+        self._tell: Tell | None = None
+        ticket.on_site_lost = self._patience.site_lost
+
+    async def answer(self, tell: Tell | None = None) -> Answer:
+        """Raises SiteFailed. A site that stops answering its probes while we wait for its first byte is left at once: a machine that froze or a cable
+        that was cut closes no connection. On cancellation the connection is closed."""
+        self._tell = tell
+        try:
+            link = self._link or await self._connected()
+            link.begun = self._begun
+            await link.head()
+            link.begun = None
+            if self._error is not None:
+                raise self._error
+            answer = self._answer or await self._made(link)
+            if self._patience.is_over and not answer.is_told:
+                raise TimeoutError
+            self._link = None  # the answer owns it now
+            return answer
+        except CannotConnect as error:
+            raise SiteFailed("connect", str(error)) from None
+        except TimeoutError:
+            if self._patience.is_site_lost:
+                detail = f"it became unhealthy before its first byte: {self._ticket.detail}"
+                raise SiteFailed("silent", detail) from None
+            raise SiteFailed("silent", f"it sent nothing for {self._patience_s:g} s") from None
+        except LinkLost as error:
+            raise SiteFailed("lost", str(error)) from None
+        except SSEError as error:
+            raise SiteFailed("malformed", f"it sent {error}") from None
+        except Lost as error:
+            raise SiteFailed("lost", str(error)) from None
+        finally:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """What has not become an answer is closed."""
+        self._end_patience()
+        link, self._link = self._link, None
+        if link is not None:
+            link.begun = None
+            self._upstream.leave(link, self._stream)
+
+    async def _connected(self) -> Link:
+        link = self._link = self._patience.link = await self._patience.within(
+            self._upstream.pool.connect(self._origin, Link)
+        )
+        self._upstream.send(link, self._request)
+        return link
+
+    def _begun(self) -> None:
+        """Where the site's bytes come in, from its whole head on: a stream's first events go on from here, if the client can have them now."""
+        link = self._link
+        assert link is not None
+        if self._is_stream(link) and not link.has_news:
+            return self._wait_for_events()  # they are still to come
+        link.begun = None
+        if self._is_stream(link) and link.has_parts and not self._patience.is_over:
+            self._tell_first(link)
+        link.wake()
+
+    def _tell_first(self, link: Link) -> None:
+        stream = self._stream or self._open_stream(link)
+        try:
+            self._first = stream.decoded(link.take())
+            if any(event.data is not None for event in self._first):
+                answer = self._answer = Answer(self._upstream, link, None, stream, self._first)
+                self._end_patience()
+                answer.is_told = self._tell is not None and self._tell(answer)
+        except Exception as error:  # the task has to answer for it
+            self._error = error
+
+    def _is_stream(self, link: Link) -> bool:
+        if self._request.head.is_for_function:
+            return False
+        return header(link.headers, "content-type").partition(";")[0].strip().lower() == "text/event-stream"
+
+    def _wait_for_events(self) -> None:
+        if not self._has_head:
+            self._has_head = True
+            self._patience.begin_anew(self._first_byte_s)
+
+    def _open_stream(self, link: Link) -> Events:
+        self._wait_for_events()
+        self._stream = self._upstream.read_events(link)
+        return self._stream
+
+    def _end_patience(self) -> None:
+        self._ticket.on_site_lost = None
+        self._patience.end()
+
+    async def _made(self, link: Link) -> Answer:
+        if self._request.head.is_for_function:
+            return await self._passed_through(link)
+        if self._is_stream(link):
+            stream = self._stream or self._open_stream(link)
+            return Answer(self._upstream, link, None, stream, await self._first_events(stream))
+        body = await self._whole(link)
+        _refuse_spent(link, body)
+        return Answer(self._upstream, link, body, None, [])
+
+    async def _first_events(self, stream: Events) -> list[Event]:
+        """Up to the first event that carries data. A heartbeat is no answer; but when most of the patience is over and there were
+        some, the site is at work, and the client is told so instead of starting again elsewhere."""
+        deadline = self._patience.until
+        first = self._first
+        while not any(event.data is not None for event in first):
+            if first:
+                try:
+                    async with asyncio.timeout_at(deadline - self._first_byte_s * AT_WORK_SHARE):
+                        events = await stream.read()
+                except TimeoutError:
+                    return first
+            else:
+                events = await stream.read()
+            if events is None:
+                raise SiteFailed("lost", "it closed the connection before its first event")
+            first += events
+        return first
+
+    async def _passed_through(self, link: Link) -> Answer:
+        """A function's answer. Only a site that is full or draining, which says so with a 503 of its own, is told from it."""
+        length = header(link.headers, "content-length")
+        is_small = length.isdigit() and int(length) <= SMALL_BYTES
+        if link.status != 503 and not is_small and not link.is_done:
+            self._stream = self._upstream.read_events(link, as_pieces=True)
+            return Answer(self._upstream, link, None, self._stream, [])
+        body = await self._whole(link)
+        refuse_busy(link, body)
+        return Answer(self._upstream, link, body, None, [])
+
+    async def _whole(self, link: Link) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            if not link.has_news:
+                self._patience.begin_anew(self._patience_s)
+            if not (chunk := await link.read()):
+                break
+            parts.append(chunk)
+            size += len(chunk)
+            if size > MAX_ANSWER_BYTES:
+                raise SiteFailed("malformed", f"its answer is larger than {MAX_ANSWER_BYTES >> 20} MiB")
+        return b"".join(parts)
+
+
+class _Patience:
+    """How long a site may keep one request waiting. It has a timer of its own, not a task's time-out, which costs 4 us each time it is set: the timer
+    is left as it is when the patience begins anew, and looks at the clock when it rings."""
+
+    def __init__(self, seconds: float, link: Link | None) -> None:
+        self.link = link
+        self.is_over = self.is_site_lost = False
+        self._connecting: asyncio.Timeout | None = None
+        self._loop = asyncio.get_running_loop()
+        self.until = self._loop.time() + seconds  # on the loop's clock
+        self._timer = self._loop.call_at(self.until, self._ring)
+
+    def begin_anew(self, seconds: float) -> None:
+        self.until = self._loop.time() + seconds
+        if self.until < self._timer.when():
+            self._timer.cancel()
+            self._timer = self._loop.call_at(self.until, self._ring)
+
+    async def within(self, connecting: Coroutine[Any, Any, Link]) -> Link:
+        """Raises TimeoutError when it is over before there is a link."""
+        try:
+            async with asyncio.timeout_at(self.until) as self._connecting:
+                return await connecting
+        finally:
+            self._connecting = None
+
+    def site_lost(self) -> None:
+        """There is nothing to wait for any more."""
+        self.is_site_lost = True
+        self._end_wait()
+
+    def end(self) -> None:
+        self._timer.cancel()
+
+    def _ring(self) -> None:
+        if self._loop.time() < self.until:
+            self._timer = self._loop.call_at(self.until, self._ring)
+        else:
+            self._end_wait()
+
+    def _end_wait(self) -> None:
+        self.is_over = True
+        if self.link is not None:
+            self.link.fail(TimeoutError())
+        elif self._connecting is not None and not self._connecting.expired():
+            self._connecting.reschedule(self._loop.time())
+
+
+def refuse_busy(link: Link, body: bytes) -> None:
+    """Of a function's answers those that are its site's: that it is full, or draining. Raises SiteFailed."""
+    if link.status == 503 and error_of(body).get("code") in ("draining", "overloaded"):
+        _refuse_spent(link, body)
+
+
+def _refuse_spent(link: Link, body: bytes) -> None:
+    """A site that is full, draining or a broken gateway says so with a status; what is the client's own fault passes through."""
+    if link.status not in SPENT_STATUSES and link.status not in (429, 500):
+        return
+    error = error_of(body)
+    if link.status == 500:
+        if error.get("code") in ENGINE_LOST:
+            raise SiteFailed("lost", f"its engine failed: {str(error.get('message', ''))[:200]}")
+        return
+    if link.status == 429 and error.get("code") != WORKERS_AI_FULL:
+        return  # the tenant's own quota: every site would say the same
+    kind: Failure = "draining" if error.get("code") == "draining" else "full"
+    queue = header(link.headers, QUEUE)
+    if queue.isascii() and queue.isdigit() and len(queue) < 12:
+        raise SiteFailed("declined", f"its queue of {queue} tokens is too long", queued_tokens=int(queue))
+    after = header(link.headers, "retry-after")
+    said = str(error.get("message", ""))[:200]
+    detail = f"it answered {link.status}" + (f" ({said})" if said else "")
+    raise SiteFailed(kind, detail, float(after) if after.isascii() and after.isdigit() and len(after) < 6 else None)

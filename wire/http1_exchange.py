@@ -1,0 +1,259 @@
+"""One request on an HTTP/1.1 connection, and its answer: the `receive` and `send` of an ASGI application, and shorter ways for our own.
+
+Knows bodies, heads of answers, chunks and what an application owes its client; refuses to know sockets, limits and parsers: those are its
+connection's.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from wire.request_head import RequestHead
+
+DIRECT = "pilotlight.direct"  # in the scope: the Exchange itself, for what need not wait: no task has to listen for the client's leaving
+HELD_BODY_BYTES = 512 << 10  # of a body that nobody has asked for yet; beyond it the client is not read
+
+Application = Callable[[Any, Any, Any], Coroutine[Any, Any, None]]
+
+log = logging.getLogger(__name__)
+
+
+class Carrier(Protocol):
+    """What an exchange asks of its connection."""
+
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+    is_full: bool  # what waits for the client has reached the buffer's size
+
+    @property
+    def date(self) -> bytes: ...
+
+    @property
+    def is_last(self) -> bool:
+        """No request will be taken after this one."""
+        ...
+
+    def hold_back(self) -> None: ...
+
+    def read_on(self) -> None: ...
+
+    def finished(self, exchange: "Exchange") -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class Exchange:
+    __slots__ = (
+        "_connection", "_expects", "_held", "_is_chunked", "_is_head", "_on_gone", "_parts", "_start", "_told", "_waiter", "declared_length",
+        "has_all", "has_begun", "head", "is_done", "is_gone", "keep_alive", "scope", "task",
+    )  # fmt: skip
+
+    def __init__(self, connection: Carrier, head: RequestHead, declared_length: bytes | None) -> None:
+        self.head = head
+        self.declared_length = declared_length  # as the head has it
+        self.scope = head.scope.copy()
+        self.scope[DIRECT] = self
+        length = [] if declared_length is None else [(b"content-length", declared_length)]
+        self.scope["headers"] = head.headers + length  # a list of its own: applications may change it
+        self.task: asyncio.Task[None] | None = None
+        self.has_all = False  # of the body
+        self.has_begun = self.is_done = self.is_gone = False
+        self.keep_alive = head.keep_alive
+        self._expects = head.expects
+        self._connection = connection
+        self._parts: list[bytes] = []
+        self._held = 0
+        self._told = False  # the application has had the whole body
+        self._start: dict[str, Any] | None = None
+        self._is_chunked = False
+        self._is_head = head.method == b"HEAD"
+        self._waiter: asyncio.Future[None] | None = None
+        self._on_gone: Callable[[], None] | None = None
+
+    def begin(self, app: Application) -> None:
+        """An application that is no coroutine function does at once, here, what need not wait, and returns what does."""
+        try:
+            rest = app(self.scope, self.receive, self.send)
+        except Exception as error:
+            rest = _raised(error)
+        self.task = self._connection.loop.create_task(self._run(rest))
+
+    def on_gone(self, callback: Callable[[], None] | None) -> None:
+        """Called once, when the client leaves before its answer is complete; None takes the callback back."""
+        self._on_gone = callback
+        if callback is not None and self.is_gone:
+            self._connection.loop.call_soon(callback)
+
+    def whole_body(self) -> bytes | None:
+        """Where all of it is here already and the application has had none; else None, and it is to be received."""
+        if not self.has_all or self._told or self.is_gone or self.is_done:
+            return None
+        self._told = True
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        self._held = 0
+        return body
+
+    @property
+    def is_ready(self) -> bool:
+        """A further part of the answer can be written now."""
+        return self.has_begun and not (self._connection.is_full or self.is_gone or self.is_done)
+
+    @property
+    def may_start(self) -> bool:
+        """The answer can be begun now."""
+        return not (self.has_begun or self._connection.is_full or self.is_gone or self.is_done)
+
+    def start(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:
+        """An answer of which more will follow, while `may_start`: head and first part in one write."""
+        head = self._head(status, headers, body, is_last=False)
+        self.has_begun = True
+        self._connection.transport.write(head if self._is_head else head + self._framed(body))
+
+    def write(self, body: bytes) -> None:
+        """Some of an answer that has begun, while `is_ready`."""
+        if body and not self._is_head:
+            self._connection.transport.write(self._framed(body))
+
+    def _framed(self, body: bytes) -> bytes:
+        return b"%x\r\n%s\r\n" % (len(body), body) if self._is_chunked else body
+
+    def take(self, body: bytes) -> None:
+        if self.is_done:
+            return
+        self._parts.append(body)
+        self._held += len(body)
+        if self._held > HELD_BODY_BYTES:
+            self._connection.hold_back()
+        self.wake()
+
+    def end_body(self) -> None:
+        self.has_all = True
+        self.wake()
+
+    def gone(self) -> None:
+        self.is_gone = True
+        callback, self._on_gone = self._on_gone, None
+        if callback is not None and not self.is_done:
+            callback()
+        self.wake()
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _run(self, answering: Awaitable[None]) -> None:
+        try:
+            await answering
+            failure = None if self.is_done or self.is_gone else "it returned before the end of its answer"
+        except asyncio.CancelledError:
+            self._connection.abort()
+            raise
+        except Exception:
+            log.exception("the application failed")
+            failure = "it raised"
+        if failure is None:
+            return
+        if self.has_begun:
+            self._connection.abort()  # the client must not take what it has for the whole
+        else:
+            log.error("the application gave no answer: %s", failure)
+            self._start = {"status": 500, "headers": []}
+            await self.send({"type": "http.response.body", "body": b""})
+
+    async def receive(self) -> dict[str, Any]:
+        while True:
+            if self.is_gone or self.is_done:
+                return {"type": "http.disconnect"}
+            if self._parts or (self.has_all and not self._told):
+                body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+                self._parts.clear()
+                self._held, self._told = 0, self.has_all
+                if not self.has_all:
+                    self._connection.read_on()
+                return {"type": "http.request", "body": body, "more_body": not self.has_all}
+            if self._expects and not self.has_begun:
+                self._expects = False
+                self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            await self._wait()
+
+    async def send(self, message: dict[str, Any]) -> None:
+        if self.is_gone or self.is_done:
+            return
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        body: bytes = message.get("body", b"")
+        is_last = not message.get("more_body", False)
+        head = b""
+        if self._start is not None:
+            head = self._head(self._start["status"], self._start["headers"], body, is_last)
+            self._start, self.has_begun = None, True
+        if self._is_head:
+            body = b""
+        elif self._is_chunked:
+            body = _chunk(body, is_last)
+        if head or body:
+            self._connection.transport.write(head + body)
+        if is_last:
+            self.is_done = True
+            self._on_gone = None
+            self._connection.finished(self)
+            return
+        while self._connection.is_full and not self.is_gone:
+            await self._wait()
+
+    async def _wait(self) -> None:
+        self._waiter = self._connection.loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _head(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes, is_last: bool) -> bytes:
+        parts = [_status_line(status)]
+        has_length = False
+        for name, value in headers:
+            has_length = has_length or name == b"content-length"
+            parts += (name, b": ", value, b"\r\n")
+        if not has_length and status >= 200 and status not in (204, 304):
+            if is_last:
+                parts.append(b"content-length: %d\r\n" % len(body))
+            elif self.head.version == "1.1":
+                self._is_chunked = True
+                parts.append(b"transfer-encoding: chunked\r\n")
+            else:
+                self.keep_alive = False  # HTTP/1.0: the end of the connection is the end of the answer
+        if not self.has_all:
+            self.keep_alive = False
+        if not self.keep_alive or self._connection.is_last:
+            parts.append(b"connection: close\r\n")
+        elif self.head.version == "1.0":
+            parts.append(b"connection: keep-alive\r\n")
+        parts.append(self._connection.date)
+        head = b"".join(parts)
+        if head.count(b"\n") != head.count(b"\r\n") or head.count(b"\n") > len(headers) + 4:
+            raise ValueError("a header's value holds a line end")
+        return head + b"\r\n"
+
+
+async def _raised(error: Exception) -> None:
+    raise error
+
+
+def _chunk(body: bytes, is_last: bool) -> bytes:
+    chunk = b"%x\r\n%s\r\n" % (len(body), body) if body else b""
+    return chunk + b"0\r\n\r\n" if is_last else chunk
+
+
+_STATUS_LINES: dict[int, bytes] = {}
+
+
+def _status_line(status: int) -> bytes:
+    line = _STATUS_LINES.get(status)
+    if line is None:
+        phrase = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else ""
+        line = _STATUS_LINES[status] = f"HTTP/1.1 {status} {phrase}\r\n".encode()
+    return line
