@@ -44,12 +44,6 @@ class CloseEvent(Event):
         self.was_clean = close.code != ABNORMAL
 
 
-class ErrorEvent(Event):
-    def __init__(self, target: "WebSocket", error: BaseException) -> None:
-        super().__init__("error", target)
-        self.error, self.message = error, str(error)
-
-
 class WebSocket(Named):
     """One end. Made by WebSocketPair, and received in the response of a fetch."""
 
@@ -66,7 +60,7 @@ class WebSocket(Named):
         self._handlers: set[asyncio.Future[Any]] = set()
         self._has_closed = False  # a close was sent from here, by the function or in answer to the other side's
         self._was_closed = False  # one has come
-        self._is_accepted = self._is_iterated = self._is_joined = False
+        self._is_accepted = self._is_iterated = self._is_joined = self._has_told_close = False
         self._dispatching: asyncio.Task[None] | None = None
         self._hibernation: Any = None  # the Durable Object that has accepted it
         self._run_event: host.EventRunner | None = None
@@ -170,7 +164,9 @@ class WebSocket(Named):
         message = await self._inbox.take()
         if isinstance(message, Close):
             self._inbox.put(message)
-            await self._fire(CloseEvent(self, message))
+            if not self._has_told_close:
+                self._has_told_close = True
+                await self._fire(CloseEvent(self, message))
             return message
         return Buffer(message) if isinstance(message, bytes) else message
 
@@ -273,7 +269,7 @@ class WebSocket(Named):
     async def _told(self, work: Awaitable[Any]) -> None:
         try:
             await work
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             print_trouble("a WebSocket's handler", error)
 
 
