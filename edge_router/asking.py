@@ -67,10 +67,7 @@ class Asking:
         that was cut closes no connection. On cancellation the connection is closed."""
         self._tell = tell
         try:
-            link = self._link or await self._connected()
-            link.begun = self._begun
-            await link.head()
-            link.begun = None
+            link = await self._headed()
             if self._error is not None:
                 raise self._error
             answer = self._answer or await self._made(link)
@@ -102,6 +99,24 @@ class Asking:
             link.begun = None
             self._upstream.leave(link, self._stream)
 
+    async def _headed(self) -> Link:
+        """With the head of the answer. A kept link that its site closed when the request was under way already says nothing of the site."""
+        if self._link is not None:
+            try:
+                return await self._wait_for_head(self._link)
+            except LinkLost:
+                if not (self._link.is_untouched and self._request.head.may_be_repeated):
+                    raise
+            self._upstream.leave(self._link, None)
+            self._link = self._patience.link = None
+        return await self._wait_for_head(await self._connected())
+
+    async def _wait_for_head(self, link: Link) -> Link:
+        link.begun = self._begun
+        await link.head()
+        link.begun = None
+        return link
+
     async def _connected(self) -> Link:
         link = self._link = self._patience.link = await self._patience.within(
             self._upstream.pool.connect(self._origin, Link)
@@ -113,18 +128,19 @@ class Asking:
         """Where the site's bytes come in, from its whole head on: a stream's first events go on from here, if the client can have them now."""
         link = self._link
         assert link is not None
-        if self._is_stream(link) and not link.has_news:
-            return self._wait_for_events()  # they are still to come
+        if self._is_stream(link):
+            if not link.has_news:
+                return self._wait_for_events()  # they are still to come
+            if link.has_parts and not self._patience.is_over:
+                self._tell_first(link)
         link.begun = None
-        if self._is_stream(link) and link.has_parts and not self._patience.is_over:
-            self._tell_first(link)
         link.wake()
 
     def _tell_first(self, link: Link) -> None:
-        stream = self._stream or self._open_stream(link)
         try:
+            stream = self._open_stream(link)
             self._first = stream.decoded(link.take())
-            if any(event.data is not None for event in self._first):
+            if stream.last is not None:
                 answer = self._answer = Answer(self._upstream, link, None, stream, self._first)
                 self._end_patience()
                 answer.is_told = self._tell is not None and self._tell(answer)
@@ -165,7 +181,7 @@ class Asking:
         some, the site is at work, and the client is told so instead of starting again elsewhere."""
         deadline = self._patience.until
         first = self._first
-        while not any(event.data is not None for event in first):
+        while stream.last is None:
             if first:
                 try:
                     async with asyncio.timeout_at(deadline - self._first_byte_s * AT_WORK_SHARE):

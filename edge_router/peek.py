@@ -123,7 +123,7 @@ class ValidRequest(msgspec.Struct, frozen=True):
             recall.home,
             self.client,
             recall.held,
-            conversation.short_digests(),
+            conversation.short_digests,
             now_s,
         )
 
@@ -138,7 +138,7 @@ class ValidRequest(msgspec.Struct, frozen=True):
             if self.patience_ms is not None:
                 lines += f"{PATIENCE}: {round(self.patience_ms)}\r\n"
             if self.conversation.prefixes:
-                lines += f"{PREFIXES}: {encode_named(self.conversation.short_digests())}\r\n"
+                lines += f"{PREFIXES}: {encode_named(self.conversation.short_digests)}\r\n"
         return self.kept_lines + lines.encode("latin-1")
 
 
@@ -241,9 +241,8 @@ def _conversation(head: Head, fields: dict[str, Any], salt: bytes, model: str) -
     session = session_digest(salt, model, name) if isinstance(name, str) and name else None
     tools = fields.get("tools")
     seed = model.encode() + b"\0" + (_canonical(tools) if tools else b"")
-    pieces = list(_pieces(fields))
-    tokens = (len(seed) + sum(len(piece) for piece, _ in pieces)) // 4 if pieces else 0
-    return Conversation(session, prefix_chain(salt, seed, pieces), tokens)
+    prefixes = prefix_chain(salt, seed, _pieces(fields))
+    return Conversation(session, prefixes, prefixes[-1].tokens if prefixes else 0)
 
 
 def _pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
@@ -253,8 +252,9 @@ def _pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
         user_has_spoken = False
         for message in messages:
             if isinstance(message, dict):
-                user_has_spoken = user_has_spoken or message.get("role") not in ("system", "developer")
-                yield _canonical([message.get(field) for field in MESSAGE_FIELDS]), user_has_spoken
+                get = message.get
+                user_has_spoken = user_has_spoken or get("role") not in ("system", "developer")
+                yield _canonical([get(field) for field in MESSAGE_FIELDS]), user_has_spoken
             else:
                 yield _canonical(message), user_has_spoken
     elif prompt is not None:

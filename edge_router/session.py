@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 from blake3 import blake3
+from msgspec.structs import force_setattr
 
 from edge_router.policy import Home
 from wire.prefixes import short_digest
@@ -48,18 +49,22 @@ class Conversation(msgspec.Struct, frozen=True):
     session: bytes | None  # digest of the name the client gave it
     prefixes: tuple[Prefix, ...]  # growing
     tokens: int
+    short_digests: tuple[tuple[int, int], ...] = ()  # made here: what published digests are searched for
+
+    def __post_init__(self) -> None:
+        """(Short digest, tokens up to there), longest first."""
+        newest = self.prefixes[: -REMEMBERED_PREFIXES - 1 : -1]
+        force_setattr(self, "short_digests", tuple([(short_digest(digest), tokens) for digest, tokens, _ in newest]))
 
     @property
     def placement_key(self) -> bytes | None:
         """The same for every turn, so that routers which share nothing place it at the same site."""
         if self.session is not None:
             return self.session
-        return next((prefix.digest for prefix in self.prefixes if prefix.is_telling), None)
-
-    def short_digests(self) -> tuple[tuple[int, int], ...]:
-        """What published digests are searched for: (short digest, tokens up to there), longest first."""
-        newest = self.prefixes[-REMEMBERED_PREFIXES:]
-        return tuple((short_digest(prefix.digest), prefix.tokens) for prefix in reversed(newest))
+        for prefix in self.prefixes:
+            if prefix.is_telling:
+                return prefix.digest
+        return None
 
 
 @lru_cache(4096)
@@ -125,11 +130,11 @@ class SessionTable:
         now = self._clock()
         held: dict[str, int] = {}
         longest: Home | None = None
-        for prefix in reversed(conversation.prefixes):
-            for site in self._holders(prefix.digest, now):
-                held.setdefault(site, prefix.tokens)
-                if longest is None and prefix.is_telling:
-                    longest = Home(site, prefix.tokens, by_name=False)
+        for digest, tokens, is_telling in reversed(conversation.prefixes):
+            for site in self._holders(digest, now):
+                held.setdefault(site, tokens)
+                if longest is None and is_telling:
+                    longest = Home(site, tokens, by_name=False)
             if longest is not None and len(held) >= HOLDERS:
                 break
         named = self._holders(conversation.session, now) if conversation.session is not None else ()
@@ -157,7 +162,7 @@ class SessionTable:
 
     def _holders(self, digest: bytes, now: float) -> tuple[str, ...]:
         entry = self._entries.get(digest)
-        return tuple(holder.site for holder in entry.holders if holder.expires_at > now) if entry is not None else ()
+        return () if entry is None else tuple([site for site, expires_at in entry.holders if expires_at > now])
 
     def _put(self, digest: bytes, site: str, tokens: int, now: float) -> None:
         known = self._entries.pop(digest, None)

@@ -136,7 +136,7 @@ class Server:
 class Connection(asyncio.Protocol):
     __slots__ = (
         "_around", "_client", "_exchange", "_fed_bytes", "_head", "_head_bytes", "_headers", "_in_head", "_incoming", "_is_lingering",
-        "_is_paused", "_length", "_opening", "_parser", "_refusal", "_server", "_unbegun", "_url", "_waiting", "_wants_upgrade",
+        "_is_paused", "_length", "_limits", "_opening", "_parser", "_refusal", "_server", "_unbegun", "_url", "_waiting", "_wants_upgrade",
         "deadline", "is_full", "loop", "transport",
     )  # fmt: skip
 
@@ -145,6 +145,7 @@ class Connection(asyncio.Protocol):
         self.deadline = NEVER
         self.is_full = False  # what waits for the client has reached the buffer's size
         self._server = server
+        self._limits = server.limits
         self._parser = httptools.HttpRequestParser(self)
         self._opening: bytes | None = b""  # what may yet become HTTP/2's preface; None: it is not
         self._exchange: Exchange | None = None  # being answered
@@ -267,14 +268,14 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        hosts = sum(name == b"host" for name, _ in self._headers)
-        if hosts > 1 or (hosts == 0 and self._parser.get_http_version() == "1.1"):
+        head = self._whole_head()
+        if not head.has_one_host:
             self._refusal = ApiError("invalid_request", "a request must have one host header")
             raise self._refusal
         if self._parser.should_upgrade():
             self._wants_upgrade = True
             return
-        exchange = self._incoming = Exchange(self, self._whole_head(), self._length)
+        exchange = self._incoming = Exchange(self, head, self._length)
         if self._exchange is None:
             self._begin(exchange)
         elif len(self._waiting) < MAX_PIPELINED:

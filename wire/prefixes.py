@@ -19,6 +19,9 @@ MAX_PUBLISHED = 8192  # 32 KiB a status and model; the least recently used are l
 MAX_NAMED = 48  # prefixes that a request brings along: 512 characters of header
 
 
+_NAMED = struct.Struct(">II")
+
+
 def short_digest(digest: bytes) -> int:
     return int.from_bytes(digest[:SHORT_BYTES], "big")
 
@@ -46,7 +49,7 @@ def decode_prefixes(raw: bytes) -> frozenset[int]:
 
 def encode_named(prefixes: Iterable[tuple[int, int]]) -> str:
     """What a router tells a site about one prompt: (short digest, tokens up to there by the router's estimate), as a header's value."""
-    packed = b"".join(struct.pack(">II", digest, min(tokens, 2**32 - 1)) for digest, tokens in prefixes)
+    packed = b"".join([_NAMED.pack(digest, min(tokens, 2**32 - 1)) for digest, tokens in prefixes])
     return b64encode(packed[: 8 * MAX_NAMED]).decode()
 
 
@@ -55,4 +58,4 @@ def decode_named(value: str) -> tuple[tuple[int, int], ...]:
     raw = b64decode(value, validate=True)
     if len(raw) % 8 or len(raw) > 8 * MAX_NAMED:
         raise ValueError(f"named prefixes have 8 bytes each and are at most {MAX_NAMED}; these have {len(raw)} bytes")
-    return tuple(struct.iter_unpack(">II", raw))
+    return tuple(_NAMED.iter_unpack(raw))

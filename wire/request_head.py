@@ -14,7 +14,7 @@ Headers = list[tuple[bytes, bytes]]  # names lower case
 
 
 class RequestHead:
-    __slots__ = ("expects", "headers", "keep_alive", "memo", "method", "scope", "url", "version")
+    __slots__ = ("expects", "has_one_host", "headers", "keep_alive", "memo", "method", "scope", "url", "version")
 
     def __init__(self, method: bytes, url: bytes, version: str, headers: Headers, around: dict[str, Any]) -> None:
         """`headers` without content-length; `around`: what a scope tells of the connection."""
@@ -24,12 +24,16 @@ class RequestHead:
         self.headers = headers
         self.keep_alive = version == "1.1"
         self.expects = False  # to be told to go on before it sends its body
+        num_hosts = 0
         for name, value in headers:
-            if name == b"connection":
+            if name == b"host":
+                num_hosts += 1
+            elif name == b"connection":
                 tokens = [token.strip() for token in value.lower().split(b",")]
                 self.keep_alive = (self.keep_alive or b"keep-alive" in tokens) and b"close" not in tokens
             elif name == b"expect":
                 self.expects = value.lower() == b"100-continue"
+        self.has_one_host = num_hosts == 1 or (num_hosts == 0 and version != "1.1")
         self.scope = self._scope(around)
         self.memo: dict[str, Any] = {}
 

@@ -62,6 +62,8 @@ class EventDecoder:
 
     def feed(self, chunk: bytes) -> list[Event]:
         """Returns the events that `chunk` completes. Raises SSEError when an unfinished event outgrows the limit."""
+        if self._at_start and not self._buffer and not chunk.startswith(b"\xef"):
+            self._at_start = not chunk  # it is not the mark of byte order
         if (
             not self._buffer
             and not self._at_start

@@ -123,7 +123,7 @@ HEALTHY_FLOOR = (
 def eligible(request: RouteRequest, backends: Sequence[BackendView]) -> list[BackendView]:
     """The usable sites that serve the model, or may serve it; all usable ones if no site does, so that one of them can say so. When nothing is
     usable, the least bad ones: a site that missed its probes may still answer, one that drains is certain to refuse."""
-    usable = [backend for backend in backends if backend.is_usable]
+    usable = [backend for backend in backends if backend.state in USABLE]
     usable = usable or [backend for backend in backends if backend.state == "unhealthy"]
     if request.model is not None:
         usable = [backend for backend in usable if _may_serve(backend, request.model)] or usable

@@ -63,9 +63,15 @@ class CostPolicy:
 
     def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:
         candidates = eligible(request, backends)
-        most_cached = max((backend.cached_tokens(request) for backend in candidates), default=0)
-        load = _mean_load(request, candidates)
-        priced = [self.price(request, backend, most_cached, load) for backend in candidates]
+        wanted = request.model
+        models = [backend.model(wanted) if wanted is not None else None for backend in candidates]
+        cached = [backend.cached_tokens(request) for backend in candidates]
+        most_cached = max(cached, default=0)
+        load = _mean_load(models)
+        priced = [
+            self.price(request, backend, model, held, most_cached, load)
+            for backend, model, held in zip(candidates, models, cached, strict=True)
+        ]
         priced.sort(key=_cheapest_first)
         order, reason = self._among_equals(request, priced, load)
         preferences = [Preference(each.backend, each.cost_ms, each.terms, "spill") for each in order]
@@ -84,19 +90,25 @@ class CostPolicy:
         return first.terms["queue_ahead"] + max(0.0, other.score - first.score) + self.assumptions.patience_ms
 
     def price(
-        self, request: RouteRequest, backend: BackendView, most_cached: int = 0, mean_load: float = 0.0
+        self,
+        request: RouteRequest,
+        backend: BackendView,
+        model: ModelStatus | None,
+        cached: int,
+        most_cached: int,
+        mean_load: float,
     ) -> Priced:
-        """`most_cached`: tokens of this prompt at whichever site holds most of it; `mean_load`: share of the sites' time that prefill takes."""
-        believed = self.assumptions
-        model = backend.model(request.model) if request.model is not None else None
+        """`cached`: tokens of this prompt that the site holds, `most_cached`: that whichever site holds most of it does; `mean_load`: share of the
+        sites' time that prefill takes."""
+        believed, status = self.assumptions, backend.status
         rate = (
             model.prefill_tokens_per_s if model is not None else 0.0
         )  # it changes slowly: a stale one is better than a guess
         ms_per_token = 1000 / (rate if rate > 0 else believed.prefill_tokens_per_s)
         rtt = _rtt_ms(request, backend)
+        occupancy = _occupancy(backend)
         prefill = queue = wake = crowding = doubt = toll = 0.0
-        if request.model is not None and (model is not None or backend.status is None):
-            cached = backend.cached_tokens(request)
+        if request.model is not None and (model is not None or status is None):
             prefill = (request.prompt_tokens - cached) * ms_per_token
             repeated = max(0, most_cached - cached) * ms_per_token
             toll = mean_load * min(believed.repeat_max_ms, believed.repeat * repeated)
@@ -104,17 +116,18 @@ class CostPolicy:
                 load = min(believed.busiest, model.arriving_tokens_per_s * ms_per_token / 1000)
                 queue = self._queue_ms(request, backend, model, ms_per_token, load)
                 wake = self._wake_ms(model)
-                crowding = _crowding(model, max(_occupancy(backend), _kv_utilisation(model)))
-                toll += prefill * _followers(model, queue + wake + prefill / 2, load)
+                crowding = _crowding(model, max(occupancy, _kv_utilisation(model)))
+                if model.arriving_per_s:
+                    toll += prefill * _followers(model, queue + wake + prefill / 2, load)
             else:
                 queue = backend.pending_tokens * ms_per_token
             if (
-                not backend.status_is_fresh or backend.status is None
+                not backend.status_is_fresh or status is None
             ):  # on top of what it said last: silence makes no site look better
                 doubt = believed.doubt_ms + believed.queued_tokens * ms_per_token
         elif not backend.status_is_fresh:
             doubt = believed.doubt_ms
-        if _occupancy(backend) >= 1:
+        if occupancy >= 1:
             queue += believed.saturated_ms
         cost = rtt + queue + prefill + wake + crowding + doubt
         terms = {
@@ -170,15 +183,13 @@ class CostPolicy:
         return model.wake_ms if model.wake_ms > 0 else self.assumptions.wake_ms
 
 
-def _mean_load(request: RouteRequest, backends: Sequence[BackendView]) -> float:
+def _mean_load(models: Sequence[ModelStatus | None]) -> float:
     """Share of the time of the sites that have the model which the prefill of what reaches them takes."""
-    if request.model is None:
-        return 0.0
-    loads = []
-    for backend in backends:
-        model = backend.model(request.model)
-        if model is not None and model.prefill_tokens_per_s > 0:
-            loads.append(min(1.0, model.arriving_tokens_per_s / model.prefill_tokens_per_s))
+    loads = [
+        min(1.0, model.arriving_tokens_per_s / model.prefill_tokens_per_s)
+        for model in models
+        if model is not None and model.prefill_tokens_per_s > 0
+    ]
     return sum(loads) / len(loads) if loads else 0.0
 
 

@@ -64,7 +64,7 @@ class SimRouter:
             recall.home,
             None,
             recall.held,
-            conversation.short_digests(),
+            conversation.short_digests,
             now,
         )
         preferences = self.policy.rank(request, [backend.view() for backend in self.backends])

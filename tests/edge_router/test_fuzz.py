@@ -152,8 +152,10 @@ RAW_ANSWERS = [
 async def test_a_site_that_does_not_speak_http_is_named_and_left(slowly: bool) -> None:
     """Also byte by byte. A site whose answer is whole passes; everything else is a refusal with its word, or a stream with its error event."""
     raw = b""
+    serving: set[asyncio.StreamWriter] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(writer)
         try:
             await reader.readuntil(b"\r\n\r\n")
             for part in [raw[i : i + 1] for i in range(len(raw))] if slowly and len(raw) < 200 else [raw]:
@@ -164,6 +166,7 @@ async def test_a_site_that_does_not_speak_http_is_named_and_left(slowly: bool) -
             pass
         finally:
             writer.close()
+            serving.discard(writer)
 
     liar = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with (
@@ -174,7 +177,10 @@ async def test_a_site_that_does_not_speak_http_is_named_and_left(slowly: bool) -
         backend = running.proxy.backends["ams1"]
         backend.url = f"http://127.0.0.1:{liar.sockets[0].getsockname()[1]}"
         for raw in RAW_ANSWERS:  # noqa: B007 (`serve` reads it)
-            async with asyncio.timeout(5), running.chat() as response:
+            asked = running.http.post(
+                running.url + "/v1/chat/completions", json={"model": "ember"}, allow_redirects=False
+            )
+            async with asyncio.timeout(5), asked as response:
                 body = await response.read()
                 if response.status in (502, 503, 504):
                     assert json.loads(body)["error"]["code"] in ERRORS
@@ -185,6 +191,7 @@ async def test_a_site_that_does_not_speak_http_is_named_and_left(slowly: bool) -
             backend.state = "healthy"
         assert running.proxy.upstream is not None
         running.proxy.upstream.pool.sweep()
+        await running.until(lambda: not serving)
 
 
 REQUEST_PIECES = [

@@ -1,5 +1,7 @@
 """What the policy promises for any sites and any request: drawn by hypothesis, judged by the order alone."""
 
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -10,6 +12,8 @@ from edge_router.placement import MAX_WALK
 from edge_router.policy import BackendView, Home, RouteRequest
 from edge_router.policy.cost import CostPolicy, Priced
 from tests.edge_router.builders import Clock, model_status, network, site_status, view
+from tests.edge_router.plain_cost import plain_costs
+from wire.status import ModelStatus, Place
 
 NAMES = tuple(f"s{i}" for i in range(8))
 
@@ -127,16 +131,55 @@ def test_a_site_that_gets_worse_never_rises(
         assert name not in after or not usable or how == "ejected"
 
 
+@settings(max_examples=300)
+@given(requests(), backends(), st.data())
+def test_prices_are_the_plain_formulas_to_the_last_bit(
+    request: RouteRequest, sites: list[BackendView], data: st.DataObject
+) -> None:
+    rates = st.fixed_dictionaries({
+        "arriving_per_s": st.sampled_from([0.0, 0.7, 13.0]), "arriving_tokens_per_s": st.floats(0, 9000),
+        "decode_tokens_per_s": st.sampled_from([0.0, 43.0]),
+    })  # fmt: skip
+    busy = []
+    for site in sites:
+        assert site.status is not None
+        models = tuple(replace(model, **data.draw(rates)) for model in site.status.models)
+        status = data.draw(
+            st.sampled_from([None, replace(site.status, models=()), replace(site.status, models=models)])
+        )
+        busy.append(replace(site, status=status))
+    where = data.draw(st.sampled_from([None, Place("client", 52.0, 4.0)]))
+    asked = replace(request, model=data.draw(st.sampled_from([None, "ember", "other"])), client=where, now_s=7.25)
+    scores: dict[str, float] = {}
+
+    class Listening(CostPolicy):
+        def price(self, *given: Any) -> Priced:
+            priced = super().price(*given)
+            scores[priced.backend.name] = priced.score
+            return priced
+
+    found = {preference.backend.name: preference.terms for preference in Listening().rank(asked, busy)}
+    plain = plain_costs(asked, busy)
+    assert found == {name: terms for name, (_, terms) in plain.items()}
+    assert scores == {name: score for name, (score, _) in plain.items()}
+
+
 class CountingPolicy(CostPolicy):
     def __init__(self) -> None:
         super().__init__()
         self.priced = 0
 
     def price(
-        self, request: RouteRequest, backend: BackendView, most_cached: int = 0, mean_load: float = 0.0
+        self,
+        request: RouteRequest,
+        backend: BackendView,
+        model: ModelStatus | None,
+        cached: int,
+        most_cached: int,
+        mean_load: float,
     ) -> Priced:
         self.priced += 1
-        return super().price(request, backend, most_cached, mean_load)
+        return super().price(request, backend, model, cached, most_cached, mean_load)
 
 
 def test_five_thousand_sites_are_each_priced_once_and_few_are_hashed(monkeypatch: object) -> None:

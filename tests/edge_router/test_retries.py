@@ -198,3 +198,35 @@ async def half_of_a_json_answer(site: FakeSite, request: Any) -> Any:
     await asyncio.sleep(0.02)
     reset_connection(request)
     return response
+
+
+async def test_a_kept_connection_that_its_site_closes_under_the_next_request_costs_nothing() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        async with running.chat() as response:
+            await response.read()
+        sockets: list[Any] = []
+
+        async def close_the_first(site: FakeSite, request: web.Request) -> web.StreamResponse:
+            sockets.append(request.transport)
+            if len(sockets) == 1:
+                reset_connection(request)
+                return web.Response()
+            return await stream_of(2)(site, request)
+
+        fakes[0].behave = close_the_first
+        async with running.chat() as response:
+            assert response.status == 200
+            assert await response.read() == event(0) + event(1) + DONE
+        assert len(sockets) == 2
+        assert sockets[0] is not sockets[1]
+
+
+async def test_what_a_function_may_have_done_is_not_asked_for_again_over_another_connection() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        async with running.http.post(running.url + "/fn/notes/add", data=b"1") as response:
+            await response.read()
+        before = len(fakes[0].seen)
+        fakes[0].behave = reset_before_first_byte
+        async with running.http.post(running.url + "/fn/notes/add", data=b"1") as response:
+            assert response.status == 502
+        assert len(fakes[0].seen) == before + 1
