@@ -59,13 +59,22 @@ class Asking:
         self._first: list[Event] = []
         self._answer: Answer | None = None
         self._error: Exception | None = None
-        self._tell: Tell | None = None
+        self.tell: Tell | None = None
         ticket.on_site_lost = self._patience.site_lost
 
-    async def answer(self, tell: Tell | None = None) -> Answer:
+    @property
+    def is_sent(self) -> bool:
+        """There was a link that waited."""
+        return self._link is not None
+
+    def listen(self, go_on: Callable[[], None]) -> None:
+        """Until somebody awaits the answer: `go_on` is called when there is something to be done for it that is not done here. Once it is sent."""
+        assert self._link is not None
+        self._link.begun, self._link.on_wake = self._begun, go_on
+
+    async def answer(self) -> Answer:
         """Raises SiteFailed. A site that stops answering its probes while we wait for its first byte is left at once: a machine that froze or a cable
         that was cut closes no connection. On cancellation the connection is closed."""
-        self._tell = tell
         try:
             link = await self._headed()
             if self._error is not None:
@@ -96,7 +105,7 @@ class Asking:
         self._end_patience()
         link, self._link = self._link, None
         if link is not None:
-            link.begun = None
+            link.begun = link.on_wake = None
             self._upstream.leave(link, self._stream)
 
     async def _headed(self) -> Link:
@@ -112,7 +121,8 @@ class Asking:
         return await self._wait_for_head(await self._connected())
 
     async def _wait_for_head(self, link: Link) -> Link:
-        link.begun = self._begun
+        if self._answer is None:
+            link.begun = self._begun
         await link.head()
         link.begun = None
         return link
@@ -143,7 +153,7 @@ class Asking:
             if stream.last is not None:
                 answer = self._answer = Answer(self._upstream, link, None, stream, self._first)
                 self._end_patience()
-                answer.is_told = self._tell is not None and self._tell(answer)
+                answer.is_told = self.tell is not None and self.tell(answer)
         except Exception as error:  # the task has to answer for it
             self._error = error
 

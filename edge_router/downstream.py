@@ -5,7 +5,7 @@ listening: `while_present` knows both. Knows nothing of sites.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 import orjson
@@ -152,6 +152,12 @@ class Downstream:
             watch.cancel()
             await asyncio.gather(task, watch, return_exceptions=True)
 
+    def hold(self) -> Callable[[], None]:
+        """The task that waits for the answer need not begin before what is returned is called, or the client leaves or is cut."""
+        assert self._direct is not None
+        self._direct.hold()
+        return self._direct.go_on
+
     def _leave(self) -> None:
         self._has_left = True
         if self._work is not None:
@@ -162,6 +168,8 @@ class Downstream:
         self._cut = error
         if self._work is not None:
             self._work.cancel()
+        elif self._direct is not None:
+            self._direct.go_on()
 
     async def whole(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
         self.has_answered = True
@@ -258,7 +266,7 @@ def _raw(headers: list[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
 
 
 def _known_head(direct: HttpExchange) -> Head:
-    """Made once for all requests of a connection that repeat it. The body's length is no part of it."""
+    """Made once for all requests that repeat it. The body's length is no part of it."""
     head: Head | None = direct.head.memo.get("head")
     if head is None:
         head = direct.head.memo["head"] = head_of({**direct.scope, "headers": direct.head.headers})

@@ -48,7 +48,6 @@ class Exchange:
         self.is_cut = False  # and has not gone on yet
         self.whole_tokens = 0  # of an answer in one piece
         self.unmarked_events = 0  # of a stream that does not say how many tokens they bring
-        self.reasons = ""  # for asking the site that was asked last, as its answer's header says them
         self.told_at = 0.0  # when the client last heard something of the answer
         self.look_again_at = 0.0  # when a draining site's stream may look for another site once more
         self._relay = relay

@@ -16,9 +16,9 @@ import httptools
 
 MAX_HEAD_BYTES = 64 << 10  # of an answer
 HELD_BYTES = 256 << 10  # of an answer that nobody has read yet; beyond it the site is not read
-# Sites keep idle connections for 75 s (wire/server.py), and most that stand between for 60. Where one closes sooner, the link is known to be closed,
-# or the request that crossed the close is sent again over a new one. Four seconds cost every other stream a handshake before its first token.
-KEEP_ALIVE_S = 50.0
+# Sites keep idle connections for 75 s (wire/server.py). Where one closes sooner, the link is known to be closed, or the request that crossed the
+# close is sent again over a new one. With four seconds every other stream of a quiet router waited for a handshake before its first token.
+KEEP_ALIVE_S = 60.0
 
 
 class CannotConnect(Exception):
@@ -57,6 +57,7 @@ class Link(asyncio.Protocol):
         self.begun: Callable[[], None] | None = (
             None  # called, once the head is here, with whatever comes, instead of waking whoever waits
         )
+        self.on_wake: Callable[[], None] | None = None  # called once where there is news, and nobody waits yet
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
         self._parts: list[bytes] = []
@@ -71,7 +72,8 @@ class Link(asyncio.Protocol):
     def send(self, head: bytes, body: bytes, *, is_head_request: bool = False) -> None:
         assert self.is_done
         assert self.is_fit
-        self.headers, self._parts, self._error, self.sink, self.begun = [], [], None, None, None
+        self.headers, self._parts = [], []
+        self._error = self.sink = self.begun = self.on_wake = None
         self.has_head = self.is_done = False
         self._held = self._head_bytes = 0
         self.is_head_request = is_head_request
@@ -129,8 +131,12 @@ class Link(asyncio.Protocol):
             self._waiter = None
 
     def wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None:
+            if not self._waiter.done():
+                self._waiter.set_result(None)
+        elif self.on_wake is not None:
+            callback, self.on_wake = self.on_wake, None
+            callback()
 
     def fail(self, error: Exception) -> None:
         """Ends the wait of whoever waits, from outside."""
@@ -210,7 +216,8 @@ class Link(asyncio.Protocol):
         if self._held > HELD_BYTES and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
-        self.wake()
+        if self.begun is None:
+            self.wake()
 
     def on_message_complete(self) -> None:
         if self.has_head and not self.is_done:

@@ -85,10 +85,10 @@ class Head(msgspec.Struct, frozen=True):
 class _Known(msgspec.Struct, frozen=True):
     """What follows from a head alone."""
 
+    is_hop: bool  # another router sent it
     kept: bytes  # the lines that travel on as they are, and those that are the same for every request
     salt: bytes
     run_model: str | None  # that the path names
-    place: Place | None
     is_json: bool
 
 
@@ -151,20 +151,21 @@ def request_id_of(head: Head) -> str:
 def peek(
     head: Head, body: bytes, request_id: str, secret: str, max_hops: int, find_place: FindPlace, address: str
 ) -> ValidRequest:
-    """Raises ApiError on what no site could answer. `address`: where the request came from; the same whenever a head is."""
-    known = head.known or _look(head, secret, max_hops, find_place, address)
+    """Raises ApiError on what no site could answer. `address`: where the request came from."""
+    known = head.known or _look(head, secret, max_hops, address)
+    place = find_place(address, head.header(CLIENT_GEO), known.is_hop)
     fields = _parse(head, body) if body and known.is_json else {}
     model = known.run_model
     if model is None:
         model = fields.get("model")
         model = model if isinstance(model, str) else None
     return ValidRequest(
-        head, body, model, fields.get("stream") is True, _conversation(head, fields, known.salt, model or ""), known.place, request_id,
-        known.kept, AnswerName.fresh() if secret and model is not None else None,
+        head, body, model, fields.get("stream") is True, _conversation(head, fields, known.salt, model or ""), place, request_id,
+        known.kept if place is None else known.kept + _place_line(place), AnswerName.fresh() if secret and model is not None else None,
     )  # fmt: skip
 
 
-def _look(head: Head, secret: str, max_hops: int, find_place: FindPlace, address: str) -> _Known:
+def _look(head: Head, secret: str, max_hops: int, address: str) -> _Known:
     is_hop = bool(secret) and hop_is_genuine(
         head.header(HOP), secret, time.time(), head.method, head.path, head.header(REQUEST_ID)
     )
@@ -173,15 +174,15 @@ def _look(head: Head, secret: str, max_hops: int, find_place: FindPlace, address
         message = f"the request has passed {max_hops} routers: a site's url in a network file leads back to a router"
         raise ApiError("invalid_request", message)
     account, model = _account_and_model(head)
-    place = find_place(address, head.header(CLIENT_GEO), is_hop)
     known = _Known(
-        _kept_lines(head, hops, "" if is_hop else address, place),
+        is_hop,
+        _kept_lines(head, hops, "" if is_hop else address),
         tenant_salt(head.header("authorization"), account, secret),
         model,
-        place,
         not head.is_for_function and not head.header("content-type").lower().startswith(NOT_JSON),
     )
-    if not head.header(HOP):  # a signature is to be looked at each time: it grows old
+    # A signature grows old, and a function is told the client's address, which others with this head have not.
+    if not head.header(HOP) and not head.is_for_function:
         force_setattr(head, "known", known)
     return known
 
@@ -198,7 +199,7 @@ def _hops_so_far(head: Head) -> int:
     return int(count) if count.isascii() and count.isdigit() and len(count) < 4 else 0
 
 
-def _kept_lines(head: Head, hops: int, address: str, place: Place | None) -> bytes:
+def _kept_lines(head: Head, hops: int, address: str) -> bytes:
     """`address`: the client's, where it is ours to say. A function reads it and versions are shared out by it, so a client's own word is dropped,
     and so is its word of where it stands, which another router would take for ours."""
     # an `Expect` was answered by our own server already
@@ -208,10 +209,12 @@ def _kept_lines(head: Head, hops: int, address: str, place: Place | None) -> byt
     kept = [(name, value) for name, value in forwardable(head.headers) if name not in ours]
     if CLIENT_ADDRESS in ours:
         kept.append((CLIENT_ADDRESS, address))
-    if place is not None:
-        kept.append((CLIENT_GEO, f"{place.latitude:g},{place.longitude:g}"))
     kept += [("accept-encoding", "identity"), (HOPS, str(hops))]
     return "".join([f"{name}: {value}\r\n" for name, value in kept]).encode("latin-1")
+
+
+def _place_line(place: Place) -> bytes:
+    return f"{CLIENT_GEO}: {place.latitude:g},{place.longitude:g}\r\n".encode()
 
 
 def _parse(head: Head, body: bytes) -> dict[str, Any]:

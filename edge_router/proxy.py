@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -128,7 +129,9 @@ class Proxy:
             exchange = ahead.exchange = self._exchange(client, body)
             route, preferences = self.rank(exchange.request)
             if preferences:
-                exchange.asked = self._ask(exchange, route, preferences[0])
+                exchange.asked = asked = self._ask(client, exchange, route, preferences[0])
+                if asked.asking.is_sent:
+                    asked.asking.listen(client.hold())
                 self._consider_hints(exchange, route, preferences)
 
     async def _admitted(self, client: Downstream, ahead: "Ahead") -> None:
@@ -170,11 +173,11 @@ class Proxy:
             self.limits.charge(client.head, exchange.told_tokens)
 
     async def _try_sites(self, client: Listener, exchange: Exchange) -> None:
-        while (asked := exchange.take_asked() or await self._ask_next(exchange)) is not None:
+        while (asked := exchange.take_asked() or await self._ask_next(client, exchange)) is not None:
             preference, backend = asked.preference, self.backends[asked.preference.backend.name]
             with asked.ticket as ticket:
                 try:
-                    answer = await self._answer(client, exchange, asked)
+                    answer = await self._answer(exchange, asked)
                 except SiteFailed as failure:
                     self._note(backend, ticket, exchange, failure)
                     exchange.failed(backend.name, failure)
@@ -225,7 +228,7 @@ class Proxy:
     async def _body(self, client: Downstream) -> bytes:
         return await client.body(self._max_body_bytes, self.relay.idle_timeout_s, self.body_timeout_s)
 
-    async def _ask_next(self, exchange: Exchange) -> Asked | None:
+    async def _ask_next(self, client: Listener, exchange: Exchange) -> Asked | None:
         """The best site not yet tried. Ranked anew each time: while one kept us waiting, others have failed, and others have come back."""
         if exchange.failures and exchange.lost is None and not self.retries.withdraw():
             return None
@@ -234,7 +237,7 @@ class Proxy:
             self._consider_hints(exchange, route, preferences)
             left = (preference for preference in preferences if preference.backend.name not in exchange.tried)
             if (preference := next(left, None)) is not None:
-                return self._ask(exchange, route, preference)
+                return self._ask(client, exchange, route, preference)
             if exchange.take_back_declined():
                 continue
             if exchange.lost is None:
@@ -243,7 +246,7 @@ class Proxy:
             exchange.try_again()
         return None
 
-    def _ask(self, exchange: Exchange, route: RouteRequest, preference: Preference) -> Asked:
+    def _ask(self, client: Listener, exchange: Exchange, route: RouteRequest, preference: Preference) -> Asked:
         assert self.upstream is not None
         backend = self.backends[preference.backend.name]
         ticket = backend.inflight(route.uncached_tokens(backend.name))
@@ -253,33 +256,28 @@ class Proxy:
         except BaseException:
             ticket.give_back()
             raise
+        asking.tell = partial(self._tell_first, client, exchange, preference)
         return Asked(preference, ticket, asking)
 
     def _consider_hints(self, exchange: Exchange, route: RouteRequest, preferences: list[Preference]) -> None:
         if self.hints is not None and exchange.is_at_first_try:
             self.hints.consider(route.model, preferences)
 
-    async def _answer(self, client: Listener, exchange: Exchange, asked: Asked) -> Answer:
-        exchange.reasons = explain(asked.preference, len(exchange.failures) + 1)
-        answer = await asked.asking.answer(lambda answer: self._tell_first(client, exchange, asked, answer))
+    async def _answer(self, exchange: Exchange, asked: Asked) -> Answer:
+        answer = await asked.asking.answer()
         if exchange.lost is not None and not answer.has_marks:
             async with answer:
                 raise SiteFailed("refused", f"it answered {answer.status} instead of continuing the stream")
         return answer
 
-    def _tell_first(self, client: Listener, exchange: Exchange, asked: Asked, answer: Answer) -> bool:
+    def _tell_first(self, client: Listener, exchange: Exchange, preference: Preference, answer: Answer) -> bool:
         """The head and the first events of a new stream, from where they came in, to a client that can take them now."""
         if exchange.lost is not None or not client.may_begin:
             return False
         if ready := exchange.ready(answer.first, answer.has_marks):
-            client.begin_now(answer.status, self._headers(client, exchange, answer), ready)
+            client.begin_now(answer.status, _headers(client, exchange, answer, preference), ready)
             exchange.told_at = self._clock()
         return True
-
-    def _headers(self, client: Listener, exchange: Exchange, answer: Answer) -> list[tuple[str, str]]:
-        headers = [pair for pair in answer.headers if pair[0] != REQUEST_ID]
-        headers += [(REQUEST_ID, client.request_id), (ROUTE, exchange.reasons)]
-        return headers
 
     async def _relay(
         self, client: Listener, exchange: Exchange, answer: Answer, preference: Preference, elapsed_s: float
@@ -290,9 +288,9 @@ class Proxy:
             self._learn(exchange, preference, answer, elapsed_s)
             exchange.whole_tokens = answer.completion_tokens
             self.metrics.ended(site, _outcome(answer.status))
-            return await client.whole(answer.status, self._headers(client, exchange, answer), answer.body)
+            return await client.whole(answer.status, _headers(client, exchange, answer, preference), answer.body)
         if not client.is_streaming:
-            await client.begin_stream(answer.status, self._headers(client, exchange, answer))
+            await client.begin_stream(answer.status, _headers(client, exchange, answer, preference))
         has_learnt = False
 
         def passed_on(events: list[Event]) -> list[Event] | None:
@@ -395,6 +393,12 @@ class Proxy:
             sentence = f"no site is available; {states}"
         hints = [failure.retry_after_s for failure in failures.values() if failure.retry_after_s is not None]
         return ApiError("no_site_available", sentence, retry_after_s=min([*hints, MAX_RETRY_AFTER_S]) if hints else 1.0)
+
+
+def _headers(client: Listener, exchange: Exchange, answer: Answer, preference: Preference) -> list[tuple[str, str]]:
+    headers = [pair for pair in answer.headers if pair[0] != REQUEST_ID]
+    headers += [(REQUEST_ID, client.request_id), (ROUTE, explain(preference, len(exchange.failures) + 1))]
+    return headers
 
 
 def explain(preference: Preference, tries: int) -> str:

@@ -21,7 +21,7 @@ import orjson
 
 from wire.errors import ApiError, Dialect
 from wire.http1_exchange import Application, Exchange
-from wire.request_head import Headers, RequestHead
+from wire.request_head import Headers, KnownHeads, RequestHead
 from wire.tunnel import Upgrading
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -68,6 +68,8 @@ class Server:
         self.cut: Counter[str] = Counter()  # connections that were ended for a limit, by its word
         self.is_stopping = False
         self.date = b""
+        self.heads = KnownHeads()
+        self.name: object = None  # where it listens
         self._handed_on: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -75,6 +77,7 @@ class Server:
     async def start(self, listener: socket.socket, context: ssl.SSLContext | None = None) -> None:
         loop = asyncio.get_running_loop()
         self._tell_date()
+        self.name = listener.getsockname()
         self._sweeper = loop.create_task(self._sweep())
         handshake_s = None if context is None else self.limits.head_timeout_s
         self._server = await loop.create_server(
@@ -135,7 +138,7 @@ class Server:
 
 class Connection(asyncio.Protocol):
     __slots__ = (
-        "_around", "_client", "_exchange", "_fed_bytes", "_head", "_head_bytes", "_headers", "_in_head", "_incoming", "_is_lingering",
+        "_around", "_client", "_exchange", "_fed_bytes", "_head_bytes", "_headers", "_in_head", "_incoming", "_is_lingering",
         "_is_paused", "_length", "_limits", "_opening", "_parser", "_refusal", "_server", "_unbegun", "_url", "_waiting", "_wants_upgrade",
         "deadline", "is_full", "loop", "transport",
     )  # fmt: skip
@@ -153,7 +156,6 @@ class Connection(asyncio.Protocol):
         self._unbegun: Exchange | None = None  # the application has not been told of it yet
         self._waiting: deque[Exchange] = deque()
         self._around: dict[str, Any] = {}  # what its requests' scopes tell of it
-        self._head: RequestHead | None = None  # of its last request
         self._headers: Headers = []  # without the body's length, which differs from request to request
         self._length: bytes | None = None
         self._url = b""
@@ -178,7 +180,7 @@ class Connection(asyncio.Protocol):
         self.deadline = time.monotonic() + limits.head_timeout_s
         tls = transport.get_extra_info("ssl_object")
         scheme = "http" if tls is None else "https"
-        self._around = {"scheme": scheme, "client": peer, "server": transport.get_extra_info("sockname")}
+        self._around = {"scheme": scheme, "client": peer, "server": server.name}
         if tls is not None and tls.selected_alpn_protocol() == "h2":
             self._opening = None
             return self._to_h2(b"")
@@ -275,7 +277,7 @@ class Connection(asyncio.Protocol):
         if self._parser.should_upgrade():
             self._wants_upgrade = True
             return
-        exchange = self._incoming = Exchange(self, head, self._length)
+        exchange = self._incoming = Exchange(self, head, self._around, self._length)
         if self._exchange is None:
             self._begin(exchange)
         elif len(self._waiting) < MAX_PIPELINED:
@@ -426,7 +428,9 @@ class Connection(asyncio.Protocol):
             self.deadline = NEVER
             head = self._whole_head()
             return self._server.serve_socket(
-                Upgrading({**head.scope, "headers": [*head.headers]}, data[end:], self.transport, self._forget)
+                Upgrading(
+                    {**head.scope, **self._around, "headers": [*head.headers]}, data[end:], self.transport, self._forget
+                )
             )
         self.refuse(ApiError("invalid_request", "only HTTP/2 and WebSockets are upgraded to: send plain HTTP/1.1"))
 
@@ -442,8 +446,7 @@ class Connection(asyncio.Protocol):
             protocol.data_received(data)
 
     def _whole_head(self) -> RequestHead:
-        """The one before, where it has come again."""
-        method, version, known = self._parser.get_method(), self._parser.get_http_version(), self._head
-        if known is None or not known.is_same(method, self._url, version, self._headers):
-            known = self._head = RequestHead(method, self._url, version, self._headers, self._around)
-        return known
+        parser = self._parser
+        return self._server.heads.head(
+            parser.get_method(), self._url, parser.get_http_version(), self._headers, self._head_bytes
+        )

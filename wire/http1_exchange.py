@@ -46,18 +46,24 @@ class Carrier(Protocol):
 
 class Exchange:
     __slots__ = (
-        "_connection", "_expects", "_held", "_is_chunked", "_is_head", "_on_gone", "_parts", "_start", "_told", "_waiter", "declared_length",
-        "has_all", "has_begun", "head", "is_done", "is_gone", "keep_alive", "scope", "task",
+        "_connection", "_expects", "_held", "_is_chunked", "_is_head", "_is_held", "_on_gone", "_parts", "_rest", "_start",
+        "_told", "_waiter", "declared_length", "has_all", "has_begun", "head", "is_done", "is_gone", "keep_alive", "scope",
+        "task",
     )  # fmt: skip
 
-    def __init__(self, connection: Carrier, head: RequestHead, declared_length: bytes | None) -> None:
+    def __init__(
+        self, connection: Carrier, head: RequestHead, around: dict[str, Any], declared_length: bytes | None
+    ) -> None:
+        """`around`: what a scope tells of the connection."""
         self.head = head
         self.declared_length = declared_length  # as the head has it
-        self.scope = head.scope.copy()
+        self.scope = head.scope | around
         self.scope[DIRECT] = self
         length = [] if declared_length is None else [(b"content-length", declared_length)]
         self.scope["headers"] = head.headers + length  # a list of its own: applications may change it
         self.task: asyncio.Task[None] | None = None
+        self._rest: Awaitable[None] | None = None  # of the application's work, before it has a task
+        self._is_held = False
         self.has_all = False  # of the body
         self.has_begun = self.is_done = self.is_gone = False
         self.keep_alive = head.keep_alive
@@ -75,10 +81,21 @@ class Exchange:
     def begin(self, app: Application) -> None:
         """An application that is no coroutine function does at once, here, what need not wait, and returns what does."""
         try:
-            rest = app(self.scope, self.receive, self.send)
+            self._rest = app(self.scope, self.receive, self.send)
         except Exception as error:
-            rest = _raised(error)
-        self.task = self._connection.loop.create_task(self._run(rest))
+            self._rest = _raised(error)
+        if not self._is_held:
+            self.go_on()
+
+    def hold(self) -> None:
+        """For an application that has begun its work elsewhere: the rest of it waits for `go_on`, or for the client's leaving."""
+        self._is_held = True
+
+    def go_on(self) -> None:
+        self._is_held = False
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            self.task = self._connection.loop.create_task(self._run(rest))
 
     def on_gone(self, callback: Callable[[], None] | None) -> None:
         """Called once, when the client leaves before its answer is complete; None takes the callback back."""
@@ -139,6 +156,7 @@ class Exchange:
         if callback is not None and not self.is_done:
             callback()
         self.wake()
+        self.go_on()
 
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -1,8 +1,8 @@
 """The head of a request, once it is whole: its fields and what follows from them.
 
-Clients repeat themselves: on a connection that is kept, most requests differ from the one before in their bodies alone. So a head that comes again is
-the same object, and what was derived from it, here or by the application (`memo`), need not be derived again. The length of the body is no part
-of it. Knows fields; refuses to know bytes on a socket and limits.
+Clients repeat themselves: most requests of one program differ in their bodies alone. So a head that comes again is the same object, and what was
+derived from it, here or by the application (`memo`), need not be derived again. The length of the body is no part of it, nor is the connection.
+Knows fields; refuses to know bytes on a socket and limits.
 """
 
 from typing import Any
@@ -13,11 +13,15 @@ import httptools
 Headers = list[tuple[bytes, bytes]]  # names lower case
 
 
+MAX_KEPT = 512  # heads
+MAX_KEPT_BYTES = 2048  # of one: longer ones are made anew
+
+
 class RequestHead:
     __slots__ = ("expects", "has_one_host", "headers", "keep_alive", "memo", "method", "scope", "url", "version")
 
-    def __init__(self, method: bytes, url: bytes, version: str, headers: Headers, around: dict[str, Any]) -> None:
-        """`headers` without content-length; `around`: what a scope tells of the connection."""
+    def __init__(self, method: bytes, url: bytes, version: str, headers: Headers) -> None:
+        """`headers` without content-length."""
         self.method = method
         self.url = url
         self.version = version
@@ -34,13 +38,11 @@ class RequestHead:
             elif name == b"expect":
                 self.expects = value.lower() == b"100-continue"
         self.has_one_host = num_hosts == 1 or (num_hosts == 0 and version != "1.1")
-        self.scope = self._scope(around)
+        self.scope = self._scope()
         self.memo: dict[str, Any] = {}
 
-    def is_same(self, method: bytes, url: bytes, version: str, headers: Headers) -> bool:
-        return self.headers == headers and self.url == url and self.method == method and self.version == version
-
-    def _scope(self, around: dict[str, Any]) -> dict[str, Any]:
+    def _scope(self) -> dict[str, Any]:
+        """Without what it tells of the connection."""
         url = self.url
         if not url.startswith(b"/") and url != b"*":
             parts = httptools.parse_url(url)  # the absolute form, which proxies get
@@ -50,5 +52,27 @@ class RequestHead:
         return {
             "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": self.version,
             "method": self.method.decode("latin-1"), "path": unquote(path) if "%" in path else path, "raw_path": raw_path,
-            "query_string": query, "root_path": "", **around,
+            "query_string": query, "root_path": "",
         }  # fmt: skip
+
+
+class KnownHeads:
+    """Those that came last, of all connections."""
+
+    def __init__(self) -> None:
+        self._heads: dict[tuple[bytes, bytes, str, tuple[tuple[bytes, bytes], ...]], RequestHead] = {}
+
+    def __len__(self) -> int:
+        return len(self._heads)
+
+    def head(self, method: bytes, url: bytes, version: str, headers: Headers, num_bytes: int) -> RequestHead:
+        """`num_bytes`: of all of them together, about."""
+        key = (method, url, version, tuple(headers))
+        known = self._heads.get(key)
+        if known is None:
+            known = RequestHead(method, url, version, headers)
+            if num_bytes + len(url) <= MAX_KEPT_BYTES:
+                self._heads[key] = known
+                if len(self._heads) > MAX_KEPT:
+                    del self._heads[next(iter(self._heads))]
+        return known
