@@ -85,11 +85,10 @@ class Head(msgspec.Struct, frozen=True):
 class _Known(msgspec.Struct, frozen=True):
     """What follows from a head alone."""
 
+    is_hop: bool  # another router sent it
     kept: bytes  # the lines that travel on as they are, and those that are the same for every request
     salt: bytes
     run_model: str | None  # that the path names
-    geo: str  # where somebody says that the client stands
-    is_hop: bool  # of a router of this network
     is_json: bool
 
 
@@ -154,10 +153,7 @@ def peek(
 ) -> ValidRequest:
     """Raises ApiError on what no site could answer. `address`: where the request came from."""
     known = head.known or _look(head, secret, max_hops, address)
-    place = find_place(address, known.geo, known.is_hop)
-    kept = known.kept
-    if place is not None:
-        kept += f"{CLIENT_GEO}: {place.latitude:g},{place.longitude:g}\r\n".encode()
+    place = find_place(address, head.header(CLIENT_GEO), known.is_hop)
     fields = _parse(head, body) if body and known.is_json else {}
     model = known.run_model
     if model is None:
@@ -165,7 +161,7 @@ def peek(
         model = model if isinstance(model, str) else None
     return ValidRequest(
         head, body, model, fields.get("stream") is True, _conversation(head, fields, known.salt, model or ""), place, request_id,
-        kept, AnswerName.fresh() if secret and model is not None else None,
+        known.kept if place is None else known.kept + _place_line(place), AnswerName.fresh() if secret and model is not None else None,
     )  # fmt: skip
 
 
@@ -179,16 +175,14 @@ def _look(head: Head, secret: str, max_hops: int, address: str) -> _Known:
         raise ApiError("invalid_request", message)
     account, model = _account_and_model(head)
     known = _Known(
+        is_hop,
         _kept_lines(head, hops, "" if is_hop else address),
         tenant_salt(head.header("authorization"), account, secret),
         model,
-        head.header(CLIENT_GEO),
-        is_hop,
         not head.is_for_function and not head.header("content-type").lower().startswith(NOT_JSON),
     )
-    if (
-        not head.header(HOP) and not head.is_for_function
-    ):  # a signature grows old, and a function is told the address, which others with this head have not
+    # A signature grows old, and a function is told the client's address, which others with this head have not.
+    if not head.header(HOP) and not head.is_for_function:
         force_setattr(head, "known", known)
     return known
 
@@ -217,6 +211,10 @@ def _kept_lines(head: Head, hops: int, address: str) -> bytes:
         kept.append((CLIENT_ADDRESS, address))
     kept += [("accept-encoding", "identity"), (HOPS, str(hops))]
     return "".join([f"{name}: {value}\r\n" for name, value in kept]).encode("latin-1")
+
+
+def _place_line(place: Place) -> bytes:
+    return f"{CLIENT_GEO}: {place.latitude:g},{place.longitude:g}\r\n".encode()
 
 
 def _parse(head: Head, body: bytes) -> dict[str, Any]:

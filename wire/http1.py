@@ -270,10 +270,7 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        parser = self._parser
-        head = self._server.heads.head(
-            parser.get_method(), self._url, parser.get_http_version(), self._headers, self._head_bytes
-        )
+        head = self._whole_head()
         if not head.has_one_host:
             self._refusal = ApiError("invalid_request", "a request must have one host header")
             raise self._refusal
@@ -429,9 +426,12 @@ class Connection(asyncio.Protocol):
             and self._parser.get_method() == b"GET"
         ):
             self.deadline = NEVER
-            head = RequestHead(b"GET", self._url, self._parser.get_http_version(), self._headers)
-            scope = {**head.scope, **self._around, "headers": self._headers}
-            return self._server.serve_socket(Upgrading(scope, data[end:], self.transport, self._forget))
+            head = self._whole_head()
+            return self._server.serve_socket(
+                Upgrading(
+                    {**head.scope, **self._around, "headers": [*head.headers]}, data[end:], self.transport, self._forget
+                )
+            )
         self.refuse(ApiError("invalid_request", "only HTTP/2 and WebSockets are upgraded to: send plain HTTP/1.1"))
 
     def _to_h2(self, data: bytes) -> None:
@@ -444,3 +444,9 @@ class Connection(asyncio.Protocol):
         protocol.connection_made(self.transport)
         if data:
             protocol.data_received(data)
+
+    def _whole_head(self) -> RequestHead:
+        parser = self._parser
+        return self._server.heads.head(
+            parser.get_method(), self._url, parser.get_http_version(), self._headers, self._head_bytes
+        )

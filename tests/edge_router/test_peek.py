@@ -8,6 +8,7 @@ from edge_router.client_places import ClientPlaces
 from edge_router.peek import HOPS, Head, ValidRequest, peek, request_id_of
 from wire.errors import ApiError, Dialect
 from wire.headers import HOP, hop_is_genuine, sign_hop
+from wire.status import Place
 
 CHAT = "/ai/v1/chat/completions"
 
@@ -94,9 +95,6 @@ def test_a_place_is_the_front_ends_word_alone_and_no_other_router_hears_an_inven
     assert b"x-client-geo: 52.3,-4.8\r\n" in believed.kept_lines
     assert invented.client is None
     assert b"x-client-geo" not in invented.kept_lines
-    shared = head(**said)  # of connections from everywhere: what follows from the address does not follow from the head
-    assert look(b"{}", shared).client is not None
-    assert look(b"{}", shared, address="192.0.2.1").client is None
     signature = sign_hop("s3cret", time.time(), "POST", CHAT, "id-1")
     by_router = look(
         b"{}", head(**said, x_pilotlight_hop=signature, x_request_id="id-1"), "s3cret", address="192.0.2.1"
@@ -138,3 +136,17 @@ def test_with_a_secret_only_signed_hops_count() -> None:
     signature = sign_hop("s", time.time(), "POST", CHAT, "id-0")
     with pytest.raises(ApiError, match="passed 4 routers"):
         look(b"{}", head(x_pilotlight_hops="9", x_pilotlight_hop=signature, x_request_id="id-0"), secret="s")
+
+
+def test_two_clients_with_the_same_head_stand_each_in_their_own_place() -> None:
+    places = {"192.0.2.1": Place("client", 1.0, 2.0), "192.0.2.2": Place("client", 3.0, 4.0)}
+    same = head()
+
+    def look_from(address: str) -> ValidRequest:
+        return peek(same, b"{}", "id-1", "", 4, lambda address, header, is_hop: places.get(address), address)
+
+    for address, line in (("192.0.2.1", "1,2"), ("192.0.2.2", "3,4"), ("192.0.2.1", "1,2")):
+        request = look_from(address)
+        assert request.client == places[address]
+        assert sent(request)["x-client-geo"] == line
+    assert "x-client-geo" not in sent(look_from("192.0.2.3"))
