@@ -17,6 +17,7 @@ import torch
 from engine.errors import CheckpointError
 from engine.weights.reader import StoredTensor
 from engine.weights.staging import Copier, Staging, copy, make_copier
+from kernels.cpu.finite import are_finite
 
 ReadingProgress = Callable[[int, int], None]  # (bytes done, bytes in total)
 Write = Callable[[int, memoryview], None]  # bytes, and where they begin
@@ -120,9 +121,10 @@ class Filling:
                 while (task := self._next()) is not None:
                     if isinstance(task, Piece):
                         values = self._read(task, staging)
-                        written.append(_Written(task.job.name, values, _sum(values)))
                         if values.device.type == "cpu":
-                            written.pop().expect_numbers()
+                            _expect_numbers(task.job.name, are_finite(values))
+                        else:
+                            written.append(_Written(task.job.name, values, _sum(values)))
                         self._count(task)
                     else:
                         task()
@@ -203,13 +205,15 @@ class Filling:
 class _Written(NamedTuple):
     name: str
     values: torch.Tensor
-    total: (
-        torch.Tensor
-    )  # finite when every value is, or nearly always; on a device it is there before anybody waits for it
+    total: torch.Tensor  # finite when every value is, or nearly always; it is there before anybody waits for it
 
     def expect_numbers(self) -> None:
-        if not bool(self.total.isfinite()) and not bool(self.values.isfinite().all()):
-            raise CheckpointError(f"tensor {self.name} holds NaN or infinity; fetch the checkpoint again")
+        _expect_numbers(self.name, bool(self.total.isfinite()) or bool(self.values.isfinite().all()))
+
+
+def _expect_numbers(name: str, are_numbers: bool) -> None:
+    if not are_numbers:
+        raise CheckpointError(f"tensor {name} holds NaN or infinity; fetch the checkpoint again")
 
 
 def read_into(fd: int, file: Path, start: int, memory: memoryview) -> None:

@@ -29,6 +29,7 @@ _SIGNATURES = {
     "gated_activation": "ppllii",
     "decode_attention": "ppppppplllllllllfi",
     "prefill_attention": "pppppppplllllllllfi",
+    "are_finite": "pl",
 }
 _TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int, "f": ctypes.c_float}
 _ENDINGS = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -59,6 +60,7 @@ class Library:
         self.program_end = _function(opened.program_end, "p", _TYPES["l"])
         self.program_run = _function(opened.program_run, "p")
         self.program_free = _function(opened.program_free, "p")
+        self.are_finite = _functions(opened, "are_finite", ctypes.c_int)
         self.sum_words = opened.sum_words  # (pointer, count of 32-bit words, threads): how fast memory can be read
         self.sum_words.argtypes, self.sum_words.restype = [_TYPES["p"], _TYPES["l"], _TYPES["i"]], ctypes.c_longlong
 
@@ -107,15 +109,15 @@ def _use_built(in_background: bool) -> None:
         log.warning("the CPU kernels cannot be used, torch computes instead, more slowly: %s", error)
 
 
-def _functions(opened: ctypes.CDLL, name: str) -> dict[torch.dtype, Function]:
+def _functions(opened: ctypes.CDLL, name: str, result: Any = None) -> dict[torch.dtype, Function]:
     functions: dict[torch.dtype, Function] = {}
     for dtype, ending in _ENDINGS.items():
-        functions[dtype] = _function(getattr(opened, f"{name}_{ending}"), _SIGNATURES[name])
+        functions[dtype] = _function(getattr(opened, f"{name}_{ending}"), _SIGNATURES[name], result)
     return functions
 
 
-def _function(function: Any, signature: str, returns: Any = None) -> Function:
-    function.restype = returns
+def _function(function: Any, signature: str, result: Any = None) -> Function:
+    function.restype = result
     function.argtypes = [_TYPES[letter] for letter in signature]
     return function
 

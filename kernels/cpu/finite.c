@@ -1,0 +1,27 @@
+// Whether weights are numbers: read once, as fast as memory is.
+#include "lanes.h"
+
+#ifdef SCALAR_BF16
+typedef uint16_t word;
+#define EXPONENT 0x7f80
+#else
+typedef uint32_t word;
+#define EXPONENT 0x7f800000u
+#endif
+#define BLOCK_ELEMENTS 4096  // between two looks at what has been found
+
+// 1: each of the `count` elements is a number, wherever in memory they begin. NaN and infinity have all bits of the exponent set, and nothing else has.
+int NAME(are_finite)(const char *x, long count) {
+    for (long begin = 0; begin < count; begin += BLOCK_ELEMENTS) {
+        const long end = begin + BLOCK_ELEMENTS < count ? begin + BLOCK_ELEMENTS : count;
+        word largest = 0;
+        for (long i = begin; i < end; i++) {
+            word bits;
+            memcpy(&bits, x + i * (long)sizeof bits, sizeof bits);
+            bits &= EXPONENT;
+            largest = bits > largest ? bits : largest;
+        }
+        if (largest == EXPONENT) return 0;
+    }
+    return 1;
+}
