@@ -36,7 +36,8 @@ class SiteProcess:
         self._log = folder / "log"
         with self._log.open("wb") as sink:
             self.began_s = time.time()
-            self.process = subprocess.Popen([sys.executable, "-m", "runtime", str(file)], stderr=sink, cwd=ROOT)
+            command = [sys.executable, "-m", "runtime", str(file)]
+            self.process = subprocess.Popen(command, stderr=sink, cwd=ROOT, env=_environment())
         return self
 
     def __exit__(
@@ -122,6 +123,11 @@ class SiteProcess:
                 if self.process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"the site does not listen:\n{self.log()[-2000:]}") from None
                 time.sleep(0.005)
+
+
+def _environment() -> dict[str, str]:
+    """With the modules' bytecode, which whatever is installed has, the peers too: where it must not be written, each start compiles them again."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 _JSON = {"content-type": "application/json"}
