@@ -5,7 +5,7 @@ their byte form is frames.py. Those sent once per token are named tuples (cheap 
 processes, text and torch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 PRIORITIES = range(-8, 9)
@@ -66,6 +66,8 @@ class ModelSpec:
     # One flat file in memory, of the runtime's, that outlives this host: mapped where it is whole and of exactly this
     # checkpoint, else written on the way. None: weights in the host's own memory
     weights_file: str | None = None
+    # Somebody waits for its first token. On a CPU their prompt then proves that the model computes numbers, in place of a prompt of ours before it
+    is_awaited: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ class Waker:
     async def _load_weights(self, copy: Copy, directory: Path) -> ModelInfo:
         slot, config = copy.slot, copy.slot.config
         weights_file = self._memory.file_for(slot)
-        spec = ModelSpec(config.name, str(directory), config.dtype, config.kv_tokens, weights_file)
+        spec = ModelSpec(config.name, str(directory), config.dtype, config.kv_tokens, weights_file, slot.waiters > 0)
         client: EngineClient | None = None
         for _ in range(DEATHS_WHILE_LOADING):
             slot.detail = "waiting for the engine host"

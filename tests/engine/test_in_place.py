@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import CheckpointError
-from engine.loading import KvMemory, LoadedModel, make_kv_memory
+from engine.loading import KvMemory, LoadedModel, load_model, make_kv_memory
+from engine.protocol import ModelSpec
 from engine.weights import settling, supply
 from engine.weights.bundle_file import NewBundle
 from engine.weights.file_system import is_local
@@ -129,6 +131,17 @@ def write_in_order(directory: Path, names: list[str], padding: int = 0) -> None:
     text += b" " * (-len(text) % 8 + padding)
     content = b"".join(tensors[name].view(torch.uint8).numpy().tobytes() for name in names)
     (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + content)
+
+
+def test_a_model_whose_first_token_is_waited_for_is_proved_by_that_prompt(
+    tmp_path: Path, kept_at: Path, memory: KvMemory
+) -> None:
+    write_family(tmp_path, next(iter(MODELS)), torch.bfloat16)
+    spec = ModelSpec("m", str(tmp_path), "bfloat16", weights_file=str(kept_at), is_awaited=True)
+    loaded = load_model(spec, CONFIG, memory)
+    assert "warm_up" not in dict(loaded.engine.info.load_phases)
+    assert all(heard.token_ids for heard in answers(loaded, close=True))
+    assert spec == replace(spec, is_awaited=False), "it is the same model"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
