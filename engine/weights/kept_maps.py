@@ -1,5 +1,4 @@
-"""Maps of bundles in memory that stay while their models sleep: a model that wakes finds the page table entries of its last life, which take longer
-to make than all else in a wake.
+"""Maps of bundles in memory that stay while their models sleep: a model that wakes finds its weights where they were, page table entries included.
 
 A map takes addresses and page tables, a five-hundredth of the file with small pages, and no memory: that is the file's. Of a file that its site has
 removed, the map is what keeps its memory, so `drop_removed` must be called often. Knows files; refuses to know what is in them.

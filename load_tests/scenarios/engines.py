@@ -2,7 +2,8 @@
 
 Half a billion random weights in bf16. Prefill: time from a prompt to its first token. Decode: output tokens per second of a batch, from the
 moment when every sequence has its first. The engines take turns in every round, so that a noisy neighbour disturbs all of them; figures are medians
-over rounds.
+over rounds. How fast memory can be read changes by a factor of two within a minute where others share it, so it is measured before and after each
+decode, and a decode is held against the mean of the two.
 """
 
 import argparse
@@ -39,6 +40,7 @@ class Task(NamedTuple):
 class Answer(NamedTuple):
     tokens_per_s: float
     peak_rss_bytes: int
+    read_gb_per_s: float = 0.0  # of the machine, beside it
 
 
 class Engine(Protocol):
@@ -141,13 +143,15 @@ def main() -> int:
                 limits = ceilings.ask()
             console.print(f"round {number + 1}: {task}, {name}", end=" ... ")
             try:
+                before = ceilings.ask(now=True)["read_gb_per_s"]
                 answer = engines[name].run(task, seed=turn + 1, output_tokens=options.output_tokens)
+                answer = answer._replace(read_gb_per_s=(before + ceilings.ask(now=True)["read_gb_per_s"]) / 2)
             except (RuntimeError, OSError) as error:
                 console.print(f"[red]{error}")
                 absent[name] = str(error)
                 continue
             measured[name][task].append(answer)
-            console.print(f"{answer.tokens_per_s:,.1f} tokens/s")
+            console.print(f"{answer.tokens_per_s:,.1f} tokens/s, memory {answer.read_gb_per_s:.1f} GB/s")
     results = summarise(measured, limits, absent, options)
     show(console, results)
     console.print(f"Record: {write_record('engines', results, ('torch', 'transformers'))}", soft_wrap=True)
@@ -209,13 +213,14 @@ def summarise(
         for task, answers in tasks.items():
             if not answers:
                 continue
-            speed = statistics.median(answer.tokens_per_s for answer in answers)
+            shares = [share_of_ceiling(task, answer, limits, options.output_tokens) for answer in answers]
             rows.append(
                 {
                     "engine": name,
                     **task._asdict(),
                     "tokens_per_s": spread([answer.tokens_per_s for answer in answers]),
-                    "share_of_ceiling": share_of_ceiling(task, speed, limits, options.output_tokens),
+                    "read_gb_per_s": spread([answer.read_gb_per_s for answer in answers]),
+                    "share_of_ceiling": statistics.median(shares),
                 }
             )
     peaks = {
@@ -236,15 +241,16 @@ def summarise(
     }
 
 
-def share_of_ceiling(task: Task, tokens_per_s: float, limits: dict[str, float], output_tokens: int) -> float:
-    """Of the matmul rate for prompts; of the read bandwidth for decode, which reads weights once a step and keys and values once a sequence."""
+def share_of_ceiling(task: Task, answer: Answer, limits: dict[str, float], output_tokens: int) -> float:
+    """Of the matmul rate for prompts; of the read bandwidth beside it for decode, which reads weights once a step and keys and values once a sequence."""
+    tokens_per_s = answer.tokens_per_s
     if task.measure == "prefill":
         flops = checkpoint.flops_per_prompt(task.prompt_tokens) / task.prompt_tokens * tokens_per_s
         return flops / 1e12 / limits["bf16_tflop_per_s"]
     context = task.prompt_tokens + output_tokens / 2
     kv_bytes = 2 * 2 * checkpoint.LAYERS * checkpoint.KV_HEADS * checkpoint.HEAD_DIM * context
     step_bytes = checkpoint.bytes_read_per_token() + task.batch * kv_bytes
-    return step_bytes * tokens_per_s / task.batch / 1e9 / limits["read_gb_per_s"]
+    return step_bytes * tokens_per_s / task.batch / 1e9 / answer.read_gb_per_s
 
 
 def show(console: Console, results: dict[str, Any]) -> None:
