@@ -242,7 +242,8 @@ def summarise(
 
 
 def share_of_ceiling(task: Task, answer: Answer, limits: dict[str, float], output_tokens: int) -> float:
-    """Of the matmul rate for prompts; of the read bandwidth beside it for decode, which reads weights once a step and each sequence's keys and values."""
+    """Of the matmul rate for prompts. Of the read bandwidth beside it for decode, which reads weights once a step and keys and values once a
+    sequence."""
     tokens_per_s = answer.tokens_per_s
     if task.measure == "prefill":
         flops = checkpoint.flops_per_prompt(task.prompt_tokens) / task.prompt_tokens * tokens_per_s
