@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -18,7 +19,7 @@ import aiohttp
 from runtime.fetching.errors import FetchError, Progress
 from runtime.fetching.listing import Chunk, ListedFile, Listing
 from runtime.fetching.store import STORE_ENV, chunks_in_store
-from runtime.fetching.tries import PASSING, Again, headers_for, pauses, refuse, said
+from runtime.fetching.tries import Again, headers_for, refuse, tried
 
 CONNECTIONS = 4  # one rarely fills a long line; each holds a chunk in memory
 
@@ -34,15 +35,19 @@ class Fetching:
         self._listing = listing
         self._folder = folder
         self._on_progress = on_progress
+        self._missing: set[tuple[str, int]] = set()  # places
         self._there = 0
         self._sequential: set[str] = set()  # files whose server knows no ranges
 
     async def run(self) -> None:
-        missing = await asyncio.to_thread(self._missing)
-        self._there = self._listing.num_bytes - sum(chunk.size for chunk in missing)
+        missing = await asyncio.to_thread(self._look)
+        self._missing = {chunk.place for chunk in missing}
+        needed = sum(chunk.size for chunk in missing)
+        self._there = self._listing.num_bytes - needed
         self._on_progress(self._there, self._listing.num_bytes)
-        self._refuse_if_full(missing)
-        missing = await asyncio.to_thread(self._copied, missing)
+        self._refuse_if_full(needed)
+        await asyncio.to_thread(self._copy, missing)
+        missing = [chunk for chunk in missing if chunk.place in self._missing]
         waiting = iter(missing)
         try:
             async with asyncio.TaskGroup() as group:
@@ -50,13 +55,13 @@ class Fetching:
                     group.create_task(self._fetch_all(waiting))
             for file in self._listing.files:
                 if file.name in self._sequential:
-                    await self._fetch_in_order(file)
+                    await tried(partial(self._fetch_in_order, file), self._url_of(file))
         except* FetchError as several:
             raise several.exceptions[0] from None
         except* OSError as several:
             raise several.exceptions[0] from None
 
-    def _missing(self) -> list[Chunk]:
+    def _look(self) -> list[Chunk]:
         """What an earlier attempt has not brought. What it has is read again before it is believed; holes are not read."""
         missing = []
         for file in self._listing.files:
@@ -70,8 +75,7 @@ class Fetching:
                     missing.append(chunk)
         return missing
 
-    def _refuse_if_full(self, missing: list[Chunk]) -> None:
-        needed = sum(chunk.size for chunk in missing)
+    def _refuse_if_full(self, needed: int) -> None:
         free = shutil.disk_usage(self._folder).free
         if needed > free:
             raise FetchError(
@@ -79,73 +83,50 @@ class Fetching:
                 f"make room, or name another folder in {STORE_ENV}"
             )
 
-    def _copied(self, missing: list[Chunk]) -> list[Chunk]:
-        """Without what another model of the store has, which is now here, too."""
+    def _copy(self, missing: list[Chunk]) -> None:
+        """What another model of the store has."""
         others = chunks_in_store() if missing else {}
-        left = []
         for chunk in missing:
             at = others.get((chunk.sha256, chunk.size))
             if at is not None and self._keep(chunk, _read(*at, chunk.size)):
-                self._count(chunk)
-            else:
-                left.append(chunk)
-        return left
+                self._has_come(chunk)
 
     async def _fetch_all(self, waiting: Iterator[Chunk]) -> None:
         for chunk in waiting:
             if chunk.file.name not in self._sequential:
-                await self._fetch(chunk)
+                where = f"{self._url_of(chunk.file)}, bytes {chunk.start} to {chunk.start + chunk.size}"
+                await tried(partial(self._fetch, chunk), where)
 
     async def _fetch(self, chunk: Chunk) -> None:
-        url = f"{self._url}/{quote(chunk.file.name)}"
-        end = chunk.start + chunk.size
+        url, end = self._url_of(chunk.file), chunk.start + chunk.size
         is_whole = chunk.size == chunk.file.size
-        for pause_s in pauses():
-            try:
-                headers = headers_for(url) | ({} if is_whole else {"range": f"bytes={chunk.start}-{end - 1}"})
-                async with self._session.get(url, headers=headers) as response:
-                    refuse(response.status, url)
-                    if response.status != 206 and not is_whole:
-                        self._sequential.add(chunk.file.name)
-                        return
-                    if await self._keep_body(response, chunk):
-                        return
-                    raise Again("what came has another SHA-256 than its listing says")
-            except PASSING as error:
-                if pause_s is None:
-                    raise FetchError(f"{url}, bytes {chunk.start} to {end}: {said(error)}") from None
-                await asyncio.sleep(pause_s)
+        headers = headers_for(url) | ({} if is_whole else {"range": f"bytes={chunk.start}-{end - 1}"})
+        async with self._session.get(url, headers=headers) as response:
+            refuse(response.status, url)
+            if response.status != 206 and not is_whole:
+                self._sequential.add(chunk.file.name)
+            else:
+                await self._keep_body(response, chunk)
 
     async def _fetch_in_order(self, file: ListedFile) -> None:
         """From a server without ranges: the whole file, of which what is here already is passed over."""
-        url = f"{self._url}/{quote(file.name)}"
-        chunks = [chunk for chunk in self._listing.chunks() if chunk.file is file]
-        with (self._folder / file.name).open("rb") as opened:
-            wanted = {chunk for chunk in chunks if not _holds(opened.fileno(), chunk)}
-        for pause_s in pauses():
-            try:
-                async with self._session.get(url, headers=headers_for(url)) as response:
-                    refuse(response.status, url)
-                    for chunk in chunks:
-                        if chunk not in wanted:
-                            await _pass_over(response, chunk.size)
-                        elif await self._keep_body(response, chunk):
-                            wanted.discard(chunk)
-                        else:
-                            raise Again("what came has another SHA-256 than its listing says")
-                        if not wanted:
-                            return
-            except PASSING as error:
-                if pause_s is None:
-                    raise FetchError(f"{url}: {said(error)}") from None
-                await asyncio.sleep(pause_s)
+        url = self._url_of(file)
+        async with self._session.get(url, headers=headers_for(url)) as response:
+            refuse(response.status, url)
+            for chunk in self._listing.chunks_of(file):
+                if chunk.place in self._missing:
+                    await self._keep_body(response, chunk)
+                else:
+                    await _pass_over(response, chunk.size)
 
-    async def _keep_body(self, response: aiohttp.ClientResponse, chunk: Chunk) -> bool:
+    async def _keep_body(self, response: aiohttp.ClientResponse, chunk: Chunk) -> None:
         body = await response.content.readexactly(chunk.size)
-        is_kept = await asyncio.to_thread(self._keep, chunk, body)
-        if is_kept:
-            self._count(chunk)
-        return is_kept
+        if not await asyncio.to_thread(self._keep, chunk, body):
+            raise Again("what came has another SHA-256 than its listing says")
+        self._has_come(chunk)
+
+    def _url_of(self, file: ListedFile) -> str:
+        return f"{self._url}/{quote(file.name)}"
 
     def _keep(self, chunk: Chunk, body: bytes) -> bool:
         if hashlib.sha256(body).hexdigest() != chunk.sha256:
@@ -167,7 +148,8 @@ class Fetching:
             os.close(fd)
         return True
 
-    def _count(self, chunk: Chunk) -> None:
+    def _has_come(self, chunk: Chunk) -> None:
+        self._missing.discard(chunk.place)
         self._there += chunk.size
         self._on_progress(self._there, self._listing.num_bytes)
 

@@ -44,9 +44,12 @@ class Listing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def chunks(self) -> Iterator["Chunk"]:
         for file in self.files:
-            for index, sha256 in enumerate(file.sha256):
-                start = index * self.chunk_bytes
-                yield Chunk(file, start, min(self.chunk_bytes, file.size - start), sha256)
+            yield from self.chunks_of(file)
+
+    def chunks_of(self, file: ListedFile) -> Iterator["Chunk"]:
+        for index, sha256 in enumerate(file.sha256):
+            start = index * self.chunk_bytes
+            yield Chunk(file, start, min(self.chunk_bytes, file.size - start), sha256)
 
 
 class Chunk(NamedTuple):
@@ -54,6 +57,11 @@ class Chunk(NamedTuple):
     start: int
     size: int
     sha256: str
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Of all chunks, its own; cheaper to look up than the chunk, which has the digests of its whole file in it."""
+        return self.file.name, self.start
 
 
 def parse_listing(raw: bytes) -> Listing:

@@ -16,15 +16,11 @@ from runtime.fetching.chunks import Fetching
 from runtime.fetching.errors import FetchError, Progress
 from runtime.fetching.listing import MAX_LISTING_BYTES, NAME, ListingError, digest_of, parse_listing
 from runtime.fetching.store import alone, note, partial_of, place_of, served_last, settle, store
-from runtime.fetching.tries import PASSING, TIMEOUT, TRIES, headers_for, pauses, refuse, said
+from runtime.fetching.tries import TIMEOUT, TRIES, Unreachable, headers_for, refuse, tried
 
 _PIN = re.compile(r"sha256=([0-9a-f]{64})")
 
 log = logging.getLogger(__name__)
-
-
-class _Unreachable(Exception):
-    """The server did not give the listing."""
 
 
 class Remote(NamedTuple):
@@ -62,9 +58,9 @@ async def fetch(remote: Remote, on_progress: Progress | None = None) -> Path:
         kept = served_last(remote.url) if remote.digest is None else None
         try:
             raw = await _listing(session, remote, 1 if kept is not None else TRIES)
-        except _Unreachable as error:
+        except Unreachable as error:
             if kept is None:
-                raise FetchError(str(error)) from None
+                raise
             log.warning("%s; its last version, %s, serves on", error, kept)
             return kept
         try:
@@ -75,28 +71,26 @@ async def fetch(remote: Remote, on_progress: Progress | None = None) -> Path:
 
 async def _listing(session: aiohttp.ClientSession, remote: Remote, tries: int) -> bytes:
     url = f"{remote.url}/{NAME}"
-    for pause_s in pauses(tries):
-        try:
-            async with session.get(url, headers=headers_for(url)) as response:
-                refuse(response.status, url)
-                raw = bytearray()
-                async for piece in response.content.iter_any():
-                    raw += piece
-                    if len(raw) > MAX_LISTING_BYTES:
-                        raise FetchError(f"{url} is larger than {MAX_LISTING_BYTES >> 20} MiB: it is no listing")
-            break
-        except PASSING as error:
-            if pause_s is None:
-                raise _Unreachable(f"{url} cannot be fetched: {said(error)}") from None
-            await asyncio.sleep(pause_s)
-    if remote.digest is not None and digest_of(bytes(raw)) != remote.digest:
-        raise FetchError(f"{url} is not what the site file pins: it has SHA-256 {digest_of(bytes(raw))}")
-    return bytes(raw)
+
+    async def get() -> bytes:
+        async with session.get(url, headers=headers_for(url)) as response:
+            refuse(response.status, url)
+            raw = bytearray()
+            async for piece in response.content.iter_any():
+                raw += piece
+                if len(raw) > MAX_LISTING_BYTES:
+                    raise FetchError(f"{url} is larger than {MAX_LISTING_BYTES >> 20} MiB: it is no listing")
+            return bytes(raw)
+
+    raw = await tried(get, f"{url} cannot be fetched", tries)
+    if remote.digest is not None and digest_of(raw) != remote.digest:
+        raise FetchError(f"{url} is not what the site file pins: it has SHA-256 {digest_of(raw)}")
+    return raw
 
 
 async def _complete(session: aiohttp.ClientSession, remote: Remote, raw: bytes, on_progress: Progress) -> Path:
     try:
-        listing = parse_listing(raw)
+        listing = await asyncio.to_thread(parse_listing, raw)  # of a large model it has megabytes
     except ListingError as error:
         raise FetchError(f"{remote.url}/{NAME} cannot be used: {error}") from None
     place = place_of(digest_of(raw))

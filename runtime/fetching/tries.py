@@ -2,7 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import aiohttp
 
@@ -14,17 +15,29 @@ FIRST_PAUSE_S = 0.5
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
 
 
+class Unreachable(FetchError):
+    """The server did not give it, however often it was asked."""
+
+
 class Again(Exception):
     """It may come when it is asked for again."""
 
 
+Result = TypeVar("Result")
+
 PASSING = (Again, aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError)
 
 
-def pauses(tries: int = TRIES) -> Iterator[float | None]:
-    """After each try; None after the last one."""
-    yield from (FIRST_PAUSE_S * 2**i for i in range(tries - 1))
-    yield None
+async def tried(work: Callable[[], Awaitable[Result]], what: str, tries: int = TRIES) -> Result:
+    """What `work` brings, asked again with pauses that double. Raises Unreachable about `what` when it has failed each time."""
+    for i in range(tries):
+        try:
+            return await work()
+        except PASSING as error:
+            if i == tries - 1:
+                raise Unreachable(f"{what}: {said(error)}") from None
+        await asyncio.sleep(FIRST_PAUSE_S * 2**i)
+    raise AssertionError("there is at least one try")
 
 
 def refuse(status: int, url: str) -> None:
