@@ -17,7 +17,7 @@ import torch
 from engine.errors import CheckpointError
 from engine.weights.reader import StoredTensor
 from engine.weights.staging import Copier, Staging, copy, make_copier
-from kernels.cpu.finite import are_finite
+from kernels.cpu.finite import are_finite, total_of
 
 ReadingProgress = Callable[[int, int], None]  # (bytes done, bytes in total)
 Write = Callable[[int, memoryview], None]  # bytes, and where they begin
@@ -124,7 +124,7 @@ class Filling:
                         if values.device.type == "cpu":
                             _expect_numbers(task.job.name, are_finite(values))
                         else:
-                            written.append(_Written(task.job.name, values, _sum(values)))
+                            written.append(_Written(task.job.name, values, total_of(values)))
                         self._count(task)
                     else:
                         task()
@@ -248,10 +248,3 @@ def _place_in_files(piece: Piece) -> tuple[str, int]:
 
 def _is_stored_as(into: torch.Tensor, stored: StoredTensor) -> bool:
     return DTYPES[stored.dtype] == into.dtype
-
-
-def _sum(values: torch.Tensor) -> torch.Tensor:
-    """bf16 has fp32's range, and its sum needs no fp32 copy of the tensor."""
-    if not values.is_floating_point():
-        return values.new_zeros((), dtype=torch.float32)
-    return values.sum() if values.dtype == torch.bfloat16 else values.sum(dtype=torch.float32)
