@@ -1,13 +1,12 @@
 """Serves one site until it is told to stop: `serve_file` for `python -m runtime SITE_FILE`, and `run(site)` for the command line.
 
-SIGTERM or SIGINT drains: /readyz turns 503, new requests are refused, open streams may finish for drain_timeout_s and are then ended with an
+SIGTERM, SIGINT or SIGHUP drains: /readyz turns 503, new requests are refused, open streams may finish for drain_timeout_s and are then ended with an
 error event; only then does the server close. Hypercorn's own grace (3 s, streams cut without a word) never has anything left to cut.
 """
 
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
 import sys
 import time
@@ -25,6 +24,7 @@ from runtime.engines.sources import SourceError, local_directory
 from runtime.timeline import process_began_s
 from sites.config import ConfigError, SiteConfig, load_site
 from wire.server import ListenError, bind, follow_parent, hypercorn_config, loop_factory, url_of
+from wire.signals import stop_signals
 from wire.socket_stream import install as install_sockets
 
 log = logging.getLogger("pilotlight.site")
@@ -77,7 +77,7 @@ async def serve_app(
     stop: asyncio.Event | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serves on a bound socket, which it takes over. `stop` begins the drain, as do SIGTERM and SIGINT when none is given, of which a second one
+    """Serves on a bound socket, which it takes over. `stop` begins the drain, as do the stop signals when none is given, of which a second one
     cuts it short; `on_ready` gets the URL once the site answers requests with its models loaded."""
     url = app.state.url = url_of(listener)
     log.info("listening on %s", url)
@@ -133,6 +133,6 @@ def _stop_on_signals(hurry: asyncio.Event) -> asyncio.Event:
     def on_signal() -> None:
         (hurry if stop.is_set() else stop).set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     return stop
