@@ -23,7 +23,8 @@ from runtime.engines.early_host import EarlyHost
 from runtime.engines.sources import SourceError, local_directory
 from runtime.timeline import process_began_s
 from sites.config import ConfigError, SiteConfig, load_site
-from wire.server import ListenError, bind, follow_parent, hypercorn_config, loop_factory, url_of
+from wire.hypercorn_connection import install as install_connections
+from wire.server import ListenError, bind, follow_parent, hypercorn_config, loop_factory, raise_file_limit, url_of
 from wire.signals import stop_signals
 from wire.socket_stream import install as install_sockets
 
@@ -48,6 +49,7 @@ def run(site: SiteConfig, log_level: int = logging.INFO, early: EarlyHost | None
     try:
         if not follow_parent():
             return 1
+        raise_file_limit()
         check_devices(site.engine.all_devices)
         for model in site.models:
             local_directory(model.source)
@@ -89,6 +91,7 @@ async def serve_app(
         await stopping.wait()
         await _drain(app, site.limits.drain_timeout_s, hurry)
 
+    install_connections()
     install_sockets()
     config = hypercorn_config(listener)
     config.websocket_max_message_size = int(site.functions.socket_message_mib * 2**20)
