@@ -23,6 +23,10 @@ class ClientGone(Exception):
     """The client left before it had sent its whole request: there is nobody to answer."""
 
 
+class CutOff(Exception):
+    """What was begun cannot be finished. The server closes the connection, which tells the client that the answer is not whole."""
+
+
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
     """Never holds more than the limit: a longer body is refused while it is still coming in, and one that never ends as well."""
     try:

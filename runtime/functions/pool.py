@@ -106,14 +106,20 @@ class FunctionPool:
             sentence = f"{self.name!r} has as many WebSockets open as it may"
             raise Failure(sentence, code="overloaded", status=503)
         try:
-            return await worker.ask(frame, body, wall_s or self.limits.wall_s, is_socket=is_socket)
+            return await worker.ask(frame, body, wall_s or self.limits.wall_s, is_socket=is_socket, tell=self._tell)
         except Fault as fault:
-            log.warning("%s: %s", self.name, fault.detail or fault.message)
-            if self._follow is not None:
-                self._follow(fault.detail or fault.message)
+            self._tell(fault)
             raise
         finally:
             self._freed.set()
+
+    def _tell(self, fault: Fault) -> None:
+        """The author, at the log and wherever it is followed. A client's leaving is no fault of the function's."""
+        if fault.code == "cancelled":
+            return
+        log.warning("%s: %s", self.name, fault.detail or fault.message)
+        if self._follow is not None:
+            self._follow(fault.detail or fault.message)
 
     def watch(self) -> bool:
         """Whether there is work to look after."""

@@ -138,9 +138,10 @@ class Worker:
         wall_s: float,
         *,
         is_socket: bool = False,
+        tell: Callable[[Fault], None] = lambda _: None,
     ) -> Result:
-        """Raises Fault with what the function's author should know. The answer's stream counts as part of the request, unless it is a WebSocket's:
-        read it or cancel it."""
+        """Raises Fault with what the function's author should know, as `tell` learns of what ends the answer's stream, which counts as part of the
+        request, unless it is a WebSocket's: read it or cancel it."""
         assert self._channel is not None
         ids: list[int] = []
         ends_at = self._loop.time() + wall_s
@@ -171,7 +172,7 @@ class Worker:
             return result
         if is_socket and result.value.get("web_socket") is True:
             return Result(result.value, self._opened_socket(ids, result.body))  # type: ignore[arg-type]
-        stream = Streamed(self, result.body, ends_at, lambda: self._done(ids))
+        stream = Streamed(self, result.body, ends_at, lambda: self._done(ids), tell)
         return Result(result.value, stream)  # type: ignore[arg-type]
 
     def _opened_socket(self, ids: list[int], body: Inbound) -> "Streamed":
@@ -389,12 +390,20 @@ class Worker:
 class Streamed:
     """An answer's stream within the limits. It ends with `aclose`, also when nobody has read from it yet."""
 
-    def __init__(self, worker: Worker, body: Inbound, ends_at: float | None, done: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        body: Inbound,
+        ends_at: float | None,
+        done: Callable[[], None],
+        tell: Callable[[Fault], None] = lambda _: None,
+    ) -> None:
         """`ends_at` is None for a WebSocket's, which has no end and no size."""
         self._worker = worker
         self._body = body
         self._ends_at = ends_at
         self._done = done
+        self._tell = tell
         self._size = 0
         self._is_over = False
 
@@ -406,7 +415,9 @@ class Streamed:
             raise StopAsyncIteration
         try:
             return await self._next()
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Fault):
+                self._tell(error)
             await self.aclose()
             raise
 
