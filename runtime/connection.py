@@ -23,6 +23,10 @@ class ClientGone(Exception):
     """The client left before it had sent its whole request: there is nobody to answer."""
 
 
+class AnswerCut(Exception):
+    """An answer that has begun cannot be finished, and whom it concerns has been told: the client sees the connection end."""
+
+
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
     """Never holds more than the limit: a longer body is refused while it is still coming in, and one that never ends as well."""
     try:

@@ -36,6 +36,7 @@ FREE_DEATHS = 4  # in a row, after each of which the next isolate starts at once
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 1.0
 LAG_S = 0.1  # a loop that is silent for so long is busy: another isolate takes the next request
+SETTLED_S = 10.0  # after which a function that sleeps has imported what it will
 SCRATCH_S = 0.25  # between two looks at what tier 1 has written
 MAX_SOURCES = 500  # files looked through for imports
 
@@ -83,6 +84,7 @@ class FunctionPool:
         self._zygote: FunctionZygote | None = None
         self._zygote_log: FunctionLog | None = None
         self.asleep_since: float | None = None  # with its zygote in memory
+        self._asleep_mib: int | None = None
         self._packages = packages
         self._refused: tuple[float, Fault] | None = None
         self._freed = asyncio.Event()
@@ -108,9 +110,7 @@ class FunctionPool:
         try:
             return await worker.ask(frame, body, wall_s or self.limits.wall_s, is_socket=is_socket)
         except Fault as fault:
-            log.warning("%s: %s", self.name, fault.detail or fault.message)
-            if self._follow is not None:
-                self._follow(fault.detail or fault.message)
+            self._tell(fault)
             raise
         finally:
             self._freed.set()
@@ -120,7 +120,7 @@ class FunctionPool:
         is_busy = False
         now = asyncio.get_running_loop().time()
         if self.workers or self._zygote is None:
-            self.asleep_since = None
+            self.asleep_since = self._asleep_mib = None
         elif self.asleep_since is None:
             self.asleep_since = now
         for worker in tuple(self.workers):
@@ -146,6 +146,12 @@ class FunctionPool:
         except (Fault, ZygoteError, OSError) as error:
             log.warning("%s: %s", self.name, getattr(error, "detail", "") or error)
 
+    def _tell(self, fault: Fault) -> None:
+        """The author."""
+        log.warning("%s: %s", self.name, fault.detail or fault.message)
+        if self._follow is not None:
+            self._follow(fault.detail or fault.message)
+
     @property
     def load(self) -> int:
         return sum(worker.load for worker in self.workers)
@@ -155,13 +161,17 @@ class FunctionPool:
         return sum(worker.sockets for worker in self.workers)
 
     @property
-    def zygote_mib(self) -> int:
-        return 0 if self._zygote is None else self._zygote.memory_mib
+    def asleep_mib(self) -> int:
+        """What the zygote holds. It does nothing while the function sleeps, and there may be thousands: after a while nobody looks again."""
+        now = asyncio.get_running_loop().time()
+        if self._asleep_mib is None or self.asleep_since is None or now - self.asleep_since < SETTLED_S:
+            self._asleep_mib = 0 if self._zygote is None else self._zygote.memory_mib
+        return self._asleep_mib
 
     def end_zygote(self) -> None:
         if self._zygote is not None:
             self._zygote.close()
-            self._zygote = None
+            self._zygote = self._asleep_mib = None
         if self._zygote_log is not None:
             self._zygote_log.close()
             self._zygote_log = None
@@ -276,7 +286,15 @@ class FunctionPool:
     async def _start(self) -> Worker:
         printed = FunctionLog(self.name, self.limits.log_kib_per_s, self._follow)
         is_on_probation = asyncio.get_running_loop().time() - self._died_at < PROBATION_S
-        worker = Worker(self.name, self.limits, self._outward, printed, self._pace, is_on_probation=is_on_probation)
+        worker = Worker(
+            self.name,
+            self.limits,
+            self._outward,
+            printed,
+            self._pace,
+            on_fault=self._tell,
+            is_on_probation=is_on_probation,
+        )
         self.workers.append(worker)
         try:
             if self._zygote is None or not self._zygote.is_alive:

@@ -335,7 +335,7 @@ class SiteFunctions:
 
     def _trim(self) -> None:
         """Functions that sleep keep their zygotes, and with them what they have imported, as far as there is memory for that."""
-        asleep = [(pool.asleep_since, pool.zygote_mib, pool) for pool in self.pools.values() if pool.asleep_since]
+        asleep = [(pool.asleep_since, pool.asleep_mib, pool) for pool in self.pools.values() if pool.asleep_since]
         over_mib = sum(mib for _, mib, _ in asleep) - self._zygotes_mib
         for _, mib, pool in sorted(asleep, key=lambda each: each[0] or 0.0):
             if over_mib <= 0:

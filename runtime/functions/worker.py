@@ -50,10 +50,13 @@ class Worker:
         log: FunctionLog,
         pace: Pace,
         *,
+        on_fault: Callable[[Fault], None] = lambda fault: None,
         is_on_probation: bool = False,
     ) -> None:
-        """`is_on_probation`: an isolate of this function has just been ended for what it did, so this one gives way from its birth."""
+        """`on_fault` hears of answers that fail after they have begun. `is_on_probation`: an isolate of this function has just been ended for what it
+        did, so this one gives way from its birth."""
         self.function = function
+        self.on_fault = on_fault
         self._pace = pace  # of its streams, in bytes
         self._habit = Habit(is_on_probation=is_on_probation)
         self.log = log
@@ -406,8 +409,10 @@ class Streamed:
             raise StopAsyncIteration
         try:
             return await self._next()
-        except BaseException:
+        except BaseException as error:
             await self.aclose()
+            if isinstance(error, Fault):
+                self._worker.on_fault(error)
             raise
 
     async def aclose(self) -> None:

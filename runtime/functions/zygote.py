@@ -199,7 +199,6 @@ def _function_zygote(order: Order, fds: list[int]) -> None:
 
     def be_isolate(order: Order, fds: list[int]) -> None:
         assert isinstance(order, Fork)
-        gc.unfreeze()
         system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)
         confine.confine_copy(limits)
         channel, log, trace = fds

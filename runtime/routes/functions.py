@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
 from runtime.admission import Admission
-from runtime.connection import ClientGone, answering, header, response_start, send_json
+from runtime.connection import AnswerCut, ClientGone, answering, header, response_start, send_json
 from runtime.functions.channel import Failure
 from runtime.functions.serving import ServedFunctions
 from runtime.functions.site import Response
@@ -119,7 +119,7 @@ class FunctionRoute:
             await _send(response, scope["method"], send)
         except Fault as fault:
             if started:
-                raise  # the server closes the connection, which tells the client that the answer is not whole
+                raise AnswerCut from None  # the server closes the connection, which tells the client that the answer is not whole
             await self._tell(fault, send)
         except Failure as failure:
             if started:
