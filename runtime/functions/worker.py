@@ -50,13 +50,11 @@ class Worker:
         log: FunctionLog,
         pace: Pace,
         *,
-        on_fault: Callable[[Fault], None] = lambda fault: None,
         is_on_probation: bool = False,
     ) -> None:
-        """`on_fault` hears of answers that fail after they have begun. `is_on_probation`: an isolate of this function has just been ended for what it
-        did, so this one gives way from its birth."""
+        """`is_on_probation`: an isolate of this function has just been ended for what it did, so this one gives way from its birth."""
         self.function = function
-        self.on_fault = on_fault
+        self.on_fault: Callable[[Fault], None] = lambda fault: None  # hears of answers that fail after they have begun
         self._pace = pace  # of its streams, in bytes
         self._habit = Habit(is_on_probation=is_on_probation)
         self.log = log
@@ -65,6 +63,8 @@ class Worker:
         self.promised = 0  # requests that wait for its start
         self.started = asyncio.Event()  # or failed
         self.is_retiring = False
+        self.is_spoilt = False  # it has shown that it must be replaced
+        self.has_objects = False
         self.idle_since = 0.0
         self.is_ready = False
         self.is_broken = False

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from runtime.functions import confine, isolate, system
+from runtime.functions import confine, isolate, rehearsal, system
 from runtime.functions.orders import (
     MAX_DESCRIPTORS,
     MAX_MESSAGE_BYTES,
@@ -35,6 +35,7 @@ from runtime.functions.orders import (
     orders,
 )
 
+OURS = ("runtime", "wire", "sites", "engine")
 THREAD_STACK = 1 << 20  # the usual 8 MiB each would count as memory of the function
 
 
@@ -63,6 +64,9 @@ def _settle() -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.path_importer_cache.clear()
     threading.stack_size(THREAD_STACK)
+    rehearsal.rehearse()
+    for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
+        del sys.modules[name]  # an author may have a module of that name
 
 
 def _import_for_all() -> None:

@@ -292,7 +292,7 @@ def _refusal(failure: Failure) -> ApiError:
     if failure.status == 404:
         return ApiError("function_not_found", failure.message)
     if failure.status == 503:
-        return ApiError("overloaded", failure.message, retry_after_s=1)
+        return ApiError("overloaded", failure.message, retry_after_s=failure.retry_after_s)
     if failure.status == 413:
         return ApiError("body_too_large", failure.message)
     return ApiError("function_failed", failure.message)
