@@ -46,6 +46,13 @@ def spread(values: list[float], digits: int = 3) -> dict[str, float]:
     }
 
 
+def percentiles(values: list[float]) -> dict[str, float]:
+    """The same with p50, p95 and p99: each a value that was measured."""
+    ordered = sorted(values)
+    at = {f"p{share}": round(ordered[int(share / 100 * (len(ordered) - 1))], 3) for share in (50, 95, 99)}
+    return {**spread(values), **at}
+
+
 def describe_machine() -> dict[str, Any]:
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from load_tests import cold_words, kernel_words, router_words, routing_words
+from load_tests import cold_words, functions_words, kernel_words, router_words, routing_words
 from load_tests.bars import Group, draw
 from load_tests.records import RESULTS
 
@@ -24,7 +24,7 @@ def main() -> None:
     records = newest(RESULTS)
     README.write_text(rewritten(README.read_text(encoding="utf-8"), records), encoding="utf-8")
     (RESULTS / PLOT).write_text(plot(records), encoding="utf-8")
-    missing = sorted(REGIONS.keys() - records.keys() - {"plot"})
+    missing = sorted({RECORD_OF.get(region, region) for region in REGIONS} - records.keys() - {"plot"})
     print(
         f"{README.name} is redrawn from {len(records)} records"
         + (f"; no record of {', '.join(missing)}" if missing else "")
@@ -44,8 +44,9 @@ def newest(folder: Path) -> dict[str, Record]:
 
 def rewritten(text: str, records: dict[str, Record]) -> str:
     """The README with every region redrawn; a comment without its fellow is an error."""
-    for subject, render in REGIONS.items():
-        begin, end = marks(subject)
+    for region, render in REGIONS.items():
+        begin, end = marks(region)
+        subject = RECORD_OF.get(region, region)
         if (text.count(begin), text.count(end)) != (1, 1) or text.index(begin) > text.index(end):
             raise ValueError(f"{README.name} must have {begin.strip()} and behind it {end.strip()}, once each")
         head, rest = text.split(begin)
@@ -180,37 +181,6 @@ def kernels(results: Record) -> Iterable[list[str]]:
         yield [name, *words, kernel_words.target(row), kernel_words.others(row)]
 
 
-def functions(results: Record) -> Iterable[list[str]]:
-    targets = results["targets"]
-    yield ["", "p50", "p95", "p99", "n", "target"]
-    for name, values in results["cold_ms"].items():
-        yield [f"cold start: {name}, ms", *_percentiles(values), f"{targets[name.partition(',')[0]]:g}"]
-    for name, values in results["warm_ms"].items():
-        yield [f"warm: a {name}, ms", *_percentiles(values), ""]
-    yield [
-        "what a function adds to a route, ms",
-        f"{results['warm_overhead_p50_ms']:g}",
-        "",
-        "",
-        "",
-        f"{targets['warm overhead']:g}",
-    ]
-    for name in ("function", "route"):
-        yield [f"first token of a stream: {name}, ms", *_percentiles(results["first_token_ms"][name]), ""]
-    added = results["first_token_ms"]["added_p50_ms"]
-    yield ["what env.AI adds to the first token, ms", f"{added:g}", "", "", "", f"{targets['first token added']:g}"]
-    for row in results["hostile"]["rows"]:
-        name = f"a neighbour beside one that {row['beside']}" if row["beside"] != "nothing" else "a neighbour in quiet"
-        yield [f"{name}, ms ({row['lost']} lost)", *_percentiles(row["latency_ms"]), ""]
-    for row in results["rates"]:
-        name = f"{row['requests_per_s']:,.0f} requests/s: {row['server']}, {row['connections']} connections, ms"
-        yield [name, *_percentiles(row["latency_ms"]), ""]
-
-
-def _percentiles(values: Record) -> list[str]:
-    return [*(f"{values[key]:.2f}" for key in ("p50", "p95", "p99")), str(values["n"])]
-
-
 def plot_line(records: dict[str, Record]) -> str:
     return (
         f"![Shares of what the machine can do]({RESULTS.parent.name}/{RESULTS.name}/{PLOT})\n"
@@ -248,10 +218,13 @@ REGIONS: dict[str, Callable[[Record], Iterable[list[str]]]] = {
     "soak": router_words.soak,
     "cold-start": cold_words.clocks,
     "overcommit": cold_words.overcommit,
-    "functions": functions,
+    "functions": functions_words.speeds,
+    "neighbours": functions_words.neighbours,
     "engine-8b": engine,
     "kernels": kernels,
 }
+
+RECORD_OF = {"neighbours": "functions"}  # regions that show a part of another one's record
 
 if __name__ == "__main__":
     main()

@@ -23,8 +23,8 @@ class ClientGone(Exception):
     """The client left before it had sent its whole request: there is nobody to answer."""
 
 
-class CutOff(Exception):
-    """What was begun cannot be finished. The server closes the connection, which tells the client that the answer is not whole."""
+class AnswerCut(Exception):
+    """An answer that has begun cannot be finished, and whom it concerns has been told: the client sees the connection end."""
 
 
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:

@@ -6,6 +6,7 @@ error event; only then does the server close. Hypercorn's own grace (3 s, stream
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 import sys
@@ -62,7 +63,7 @@ def run(site: SiteConfig, log_level: int = logging.INFO, early: EarlyHost | None
         return 1
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(serve_app(app, site, listener))
+            runner.run(serve_app(app, site, listener, on_ready=_settle_memory))
     except LifespanFailureError:
         if app.state.why_not_started is None:
             raise
@@ -128,6 +129,12 @@ async def _announce(app: Starlette, url: str, on_ready: Callable[[str], None] | 
     log.info("ready: %s", url)
     if on_ready is not None:
         on_ready(url)
+
+
+def _settle_memory(_: str) -> None:
+    """What is here now stays. A full collection that looks at it again holds every request up: for 20 to 40 ms, after some hundred failed ones."""
+    gc.freeze()
+    gc.set_threshold(700, 10, 50)
 
 
 def _stop_on_signals(hurry: asyncio.Event) -> asyncio.Event:

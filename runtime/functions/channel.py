@@ -38,13 +38,16 @@ class Failure(Exception):
         status: int = 500,
         name: str = "Error",
         detail: str = "",
+        retry_after_s: int = 1,
     ) -> None:
+        """`retry_after_s` is for callers of a function, where the status is 503."""
         super().__init__(message)
         self.message = message
         self.code = code
         self.status = status
         self.name = name
         self.detail = detail
+        self.retry_after_s = retry_after_s
 
 
 class ChannelClosed(Failure):

@@ -7,11 +7,13 @@ import ast
 import asyncio
 import itertools
 import logging
+import math
 import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from runtime.functions import frames, priority
@@ -24,6 +26,7 @@ from runtime.functions.manifest import Manifest
 from runtime.functions.orders import Boot
 from runtime.functions.pace import Pace
 from runtime.functions.priority import Standing
+from runtime.functions.restarts import MAX_WAIT_S, Restarts
 from runtime.functions.worker import Fault, Outward, Worker
 from runtime.functions.zygotes import FunctionZygote, Hatchery, ZygoteError
 
@@ -31,11 +34,8 @@ log = logging.getLogger("pilotlight.function")
 _numbers = itertools.count(1)
 
 REFUSED_FOR_S = 20.0  # packages that could not be installed are not tried again at once
-PROBATION_S = 10.0  # after an isolate that died by itself or was ended, the next ones give way from their birth
-FREE_DEATHS = 4  # in a row, after each of which the next isolate starts at once; then after pauses that double
-FIRST_PAUSE_S = 0.05
-MAX_PAUSE_S = 1.0
 LAG_S = 0.1  # a loop that is silent for so long is busy: another isolate takes the next request
+SETTLED_S = 3.0  # after which a function that sleeps has imported what it will
 SCRATCH_S = 0.25  # between two looks at what tier 1 has written
 MAX_SOURCES = 500  # files looked through for imports
 
@@ -71,8 +71,8 @@ class FunctionPool:
         self.workers: list[Worker] = []
         self.is_closing = False
         self.num_started = 0
-        self._died_at = -PROBATION_S
-        self._num_deaths = 0  # of isolates in a row that had answered nothing
+        self.restarts = Restarts()
+        self._not_imported: Fault | None = None  # what came of the last try
         self._ground = ground
         self._outward = outward
         self._follow = follow
@@ -83,6 +83,7 @@ class FunctionPool:
         self._zygote: FunctionZygote | None = None
         self._zygote_log: FunctionLog | None = None
         self.asleep_since: float | None = None  # with its zygote in memory
+        self._asleep_mib: int | None = None
         self._packages = packages
         self._refused: tuple[float, Fault] | None = None
         self._freed = asyncio.Event()
@@ -105,28 +106,21 @@ class FunctionPool:
         if is_socket and worker.sockets >= self.limits.sockets:
             sentence = f"{self.name!r} has as many WebSockets open as it may"
             raise Failure(sentence, code="overloaded", status=503)
+        worker.has_objects = worker.has_objects or is_pinned
         try:
-            return await worker.ask(frame, body, wall_s or self.limits.wall_s, is_socket=is_socket, tell=self._tell)
+            return await worker.ask(frame, body, wall_s or self.limits.wall_s, is_socket=is_socket)
         except Fault as fault:
-            self._tell(fault)
+            self._failed(worker, fault)
             raise
         finally:
             self._freed.set()
-
-    def _tell(self, fault: Fault) -> None:
-        """The author, at the log and wherever it is followed. A client's leaving is no fault of the function's."""
-        if fault.code == "cancelled":
-            return
-        log.warning("%s: %s", self.name, fault.detail or fault.message)
-        if self._follow is not None:
-            self._follow(fault.detail or fault.message)
 
     def watch(self) -> bool:
         """Whether there is work to look after."""
         is_busy = False
         now = asyncio.get_running_loop().time()
         if self.workers or self._zygote is None:
-            self.asleep_since = None
+            self.asleep_since = self._asleep_mib = None
         elif self.asleep_since is None:
             self.asleep_since = now
         for worker in tuple(self.workers):
@@ -152,6 +146,28 @@ class FunctionPool:
         except (Fault, ZygoteError, OSError) as error:
             log.warning("%s: %s", self.name, getattr(error, "detail", "") or error)
 
+    def _failed(self, worker: Worker, fault: Fault) -> None:
+        self._tell(fault)
+        if fault.code == "import_failed":
+            self._not_imported = fault
+            self._is_spoilt(worker)
+        elif fault.name == "MemoryError" and not worker.sockets and not worker.has_objects:
+            self._is_spoilt(worker)  # whatever it was doing, a part of it may be missing
+
+    def _is_spoilt(self, worker: Worker) -> None:
+        """It answers what it has taken, and the next request gets another one."""
+        if worker in self.workers and not worker.is_spoilt:
+            worker.is_spoilt = worker.is_retiring = True
+            self.restarts.ended_badly(asyncio.get_running_loop().time(), had_answered=worker.has_answered)
+
+    def _tell(self, fault: Fault) -> None:
+        """The author, at the log and wherever it is followed. A client's leaving is no fault of the function's."""
+        if fault.code == "cancelled":
+            return
+        log.warning("%s: %s", self.name, fault.detail or fault.message)
+        if self._follow is not None:
+            self._follow(fault.detail or fault.message)
+
     @property
     def load(self) -> int:
         return sum(worker.load for worker in self.workers)
@@ -161,13 +177,17 @@ class FunctionPool:
         return sum(worker.sockets for worker in self.workers)
 
     @property
-    def zygote_mib(self) -> int:
-        return 0 if self._zygote is None else self._zygote.memory_mib
+    def asleep_mib(self) -> int:
+        """What the zygote holds. It does nothing while the function sleeps, and there may be thousands: after a while nobody looks again."""
+        now = asyncio.get_running_loop().time()
+        if self._asleep_mib is None or self.asleep_since is None or now - self.asleep_since < SETTLED_S:
+            self._asleep_mib = 0 if self._zygote is None else self._zygote.memory_mib
+        return self._asleep_mib
 
     def end_zygote(self) -> None:
         if self._zygote is not None:
             self._zygote.close()
-            self._zygote = None
+            self._zygote = self._asleep_mib = None
         if self._zygote_log is not None:
             self._zygote_log.close()
             self._zygote_log = None
@@ -220,8 +240,7 @@ class FunctionPool:
                 may_start = may_start and (best.sockets >= self.limits.sockets or self._lags(best))
                 best = best if not may_start else None
             if may_start and (best is None or self._lags(best)):
-                if best is None and self._pause_s() > 0:
-                    await self._wait(self._pause_s())
+                if best is None and await self._rested():
                     continue
                 return await self._start()
             if best is None:
@@ -233,8 +252,7 @@ class FunctionPool:
         while True:
             usable = [worker for worker in self.workers if self._may_take(worker)]
             if not usable:
-                if self._pause_s() > 0:
-                    await self._wait(self._pause_s())
+                if await self._rested():
                     continue
                 return await self._start()
             if await self._is_started(usable[0]):
@@ -256,13 +274,18 @@ class FunctionPool:
     def _lags(self, worker: Worker) -> bool:
         return worker.lag_since is not None and asyncio.get_running_loop().time() - worker.lag_since > LAG_S
 
-    def _pause_s(self) -> float:
-        """Until the next isolate may start: the more of them have died without an answer, the longer."""
-        beyond = self._num_deaths - FREE_DEATHS
-        if beyond < 0:
-            return 0.0
-        pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(beyond, 16))
-        return self._died_at + pause_s - asyncio.get_running_loop().time()
+    async def _rested(self) -> bool:
+        """Whether the next isolate had to be waited for. Raises Failure where that would take too long or be in vain."""
+        pause_s = self.restarts.pause_s(asyncio.get_running_loop().time())
+        if pause_s <= 0:
+            return False
+        if (last := self._not_imported) is not None:  # the author has been told
+            raise Fault(last.message, code=last.code, name=last.name, detail=last.detail)
+        if pause_s > MAX_WAIT_S:
+            sentence = f"the processes of {self.name!r} end one after the other without an answer; the next one starts in {pause_s:.0f} s"
+            raise Failure(sentence, code="overloaded", status=503, retry_after_s=math.ceil(pause_s))
+        await self._wait(pause_s)
+        return True
 
     async def _wait(self, most_s: float | None = None) -> None:
         if self.is_closing:
@@ -281,8 +304,17 @@ class FunctionPool:
 
     async def _start(self) -> Worker:
         printed = FunctionLog(self.name, self.limits.log_kib_per_s, self._follow)
-        is_on_probation = asyncio.get_running_loop().time() - self._died_at < PROBATION_S
-        worker = Worker(self.name, self.limits, self._outward, printed, self._pace, is_on_probation=is_on_probation)
+        is_on_probation = self.restarts.is_on_probation(asyncio.get_running_loop().time())
+        self._not_imported = None
+        worker = Worker(
+            self.name,
+            self.limits,
+            self._outward,
+            printed,
+            self._pace,
+            is_on_probation=is_on_probation,
+        )
+        worker.on_fault = partial(self._failed, worker)
         self.workers.append(worker)
         try:
             if self._zygote is None or not self._zygote.is_alive:
@@ -347,8 +379,9 @@ class FunctionPool:
         """Until the isolate is gone by itself."""
         await worker.until_gone()
         if worker in self.workers:
-            self._died_at = asyncio.get_running_loop().time()
-            self._num_deaths = 1 if worker.has_answered else self._num_deaths + 1
+            if not worker.is_spoilt:  # which has been counted
+                now = asyncio.get_running_loop().time()
+                self.restarts.ended_badly(now, had_answered=worker.has_answered)
             self.workers.remove(worker)
             await worker.close()
         self._freed.set()

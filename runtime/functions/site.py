@@ -33,6 +33,8 @@ log = logging.getLogger("pilotlight.function")
 WATCH_S = 0.05
 REST_S = 0.2  # more while nobody asks
 TRIM_S = 2.0
+PREPARE_AFTER_S = 0.5  # of a site's start, whose models come first
+PREPARE_EVERY_S = 0.02  # a zygote for each function, one after the other: each takes 6 ms of a core
 PRUNE_S = 600.0
 UID_BASE = 231_072  # above what systems give to people; each function has its own
 
@@ -102,6 +104,7 @@ class SiteFunctions:
         self.names: dict[str, str] = {}  # of functions with several versions: the pool that bindings mean
         self.tails = Tails()
         self._zygotes_mib = zygotes_mib
+        self._asleep_mib = 0  # of zygotes, at the last look
         self._layers = Layers(Path())
         self._layers_room = layers_room or Room()
         self._layer_of: dict[str, str] = {}  # digests, by pool
@@ -111,6 +114,7 @@ class SiteFunctions:
         self._stack = AsyncExitStack()
         self._uids = 0
         self._stirred = asyncio.Event()  # there is a request
+        self._unprepared: asyncio.Queue[FunctionPool] = asyncio.Queue()
         self._tasks: set[asyncio.Future[Any]] = set()
 
     async def __aenter__(self) -> "SiteFunctions":
@@ -127,7 +131,7 @@ class SiteFunctions:
             await stack.enter_async_context(self._egress)
             self.isolation = await self._find_tier(stack)
             stack.push_async_callback(self._close_all)
-            for work in (self._watch(), self._prune_layers()):
+            for work in (self._watch(), self._prune_layers(), self._prepare()):
                 stack.callback(asyncio.create_task(work, name="functions' watch").cancel)
             self._stack = stack.pop_all()
         return self
@@ -169,6 +173,8 @@ class SiteFunctions:
             self._bindings[served] = bindings
         if layers or requirements or self.isolation.tier == 3:  # a container takes its time
             self._keep(pool.prepare())
+        else:
+            self._unprepared.put_nowait(pool)
 
     def live(self, function: str, pool: str) -> None:
         """This version is what bindings, queues and clocks mean by the function's name."""
@@ -333,10 +339,20 @@ class SiteFunctions:
                         await self._stirred.wait()
             await asyncio.sleep(WATCH_S)
 
+    async def _prepare(self) -> None:
+        """Functions have their zygotes before their first request, as far as there is memory for that."""
+        await asyncio.sleep(PREPARE_AFTER_S)
+        while True:
+            pool = await self._unprepared.get()
+            if pool in self.pools.values() and self._asleep_mib < self._zygotes_mib:
+                await pool.prepare()
+            await asyncio.sleep(PREPARE_EVERY_S)
+
     def _trim(self) -> None:
         """Functions that sleep keep their zygotes, and with them what they have imported, as far as there is memory for that."""
-        asleep = [(pool.asleep_since, pool.zygote_mib, pool) for pool in self.pools.values() if pool.asleep_since]
-        over_mib = sum(mib for _, mib, _ in asleep) - self._zygotes_mib
+        asleep = [(pool.asleep_since, pool.asleep_mib, pool) for pool in self.pools.values() if pool.asleep_since]
+        self._asleep_mib = sum(mib for _, mib, _ in asleep)
+        over_mib = self._asleep_mib - self._zygotes_mib
         for _, mib, pool in sorted(asleep, key=lambda each: each[0] or 0.0):
             if over_mib <= 0:
                 return

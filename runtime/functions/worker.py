@@ -54,6 +54,7 @@ class Worker:
     ) -> None:
         """`is_on_probation`: an isolate of this function has just been ended for what it did, so this one gives way from its birth."""
         self.function = function
+        self.on_fault: Callable[[Fault], None] = lambda fault: None  # hears of answers that fail after they have begun
         self._pace = pace  # of its streams, in bytes
         self._habit = Habit(is_on_probation=is_on_probation)
         self.log = log
@@ -62,6 +63,8 @@ class Worker:
         self.promised = 0  # requests that wait for its start
         self.started = asyncio.Event()  # or failed
         self.is_retiring = False
+        self.is_spoilt = False  # it has shown that it must be replaced
+        self.has_objects = False
         self.idle_since = 0.0
         self.is_ready = False
         self.is_broken = False
@@ -138,10 +141,9 @@ class Worker:
         wall_s: float,
         *,
         is_socket: bool = False,
-        tell: Callable[[Fault], None] = lambda _: None,
     ) -> Result:
-        """Raises Fault with what the function's author should know, as `tell` learns of what ends the answer's stream, which counts as part of the
-        request, unless it is a WebSocket's: read it or cancel it."""
+        """Raises Fault with what the function's author should know. The answer's stream counts as part of the request, unless it is a WebSocket's:
+        read it or cancel it."""
         assert self._channel is not None
         ids: list[int] = []
         ends_at = self._loop.time() + wall_s
@@ -172,7 +174,7 @@ class Worker:
             return result
         if is_socket and result.value.get("web_socket") is True:
             return Result(result.value, self._opened_socket(ids, result.body))  # type: ignore[arg-type]
-        stream = Streamed(self, result.body, ends_at, lambda: self._done(ids), tell)
+        stream = Streamed(self, result.body, ends_at, lambda: self._done(ids))
         return Result(result.value, stream)  # type: ignore[arg-type]
 
     def _opened_socket(self, ids: list[int], body: Inbound) -> "Streamed":
@@ -390,20 +392,12 @@ class Worker:
 class Streamed:
     """An answer's stream within the limits. It ends with `aclose`, also when nobody has read from it yet."""
 
-    def __init__(
-        self,
-        worker: Worker,
-        body: Inbound,
-        ends_at: float | None,
-        done: Callable[[], None],
-        tell: Callable[[Fault], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, worker: Worker, body: Inbound, ends_at: float | None, done: Callable[[], None]) -> None:
         """`ends_at` is None for a WebSocket's, which has no end and no size."""
         self._worker = worker
         self._body = body
         self._ends_at = ends_at
         self._done = done
-        self._tell = tell
         self._size = 0
         self._is_over = False
 
@@ -416,9 +410,9 @@ class Streamed:
         try:
             return await self._next()
         except BaseException as error:
-            if isinstance(error, Fault):
-                self._tell(error)
             await self.aclose()
+            if isinstance(error, Fault):
+                self._worker.on_fault(error)
             raise
 
     async def aclose(self) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from runtime.functions import confine, isolate, system
+from runtime.functions import confine, isolate, rehearsal, system
 from runtime.functions.orders import (
     MAX_DESCRIPTORS,
     MAX_MESSAGE_BYTES,
@@ -35,6 +35,7 @@ from runtime.functions.orders import (
     orders,
 )
 
+OURS = ("runtime", "wire", "sites", "engine")
 THREAD_STACK = 1 << 20  # the usual 8 MiB each would count as memory of the function
 
 
@@ -63,6 +64,9 @@ def _settle() -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.path_importer_cache.clear()
     threading.stack_size(THREAD_STACK)
+    rehearsal.rehearse()
+    for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
+        del sys.modules[name]  # an author may have a module of that name
 
 
 def _import_for_all() -> None:
@@ -199,7 +203,6 @@ def _function_zygote(order: Order, fds: list[int]) -> None:
 
     def be_isolate(order: Order, fds: list[int]) -> None:
         assert isinstance(order, Fork)
-        gc.unfreeze()
         system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)
         confine.confine_copy(limits)
         channel, log, trace = fds

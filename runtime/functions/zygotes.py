@@ -64,10 +64,10 @@ class Child:
     def memory_mib(self) -> int:
         """That is its own."""
         try:
-            status = Path(f"/proc/{self.pid}/status").read_text()
+            status = _read_at_once(f"/proc/{self.pid}/status")
         except OSError:
             return 0
-        return sum(int(found.group(1)) for found in _OWN_MEMORY.finditer(status)) >> 10
+        return sum(int(size) for size in _OWN_MEMORY.findall(status)) >> 10
 
     def over(self, report: Died | None) -> None:
         if not self.died.done():
@@ -294,16 +294,25 @@ class SiteZygote:
             self._process = None
 
 
-_OWN_MEMORY = re.compile(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", re.MULTILINE)  # mapped files are the machine's cache
+_OWN_MEMORY = re.compile(rb"^Rss(?:Anon|Shmem):\s+(\d+) kB", re.MULTILINE)  # mapped files are the machine's cache
+
+
+def _read_at_once(path: str) -> bytes:
+    """Of /proc: 30 us, which is a quarter of what a Path takes, while every request waits."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(file, 1 << 14)
+    finally:
+        os.close(file)
 
 
 def _pid_of(pidfd: int) -> int:
     """As /proc here numbers it; 0 for what is no pidfd of a process that can be seen."""
     try:
-        lines = Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines()
+        lines = _read_at_once(f"/proc/self/fdinfo/{pidfd}").splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("Pid:")), 0)
+    return next((int(line.split()[1]) for line in lines if line.startswith(b"Pid:")), 0)
 
 
 def _parent_of(pid: int) -> int | None:
@@ -311,6 +320,6 @@ def _parent_of(pid: int) -> int | None:
     if pid <= 0:
         return None if pid == -1 else 0
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return int(_read_at_once(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1])
     except OSError:
         return None

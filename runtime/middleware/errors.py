@@ -4,7 +4,7 @@ import logging
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from runtime.connection import ClientGone, CutOff, answering, send_error
+from runtime.connection import AnswerCut, ClientGone, answering, send_error
 from wire.errors import ApiError, dialect_of
 
 BEGINNINGS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
@@ -26,7 +26,7 @@ class Errors:
 
         try:
             await self._app(scope, receive, watching)
-        except (ClientGone, CutOff):  # who must know why has been told
+        except (ClientGone, AnswerCut):
             return
         except ApiError as error:
             if is_started or scope["type"] == "lifespan":

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 
 from runtime.admission import Admission
-from runtime.connection import ClientGone, CutOff, answering, header, response_start, send_json
+from runtime.connection import AnswerCut, ClientGone, answering, header, response_start, send_json
 from runtime.functions.channel import Failure
 from runtime.functions.serving import ServedFunctions
 from runtime.functions.site import Response
@@ -125,12 +125,12 @@ class FunctionRoute:
             await _send(response, scope["method"], send if isinstance(body, bytes) else body.beside(send))
         except Fault as fault:
             if started:
-                raise CutOff from None  # its author has been told
+                raise AnswerCut from None  # the server closes the connection, which tells the client that the answer is not whole
             await self._tell(fault, send)
         except Failure as failure:
             if started:
                 log.warning("an answer of %s was cut off: %s", name, failure.message)
-                raise CutOff from None
+                raise AnswerCut from None
             raise _refusal(failure) from None
 
     async def _tell(self, fault: Fault, send: Send) -> None:
@@ -333,7 +333,7 @@ def _refusal(failure: Failure) -> ApiError:
     if failure.status == 404:
         return ApiError("function_not_found", failure.message)
     if failure.status == 503:
-        return ApiError("overloaded", failure.message, retry_after_s=1)
+        return ApiError("overloaded", failure.message, retry_after_s=failure.retry_after_s)
     if failure.status == 413:
         return ApiError("body_too_large", failure.message)
     return ApiError("function_failed", failure.message)

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from load_tests.bars import Group, draw
+from load_tests.functions_words import neighbours
 from load_tests.records import RESULTS
 from load_tests.report import NOTHING, PLOT, README, REGIONS, marks, newest, plot, rewritten
+from load_tests.scenarios.functions_neighbours import summary
 
 
 def test_the_readme_is_in_step_with_the_records() -> None:
@@ -56,6 +58,23 @@ def test_a_lost_mark_is_an_error(subject: str) -> None:
     for text in (empty().replace(begin, ""), empty().replace(end, ""), empty() + begin + end):
         with pytest.raises(ValueError, match=subject):
             rewritten(text, {})
+
+
+def stretch(p99: float, lost: int = 0) -> dict[str, Any]:
+    return {"latency_ms": {"p99": p99, "max": 2 * p99}, "client_waited_ms": 0.0, "lost": lost}
+
+
+def test_a_neighbours_ratio_is_the_median_of_stretches_side_by_side() -> None:
+    pairs = ((1.0, 3.0), (2.0, 2.2), (1.5, 2.4))  # by the medians of all, it would be 2.4 / 1.5
+    rounds = [
+        {"quiet": stretch(quiet), "beside": stretch(beside, lost=1), "ratio": round(beside / quiet, 2)}
+        for quiet, beside in pairs
+    ]
+    row = summary("loops", rounds)
+    assert (row["quiet_p99_ms"], row["beside_p99_ms"], row["ratio"], row["lost"]) == (1.5, 2.4, 1.6, 3)
+    results = {"requests_per_s": 100.0, "rows": [row]}
+    shown = list(neighbours({"targets": {"p99 beside hostile": 2.0}, "hostile": results}))
+    assert shown[1] == ["loops", "1.50", "2.40", "1.60 (3.00, 1.10, 1.60)", "3", "2"]
 
 
 def measured_kernels() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import logging
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -172,6 +173,33 @@ async def test_a_failure_is_shown_to_clients_only_where_the_site_says_so(
         assert ("it went wrong" in error["message"]) is shown
         assert any("entry.py" in line for line in error.get("traceback", [])) is shown
         assert error["code"] == "function_failed"
+
+
+async def test_a_stream_that_fails_after_it_has_begun_is_cut_and_its_author_told_once(
+    make_server: SiteMaker, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = """
+        from workers import WorkerEntrypoint, Response
+
+        class Default(WorkerEntrypoint):
+            async def fetch(self, request):
+                async def pieces():
+                    yield "first"
+                    raise ValueError("in the middle")
+                return Response(pieces())
+    """
+    serve = [{"name": "f", "path": str(function_in(tmp_path / "f", source))}]
+    table = {"serve": serve, "state_dir": str(tmp_path / "state")}
+    async with make_server(functions=table) as server, aiohttp.ClientSession(server.url) as client:
+        async with client.get("/fn/f/") as answer:
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await answer.read()
+        told = [record for record in caplog.records if record.levelno >= logging.WARNING]
+        assert [record.name for record in told] == ["pilotlight.function"]
+        assert "ValueError: in the middle" in told[0].getMessage()
+        assert "in pieces" in told[0].getMessage()
+        assert "Error in ASGI" not in capfd.readouterr().err  # the server's own words, with a traceback of ours
+        await server.is_idle()
 
 
 async def test_a_client_cannot_say_what_its_address_is_but_a_router_of_the_network_can(

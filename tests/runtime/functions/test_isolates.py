@@ -5,8 +5,10 @@ import os
 
 import pytest
 
-from runtime.functions.pool import FIRST_PAUSE_S, FREE_DEATHS
+from runtime.functions import restarts
+from runtime.functions.channel import Failure
 from runtime.functions.priority import OWN_NICE, YIELD_NICE
+from runtime.functions.restarts import FIRST_PAUSE_S, FREE
 from runtime.functions.worker import Fault
 from tests.runtime.functions.conftest import Served
 
@@ -63,16 +65,82 @@ async def test_isolates_that_die_one_after_the_other_are_replaced_ever_more_slow
                 return Response("well")
         """
     )
-    pool = served.functions.pools["f"]
-    for _ in range(FREE_DEATHS - 1):
+    for _ in range(FREE - 1):
         with pytest.raises(Fault):
             await served.get("/die")
-    assert pool._pause_s() <= 0
+    assert pause_s(served) == 0
     for _ in range(2):
         with pytest.raises(Fault):
             await served.get("/die")
-    assert 0 < pool._pause_s() <= 2 * FIRST_PAUSE_S
+    assert 0 < pause_s(served) <= 2 * FIRST_PAUSE_S
     assert await served.get("/") == b"well"  # it waits, and is answered
     with pytest.raises(Fault):
         await served.get("/die")
-    assert pool._pause_s() <= 0
+    assert pause_s(served) == 0
+
+
+def pause_s(served: Served) -> float:
+    return served.functions.pools["f"].restarts.pause_s(asyncio.get_running_loop().time())
+
+
+async def test_who_would_wait_for_long_for_the_next_isolate_is_told_when_to_come_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "FREE", 1)
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 8.0)
+    served.add(
+        """
+        import os
+        from workers import WorkerEntrypoint
+
+        class Default(WorkerEntrypoint):
+            async def fetch(self, request):
+                os._exit(1)
+        """
+    )
+    with pytest.raises(Fault):
+        await served.get()
+    with pytest.raises(Failure, match="the next one starts in 8 s") as refused:
+        await served.get()
+    assert (refused.value.status, refused.value.retry_after_s) == (503, 8)
+    assert served.functions.pools["f"].num_started == 1
+
+
+async def test_a_module_that_cannot_be_imported_is_tried_ever_more_rarely_and_its_callers_told_at_once(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 30.0)
+    monkeypatch.setattr(restarts, "MAX_PAUSE_S", 30.0)
+    served.add("import not_there\n")
+    pool = served.functions.pools["f"]
+    for _ in range(FREE + 3):
+        with pytest.raises(Fault, match="No module named 'not_there'") as failed:
+            await served.get()
+        assert 'entry.py", line 1' in failed.value.detail
+    assert pool.num_started == FREE
+
+
+async def test_an_isolate_that_ran_out_of_memory_is_replaced_and_loses_no_other_request(served: Served) -> None:
+    served.add(
+        """
+        import asyncio, os
+        from workers import WorkerEntrypoint, Response
+
+        class Default(WorkerEntrypoint):
+            async def fetch(self, request):
+                if request.url.endswith("/hoard"):
+                    hoard = []
+                    while True:
+                        hoard.append(bytearray(1 << 20))
+                if request.url.endswith("/slow"):
+                    await asyncio.sleep(0.5)
+                return Response(str(os.getpid()))
+        """
+    )
+    first = await served.get()
+    slow = asyncio.create_task(served.get("/slow"))
+    await asyncio.sleep(0.1)
+    with pytest.raises(Fault, match=r"MemoryError|memory"):
+        await served.get("/hoard")
+    assert await slow == first
+    assert await served.get() != first

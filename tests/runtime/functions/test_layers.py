@@ -140,10 +140,10 @@ async def test_what_a_function_imports_stays_in_memory_while_it_sleeps_as_far_as
         await served.get()
         pool = served.functions.pools["f"]
         await asyncio.wait_for(_until(lambda: not pool.workers and pool.asleep_since is not None), 10)
-        assert pool.zygote_mib > 0
+        assert pool.asleep_mib > 0
         served.functions._zygotes_mib = 0
         served.functions._trim()
-        assert pool.zygote_mib == 0
+        assert pool.asleep_mib == 0
         assert await served.get() == b"hello from a wheel v1"
 
 

@@ -34,7 +34,7 @@ max_message_bytes = 1 << 20  # of a WebSocket's message; the site says how many
 _channel: Channel | None = None
 
 
-def connect(channel: Channel) -> None:
+def connect(channel: Channel | None) -> None:
     global _channel
     _channel = channel
 

@@ -1,0 +1,156 @@
+"""A well-behaved function beside hostile ones, for `make bench-functions`: what each of them does to its neighbour's latencies.
+
+A machine's quiet p99 wanders by half from minute to minute, so each hostile stretch has a quiet one directly before it, the two are compared as a
+ratio, and several rounds of all of them give a median. The clients stand for other machines: the one that measures comes before everybody on this one
+where that may be asked of the kernel, and those that ask the hostile function are a process of their own.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+from load_tests.http_load import open_loop, request_of
+from load_tests.records import percentiles
+
+GOOD_PER_S = 100.0
+AWAKE_S = 8.0  # after a site's start, until it has all that it wants, a process beside its engine's included
+MOST_S = 300.0  # for all rounds together: stretches are shorter where that needs it
+BUSY_S = 0.5  # for the hostile clients to start, and what they ask for to be under way
+OVER_S = 1.5  # after them, until the last isolate of theirs is ended and its memory given back
+
+HOSTILE = {
+    "loops for ever": "while True:\n    pass",
+    "blocks its event loop": "time.sleep(60)",
+    "allocates without end": "hoard = []\nwhile True:\n    hoard.append(bytearray(1 << 20))",
+    "forks without end": "while True:\n    if os.fork() == 0:\n        time.sleep(60)",
+    "exits": "os._exit(3)",
+    "writes a gigabyte": "with open(os.environ['TMPDIR'] + '/big', 'wb') as f:\n    for _ in range(1024):\n        f.write(bytes(1 << 20))",
+    "prints without end": "while True:\n    print('x' * 1000)",
+    "raises in its stream": "async def s():\n    yield 'first'\n    raise ValueError('late')\nreturn Response(s())",
+    "streams to a reader who does not read": "async def s():\n    while True:\n        yield bytes(60_000)\nreturn Response(s())",
+    "imports something missing": "import not_there",
+}  # fmt: skip
+
+
+def hostile_source(body: str) -> str:
+    lines = "\n".join(f"        {line}" for line in body.splitlines())
+    return f"import os, time\nfrom workers import *\nclass Default(WorkerEntrypoint):\n    async def fetch(self, request):\n{lines}\n"
+
+
+def hostile_names() -> dict[str, str]:
+    return {name: "hostile-" + name.replace(" ", "-") for name in HOSTILE}
+
+
+def beside_hostile_ones(port: int, good: str, seconds: float, rounds: int) -> dict[str, Any]:
+    """`seconds`: of each stretch, at most."""
+    names = hostile_names()
+    stretch_s = min(seconds, (MOST_S - AWAKE_S) / (rounds * len(names)) / 2 - (BUSY_S + OVER_S) / 2)
+    with _first_in_line():
+        asyncio.run(open_loop(port, request_of(good), GOOD_PER_S, AWAKE_S))
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name, function in names.items():
+            with _first_in_line():
+                quiet = _asked(port, good, stretch_s)
+            with _kept_busy(port, f"/fn/{function}/"), _first_in_line():
+                beside = _asked(port, good, stretch_s)
+            ratio = beside["latency_ms"]["p99"] / quiet["latency_ms"]["p99"]
+            found[name].append({"quiet": quiet, "beside": beside, "ratio": round(ratio, 2)})
+            time.sleep(OVER_S)
+    return {
+        "requests_per_s": GOOD_PER_S,
+        "stretch_s": round(stretch_s, 2),
+        "rows": [summary(name, each) for name, each in found.items()],
+    }
+
+
+def summary(name: str, rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """The medians over the rounds, and the rounds themselves."""
+    return {
+        "beside": name,
+        **{f"{which}_p99_ms": median_of(rounds, which, "p99") for which in ("quiet", "beside")},
+        "ratio": round(statistics.median(each["ratio"] for each in rounds), 2),
+        "lost": sum(each[which]["lost"] for each in rounds for which in ("quiet", "beside")),
+        "rounds": rounds,
+    }
+
+
+def median_of(rounds: list[dict[str, Any]], which: str, percentile: str) -> float:
+    found: list[float] = [each[which]["latency_ms"][percentile] for each in rounds]
+    return round(statistics.median(found), 3)
+
+
+def _asked(port: int, good: str, seconds: float) -> dict[str, Any]:
+    waited_ms = _waited_ms()
+    load = asyncio.run(open_loop(port, request_of(good), GOOD_PER_S, seconds))
+    waited_ms = (_waited_ms() - waited_ms) / max(1, len(load.latencies_ms))
+    return {
+        "latency_ms": percentiles(load.latencies_ms),
+        "client_waited_ms": round(waited_ms, 4),
+        "lost": load.failed,
+    }
+
+
+def _waited_ms() -> float:
+    """For how long this thread could have run and another one did: what the client itself adds to its latencies."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e6
+
+
+@contextmanager
+def _first_in_line() -> Iterator[None]:
+    before = os.sched_getscheduler(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    except OSError:
+        yield  # the record's client_waited_ms says what that did
+        return
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, before, os.sched_param(0))
+
+
+@contextmanager
+def _kept_busy(port: int, path: str) -> Iterator[None]:
+    """Two clients that ask it as soon as they have their answer; one of them does not read what comes."""
+    context = multiprocessing.get_context("spawn")
+    begun, ended = context.Event(), context.Event()
+    process = context.Process(target=_keep_asking, args=(port, path, begun, ended), daemon=True)
+    process.start()
+    try:
+        begun.wait(30)
+        time.sleep(BUSY_S)
+        yield
+    finally:
+        ended.set()
+        process.join(10)
+
+
+def _keep_asking(port: int, path: str, begun: Event, ended: Event) -> None:
+    def ask(reads: bool) -> None:
+        while not ended.is_set():
+            try:
+                with socket.create_connection(("127.0.0.1", port), 5) as connection:
+                    connection.settimeout(1.0)
+                    connection.sendall(f"GET {path} HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n".encode())
+                    while reads and not ended.is_set() and connection.recv(65536):
+                        pass
+                    ended.wait(0.05 if reads else 1.0)
+            except OSError:
+                ended.wait(0.02)
+
+    threads = [threading.Thread(target=ask, args=(reads,)) for reads in (True, False)]
+    for thread in threads:
+        thread.start()
+    begun.set()
+    for thread in threads:
+        thread.join()

@@ -1,0 +1,32 @@
+"""Restarts: how soon the next isolate of a version may start.
+
+One that ended without an answer is replaced at once for a few times, then after pauses that double: a fork, an import and a death cost neighbours
+more than any request. An isolate that has answered ends the row. Knows times and numbers; refuses to know processes.
+"""
+
+PROBATION_S = 10.0  # after an isolate that ended badly, the next ones give way from their birth
+FREE = 4  # bad ends in a row, after each of which the next isolate starts at once
+FIRST_PAUSE_S = 0.05
+MAX_PAUSE_S = 10.0
+MAX_WAIT_S = 1.0  # a request waits for so long; for a longer pause it is told when to come again
+
+
+class Restarts:
+    def __init__(self) -> None:
+        self._num_bad = 0  # in a row
+        self._ended_at: float | None = None
+
+    def ended_badly(self, now: float, *, had_answered: bool) -> None:
+        self._ended_at = now
+        self._num_bad = 1 if had_answered else self._num_bad + 1
+
+    def pause_s(self, now: float) -> float:
+        """Until the next may start; 0: it may."""
+        beyond = self._num_bad - FREE
+        if beyond < 0 or self._ended_at is None:
+            return 0.0
+        pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(beyond, 16))
+        return max(0.0, self._ended_at + pause_s - now)
+
+    def is_on_probation(self, now: float) -> bool:
+        return self._ended_at is not None and now - self._ended_at < PROBATION_S
