@@ -283,7 +283,7 @@ class Proxy:
         self, client: Listener, exchange: Exchange, answer: Answer, preference: Preference, elapsed_s: float
     ) -> None:
         """To the answer's end; what can be learnt from its beginning waits until the client has that. Raises Lost."""
-        site, journal = preference.backend.name, exchange.journal
+        site, journal, has_marks = preference.backend.name, exchange.journal, answer.has_marks
         if answer.body is not None:
             self._learn(exchange, preference, answer, elapsed_s)
             exchange.whole_tokens = answer.completion_tokens
@@ -297,14 +297,21 @@ class Proxy:
             """What finds the client ready and asks for no decision."""
             if not client.is_ready or events[-1].is_done:
                 return events
-            if ready := exchange.ready(events, answer.has_marks):
+            if ready := exchange.ready(events, has_marks):
                 client.events_now(ready)
                 self._told(exchange, site)
             return None if journal.broken is None and not journal.site_is_draining else []
 
-        async with aclosing(answer.batches(lambda: _is_frozen(self.backends[site]), passed_on)) as batches:
+        def plain_on(event: bytes) -> bool:
+            if not (has_marks and client.is_ready) or (ready := journal.plain(event)) is None:
+                return False
+            client.events_now(ready)
+            self._told(exchange, site)
+            return True
+
+        async with aclosing(answer.batches(lambda: _is_frozen(self.backends[site]), passed_on, plain_on)) as batches:
             async for events in batches:
-                if ready := exchange.ready(events, answer.has_marks):
+                if ready := exchange.ready(events, has_marks):
                     await client.events(ready)
                     self._told(exchange, site)
                 if not has_learnt:
