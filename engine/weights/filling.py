@@ -5,6 +5,7 @@ buffer, a piece at a time, so that a load takes the weights' memory and a few bu
 is for.
 """
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -226,8 +227,14 @@ def read_into(fd: int, file: Path, start: int, memory: memoryview) -> None:
 
 
 def as_bytes(memory: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous tensor on the host."""
-    return memory.view(-1).view(torch.uint8).numpy().data
+    """The bytes of a contiguous tensor on the host. Without numpy, which a host's torch does not know (kernels/without_numpy.py)."""
+    assert memory.is_contiguous()
+    assert memory.is_cpu
+    if memory.nbytes == 0:
+        return memoryview(b"")
+    content = (ctypes.c_char * memory.nbytes).from_address(memory.data_ptr())
+    content.owner = memory  # type: ignore[attr-defined]  # which it must not outlive
+    return memoryview(content).cast("B")
 
 
 def _cut(job: Job) -> Iterator[Piece]:
