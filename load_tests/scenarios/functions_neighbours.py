@@ -90,12 +90,13 @@ def median_of(rounds: list[dict[str, Any]], which: str, percentile: str) -> floa
 
 
 def _asked(port: int, good: str, seconds: float) -> dict[str, Any]:
-    waited_ms = _waited_ms()
+    waited_ms, stolen_ms = _waited_ms(), _stolen_ms()
     load = asyncio.run(open_loop(port, request_of(good), GOOD_PER_S, seconds))
     waited_ms = (_waited_ms() - waited_ms) / max(1, len(load.latencies_ms))
     return {
         "latency_ms": percentiles(load.latencies_ms),
         "client_waited_ms": round(waited_ms, 4),
+        "stolen_ms": round(_stolen_ms() - stolen_ms),
         "lost": load.failed,
     }
 
@@ -103,6 +104,11 @@ def _asked(port: int, good: str, seconds: float) -> dict[str, Any]:
 def _waited_ms() -> float:
     """For how long this thread could have run and another one did: what the client itself adds to its latencies."""
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e6
+
+
+def _stolen_ms() -> float:
+    """For how long, over all cores, other machines had the processor that this one shares with them: 0 where it shares none."""
+    return 1e3 * int(Path("/proc/stat").read_text().split(maxsplit=9)[8]) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
