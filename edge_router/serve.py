@@ -85,7 +85,7 @@ async def _serve(network: NetworkConfig, listener: socket.socket) -> None:
 async def serving(app: Router, network: NetworkConfig, listener: socket.socket) -> AsyncIterator[Server]:
     """Takes the socket over."""
     h2 = H2(app)
-    server = Server(app, http_limits(network.door), h2, app.tunnels)
+    server = Server(app, http_limits(network.door), h2, app.tunnels, app.direct)
     app.proxy.metrics.watch("connections", "Of clients, over HTTP/1.1.", lambda: len(server.connections))
     certificate = Certificate.of(network.listen)
     async with app.router.lifespan_context(app):
