@@ -6,7 +6,7 @@ listening: `while_present` knows both. Knows nothing of sites.
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import orjson
 from starlette.types import Message, Receive, Scope, Send
@@ -91,7 +91,7 @@ class Downstream:
         head: Head | None = exchange.head.memo.get("head")
         if head is None:
             head = exchange.head.memo["head"] = head_of({**exchange.scope, "headers": exchange.head.headers})
-        return cls(head, exchange.client, exchange.receive, exchange.send, exchange)
+        return cls(head, exchange.client, exchange.receive, cast(Send, exchange.send), exchange)
 
     def whole_body(self, limit: int) -> bytes | None:
         """Where all of it is here already, as nearly all are: no clock is needed. None: it is to be waited for, or refused."""
