@@ -8,19 +8,17 @@ tensors and HTTP. Imports no torch: the loader's thread does, while the host is 
 
 import argparse
 import ctypes
-import json
 import logging
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from engine.engine import error_output
 from engine.loader import ModelLoader
-from engine.preparation import import_early, take_process
+from engine.preparation import take_process
 from engine.protocol import (
     Abort,
     Command,
@@ -49,8 +47,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
-# torch's idle threads would look for work for milliseconds, on the cores that the CPU library's threads compute on.
-SPIN_COUNT = "1000"
 # How soon a finished load is noticed: the loader's thread has no way to interrupt the wait for commands. A wake from host memory takes 20 ms.
 _LOADING_POLL_S = 0.001
 # And blocks from a tier, while no sequence has anything else to do.
@@ -229,9 +225,8 @@ class EngineHost:
         self._last_frame_at = time.monotonic()
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> None:
     take_process()
-    words = _import_until_told() if sys.argv[1:] == ["--early"] else sys.argv[1:]
     import msgspec
 
     from engine.socket_transport import SocketTransport
@@ -252,7 +247,6 @@ def main() -> None:
     if config.threads is not None:
         # Read when torch is imported, by every thread that computes.
         os.environ["OMP_NUM_THREADS"] = str(config.threads)
-    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     parent = arguments.parent if arguments.parent is not None else os.getppid()
     transport = SocketTransport(arguments.address)
     host = EngineHost(config, transport, lambda: os.getppid() != parent, arguments.standby)
@@ -261,18 +255,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent(parent, host.stop)
     host.run()
-
-
-def _import_until_told() -> list[str]:
-    """The command line, from standard input, while imports are under way in a thread; the loader's thread, which needs them, waits for these.
-    Ends the process when whoever was to send it has ended, or does not want this host."""
-    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-    threading.Thread(target=import_early, name="imports", daemon=True).start()
-    line = sys.stdin.read()
-    if not line:
-        os._exit(0)  # not through the interpreter's end: the thread is inside torch
-    words: list[str] = json.loads(line)
-    return words
 
 
 def _die_with_parent(parent: int, stop: Callable[[], None]) -> None:
@@ -288,4 +270,4 @@ def _die_with_parent(parent: int, stop: Callable[[], None]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

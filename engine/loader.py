@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from engine.errors import CheckpointError
 from engine.preparation import prepare
 from engine.protocol import HostConfig, HostReady, LoadProgress, ModelFailed, ModelSpec
+from engine.weights import ahead
 
 if TYPE_CHECKING:
     from engine.kv.shared_tiers import SharedTiers
@@ -63,6 +64,7 @@ class ModelLoader:
             self.ready = HostReady()
         while (spec := self._next()) is not None:
             self._results.put((spec, self._try_to_load(spec)))
+            ahead.drop()  # of another model
 
     def _next(self) -> ModelSpec | None:
         """Looks meanwhile at whether memory of models that sleep is to be let go: their site has removed its files."""
@@ -70,6 +72,7 @@ class ModelLoader:
             try:
                 return self._specs.get(timeout=_LOOK_S)
             except queue.Empty:
+                ahead.drop()  # nobody wants that model yet
                 if self._memory is not None:
                     from engine.weights.kept_maps import drop_removed
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# torch's idle threads would look for work for milliseconds, on the cores that the CPU library's threads compute on.
+SPIN_COUNT = "1000"
 # Steps of Linux's "nice": a thread of one above has three times this one's share of a core they both want. More steps, and a standby of a
 # machine that is never idle would not be ready within a minute.
 _STEPS_BACK = 5
@@ -28,6 +30,7 @@ _STEPS_BACK = 5
 def take_process() -> None:
     """Before anything else in a process that is an engine host's alone. Nothing there computes with numpy; a torch that was built for GPUs keeps
     it, since the compiler of its kernels may want it, with no threads of its own."""
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if not postponed.build().has_gpus:
         without_numpy.refuse_numpy()

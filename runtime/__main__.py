@@ -2,7 +2,6 @@
 
 import gc
 import sys
-from pathlib import Path
 
 from runtime.engines.early_host import start_early
 
@@ -11,9 +10,15 @@ def main() -> int:
     if len(sys.argv) != 2:
         print("usage: python -m runtime SITE_FILE", file=sys.stderr)
         return 2
-    file = Path(sys.argv[1])
-    early = start_early(file)
+    early = start_early()
     gc.disable()  # what modules are made of is never garbage
+    from pathlib import Path
+
+    from runtime.engines.likely import likely_work
+
+    file = Path(sys.argv[1])
+    if early is not None:
+        early.tell(likely_work(file))
     from runtime.serve import serve_file
 
     gc.freeze()

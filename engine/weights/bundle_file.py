@@ -17,6 +17,7 @@ import torch
 
 from engine.weights.bundle import Bundle, BundleError, encode_header, encode_seal, read_bundle
 from kernels.cpu import pages
+from kernels.cpu.mapped_file import HUGE_PAGE
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +79,8 @@ class NewBundle:
         end = start + len(content)
         while self._huge_end is not None and self._huge_end < end:
             self.write(max(self._huge_end, start), memoryview(b"\0"))  # there is no huge page of nothing
-            is_huge = pages.make_huge(self.map(), self._huge_end, pages.HUGE_PAGE)
-            self._huge_end = self._huge_end + pages.HUGE_PAGE if is_huge else None
+            is_huge = pages.make_huge(self.map(), self._huge_end, HUGE_PAGE)
+            self._huge_end = self._huge_end + HUGE_PAGE if is_huge else None
         self.write(start, content)
 
     def map(self) -> torch.Tensor:

@@ -8,6 +8,7 @@ is for.
 import ctypes
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,6 +32,9 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # As much as a core's share of the last cache, where a piece is still when its numbers are checked.
 PIECE_BYTES = 4 << 20
+_PIECES_THERE = 8  # make one of what is only looked at, and need be in no cache
+# Of memory that is only looked at: what comes more slowly comes from a disk.
+_DISK_BYTES_PER_S = 1 << 30
 _MOST_THREADS = 8  # a disk is as fast as it gets, and memory nearly so
 
 
@@ -43,6 +47,11 @@ class Job(NamedTuple):
     make: Make | None = None  # None: copied, with its type converted
     is_cut: bool = True  # rows of `into` come from the same rows of what is stored
     is_there: bool = False  # `into` is the file's own memory: it is only looked at
+    looked: int = 0  # and what ends here in the file, or before, has been looked at
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(stored.end - stored.start for stored in self.stored)
 
 
 class Piece(NamedTuple):
@@ -64,6 +73,10 @@ class Piece(NamedTuple):
     def num_bytes(self) -> int:
         return sum(end - start for start, end in map(self.range_of, self.job.stored))
 
+    @property
+    def is_done(self) -> bool:
+        return self.job.is_there and self.range_of(self.job.stored[0])[1] <= self.job.looked
+
 
 def fill(
     jobs: Sequence[Job],
@@ -74,8 +87,10 @@ def fill(
 ) -> None:
     """Do all jobs, and `works` beside them. With `write` the jobs' tensors are only places (on `meta`), whose bytes are handed over instead. Raises
     CheckpointError for values that are no numbers and for files that change meanwhile; OSError where `write` does."""
-    pieces = sorted((piece for job in jobs for piece in _cut(job)), key=_place_in_files)
-    Filling(pieces, works, on_progress, write, copier).run()
+    undone = [job for job in jobs if not job.is_there or job.stored[0].end > job.looked]
+    pieces = sorted((piece for job in undone for piece in _cut(job) if not piece.is_done), key=_place_in_files)
+    total_bytes = sum(job.num_bytes for job in jobs)
+    Filling(pieces, works, on_progress, write, copier, total_bytes).run()
 
 
 class Filling:
@@ -86,7 +101,9 @@ class Filling:
         on_progress: ReadingProgress | None,
         write: Write | None,
         copier: Copier | None,
+        total_bytes: int,
     ) -> None:
+        """`total_bytes`: with those of pieces that are done already."""
         self._tasks: Iterator[Piece | Callable[[], None]] = iter([*works, *pieces])
         self._num_tasks = len(works) + len(pieces)
         self._on_progress = on_progress
@@ -94,9 +111,10 @@ class Filling:
         self._copier = copier or make_copier(pieces[0].job.into.device if pieces else torch.device("cpu"))
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
-        self._done_bytes = 0
-        self._total_bytes = sum(piece.num_bytes for piece in pieces)
+        self._total_bytes = total_bytes
+        self._done_bytes = total_bytes - sum(piece.num_bytes for piece in pieces)
         self._fds: dict[Path, int] = {}
+        self._is_from_disk = False
 
     def run(self) -> None:
         with ExitStack() as files:
@@ -121,9 +139,12 @@ class Filling:
                 written: list[_Written] = []
                 while (task := self._next()) is not None:
                     if isinstance(task, Piece):
+                        began = time.perf_counter()
                         values = self._read(task, staging)
                         if values.device.type == "cpu":
                             _expect_numbers(task.job.name, are_finite(values))
+                            if task.job.is_there:
+                                self._is_from_disk = values.nbytes < _DISK_BYTES_PER_S * (time.perf_counter() - began)
                         else:
                             written.append(_Written(task.job.name, values, total_of(values)))
                         self._count(task)
@@ -145,7 +166,8 @@ class Filling:
         into, job = piece.into, piece.job
         ranges = [piece.range_of(stored) for stored in job.stored]
         if job.is_there:
-            self._announce(job.stored[0].file, *ranges[0])
+            if self._is_from_disk:  # of gigabytes in memory, it would take a tenth of a second to find that out
+                self._announce(job.stored[0].file, *ranges[0])
             return into
         if (
             job.make is None
@@ -243,7 +265,8 @@ def _cut(job: Job) -> Iterator[Piece]:
         yield Piece(job, 0, rows)
         return
     stored_bytes = sum(stored.end - stored.start for stored in job.stored)
-    step = max(1, PIECE_BYTES * rows // max(1, stored_bytes))
+    piece_bytes = PIECE_BYTES * (_PIECES_THERE if job.is_there else 1)
+    step = max(1, piece_bytes * rows // max(1, stored_bytes))
     for start in range(0, rows, step):
         yield Piece(job, start, min(start + step, rows))
 

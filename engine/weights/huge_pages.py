@@ -12,6 +12,7 @@ import time
 import torch
 
 from kernels.cpu import pages
+from kernels.cpu.mapped_file import HUGE_PAGE
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +36,7 @@ class HugePages:
     @classmethod
     def start(cls, memory: torch.Tensor | None) -> "HugePages | None":
         """None: there is nothing to move, or the system cannot."""
-        return (
-            cls(memory) if memory is not None and memory.nbytes >= pages.HUGE_PAGE and pages.can_make_huge() else None
-        )
+        return cls(memory) if memory is not None and memory.nbytes >= HUGE_PAGE and pages.can_make_huge() else None
 
     def close(self) -> None:
         """Nobody waits for the step under way: its memory goes when it ends."""

@@ -7,27 +7,32 @@ to know how jobs are done (filling.py) and when.
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from engine.weights import ahead
 from engine.weights.bundle import ITEM_BYTES, Bundle, BundleError, Place, Wanted
 from engine.weights.bundle_file import BundleFile
 from engine.weights.filling import DTYPES, NAMES, Job, Make
 from engine.weights.reader import Checkpoint, Stored, StoredTensor
 from kernels.cpu import pages
+from kernels.cpu.mapped_file import MappedParts, Part, can_join
 
 Allocate = Callable[[str, tuple[int, ...], torch.dtype], torch.Tensor]
 META = torch.device("meta")
+_LEAST_PART = 64 << 10  # below, several maps cost more than a copy
 _LARGEST_ITEM = max(ITEM_BYTES.values())
 
 
-class FileRange(NamedTuple):
-    """Where a tensor's bytes begin in a file that has them all."""
+class FilePart(NamedTuple):
+    """Where some of a tensor's bytes lie."""
 
     file: Path
     start: int
+    num_bytes: int
 
 
 class Plan:
@@ -72,13 +77,13 @@ class Plan:
         pass
 
     @property
-    def in_files(self) -> dict[str, FileRange]:
-        """The tensors, by name, whose bytes lie in one file one behind the other, and where."""
+    def in_files(self) -> dict[str, tuple[FilePart, ...]]:
+        """The tensors, by name, whose bytes can be mapped from the files, and where they lie: mostly one behind the other, in one part."""
         found = {}
         for index, wanted in enumerate(self.wanted):
-            place = _in_file(self._fills.get(index, []), wanted)
-            if place is not None:
-                found[wanted.name] = place
+            parts = _in_files(self._fills.get(index, []), wanted)
+            if parts:
+                found[wanted.name] = tuple(parts)
         return found
 
 
@@ -90,18 +95,25 @@ class _Fill(NamedTuple):
     stored: StoredTensor | None  # whose bytes they are; None: they are made of something
 
 
-def _in_file(fills: list[_Fill], wanted: Wanted) -> FileRange | None:
-    done, first = 0, None
+def _in_files(fills: list[_Fill], wanted: Wanted) -> list[FilePart]:
+    """None where some are not as stored, or where parts do not begin at the same place of a page as they would in memory."""
+    parts: list[FilePart] = []
+    done = 0
     for fill in sorted(fills, key=lambda fill: fill.start):
         if fill.stored is None or fill.start != done:
-            return None
-        first = first or fill.stored
-        if (fill.stored.file, fill.stored.start) != (first.file, first.start + done):
-            return None
+            return []
+        last = parts[-1] if parts else None
+        if last is not None and (fill.stored.file, fill.stored.start) == (last.file, last.start + last.num_bytes):
+            parts[-1] = last._replace(num_bytes=last.num_bytes + fill.num_bytes)
+        else:
+            parts.append(FilePart(fill.stored.file, fill.stored.start, fill.num_bytes))
         done += fill.num_bytes
-    if first is None or done != wanted.num_bytes or first.start % ITEM_BYTES[wanted.dtype]:
-        return None
-    return FileRange(first.file, first.start)
+    if not parts or done != wanted.num_bytes or parts[0].start % ITEM_BYTES[wanted.dtype]:
+        return []
+    is_joined = len(parts) > 1
+    if is_joined and min(part.num_bytes for part in parts) < _LEAST_PART:
+        return []
+    return parts if not is_joined or can_join([(part.start, part.num_bytes) for part in parts]) else []
 
 
 class FromCheckpoint:
@@ -146,24 +158,41 @@ class FromCheckpoint:
 
 class InPlace(FromCheckpoint):
     """The tensors that `in_files` names are their files' own pages, mapped; the others are allocated. All are read once: those that lie in place
-    to see that they hold numbers."""
+    to see that they hold numbers, unless that was looked at ahead."""
 
-    def __init__(self, checkpoint: Checkpoint, in_files: Mapping[str, FileRange], allocate: Allocate) -> None:
+    def __init__(self, checkpoint: Checkpoint, in_files: Mapping[str, Sequence[FilePart]], allocate: Allocate) -> None:
         super().__init__(checkpoint, allocate)
         self.taken: dict[str, torch.Tensor] = {}
         self._in_files = in_files
-        self._maps = {file: _map(file) for file in sorted({place.file for place in in_files.values()})}
-        self._mapped = [(memory.data_ptr(), memory.data_ptr() + memory.nbytes) for memory in self._maps.values()]
+        found = {file: _map(file) for file in sorted({part.file for parts in in_files.values() for part in parts})}
+        self._maps = {file: memory for file, (memory, _) in found.items()}
+        self._looked = {file: looked for file, (_, looked) in found.items()}
+        self._mapped = [_addresses(memory) for memory in self._maps.values()]
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        place = self._in_files.get(name)
-        if place is None:
+        parts = self._in_files.get(name)
+        if parts is None:
             tensor = super().take(name, shape, dtype)
         else:
-            num_bytes = torch.Size(shape).numel() * dtype.itemsize
-            tensor = self._maps[place.file][place.start : place.start + num_bytes].view(dtype).view(shape)
+            tensor = (self._whole(*parts) if len(parts) == 1 else self._joined(parts)).view(dtype).view(shape)
         self.taken[name] = tensor
         return tensor
+
+    def _whole(self, part: FilePart) -> torch.Tensor:
+        return self._maps[part.file][part.start : part.start + part.num_bytes]
+
+    def _joined(self, parts: Sequence[FilePart]) -> torch.Tensor:
+        with ExitStack() as files:
+            opened = []
+            for part in parts:
+                fd = os.open(part.file, os.O_RDONLY | os.O_CLOEXEC)
+                files.callback(os.close, fd)
+                opened.append(Part(fd, part.start, part.num_bytes))
+            mapped = MappedParts(opened)
+        memory = pages.tensor_of(mapped)
+        self._mapped.append(_addresses(memory))
+        self.works.append(mapped.populate)
+        return memory
 
     def _job(
         self,
@@ -175,14 +204,21 @@ class InPlace(FromCheckpoint):
     ) -> Job:
         job = super()._job(into, stored, found, make, is_cut)
         is_there = any(start <= into.data_ptr() < end for start, end in self._mapped)
-        assert not is_there or into.data_ptr() == self._maps[found[0].file].data_ptr() + found[0].start
-        return job._replace(is_there=is_there)
+        return job._replace(is_there=is_there, looked=self._looked[found[0].file] if is_there else 0)
 
 
-def _map(file: Path) -> torch.Tensor:
+def _addresses(memory: torch.Tensor) -> tuple[int, int]:
+    return memory.data_ptr(), memory.data_ptr() + memory.nbytes
+
+
+def _map(file: Path) -> tuple[torch.Tensor, int]:
+    """And up to where it is known to hold numbers."""
+    taken = ahead.take(file)
+    if taken is not None:
+        return pages.tensor_of(taken.mapped), taken.looked
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return pages.map_file(fd, os.fstat(fd).st_size)
+        return pages.map_file(fd, os.fstat(fd).st_size), 0
     finally:
         os.close(fd)
 

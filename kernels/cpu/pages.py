@@ -6,19 +6,17 @@ it lies in memory and is mapped where a huge page may begin.
 """
 
 import contextlib
-import ctypes
 import mmap
 import os
 import sys
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import torch
 
-HUGE_PAGE = 2 << 20
-# Numbers of Linux, all architectures of torch's.
-_MAP_FIXED, _MADV_COLLAPSE = 0x10, 25
+from kernels.cpu.mapped_file import HUGE_PAGE, MappedFile, MappedParts, libc
+
+_MADV_COLLAPSE = 25  # of Linux, all architectures of torch's
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -35,7 +33,7 @@ def prefer_huge(memory: torch.Tensor) -> None:
     num_bytes = (memory.data_ptr() + memory.nbytes - start) // HUGE_PAGE * HUGE_PAGE
     if memory.is_cpu and num_bytes > 0 and hasattr(mmap, "MADV_HUGEPAGE"):
         # A refusal changes nothing but the speed, so it is not looked at.
-        _libc().madvise(start, num_bytes, mmap.MADV_HUGEPAGE)
+        libc().madvise(start, num_bytes, mmap.MADV_HUGEPAGE)
 
 
 def small(num_bytes: int) -> torch.Tensor:
@@ -50,13 +48,12 @@ def map_file(fd: int, num_bytes: int) -> torch.Tensor:
     assert 0 < num_bytes <= os.fstat(fd).st_size
     if not sys.platform.startswith("linux"):
         return torch.frombuffer(mmap.mmap(fd, num_bytes, access=mmap.ACCESS_COPY), dtype=torch.uint8)
-    # Over memory that nobody else can have: its owner unmaps it, and what lies over it, when the tensor is gone.
-    memory = _anonymous(num_bytes)
-    at = _libc().mmap(memory.data_ptr(), num_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, 0)
-    if at != memory.data_ptr():
-        error = ctypes.get_errno()
-        raise OSError(error, f"cannot map {num_bytes} bytes: {os.strerror(error)}")
-    return memory
+    return tensor_of(MappedFile(fd, num_bytes))
+
+
+def tensor_of(mapped: MappedFile | MappedParts) -> torch.Tensor:
+    """Its bytes; mapped as long as there is a tensor of them."""
+    return torch.frombuffer(mapped.memory, dtype=torch.uint8)[mapped.start : mapped.start + mapped.num_bytes]
 
 
 def make_huge(memory: torch.Tensor, start: int, num_bytes: int) -> bool:
@@ -64,7 +61,7 @@ def make_huge(memory: torch.Tensor, start: int, num_bytes: int) -> bool:
     there are none to be had."""
     end = min(start + num_bytes, memory.nbytes // HUGE_PAGE * HUGE_PAGE)
     assert memory.data_ptr() % HUGE_PAGE == start % HUGE_PAGE == 0
-    return end <= start or bool(_libc().madvise(memory.data_ptr() + start, end - start, _MADV_COLLAPSE) == 0)
+    return end <= start or bool(libc().madvise(memory.data_ptr() + start, end - start, _MADV_COLLAPSE) == 0)
 
 
 @cache
@@ -85,13 +82,3 @@ def _anonymous(num_bytes: int, is_huge: bool = True) -> torch.Tensor:
     memory = torch.frombuffer(pages, dtype=torch.uint8)
     start = -memory.data_ptr() % HUGE_PAGE
     return memory[start : start + num_bytes]
-
-
-@cache
-def _libc() -> Any:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    integer = ctypes.c_int
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, integer, integer, integer, ctypes.c_long]
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, integer]
-    return libc

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.cpu import library as cpu
 from kernels.cpu import pages
+from kernels.cpu.mapped_file import HUGE_PAGE
 
 _ALIGNMENT = 128
 _aten: Any = torch.ops.aten
@@ -114,7 +115,7 @@ class _Workspace:
             if end - start >= size:
                 self._taken[start] = size
                 return start
-        self._chunks.append(pages.empty((max(size, pages.HUGE_PAGE),), torch.uint8))
+        self._chunks.append(pages.empty((max(size, HUGE_PAGE),), torch.uint8))
         return self._find(size)
 
 

@@ -1,49 +1,33 @@
 """The engine host that is started before its site has read its own file: its imports, which take longest, then run beside the site's.
 
-Standard library alone, since every import before the start is waited for. The process gets its command line on standard input once the site knows
-it; one whose site refuses to start reads the end of its input and ends.
+As little of the standard library as will do, since every import before the start is waited for. The process gets what is likely, and its command line
+once the site knows it, on standard input; one whose site refuses to start reads the end of its input and ends.
 """
 
-import json
 import os
 import subprocess
 import sys
-import tomllib
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import asyncio
 
 
-def start_early(site_file: Path) -> "EarlyHost | None":
+def start_early() -> "EarlyHost | None":
     """None where the system has no file descriptors of processes, to hear of their ends by."""
     if not hasattr(os, "pidfd_open"):
         return None
-    environment = dict(os.environ)
-    threads = _threads(site_file)
-    if threads is not None:  # read when torch is imported, and the command line comes later
-        environment["OMP_NUM_THREADS"] = str(threads)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "engine.host", "--early"],
+            [sys.executable, "-m", "engine.early"],
             stdin=subprocess.PIPE,
-            env=environment,
             start_new_session=True,  # as every host: it outlives the drain of its site
         )
     except OSError:
         return None  # the site will try again when it needs one, and say what it meets
     return EarlyHost(process)
-
-
-def _threads(site_file: Path) -> int | None:
-    """The site's reader judges the file; here a wrong one merely says nothing."""
-    try:
-        found: Any = tomllib.loads(site_file.read_text())["engine"]["threads"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return found if type(found) is int and found > 0 else None
 
 
 class EarlyHost:
@@ -52,11 +36,18 @@ class EarlyHost:
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
 
+    def tell(self, likely: Mapping[str, object]) -> None:
+        """What the site's file says of the host's work (engine/early.py). To be called once, before `give`."""
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it has died: `give` says so
+            self._process.stdin.write(_line(likely))
+            self._process.stdin.flush()
+
     def give(self, arguments: Sequence[str]) -> None:
         """Its command line. Raises OSError if it has died."""
         assert self._process.stdin is not None
         with self._process.stdin as pipe:
-            pipe.write(json.dumps(arguments).encode())
+            pipe.write(_line(arguments))
 
     @property
     def pid(self) -> int:
@@ -86,6 +77,12 @@ class EarlyHost:
                 loop.remove_reader(fd)
                 os.close(fd)
         return self._process.wait()
+
+
+def _line(value: object) -> bytes:
+    import json
+
+    return json.dumps(value).encode() + b"\n"
 
 
 def _set(future: "asyncio.Future[None]") -> None:

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from engine.errors import CheckpointError
 from engine.loading import KvMemory, LoadedModel, load_model, make_kv_memory
 from engine.protocol import ModelSpec
-from engine.weights import settling, supply
+from engine.weights import settling, storage, supply
 from engine.weights.bundle_file import NewBundle
 from engine.weights.file_system import is_local
 from engine.weights.settling import Settling
@@ -218,6 +218,35 @@ def test_what_lies_together_is_used_where_it_lies(
         assert_same(answers(loaded), expected)
     held.set()
     loaded.close()
+
+
+def test_parts_that_lie_apart_are_joined_page_by_page(
+    tmp_path: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries, keys and values, which the model has in one matrix: only the pages in which two of them meet are copied."""
+    monkeypatch.setattr(storage, "_LEAST_PART", 4096)
+    directory = tmp_path / "model"
+    write_llama(directory, hidden_size=128, num_attention_heads=4, num_key_value_heads=2, head_dim=32)
+    expected = copied(directory, memory, monkeypatch)
+    loaded = load(directory, kept_at, memory)
+    maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(directory) in line]
+    num_layers = len(loaded.engine.runner.model.layers)  # type: ignore[attr-defined]
+    assert len(maps) == 1 + 3 * num_layers
+    assert_same(answers(loaded), expected)
+    assert settled(loaded)
+    assert str(directory) not in Path("/proc/self/maps").read_text(), "the checkpoint is let go"
+    assert_same(answers(loaded, close=True), expected)
+    spoil(directory, "model.layers.1.self_attn.v_proj.weight", torch.nan)
+    with pytest.raises(CheckpointError, match=r"layers\.1\.self_attn\.v_proj\.weight in model\.safetensors holds NaN"):
+        load(directory, None, memory)
+
+
+def spoil(directory: Path, name: str, value: float) -> None:
+    """The last value of a tensor."""
+    tensors = load_file(directory / "model.safetensors")
+    tensors[name].view(-1)[-1] = value
+    save_file(tensors, directory / "new", {"format": "pt"})
+    (directory / "new").rename(directory / "model.safetensors")
 
 
 def test_a_checkpoint_of_several_files_is_used_where_it_lies(
@@ -448,7 +477,7 @@ def test_a_full_file_system_ends_the_move_with_one_line(
 ANOTHER_HOST = """
 import sys, threading
 from pathlib import Path
-from engine.weights import settling, supply
+from engine.weights import settling, storage, supply
 from engine.weights.bundle_file import NewBundle
 from tests.engine.test_mapped_weights import CONFIG, load, make_kv_memory
 supply.IN_PLACE_FROM_BYTES, settling._FIRST_AFTER_S = 0, 0.0

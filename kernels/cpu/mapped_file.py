@@ -1,0 +1,107 @@
+"""Files' bytes in place, without torch: an engine host maps its first model's weights while torch is still being imported.
+
+Knows addresses; refuses to know what is in the files. Linux alone.
+"""
+
+import ctypes
+import errno
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+HUGE_PAGE = 2 << 20
+_PAGE = mmap.PAGESIZE
+_MAP_FIXED, _MADV_POPULATE_READ = 0x10, 22  # of Linux, all architectures of torch's
+
+
+class MappedFile:
+    """Read-only, shared with everybody who has it mapped, and beginning where a huge page may. Mapped as long as anybody has `memory`."""
+
+    def __init__(self, fd: int, num_bytes: int) -> None:
+        """Raises OSError."""
+        # Over memory that nobody else can have: its owner unmaps it, and what lies over it.
+        self.memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        begin = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        self.num_bytes = num_bytes
+        self.start = -begin % HUGE_PAGE  # in `memory`
+        self.address = begin + self.start
+        _map_over(self.address, num_bytes, fd, 0)
+
+
+class Part(NamedTuple):
+    """Bytes of an open file."""
+
+    fd: int
+    start: int
+    num_bytes: int
+
+    def pages(self, offset: int) -> tuple[int, int]:
+        """From where to where it fills whole pages, if it begins `offset` bytes behind the beginning of one."""
+        first = -(-offset // _PAGE) * _PAGE
+        return first, max(first, (offset + self.num_bytes) // _PAGE * _PAGE)
+
+
+class MappedParts:
+    """Parts of files as one piece of memory: the files' own pages, and copies of those few in which two parts meet. As `MappedFile`."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        """`can_join` them. Raises OSError."""
+        self.start = parts[0].start % _PAGE  # in `memory`
+        self.num_bytes = sum(part.num_bytes for part in parts)
+        self.memory = mmap.mmap(-1, self.start + self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        begin = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        self.address = begin + self.start
+        with memoryview(self.memory) as memory:
+            for part, offset in _placed(parts):
+                first, last = part.pages(offset)
+                if first < last:
+                    _map_over(begin + first, last - first, part.fd, part.start + first - offset)
+                    _read(part.fd, part.start, memory[offset:first])
+                    _read(part.fd, part.start + last - offset, memory[last : offset + part.num_bytes])
+                else:
+                    _read(part.fd, part.start, memory[offset : offset + part.num_bytes])
+
+    def populate(self) -> None:
+        """Page table entries for all of it at once. A refusal changes nothing but the speed, so it is not looked at."""
+        libc().madvise(self.address - self.start, self.start + self.num_bytes, _MADV_POPULATE_READ)
+
+
+def can_join(starts_and_sizes: Sequence[tuple[int, int]]) -> bool:
+    """Whether such parts of files can lie one behind the other although pages are mapped whole: each page of memory is a page of a file."""
+    parts = [Part(-1, start, num_bytes) for start, num_bytes in starts_and_sizes]
+    return all(part.start % _PAGE == offset % _PAGE for part, offset in _placed(parts))
+
+
+def _placed(parts: Sequence[Part]) -> Iterator[tuple[Part, int]]:
+    """With their places in memory that begins with a page."""
+    offset = parts[0].start % _PAGE
+    for part in parts:
+        yield part, offset
+        offset += part.num_bytes
+
+
+def _map_over(address: int, num_bytes: int, fd: int, start: int) -> None:
+    at = libc().mmap(address, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, start)
+    if at != address:
+        error = ctypes.get_errno()
+        raise OSError(error, f"cannot map {num_bytes} bytes: {os.strerror(error)}")
+
+
+def _read(fd: int, start: int, into: memoryview) -> None:
+    while into:
+        count = os.preadv(fd, [into], start)
+        if count == 0:
+            raise OSError(errno.EIO, "the file was cut off while it was mapped")
+        into, start = into[count:], start + count
+
+
+@cache
+def libc() -> Any:
+    found = ctypes.CDLL(None, use_errno=True)
+    found.mmap.restype = ctypes.c_void_p
+    integer = ctypes.c_int
+    found.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, integer, integer, integer, ctypes.c_long]
+    found.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, integer]
+    return found
