@@ -14,6 +14,7 @@ from edge_router.link import CannotConnect, Link, LinkLost
 from edge_router.peek import ValidRequest
 from edge_router.upstream import (
     ENGINE_LOST,
+    MODEL_LOST,
     WORKERS_AI_FULL,
     Answer,
     Events,
@@ -300,6 +301,8 @@ def _refuse_spent(link: Link, body: bytes) -> None:
         return
     error = error_of(body)
     if link.status == 500:
+        if error.get("code") == MODEL_LOST:
+            raise SiteFailed("no_model", str(error.get("message", ""))[:200])
         if error.get("code") in ENGINE_LOST:
             raise SiteFailed("lost", f"its engine failed: {str(error.get('message', ''))[:200]}")
         return

@@ -192,11 +192,17 @@ class Link(asyncio.Protocol):
 
     # what the parser says
 
+    def on_message_begin(self) -> None:
+        if self.is_done:
+            self.is_fit = False  # a second answer behind the one that was asked for: the next request must not have it
+
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.has_head:
             self.headers.append((name.decode("latin-1").lower(), value.decode("latin-1")))
 
     def on_headers_complete(self) -> None:
+        if self.is_done:
+            return
         status = self._parser.get_status_code()
         if status < 200:
             self.headers = []  # 100 Continue, 103 Early Hints: the answer is still to come

@@ -41,7 +41,7 @@ from wire.sse import Event
 PREFIXES = ("/ai/v1/", "/v1/", "/client/v4/", FUNCTIONS)  # what is forwarded
 MAX_RETRY_AFTER_S = 60.0
 DRAIN_POLL_S = 0.05
-UNTOUCHED = ("connect", "full", "draining")  # failures of a site that has not begun the request
+UNTOUCHED = ("connect", "full", "draining", "no_model")  # failures of a site that has not begun the request
 TRY_AGAIN_S = 0.5  # between rounds over the sites, while a stream that was cut can go on at none
 LAST_WORDS_S = 1.0  # for the error events of streams that a drain cuts
 
@@ -384,6 +384,8 @@ class Proxy:
         if failure.kind == "declined":
             ticket.answering()  # it is well, and said so
             backend.declined(exchange.request.model or "", failure.queued_tokens, ticket.sent_at)
+        elif failure.kind == "no_model":
+            ticket.answering()  # nothing is wrong with it where its other models are concerned
         elif failure.kind == "connect":
             backend.failed(failure.detail)
         elif failure.kind == "draining":

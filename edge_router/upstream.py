@@ -22,7 +22,7 @@ from wire.continuation import MARKS
 from wire.headers import SITE, forwardable
 from wire.sse import Event, EventDecoder, SSEError
 
-Failure = Literal["connect", "lost", "silent", "full", "draining", "malformed", "refused", "declined"]
+Failure = Literal["connect", "lost", "silent", "full", "draining", "malformed", "refused", "declined", "no_model"]
 Cause = Literal["closed", "silent", "frozen", "error", "draining", "malformed"]
 
 PassedOn = Callable[
@@ -35,7 +35,15 @@ LOOKED_AT_ONCE = 64  # silent streams; each costs up to a microsecond when it is
 LAST_CHUNK_S = 0.5  # after the last event, the end of the HTTP body: then the connection can be used again
 WORKERS_AI_FULL = 3040
 ENGINE_LOST = ("engine_error", 5000)  # in either dialect: the engine died or failed
-SITES_OWN_FAULT = (*ENGINE_LOST, "internal_error", "draining", "overloaded", WORKERS_AI_FULL)  # as an error event
+MODEL_LOST = "model_load_failed"  # another site may have it whole, or room for it
+SITES_OWN_FAULT = (
+    *ENGINE_LOST,
+    MODEL_LOST,
+    "internal_error",
+    "draining",
+    "overloaded",
+    WORKERS_AI_FULL,
+)  # as an error event
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens":\s*(\d{1,9})')
 NOT_THE_LAST = Event(
     b"", None, None, b""

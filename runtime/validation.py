@@ -255,6 +255,12 @@ def _unknown(name: str, valid: Iterable[str]) -> ApiError:
     return ApiError("unknown_parameter", f"unknown parameter {name[:100]!r}{hint}", param=name[:100])
 
 
+_AS_CLIENTS_SAY = {
+    "model_type": "must be an object", "model_attributes_type": "must be an object", "dict_type": "must be an object",
+    "list_type": "must be a list", "too_short": "must not be empty",
+}  # fmt: skip
+
+
 def _as_api_error(error: ValidationError, model: type[BaseModel]) -> ApiError:
     """The first mistake, named as a client would write it: messages[0].content."""
     mistake = error.errors(include_url=False, include_input=False)[0]
@@ -267,7 +273,7 @@ def _as_api_error(error: ValidationError, model: type[BaseModel]) -> ApiError:
     if where.endswith(".strict"):
         message = "strict tool arguments are not supported yet; leave strict out or set it to false"
         return ApiError("unsupported_parameter", message, param=where)
-    message = mistake["msg"]
+    message = _AS_CLIENTS_SAY.get(mistake["type"], mistake["msg"])
     return ApiError(word, f"{where}: {message[:1].lower()}{message[1:]}", param=where)
 
 

@@ -507,6 +507,8 @@ def _keys_at(table: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
 
 
 def _refuse_twice(names: list[str], what: str) -> None:
+    seen: set[str] = set()
     for name in names:
-        if names.count(name) > 1:
+        if name in seen:
             raise ValueError(f"the {what} {name!r} is used twice")
+        seen.add(name)

@@ -116,7 +116,8 @@ def read_bundle(fd: int) -> Bundle:
         if metadata["format"] != _FORMAT:
             raise BundleError(f"it is a file of the format {metadata['format']!r}, not {_FORMAT!r}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BundleError(f"its header is damaged or no bundle's: {error!r}") from None
+        why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise BundleError(f"its header is damaged or no bundle's: {why}") from None
     if version != str(VERSION):
         raise BundleError(f"it has version {version}; this engine reads {VERSION}")
     if os.pread(fd, _SEAL_BYTES, size - _SEAL_BYTES) != encode_seal(header):

@@ -31,7 +31,7 @@ def read_recipe(directory: Path, config: Mapping[str, Any]) -> EmbeddingRecipe |
     modules_file = directory / "modules.json"
     if not modules_file.exists():
         names = config.get("architectures") or []
-        if names and all(str(name).endswith("Model") for name in names):
+        if names and all(_has_no_head(str(name)) for name in names):
             raise CheckpointError(
                 f"config.json names architecture {', '.join(map(str, names))}, which has no output head, and {directory} does not say "
                 "how to make embeddings of it: modules.json and 1_Pooling/config.json, as sentence-transformers writes them, are missing"
@@ -49,6 +49,10 @@ def read_recipe(directory: Path, config: Mapping[str, Any]) -> EmbeddingRecipe |
         )
     pooling = _pooling(directory / modules[1][1])
     return EmbeddingRecipe(pooling, is_normalized=len(modules) == 3, max_tokens=_max_tokens(directory))
+
+
+def _has_no_head(architecture: str) -> bool:
+    return architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
 
 
 def _modules(file: Path) -> list[tuple[str, str]]:

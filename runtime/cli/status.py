@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from runtime.cli.api import Api
 
@@ -20,16 +21,32 @@ def print_status(api: Api, as_json: bool) -> None:
     for process in processes:
         table.add_row(*(str(process[key] or "") for key in ("role", "site", "pid", "url", "state")))
     Console().print(table)
+    print_residency(status)
     for site, isolation in isolations(status):
         why = f" ({isolation['why_not_more']})" if isolation["why_not_more"] else ""
         line = f"functions of {site}: isolation tier {isolation['isolation_tier']}{why}, {len(isolation['functions'])} served"
         Console().print(line, highlight=False, soft_wrap=True)
 
 
+def print_residency(status: dict[str, Any]) -> None:
+    """Where each site's models are, where they sleep when they do, and what is wrong with them."""
+    table = Table("model", "site", "residency", "sleeps on", "detail", box=None, header_style="bold")
+    for site in published(status):
+        for model in site["models"]:
+            sleeps_on = "host" if model.get("in_host_memory") else "disk"
+            table.add_row(Text(model["name"]), site["site"], model["residency"], sleeps_on, Text(model["detail"]))
+    if table.row_count:
+        Console().print(table)
+
+
+def published(status: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of each site that has published one."""
+    return [view["status"] for view in status["sites"] if view["status"]] if "sites" in status else [status]
+
+
 def isolations(status: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """The isolation that each site with functions has reached."""
-    sites = [view["status"] for view in status["sites"] if view["status"]] if "sites" in status else [status]
-    return [(site["site"], site["functions"]) for site in sites if site.get("functions")]
+    return [(site["site"], site["functions"]) for site in published(status) if site.get("functions")]
 
 
 def list_processes(status: dict[str, Any], url: str) -> list[dict[str, Any]]:

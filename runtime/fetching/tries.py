@@ -61,4 +61,6 @@ def said(error: Exception) -> str:
         return "the server has fallen silent"
     if isinstance(error, asyncio.IncompleteReadError):
         return "the answer broke off"
+    if isinstance(error, aiohttp.TooManyRedirects):
+        return "the server redirects more often than is followed"
     return str(error) or type(error).__name__

@@ -15,6 +15,10 @@ PLACES = {
 }
 
 
+def place_of(name: str) -> Place:
+    return PLACES.get(name, PLACES["ams1"])
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 1000.0
@@ -33,7 +37,7 @@ def model_status(name: str = "ember", **fields: Any) -> ModelStatus:
 def site_status(name: str = "ams1", sequence: int = 1, pid: int = 1, **fields: Any) -> SiteStatus:
     values: dict[str, Any] = {
         "ready": True, "draining": False, "inflight": 0, "max_inflight": 256, "models": (model_status(),),
-        "place": PLACES.get(name, PLACES["ams1"]), "version": "0",
+        "place": place_of(name), "version": "0",
         "processes": (ProcessStatus("site", pid, name),),
     }  # fmt: skip
     return SiteStatus(site=name, sequence=sequence, **{**values, **fields})
@@ -47,7 +51,7 @@ def view(name: str = "ams1", **fields: Any) -> BackendView:
     plain = BackendView(
         name,
         "healthy",
-        PLACES.get(name, PLACES["ams1"]),
+        place_of(name),
         1.0,
         1.0,
         status=site_status(name, **site),
@@ -62,9 +66,9 @@ def network(urls: dict[str, str], **tables: Any) -> NetworkConfig:
             "name": name,
             "url": url,
             "place": {
-                "city": PLACES[name].city,
-                "latitude": PLACES[name].latitude,
-                "longitude": PLACES[name].longitude,
+                "city": place_of(name).city,
+                "latitude": place_of(name).latitude,
+                "longitude": place_of(name).longitude,
             },
         }
         for name, url in urls.items()

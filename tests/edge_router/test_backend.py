@@ -192,6 +192,31 @@ async def test_the_loop_is_jittered_and_quicker_while_a_site_starts() -> None:
     assert site.slept == pytest.approx([0.8, 0.8, 0.8])
 
 
+async def test_of_thousands_of_sites_a_thousand_are_asked_in_a_second() -> None:
+    asked, slept = [], []
+    waiting = asyncio.Event()
+
+    async def fetch(url: str) -> Fetched:
+        asked.append(url)
+        raise ConnectionRefusedError("refused")
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        await waiting.wait()
+
+    net = network({f"s{i}": f"http://127.0.0.1:{i + 1}" for i in range(5000)}, health=HEALTH.model_dump())
+    backends = static_backends(net, Clock()).values()
+    task = asyncio.create_task(HealthMonitor(backends, fetch, HEALTH, Clock(), sleep, lambda: 0.5).run())
+    while len(slept) < 5000:
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert len(asked) == 1001
+    # The others wait for their turn, spread over the next four seconds; from then on all are asked once in five.
+    assert sorted(slept)[-1001:] == pytest.approx([5.0] * 1001)
+    assert sum(1 < seconds <= 2 for seconds in slept) == pytest.approx(1000, abs=1)
+
+
 def test_inflight_is_a_scope_and_pending_ends_with_the_first_byte() -> None:
     backend = Probes().backend
     with backend.inflight(100) as first, backend.inflight(30):

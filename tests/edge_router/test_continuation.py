@@ -38,6 +38,7 @@ SECRET = "s3cret"
 COUNT = 6
 WHOLE = b"".join(event(i) for i in range(COUNT)) + DONE
 FAILED = b'data: {"error": {"message": "the engine died", "code": "engine_error"}}\n\n'
+UNLOADED = b'data: {"error": {"message": "the disk is full", "code": "model_load_failed"}}\n\n'
 FAILED_WORKERS_AI = b'data: {"errors": [{"code": 5000, "message": "the engine died"}], "success": false}\n\n'
 
 
@@ -64,6 +65,7 @@ LOSSES: dict[str, tuple[Ending, str]] = {
     "silent": (fall_silent, "silent"),
     "silent behind half an event": (write_and_wait(marked_event(3)[:20]), "silent"),
     "its own error event": (write_and_end(FAILED), "error"),
+    "it cannot load the model again": (write_and_end(UNLOADED), "error"),
     "its own error event behind an event without mark": (write_and_end(event(3) + FAILED), "error"),
     "its own error event in the other dialect": (write_and_end(FAILED_WORKERS_AI), "error"),
     "drains": (write_and_wait(DRAIN_NOTICE), "draining"),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from edge_router.backend import EJECT_AFTER
 from tests.edge_router.fakes import (
     DONE,
     DRAINING,
@@ -35,6 +36,7 @@ FAILURES: dict[str, Behaviour] = {
     "502": answer(502, {}),
     "503 draining": answer(503, DRAINING),
     "500 engine_error": answer(500, {"error": {"message": "the engine host went away", "code": "engine_error"}}),
+    "500 model_load_failed": answer(500, {"error": {"message": "the disk is full", "code": "model_load_failed"}}),
     "500 in the Workers AI dialect": answer(500, {"errors": [{"code": 5000, "message": "the engine host went away"}]}),
     "503 that is no JSON object": answer(503, [1]),
     "504": answer(504, {"error": "late"}),
@@ -55,6 +57,19 @@ async def test_a_failure_before_the_first_byte_costs_the_client_nothing(failure:
         assert len(fakes[0].bodies) == 1
         assert fakes[0].bodies == fakes[1].bodies
     assert fakes[0].active == 0
+
+
+async def test_a_site_that_cannot_load_one_model_is_well_where_others_are_concerned() -> None:
+    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+        fakes[0].behave = FAILURES["500 model_load_failed"]
+        for _ in range(2 * EJECT_AFTER):
+            async with running.chat() as response:
+                assert await response.read() == WHOLE
+        assert not running.proxy.backends["ams1"].view().is_ejected
+        fakes[1].behave = fakes[0].behave
+        async with running.chat() as response:
+            assert response.status == 503
+            assert "ams1: the disk is full; iad1: the disk is full" in (await response.json())["error"]["message"]
 
 
 @pytest.mark.parametrize("behaviour", [hang, raw_stream(end="hang"), raw_stream(b"data: ", end="hang")])

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from engine.errors import CheckpointError
 from engine.protocol import Submit
+from engine.weights.embedding import read_recipe
 from tests.checkpoints import write_llama
 from tests.embedders import DECODERS, EMBEDDERS, Embedder, reference, write_embedder, write_recipe
 from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit
@@ -190,3 +191,9 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path: Path) -> None:
         load_engine(tmp_path)
     write_recipe(tmp_path, "last", is_normalized=False)
     assert load_engine(tmp_path).info.pooling == "last"
+
+
+def test_an_architecture_that_generates_is_not_taken_for_one_without_a_head(tmp_path: Path) -> None:
+    assert read_recipe(tmp_path, {"architectures": ["GPT2LMHeadModel"]}) is None
+    with pytest.raises(CheckpointError, match="which has no output head"):
+        read_recipe(tmp_path, {"architectures": ["GPT2Model"]})

@@ -174,6 +174,20 @@ async def test_a_conversation_of_many_messages_is_rendered_beside_the_event_loop
     assert [thread == threading.get_ident() for thread in threads] == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({**HELLO, "messages": []}, "messages: must not be empty"),
+        ({**HELLO, "messages": "Hi"}, "messages: must be a list"),
+        ({**HELLO, "messages": ["Hi"]}, "messages[0]: must be an object"),
+        ({**HELLO, "stream": True, "stream_options": "x"}, "stream_options: must be an object"),
+        ({**HELLO, "tools": [3]}, "tools[0]: must be an object"),
+    ],
+)
+async def test_a_mistake_is_said_in_the_words_of_the_api(site: Site, body: Any, message: str) -> None:
+    assert (await call(site.app, CHAT, body)).json["error"]["message"] == message
+
+
 async def test_a_misspelt_parameter_names_the_nearest(site: Site) -> None:
     answer = await call(site.app, CHAT, {**HELLO, "temprature": 1})
     assert answer.json["error"]["message"] == "unknown parameter 'temprature'; did you mean 'temperature'?"

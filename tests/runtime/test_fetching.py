@@ -47,6 +47,8 @@ class Server:
         self.asked += 1
         fault = self.fault(name, self.asked)
         path = self.folder / name
+        if fault == "round and round":
+            raise web.HTTPFound(request.path)
         if fault is not None and fault.isdigit():
             return web.Response(status=int(fault))
         if not path.is_file():
@@ -228,6 +230,9 @@ async def test_a_file_that_stays_wrong_is_an_error_by_name(server: Server, here:
         await directory_of(source)
     (server.folder / "weights.bundle").unlink()
     with pytest.raises(SourceError, match=r"/m/weights.bundle: the server answers 404"):
+        await directory_of(source)
+    server.fault = lambda name, nth: "round and round"
+    with pytest.raises(SourceError, match="the server redirects more often than is followed"):
         await directory_of(source)
     server.fault = lambda name, nth: "403"
     with pytest.raises(SourceError, match="answers 403; a token for it is read from PILOTLIGHT_MODELS_TOKEN"):

@@ -1,0 +1,73 @@
+"""One connection to a site: an answer belongs to the request that it was given for."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from edge_router.link import Link, LinkPool, Origin
+
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n"
+
+
+@asynccontextmanager
+async def site(*answers: bytes) -> AsyncIterator[Origin]:
+    """Gives each request on a connection the next of the answers."""
+
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            for answer in answers:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(answer)
+            await reader.read()
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+            await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+            ended.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield Origin.of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        await ended.wait()
+
+
+async def ask(link: Link) -> tuple[int, bytes]:
+    link.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b"")
+    await link.head()
+    status, body = link.status, b""
+    while part := await link.read():
+        body += part
+    return status, body
+
+
+@pytest.mark.parametrize(
+    "behind", [b"HTTP/1.1 201 Created\r\ncontent-length: 3\r\n\r\ntwo", b"HTTP/1.1 201 Cr", b"surplus"]
+)
+async def test_what_comes_behind_an_answer_is_nobodys(behind: bytes) -> None:
+    async with asyncio.timeout(5), site(ANSWER + b"one" + behind) as origin:
+        pool = LinkPool(connect_timeout_s=2)
+        link = await pool.connect(origin, Link)
+        assert await ask(link) == (200, b"one")
+        pool.put_back(link)
+        try:
+            assert pool.idle(origin) is None
+        finally:
+            pool.close()
+
+
+async def test_an_answer_that_ends_where_it_should_leaves_its_connection_to_the_next_request() -> None:
+    early_hints = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
+    async with asyncio.timeout(5), site(ANSWER + b"one", early_hints + ANSWER + b"two") as origin:
+        pool = LinkPool(connect_timeout_s=2)
+        link = await pool.connect(origin, Link)
+        assert await ask(link) == (200, b"one")
+        pool.put_back(link)
+        again = pool.idle(origin)
+        assert again is link
+        assert await ask(again) == (200, b"two")
+        pool.close()

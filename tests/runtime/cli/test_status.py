@@ -1,0 +1,31 @@
+"""What `pilotlight status` says of models: where they are, and why one is not."""
+
+from typing import Any
+
+import pytest
+
+from runtime.cli.status import print_residency
+
+AWAKE = {"name": "llama", "residency": "device", "in_host_memory": False, "detail": ""}
+FAILED = {"name": "[bold]qwen", "residency": "failed", "in_host_memory": True, "detail": "the disk is [full]"}
+
+
+def said(status: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    print_residency(status)
+    return [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_every_model_of_a_site_is_listed_with_where_it_is_and_where_it_sleeps(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert said({"site": "ams1", "models": [AWAKE, FAILED]}, capsys) == [
+        ["model", "site", "residency", "sleeps", "on", "detail"],
+        ["llama", "ams1", "device", "disk"],
+        ["[bold]qwen", "ams1", "failed", "host", "the", "disk", "is", "[full]"],
+    ]
+
+
+def test_a_router_lists_what_its_sites_have_published(capsys: pytest.CaptureFixture[str]) -> None:
+    views = [{"site": "ams1", "status": {"site": "ams1", "models": [AWAKE]}}, {"site": "iad1", "status": None}]
+    assert said({"sites": views}, capsys)[1:] == [["llama", "ams1", "device", "disk"]]
+    assert said({"sites": views[1:]}, capsys) == []
