@@ -525,7 +525,7 @@ class _Taken:
         self._body = Inbound(channel, frame.id, lambda: None) if streamed else None
         self._credit = _Credit()
         self._task = asyncio.ensure_future(self._run(frame))
-        self._task.add_done_callback(_look_away)
+        self._task.add_done_callback(self._over)
 
     def take(self, frame: AnyFrame) -> None:
         if isinstance(frame, frames.Cancel):
@@ -560,11 +560,15 @@ class _Taken:
         except Exception as error:
             channel._write(_fail(self._id, channel._describe(error)))
         finally:
-            channel._taken.pop(self._id, None)
-            if self._body is not None:
-                self._body.end(Failure("the exchange is over", code="cancelled"))
             if body is not None:
                 await _close(body)
+
+    def _over(self, task: "asyncio.Future[None]") -> None:
+        """Also of a task that was cancelled before its first step, whose `finally` never ran."""
+        _look_away(task)
+        self._channel._taken.pop(self._id, None)
+        if self._body is not None:
+            self._body.end(Failure("the exchange is over", code="cancelled"))
 
 
 def _split(answer: Any) -> tuple[Any, AsyncIterator[bytes] | None]:

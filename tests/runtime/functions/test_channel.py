@@ -124,6 +124,17 @@ async def test_a_reply_on_its_way_while_its_beginner_leaves_is_no_fault_of_the_o
             assert await isolate.call("X", "add", 1, 2) == 3
 
 
+async def test_what_is_left_before_its_first_step_counts_as_open_no_longer() -> None:
+    async with pair(Other(), max_open=8) as (isolate, runtime):
+        for _ in range(20):
+            asked = asyncio.ensure_future(isolate.begin("X", "hang"))
+            await asyncio.sleep(0)
+            asked.cancel()  # both messages arrive as one piece
+            await asyncio.wait({asked})
+            await eventually(lambda: runtime.num_open == 0)
+        assert await isolate.call("X", "add", 1, 2) == 3
+
+
 async def test_a_stream_that_nobody_reads_stops_at_its_window() -> None:
     other = Other()
     async with pair(other) as (isolate, _):
