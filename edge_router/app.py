@@ -26,6 +26,7 @@ from edge_router.session import SessionTable
 from edge_router.tunnels import Tunnels
 from edge_router.upstream import Upstream, client_session, connector
 from sites.config import NetworkConfig
+from wire.http1_exchange import Exchange
 
 
 def build_app(
@@ -104,3 +105,7 @@ class Router(Starlette):
         if scope["type"] == "http" and scope["path"].startswith(PATH):
             return self.streams(scope, receive, send)
         return super().__call__(scope, receive, send)
+
+    def direct(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+        """The same, from our own server."""
+        return self.proxy.direct(exchange) if exchange.path.startswith(PREFIXES) else None

@@ -146,15 +146,22 @@ def with_version(deployment: Deployment, new: Version, percent: float) -> Deploy
 
 def rolled_back(deployment: Deployment, number: int | None) -> Deployment:
     """Raises ApiError where there is nothing to go back to."""
-    current = deployment.shares[0].number if deployment.shares else 0
     if number is None:
-        beside = [share.number for share in deployment.shares[1:]]
-        before = [version.number for version in deployment.versions if version.number < current]
-        number = beside[0] if beside else max(before, default=0)
+        number = deployment.shares[1].number if len(deployment.shares) > 1 else _before(deployment)
     if deployment.version(number) is None:
         known = ", ".join(str(version.number) for version in deployment.versions) or "none"
         raise ApiError("not_found", f"{deployment.name} has no version {number or 'before this one'}; it has {known}")
     return Deployment(deployment.name, deployment.revision + 1, deployment.versions, (Share(number, 100.0),))
+
+
+def _before(deployment: Deployment) -> int:
+    """Not simply the next lower number: that may be one that was rolled back before. 0: there is none."""
+    current = deployment.version(deployment.shares[0].number) if deployment.shares else None
+    if current is None:
+        return 0
+    if current.replaced is not None:
+        return current.replaced
+    return max((version.number for version in deployment.versions if version.number < current.number), default=0)
 
 
 class DeploymentRoutes:
@@ -202,7 +209,9 @@ class DeploymentRoutes:
         if not self._bundles.has(new.digest):
             raise ApiError("invalid_request", f"there is no bundle {new.digest}; put it first")
         number = max((version.number for version in deployment.versions), default=0) + 1
-        version = Version(number, new.digest, time.time(), new.message, new.environment, new.health_path)
+        stable = max(deployment.shares, key=lambda share: share.percent, default=None)
+        replaced = 0 if stable is None else stable.number
+        version = Version(number, new.digest, time.time(), new.message, new.environment, new.health_path, replaced)
         await self._try_everywhere(name, version)
         changed = with_version(self._deployments.expected(name, new.expected_revision), version, new.percent)
         self._deployments.change(changed)

@@ -6,12 +6,12 @@ listening: `while_present` knows both. Knows nothing of sites.
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import orjson
 from starlette.types import Message, Receive, Scope, Send
 
-from edge_router.peek import Head
+from edge_router.peek import Head, request_id_of
 from wire.errors import ApiError
 from wire.headers import REQUEST_ID
 from wire.http1_exchange import DIRECT
@@ -63,11 +63,13 @@ class Listener(Protocol):
 
 
 class Downstream:
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        direct: HttpExchange | None = scope.get(DIRECT)  # where our own server serves
-        self.head = head_of(scope) if direct is None else _known_head(direct)
-        self.address = str(scope["client"][0]) if scope.get("client") else ""
-        self.request_id = ""
+    def __init__(
+        self, head: Head, address: str, receive: Receive, send: Send, direct: HttpExchange | None = None
+    ) -> None:
+        """`direct`: where our own server serves."""
+        self.head = head
+        self.address = address
+        self.request_id = request_id_of(head)
         self.is_streaming = False
         self.has_answered = False
         self._receive = receive
@@ -76,6 +78,20 @@ class Downstream:
         self._has_left = False
         self._work: asyncio.Task[Any] | None = None
         self._cut: ApiError | None = None
+
+    @classmethod
+    def of(cls, scope: Scope, receive: Receive, send: Send) -> "Downstream":
+        if (direct := scope.get(DIRECT)) is not None:
+            return cls.directly(direct)
+        return cls(head_of(scope), str(scope["client"][0]) if scope.get("client") else "", receive, send)
+
+    @classmethod
+    def directly(cls, exchange: HttpExchange) -> "Downstream":
+        """Its head is made once for all requests that repeat it. The body's length is no part of it."""
+        head: Head | None = exchange.head.memo.get("head")
+        if head is None:
+            head = exchange.head.memo["head"] = head_of({**exchange.scope, "headers": exchange.head.headers})
+        return cls(head, exchange.client, exchange.receive, cast(Send, exchange.send), exchange)
 
     def whole_body(self, limit: int) -> bytes | None:
         """Where all of it is here already, as nearly all are: no clock is needed. None: it is to be waited for, or refused."""
@@ -263,14 +279,6 @@ class Downstream:
 
 def _raw(headers: list[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-
-
-def _known_head(direct: HttpExchange) -> Head:
-    """Made once for all requests that repeat it. The body's length is no part of it."""
-    head: Head | None = direct.head.memo.get("head")
-    if head is None:
-        head = direct.head.memo["head"] = head_of({**direct.scope, "headers": direct.head.headers})
-    return head
 
 
 def head_of(scope: Scope) -> Head:

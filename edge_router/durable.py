@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from edge_router.downstream import ClientGone, Downstream, Listener
 from edge_router.limits import Limits
-from edge_router.peek import Head, request_id_of
+from edge_router.peek import Head
 from edge_router.session import tenant_salt
 from sites.config import DurableConfig
 from wire.errors import ApiError
@@ -325,8 +325,7 @@ class StreamRoutes:
         self._secret = secret
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        client = Downstream(scope, receive, send)
-        client.request_id = request_id_of(client.head)
+        client = Downstream.of(scope, receive, send)
         try:
             with self._limits.admitted(client.head, client.address):
                 await client.while_present(self._answer(client))

@@ -6,9 +6,11 @@ charged when they are known, so a bucket may fall below zero and the next reques
 
 import hashlib
 import re
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
 from types import TracebackType
+
+from msgspec.structs import force_setattr
 
 from edge_router.peek import Head
 from edge_router.session import tenant_salt
@@ -23,7 +25,9 @@ _ACCOUNT = re.compile(r"^/client/v4/accounts/([^/]+)/")
 def tenant_of(head: Head, secret: str) -> bytes:
     """Equal for all requests of one tenant and of nobody else."""
     account = _ACCOUNT.match(head.path) if head.path.startswith("/client/") else None
-    return tenant_salt(head.header("authorization"), account[1] if account else "", secret)
+    tenant = tenant_salt(head.header("authorization"), account[1] if account else "", secret)
+    force_setattr(head, "tenant", tenant)
+    return tenant
 
 
 class Bucket:
@@ -59,18 +63,28 @@ class _Tenant:
         self.requests = None if limits.requests_per_min is None else Bucket(limits.requests_per_min, now)
         self.tokens = None if limits.tokens_per_min is None else Bucket(limits.tokens_per_min, now)
 
+    def draw(self, now: float) -> None:
+        """For one request. Raises ApiError."""
+        for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
+            if bucket is not None and (wait_s := bucket.wait_s(now)):
+                raise _refusal(
+                    f"your account may have {bucket.per_min:g} {what} a minute: ask again in {wait_s:.0f} s", wait_s
+                )
+        if self.requests is not None:
+            self.requests.take(1, now)
+
 
 class _Held:
     """One request at work, of a tenant and of an address."""
 
     __slots__ = ("_client", "_clients", "_tenant")
 
-    def __init__(self, tenant: _Tenant, clients: Counter[str], client: str) -> None:
+    def __init__(self, tenant: _Tenant, clients: dict[str, int], client: str) -> None:
         self._tenant, self._clients, self._client = tenant, clients, client
 
     def __enter__(self) -> None:
         self._tenant.open += 1
-        self._clients[self._client] += 1
+        self._clients[self._client] = self._clients.get(self._client, 0) + 1
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._tenant.open -= 1
@@ -95,7 +109,7 @@ class Limits:
         self._secret = secret
         self._clock = clock
         self._tenants: OrderedDict[bytes, _Tenant] = OrderedDict()  # the longest unused first
-        self._clients: Counter[str] = Counter()
+        self._clients: dict[str, int] = {}
 
     @property
     def num_open(self) -> int:
@@ -103,42 +117,35 @@ class Limits:
 
     def admitted(self, head: Head, client: str) -> "_Held":
         """Use as `with`. Raises ApiError, with the time after which to ask again."""
-        now = self._clock()
-        tenant = self._tenant(head, now)
+        tenant = self._tenant(head)
         limits = tenant.limits
-        if self._clients[client] >= self._door.max_open_per_client:
+        if self._clients.get(client, 0) >= self._door.max_open_per_client:
             raise _refusal(
                 f"your address has {self._door.max_open_per_client} requests at work: wait for some of them", 1.0
             )
         if limits.max_open is not None and tenant.open >= limits.max_open:
             raise _refusal(f"your account has {limits.max_open} requests at work: wait for some of them", 1.0)
-        for bucket, what in ((tenant.requests, "requests"), (tenant.tokens, "tokens")):
-            if bucket is not None and (wait_s := bucket.wait_s(now)):
-                raise _refusal(
-                    f"your account may have {bucket.per_min:g} {what} a minute: ask again in {wait_s:.0f} s", wait_s
-                )
-        if tenant.requests is not None:
-            tenant.requests.take(1, now)
+        if tenant.requests is not None or tenant.tokens is not None:
+            tenant.draw(self._clock())
         return _Held(tenant, self._clients, client)
 
     def held(self, head: Head, client: str) -> "_Held":
         """Work of a request that was admitted and has left: it counts as open, and is not refused. Use as `with`."""
-        return _Held(self._tenant(head, self._clock()), self._clients, client)
+        return _Held(self._tenant(head), self._clients, client)
 
     def charge(self, head: Head, tokens: int) -> None:
         """Prompt tokens when the prompt is known, an answer's when it has ended."""
         if not self._counts_tokens:
             return
-        now = self._clock()
-        bucket = self._tenant(head, now).tokens
+        bucket = self._tenant(head).tokens
         if bucket is not None and tokens:
-            bucket.take(tokens, now)
+            bucket.take(tokens, self._clock())
 
-    def _tenant(self, head: Head, now: float) -> _Tenant:
-        key = tenant_of(head, self._secret)
+    def _tenant(self, head: Head) -> _Tenant:
+        key = head.tenant or tenant_of(head, self._secret)
         tenant = self._tenants.get(key)
         if tenant is None:
-            tenant = self._tenants[key] = _Tenant(self._limits_of(head), now)
+            tenant = self._tenants[key] = _Tenant(self._limits_of(head), self._clock())
             self._forget()
         else:
             self._tenants.move_to_end(key)

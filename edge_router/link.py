@@ -5,6 +5,7 @@ requests' meaning and no deadlines: who waits, bounds the wait.
 """
 
 import asyncio
+import re
 import ssl
 import time
 from collections import deque
@@ -19,6 +20,8 @@ HELD_BYTES = 256 << 10  # of an answer that nobody has read yet; beyond it the s
 # Sites keep idle connections for 75 s (wire/server.py). Where one closes sooner, the link is known to be closed, or the request that crossed the
 # close is sent again over a new one. With four seconds every other stream of a quiet router waited for a handshake before its first token.
 KEEP_ALIVE_S = 60.0
+
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,6})\r\n")
 
 
 class CannotConnect(Exception):
@@ -63,6 +66,7 @@ class Link(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._held = 0
         self._head_bytes = 0
+        self._is_between_chunks = False  # if what was fed last ends with a line
         self._is_paused = False
         self._ends_with_connection = False
         self.is_head_request = False
@@ -77,7 +81,7 @@ class Link(asyncio.Protocol):
         self.has_head = self.is_done = False
         self._held = self._head_bytes = 0
         self.is_head_request = is_head_request
-        self._ends_with_connection = False
+        self._ends_with_connection = self._is_between_chunks = False
         if len(body) <= 1 << 16:
             self._transport.write(head + body)
         else:
@@ -157,8 +161,11 @@ class Link(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_between_chunks and (chunk := self._only_chunk(data)) is not None:
+            return self.on_body(chunk)
         if self.is_done:
             return self.close()  # nobody has asked for anything
+        self._is_between_chunks = False
         if not self.has_head:
             self._head_bytes += len(data)
         try:
@@ -167,6 +174,8 @@ class Link(asyncio.Protocol):
             self._lost(f"it sent what is not HTTP: {error}")
         if not self.has_head and self._head_bytes > MAX_HEAD_BYTES:
             self._lost(f"it sent a head of more than {MAX_HEAD_BYTES >> 10} KiB")
+        if self._is_between_chunks:
+            self._is_between_chunks = data.endswith(b"\n")  # else the next one's size has begun
         if self.begun is not None and self.has_head and self._error is None:
             self.begun()
 
@@ -219,10 +228,26 @@ class Link(asyncio.Protocol):
         if self.begun is None:
             self.wake()
 
+    def on_chunk_header(self) -> None:
+        self._is_between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        self._is_between_chunks = True
+
     def on_message_complete(self) -> None:
+        self._is_between_chunks = False
         if self.has_head and not self.is_done:
             self.is_fit = self.is_fit and self._parser.should_keep_alive()
             self._complete()
+
+    def _only_chunk(self, data: bytes) -> bytes | None:
+        """Of a read that is one whole chunk, as most events of streams come; the parser, which stands before it and would stand behind it, is spared
+        that. None: it is something else."""
+        size = _CHUNK_SIZE.match(data)
+        if size is None or self.begun is not None or not (length := int(size[1], 16)):
+            return None
+        start = size.end()
+        return data[start:-2] if len(data) == start + length + 2 and data.endswith(b"\r\n") else None
 
     def _complete(self) -> None:
         self.is_done = True

@@ -38,7 +38,6 @@ from wire.prefixes import encode_named
 from wire.status import Place
 
 FUNCTIONS = "/fn/"  # paths whose requests and answers are somebody's own: relayed as bytes, never read
-MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")  # of a message, what reaches the prompt
 TEXT_PIECE_BYTES = 1024  # a plain prompt is fingerprinted in pieces of this size
 NOT_JSON = (
     "multipart/",
@@ -61,6 +60,8 @@ class Head(msgspec.Struct, frozen=True):
     headers: list[tuple[str, str]]  # names lower case
     first: dict[str, str] = {}  # of each name; made here, for a request is asked for a dozen of them
     known: "_Known | None" = None  # what `peek` has made of it: a client that repeats a head has it looked at once
+    is_sound: bool = False  # it has been checked
+    tenant: bytes = b""  # whose it is, once that was asked
 
     def __post_init__(self) -> None:
         force_setattr(self, "first", dict(reversed(self.headers)))
@@ -90,6 +91,9 @@ class _Known(msgspec.Struct, frozen=True):
     salt: bytes
     run_model: str | None  # that the path names
     is_json: bool
+    is_compressed: bool
+    session: str  # that it names
+    geo: str
 
 
 class ValidRequest(msgspec.Struct, frozen=True):
@@ -153,14 +157,14 @@ def peek(
 ) -> ValidRequest:
     """Raises ApiError on what no site could answer. `address`: where the request came from."""
     known = head.known or _look(head, secret, max_hops, address)
-    place = find_place(address, head.header(CLIENT_GEO), known.is_hop)
-    fields = _parse(head, body) if body and known.is_json else {}
+    place = find_place(address, known.geo, known.is_hop)
+    fields = _parse(known, body) if body and known.is_json else {}
     model = known.run_model
     if model is None:
         model = fields.get("model")
         model = model if isinstance(model, str) else None
     return ValidRequest(
-        head, body, model, fields.get("stream") is True, _conversation(head, fields, known.salt, model or ""), place, request_id,
+        head, body, model, fields.get("stream") is True, _conversation(known, fields, model or ""), place, request_id,
         known.kept if place is None else known.kept + _place_line(place), AnswerName.fresh() if secret and model is not None else None,
     )  # fmt: skip
 
@@ -180,6 +184,9 @@ def _look(head: Head, secret: str, max_hops: int, address: str) -> _Known:
         tenant_salt(head.header("authorization"), account, secret),
         model,
         not head.is_for_function and not head.header("content-type").lower().startswith(NOT_JSON),
+        head.header("content-encoding").lower() not in ("", "identity"),
+        head.header(SESSION_AFFINITY),
+        head.header(CLIENT_GEO),
     )
     # A signature grows old, and a function is told the client's address, which others with this head have not.
     if not head.header(HOP) and not head.is_for_function:
@@ -217,8 +224,8 @@ def _place_line(place: Place) -> bytes:
     return f"{CLIENT_GEO}: {place.latitude:g},{place.longitude:g}\r\n".encode()
 
 
-def _parse(head: Head, body: bytes) -> dict[str, Any]:
-    if head.header("content-encoding").lower() not in ("", "identity"):
+def _parse(known: _Known, body: bytes) -> dict[str, Any]:
+    if known.is_compressed:
         raise ApiError("invalid_request", "a request body must not be compressed: drop the content-encoding header")
     try:
         fields = orjson.loads(body)
@@ -239,8 +246,9 @@ def _account_and_model(head: Head) -> tuple[str, str | None]:
     return account[1] if account else "", None
 
 
-def _conversation(head: Head, fields: dict[str, Any], salt: bytes, model: str) -> Conversation:
-    name = head.header(SESSION_AFFINITY) or fields.get("prompt_cache_key")
+def _conversation(known: _Known, fields: dict[str, Any], model: str) -> Conversation:
+    salt = known.salt
+    name = known.session or fields.get("prompt_cache_key")
     session = session_digest(salt, model, name) if isinstance(name, str) and name else None
     tools = fields.get("tools")
     seed = model.encode() + b"\0" + (_canonical(tools) if tools else b"")
@@ -257,7 +265,14 @@ def _pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
             if isinstance(message, dict):
                 get = message.get
                 user_has_spoken = user_has_spoken or get("role") not in ("system", "developer")
-                yield _canonical([get(field) for field in MESSAGE_FIELDS]), user_has_spoken
+                told = [
+                    get("role"),
+                    get("content"),
+                    get("name"),
+                    get("tool_calls"),
+                    get("tool_call_id"),
+                ]  # what reaches the prompt
+                yield _canonical(told), user_has_spoken
             else:
                 yield _canonical(message), user_has_spoken
     elif prompt is not None:

@@ -13,6 +13,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
+from msgspec.structs import force_setattr
 from starlette.types import Receive, Scope, Send
 
 from edge_router.ahead import Ahead
@@ -25,7 +26,7 @@ from edge_router.exchange import Asked, Exchange
 from edge_router.hints import WakeHints
 from edge_router.limits import Limits
 from edge_router.metrics import NO_SITE, RouterMetrics
-from edge_router.peek import FUNCTIONS, Head, ValidRequest, peek, request_id_of
+from edge_router.peek import FUNCTIONS, Head, ValidRequest, peek
 from edge_router.policy import Policy, Preference, RouteRequest
 from edge_router.retries import RetryBudget
 from edge_router.session import SessionTable
@@ -34,6 +35,7 @@ from sites.config import RelayConfig
 from wire.continuation import ContinuationError
 from wire.errors import ApiError
 from wire.headers import REQUEST_ID, ROUTE
+from wire.http1_exchange import Exchange as HttpExchange
 from wire.sse import Event
 
 PREFIXES = ("/ai/v1/", "/v1/", "/client/v4/", FUNCTIONS)  # what is forwarded
@@ -86,9 +88,13 @@ class Proxy:
         self.retries = RetryBudget(clock)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+        return self._begun(Downstream.of(scope, receive, send))
+
+    def direct(self, exchange: HttpExchange) -> Coroutine[Any, Any, None]:
+        return self._begun(Downstream.directly(exchange))
+
+    def _begun(self, client: Downstream) -> Coroutine[Any, Any, None]:
         """What need not wait is done here and now, mostly up to asking a site; what is returned does the rest."""
-        client = Downstream(scope, receive, send)
-        client.request_id = request_id_of(client.head)
         self._open.add(client)
         ahead = Ahead()
         try:
@@ -217,10 +223,13 @@ class Proxy:
         """Raises ApiError on what is not taken, whatever its body."""
         if self.is_draining:
             raise ApiError("draining", "the router is shutting down: send the request again", retry_after_s=1)
+        if head.is_sound:
+            return
         if ".." in head.path and ".." in head.path.split("/"):
             raise ApiError("not_found", "a path must not contain '..'")
         if not _PLAIN_TARGET.fullmatch(head.target):
             raise ApiError("invalid_request", "a path must be printable ASCII: encode everything else as %XX")
+        force_setattr(head, "is_sound", True)
 
     def parsed(self, head: Head, body: bytes, request_id: str, address: str) -> ValidRequest:
         return peek(head, body, request_id, self.secret, self.relay.max_hops, self.places.place, address)
@@ -283,7 +292,7 @@ class Proxy:
         self, client: Listener, exchange: Exchange, answer: Answer, preference: Preference, elapsed_s: float
     ) -> None:
         """To the answer's end; what can be learnt from its beginning waits until the client has that. Raises Lost."""
-        site, journal = preference.backend.name, exchange.journal
+        site, journal, has_marks = preference.backend.name, exchange.journal, answer.has_marks
         if answer.body is not None:
             self._learn(exchange, preference, answer, elapsed_s)
             exchange.whole_tokens = answer.completion_tokens
@@ -297,14 +306,21 @@ class Proxy:
             """What finds the client ready and asks for no decision."""
             if not client.is_ready or events[-1].is_done:
                 return events
-            if ready := exchange.ready(events, answer.has_marks):
+            if ready := exchange.ready(events, has_marks):
                 client.events_now(ready)
                 self._told(exchange, site)
             return None if journal.broken is None and not journal.site_is_draining else []
 
-        async with aclosing(answer.batches(lambda: _is_frozen(self.backends[site]), passed_on)) as batches:
+        def plain_on(event: bytes) -> bool:
+            if not (has_marks and client.is_ready) or (ready := journal.plain(event)) is None:
+                return False
+            client.events_now(ready)
+            self._told(exchange, site)
+            return True
+
+        async with aclosing(answer.batches(lambda: _is_frozen(self.backends[site]), passed_on, plain_on)) as batches:
             async for events in batches:
-                if ready := exchange.ready(events, answer.has_marks):
+                if ready := exchange.ready(events, has_marks):
                     await client.events(ready)
                     self._told(exchange, site)
                 if not has_learnt:
@@ -403,7 +419,7 @@ def _headers(client: Listener, exchange: Exchange, answer: Answer, preference: P
 
 def explain(preference: Preference, tries: int) -> str:
     """The decision in a header: `site=ams1; cost=12.3; rtt=0.4; ...; tries=1; reason=home`."""
-    terms = "".join(f"; {name}={value:.1f}" for name, value in preference.terms.items())
+    terms = "".join([f"; {name}={value:.1f}" for name, value in preference.terms.items()])
     return f"site={preference.backend.name}; cost={preference.cost_ms:.1f}{terms}; tries={tries}; reason={preference.reason}"
 
 

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -31,6 +30,7 @@ from wire.server import (
     raise_file_limit,
     url_of,
 )
+from wire.signals import stop_signals
 
 SPARE_FILES = 64  # for probes, logs and what Python opens
 
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def run(network: NetworkConfig, port: int | None = None) -> int:
-    """Serves until SIGTERM or SIGINT; returns the exit status. Raises ListenError for a port that cannot be had."""
+    """Serves until a stop signal; returns the exit status. Raises ListenError for a port that cannot be had."""
     if not follow_parent():
         return 1
     raise_file_limit()
@@ -69,7 +69,7 @@ async def _serve(network: NetworkConfig, listener: socket.socket) -> None:
     def signalled() -> None:
         (stop_now if stop.is_set() else stop).set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         asyncio.get_running_loop().add_signal_handler(number, signalled)
     async with serving(app, network, listener):
         gc.collect()
@@ -85,7 +85,7 @@ async def _serve(network: NetworkConfig, listener: socket.socket) -> None:
 async def serving(app: Router, network: NetworkConfig, listener: socket.socket) -> AsyncIterator[Server]:
     """Takes the socket over."""
     h2 = H2(app)
-    server = Server(app, http_limits(network.door), h2, app.tunnels)
+    server = Server(app, http_limits(network.door), h2, app.tunnels, app.direct)
     app.proxy.metrics.watch("connections", "Of clients, over HTTP/1.1.", lambda: len(server.connections))
     certificate = Certificate.of(network.listen)
     async with app.router.lifespan_context(app):

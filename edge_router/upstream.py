@@ -28,6 +28,7 @@ Cause = Literal["closed", "silent", "frozen", "error", "draining", "malformed"]
 PassedOn = Callable[
     [list[Event]], list[Event] | None
 ]  # what is left to do of some events: None: nothing, not even to look at them
+PlainOn = Callable[[bytes], bool]  # the same of the bytes of one event: False: it has to be looked at
 
 LOOK_AGAIN_S = 0.5  # silence inside a stream, after which the site's probes are asked whether it still lives
 LOOKED_AT_ONCE = 64  # silent streams; each costs up to a microsecond when it is no longer in the processor's caches
@@ -36,6 +37,9 @@ WORKERS_AI_FULL = 3040
 ENGINE_LOST = ("engine_error", 5000)  # in either dialect: the engine died or failed
 SITES_OWN_FAULT = (*ENGINE_LOST, "internal_error", "draining", "overloaded", WORKERS_AI_FULL)  # as an error event
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens":\s*(\d{1,9})')
+NOT_THE_LAST = Event(
+    b"", None, None, b""
+)  # stands for one that was passed on unread, behind which there is more to come
 OUR_OWN_HEADERS = frozenset({"server", "date"})  # our server writes its own
 
 
@@ -112,12 +116,15 @@ class Answer:
     ) -> None:
         self._upstream.leave(self._link, self._stream)
 
-    async def batches(self, is_frozen: Callable[[], bool], passed_on: PassedOn) -> AsyncGenerator[list[Event], None]:
-        """Whole events, as many at once as one read delivered; those that `passed_on` leaves of what comes while they are waited for, which
-        may be none. Raises Lost where the stream ends without having said so, and where it is silent while `is_frozen`."""
+    async def batches(
+        self, is_frozen: Callable[[], bool], passed_on: PassedOn, plain_on: PlainOn
+    ) -> AsyncGenerator[list[Event], None]:
+        """Whole events, as many at once as one read delivered; those that `plain_on` and `passed_on` leave of what comes while they are waited for,
+        which may be none. Raises Lost where the stream ends without having said so, and where it is silent while `is_frozen`."""
         stream = self._stream
         assert stream is not None
         stream.is_frozen, stream.passed_on = is_frozen, passed_on
+        stream.plain_on = None if self.is_opaque else plain_on
         events: list[Event] | None = self.first
         yield [] if self.is_told else self.first
         while not (events and events[-1].is_done):
@@ -139,6 +146,7 @@ class Events:
     def __init__(self, link: Link, idle_timeout_s: float) -> None:
         self.is_frozen: Callable[[], bool] | None = None
         self.passed_on: PassedOn | None = None
+        self.plain_on: PlainOn | None = None
         self.last: Event | None = None  # that carried data
         self._come: list[Event] | None = None  # to be handed out
         self._link = link
@@ -185,6 +193,9 @@ class Events:
 
     def _take(self, chunk: bytes) -> None:
         """What comes while it is waited for goes on from here, as far as it may: a task's turn for every token costs as much as the token."""
+        if self.plain_on is not None and self._decoder.is_only_event(chunk) and self.plain_on(chunk):
+            self._waits_since, self.last = time.monotonic(), NOT_THE_LAST
+            return
         try:
             events = self.decoded(chunk)
         except SSEError as error:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from engine.engine import error_output
 from engine.loader import ModelLoader
-from engine.preparation import import_early
+from engine.preparation import import_early, take_process
 from engine.protocol import (
     Abort,
     Command,
@@ -230,6 +230,7 @@ class EngineHost:
 
 
 def main() -> None:
+    take_process()
     words = _import_until_told() if sys.argv[1:] == ["--early"] else sys.argv[1:]
     import msgspec
 

@@ -6,6 +6,7 @@ python -m engine.packing verify OUT
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import time
@@ -23,7 +24,7 @@ from engine.weights.bundle import Identity, config_digest, lay_out
 from engine.weights.config import read_config
 from engine.weights.embedding import read_recipe
 from engine.weights.fingerprint import fingerprint
-from engine.weights.packed import pack, verify
+from engine.weights.packed import find_packed, pack, verify
 from engine.weights.quantization import read_quantization
 from engine.weights.reader import Checkpoint, packed_file
 from engine.weights.storage import META, Arena, FromCheckpoint, Plan
@@ -58,6 +59,8 @@ def pack_directory(directory: Path, out: Path, dtype_name: str, report: "Report"
     places = FromCheckpoint(checkpoint, Arena(torch.empty(bundle.size, dtype=torch.uint8, device=META), bundle).take)
     family.load(config, WeightLoader(places, dtype, META, quantization), config.context_length)
     checkpoint.refuse_leftovers()
+    _refuse_anothers(directory, out)
+    find_packed(out, identity)  # refuses another model's, before anything of it is written over
     _copy_beside(directory, out)
     path = pack(bundle, places.jobs, out, report.progress)
     if fingerprint(directory).hex() != source:
@@ -79,11 +82,29 @@ class Report:
             self.say(done=done, total=total)
 
     def say(self, **values: Any) -> None:
-        print(json.dumps(values), flush=True)
+        try:
+            print(json.dumps(values), flush=True)
+        except BrokenPipeError:
+            os._exit(
+                1
+            )  # whoever started this was killed: there is nobody to tell, and what is written will be taken up
+
+
+def _refuse_anothers(directory: Path, out: Path) -> None:
+    """What lies there may be the only copy of it."""
+    for name in ("model.safetensors", _INDEX):
+        if (out / name).exists():
+            raise CheckpointError(f"{out} is a checkpoint's directory: it holds {name}; choose another one")
+    config = out / "config.json"
+    if config.exists() and config.read_bytes() != (directory / "config.json").read_bytes():
+        raise CheckpointError(f"{config} is another model's; choose another directory, or remove what this one holds")
 
 
 def _copy_beside(directory: Path, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{out} cannot be made: {error.strerror}; choose another directory") from None
     for file in sorted(directory.rglob("*")):
         relative = file.relative_to(directory)
         hidden = any(part.startswith(".") for part in relative.parts)

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from engine.protocol import HostConfig, HostReady
-from kernels import postponed
+from kernels import postponed, without_numpy
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +23,14 @@ log = logging.getLogger(__name__)
 # Steps of Linux's "nice": a thread of one above has three times this one's share of a core they both want. More steps, and a standby of a
 # machine that is never idle would not be ready within a minute.
 _STEPS_BACK = 5
+
+
+def take_process() -> None:
+    """Before anything else in a process that is an engine host's alone. Nothing there computes with numpy; a torch that was built for GPUs keeps
+    it, since the compiler of its kernels may want it, with no threads of its own."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if not postponed.build().has_gpus:
+        without_numpy.refuse_numpy()
 
 
 def import_early() -> None:

@@ -1,4 +1,4 @@
-"""Parts of torch that are imported when something of them is asked for: torch imports all of itself at its start, an engine asks for a third of it.
+"""Parts of torch that are imported when something of them is asked for: torch imports all of itself at its start, an engine asks for a quarter of it.
 
 Each is replaced by a module without content. The first question to any of them, once torch is there, makes all of them real, in the order in which
 torch wanted them and under the same identity. Knows which parts these are, for the versions of torch that were looked at; any other is imported as
@@ -9,19 +9,22 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 _VERSIONS = ("2.13.",)
 # Formulas of shapes for the meta device: nothing of them is ever asked for by name, hence `load_meta_formulas`.
 _META_FORMULAS = "torch._meta_registrations"
+# What nobody but torch asks for at its start: a parser of its operations' declarations, and a tool of tests, with asyncio behind it.
+_OF_OTHERS = frozenset({"torchgen.model", "unittest.mock"})
 _PARTS = frozenset(
     {
         *("torch._higher_order_ops", "torch._lobpcg", _META_FORMULAS, "torch.ao", "torch.compiler"),
         *("torch.distributed._meta_registrations", "torch.distributions", "torch.export", "torch.func", "torch.fx"),
+        *("torch.fx.operator_schemas", "torch.fx.traceback"),
         *(
             "torch.hub",
             "torch.jit",
@@ -40,6 +43,7 @@ _PARTS = frozenset(
             "torch.profiler",
         ),
         *("torch.quantization", "torch.quasirandom", "torch.signal", "torch.testing", "torch.utils.data"),
+        *_OF_OTHERS,
     }
 )
 # It puts other kernels under operations of GPUs. A torch that was built without any only looks for them.
@@ -50,6 +54,8 @@ _FUNCTIONS = {
     "torch._lobpcg": ("lobpcg",),
     "torch.func": ("vmap",),
 }
+# And what it asks only to have something: the signatures to forget when a library of operations goes, of which there are none so far.
+_EMPTY = frozenset({("torch.fx.operator_schemas", "_SCHEMA_TO_SIGNATURE_CACHE")})
 _ELSEWHERE = {("torch.jit", "Future"): "torch.futures"}
 
 
@@ -57,7 +63,7 @@ def postpone() -> None:
     """Before torch is imported; where others have imported it, it has these parts, and nothing is done."""
     if "torch" in sys.modules:
         return
-    version, has_gpus = _facts()
+    version, has_gpus = build()
     if version.startswith(_VERSIONS):
         sys.meta_path.insert(0, _Finder(_PARTS if has_gpus else _PARTS | _OF_GPUS))
 
@@ -78,13 +84,16 @@ class _Postponed(ModuleType):
         if _torch_is_starting():
             if name in _FUNCTIONS.get(module, ()):
                 return _given.setdefault((module, name), partial(_call, module, name))
+            if (module, name) in _EMPTY:
+                return {}
             if (module, name) in _ELSEWHERE:
                 return getattr(importlib.import_module(_ELSEWHERE[module, name]), name)
             if hasattr(self, "__path__") and PathFinder.find_spec(f"{module}.{name}", self.__path__) is not None:
                 return importlib.import_module(f"{module}.{name}")
             _load(self)
         else:
-            _load_all()
+            if module not in _OF_OTHERS:
+                _load_all()
             _load(self)  # `_load_all` may be under way in this thread, with others first
         return getattr(self, name)
 
@@ -94,9 +103,11 @@ class _Finder:
         self._parts = parts
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if not name.startswith("torch."):
+        if not name.startswith("torch.") and name not in _OF_OTHERS:
             return None
         if name not in _waiting and not _torch_is_starting():
+            if name in _OF_OTHERS:  # asked for before torch, or by torch's later self
+                return None
             _load_all()  # what is imported now may rely on the order in which torch is imported
             if (there := sys.modules.get(name)) is not None:
                 there.__spec__ = ModuleSpec(name, _There(there))  # whose spec the import system then takes, not ours
@@ -205,8 +216,16 @@ def _torch_is_starting() -> bool:
     return bool(getattr(spec, "_initializing", False))
 
 
-def _facts() -> tuple[str, bool]:
-    """The version of torch, and whether it knows a kind of GPU, without importing it. No version: it cannot be found."""
+class Build(NamedTuple):
+    """What there is to import."""
+
+    version: str  # empty: there is no torch
+    has_gpus: bool  # it knows a kind of them
+
+
+@cache
+def build() -> Build:
+    """Without importing it."""
     spec = PathFinder.find_spec("torch")
     for folder in (spec and spec.submodule_search_locations) or ():
         values: dict[str, Any] = {}
@@ -215,5 +234,6 @@ def _facts() -> tuple[str, bool]:
                 exec(file.read(), values)
         except OSError:
             continue
-        return str(values.get("__version__", "")), any(values.get(kind) for kind in ("cuda", "hip", "rocm", "xpu"))
-    return "", False
+        kinds = ("cuda", "hip", "rocm", "xpu")
+        return Build(str(values.get("__version__", "")), any(values.get(kind) for kind in kinds))
+    return Build("", has_gpus=False)

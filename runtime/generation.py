@@ -30,6 +30,9 @@ from wire.chat import FinishReason, Usage
 from wire.continuation import Delivery
 from wire.errors import ApiError
 
+INLINE_MESSAGES = 64  # about 1 ms of rendering: a longer conversation is rendered in a thread
+MANY_CHARACTERS = 16  # of a token: prose has 4, and a context full of longer ones is encoded twice
+
 
 class Generator:
     """What generating needs: held once per site."""
@@ -214,24 +217,44 @@ async def encode(model: LoadedModel, request: ValidGeneration) -> tuple[int, ...
     """The prompt's token ids, which fit the model's context with room for at least one more."""
     prompt = request.prompt
     if isinstance(prompt, Conversation):
-        messages, tools = model.text.tokenizer.shield((prompt.messages, prompt.tools))
-        text = model.text.template.render(messages, tools or None)
-        token_ids = await model.text.tokenizer.encode_prompt(text, is_rendered=True)
+        is_long = len(prompt.messages) > INLINE_MESSAGES
+        text = await asyncio.to_thread(_rendered, model, prompt) if is_long else _rendered(model, prompt)
+        token_ids = await _encode_text(model, request, text, is_rendered=True)
     elif isinstance(prompt, str):
-        token_ids = await model.text.tokenizer.encode_prompt(prompt, is_rendered=False)
+        token_ids = await _encode_text(model, request, prompt, is_rendered=False)
     else:
         token_ids = prompt
     if not token_ids:
         raise ApiError("invalid_request", "the prompt is empty; send at least one token", param="prompt")
-    limit = model.info.context_length
-    if len(token_ids) >= limit:
-        message = (
-            f"the prompt has {len(token_ids)} tokens and {request.model!r} takes {limit} with the answer; shorten it"
-        )
-        raise ApiError(
-            "context_length_exceeded", message, param="messages" if isinstance(prompt, Conversation) else "prompt"
-        )
+    if len(token_ids) >= model.info.context_length:
+        raise _too_long(model, request, str(len(token_ids)))
     return token_ids
+
+
+def _rendered(model: LoadedModel, prompt: Conversation) -> str:
+    messages, tools = model.text.tokenizer.shield((prompt.messages, prompt.tools))
+    return model.text.template.render(messages, tools or None)
+
+
+async def _encode_text(
+    model: LoadedModel, request: ValidGeneration, text: str, *, is_rendered: bool
+) -> tuple[int, ...]:
+    """Of a text far beyond the context only the beginning is looked at: all of it would keep a core busy for seconds, to be refused."""
+    tokenizer, limit = model.text.tokenizer, model.info.context_length
+    beginning = text[: MANY_CHARACTERS * limit]
+    token_ids = await tokenizer.encode_prompt(beginning, is_rendered=is_rendered)
+    if len(beginning) == len(text):
+        return token_ids
+    if len(token_ids) > 2 * limit:  # what follows may change the last tokens, not half of them
+        raise _too_long(model, request, f"more than {2 * limit}")
+    return await tokenizer.encode_prompt(text, is_rendered=is_rendered)
+
+
+def _too_long(model: LoadedModel, request: ValidGeneration, num_tokens: str) -> ApiError:
+    limit = model.info.context_length
+    message = f"the prompt has {num_tokens} tokens and {request.model!r} takes {limit} with the answer; shorten it"
+    param = "messages" if isinstance(request.prompt, Conversation) else "prompt"
+    return ApiError("context_length_exceeded", message, param=param)
 
 
 def sampling_params(model: LoadedModel, request: ValidGeneration, prompt_tokens: int) -> SamplingParams:

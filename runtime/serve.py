@@ -1,6 +1,6 @@
 """Serves one site until it is told to stop: `serve_file` for `python -m runtime SITE_FILE`, and `run(site)` for the command line.
 
-SIGTERM or SIGINT drains: /readyz turns 503, new requests are refused, open streams may finish for drain_timeout_s and are then ended with an
+SIGTERM, SIGINT or SIGHUP drains: /readyz turns 503, new requests are refused, open streams may finish for drain_timeout_s and are then ended with an
 error event; only then does the server close. Hypercorn's own grace (3 s, streams cut without a word) never has anything left to cut.
 """
 
@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import signal
 import socket
 import sys
 import time
@@ -25,7 +24,9 @@ from runtime.engines.early_host import EarlyHost
 from runtime.engines.sources import SourceError, local_directory
 from runtime.timeline import process_began_s
 from sites.config import ConfigError, SiteConfig, load_site
-from wire.server import ListenError, bind, follow_parent, hypercorn_config, loop_factory, url_of
+from wire.hypercorn_connection import install as install_connections
+from wire.server import ListenError, bind, follow_parent, hypercorn_config, loop_factory, raise_file_limit, url_of
+from wire.signals import stop_signals
 from wire.socket_stream import install as install_sockets
 
 log = logging.getLogger("pilotlight.site")
@@ -49,6 +50,7 @@ def run(site: SiteConfig, log_level: int = logging.INFO, early: EarlyHost | None
     try:
         if not follow_parent():
             return 1
+        raise_file_limit()
         check_devices(site.engine.all_devices)
         for model in site.models:
             local_directory(model.source)
@@ -78,7 +80,7 @@ async def serve_app(
     stop: asyncio.Event | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serves on a bound socket, which it takes over. `stop` begins the drain, as do SIGTERM and SIGINT when none is given, of which a second one
+    """Serves on a bound socket, which it takes over. `stop` begins the drain, as do the stop signals when none is given, of which a second one
     cuts it short; `on_ready` gets the URL once the site answers requests with its models loaded."""
     url = app.state.url = url_of(listener)
     log.info("listening on %s", url)
@@ -90,6 +92,7 @@ async def serve_app(
         await stopping.wait()
         await _drain(app, site.limits.drain_timeout_s, hurry)
 
+    install_connections()
     install_sockets()
     config = hypercorn_config(listener)
     config.websocket_max_message_size = int(site.functions.socket_message_mib * 2**20)
@@ -140,6 +143,6 @@ def _stop_on_signals(hurry: asyncio.Event) -> asyncio.Event:
     def on_signal() -> None:
         (hurry if stop.is_set() else stop).set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     return stop

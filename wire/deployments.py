@@ -27,6 +27,7 @@ class Version(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     message: str = ""
     environment: str | None = None  # an [env.NAME] of the manifest
     health_path: str = "/"
+    replaced: int | None = None  # whose traffic it took; 0: nobody's; None: that was not written down
 
 
 class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

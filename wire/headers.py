@@ -36,12 +36,18 @@ _DROPPED = HOP_BY_HOP | {"host", "content-length"}
 
 def forwardable(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """The headers that go on to the next hop: neither hop-by-hop, nor named by `connection`, nor length, host or ours. Names lower case."""
-    pairs = [(name.lower(), value) for name, value in headers]
-    dropped = _DROPPED
-    for name, value in pairs:
-        if name == "connection":
-            dropped = dropped | {token.strip().lower() for token in value.split(",")}
-    return [pair for pair in pairs if pair[0] not in dropped and not pair[0].startswith(OURS)]
+    kept = []
+    named = ""
+    for name, value in headers:
+        name = name.lower()
+        if name not in _DROPPED and not name.startswith(OURS):
+            kept.append((name, value))
+        elif name == "connection":
+            named += value + ","
+    if named:
+        dropped = {token.strip().lower() for token in named.split(",")}
+        kept = [pair for pair in kept if pair[0] not in dropped]
+    return kept
 
 
 def sign_hop(secret: str, now_s: float, method: str, path: str, request_id: str) -> str:

@@ -20,8 +20,8 @@ import httptools
 import orjson
 
 from wire.errors import ApiError, Dialect
-from wire.http1_exchange import Application, Exchange
-from wire.request_head import Headers, KnownHeads, RequestHead
+from wire.http1_exchange import Application, Direct, Exchange
+from wire.request_head import Headers, KnownHeads, Repeated, RequestHead
 from wire.tunnel import Upgrading
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -58,8 +58,10 @@ class Server:
         limits: HttpLimits | None = None,
         h2: H2Handler | None = None,
         sockets: SocketHandler | None = None,
+        direct: Direct | None = None,
     ) -> None:
         self.app = app
+        self.direct = direct
         self.limits = limits or HttpLimits()
         self.h2 = h2
         self.sockets = sockets
@@ -139,8 +141,8 @@ class Server:
 class Connection(asyncio.Protocol):
     __slots__ = (
         "_around", "_client", "_exchange", "_fed_bytes", "_head_bytes", "_headers", "_in_head", "_incoming", "_is_lingering",
-        "_is_paused", "_length", "_limits", "_opening", "_parser", "_refusal", "_server", "_unbegun", "_url", "_waiting", "_wants_upgrade",
-        "deadline", "is_full", "loop", "transport",
+        "_is_paused", "_length", "_limits", "_opening", "_parser", "_refusal", "_repeated", "_server", "_unbegun", "_url", "_waiting",
+        "_wants_upgrade", "deadline", "is_full", "loop", "transport",
     )  # fmt: skip
 
     def __init__(self, server: Server) -> None:
@@ -166,6 +168,7 @@ class Connection(asyncio.Protocol):
         self._is_lingering = False
         self._wants_upgrade = False
         self._refusal: ApiError | None = None
+        self._repeated: Repeated | None = None  # the head that came last
 
     # what the transport says
 
@@ -220,6 +223,10 @@ class Connection(asyncio.Protocol):
                 else:
                     self._to_h2(data)
                 return
+        is_at_start = self._incoming is None and not self._in_head and self._exchange is None
+        if is_at_start and self._repeated is not None and (found := self._repeated.request_in(data)) is not None:
+            self._begin(Exchange.whole(self, self._repeated.head, self._around, *found))
+            return self._tell_app()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -232,7 +239,12 @@ class Connection(asyncio.Protocol):
                 self._fed_bytes += len(data)
                 if self._fed_bytes > self._server.limits.max_head_bytes:
                     self.refuse(self._too_large())
+        exchange = self._unbegun
         self._tell_app()
+        if is_at_start and exchange is not None and exchange.has_all and not self._waiting:
+            known = self._repeated
+            if known is None or known.head is not exchange.head:
+                self._repeated = Repeated.of(data, exchange.head, exchange.declared_length)
 
     # what the parser says
 
@@ -385,7 +397,7 @@ class Connection(asyncio.Protocol):
         """Once what has come is parsed: most requests are whole then."""
         exchange, self._unbegun = self._unbegun, None
         if exchange is not None:
-            exchange.begin(self._server.app)
+            exchange.begin(self._server.app, self._server.direct)
 
     def _linger(self) -> None:
         """The rest of what the client sends is thrown away for a moment: closing on unread bytes would reset the answer under it."""

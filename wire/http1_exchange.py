@@ -17,6 +17,9 @@ HELD_BODY_BYTES = 512 << 10  # of a body that nobody has asked for yet; beyond i
 
 Application = Callable[[Any, Any, Any], Coroutine[Any, Any, None]]
 
+# A shorter way for our own: the Exchange itself, without a scope. None: this request is to take the long one.
+Direct = Callable[["Exchange"], Coroutine[Any, Any, None] | None]
+
 log = logging.getLogger(__name__)
 
 
@@ -46,8 +49,8 @@ class Carrier(Protocol):
 
 class Exchange:
     __slots__ = (
-        "_connection", "_expects", "_held", "_is_chunked", "_is_head", "_is_held", "_on_gone", "_parts", "_rest", "_start",
-        "_told", "_waiter", "declared_length", "has_all", "has_begun", "head", "is_done", "is_gone", "keep_alive", "scope",
+        "_around", "_connection", "_expects", "_held", "_is_chunked", "_is_head", "_is_held", "_on_gone", "_parts", "_rest", "_scope",
+        "_start", "_told", "_waiter", "declared_length", "has_all", "has_begun", "head", "is_done", "is_gone", "keep_alive",
         "task",
     )  # fmt: skip
 
@@ -57,10 +60,8 @@ class Exchange:
         """`around`: what a scope tells of the connection."""
         self.head = head
         self.declared_length = declared_length  # as the head has it
-        self.scope = head.scope | around
-        self.scope[DIRECT] = self
-        length = [] if declared_length is None else [(b"content-length", declared_length)]
-        self.scope["headers"] = head.headers + length  # a list of its own: applications may change it
+        self._around = around
+        self._scope: dict[str, Any] | None = None
         self.task: asyncio.Task[None] | None = None
         self._rest: Awaitable[None] | None = None  # of the application's work, before it has a task
         self._is_held = False
@@ -78,10 +79,42 @@ class Exchange:
         self._waiter: asyncio.Future[None] | None = None
         self._on_gone: Callable[[], None] | None = None
 
-    def begin(self, app: Application) -> None:
-        """An application that is no coroutine function does at once, here, what need not wait, and returns what does."""
+    @classmethod
+    def whole(
+        cls, connection: Carrier, head: RequestHead, around: dict[str, Any], length: bytes, body: bytes
+    ) -> "Exchange":
+        """All of whose request is here."""
+        exchange = cls(connection, head, around, length)
+        exchange._parts.append(body)
+        exchange.has_all = True
+        return exchange
+
+    @property
+    def scope(self) -> dict[str, Any]:
+        if self._scope is None:
+            self._scope = self.head.scope | self._around
+            self._scope[DIRECT] = self
+            length = [] if self.declared_length is None else [(b"content-length", self.declared_length)]
+            self._scope["headers"] = self.head.headers + length  # a list of its own: applications may change it
+        return self._scope
+
+    @property
+    def path(self) -> str:
+        path: str = self.head.scope["path"]
+        return path
+
+    @property
+    def client(self) -> str:
+        """Its address; empty where it has none."""
+        peer = self._around["client"]
+        return str(peer[0]) if peer else ""
+
+    def begin(self, app: Application, direct: "Direct | None" = None) -> None:
+        """An application that is no coroutine function does at once, here, what need not wait, and returns what does. `direct`: the shorter way
+        into it."""
         try:
-            self._rest = app(self.scope, self.receive, self.send)
+            rest = direct(self) if direct is not None else None
+            self._rest = app(self.scope, self.receive, self.send) if rest is None else rest
         except Exception as error:
             self._rest = _raised(error)
         if not self._is_held:

@@ -5,7 +5,8 @@ derived from it, here or by the application (`memo`), need not be derived again.
 Knows fields; refuses to know bytes on a socket and limits.
 """
 
-from typing import Any
+import re
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import httptools
@@ -15,6 +16,9 @@ Headers = list[tuple[bytes, bytes]]  # names lower case
 
 MAX_KEPT = 512  # heads
 MAX_KEPT_BYTES = 2048  # of one: longer ones are made anew
+MAX_LENGTH_DIGITS = 10
+
+_LENGTH = re.compile(rb"\r\ncontent-length: ?(?=[0-9]+\r\n)", re.IGNORECASE)
 
 
 class RequestHead:
@@ -54,6 +58,38 @@ class RequestHead:
             "method": self.method.decode("latin-1"), "path": unquote(path) if "%" in path else path, "raw_path": raw_path,
             "query_string": query, "root_path": "",
         }  # fmt: skip
+
+
+class Repeated(NamedTuple):
+    """A head as a connection's client has sent it, byte for byte: when it comes again, all that is new is the body and its length."""
+
+    head: RequestHead
+    before: bytes  # the length's digits
+    after: bytes
+
+    @classmethod
+    def of(cls, data: bytes, head: RequestHead, length: bytes | None) -> "Repeated | None":
+        """`data` has been parsed: it is this head and the whole of a body of that length. None: its repetition is to be parsed as well."""
+        end = data.find(b"\r\n\r\n") + 4
+        if not head.keep_alive or length is None or end > MAX_KEPT_BYTES or len(data) - end != int(length):
+            return None
+        found = _LENGTH.search(data, 0, end)
+        if found is None or data[found.end() : found.end() + len(length) + 2] != length + b"\r\n":
+            return None
+        return cls(head, data[: found.end()], data[found.end() + len(length) : end])
+
+    def request_in(self, data: bytes) -> tuple[bytes, bytes] | None:
+        """The length and the body where `data` is this head again, but for the length, and the whole body."""
+        before, after = self.before, self.after
+        if not data.startswith(before):
+            return None
+        start = len(before)
+        end = data.find(b"\r", start, start + MAX_LENGTH_DIGITS + 1)
+        length = data[start:end]
+        if end < 0 or not length.isdigit() or not data.startswith(after, end):
+            return None
+        body = data[end + len(after) :]
+        return (length, body) if len(body) == int(length) else None
 
 
 class KnownHeads:

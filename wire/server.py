@@ -15,11 +15,11 @@ import sys
 from collections.abc import Callable
 
 from hypercorn.app_wrappers import ASGIWrapper
-from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 
 from wire.http1_exchange import Application
+from wire.hypercorn_connection import Connection
 from wire.socket_stream import install as install_sockets
 
 try:
@@ -98,7 +98,7 @@ class H2:
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
-        await TCPServer(self._app, loop, self._config, self._context, {}, reader, writer)
+        await Connection(self._app, loop, self._config, self._context, {}, reader, writer)
 
     async def stop(self) -> None:
         """Idle connections end; those at work are told to take no more."""

@@ -123,6 +123,8 @@ HEALTHY_FLOOR = (
 def eligible(request: RouteRequest, backends: Sequence[BackendView]) -> list[BackendView]:
     """The usable sites that serve the model, or may serve it; all usable ones if no site does, so that one of them can say so. When nothing is
     usable, the least bad ones: a site that missed its probes may still answer, one that drains is certain to refuse."""
+    if len(backends) == 1:  # there is no choice
+        return list(backends) if backends[0].state in USABLE or backends[0].state == "unhealthy" else []
     usable = [backend for backend in backends if backend.state in USABLE]
     usable = usable or [backend for backend in backends if backend.state == "unhealthy"]
     if request.model is not None:

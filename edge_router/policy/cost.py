@@ -64,21 +64,27 @@ class CostPolicy:
     def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:
         candidates = eligible(request, backends)
         wanted = request.model
+        if len(candidates) == 1:
+            only = candidates[0]
+            held = only.cached_tokens(request)
+            model = only.model(wanted) if wanted is not None else None
+            priced = self.price(request, only, model, held, held, 0.0)  # nobody to be compared with: no toll
+            return [Preference(only, priced.cost_ms, priced.terms, "only")]
         models = [backend.model(wanted) if wanted is not None else None for backend in candidates]
         cached = [backend.cached_tokens(request) for backend in candidates]
         most_cached = max(cached, default=0)
         load = _mean_load(models)
-        priced = [
+        prices = [
             self.price(request, backend, model, held, most_cached, load)
             for backend, model, held in zip(candidates, models, cached, strict=True)
         ]
-        priced.sort(key=_cheapest_first)
-        order, reason = self._among_equals(request, priced, load)
+        prices.sort(key=_cheapest_first)
+        order, reason = self._among_equals(request, prices, load)
         preferences = [Preference(each.backend, each.cost_ms, each.terms, "spill") for each in order]
         if preferences:
             first = order[0]
             preferences[0] = Preference(
-                first.backend, first.cost_ms, first.terms, reason, self._patience_ms(first, priced)
+                first.backend, first.cost_ms, first.terms, reason, self._patience_ms(first, prices)
             )
         return preferences
 

@@ -5,6 +5,7 @@ buffer, a piece at a time, so that a load takes the weights' memory and a few bu
 is for.
 """
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ import torch
 from engine.errors import CheckpointError
 from engine.weights.reader import StoredTensor
 from engine.weights.staging import Copier, Staging, copy, make_copier
-from kernels.cpu.finite import are_finite
+from kernels.cpu.finite import are_finite, total_of
 
 ReadingProgress = Callable[[int, int], None]  # (bytes done, bytes in total)
 Write = Callable[[int, memoryview], None]  # bytes, and where they begin
@@ -124,7 +125,7 @@ class Filling:
                         if values.device.type == "cpu":
                             _expect_numbers(task.job.name, are_finite(values))
                         else:
-                            written.append(_Written(task.job.name, values, _sum(values)))
+                            written.append(_Written(task.job.name, values, total_of(values)))
                         self._count(task)
                     else:
                         task()
@@ -226,8 +227,14 @@ def read_into(fd: int, file: Path, start: int, memory: memoryview) -> None:
 
 
 def as_bytes(memory: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous tensor on the host."""
-    return memory.view(-1).view(torch.uint8).numpy().data
+    """The bytes of a contiguous tensor on the host. Without numpy, which a host's torch does not know (kernels/without_numpy.py)."""
+    assert memory.is_contiguous()
+    assert memory.is_cpu
+    if memory.nbytes == 0:
+        return memoryview(b"")
+    content = (ctypes.c_char * memory.nbytes).from_address(memory.data_ptr())
+    content.owner = memory  # type: ignore[attr-defined]  # which it must not outlive
+    return memoryview(content).cast("B")
 
 
 def _cut(job: Job) -> Iterator[Piece]:
@@ -248,10 +255,3 @@ def _place_in_files(piece: Piece) -> tuple[str, int]:
 
 def _is_stored_as(into: torch.Tensor, stored: StoredTensor) -> bool:
     return DTYPES[stored.dtype] == into.dtype
-
-
-def _sum(values: torch.Tensor) -> torch.Tensor:
-    """bf16 has fp32's range, and its sum needs no fp32 copy of the tensor."""
-    if not values.is_floating_point():
-        return values.new_zeros((), dtype=torch.float32)
-    return values.sum() if values.dtype == torch.bfloat16 else values.sum(dtype=torch.float32)

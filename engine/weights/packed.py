@@ -20,6 +20,7 @@ from engine.weights.bundle import (
     BundleError,
     Identity,
     Place,
+    config_digest,
     content_digest,
     difference,
     encode_header,
@@ -70,7 +71,8 @@ def find_packed(out: Path, identity: Identity) -> Path | None:
 
 
 def verify(path: Path, on_progress: ReadingProgress) -> None:
-    """Every byte of a finished bundle against its checksums and its name. Raises CheckpointError with the tensors that are damaged."""
+    """Every byte of a finished bundle against its checksums and its name, and the config.json beside it. Raises CheckpointError, which names the
+    damaged tensors."""
     try:
         file = BundleFile.open(path)
     except (BundleError, OSError) as error:
@@ -79,6 +81,9 @@ def verify(path: Path, on_progress: ReadingProgress) -> None:
         bundle, done = file.bundle, 0
         if not bundle.checksums:
             raise CheckpointError(f"{path} has no checksums: it is an engine host's own, not packed")
+        config = path.with_name("config.json")
+        if not config.exists() or config_digest(config.read_bytes()) != bundle.identity.config:
+            raise CheckpointError(f"{config} is not the one that {path.name} was packed with; pack the model again")
         damaged = []
         for place, checksum in checksums(file.fd, bundle.places):
             done += place.wanted.num_bytes

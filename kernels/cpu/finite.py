@@ -11,6 +11,12 @@ def are_finite(values: torch.Tensor) -> bool:
     loaded = library.loaded
     if loaded is not None and values.dtype in loaded.are_finite and values.is_contiguous():
         return bool(loaded.are_finite[values.dtype](values.data_ptr(), values.numel()))
-    # The sum is finite when every value is, or nearly always. bf16 has fp32's range, and its sum needs no fp32 copy of the tensor.
-    total = values.sum() if values.dtype == torch.bfloat16 else values.sum(dtype=torch.float32)
-    return bool(total.isfinite()) or bool(values.isfinite().all())
+    return bool(total_of(values).isfinite()) or bool(values.isfinite().all())
+
+
+def total_of(values: torch.Tensor) -> torch.Tensor:
+    """Finite when every value is, or nearly always; on a device it is there before anybody waits for it. bf16 has fp32's range, and its sum needs
+    no fp32 copy of the tensor."""
+    if not values.is_floating_point():
+        return values.new_zeros((), dtype=torch.float32)
+    return values.sum() if values.dtype == torch.bfloat16 else values.sum(dtype=torch.float32)

@@ -21,6 +21,7 @@ from runtime.cli.errors import CliError
 from runtime.cli.start_progress import Starting, StartProgress
 from sites.config import NetworkConfig, SiteConfig, load_network, load_site
 from wire.headers import HOP_SECRET_ENV
+from wire.signals import stop_signals
 
 POLL_S = 0.05
 RESTART_AFTER_S = 1.0
@@ -28,7 +29,7 @@ START_TIMEOUT_S = 120.0
 
 
 class Stop(Exception):
-    """SIGINT or SIGTERM arrived."""
+    """A stop signal arrived."""
 
 
 def up(network_file: Path, sites_dir: Path, port: int | None, verbose: bool) -> None:
@@ -99,12 +100,12 @@ def require_free(host: str, port: int, hint: str = "choose another with --port")
 
 @contextmanager
 def running(console: Console, children: list[Child]) -> Iterator[None]:
-    """The children's life: started here, ended here, whatever happens in between. Ctrl-C and SIGTERM end it in order."""
+    """The children's life: started here, ended here, whatever happens in between. Ctrl-C, SIGTERM and a closed terminal end it in order."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stop
 
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, stop) for number in stop_signals()}
     try:
         for child in children:
             child.start()

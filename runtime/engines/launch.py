@@ -21,7 +21,7 @@ from engine.client import EngineClient
 from engine.protocol import HostConfig
 from runtime.engines.cores import Cores, divided, keep_to
 from runtime.engines.early_host import EarlyHost
-from runtime.engines.tier_place import TierPlace
+from runtime.engines.tier_place import TierPlace, kv_places, owners_of
 from sites.config import EngineConfig
 
 log = logging.getLogger("pilotlight.engine")
@@ -133,10 +133,9 @@ class HostProcess:
 
 
 def launchers_of(config: EngineConfig, site: str, early: EarlyHost | None = None) -> list[ProcessLauncher]:
-    """One for each of the site's devices. The first one's tiers have the site's own name: a site that gets a second device keeps what it has."""
+    """One for each of the site's devices."""
     devices = config.all_devices
-    owners = [site if index == 0 else f"{site}@{index}" for index in range(len(devices))]
-    places = [TierPlace(owner) for owner in owners]
+    owners, places = owners_of(site, len(devices)), kv_places(site, len(devices))
     cores = divided(devices.count("cpu")) if devices.count("cpu") > 1 else [None] * len(devices)
     if early is not None and cores[0] is not None:
         early.kill()  # its libraries may have counted all cores by now

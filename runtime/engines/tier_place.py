@@ -81,6 +81,16 @@ class TierPlace:
             self._lock = None
 
 
+def kv_places(site: str, num_devices: int) -> list[TierPlace]:
+    """One for each of the site's devices. The first one's has the site's own name: a site that gets a second device keeps what it has."""
+    return [TierPlace(owner) for owner in owners_of(site, num_devices)]
+
+
+def owners_of(site: str, num_devices: int) -> list[str]:
+    """Who keeps something beyond an engine host's life: the site, and each further one of its devices."""
+    return [site if index == 0 else f"{site}@{index}" for index in range(num_devices)]
+
+
 def _remove_if_dead(directory: Path, title: str) -> None:
     locks = []
     try:

@@ -8,21 +8,16 @@ left is adopted by the site's next life. Refuses to know what is in the files.
 import hashlib
 import logging
 import re
-import shutil
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from runtime.engines.memory import available_bytes, gib
-from runtime.engines.sizes import estimated_bytes
-from runtime.engines.sources import SourceError, local_directory
-from runtime.engines.tier_place import TierPlace
-from sites.config import ConfigError, ModelConfig, SiteConfig
+from runtime.engines.memory import gib
+from runtime.engines.promises import Supply, check_promises, weights_limit
+from runtime.engines.tier_place import TierPlace, kv_places
+from sites.config import ConfigError, SiteConfig
 
 log = logging.getLogger("pilotlight.models")
 
-# Of the memory that is available at start, where the site file names no size: the rest is the KV cache's, the engine's and everybody else's.
-SHARE = 0.5
 _ENDING = ".weights"
 _UNFINISHED = ".partial"  # behind the file's name, where an engine host is writing it (engine/weights/bundle_file.py)
 
@@ -67,38 +62,16 @@ class WeightsTier:
         self._place.remove()
 
 
-@dataclass(frozen=True, slots=True)
-class Supply:
-    """What there is to be had where the tier would lie."""
-
-    memory: int  # that could be taken without swapping
-    place: int  # free in the file system in memory
-    held: int  # by files of the site's former life: they count as used in both
-
-    @classmethod
-    def at(cls, place: TierPlace) -> "Supply":
-        held = 0
-        if place.directory.is_dir():
-            held = sum(path.stat().st_size for path in place.directory.iterdir() if path.suffix == _ENDING)
-        free = shutil.disk_usage(place.root).free
-        available = available_bytes()
-        return cls(free if available is None else available, free, held)
-
-    @property
-    def most(self) -> int:
-        return min(self.memory, self.place) + self.held
-
-
 def open_tier(
-    site: SiteConfig, place: TierPlace | None = None, supply_at: Callable[[TierPlace], Supply] = Supply.at
+    site: SiteConfig, place: TierPlace | None = None, supply_at: Callable[[Sequence[TierPlace]], Supply] = Supply.at
 ) -> WeightsTier | None:
-    """The site's tier, or None where it has none. Raises ConfigError when the site file promises more than there is."""
-    promised_gib = site.engine.weights_host_gib
-    must = [model for model in site.models if model.residency == "host"]
-    if promised_gib == 0:
-        return None
+    """The site's tier, or None where it has none. Raises ConfigError when the site file promises more than there is, for whatever it keeps."""
     place = place or TierPlace(site.name, kind="weights")
-    if promised_gib is None and not must and not place.is_memory:
+    supply = supply_at([place, *kv_places(site.name, len(site.engine.all_devices))])
+    check_promises(site, supply)
+    promised_gib = site.engine.weights_host_gib
+    must = any(model.residency == "host" for model in site.models)
+    if promised_gib == 0 or (promised_gib is None and not must and not place.is_memory):
         return None
     directory = place.claim()
     place.remove_dead_later()
@@ -109,7 +82,7 @@ def open_tier(
             f"site {site.name!r} cannot keep weights at {place.directory}: {place.why_not}; give it another name, or end the other"
         )
     try:
-        limit = _limit(site, must, supply_at(place))
+        limit = weights_limit(site, supply)
     except ConfigError:
         place.remove()
         raise
@@ -118,41 +91,9 @@ def open_tier(
     return tier
 
 
-def _limit(site: SiteConfig, must: list[ModelConfig], supply: Supply) -> int:
-    promised_gib = site.engine.weights_host_gib
-    had = f"{gib(supply.memory)} of memory are available and {gib(supply.place)} of shared memory are free"
-    had += f", besides {gib(supply.held)} of its former life" if supply.held else ""
-    if promised_gib is None:
-        limit, what = int(SHARE * supply.most), f"{SHARE:.0%} of what there is ({had})"
-    else:
-        limit, what = round(promised_gib * 2**30), f"engine.weights_host_gib = {promised_gib:g}"
-        if limit > supply.most:
-            raise ConfigError(
-                f"site {site.name!r} promises {promised_gib:g} GiB for sleeping weights (engine.weights_host_gib), and {had}: promise less"
-            )
-    needs = {model.name: _needed(model, site) for model in must}
-    if sum(needs.values()) > limit:
-        listed = " + ".join(f"{name} {gib(size)}" for name, size in needs.items())
-        raise ConfigError(
-            f"site {site.name!r}: models with residency host need {listed} = {gib(sum(needs.values()))}, and the tier has {gib(limit)}, "
-            f"{what}; raise weights_host_gib, or let some be auto or disk"
-        )
-    return limit
-
-
 def _size(path: Path) -> int:
     """0: it is not there."""
     try:
         return path.stat().st_size
     except OSError:
         return 0
-
-
-def _needed(model: ModelConfig, site: SiteConfig) -> int:
-    """Of files that are here. What is still to be downloaded is not known, and counts when it comes."""
-    try:
-        directory = local_directory(model.source)
-    except SourceError:
-        return 0
-    on_cpu = not site.engine.all_devices[0].startswith("cuda")
-    return estimated_bytes(directory, model.dtype, on_cpu=on_cpu) if directory is not None else 0

@@ -467,6 +467,8 @@ class _Sent:
         self._body: Inbound | None = None
 
     def take(self, frame: AnyFrame) -> None:
+        if self.result.cancelled():
+            return  # its beginner is leaving, and says so when its task runs next: this came in between
         if isinstance(frame, Reply):
             if self.result.done():
                 raise FrameError("a second reply")

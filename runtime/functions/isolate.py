@@ -23,7 +23,7 @@ from runtime.functions import frames
 from runtime.functions.channel import Answer, Channel, Failure, Inbound, current_request
 from runtime.functions.orders import Boot
 from workers import bindings, entrypoint, host, outbound, trouble
-from workers.bindings.face import as_record, options_of
+from workers.bindings.face import Record, as_record, options_of
 from workers.entrypoint import Context, WorkerEntrypoint
 from workers.joints import bridged
 from workers.objects import Objects
@@ -34,6 +34,10 @@ RESERVED = frozenset(
     {"fetch", "scheduled", "queue", "alarm", "env", "ctx", "tail", "test", "trace", "connect", "dup", "constructor"}
     | {"webSocketMessage", "webSocketClose", "webSocketError"}
 )
+UNKNOWN_OF_CF: dict[str, Any] = {  # what the platform's documentation names and nobody here knows
+    "asn": None, "asOrganization": None, "city": None, "continent": None, "country": None, "latitude": None, "longitude": None,
+    "metroCode": None, "postalCode": None, "region": None, "regionCode": None, "timezone": None, "tlsCipher": None, "tlsVersion": None,
+}  # fmt: skip
 ANSWER_IN_ONE = 64 << 10  # bytes: a larger body goes in pieces, so that it cannot hold up others
 
 
@@ -120,7 +124,7 @@ class Function:
         if is_socket:
             host.max_message_bytes = frame.options["websocket"]
         request = received(frame.method, frame.url, frame.headers, frame.body, None if is_socket else body)
-        request.cf = as_record(frame.options.get("cf"))
+        request.cf = Record({**UNKNOWN_OF_CF, **frame.options.get("cf", {})})
         if "object" in frame.options:
             response = await self._in_object(frame.options, lambda target: _awaited(_fetch_of(target)(request)))
         else:
@@ -298,7 +302,10 @@ def _fetch_of(target: Any) -> Any:
 
 
 async def _awaited(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
+    """A handler may give back what `fetch` gives without having awaited it, so there may be two to wait for."""
+    while inspect.isawaitable(value):
+        value = await value
+    return value
 
 
 def _with_wanted(function: Any, *arguments: Any) -> Any:

@@ -161,7 +161,9 @@ class FunctionPool:
             self.restarts.ended_badly(asyncio.get_running_loop().time(), had_answered=worker.has_answered)
 
     def _tell(self, fault: Fault) -> None:
-        """The author."""
+        """The author, at the log and wherever it is followed. A client's leaving is no fault of the function's."""
+        if fault.code == "cancelled":
+            return
         log.warning("%s: %s", self.name, fault.detail or fault.message)
         if self._follow is not None:
             self._follow(fault.detail or fault.message)

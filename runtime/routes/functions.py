@@ -4,11 +4,13 @@ The function sees itself at its host's root, as on the platform it may have been
 """
 
 import asyncio
+import logging
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 
 import orjson
 from starlette.routing import BaseRoute, Route, WebSocketRoute
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from runtime.admission import Admission
 from runtime.connection import AnswerCut, ClientGone, answering, header, response_start, send_json
@@ -24,6 +26,10 @@ from wire.headers import CLIENT_ADDRESS, CLIENT_GEO, HOP_BY_HOP, OURS, REQUEST_I
 BODY_IN_ONE = 64 << 10  # a body that is announced as small goes along with its request
 LIMITS = frozenset({"cpu_time", "memory", "blocked", "wall_time", "start_time", "response_too_large"})
 MIB = 1 << 20
+STUCK_S = 0.25
+MAX_AHEAD = 64  # pieces of at most 64 KiB
+
+log = logging.getLogger("pilotlight.function")
 
 
 class FunctionRoute:
@@ -116,14 +122,15 @@ class FunctionRoute:
                 options = {"cf": _cf(scope)}
                 response = await self._functions.fetch(pool, "default", scope["method"], url, headers, sent, options)
             started = True
-            await _send(response, scope["method"], send)
+            await _send(response, scope["method"], send if isinstance(body, bytes) else body.beside(send))
         except Fault as fault:
             if started:
                 raise AnswerCut from None  # the server closes the connection, which tells the client that the answer is not whole
             await self._tell(fault, send)
         except Failure as failure:
             if started:
-                raise
+                log.warning("an answer of %s was cut off: %s", name, failure.message)
+                raise AnswerCut from None
             raise _refusal(failure) from None
 
     async def _tell(self, fault: Fault, send: Send) -> None:
@@ -174,6 +181,8 @@ class Upload:
         self._limit = limit
         self._gone = asyncio.Event()
         self._read = asyncio.Event()
+        self._ahead: deque[Message] = deque()
+        self._taking = asyncio.Lock()
 
     async def until_gone(self) -> None:
         """Nobody else may listen while the body comes in."""
@@ -190,7 +199,8 @@ class Upload:
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size, more = 0, True
         while more:
-            message = await self._receive()
+            async with self._taking:
+                message = self._ahead.popleft() if self._ahead else await self._receive()
             if message["type"] == "http.disconnect":
                 self._gone.set()
                 raise Failure("the client left before it had sent its body", code="cancelled", status=499)
@@ -204,6 +214,37 @@ class Upload:
             if chunk:
                 yield chunk
         self._read.set()
+
+    def beside(self, send: Send) -> Send:
+        """For an answer to a client that is still sending.
+
+        One that takes nothing of it has filled both ways, and the news that it has left waits behind its body, which nobody reads. So while the
+        answer is stuck, a bounded part of the body is read ahead.
+        """
+
+        async def sending(message: Message) -> None:
+            if self._read.is_set():
+                return await send(message)
+            ahead = asyncio.ensure_future(self._look_ahead())
+            try:
+                await send(message)
+            finally:
+                ahead.cancel()
+
+        return sending
+
+    async def _look_ahead(self) -> None:
+        while not self._read.is_set() and len(self._ahead) < MAX_AHEAD:
+            await asyncio.sleep(STUCK_S)
+            async with self._taking:
+                if self._read.is_set():
+                    return
+                message = await self._receive()
+                self._ahead.append(message)
+            if message["type"] == "http.disconnect":
+                return self._gone.set()
+            if not message.get("more_body", False):
+                return  # what comes next is read by who watches for the client's leaving
 
 
 def function_routes(served: ServedFunctions, admission: Admission) -> list[BaseRoute]:

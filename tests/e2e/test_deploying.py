@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from load_tests.local_network import free_ports
+from tests.e2e.one_site import NETWORK, PLACE
 
-PLACE = 'place = { city = "here", latitude = 0.0, longitude = 0.0 }\n'
 SITE = """
 name = "ams1"
 {place}
@@ -26,14 +26,6 @@ source = "embedded:ember"
 [functions]
 deployments = "http://127.0.0.1:{router}"
 state_dir = "{folder}/state"
-"""
-NETWORK = """
-listen = {{ port = {router} }}
-{place}
-[[sites]]
-name = "ams1"
-url = "http://127.0.0.1:{site}"
-{place}
 """
 ENTRY = """
 from workers import DurableObject, Response, WorkerEntrypoint

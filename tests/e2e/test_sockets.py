@@ -16,8 +16,8 @@ import pytest
 from aiohttp import ClientWebSocketResponse, WSMsgType, WSServerHandshakeError
 
 from load_tests.local_network import free_ports
+from tests.e2e.one_site import NETWORK, PLACE
 
-PLACE = 'place = { city = "here", latitude = 0.0, longitude = 0.0 }\n'
 SITE = """
 name = "ams1"
 {place}
@@ -33,14 +33,6 @@ state_dir = "{folder}/state"
 name = "live"
 path = "{folder}/live"
 layer = "{layer}"
-"""
-NETWORK = """
-listen = {{ port = {router} }}
-{place}
-[[sites]]
-name = "ams1"
-url = "http://127.0.0.1:{site}"
-{place}
 """
 ENTRY = """
 import asgi

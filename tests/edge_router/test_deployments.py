@@ -132,6 +132,23 @@ async def test_a_version_is_tried_and_then_has_its_traffic(app: Starlette, fake:
     assert fetched.body == data
 
 
+async def test_a_rollback_never_leads_to_a_version_that_was_rolled_back(app: Starlette, tmp_path: Path) -> None:
+    async def rolled_back_to() -> Any:
+        revision = json.loads((await call(app, f"{PATH}/f", **TOKEN)).body)["revision"]
+        body = json.dumps({"expected_revision": revision}).encode()
+        answer = await call(app, f"{PATH}/f/rollback", method="POST", body=body, **TOKEN)
+        return answer.json["shares"] if answer.status == 200 else answer.json["error"]["message"]
+
+    for number, revision in ((1, 0), (2, 1)):
+        await put(app, data := bundle(tmp_path, str(number)))
+        assert (await deployed(app, data, revision)).status == 201
+    assert await rolled_back_to() == [{"number": 1, "percent": 100.0}]
+    await put(app, data := bundle(tmp_path, "3"))
+    assert (await deployed(app, data, 3)).status == 201
+    assert await rolled_back_to() == [{"number": 1, "percent": 100.0}]  # whom version 3 replaced, and not 2
+    assert "has no version before this one" in await rolled_back_to()
+
+
 async def test_an_unhealthy_version_takes_no_traffic(app: Starlette, fake: FakeSite, tmp_path: Path) -> None:
     data = bundle(tmp_path)
     await put(app, data)

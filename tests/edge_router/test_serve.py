@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from tests.edge_router.fakes import DONE, FakeSite, event, raw_stream, sites
 from wire.server import PARENT_PID_ENV
@@ -78,7 +79,8 @@ async def begun_stream(session: aiohttp.ClientSession, url: str, site: FakeSite)
     return response
 
 
-async def test_sigterm_lets_an_open_stream_finish_and_then_stops(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
+async def test_a_stop_signal_lets_an_open_stream_finish(tmp_path: Path, stop: signal.Signals) -> None:
     async with (
         sites("ams1") as [site],
         process(network_file(tmp_path, site.url)) as (router, url),
@@ -86,7 +88,7 @@ async def test_sigterm_lets_an_open_stream_finish_and_then_stops(tmp_path: Path)
     ):
         await ready(session, url)
         response = await begun_stream(session, url, site)
-        router.send_signal(signal.SIGTERM)
+        router.send_signal(stop)
         await draining(session, url)
         site.go_on.set()
         assert await response.read() == event(99) + DONE

@@ -96,6 +96,57 @@ def test_packing_again_does_nothing_and_elsewhere_gives_the_same_name(
         packed_into(out, directory)
 
 
+def contents(directory: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in directory.iterdir()}
+
+
+def another(tmp_path: Path) -> Path:
+    write_family(tmp_path / "another", SOME[1])
+    return tmp_path / "another"
+
+
+def test_a_model_refused_for_anothers_directory_leaves_it_as_it_was(directory: Path, out: Path, tmp_path: Path) -> None:
+    packed_into(out, directory)
+    before = contents(out)
+    with pytest.raises(CheckpointError, match=r"config\.json is another model's; choose another directory"):
+        packed_into(out, another(tmp_path))
+    os.utime(directory / "model.safetensors", (1, 1))  # another bundle, with the same config.json
+    (directory / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="is another bundle"):
+        packed_into(out, directory)
+    assert contents(out) == before
+
+
+def test_a_checkpoints_directory_is_not_packed_into(directory: Path, tmp_path: Path) -> None:
+    before = contents(directory)
+    with pytest.raises(CheckpointError, match=r"is a checkpoint's directory: it holds model\.safetensors"):
+        packed_into(directory, another(tmp_path))
+    assert contents(directory) == before
+
+
+def test_verifying_finds_a_config_that_the_weights_were_not_packed_with(directory: Path, out: Path) -> None:
+    path = packed_into(out, directory)
+    config = out / "config.json"
+    config.write_text(config.read_text() + "\n ")
+    with pytest.raises(CheckpointError, match=r"is not the one that .* was packed with; pack the model again"):
+        verify(path, lambda done, total: None)
+
+
+def test_a_place_that_cannot_be_a_directory_is_a_sentence(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"cannot be made: .*; choose another directory"):
+        packed_into(tmp_path / "file" / "packed", directory)
+
+
+def test_packing_ends_without_a_word_when_nobody_listens_any_more(directory: Path, out: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as stdout:
+        command = [sys.executable, "-m", "engine.packing", "pack", str(directory), str(out)]
+        done = subprocess.run(command, cwd=ROOT, stdout=stdout, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
 def test_progress_rises_to_the_total(directory: Path, out: Path) -> None:
     report = Silent()
     pack_directory(directory, out, "auto", report)

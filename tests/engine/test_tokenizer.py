@@ -121,6 +121,26 @@ async def test_a_long_text_is_encoded_in_another_thread(monkeypatch: pytest.Monk
     assert [thread == here for thread in threads] == [False, True, False, True]
 
 
+def test_a_long_text_does_not_hold_up_other_threads() -> None:
+    ticks, ended = 0, threading.Event()
+
+    def tick() -> None:
+        nonlocal ticks
+        while not ended.wait(0.001):
+            ticks += 1
+
+    other = threading.Thread(target=tick)
+    other.start()
+    try:
+        before = ticks
+        OURS["byte-level"].encode(" " * 500_000)
+        meanwhile = ticks - before
+    finally:
+        ended.set()
+        other.join()
+    assert meanwhile > 10  # with Python's lock held for all of the half second it was 0
+
+
 def test_a_directory_gives_tokenizer_and_special_tokens(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_directory(write_model_directory(tmp_path))
     assert tokenizer.special_tokens == {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}

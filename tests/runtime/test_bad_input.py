@@ -1,9 +1,12 @@
 """Every bad request is a clear error with the right status in the right dialect, and the next request works."""
 
+import threading
 from typing import Any
 
 import pytest
 
+from engine.chat_template import ChatTemplate
+from engine.tokenizer import Tokenizer
 from tests.asgi import call
 from tests.runtime.conftest import Site, SiteMaker
 
@@ -133,6 +136,42 @@ async def test_a_bad_completion_is_refused_by_name(
     site: Site, body: Any, status: int, code: str, param: str | None
 ) -> None:
     await refused(site, await call(site.app, COMPLETIONS, body), status, code, param)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_text_far_beyond_the_context_is_refused_by_its_beginning(
+    site: Site, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = []
+    original = Tokenizer.encode
+
+    def noting(self: Tokenizer, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
+        encoded.append(len(text))
+        return original(self, text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode", noting)
+    body = user("a" * 1_000_000) if path == CHAT else {**TEXT, "prompt": "a" * 1_000_000}
+    answer = await call(site.app, path, body)
+    assert (answer.status, answer.json["error"]["code"]) == (400, "context_length_exceeded")
+    assert "more than 1024 tokens and 'tiny' takes 512" in answer.json["error"]["message"]
+    assert sum(encoded) < 10_000
+
+
+async def test_a_conversation_of_many_messages_is_rendered_beside_the_event_loop(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+    original = ChatTemplate.render
+
+    def noting(self: ChatTemplate, *arguments: Any, **named: Any) -> str:
+        threads.append(threading.get_ident())
+        return original(self, *arguments, **named)
+
+    monkeypatch.setattr(ChatTemplate, "render", noting)
+    answer = await call(site.app, CHAT, {"model": "tiny", "messages": HELLO["messages"] * 1000})
+    assert answer.json["error"]["code"] == "context_length_exceeded"
+    assert (await call(site.app, CHAT, HELLO)).status == 200
+    assert [thread == threading.get_ident() for thread in threads] == [False, True]
 
 
 async def test_a_misspelt_parameter_names_the_nearest(site: Site) -> None:

@@ -107,6 +107,51 @@ async def test_an_upload_streams_through_a_function_and_back(make_server: SiteMa
             assert len(await answer.read()) == 2_000_000
 
 
+async def test_a_client_that_sends_without_reading_and_then_leaves_leaves_nothing_behind(
+    make_server: SiteMaker, tmp_path: Path
+) -> None:
+    async with make_server(functions=functions_table(tmp_path)) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port), limit=1 << 10)
+        writer.write(b"POST /fn/f/echo HTTP/1.1\r\nhost: f\r\ncontent-length: 100000000\r\n\r\n")
+        for _ in range(200):  # 40 MB, more than all buffers on both ways
+            writer.write(b"u" * 200_000)
+            try:
+                await asyncio.wait_for(writer.drain(), 0.3)
+            except TimeoutError:
+                break
+        assert writer.transport.get_write_buffer_size() > 0, "the function's answer was not stuck"
+        writer.transport.abort()
+        await server.is_idle()
+
+
+async def test_a_stream_that_raises_is_cut_off_and_its_author_gets_the_traceback_and_nothing_else(
+    make_server: SiteMaker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = """
+    from workers import Response, WorkerEntrypoint
+
+    class Default(WorkerEntrypoint):
+        async def fetch(self, request):
+            async def pieces():
+                yield "first"
+                raise ValueError("in the middle")
+            return Response(pieces())
+    """
+    table = functions_table(tmp_path)
+    function_in(tmp_path / "f", source)
+    async with make_server(functions=table) as server, aiohttp.ClientSession(server.url) as client:
+        async with client.get("/fn/f/") as answer:
+            assert answer.status == 200
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await answer.read()
+        await server.is_idle()
+    told = [record.getMessage() for record in caplog.records if "in the middle" in record.getMessage()]
+    assert len(told) == 1
+    assert "entry.py" in told[0]
+    assert "ASGI" not in caplog.text
+
+
 async def test_a_body_beyond_the_limit_is_refused(make_server: SiteMaker, tmp_path: Path) -> None:
     table = functions_table(tmp_path, request_mib=0.5)
     async with (

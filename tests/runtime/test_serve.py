@@ -51,6 +51,17 @@ async def test_a_chat_over_http(server: Site) -> None:
         assert status["processes"][0]["pid"] == os.getpid()
 
 
+async def test_a_connection_that_its_client_has_left_is_closed(server: Site) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for body in (HELLO, {**HELLO, "stream": True}):
+        for _ in range(10):
+            reader, writer = await connect(server)
+            writer.write(request_bytes(body))
+            await reader.readuntil(b"finish_reason")
+            await close(writer)
+    await eventually(lambda: len(os.listdir("/proc/self/fd")) <= before + 2)
+
+
 async def test_events_arrive_as_they_are_made(server: Site) -> None:
     second = asyncio.Event()
     server.engine.script = [*says("one", finish=None), second, *says("two")]

@@ -8,9 +8,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from runtime.engines.promises import Supply
 from runtime.engines.sizes import estimated_bytes
 from runtime.engines.tier_place import TierPlace
-from runtime.engines.weights_tier import Supply, WeightsTier, open_tier
+from runtime.engines.weights_tier import WeightsTier, open_tier
 from sites.config import ConfigError, SiteConfig
 from tests.runtime.conftest import site_config
 from tests.runtime.test_kv_tiers import lose_lock
@@ -26,13 +27,13 @@ def write_weights(directory: Path, elements: int, dtype: torch.dtype = torch.bfl
     return directory
 
 
-def site(directory: Path, gib: float | None, **model: Any) -> SiteConfig:
+def site(directory: Path, gib: float | None, engine: dict[str, Any] | None = None, **model: Any) -> SiteConfig:
     values = {"name": "tiny", "source": str(directory), **model}
-    return site_config(directory, models=[values], engine={"weights_host_gib": gib})
+    return site_config(directory, models=[values], engine={"weights_host_gib": gib, **(engine or {})})
 
 
 def opened(config: SiteConfig, root: Path, supply: Supply = PLENTY) -> WeightsTier | None:
-    return open_tier(config, TierPlace(config.name, root, "weights"), lambda place: supply)
+    return open_tier(config, TierPlace(config.name, root, "weights"), lambda places: supply)
 
 
 def test_a_promise_that_the_machine_cannot_keep_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
@@ -41,6 +42,36 @@ def test_a_promise_that_the_machine_cannot_keep_is_refused_with_the_arithmetic(t
     assert "promises 10 GiB" in str(refused.value)
     assert "16 GiB of memory are available and 8 GiB of shared memory are free" in str(refused.value)
     assert opened(site(tmp_path, 10.0), tmp_path, Supply(16 * GIB, 8 * GIB, held=3 * GIB)) is not None
+
+
+def test_kv_blocks_of_all_devices_are_part_of_what_is_promised(tmp_path: Path) -> None:
+    two = {"devices": ["cpu", "cpu"], "kv_host_gib": 3.0}
+    with pytest.raises(ConfigError) as refused:
+        opened(site(tmp_path, 4.0, two), tmp_path)
+    assert "2 devices x 3 GiB for KV blocks (engine.kv_host_gib) + 4 GiB for sleeping weights" in str(refused.value)
+    assert "= 10 GiB, and 16 GiB of memory are available and 8 GiB of shared memory are free: promise less" in str(
+        refused.value
+    )
+    with pytest.raises(ConfigError, match="promises 9 GiB for KV blocks"):
+        opened(site(tmp_path, 0.0, {"kv_host_gib": 9.0}), tmp_path)
+    tier = opened(site(tmp_path, 2.0, two), tmp_path)
+    assert tier is not None
+    assert tier.limit_bytes == 2 * GIB
+    tier.close()
+    rest = opened(site(tmp_path, None, two, residency="host"), tmp_path)
+    assert rest is not None
+    assert rest.limit_bytes == 1 * GIB, "half of what the KV blocks leave"
+
+
+def test_what_a_former_life_holds_is_what_its_files_take(tmp_path: Path) -> None:
+    places = [TierPlace("ams1", tmp_path, "weights"), TierPlace("ams1", tmp_path)]
+    for place in places:
+        place.directory.mkdir()
+        with (place.directory / "part").open("wb") as file:
+            file.write(b"w" * 8192)
+            file.truncate(1 << 30)  # not written to: takes nothing
+    assert Supply.at(places).held == 2 * 8192
+    assert Supply.at([TierPlace("iad1", tmp_path, "weights")]).held == 0
 
 
 def test_models_that_must_sleep_in_memory_are_counted_at_start(tmp_path: Path) -> None:
@@ -81,7 +112,7 @@ def test_two_runtimes_of_one_name_do_not_share_and_the_second_is_told_so(tmp_pat
 
 def test_a_killed_sites_files_are_adopted_by_its_next_life_and_strangers_removed(tmp_path: Path) -> None:
     place = TierPlace("ams1", tmp_path, "weights")
-    tier = open_tier(site(tmp_path, 1.0), place, lambda place: PLENTY)
+    tier = open_tier(site(tmp_path, 1.0), place, lambda places: PLENTY)
     assert tier is not None
     tier.file_of("tiny").write_bytes(b"w" * 100)
     tier.file_of("forgotten").write_bytes(b"w" * 50)

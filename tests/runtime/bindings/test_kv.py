@@ -38,6 +38,15 @@ async def test_a_value_that_was_put_is_there_in_every_type(wire: Wire) -> None:
     assert await kv.get("greeting", type="stream") is None
 
 
+async def test_the_keys_of_a_list_are_an_attribute_as_documented_and_a_dicts_method_still(wire: Wire) -> None:
+    kv = (await wire(KV)).env["KV"]
+    await kv.put("a", "1")
+    listed = await kv.list()
+    assert [key.name for key in listed.keys] == [key.name for key in listed["keys"]] == ["a"]
+    assert sorted(listed.keys()) == sorted(listed) == sorted(dict(listed)) == ["cacheStatus", "keys", "list_complete"]
+    assert json.loads(json.dumps(listed))["keys"] == listed.to_py()["keys"] == [{"name": "a"}]
+
+
 async def test_bytes_and_streams_of_megabytes_come_back_unchanged(wire: Wire) -> None:
     kv = (await wire(KV)).env["KV"]
     data = os.urandom(3 << 20)

@@ -110,6 +110,20 @@ async def test_a_body_larger_than_the_window_arrives_whole_and_comes_back() -> N
         assert len(await echoed.body.read()) == 30 * 70_001
 
 
+async def test_a_reply_on_its_way_while_its_beginner_leaves_is_no_fault_of_the_other_side() -> None:
+    for streamed in (False, True):
+        async with pair(Other()) as (isolate, _):
+            asked = asyncio.ensure_future(isolate.begin("X", "hang"))
+            await asyncio.sleep(0.01)
+            asked.cancel()  # seen by the task in the loop's next turn, and these come in this one
+            for frame in (Reply(1, None, streamed), Chunk(1, b"piece"), frames.End(1))[: 3 if streamed else 1]:
+                isolate.data_received(frames.encode(frame, 1 << 20))
+            assert (await asyncio.wait({asked}))[0] == {asked}
+            assert asked.cancelled()
+            assert not isolate.closed.is_set(), isolate.why_closed
+            assert await isolate.call("X", "add", 1, 2) == 3
+
+
 async def test_a_stream_that_nobody_reads_stops_at_its_window() -> None:
     other = Other()
     async with pair(other) as (isolate, _):

@@ -293,3 +293,121 @@ async def test_an_isolate_that_idles_is_ended_and_the_next_request_starts_anothe
         assert served.functions.pools["f"].workers == []
         assert await served.get() == b"x"
         assert served.functions.pools["f"].num_started == 2
+
+
+async def test_a_header_that_is_missing_is_none_and_a_default_is_taken(served: Served) -> None:
+    served.add(default(
+        """
+headers = Headers({"x-a": "1"})
+taken = [headers["cookie"], headers.get("cookie", "none"), "cookie" in headers, headers.setdefault("x-b", "2"), headers.pop("x-a")]
+del headers["x-c"]
+return Response.json([request.headers["cookie"], *taken, sorted(headers)])
+"""
+    ))  # fmt: skip
+    assert json.loads(await served.get()) == [None, None, "none", False, "2", "1", ["x-b"]]
+
+
+async def test_json_that_was_sent_is_read_by_attributes_too(served: Served) -> None:
+    served.add(default(
+        """
+sent = await request.json()
+again = await Response.json(sent).json()
+return Response.json([sent.name, sent["name"], sent.inner[0].n, again.name, sent.to_py() == dict(sent), list(sent.object_keys())])
+"""
+    ))  # fmt: skip
+    body = b'{"name": "Ada", "inner": [{"n": 1}]}'
+    assert json.loads(await served.get(method="POST", body=body)) == ["Ada", "Ada", 1, "Ada", True, ["name", "inner"]]
+
+
+async def test_a_handler_may_give_back_what_it_has_not_awaited(served: Served) -> None:
+    served.add(default("async def later():\n    return Response('waited for')\nreturn later()"))
+    assert await served.get() == b"waited for"
+
+
+async def test_a_response_or_request_is_made_from_another_and_can_be_changed(served: Served) -> None:
+    served.add(default(
+        """
+import js
+first = js.Response.new("text", status=201, headers={"x-a": "1"})
+second = js.Response.new(first.body, first)
+second.headers["x-b"] = "2"
+asked = js.Request.new("https://example.com/other", request.js_object)
+return Response.json([second.status, dict(second.headers), dict(first.headers).get("x-b"), await second.text(),
+    asked.url, asked.method, await asked.text(), asked.headers["x-c"]])
+"""
+    ))  # fmt: skip
+    status, headers, before, *rest = json.loads(await served.get(method="PUT", body=b"sent", headers=[("x-c", "3")]))
+    assert (status, headers["x-a"], headers["x-b"], before) == (201, "1", "2", None)
+    assert rest == ["text", "https://example.com/other", "PUT", "sent", "3"]
+
+
+async def test_numbers_that_json_does_not_have_are_null_and_redirects_are_encoded(served: Served) -> None:
+    served.add(default(
+        """
+if "json" in request.url:
+    return Response.json({"a": float("nan"), "b": [float("inf"), 1.5]})
+return Response.redirect("https://exämple.com/ü/%C3%BC?q=a b&r=☃", 307)
+"""
+    ))  # fmt: skip
+    assert json.loads(await served.get("/json")) == {"a": None, "b": [None, 1.5]}
+    location = dict((await served.ask()).headers)["location"]
+    assert location == "https://xn--exmple-cua.com/%C3%BC/%C3%BC?q=a%20b&r=%E2%98%83"
+
+
+async def test_what_is_not_known_of_a_request_is_none(served: Served) -> None:
+    served.add(default("return Response.json([request.cf.country, request.cf.tlsVersion, request.cf.get('asn')])"))
+    assert json.loads(await served.get()) == [None, None, None]
+
+
+async def test_older_code_takes_urls_apart_and_puts_them_together(served: Served) -> None:
+    served.add(default(
+        """
+from js import URL, URLSearchParams
+url = URL.new("https://Example.com:443/a b?q=1&q=2&e=#top")
+seen = [url.href, url.origin, url.host, url.port, url.pathname, url.search, url.hash, url.searchParams.getAll("q"), url.searchParams["zz"]]
+url.hostname, url.pathname, url.port = "foo.example.com", "/x", 8080
+url.searchParams.set("q", "ü &")
+seen += [str(url), URL.new("../c", "https://h/a/b/").href, URL.canParse("nothing"), URLSearchParams.new({"a": 1}).toString()]
+try:
+    URL.new("/only/a/path")
+except TypeError as error:
+    seen.append(str(error))
+return Response.json(seen)
+"""
+    ))  # fmt: skip
+    got = json.loads(await served.get())
+    whole = "https://example.com/a%20b?q=1&q=2&e=#top"
+    assert got[:5] == [whole, "https://example.com", "example.com", "", "/a%20b"]
+    assert got[5:9] == ["?q=1&q=2&e=", "#top", ["1", "2"], None]
+    assert got[9:13] == ["https://foo.example.com:8080/x?q=%C3%BC+%26&e=#top", "https://h/a/c", False, "a=1"]
+    assert "begins with a scheme and a host" in got[13]
+
+
+async def test_older_code_has_dates_bytes_timers_and_digests(served: Served) -> None:
+    served.add(default(
+        """
+from js import AbortController, Date, TextDecoder, TextEncoder, Uint8Array, atob, btoa, clearTimeout, crypto, setTimeout
+from pyodide.ffi import create_once_callable, create_proxy
+fired = asyncio.Event()
+setTimeout(create_once_callable(fired.set), 1)
+clearTimeout(setTimeout(create_proxy(lambda: fired.clear()), 0))
+await fired.wait()
+controller = AbortController.new()
+controller.abort()
+digest = await crypto.subtle.digest("SHA-256", TextEncoder.new().encode("abc"))
+random = crypto.getRandomValues(Uint8Array.new(8))
+moment = Date.new(1700000000123)
+text = TextDecoder.new().decode(TextEncoder.new().encode("hü"))
+return Response.json([Uint8Array.new(digest).to_bytes().hex()[:8], len(random), random != bytes(8), len(crypto.randomUUID()),
+    btoa("ab"), atob("YWI="), text, moment.toISOString(), moment.getUTCDay(), Date.now() > 1.7e12, controller.signal.aborted])
+"""
+    ))  # fmt: skip
+    assert json.loads(await served.get()) == [
+        "ba7816bf", 8, True, 36, "YWI=", "ab", "hü", "2023-11-14T22:13:20.123Z", 2, True, True,
+    ]  # fmt: skip
+
+
+async def test_what_javascript_has_and_nobody_offers_here_is_refused_by_name(served: Served) -> None:
+    served.add(default("from js import HTMLRewriter"))
+    with pytest.raises(Fault, match=r"js\.HTMLRewriter is not offered"):
+        await served.ask()

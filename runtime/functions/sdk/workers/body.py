@@ -8,6 +8,7 @@ import json as json_module
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+from workers.bindings.face import as_record
 from workers.forms import Blob, FormData, decode_form, encode_multipart
 from workers.headers import Headers
 
@@ -55,6 +56,11 @@ class Body:
         return None if self._whole is None else ByteStream(_once(self._whole))
 
     @property
+    def js_object(self) -> Any:
+        """What the platform's SDK wraps; here it is the thing itself."""
+        return self
+
+    @property
     def is_streamed(self) -> bool:
         return self._stream is not None
 
@@ -70,7 +76,7 @@ class Body:
         return (await self.bytes()).decode("utf-8", "replace")
 
     async def json(self) -> Any:
-        return json_module.loads(await self.bytes())
+        return as_record(json_module.loads(await self.bytes()))
 
     async def form_data(self) -> FormData:
         return decode_form(await self.bytes(), self.headers.get("content-type", ""))

@@ -1,4 +1,7 @@
-"""Headers: a mapping whose names ignore case and may have several values, as the Fetch standard has them."""
+"""Headers: a mapping whose names ignore case and may have several values, as the Fetch standard has them.
+
+A header that is not there is None, as in the platform's SDK, where `headers["cookie"]` of a request without one is None, too.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
@@ -6,7 +9,7 @@ from typing import Any
 HeadersInit = Mapping[str, Any] | Iterable[tuple[str, Any]] | None
 
 
-class Headers(MutableMapping[str, str]):
+class Headers(MutableMapping[str, Any]):
     def __init__(self, init: HeadersInit = None) -> None:
         self._pairs: list[tuple[str, str]] = []  # names lower case
         if isinstance(init, Headers):
@@ -47,21 +50,29 @@ class Headers(MutableMapping[str, str]):
         """Each value by itself, in the order they were added."""
         return list(self._pairs)
 
-    def __getitem__(self, name: str) -> str:
+    def get(self, name: str, default: Any = None) -> Any:
         found = self.get_all(name)
-        if not found:
-            raise KeyError(name)
-        return ", ".join(found)
+        return ", ".join(found) if found else default
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        if name not in self:
+            self[name] = default
+        return self[name]
+
+    def pop(self, name: str, default: Any = None) -> Any:
+        value = self.get(name, default)
+        self.delete(name)
+        return value
+
+    def __getitem__(self, name: str) -> Any:
+        return self.get(name)
 
     def __setitem__(self, name: str, value: Any) -> None:
         pair = _checked_name(name), _checked_value(name, value)
         self.delete(name)
         self._pairs.append(pair)
 
-    def __delitem__(self, name: str) -> None:
-        if name not in self:
-            raise KeyError(name)
-        self.delete(name)
+    __delitem__ = delete
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and any(key == name.lower() for key, _ in self._pairs)

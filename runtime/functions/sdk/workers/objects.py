@@ -65,6 +65,7 @@ class ObjectContext(Context):
         return self._instance.sockets.answered_at(socket)
 
     acceptWebSocket, getWebSockets, getTags = accept_web_socket, get_web_sockets, get_tags
+    accept_websocket, get_websockets = accept_web_socket, get_web_sockets  # both spellings are in use
     setWebSocketAutoResponse, getWebSocketAutoResponse = set_web_socket_auto_response, get_web_socket_auto_response
     getWebSocketAutoResponseTimestamp = get_web_socket_auto_response_timestamp
 

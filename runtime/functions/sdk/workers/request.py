@@ -26,7 +26,7 @@ class Request(Body):
         cf: Any = None,
         **further: Any,
     ) -> None:
-        options = dict(other_options) if other_options is not None else {}
+        options = _options(other_options)
         method, headers = method or options.get("method"), headers or options.get("headers")
         body = body if body is not None else options.get("body")
         if isinstance(input, Request):
@@ -63,6 +63,14 @@ class Request(Body):
 
     def __repr__(self) -> str:
         return f"Request({self.method} {self.url})"
+
+
+def _options(given: Any) -> dict[str, Any]:
+    """Of a dict, or of another request, whose method, headers and body go to another address."""
+    if not isinstance(given, Request):
+        return dict(given) if given is not None else {}
+    body = given if given._has_body() else None
+    return {"method": given.method, "headers": given.headers, "body": body, "redirect": given.redirect}
 
 
 def received(method: str, url: str, headers: list[tuple[str, str]], whole: bytes | None, stream: Any) -> Request:

@@ -2,11 +2,13 @@
 
 import functools
 import json as json_module
+import math
 from http import HTTPStatus
 from typing import Any
 
 from workers.body import Body
 from workers.headers import Headers, HeadersInit
+from workers.urls import quoted
 
 NULL_BODY_STATUSES = (101, 204, 205, 304)
 REDIRECTS = (301, 302, 303, 307, 308)
@@ -51,7 +53,9 @@ class Response(Body):
     @classmethod
     def new(cls, body: Any = None, init: Any = None, **options: Any) -> "Response":
         """As JavaScript's constructor is called from Python."""
-        return cls(body, **(dict(init) if init is not None else {}), **options)
+        if isinstance(init, Response):
+            init = {"status": init.status, "status_text": init.status_text, "headers": init.headers}
+        return cls(body, **{**(init or {}), **options})
 
     json = _Json()
     from_json = fromJson = json
@@ -60,7 +64,7 @@ class Response(Body):
     def redirect(url: str, status: int = 302) -> "Response":
         if status not in REDIRECTS:
             raise ValueError(f"{status} is no redirect; it is one of {', '.join(map(str, REDIRECTS))}")
-        return Response(None, status, headers={"location": str(url)})
+        return Response(None, status, headers={"location": quoted(str(url))})
 
     @staticmethod
     def error() -> "Response":
@@ -91,8 +95,19 @@ def _of_json(
 ) -> Response:
     made = Headers(headers)
     made.setdefault("content-type", "application/json")
-    text = json_module.dumps(data, separators=(",", ":"), ensure_ascii=False)
+    try:
+        text = json_module.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except ValueError:  # JSON has no such numbers; JavaScript writes null for them
+        text = json_module.dumps(_finite(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return Response(text.encode(), status, status_text, made, **named)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _phrase(status: int) -> str:

@@ -73,6 +73,18 @@ class Record(dict[str, Any]):
     def to_py(self, **_: Any) -> dict[str, Any]:
         return {key: _to_py(value) for key, value in self.items()}
 
+    def object_keys(self) -> "Items":
+        return Items(self)
+
+    def object_values(self) -> "Items":
+        return Items(self[key] for key in self)
+
+    def object_entries(self) -> "Items":
+        return Items(Items((key, self[key])) for key in self)
+
+    def as_object_map(self, **_: Any) -> "Record":
+        return self
+
 
 class Items(list[Any]):
     """A JavaScript array."""

@@ -1,7 +1,7 @@
 """KV, as functions see it. Turns values into bytes and back; limits and errors are the runtime's."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from workers.bindings.face import Buffer, ByteStream, Face, Items, Record, as_record, body_of, options_of
@@ -48,12 +48,12 @@ class KVNamespace(Face):
         """{keys: [{name, expiration, metadata}], list_complete, cursor}"""
         given = options_of(options, named, ("prefix", "limit", "cursor"), "KV list")
         listed = await self._call("list", **given)
-        keys = Items(_listed_key(*entry) for entry in listed["keys"])
+        keys = [_listed_key(*entry) for entry in listed["keys"]]
         cursor = listed.get("cursor")
-        result = Record(keys=keys, list_complete=cursor is None, cacheStatus=None)
+        result = {"keys": keys, "list_complete": cursor is None, "cacheStatus": None}
         if cursor is not None:
             result["cursor"] = cursor
-        return result
+        return _Listed(result)
 
     def _kind(self, options: Any, named: Mapping[str, Any]) -> tuple[str, int | None]:
         if isinstance(options, str):
@@ -83,6 +83,23 @@ class KVNamespace(Face):
             name: None if entry is None else (_decoded(entry[0], kind), entry[1])
             for name, entry in zip(names, entries, strict=True)
         }
+
+
+class _Listed(Record):
+    """`listed.keys` is the list of keys, as everywhere in the platform's documentation, and can still be called as a dict's."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        super().__init__(fields)
+        self["keys"] = vars(self)["keys"] = _Keys(fields["keys"], super().keys)
+
+
+class _Keys(Items):
+    def __init__(self, keys: list[Any], names: Callable[[], Any]) -> None:
+        super().__init__(keys)
+        self._names = names
+
+    def __call__(self) -> Any:
+        return self._names()
 
 
 def _decoded(value: bytes, kind: str) -> Any:

@@ -1,0 +1,103 @@
+"""What a site file promises to keep in the machine's memory, held against what the machine has: blocks of KV caches, and sleeping weights.
+
+A promise is refused at start, with the arithmetic, where nobody has asked for anything yet: later it would be a request's engine host that dies of
+it. What the site's former life left is its own: it counts as used, and is there for the taking. Refuses to know what lies in the files.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.engines.memory import GIB, available_bytes, gib
+from runtime.engines.sizes import estimated_bytes
+from runtime.engines.sources import SourceError, local_directory
+from runtime.engines.tier_place import TierPlace
+from sites.config import ConfigError, EngineConfig, ModelConfig, SiteConfig
+
+# Of the memory that no promise takes, for weights where the site file names no size: the rest is the KV cache's, the engine's and everybody else's.
+SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """What there is to be had where the tiers would lie."""
+
+    memory: int  # that could be taken without swapping
+    place: int  # free in the file system in memory
+    held: int  # by files of the site's former life: they count as used in both
+
+    @classmethod
+    def at(cls, places: Sequence[TierPlace]) -> "Supply":
+        """`places`: all of the site's, in one file system."""
+        free = shutil.disk_usage(places[0].root).free
+        available = available_bytes()
+        return cls(free if available is None else available, free, sum(_taken(place.directory) for place in places))
+
+    @property
+    def most(self) -> int:
+        return min(self.memory, self.place) + self.held
+
+    def __str__(self) -> str:
+        said = f"{gib(self.memory)} of memory are available and {gib(self.place)} of shared memory are free"
+        return said + (f", besides {gib(self.held)} of its former life" if self.held else "")
+
+
+def check_promises(site: SiteConfig, supply: Supply) -> None:
+    """Raises ConfigError when the tiers of all devices, and the weights', are more than there is."""
+    promised = []
+    if kv := _kv_bytes(site.engine):
+        devices = len(site.engine.all_devices)
+        times = f"{devices} devices x " if devices > 1 else ""
+        promised.append((kv, f"{times}{site.engine.kv_host_gib:g} GiB for KV blocks (engine.kv_host_gib)"))
+    if weights_gib := site.engine.weights_host_gib:
+        weights = round(weights_gib * GIB)
+        promised.append((weights, f"{weights_gib:g} GiB for sleeping weights (engine.weights_host_gib)"))
+    total = sum(size for size, _ in promised)
+    if total > supply.most:
+        sums = f" = {gib(total)}" if len(promised) > 1 else ""
+        listed = " + ".join(said for _, said in promised)
+        raise ConfigError(f"site {site.name!r} promises {listed}{sums}, and {supply}: promise less")
+
+
+def weights_limit(site: SiteConfig, supply: Supply) -> int:
+    """Bytes of the tier of weights. Raises ConfigError when the models that must sleep there do not fit."""
+    promised_gib = site.engine.weights_host_gib
+    if promised_gib is None:
+        left = max(0, supply.most - _kv_bytes(site.engine))
+        limit, what = int(SHARE * left), f"{SHARE:.0%} of what no promise takes ({supply})"
+    else:
+        limit, what = round(promised_gib * GIB), f"engine.weights_host_gib = {promised_gib:g}"
+    needs = {model.name: _needed(model, site) for model in site.models if model.residency == "host"}
+    if sum(needs.values()) > limit:
+        listed = " + ".join(f"{name} {gib(size)}" for name, size in needs.items())
+        raise ConfigError(
+            f"site {site.name!r}: models with residency host need {listed} = {gib(sum(needs.values()))}, and the tier has {gib(limit)}, "
+            f"{what}; raise weights_host_gib, or let some be auto or disk"
+        )
+    return limit
+
+
+def _needed(model: ModelConfig, site: SiteConfig) -> int:
+    """Of files that are here. What is still to be downloaded is not known, and counts when it comes."""
+    try:
+        directory = local_directory(model.source)
+    except SourceError:
+        return 0
+    on_cpu = not site.engine.all_devices[0].startswith("cuda")
+    return estimated_bytes(directory, model.dtype, on_cpu=on_cpu) if directory is not None else 0
+
+
+def _kv_bytes(engine: EngineConfig) -> int:
+    return len(engine.all_devices) * round(engine.kv_host_gib * GIB)
+
+
+def _taken(directory: Path) -> int:
+    """Of memory: a file may be larger than what has been written to it."""
+    taken = 0
+    for path in directory.glob("*"):
+        try:
+            taken += 512 * path.stat().st_blocks
+        except OSError:
+            continue  # somebody has just removed it
+    return taken

@@ -1,0 +1,11 @@
+"""The files of a router and one site behind it; ports and the place are still to be filled in."""
+
+PLACE = 'place = { city = "here", latitude = 0.0, longitude = 0.0 }\n'
+NETWORK = """
+listen = {{ port = {router} }}
+{place}
+[[sites]]
+name = "ams1"
+url = "http://127.0.0.1:{site}"
+{place}
+"""
