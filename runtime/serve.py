@@ -25,6 +25,7 @@ from runtime.engines.sources import SourceError, local_directory
 from runtime.timeline import process_began_s
 from sites.config import ConfigError, SiteConfig, load_site
 from wire.hypercorn_connection import install as install_connections
+from wire.joined_head import install as install_joined_heads
 from wire.server import ListenError, bind, follow_parent, hypercorn_config, loop_factory, raise_file_limit, url_of
 from wire.signals import stop_signals
 from wire.socket_stream import install as install_sockets
@@ -94,6 +95,7 @@ async def serve_app(
 
     install_connections()
     install_sockets()
+    install_joined_heads()
     config = hypercorn_config(listener)
     config.websocket_max_message_size = int(site.functions.socket_message_mib * 2**20)
     try:

@@ -240,7 +240,7 @@ class FunctionPool:
                 may_start = may_start and (best.sockets >= self.limits.sockets or self._lags(best))
                 best = best if not may_start else None
             if may_start and (best is None or self._lags(best)):
-                if best is None and await self._rested():
+                if await self._rested():
                     continue
                 return await self._start()
             if best is None:

@@ -7,7 +7,7 @@ more than any request. An isolate that has answered ends the row. Knows times an
 PROBATION_S = 10.0  # after an isolate that ended badly, the next ones give way from their birth
 FREE = 4  # bad ends in a row, after each of which the next isolate starts at once
 FIRST_PAUSE_S = 0.05
-MAX_PAUSE_S = 10.0
+MAX_PAUSE_S = 5.0
 MAX_WAIT_S = 1.0  # a request waits for so long; for a longer pause it is told when to come again
 
 

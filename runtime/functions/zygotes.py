@@ -26,6 +26,7 @@ from runtime.functions.priority import Standing, cpu_s, tell_kernel
 ROOT = Path(__file__).parents[2]
 SDK = Path(__file__).parent / "sdk"
 AGAIN_S = 0.002
+COPIED_MIB = 3  # of the pages that a zygote shares with the site's, what it has written to
 SETTLE_S = 10.0  # for a process to be born
 
 
@@ -62,12 +63,7 @@ class Child:
             return 0.0
 
     def memory_mib(self) -> int:
-        """That is its own."""
-        try:
-            status = _read_at_once(f"/proc/{self.pid}/status")
-        except OSError:
-            return 0
-        return sum(int(size) for size in _OWN_MEMORY.findall(status)) >> 10
+        return memory_mib(self.pid)
 
     def over(self, report: Died | None) -> None:
         if not self.died.done():
@@ -178,8 +174,10 @@ class Link:
 class FunctionZygote:
     """One version of a function, confined, waiting to be forked."""
 
-    def __init__(self, child: Child, control: socket.socket) -> None:
+    def __init__(self, child: Child, control: socket.socket, shared_mib: Callable[[], int] = lambda: 0) -> None:
+        """`shared_mib`: of what counts as its memory, what it has from the process that it was forked from."""
         self._child = child
+        self._shared_mib = shared_mib
         self.why_failed = ""
         self._standing = Standing.USUAL
         self._link = Link(control, lambda: child.pid, self.fail)
@@ -190,7 +188,10 @@ class FunctionZygote:
 
     @property
     def memory_mib(self) -> int:
-        return self._child.memory_mib()
+        """That ending it would free."""
+        if (all_mib := self._child.memory_mib()) == 0 or (shared_mib := self._shared_mib()) == 0:
+            return all_mib
+        return max(0, all_mib - shared_mib) + COPIED_MIB
 
     async def born(self) -> None:
         """Raises ZygoteError."""
@@ -250,6 +251,7 @@ class SiteZygote:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Link | None = None
+        self._memory_mib = 0
 
     def start(self) -> None:
         """The process imports what functions need, for a fraction of a second; orders wait for it."""
@@ -280,7 +282,13 @@ class SiteZygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             child = self._link.ask(lambda id: Hatch(id, limits, imports, sys_path), [theirs.fileno(), log_fd])
-        return FunctionZygote(child, ours)
+        return FunctionZygote(child, ours, self._settled_mib)
+
+    def _settled_mib(self) -> int:
+        """Asked only once a child of it is there, and then it has imported all that it will."""
+        if self._memory_mib == 0 and self._process is not None:
+            self._memory_mib = memory_mib(self._process.pid)
+        return self._memory_mib
 
     def stop(self) -> None:
         if self._link is not None:
@@ -292,6 +300,15 @@ class SiteZygote:
                 self._process.kill()
                 self._process.wait()
             self._process = None
+
+
+def memory_mib(pid: int) -> int:
+    """Of a process; 0 where it is gone."""
+    try:
+        status = _read_at_once(f"/proc/{pid}/status")
+    except OSError:
+        return 0
+    return sum(int(size) for size in _OWN_MEMORY.findall(status)) >> 10
 
 
 _OWN_MEMORY = re.compile(rb"^Rss(?:Anon|Shmem):\s+(\d+) kB", re.MULTILINE)  # mapped files are the machine's cache

@@ -5,12 +5,13 @@ import os
 
 import pytest
 
-from runtime.functions import restarts
+from runtime.functions import restarts, site
 from runtime.functions.channel import Failure
 from runtime.functions.priority import OWN_NICE, YIELD_NICE
 from runtime.functions.restarts import FIRST_PAUSE_S, FREE
 from runtime.functions.worker import Fault
-from tests.runtime.functions.conftest import Served
+from tests.asgi import eventually
+from tests.runtime.functions.conftest import Served, ServedMaker
 
 
 async def test_a_function_answers(served: Served) -> None:
@@ -26,6 +27,20 @@ async def test_a_function_answers(served: Served) -> None:
     assert await served.get("/x?y=1") == b"hello from http://host/x?y=1"
     assert await asyncio.gather(*(served.get(f"/{i}") for i in range(20)))
     assert served.functions.pools["f"].num_started == 1
+
+
+async def test_a_function_has_its_zygote_before_its_first_request_as_far_as_there_is_room(
+    make_served: ServedMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "PREPARE_AFTER_S", 0.0)
+    for zygotes_mib in (1024, 0):
+        async with make_served(zygotes_mib=zygotes_mib) as served:
+            served.add("from workers import *\n")
+            await eventually(served.functions._unprepared.empty)
+            await asyncio.sleep(0.05)
+            pool = served.functions.pools["f"]
+            assert (pool._zygote is not None) == (zygotes_mib > 0)
+            assert pool.num_started == 0
 
 
 async def test_who_comes_after_an_isolate_that_died_gives_way_from_its_birth(served: Served) -> None:
@@ -87,7 +102,7 @@ async def test_who_would_wait_for_long_for_the_next_isolate_is_told_when_to_come
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restarts, "FREE", 1)
-    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 8.0)
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 4.0)
     served.add(
         """
         import os
@@ -100,9 +115,9 @@ async def test_who_would_wait_for_long_for_the_next_isolate_is_told_when_to_come
     )
     with pytest.raises(Fault):
         await served.get()
-    with pytest.raises(Failure, match="the next one starts in 8 s") as refused:
+    with pytest.raises(Failure, match="the next one starts in 4 s") as refused:
         await served.get()
-    assert (refused.value.status, refused.value.retry_after_s) == (503, 8)
+    assert (refused.value.status, refused.value.retry_after_s) == (503, 4)
     assert served.functions.pools["f"].num_started == 1
 
 
