@@ -27,6 +27,7 @@ from edge_router.hints import WakeHints
 from edge_router.limits import Limits
 from edge_router.metrics import NO_SITE, RouterMetrics
 from edge_router.peek import FUNCTIONS, Head, ValidRequest, peek
+from edge_router.plain import PlainEvent
 from edge_router.policy import Policy, Preference, RouteRequest
 from edge_router.retries import RetryBudget
 from edge_router.session import SessionTable
@@ -311,10 +312,10 @@ class Proxy:
                 self._told(exchange, site)
             return None if journal.broken is None and not journal.site_is_draining else []
 
-        def plain_on(event: bytes) -> bool:
-            if not (has_marks and client.is_ready) or (ready := journal.plain(event)) is None:
+        def plain_on(event: PlainEvent) -> bool:
+            if not (client.is_ready and journal.passes(event)):
                 return False
-            client.events_now(ready)
+            client.events_now(event.told)
             self._told(exchange, site)
             return True
 

@@ -141,8 +141,8 @@ class Server:
 class Connection(asyncio.Protocol):
     __slots__ = (
         "_around", "_client", "_exchange", "_fed_bytes", "_head_bytes", "_headers", "_in_head", "_incoming", "_is_lingering",
-        "_is_paused", "_length", "_limits", "_opening", "_parser", "_refusal", "_repeated", "_server", "_unbegun", "_url", "_waiting", "_wants_upgrade",
-        "deadline", "is_full", "loop", "transport",
+        "_is_paused", "_length", "_limits", "_opening", "_parser", "_refusal", "_repeated", "_server", "_unbegun", "_url", "_waiting",
+        "_wants_upgrade", "deadline", "is_full", "loop", "transport",
     )  # fmt: skip
 
     def __init__(self, server: Server) -> None:

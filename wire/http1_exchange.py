@@ -110,7 +110,7 @@ class Exchange:
         return str(peer[0]) if peer else ""
 
     def begin(self, app: Application, direct: "Direct | None" = None) -> None:
-        """An application that is no coroutine function does at once, here, what need not wait, and returns what does. `direct`: the shorter way into it."""
+        """An application that is no coroutine function does at once, here, what need not wait, and returns what does. `direct`: a shorter way in."""
         try:
             rest = direct(self) if direct is not None else None
             self._rest = app(self.scope, self.receive, self.send) if rest is None else rest
