@@ -7,6 +7,7 @@ so nothing is told twice and nothing is left out. Knows events and marks; refuse
 from array import array
 from collections.abc import Sequence
 
+from edge_router.plain import PlainEvent
 from wire.chat import FinishReason
 from wire.continuation import (
     MAX_DELIVERED_BYTES,
@@ -16,13 +17,10 @@ from wire.continuation import (
     Mark,
     encode_delivery,
     is_drain_notice,
-    is_marked,
     unmarked,
 )
-from wire.sse import DONE, Event
+from wire.sse import Event
 
-DATA = b"\ndata: "
-END = DONE + b"\n\n"
 MAX_HELD_BYTES = 8 << 20  # of events whose mark has not come: a site writes them in one piece, at most some hundred kB
 
 
@@ -68,27 +66,18 @@ class Journal:
             self.broken = ContinuationError(f"more than {MAX_HELD_BYTES >> 20} MiB of events without their mark")
         return ready[0] if len(ready) == 1 else b"".join(ready)
 
-    def plain(self, event: bytes) -> bytes | None:
-        """What of one whole event the client may be told, where it brings its own mark and nothing waits for one or ends with it, as of nearly all
-        events. None: it is for `pass_on`; nothing has happened."""
-        if self._held or self.site_is_draining or self.broken is not None:
-            return None
-        if not is_marked(event) or DATA not in event or event.endswith(END):
-            return None
-        try:
-            raw, mark = unmarked(event)
-        except ContinuationError:
-            return None
-        if mark is None or mark.finish_reason is not None or mark.choice >= len(self._choices):
-            return None
-        choice = self._choices[mark.choice]
+    def passes(self, event: PlainEvent) -> bool:
+        """It may be told now, and counts as told. False: it is for `pass_on`, and nothing has happened."""
+        if self._held or self.site_is_draining or self.broken is not None or event.choice >= len(self._choices):
+            return False
+        choice = self._choices[event.choice]
         if choice.finish_reason is not None:
-            return None
-        choice.token_ids.extend(mark.token_ids)
-        self.num_tokens += len(mark.token_ids)
-        self._cached_tokens = mark.cached_tokens
+            return False
+        choice.token_ids.extend(event.token_ids)
+        self.num_tokens += len(event.token_ids)
+        self._cached_tokens = event.cached_tokens
         self.last_words = None
-        return raw
+        return True
 
     def rest(self) -> bytes:
         """What has no mark and never will: a site's error event that no other site would spare the client."""

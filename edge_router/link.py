@@ -5,7 +5,6 @@ requests' meaning and no deadlines: who waits, bounds the wait.
 """
 
 import asyncio
-import re
 import ssl
 import time
 from collections import deque
@@ -20,8 +19,6 @@ HELD_BYTES = 256 << 10  # of an answer that nobody has read yet; beyond it the s
 # Sites keep idle connections for 75 s (wire/server.py). Where one closes sooner, the link is known to be closed, or the request that crossed the
 # close is sent again over a new one. With four seconds every other stream of a quiet router waited for a handshake before its first token.
 KEEP_ALIVE_S = 60.0
-
-_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,6})\r\n")
 
 
 class CannotConnect(Exception):
@@ -57,6 +54,7 @@ class Link(asyncio.Protocol):
         self.sink: Callable[[bytes], None] | None = (
             None  # given the body's parts by whoever brings them, while somebody waits for news
         )
+        self.plain: Callable[[bytes], bool] | None = None  # shown a read that begins with a chunk before the parser is
         self.begun: Callable[[], None] | None = (
             None  # called, once the head is here, with whatever comes, instead of waking whoever waits
         )
@@ -77,7 +75,7 @@ class Link(asyncio.Protocol):
         assert self.is_done
         assert self.is_fit
         self.headers, self._parts = [], []
-        self._error = self.sink = self.begun = self.on_wake = None
+        self._error = self.sink = self.plain = self.begun = self.on_wake = None
         self.has_head = self.is_done = False
         self._held = self._head_bytes = 0
         self.is_head_request = is_head_request
@@ -134,6 +132,11 @@ class Link(asyncio.Protocol):
         finally:
             self._waiter = None
 
+    @property
+    def _may_sink(self) -> bool:
+        """All before it has been taken, and somebody waits for more."""
+        return not self._parts and self._waiter is not None and not self._waiter.done()
+
     def wake(self) -> None:
         if self._waiter is not None:
             if not self._waiter.done():
@@ -161,8 +164,8 @@ class Link(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_between_chunks and (chunk := self._only_chunk(data)) is not None:
-            return self.on_body(chunk)
+        if self._is_between_chunks and self._may_sink and self.plain is not None and self.plain(data):
+            return  # the parser stood before a chunk, and would stand behind it
         if self.is_done:
             return self.close()  # nobody has asked for anything
         self._is_between_chunks = False
@@ -224,7 +227,7 @@ class Link(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         if self.is_done:
             return
-        if self.sink is not None and not self._parts and self._waiter is not None and not self._waiter.done():
+        if self.sink is not None and self._may_sink:
             return self.sink(body)
         self._parts.append(body)
         self._held += len(body)
@@ -245,15 +248,6 @@ class Link(asyncio.Protocol):
         if self.has_head and not self.is_done:
             self.is_fit = self.is_fit and self._parser.should_keep_alive()
             self._complete()
-
-    def _only_chunk(self, data: bytes) -> bytes | None:
-        """Of a read that is one whole chunk, as most events of streams come; the parser, which stands before it and would stand behind it, is spared
-        that. None: it is something else."""
-        size = _CHUNK_SIZE.match(data)
-        if size is None or self.begun is not None or not (length := int(size[1], 16)):
-            return None
-        start = size.end()
-        return data[start:-2] if len(data) == start + length + 2 and data.endswith(b"\r\n") else None
 
     def _complete(self) -> None:
         self.is_done = True

@@ -39,6 +39,7 @@ from wire.status import Place
 
 FUNCTIONS = "/fn/"  # paths whose requests and answers are somebody's own: relayed as bytes, never read
 TEXT_PIECE_BYTES = 1024  # a plain prompt is fingerprinted in pieces of this size
+SIGNED_AHEAD_S = 20.0  # a signature lives for a minute (wire/headers.py), and clocks differ
 NOT_JSON = (
     "multipart/",
     "audio/",
@@ -62,6 +63,7 @@ class Head(msgspec.Struct, frozen=True):
     known: "_Known | None" = None  # what `peek` has made of it: a client that repeats a head has it looked at once
     is_sound: bool = False  # it has been checked
     tenant: bytes = b""  # whose it is, once that was asked
+    signed: "Signed | None" = None  # for the next request that repeats it
 
     def __post_init__(self) -> None:
         force_setattr(self, "first", dict(reversed(self.headers)))
@@ -81,6 +83,14 @@ class Head(msgspec.Struct, frozen=True):
     @property
     def dialect(self) -> Dialect:
         return dialect_of(self.path)
+
+
+class Signed(msgspec.Struct, frozen=True):
+    """What a request will be called, and the signature of that, made while nobody waits for it."""
+
+    request_id: str
+    lines: bytes
+    at_s: float
 
 
 class _Known(msgspec.Struct, frozen=True):
@@ -106,6 +116,7 @@ class ValidRequest(msgspec.Struct, frozen=True):
     request_id: str
     kept_lines: bytes  # of the head; without a signature, which is made when they are sent
     answer_name: AnswerName | None = None  # whichever site makes it; None: it is nothing that could be made twice
+    signed: Signed | None = None
     delivery: bytes = b""  # of a stream that is to be continued, what its client has
     delivered_tokens: int = 0
     patience_ms: float | None = (
@@ -133,17 +144,38 @@ class ValidRequest(msgspec.Struct, frozen=True):
 
     def head_lines(self, secret: str, now_s: float) -> bytes:
         """As the next site gets them. A signature lives for a minute, a request through several sites longer: so each try has its own."""
-        lines = f"{REQUEST_ID}: {self.request_id}\r\n"
+        signed = self.signed
+        if signed is None or now_s - signed.at_s > SIGNED_AHEAD_S:
+            signed = _signed(self.head, self.request_id, secret, now_s)
+        lines = ""
         if secret:
-            signature = sign_hop(secret, now_s, self.head.method, self.head.path, self.request_id)
-            lines += f"{HOP}: {signature}\r\n"
             if self.answer_name is not None:
                 lines += f"{ANSWER}: {encode_answer(self.answer_name, self.delivery)}\r\n"
             if self.patience_ms is not None:
                 lines += f"{PATIENCE}: {round(self.patience_ms)}\r\n"
             if self.conversation.prefixes:
                 lines += f"{PREFIXES}: {encode_named(self.conversation.short_digests)}\r\n"
-        return self.kept_lines + lines.encode("latin-1")
+        return self.kept_lines + signed.lines + lines.encode("latin-1")
+
+
+def sign_ahead(head: Head, secret: str, now_s: float) -> None:
+    """For the next request with this head, where it is one that requests repeat and names none itself."""
+    if secret and head.known is not None and not head.header(REQUEST_ID):
+        force_setattr(head, "signed", _signed(head, request_id_of(head), secret, now_s))
+
+
+def take_signed(head: Head, now_s: float) -> Signed | None:
+    signed = head.signed
+    if signed is not None:
+        force_setattr(head, "signed", None)
+    return signed if signed is not None and now_s - signed.at_s < SIGNED_AHEAD_S else None
+
+
+def _signed(head: Head, request_id: str, secret: str, now_s: float) -> Signed:
+    lines = f"{REQUEST_ID}: {request_id}\r\n"
+    if secret:
+        lines += f"{HOP}: {sign_hop(secret, now_s, head.method, head.path, request_id)}\r\n"
+    return Signed(request_id, lines.encode("latin-1"), now_s)
 
 
 def request_id_of(head: Head) -> str:
@@ -153,7 +185,14 @@ def request_id_of(head: Head) -> str:
 
 
 def peek(
-    head: Head, body: bytes, request_id: str, secret: str, max_hops: int, find_place: FindPlace, address: str
+    head: Head,
+    body: bytes,
+    request_id: str,
+    secret: str,
+    max_hops: int,
+    find_place: FindPlace,
+    address: str,
+    signed: Signed | None = None,
 ) -> ValidRequest:
     """Raises ApiError on what no site could answer. `address`: where the request came from."""
     known = head.known or _look(head, secret, max_hops, address)
@@ -166,6 +205,7 @@ def peek(
     return ValidRequest(
         head, body, model, fields.get("stream") is True, _conversation(known, fields, model or ""), place, request_id,
         known.kept if place is None else known.kept + _place_line(place), AnswerName.fresh() if secret and model is not None else None,
+        signed,
     )  # fmt: skip
 
 

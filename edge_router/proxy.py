@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import aclosing
 from functools import partial
@@ -26,7 +27,8 @@ from edge_router.exchange import Asked, Exchange
 from edge_router.hints import WakeHints
 from edge_router.limits import Limits
 from edge_router.metrics import NO_SITE, RouterMetrics
-from edge_router.peek import FUNCTIONS, Head, ValidRequest, peek
+from edge_router.peek import FUNCTIONS, Head, Signed, ValidRequest, peek, sign_ahead
+from edge_router.plain import PlainEvent
 from edge_router.policy import Policy, Preference, RouteRequest
 from edge_router.retries import RetryBudget
 from edge_router.session import SessionTable
@@ -167,7 +169,7 @@ class Proxy:
 
     def _exchange(self, client: Listener, body: bytes) -> Exchange:
         started_at = self._clock()
-        request = self.parsed(client.head, body, client.request_id, client.address)
+        request = self.parsed(client.head, body, client.request_id, client.address, client.signed)
         self.retries.deposit()
         self.limits.charge(client.head, request.conversation.tokens)
         return Exchange(request, self.relay, started_at)
@@ -231,8 +233,10 @@ class Proxy:
             raise ApiError("invalid_request", "a path must be printable ASCII: encode everything else as %XX")
         force_setattr(head, "is_sound", True)
 
-    def parsed(self, head: Head, body: bytes, request_id: str, address: str) -> ValidRequest:
-        return peek(head, body, request_id, self.secret, self.relay.max_hops, self.places.place, address)
+    def parsed(
+        self, head: Head, body: bytes, request_id: str, address: str, signed: Signed | None = None
+    ) -> ValidRequest:
+        return peek(head, body, request_id, self.secret, self.relay.max_hops, self.places.place, address, signed)
 
     async def _body(self, client: Downstream) -> bytes:
         return await client.body(self._max_body_bytes, self.relay.idle_timeout_s, self.body_timeout_s)
@@ -311,10 +315,10 @@ class Proxy:
                 self._told(exchange, site)
             return None if journal.broken is None and not journal.site_is_draining else []
 
-        def plain_on(event: bytes) -> bool:
-            if not (has_marks and client.is_ready) or (ready := journal.plain(event)) is None:
+        def plain_on(event: PlainEvent) -> bool:
+            if not (client.is_ready and journal.passes(event)):
                 return False
-            client.events_now(ready)
+            client.events_now(event.told)
             self._told(exchange, site)
             return True
 
@@ -326,6 +330,7 @@ class Proxy:
                 if not has_learnt:
                     has_learnt = True
                     self._learn(exchange, preference, answer, elapsed_s)
+                    sign_ahead(client.head, self.secret, time.time())
                 if journal.broken is not None:
                     raise Lost("malformed", f"it sent {journal.broken}")
                 last = events or answer.first

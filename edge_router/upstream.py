@@ -17,6 +17,7 @@ import orjson
 
 from edge_router.link import KEEP_ALIVE_S, Link, LinkLost, LinkPool, Origin
 from edge_router.peek import ValidRequest
+from edge_router.plain import PlainEvent
 from sites.config import RelayConfig
 from wire.continuation import MARKS
 from wire.headers import SITE, forwardable
@@ -28,7 +29,7 @@ Cause = Literal["closed", "silent", "frozen", "error", "draining", "malformed"]
 PassedOn = Callable[
     [list[Event]], list[Event] | None
 ]  # what is left to do of some events: None: nothing, not even to look at them
-PlainOn = Callable[[bytes], bool]  # the same of the bytes of one event: False: it has to be looked at
+PlainOn = Callable[[PlainEvent], bool]  # False: it has to be looked at, as others are
 
 LOOK_AGAIN_S = 0.5  # silence inside a stream, after which the site's probes are asked whether it still lives
 LOOKED_AT_ONCE = 64  # silent streams; each costs up to a microsecond when it is no longer in the processor's caches
@@ -132,7 +133,9 @@ class Answer:
         stream = self._stream
         assert stream is not None
         stream.is_frozen, stream.passed_on = is_frozen, passed_on
-        stream.plain_on = None if self.is_opaque else plain_on
+        stream.plain_on = plain_on
+        if self.has_marks and not self.is_opaque:
+            self._link.plain = stream.take_plain
         events: list[Event] | None = self.first
         yield [] if self.is_told else self.first
         while not (events and events[-1].is_done):
@@ -201,9 +204,6 @@ class Events:
 
     def _take(self, chunk: bytes) -> None:
         """What comes while it is waited for goes on from here, as far as it may: a task's turn for every token costs as much as the token."""
-        if self.plain_on is not None and self._decoder.is_only_event(chunk) and self.plain_on(chunk):
-            self._waits_since, self.last = time.monotonic(), NOT_THE_LAST
-            return
         try:
             events = self.decoded(chunk)
         except SSEError as error:
@@ -215,6 +215,14 @@ class Events:
             self._come = left
             self._link.wake()
 
+    def take_plain(self, read: bytes) -> bool:
+        if self._decoder.pending_bytes or self.plain_on is None or (event := PlainEvent.of(read)) is None:
+            return False
+        if not self.plain_on(event):
+            return False
+        self._waits_since, self.last = time.monotonic(), NOT_THE_LAST
+        return True
+
     def decoded(self, chunk: bytes) -> list[Event]:
         events = self._decoder.feed(chunk)
         for event in reversed(events):
@@ -225,7 +233,7 @@ class Events:
 
     async def drain(self) -> None:
         """Nothing but the end should follow; a site that goes on is cut off."""
-        self._link.sink = None
+        self._link.sink = self._link.plain = None
         if self._link.is_done:
             return
         try:

@@ -111,10 +111,6 @@ def marked(events: bytes, mark: Mark) -> bytes:
     return events[:start] + b":pl " + _encoder.encode(mark) + b"\n" + events[start:]
 
 
-def is_marked(raw: bytes) -> bool:
-    return raw.startswith(_MARK)
-
-
 def unmarked(raw: bytes) -> tuple[bytes, Mark | None]:
     """One event as its client is to see it, and its mark."""
     if not raw.startswith(_MARK):

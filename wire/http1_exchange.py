@@ -6,7 +6,7 @@ connection's.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -73,7 +73,7 @@ class Exchange:
         self._parts: list[bytes] = []
         self._held = 0
         self._told = False  # the application has had the whole body
-        self._start: dict[str, Any] | None = None
+        self._start: MutableMapping[str, Any] | None = None
         self._is_chunked = False
         self._is_head = head.method == b"HEAD"
         self._waiter: asyncio.Future[None] | None = None
@@ -110,8 +110,7 @@ class Exchange:
         return str(peer[0]) if peer else ""
 
     def begin(self, app: Application, direct: "Direct | None" = None) -> None:
-        """An application that is no coroutine function does at once, here, what need not wait, and returns what does. `direct`: the shorter way
-        into it."""
+        """An application that is no coroutine function does at once, here, what need not wait, and returns what does. `direct`: a shorter way in."""
         try:
             rest = direct(self) if direct is not None else None
             self._rest = app(self.scope, self.receive, self.send) if rest is None else rest
@@ -230,7 +229,7 @@ class Exchange:
                 self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             await self._wait()
 
-    async def send(self, message: dict[str, Any]) -> None:
+    async def send(self, message: MutableMapping[str, Any]) -> None:
         if self.is_gone or self.is_done:
             return
         if message["type"] == "http.response.start":

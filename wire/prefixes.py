@@ -7,7 +7,8 @@ a million look-ups, which costs a misplaced prefill and never an answer. Knows b
 
 import struct
 from array import array
-from base64 import b64decode, b64encode
+from base64 import b64decode
+from binascii import b2a_base64
 from collections.abc import Iterable
 from functools import lru_cache
 from sys import byteorder
@@ -50,7 +51,7 @@ def decode_prefixes(raw: bytes) -> frozenset[int]:
 def encode_named(prefixes: Iterable[tuple[int, int]]) -> str:
     """What a router tells a site about one prompt: (short digest, tokens up to there by the router's estimate), as a header's value."""
     packed = b"".join([_NAMED.pack(digest, min(tokens, 2**32 - 1)) for digest, tokens in prefixes])
-    return b64encode(packed[: 8 * MAX_NAMED]).decode()
+    return b2a_base64(packed[: 8 * MAX_NAMED], newline=False).decode()
 
 
 def decode_named(value: str) -> tuple[tuple[int, int], ...]:

@@ -60,21 +60,17 @@ class EventDecoder:
         """Bytes of an event whose end has not arrived."""
         return len(self._buffer)
 
-    def is_only_event(self, chunk: bytes) -> bool:
-        """Exactly one, as most writers send them: it may be passed on instead of being fed."""
-        return (
-            not self._buffer
-            and not self._at_start
-            and 0 <= chunk.find(b"\n\n") == len(chunk) - 2
-            and b"\r" not in chunk
-        )
-
     def feed(self, chunk: bytes) -> list[Event]:
         """Returns the events that `chunk` completes. Raises SSEError when an unfinished event outgrows the limit."""
         if self._at_start and not self._buffer and not chunk.startswith(b"\xef"):
             self._at_start = not chunk  # it is not the mark of byte order
-        if self.is_only_event(chunk):
-            return [_parse(chunk)]
+        if (
+            not self._buffer
+            and not self._at_start
+            and 0 <= chunk.find(b"\n\n") == len(chunk) - 2
+            and b"\r" not in chunk
+        ):
+            return [_parse(chunk)]  # exactly one, as most writers send them
         self._buffer += chunk
         if self._at_start and len(self._buffer) >= 3:
             self._at_start = False
