@@ -3,11 +3,21 @@
 import time
 
 import pytest
+from msgspec.structs import replace
 
 from edge_router.client_places import ClientPlaces
-from edge_router.peek import HOPS, Head, ValidRequest, peek, request_id_of
+from edge_router.peek import (
+    HOPS,
+    SIGNED_AHEAD_S,
+    Head,
+    ValidRequest,
+    peek,
+    request_id_of,
+    sign_ahead,
+    take_signed,
+)
 from wire.errors import ApiError, Dialect
-from wire.headers import HOP, hop_is_genuine, sign_hop
+from wire.headers import HOP, HOP_MAX_AGE_S, REQUEST_ID, hop_is_genuine, sign_hop
 from wire.status import Place
 
 CHAT = "/ai/v1/chat/completions"
@@ -150,3 +160,28 @@ def test_two_clients_with_the_same_head_stand_each_in_their_own_place() -> None:
         assert request.client == places[address]
         assert sent(request)["x-client-geo"] == line
     assert "x-client-geo" not in sent(look_from("192.0.2.3"))
+
+
+def test_the_next_request_with_a_head_is_named_and_signed_ahead_once_and_for_a_while() -> None:
+    repeated = head()
+    sign_ahead(repeated, "secret", 1000.0)
+    assert take_signed(repeated, 1000.0) is None, "nothing is made for a head that has not been looked at"
+    first = look(b"{}", repeated, "secret")
+    sign_ahead(repeated, "secret", 1000.0)
+    signed = take_signed(repeated, 1001.0)
+    assert signed is not None
+    assert take_signed(repeated, 1001.0) is None
+    request = replace(first, request_id=signed.request_id, signed=signed)
+    for now_s in (1001.0, 1000.0 + HOP_MAX_AGE_S, 5000.0):
+        lines = dict(line.split(": ", 1) for line in request.head_lines("secret", now_s).decode().splitlines())
+        assert lines[REQUEST_ID] == signed.request_id
+        assert hop_is_genuine(lines[HOP], "secret", now_s, "POST", repeated.path, signed.request_id)
+
+
+def test_a_name_made_ahead_too_long_ago_or_for_a_client_with_names_of_its_own_is_not_used() -> None:
+    repeated, named = head(), head(**{REQUEST_ID: "mine"})
+    for each in (repeated, named):
+        look(b"{}", each, "secret")
+        sign_ahead(each, "secret", 1000.0)
+    assert take_signed(repeated, 1000.0 + SIGNED_AHEAD_S) is None
+    assert take_signed(named, 1000.0) is None
