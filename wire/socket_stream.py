@@ -1,8 +1,9 @@
 """WebSockets of Hypercorn's connections: RFC 6455 as far as an application can rely on it. `install` puts this in the place of Hypercorn's own.
 
 Hypercorn's hides the client's close code from the application, closes without one on a broken frame (RFC 6455 wants 1002, 1007, 1009), never looks
-whether a silent client is still there, and blocks for ever on a full queue whose application has ended. Compression is not offered: a frame of
-64 KiB can hold 64 MiB. Over HTTP/2 (RFC 8441) WebSockets are refused: one that is not read would hold up its connection's other streams.
+whether a silent client is still there, forgets an application whose client speaks too early, and blocks for ever on a full queue whose application
+has ended. Compression is not offered: a frame of 64 KiB can hold 64 MiB. Over HTTP/2 (RFC 8441) WebSockets are refused: one that is not read would
+hold up its connection's other streams.
 """
 
 import asyncio
@@ -46,6 +47,12 @@ class SocketStream(WSStream):
             self._heard_at = time.monotonic()
             self.connection.receive_data(event.data)
             await self._handle_events()
+        elif isinstance(
+            event, (Body, Data)
+        ):  # before the handshake's answer: Hypercorn refuses it too, and never tells the application
+            await self._send_error_response(400)
+            self._end()
+            await self.send(StreamClosed(stream_id=self.stream_id))
         else:
             await super().handle(event)
 

@@ -63,6 +63,11 @@ class SocketRelay:
             await asyncio.gather(task, return_exceptions=True)
             raise
 
+    def drop(self) -> None:
+        """The client has had another answer than a socket: nothing of it is read any more."""
+        if self._next is not None:
+            self._next.cancel()
+
     def messages(self) -> AsyncIterator[bytes]:
         """What the client sends, for the function."""
         return self._to_function.messages()

@@ -63,7 +63,9 @@ class FunctionRoute:
         relay = SocketRelay(receive, send, self._functions.limits)
         with self._admission.permit():
             stream = await relay.while_present(self._switched(scope, relay.messages(), send))
-        if stream is not None:
+        if stream is None:
+            relay.drop()
+        else:
             with self._admission.attachment():
                 await relay.run(stream, self._admission.until_draining())
 

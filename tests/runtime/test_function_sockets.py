@@ -135,6 +135,28 @@ async def test_messages_can_be_iterated(server: Site) -> None:
     await eventually(lambda: "loop over 1000 " in printed(server))
 
 
+async def test_a_client_that_speaks_before_its_handshake_is_answered_is_refused_and_leaves_nothing_behind(
+    server: Site,
+) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    head = b"GET /fn/f/echo HTTP/1.1\r\nhost: f\r\nupgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-version: 13\r\n"
+    head += b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    for _ in range(3):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head + b"\x81\x82\0\0\0\0hi")
+        assert (await asyncio.wait_for(reader.readline(), 10)).startswith(b"HTTP/1.1 400")
+        writer.transport.abort()
+    admission, pool = server.app.state.admission, server.app.state.functions.functions.pools["f"]
+    await eventually(lambda: admission.inflight == admission.attached == pool.sockets == 0)
+
+
+async def test_of_a_refused_handshake_nothing_waits_on(server: Site) -> None:
+    async with aiohttp.ClientSession(server.url) as client:
+        with pytest.raises(WSServerHandshakeError):
+            await client.ws_connect("/fn/f/plain")
+        await eventually(lambda: not [task for task in asyncio.all_tasks() if "_awaited" in str(task.get_coro())])
+
+
 async def test_the_functions_close_reaches_the_client(server: Site) -> None:
     async with aiohttp.ClientSession(server.url) as client, client.ws_connect("/fn/f/echo") as socket:
         await socket.send_str("close")
