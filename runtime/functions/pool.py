@@ -80,10 +80,13 @@ class FunctionPool:
         self._measuring: asyncio.Future[None] | None = None
         vendored = manifest.directory / "python_modules"
         self._layers = [str(path.resolve()) for path in (*layers, *((vendored,) if vendored.is_dir() else ()))]
+        self._imports: list[str] | None = None  # of its files, once they have been read
         self._zygote: FunctionZygote | None = None
         self._zygote_log: FunctionLog | None = None
         self.asleep_since: float | None = None  # with its zygote in memory
-        self._asleep_mib: int | None = None
+        self.asleep_mib: int | None = (
+            None  # what that holds, once it has imported what it will; measured once, for there may be thousands
+        )
         self._packages = packages
         self._refused: tuple[float, Fault] | None = None
         self._freed = asyncio.Event()
@@ -120,9 +123,11 @@ class FunctionPool:
         is_busy = False
         now = asyncio.get_running_loop().time()
         if self.workers or self._zygote is None:
-            self.asleep_since = self._asleep_mib = None
+            self.asleep_since = self.asleep_mib = None
         elif self.asleep_since is None:
             self.asleep_since = now
+        elif self.asleep_mib is None and now - self.asleep_since > SETTLED_S:
+            self.asleep_mib = self._zygote.memory_mib
         for worker in tuple(self.workers):
             if worker.load or worker.background or not worker.is_ready:
                 is_busy = True
@@ -141,6 +146,8 @@ class FunctionPool:
         """What a deployment pays, so that no request does: packages are installed, and a zygote has imported them."""
         try:
             await self._install()
+            if self._imports is None:
+                self._imports = await asyncio.to_thread(imports_of, self.manifest)
             if (self._zygote is None or not self._zygote.is_alive) and not self.is_closing:
                 self._hatch()
         except (Fault, ZygoteError, OSError) as error:
@@ -176,18 +183,10 @@ class FunctionPool:
     def sockets(self) -> int:
         return sum(worker.sockets for worker in self.workers)
 
-    @property
-    def asleep_mib(self) -> int:
-        """What the zygote holds. It does nothing while the function sleeps, and there may be thousands: after a while nobody looks again."""
-        now = asyncio.get_running_loop().time()
-        if self._asleep_mib is None or self.asleep_since is None or now - self.asleep_since < SETTLED_S:
-            self._asleep_mib = 0 if self._zygote is None else self._zygote.memory_mib
-        return self._asleep_mib
-
     def end_zygote(self) -> None:
         if self._zygote is not None:
             self._zygote.close()
-            self._zygote = self._asleep_mib = None
+            self._zygote = self.asleep_since = self.asleep_mib = None
         if self._zygote_log is not None:
             self._zygote_log.close()
             self._zygote_log = None
@@ -338,9 +337,10 @@ class FunctionPool:
         self.end_zygote()
         ground, manifest = self._ground, self.manifest
         scratch = self._scratch
-        scratch.mkdir(parents=True, exist_ok=True)
-        if ground.uid is not None:
-            os.chown(scratch, ground.uid, ground.uid)
+        if ground.tier < 2:  # else it has a file system of its own
+            scratch.mkdir(parents=True, exist_ok=True)
+            if ground.uid is not None:
+                os.chown(scratch, ground.uid, ground.uid)
         limits = Confinement(
             tier=ground.tier,
             folder=str(manifest.directory),
@@ -355,7 +355,9 @@ class FunctionPool:
         )
         printed = self._zygote_log = FunctionLog(self.name, self.limits.log_kib_per_s, self._follow)
         try:
-            self._zygote = ground.zygote.hatch(limits, imports_of(manifest), self._layers, printed.write_fd)
+            if self._imports is None:
+                self._imports = imports_of(manifest)
+            self._zygote = ground.zygote.hatch(limits, self._imports, self._layers, printed.write_fd)
         finally:
             printed.given_away()
 

@@ -25,7 +25,7 @@ from runtime.functions.pool import FunctionPool, Ground
 from runtime.functions.priority import Standing, tell_kernel
 from runtime.functions.tails import Tails
 from runtime.functions.worker import Worker
-from runtime.functions.zygotes import Hatchery, SiteZygote, ZygoteError, try_tier
+from runtime.functions.zygotes import COPIED_MIB, Hatchery, SiteZygote, ZygoteError, try_tier
 from sites.config import ConfigError
 
 log = logging.getLogger("pilotlight.function")
@@ -34,7 +34,7 @@ WATCH_S = 0.05
 REST_S = 0.2  # more while nobody asks
 TRIM_S = 2.0
 PREPARE_AFTER_S = 0.5  # of a site's start, whose models come first
-PREPARE_EVERY_S = 0.02  # a zygote for each function, one after the other: each takes 6 ms of a core
+PREPARE_EVERY_S = 0.05  # a zygote for each function, one after the other: each takes 6 ms of a core
 PRUNE_S = 600.0
 UID_BASE = 231_072  # above what systems give to people; each function has its own
 
@@ -346,14 +346,19 @@ class SiteFunctions:
             pool = await self._unprepared.get()
             if pool in self.pools.values() and self._asleep_mib < self._zygotes_mib:
                 await pool.prepare()
+                self._asleep_mib += COPIED_MIB  # until the next look
             await asyncio.sleep(PREPARE_EVERY_S)
 
     def _trim(self) -> None:
         """Functions that sleep keep their zygotes, and with them what they have imported, as far as there is memory for that."""
-        asleep = [(pool.asleep_since, pool.asleep_mib, pool) for pool in self.pools.values() if pool.asleep_since]
+        asleep = [
+            (pool.asleep_since, COPIED_MIB if pool.asleep_mib is None else pool.asleep_mib, pool)
+            for pool in self.pools.values()
+            if pool.asleep_since is not None
+        ]
         self._asleep_mib = sum(mib for _, mib, _ in asleep)
         over_mib = self._asleep_mib - self._zygotes_mib
-        for _, mib, pool in sorted(asleep, key=lambda each: each[0] or 0.0):
+        for _, mib, pool in sorted(asleep, key=lambda each: each[0]):
             if over_mib <= 0:
                 return
             pool.end_zygote()
