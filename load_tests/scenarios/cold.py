@@ -43,14 +43,21 @@ class Measured(NamedTuple):
     bars: tuple[Bar, ...]
 
 
+def at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="pilotlight bench-cold", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--sizes", default="ember,0.6b,3b", help="of ember, 50m, 0.6b, 3b, or directories of checkpoints"
     )
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=at_least_one, default=3)
     parser.add_argument("--clocks", default=",".join(CLOCKS))
-    parser.add_argument("--threads", type=int, help="of the engine; torch's choice by default")
+    parser.add_argument("--threads", type=at_least_one, help="of the engine; torch's choice by default")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--folder", type=Path, default=Path(".cold"), help="where checkpoints are made and kept")
     parser.add_argument("--peers", type=Path, help="the folder that `make peers` filled: their starts beside ours")

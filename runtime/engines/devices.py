@@ -13,13 +13,13 @@ from sites.config import ConfigError
 
 def check_devices(devices: Sequence[str], root: Path = Path("/")) -> None:
     """Raises ConfigError for a GPU that this machine does not have."""
-    numbers = [int(number) for device in devices if (number := device.partition("cuda:")[2])]
+    numbers = [int(device.partition(":")[2] or 0) for device in devices if device.startswith("cuda")]
     if not numbers or (count := _num_gpus(root)) is None:
         return
     if missing := [number for number in numbers if number >= count]:
         has = "no NVIDIA GPU" if count == 0 else "one, cuda:0" if count == 1 else f"{count}, cuda:0 to cuda:{count - 1}"
         raise ConfigError(
-            f"engine device 'cuda:{missing[0]}' cannot be used: this machine shows {has}; correct engine.devices"
+            f"engine device 'cuda:{missing[0]}' cannot be used: this machine shows {has}; correct engine.device or engine.devices"
         )
 
 

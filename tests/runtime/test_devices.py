@@ -526,9 +526,12 @@ def test_gpus_that_the_machine_does_not_have_are_refused(tmp_path: Path, monkeyp
     (tmp_path / "dev").mkdir()
     with pytest.raises(ConfigError, match=r"'cuda:0' cannot be used: this machine shows no NVIDIA GPU"):
         check_devices(["cuda:0"], tmp_path)
+    with pytest.raises(ConfigError, match=r"shows no NVIDIA GPU; correct engine\.device"):
+        check_devices(["cuda"], tmp_path)
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / "dev" / name).touch()
     check_devices(["cuda:0", "cuda:1"], tmp_path)
+    check_devices(["cuda"], tmp_path)
     with pytest.raises(ConfigError, match=r"'cuda:2' cannot be used: this machine shows 2, cuda:0 to cuda:1"):
         check_devices(["cuda:0", "cuda:2"], tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
