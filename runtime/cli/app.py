@@ -101,7 +101,7 @@ def dev(
     directory: Annotated[Path, typer.Argument(help="A folder with a wrangler.toml or wrangler.jsonc.")] = Path("."),
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8787,
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
-    env: Annotated[str | None, typer.Option(help="An [env.NAME] of the manifest.")] = None,
+    env: Annotated[str | None, typer.Option(help=r"An \[env.NAME] of the manifest.")] = None,
     model: Annotated[str, typer.Option(help="What AI bindings answer with, as in `serve`.")] = "embedded:ember",
 ) -> None:
     """Serve a folder's function here, with its bindings, and reload it at each change."""
@@ -113,7 +113,7 @@ def dev(
 @app.command()
 def deploy(
     directory: Annotated[Path, typer.Argument(help="A folder with a wrangler.toml or wrangler.jsonc.")] = Path("."),
-    env: Annotated[str | None, typer.Option(help="An [env.NAME] of the manifest.")] = None,
+    env: Annotated[str | None, typer.Option(help=r"An \[env.NAME] of the manifest.")] = None,
     percent: Annotated[
         float, typer.Option(min=0.01, max=100.0, help="Of the clients; the version before keeps the others.")
     ] = 100.0,

@@ -280,7 +280,7 @@ def parse_dev_vars(text: str, origin: str) -> dict[str, str]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # editors of Windows begin a file with a mark
         values = tomllib.loads(text) if path.suffix == ".toml" else jsonc.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ManifestError(f"{path}: not valid TOML: {error}") from None

@@ -107,3 +107,8 @@ def test_secrets_are_sealed_where_a_sites_file_says(folder: Path) -> None:
 def test_a_folder_that_is_no_functions_is_named(tmp_path: Path) -> None:
     with pytest.raises(CliError, match="has no manifest"):
         run("kv", "list", "CACHE", "--dir", str(tmp_path))
+
+
+@pytest.mark.parametrize("command", ["dev", "deploy"])
+def test_the_help_names_the_manifests_section(command: str) -> None:
+    assert "[env.NAME]" in CliRunner().invoke(app, [command, "--help"]).output

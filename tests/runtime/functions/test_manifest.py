@@ -162,3 +162,10 @@ def test_dev_vars_are_secrets_and_win_over_vars(folder: Path) -> None:
         load_manifest(folder)
     with pytest.raises(ManifestError, match="line 2 is not NAME=value"):
         parse_dev_vars("A=1\nnonsense", "x")
+
+
+@pytest.mark.parametrize(("name", "text"), [("wrangler.toml", 'main = "e.py"'), ("wrangler.jsonc", '{"main": "e.py"}')])
+def test_a_manifest_may_begin_with_a_byte_order_mark(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / "e.py").touch()
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert load_manifest(tmp_path).main.name == "e.py"
