@@ -257,14 +257,12 @@ AnyLink = TypeVar("AnyLink", bound=Link)
 
 
 class LinkPool:
-    """Links that wait for a request, newest first. No limit: admission is the sites' business, and a wait for a link would hide in the RTT. Where the
-    last one was taken, another is opened: a stream that begins beside others does not wait for a handshake, which is a round trip or three."""
+    """Links that wait for a request, newest first. No limit: admission is the sites' business, and a wait for a link would hide in the RTT."""
 
     def __init__(self, connect_timeout_s: float) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._idle: dict[Origin, deque[Link]] = {}
         self._open: set[Link] = set()
-        self._ahead: dict[Origin, asyncio.Task[None]] = {}  # being opened for nobody yet
         self._tls: ssl.SSLContext | None = None
 
     @property
@@ -278,8 +276,6 @@ class LinkPool:
         while idle:
             link = idle.pop()
             if link.is_fit and not link.is_closing and now - link.idle_since < KEEP_ALIVE_S:
-                if not idle:
-                    self._open_ahead(origin)
                 return link
             self._end(link)
         return None
@@ -300,20 +296,7 @@ class LinkPool:
             if not idle:
                 del self._idle[origin]
 
-    def _open_ahead(self, origin: Origin) -> None:
-        if origin not in self._ahead:
-            task = self._ahead[origin] = asyncio.get_running_loop().create_task(self._opened(origin))
-            task.add_done_callback(lambda _: self._ahead.pop(origin, None))
-
-    async def _opened(self, origin: Origin) -> None:
-        try:
-            self.put_back(await self.connect(origin, Link))
-        except CannotConnect:
-            return  # whoever needs one will hear of it
-
     def close(self) -> None:
-        for task in self._ahead.values():
-            task.cancel()
         for link in tuple(self._open):
             self._end(link)
         self._idle.clear()
