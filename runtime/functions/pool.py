@@ -304,6 +304,7 @@ class FunctionPool:
     async def _start(self) -> Worker:
         printed = FunctionLog(self.name, self.limits.log_kib_per_s, self._follow)
         is_on_probation = self.restarts.is_on_probation(asyncio.get_running_loop().time())
+        is_on_probation = is_on_probation or any(worker.gives_way or self._lags(worker) for worker in self.workers)
         self._not_imported = None
         worker = Worker(
             self.name,

@@ -39,7 +39,8 @@ class Habit:
     """What the answers of one isolate have cost lately."""
 
     def __init__(self, *, is_on_probation: bool = False) -> None:
-        """`is_on_probation`: an isolate of the same function has just been ended for what it did; this one gives way until it has proven itself."""
+        """`is_on_probation`: an isolate of the same function computes for long, or has just been ended for what it did; this one gives way until it
+        has proven itself."""
         self._is_on_probation = is_on_probation
         self.num_answers = 0  # ever
         self._answers = 0.0  # lately

@@ -52,7 +52,8 @@ class Worker:
         *,
         is_on_probation: bool = False,
     ) -> None:
-        """`is_on_probation`: an isolate of this function has just been ended for what it did, so this one gives way from its birth."""
+        """`is_on_probation`: an isolate of this function computes for long, or has just been ended for what it did, so this one gives way from its
+        birth."""
         self.function = function
         self.on_fault: Callable[[Fault], None] = lambda fault: None  # hears of answers that fail after they have begun
         self._pace = pace  # of its streams, in bytes
@@ -129,6 +130,10 @@ class Worker:
     @property
     def has_answered(self) -> bool:
         return self._habit.num_answers > 0
+
+    @property
+    def gives_way(self) -> bool:
+        return self._standing is Standing.YIELDING
 
     @property
     def load(self) -> int:

@@ -65,6 +65,34 @@ async def test_who_comes_after_an_isolate_that_died_gives_way_from_its_birth(ser
     assert os.getpriority(os.PRIO_PROCESS, 0) <= own
 
 
+async def test_the_copies_of_an_isolate_that_computes_for_long_give_way_from_their_birth(
+    make_served: ServedMaker,
+) -> None:
+    async with make_served(limits={"blocked_s": 20.0}) as served:
+        served.add(
+            """
+            import os
+            from workers import WorkerEntrypoint, Response
+
+            class Default(WorkerEntrypoint):
+                async def fetch(self, request):
+                    while request.url.endswith("/long"):
+                        pass
+                    return Response(str(os.getpriority(os.PRIO_PROCESS, 0)))
+            """
+        )
+        assert int(await served.get()) == OWN_NICE
+        long = asyncio.create_task(served.get("/long"))
+        pool = served.functions.pools["f"]
+        await eventually(lambda: any(worker.gives_way for worker in pool.workers))
+        await eventually(lambda: pool._lags(pool.workers[0]))
+        answers = [int(await served.get()) for _ in range(2)]  # the first may be given before its birth is known here
+        assert pool.num_started == 2
+        assert answers[-1] == min(19, OWN_NICE + YIELD_NICE)
+        long.cancel()
+        await asyncio.wait({long})
+
+
 async def test_isolates_that_die_one_after_the_other_are_replaced_ever_more_slowly_until_one_answers(
     served: Served,
 ) -> None:
@@ -135,27 +163,30 @@ async def test_a_module_that_cannot_be_imported_is_tried_ever_more_rarely_and_it
     assert pool.num_started == FREE
 
 
-async def test_an_isolate_that_ran_out_of_memory_is_replaced_and_loses_no_other_request(served: Served) -> None:
-    served.add(
-        """
-        import asyncio, os
-        from workers import WorkerEntrypoint, Response
+async def test_an_isolate_that_ran_out_of_memory_is_replaced_and_loses_no_other_request(
+    make_served: ServedMaker,
+) -> None:
+    async with make_served(limits={"blocked_s": 20.0}) as served:  # on a busy machine it takes long to fill
+        served.add(
+            """
+            import asyncio, os
+            from workers import WorkerEntrypoint, Response
 
-        class Default(WorkerEntrypoint):
-            async def fetch(self, request):
-                if request.url.endswith("/hoard"):
-                    hoard = []
-                    while True:
-                        hoard.append(bytearray(1 << 20))
-                if request.url.endswith("/slow"):
-                    await asyncio.sleep(0.5)
-                return Response(str(os.getpid()))
-        """
-    )
-    first = await served.get()
-    slow = asyncio.create_task(served.get("/slow"))
-    await asyncio.sleep(0.1)
-    with pytest.raises(Fault, match=r"MemoryError|memory"):
-        await served.get("/hoard")
-    assert await slow == first
-    assert await served.get() != first
+            class Default(WorkerEntrypoint):
+                async def fetch(self, request):
+                    if request.url.endswith("/hoard"):
+                        hoard = []
+                        while True:
+                            hoard.append(bytearray(1 << 20))
+                    if request.url.endswith("/slow"):
+                        await asyncio.sleep(0.5)
+                    return Response(str(os.getpid()))
+            """
+        )
+        first = await served.get()
+        slow = asyncio.create_task(served.get("/slow"))
+        await asyncio.sleep(0.1)
+        with pytest.raises(Fault, match=r"MemoryError|memory"):
+            await served.get("/hoard")
+        assert await slow == first
+        assert await served.get() != first
