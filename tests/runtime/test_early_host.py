@@ -79,7 +79,7 @@ def test_one_that_was_told_of_a_model_loads_another_as_well(tmp_path: Path) -> N
         with pytest.raises(EngineError) as found:
             await host.client.load_model(ModelSpec("likely", str(tmp_path / "likely")))
         await host.stop(grace_s=30.0)  # on a busy machine too
-        assert "was ended" not in await host.exited()
+        assert "SIGKILL" not in await host.exited()  # SIGTERM may meet an interpreter that is ending by itself
         launcher.close()
         return info.vocab_size, str(found.value)
 
