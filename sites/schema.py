@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import msgspec
+
 from sites.config import NetworkConfig, SiteConfig, Table
 
 HERE = Path(__file__).parent
@@ -10,7 +12,10 @@ FILES: dict[str, type[Table]] = {"site.schema.json": SiteConfig, "network.schema
 
 
 def render(table: type[Table]) -> str:
-    return json.dumps(table.model_json_schema(), indent=2) + "\n"
+    _, tables = msgspec.json.schema_components([table], ref_template="#/$defs/{name}")
+    top = tables.pop(table.__name__)
+    text = json.dumps({"$defs": tables, **top}, indent=2)
+    return text.replace(r"\\Z", "$") + "\n"  # the end of a string, as editors' patterns have it
 
 
 if __name__ == "__main__":

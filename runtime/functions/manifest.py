@@ -11,16 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field
+import msgspec
+from msgspec import Meta
 
 from runtime.functions import cron, jsonc
-from sites.config import ConfigError, Table, parse
+from sites.config import ConfigError, Count, Table, parse
 
 FILES = ("wrangler.jsonc", "wrangler.json", "wrangler.toml")
 DEV_VARS = ".dev.vars"
 
-Identifier = Annotated[str, Field(pattern=r"^[A-Za-z_$][A-Za-z0-9_$]{0,127}$")]
-FunctionName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z_$][A-Za-z0-9_$]{0,127}\Z")]
+FunctionName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}\Z")]
 
 
 class ManifestError(ConfigError):
@@ -35,23 +36,23 @@ class BindingDeclaration(NamedTuple):
     options: Mapping[str, Any]
 
 
-class QueueConsumer(Table):
+class QueueConsumer(Table, frozen=True, kw_only=True):
     queue: str
     type: str = "worker"
-    max_batch_size: int = Field(10, ge=1, le=100)
-    max_batch_timeout: float = Field(5, ge=0, le=60)
-    max_retries: int = Field(3, ge=0, le=100)
+    max_batch_size: Annotated[int, Meta(ge=1, le=100)] = 10
+    max_batch_timeout: Annotated[float, Meta(ge=0, le=60)] = 5
+    max_retries: Annotated[int, Meta(ge=0, le=100)] = 3
     dead_letter_queue: str | None = None
-    max_concurrency: int | None = Field(None, ge=1, le=250)
-    retry_delay: float = Field(0, ge=0, le=43200)
+    max_concurrency: Annotated[int, Meta(ge=1, le=250)] | None = None
+    retry_delay: Annotated[float, Meta(ge=0, le=43200)] = 0
 
 
-class Renamed(Table):
-    from_: str = Field(alias="from")
+class Renamed(Table, frozen=True, kw_only=True):
+    from_: str = msgspec.field(name="from")
     to: str
 
 
-class Migration(Table):
+class Migration(Table, frozen=True, kw_only=True):
     """What became of Durable Objects' classes; runtime/bindings/object_migrations.py carries it out."""
 
     tag: str
@@ -84,20 +85,20 @@ class ManifestAssets(NamedTuple):
     worker_first: tuple[str, ...]  # patterns with *; one that begins with ! takes paths out again
 
 
-class _Ai(Table):
+class _Ai(Table, frozen=True, kw_only=True):
     binding: Identifier
     remote: bool = False
     staging: bool = False
 
 
-class _Kv(Table):
+class _Kv(Table, frozen=True, kw_only=True):
     binding: Identifier
     id: str = ""
     preview_id: str = ""
     remote: bool = False
 
 
-class _D1(Table):
+class _D1(Table, frozen=True, kw_only=True):
     binding: Identifier
     database_name: str = ""
     database_id: str = ""
@@ -107,7 +108,7 @@ class _D1(Table):
     remote: bool = False
 
 
-class _R2(Table):
+class _R2(Table, frozen=True, kw_only=True):
     binding: Identifier
     bucket_name: str = ""
     preview_bucket_name: str = ""
@@ -115,61 +116,61 @@ class _R2(Table):
     remote: bool = False
 
 
-class _Producer(Table):
+class _Producer(Table, frozen=True, kw_only=True):
     binding: Identifier
     queue: str
-    delivery_delay: float = Field(0, ge=0, le=43200)
+    delivery_delay: Annotated[float, Meta(ge=0, le=43200)] = 0
     remote: bool = False
 
 
-class _Queues(Table):
+class _Queues(Table, frozen=True, kw_only=True):
     producers: tuple[_Producer, ...] = ()
     consumers: tuple[QueueConsumer, ...] = ()
 
 
-class _Service(Table):
+class _Service(Table, frozen=True, kw_only=True):
     binding: Identifier
     service: str
     entrypoint: str | None = None
     environment: str | None = None
-    props: dict[str, Any] = Field({})
+    props: dict[str, Any] = msgspec.field(default_factory=dict)
     remote: bool = False
 
 
-class _DurableObject(Table):
+class _DurableObject(Table, frozen=True, kw_only=True):
     name: Identifier
     class_name: str
     script_name: str | None = None
     environment: str | None = None
 
 
-class _DurableObjects(Table):
+class _DurableObjects(Table, frozen=True, kw_only=True):
     bindings: tuple[_DurableObject, ...] = ()
 
 
-class _Simple(Table):
-    limit: int = Field(ge=1)
-    period: int = Field(description="seconds")
+class _Simple(Table, frozen=True, kw_only=True):
+    limit: Count
+    period: Annotated[int, Meta(description="seconds")]
 
 
-class _RateLimit(Table):
+class _RateLimit(Table, frozen=True, kw_only=True):
     name: Identifier
     namespace_id: str | int = ""
     simple: _Simple
 
 
-class _UnsafeBinding(Table):
+class _UnsafeBinding(Table, frozen=True, kw_only=True):
     name: Identifier
     type: str
     namespace_id: str | int = ""
     simple: _Simple | None = None
 
 
-class _Unsafe(Table):
+class _Unsafe(Table, frozen=True, kw_only=True):
     bindings: tuple[_UnsafeBinding, ...] = ()
 
 
-class _Assets(Table):
+class _Assets(Table, frozen=True, kw_only=True):
     directory: str
     binding: Identifier | None = None
     html_handling: str = "auto-trailing-slash"
@@ -177,16 +178,16 @@ class _Assets(Table):
     run_worker_first: bool | tuple[str, ...] = False
 
 
-class _Triggers(Table):
+class _Triggers(Table, frozen=True, kw_only=True):
     crons: tuple[str, ...] = ()
 
 
-class _Limits(Table):
-    cpu_ms: int | None = Field(None, ge=1, le=300_000)
-    subrequests: int | None = Field(None, ge=1)
+class _Limits(Table, frozen=True, kw_only=True):
+    cpu_ms: Annotated[int, Meta(ge=1, le=300_000)] | None = None
+    subrequests: Count | None = None
 
 
-class _Section(Table):
+class _Section(Table, frozen=True, kw_only=True):
     """The top of the file, or one `[env.NAME]`."""
 
     name: FunctionName | None = None
@@ -196,7 +197,7 @@ class _Section(Table):
     triggers: _Triggers | None = None
     limits: _Limits | None = None
     assets: _Assets | None = None
-    vars: dict[Identifier, Any] = Field({})
+    vars: dict[Identifier, Any] = msgspec.field(default_factory=dict)
     ai: _Ai | None = None
     kv_namespaces: tuple[_Kv, ...] = ()
     d1_databases: tuple[_D1, ...] = ()
@@ -244,7 +245,9 @@ def load_manifest(directory: Path, environment: str | None = None) -> Manifest:
         name = chosen.name or (f"{top.name}-{environment}" if top.name else None)
         # https://developers.cloudflare.com/workers/wrangler/configuration: these are inherited, bindings and vars are not
         inherited = ("main", "migrations", "compatibility_date", "compatibility_flags", "triggers", "limits", "assets")
-        chosen = chosen.model_copy(update={key: getattr(top, key) for key in inherited if getattr(chosen, key) is None})
+        chosen = msgspec.structs.replace(
+            chosen, **{key: getattr(top, key) for key in inherited if getattr(chosen, key) is None}
+        )
     manifest = _manifest(chosen, name or directory.resolve().name.lower(), directory.resolve(), path)
     manifest = replace(manifest, ignored=tuple(sorted(ignored)))
     return _with_dev_vars(manifest, environment)
@@ -357,9 +360,9 @@ def _bindings(section: _Section, directory: Path, path: Path) -> Iterator[Bindin
     ]  # fmt: skip
     for kind, tables in named:
         for table in tables:
-            yield BindingDeclaration(kind, table.binding, table.model_dump(exclude={"binding", "remote"}))
+            yield BindingDeclaration(kind, table.binding, _options(table, "binding", "remote"))
     for durable in section.durable_objects.bindings:
-        yield BindingDeclaration("durable_object", durable.name, durable.model_dump(exclude={"name"}))
+        yield BindingDeclaration("durable_object", durable.name, _options(durable, "name"))
     for limit in section.ratelimits:
         yield _rate_limit(limit.name, limit.namespace_id, limit.simple)
     for unsafe in section.unsafe.bindings:
@@ -372,11 +375,15 @@ def _bindings(section: _Section, directory: Path, path: Path) -> Iterator[Bindin
         yield _assets(section.assets, directory, path).declaration
 
 
+def _options(table: Table, *without: str) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.structs.asdict(table).items() if name not in without}
+
+
 def _assets(assets: _Assets, directory: Path, path: Path) -> ManifestAssets:
     folder = (directory / assets.directory).resolve()
     if not folder.is_relative_to(directory):
         raise ManifestError(f"{path}: assets.directory leads out of the function's folder")
-    options = assets.model_dump(exclude={"binding", "directory"}) | {"directory": str(folder)}
+    options = _options(assets, "binding", "directory") | {"directory": str(folder)}
     first = assets.run_worker_first
     patterns = ("/*",) if first is True else () if first is False else first
     return ManifestAssets(BindingDeclaration("assets", assets.binding or "ASSETS", options), patterns)

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
 
+from msgspec.structs import asdict
 from starlette.applications import Starlette
 from starlette.types import Scope
 
@@ -40,7 +41,7 @@ class ServedFunctions:
         self._app = app
         self._state_dir = state_dir
         self._services = Services()
-        shared = {field.name for field in fields(Limits)} & set(FunctionsConfig.model_fields)
+        shared = {field.name for field in fields(Limits)} & set(FunctionsConfig.__struct_fields__)
         limits = Limits(**{name: getattr(config, name) for name in shared})
         self.functions = SiteFunctions(
             limits=limits,
@@ -168,9 +169,7 @@ def _with_secrets(manifest: Manifest, state_dir: Path) -> Manifest:
 
 
 def _stores(config: FunctionsConfig) -> dict[str, S3Place]:
-    return {
-        name: S3Place(**{**store.model_dump(), "bucket": store.bucket or name}) for name, store in config.r2.items()
-    }
+    return {name: S3Place(**{**asdict(store), "bucket": store.bucket or name}) for name, store in config.r2.items()}
 
 
 def _ports(app: Starlette) -> list[int]:

@@ -4,6 +4,7 @@ import asyncio
 
 import msgspec
 import pytest
+from msgspec.structs import asdict
 
 from edge_router.backend import Backend
 from edge_router.discovery import static_backends
@@ -24,7 +25,7 @@ class Probes:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        net = network({"ams1": "http://127.0.0.1:1"}, health=HEALTH.model_dump())
+        net = network({"ams1": "http://127.0.0.1:1"}, health=asdict(HEALTH))
         self.backend: Backend = static_backends(net, self.clock)["ams1"]
         self.sequence = 0
         self.slept: list[float] = []
@@ -204,7 +205,7 @@ async def test_of_thousands_of_sites_a_thousand_are_asked_in_a_second() -> None:
         slept.append(seconds)
         await waiting.wait()
 
-    net = network({f"s{i}": f"http://127.0.0.1:{i + 1}" for i in range(5000)}, health=HEALTH.model_dump())
+    net = network({f"s{i}": f"http://127.0.0.1:{i + 1}" for i in range(5000)}, health=asdict(HEALTH))
     backends = static_backends(net, Clock()).values()
     task = asyncio.create_task(HealthMonitor(backends, fetch, HEALTH, Clock(), sleep, lambda: 0.5).run())
     while len(slept) < 5000:

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from mmdb_writer import MMDBWriter
 from netaddr import IPSet
@@ -104,7 +105,7 @@ def test_what_cannot_be_used_stops_the_start_with_the_reason(tmp_path: Path) -> 
         ClientPlaces.of(ClientsConfig(geo_database=str(countries)))
     with pytest.raises(ConfigError, match=r"geo_database .*none.mmdb cannot be used: .*No such file"):
         ClientPlaces.of(ClientsConfig(geo_database=str(tmp_path / "none.mmdb")))
-    values = network({"ams1": "http://127.0.0.1:1"}).model_dump()
+    values = msgspec.to_builtins(network({"ams1": "http://127.0.0.1:1"}))
     with pytest.raises(ConfigError, match=r"clients.front_ends: .*10.0.0.1/8.*write 10.1.0.0/16"):
         parse(NetworkConfig, {**values, "clients": {"front_ends": ["10.0.0.1/8"]}}, "network.toml")
 

@@ -2,6 +2,7 @@
 
 import hashlib
 
+import msgspec
 import pytest
 
 from edge_router.limits import Bucket, Limits
@@ -20,7 +21,7 @@ def head(key: str, path: str = "/v1/chat/completions") -> Head:
 
 def limits(clock: Clock, *tenants: TenantConfig, max_open_per_client: int = 100, **default: float) -> Limits:
     door = DoorConfig(max_open_per_client=max_open_per_client)
-    return Limits(door, TenantLimitsConfig.model_validate(default), tenants, "secret", clock)
+    return Limits(door, TenantLimitsConfig(**default), tenants, "secret", clock)
 
 
 def ask(door: Limits, key: str, client: str = "1.2.3.4", path: str = "/v1/chat/completions") -> None:
@@ -114,7 +115,7 @@ def test_the_table_of_tenants_is_bounded_and_forgets_nobody_who_is_at_work(monke
 
 
 def test_an_unknown_key_in_a_tenants_table_names_the_nearest() -> None:
-    base = network({"ams1": "http://x:1"}).model_dump()
+    base = msgspec.to_builtins(network({"ams1": "http://x:1"}))
     with pytest.raises(ConfigError, match="did you mean 'requests_per_min'"):
         parse(NetworkConfig, {**base, "tenant_limits": {"request_per_min": 1}}, "file")
 

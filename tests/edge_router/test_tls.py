@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from edge_router.tls import Certificate
@@ -81,7 +82,7 @@ def test_half_of_a_new_pair_is_not_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("listen", [{"tls_key": "k"}, {"tls_certificate": "c"}])
 def test_a_certificate_needs_its_key(listen: dict[str, str]) -> None:
-    base = network({"ams1": "http://x:1"}).model_dump()
+    base = msgspec.to_builtins(network({"ams1": "http://x:1"}))
     with pytest.raises(ConfigError, match="belong together"):
         parse(NetworkConfig, {**base, "listen": {"port": 0, **listen}}, "file")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import save_file
 
 from runtime.engines.promises import Supply
@@ -152,7 +153,7 @@ def test_what_a_killed_site_left_goes_soon_after_any_other_starts(
     assert opened(site(tmp_path, 1.0), tmp_path) is not None
     assert directory.exists(), "its site lives"
     lose_lock(place)
-    opened(site(tmp_path / "other", 1.0).model_copy(update={"name": "iad1"}), tmp_path)
+    opened(replace(site(tmp_path / "other", 1.0), name="iad1"), tmp_path)
     eventually(lambda: not directory.exists())
 
 

@@ -15,7 +15,7 @@ from aiohttp import web
 from runtime.bindings import s3
 from runtime.bindings.s3 import Credentials, S3Place, canonical_query, sign
 from runtime.functions.channel import Failure
-from sites.config import FunctionsConfig
+from sites.config import ConfigError, FunctionsConfig, parse
 from tests.runtime.bindings.conftest import Wire
 from tests.runtime.bindings.s3_server import s3_endpoint, s3_place
 from workers.bindings.r2 import R2Bucket, R2ObjectBody
@@ -290,10 +290,10 @@ def test_the_site_file_names_stores() -> None:
     from runtime.functions.serving import _stores
 
     table: Any = {"r2": {"photos": {"endpoint": "https://s3.example.com", "region": "eu", "bucket": "b-1"}}}
-    stores = _stores(FunctionsConfig(**table))
+    stores = _stores(parse(FunctionsConfig, table, "ams1.toml"))
     assert stores == {"photos": S3Place("https://s3.example.com", "b-1", "eu")}
-    with pytest.raises(ValueError, match="endpoint"):
-        FunctionsConfig(**{"r2": {"photos": {"endpoint": "s3.example.com"}}})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"r2.photos.endpoint: must match .* which 's3.example.com' does not"):
+        parse(FunctionsConfig, {"r2": {"photos": {"endpoint": "s3.example.com"}}}, "ams1.toml")
 
 
 async def test_a_client_that_leaves_during_an_upload_leaves_nothing_at_the_store(wire: Wire, s3_place: S3Place) -> None:

@@ -137,7 +137,7 @@ def test_a_mistake_in_jsonc_is_reported_in_its_own_line() -> None:
         ('main = "src/entry.js"', "must be a Python file"),
         ('main = "src/other.py"', "which does not exist"),
         ('main = "src/entry.py"\n[vars]\nA = 1\n[ai]\nbinding = "A"', "'A' is used twice"),
-        ('name = "No Spaces"\nmain = "src/entry.py"', "name: String should match pattern"),
+        ('name = "No Spaces"\nmain = "src/entry.py"', "name: must match .*, which 'No Spaces' does not"),
         ("main = ", "not valid TOML"),
     ],
 )

@@ -1,0 +1,51 @@
+"""What single values of the configuration files must be beyond their types. Each rule raises ValueError with a sentence that says what to change.
+
+Knows no table and no file. urllib and ipaddress cost a start nothing: pathlib has imported both.
+"""
+
+import re
+from ipaddress import ip_network
+from urllib.parse import urlsplit
+
+from msgspec import UNSET, UnsetType
+
+
+def is_a_device(device: str | UnsetType) -> None:
+    if device is not UNSET and not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise ValueError(f"{device!r} is no device; say auto, cpu, cuda or cuda:N")
+
+
+def can_stand_together(devices: tuple[str, ...] | None) -> None:
+    if devices is None:
+        return
+    for device in devices:
+        if not re.fullmatch(r"cpu|cuda:\d+", device):
+            raise ValueError(f"{device!r} does not say which device it is; say cpu or cuda:N")
+        if device != "cpu" and devices.count(device) > 1:
+            raise ValueError(f"{device!r} is named twice, and one engine host has a GPU to itself: name each once")
+    if len({device.partition(":")[0] for device in devices}) > 1:
+        raise ValueError(
+            "a model's weights lie in host memory as one kind of device wants them: name CPUs or GPUs, not both"
+        )
+
+
+def is_http(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
+        raise ValueError("must be http(s)://host[:port] without a path")
+
+
+def are_networks(networks: tuple[str, ...]) -> None:
+    for network in networks:
+        try:
+            ip_network(network)
+        except ValueError as error:
+            raise ValueError(f"{error}; write 10.1.0.0/16 or 2001:db8::/32") from None
+
+
+def refuse_twice(names: list[str], what: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"the {what} {name!r} is used twice")
+        seen.add(name)
