@@ -2,6 +2,8 @@
 
 import copy
 import datetime
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -216,3 +218,11 @@ def test_the_devices_of_a_table_that_names_none_are_chosen_by_the_engine() -> No
 
 def test_a_url_is_kept_without_its_last_slash() -> None:
     assert [site.url for site in parse(NetworkConfig, NETWORK, "network.toml").sites] == ["http://h:1", "https://h"]
+
+
+def test_a_good_file_waits_for_nothing_that_explains_a_bad_one() -> None:
+    program = (
+        "import sys; from sites.config import LOCAL, load_site; load_site(LOCAL / 'ams1.toml'); "
+        "print(*({'sites.mistakes', 'difflib', 'pydantic'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "\n"
