@@ -208,7 +208,7 @@ CHATS: list[tuple[str, list[str]]] = [
         '{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]}',
         '{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "' + "[" * 5000 + '"}}]}]}',
     ]),
-    ("400 invalid_request messages[0].tool_calls[0].function.arguments.str", [
+    ("400 invalid_request messages[0].tool_calls[0].function.arguments", [
         '{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": []}}]}]}',
         '{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": null}}]}]}',
     ]),
