@@ -55,9 +55,8 @@ def _of_field(value: Any, field: structs.FieldInfo, body: type[Body], at: str) -
         value = value if read is None or value is None else read(value)
     except Mistake as mistake:
         return ApiError(mistake.word, f"{at}: {mistake}", param=at)
-    if field.name not in body.PARTS and _fits(
-        value, field.type
-    ):  # a prompt may be a million token ids: 10 ns each, below 600
+    is_plain = field.name not in body.PARTS
+    if is_plain and _fits(value, field.type):  # 3 ns for each of a prompt's token ids; one by one, as below, 1,100 ns
         return None
     return _of_value(value, _described(field.type), at)
 

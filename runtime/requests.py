@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, ValidationError, convert
 
 MAX_STOPS = 4
 MAX_CHOICES = 16
@@ -16,6 +16,8 @@ MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_INPUTS = 2048  # of one request for embeddings, as OpenAI has it
+
+TokenIds = tuple[Annotated[int, Meta(ge=0)], ...]
 
 
 class Mistake(Exception):
@@ -30,9 +32,8 @@ def _unsupported(sentence: str) -> Mistake:
     return Mistake(sentence, "unsupported_parameter")
 
 
-Reader = Callable[
-    [Any], Any
-]  # brings a value that clients send in several forms into the one declared, or raises Mistake
+# Brings a value that clients send in several forms into the one declared, or raises Mistake.
+Reader = Callable[[Any], Any]
 
 
 def _join_parts(value: Any) -> Any:
@@ -69,20 +70,18 @@ def _listed_stops(value: Any) -> Any:
 
 def _one_prompt(value: Any) -> Any:
     """A text, a list of token ids, or a list that holds exactly one of either."""
-    if isinstance(value, list) and value and not _are_whole(value):
-        if len(value) > 1 and all(isinstance(item, str | list) for item in value):
-            raise _unsupported("several prompts in one request are not supported; send one request per prompt")
-        value = value[0] if len(value) == 1 else None
-    if isinstance(value, str):
+    if isinstance(value, str) or _are_token_ids(value):
         return value
-    if isinstance(value, list) and _are_token_ids(value):
-        return value
+    if isinstance(value, list) and len(value) > 1 and all(isinstance(item, str | list) for item in value):
+        raise _unsupported("several prompts in one request are not supported; send one request per prompt")
+    if isinstance(value, list) and len(value) == 1 and (isinstance(value[0], str) or _are_token_ids(value[0])):
+        return value[0]
     raise Mistake("must be a text or a non-empty list of token ids (whole numbers)")
 
 
 def _inputs(value: Any) -> Any:
     """A text, token ids, or a list of either, as a list of texts and lists of token ids."""
-    if isinstance(value, str) or (isinstance(value, list) and _are_whole(value)):
+    if isinstance(value, str) or (isinstance(value, list) and value and type(value[0]) is int):
         value = [value]
     if not isinstance(value, list) or not value:
         raise Mistake("must be a text, a list of texts, a list of token ids or a list of such lists; not empty")
@@ -91,17 +90,16 @@ def _inputs(value: Any) -> Any:
     for position, item in enumerate(value):
         if item in ("", []):
             raise Mistake(f"text {position} is empty; leave it out")
-        if not isinstance(item, str) and not (isinstance(item, list) and _are_token_ids(item)):
+        if not isinstance(item, str) and not _are_token_ids(item):
             raise Mistake(f"text {position} is neither a text nor a list of token ids (whole numbers)")
     return value
 
 
-def _are_whole(items: list[Any]) -> bool:
-    return set(map(type, items)) == {int}  # without a loop of ours: of 100,000 token ids 1.6 ms, with one 3.3 ms
-
-
-def _are_token_ids(items: list[Any]) -> bool:
-    return _are_whole(items) and min(items) >= 0
+def _are_token_ids(value: Any) -> bool:
+    try:
+        return len(convert(value, TokenIds)) > 0  # of 100,000 in 0.3 ms; a loop of ours takes 4 ms
+    except ValidationError:
+        return False
 
 
 def _tool_choice(value: Any) -> Any:
@@ -140,10 +138,11 @@ def _not_strict(value: Any) -> Any:
 
 
 class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    READERS: ClassVar[dict[str, Reader]] = {}  # of fields that come in several forms; null is none of their business
-    PARTS: ClassVar[
-        dict[str, type["Body"]]
-    ] = {}  # fields that hold bodies, or lists of bodies, with readers of their own
+    """The readers of fields that come in several forms (null is none of their business), and the fields that hold bodies, or lists of bodies, with
+    readers of their own."""
+
+    READERS: ClassVar[dict[str, Reader]] = {}
+    PARTS: ClassVar[dict[str, type["Body"]]] = {}
 
     @classmethod
     def names(cls) -> frozenset[str]:
@@ -274,7 +273,7 @@ class SamplingBody(Body, frozen=True, kw_only=True):
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     logit_bias: dict[int, float] | None = None
     stop: tuple[str, ...] | None = None
-    stop_token_ids: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(max_length=64)] | None = None
+    stop_token_ids: Annotated[TokenIds, Meta(max_length=64)] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
 
@@ -302,7 +301,7 @@ class CompletionBody(SamplingBody, frozen=True, kw_only=True):
     model: str
     max_tokens: Annotated[int, Meta(ge=0)] | None = None  # 0: the prompt alone, with echo
     echo: bool | None = None
-    prompt: str | tuple[int, ...]
+    prompt: str | TokenIds
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -324,7 +323,7 @@ class EmbeddingBody(Body, frozen=True, kw_only=True):
     READERS: ClassVar = {"input": _inputs}
 
     model: str
-    input: tuple[str | tuple[int, ...], ...]
+    input: tuple[str | TokenIds, ...]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
 
@@ -334,7 +333,7 @@ class RunEmbeddingBody(Body, frozen=True, kw_only=True):
 
     READERS: ClassVar = {"text": _inputs}
 
-    text: tuple[str | tuple[int, ...], ...]
+    text: tuple[str | TokenIds, ...]
     pooling: Literal["mean", "cls"] | None = None
 
 
