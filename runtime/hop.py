@@ -5,9 +5,9 @@ is said to have been delivered is refused. Knows the request's headers and the p
 its body that is the router's; refuses to know what is done with either (runtime/resumption.py).
 """
 
-from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
+from msgspec.structs import replace
 from starlette.types import Scope
 
 from runtime.connection import header

@@ -4,22 +4,23 @@ Every mistake becomes an ApiError that names the parameter and says what to chan
 module refuses to know tokens: whether a prompt fits its model is found out where it is tokenised.
 """
 
-import difflib
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeVar
 
+import msgspec
 import orjson
-from pydantic import BaseModel, ValidationError
+from msgspec import Struct
 
 from runtime.requests import (
     HARMLESS,
     REFUSED,
+    Body,
     ChatBody,
     CompletionBody,
     EmbeddingBody,
     MessageBody,
+    Mistake,
     RunBody,
     RunEmbeddingBody,
     SamplingBody,
@@ -31,8 +32,7 @@ from wire.errors import ApiError
 Resolve = Callable[[str], str | None]  # a name or alias -> the site's own name of the model
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
+class Conversation(Struct, frozen=True):
     """Messages and tools as chat templates expect them."""
 
     messages: tuple[dict[str, Any], ...]
@@ -40,8 +40,7 @@ class Conversation:
     parallel_tool_calls: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(Struct, frozen=True):
     """None means: as the model's own defaults say."""
 
     max_tokens: int | None
@@ -63,8 +62,7 @@ class Sampling:
 Prompt = Conversation | str | tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ValidGeneration:
+class ValidGeneration(Struct, frozen=True):
     """What every endpoint's request comes down to. `model` is the site's own name, `requested_model` what the client called it, `n` how many
     answers it wants."""
 
@@ -76,7 +74,7 @@ class ValidGeneration:
     n: int = 1
     num_prompt_logprobs: int | None = None  # alternatives in the table of the prompt's tokens; None: no table
     # Of a request that a router sent, that router's choice: so another site can go on with the same answer.
-    answer_name: AnswerName = field(default_factory=AnswerName.fresh)
+    answer_name: AnswerName = msgspec.field(default_factory=AnswerName.fresh)
     delivery: Delivery = NOTHING_DELIVERED  # what the client has of the answer already, from another site
     prefixes: tuple[
         tuple[int, int], ...
@@ -95,13 +93,11 @@ class ValidGeneration:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class ValidChat(ValidGeneration):
+class ValidChat(ValidGeneration, frozen=True):
     include_usage: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ValidCompletion(ValidGeneration):
+class ValidCompletion(ValidGeneration, frozen=True):
     include_usage: bool = False
     echo: bool = False
 
@@ -117,16 +113,14 @@ class ValidCompletion(ValidGeneration):
         return self.sampling.max_tokens == 0
 
 
-@dataclass(frozen=True, slots=True)
-class ValidRun(ValidGeneration):
+class ValidRun(ValidGeneration, frozen=True):
     pass
 
 
 EmbeddingInput = str | tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ValidEmbedding:
+class ValidEmbedding(Struct, frozen=True):
     model: str
     requested_model: str
     inputs: tuple[EmbeddingInput, ...]
@@ -165,7 +159,7 @@ def parse_completion(raw: bytes, resolve: Resolve) -> ValidCompletion:
     return ValidCompletion(
         model=_known(body.model, resolve),
         requested_model=body.model,
-        prompt=body.prompt if isinstance(body.prompt, str) else tuple(body.prompt),
+        prompt=body.prompt,
         sampling=_sampling(body, body.max_tokens, num_logprobs=body.logprobs),
         stream=bool(body.stream),
         n=body.n or 1,
@@ -195,7 +189,7 @@ def parse_embedding(raw: bytes, resolve: Resolve) -> ValidEmbedding:
     return ValidEmbedding(
         model=_known(body.model, resolve),
         requested_model=body.model,
-        inputs=_texts(body.input),
+        inputs=body.input,
         dimensions=body.dimensions,
         as_base64=body.encoding_format == "base64",
     )
@@ -204,103 +198,52 @@ def parse_embedding(raw: bytes, resolve: Resolve) -> ValidEmbedding:
 def parse_run_embedding(raw: bytes, model: str, resolve: Resolve) -> ValidEmbedding:
     known = _known(model, resolve)
     body = _parse(RunEmbeddingBody, raw)
-    return ValidEmbedding(known, model, _texts(body.text), pooling=body.pooling, field="text")
+    return ValidEmbedding(known, model, body.text, pooling=body.pooling, field="text")
 
 
-def _texts(inputs: list[str | list[int]]) -> tuple[EmbeddingInput, ...]:
-    return tuple(text if isinstance(text, str) else tuple(text) for text in inputs)
+BodyT = TypeVar("BodyT", bound=Body)
 
 
-BodyT = TypeVar("BodyT", bound=BaseModel)
+def _parse(body: type[BodyT], raw: bytes) -> BodyT:
+    try:
+        return msgspec.convert(body.in_one_form(_asked(raw, body)), body)
+    except (Mistake, msgspec.ValidationError) as error:
+        from runtime.mistakes import first_mistake
+
+        raise first_mistake(_asked(raw, body), body) or error from None
 
 
-def _parse(model: type[BodyT], raw: bytes) -> BodyT:
+def _asked(raw: bytes, body: type[Body]) -> dict[str, Any]:
+    """What the body asks for: null is absent, harmless parameters and neutral values of refused ones ask for nothing."""
     try:
         values = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise ApiError("malformed_json", f"the body is not valid JSON: {error}") from None
     if not isinstance(values, dict):
         raise ApiError("invalid_request", "the body must be a JSON object")
-    try:
-        return model.model_validate(_without_the_ignored(values, model))
-    except ValidationError as error:
-        raise _as_api_error(error, model) from None
+    names = body.names()
+    if not values.keys() <= names:
+        for name in values:
+            if name not in names:
+                _ignore(name, values[name], names)
+    return {name: value for name, value in values.items() if value is not None and name in names}
 
 
-def _without_the_ignored(values: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    """Null is absent, harmless parameters and neutral values of refused ones ask for nothing."""
-    kept: dict[str, Any] = {}
-    for name, value in values.items():
-        if name in model.model_fields:
-            if value is not None:
-                kept[name] = value
-        elif name in REFUSED:
-            refused = REFUSED[name]
-            if value is not None and not any(type(value) is type(n) and value == n for n in _widened(refused.neutral)):
-                message = f"{name} is not supported with this value: {refused.instead}"
-                raise ApiError("unsupported_parameter", message, param=name)
-        elif name not in HARMLESS:
-            raise _unknown(name, [*model.model_fields, *HARMLESS])
-    return kept
+def _ignore(name: str, value: Any, names: frozenset[str]) -> None:
+    if name in REFUSED:
+        refused = REFUSED[name]
+        if value is not None and not any(type(value) is type(n) and value == n for n in _widened(refused.neutral)):
+            message = f"{name} is not supported with this value: {refused.instead}"
+            raise ApiError("unsupported_parameter", message, param=name)
+    elif name not in HARMLESS:
+        from runtime.mistakes import unknown_parameter
+
+        raise unknown_parameter(name, names | HARMLESS)
 
 
 def _widened(neutral: Iterable[Any]) -> list[Any]:
     """0 also stands for 0.0."""
     return [*neutral, *(float(value) for value in neutral if type(value) is int)]
-
-
-def _unknown(name: str, valid: Iterable[str]) -> ApiError:
-    nearest = difflib.get_close_matches(name.rpartition(".")[2], sorted(valid), n=1, cutoff=0.0)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    return ApiError("unknown_parameter", f"unknown parameter {name[:100]!r}{hint}", param=name[:100])
-
-
-_AS_CLIENTS_SAY = {
-    "model_type": "must be an object", "model_attributes_type": "must be an object", "dict_type": "must be an object",
-    "list_type": "must be a list", "too_short": "must not be empty",
-}  # fmt: skip
-
-
-def _as_api_error(error: ValidationError, model: type[BaseModel]) -> ApiError:
-    """The first mistake, named as a client would write it: messages[0].content."""
-    mistake = error.errors(include_url=False, include_input=False)[0]
-    where, fields = _location(mistake["loc"], model)
-    if mistake["type"] == "extra_forbidden":
-        return _unknown(where, fields)
-    if mistake["type"] == "missing":
-        return ApiError("invalid_request", f"{where} is required", param=where)
-    word = "unsupported_parameter" if mistake["type"] == "unsupported" else "invalid_request"
-    if where.endswith(".strict"):
-        message = "strict tool arguments are not supported yet; leave strict out or set it to false"
-        return ApiError("unsupported_parameter", message, param=where)
-    message = _AS_CLIENTS_SAY.get(mistake["type"], mistake["msg"])
-    return ApiError(word, f"{where}: {message[:1].lower()}{message[1:]}", param=where)
-
-
-def _location(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[str, list[str]]:
-    """The path in a client's words, and the valid names in its last table. Names of union branches are not part of it."""
-    where = ""
-    table: type[BaseModel] | None = model
-    fields = list(model.model_fields)
-    for part in location:
-        if isinstance(part, int):
-            where += f"[{part}]"
-            continue
-        where += f".{part}" if where else part
-        if table is not None and part in table.model_fields:
-            table = _table_of(table.model_fields[part].annotation)
-            fields = list(table.model_fields) if table is not None else fields
-    return where, fields
-
-
-def _table_of(annotation: Any) -> type[BaseModel] | None:
-    """The model inside `list[Annotated[X, ...]] | None` and its like."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for argument in getattr(annotation, "__args__", ()):
-        if (found := _table_of(argument)) is not None:
-            return found
-    return None
 
 
 def _known(name: str, resolve: Resolve) -> str:
@@ -345,12 +288,19 @@ def _sampling(body: SamplingBody, max_tokens: int | None, num_logprobs: int | No
     )
 
 
-def _conversation(messages: list[MessageBody], tools: list[ToolBody] | None, *, parallel: bool = True) -> Conversation:
+def _conversation(
+    messages: list[MessageBody], tools: Sequence[ToolBody] | None, *, parallel: bool = True
+) -> Conversation:
     return Conversation(
         tuple(_message(message, f"messages[{position}]") for position, message in enumerate(messages)),
-        tuple(tool.model_dump(exclude_none=True) for tool in tools or ()),
+        tuple(_tool(tool) for tool in tools or ()),
         parallel,
     )
+
+
+def _tool(tool: ToolBody) -> dict[str, Any]:
+    named = ((name, getattr(tool.function, name)) for name in tool.function.__struct_fields__)
+    return {"type": tool.type, "function": {name: value for name, value in named if value is not None}}
 
 
 def _message(message: MessageBody, where: str) -> dict[str, Any]:

@@ -8,9 +8,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
+from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
 from runtime.accounts import Tenant, tenant_of

@@ -110,8 +110,8 @@ async def test_dimensions_keep_the_first_numbers_at_length_one(embedder: Site) -
         ({"input": [1, 2, 999]}, "input", "999, outside the vocabulary of 261"),
         ({"input": ["a", [999]]}, "input[1]", "input[1] has the token id 999"),
         ({"dimensions": 5}, "dimensions", "embeddings of 4 numbers: dimensions must be from 1 to 4"),
-        ({"dimensions": 0}, "dimensions", "greater than or equal to 1"),
-        ({"encoding_format": "int8"}, "encoding_format", "'float' or 'base64'"),
+        ({"dimensions": 0}, "dimensions", "dimensions: must be at least 1"),
+        ({"encoding_format": "int8"}, "encoding_format", 'must be "base64" or "float"'),
         ({"dimension": 2}, "dimension", "did you mean 'dimensions'"),
     ],
 )
