@@ -286,6 +286,22 @@ async def test_pipelined_requests_are_answered_in_order_and_after_a_close_no_mor
     assert [scope["path"] for scope in app.scopes] == ["/1", "/2", "/"]
 
 
+async def test_an_idle_connection_is_closed_after_its_time_and_one_at_work_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("wire.http1.SWEEP_S", 0.02)
+    gate = asyncio.Event()
+    async with client_of(
+        App(start(), body(b"one", True), gate, body(b"")), limits=HttpLimits(keep_alive_s=0.1)
+    ) as client:
+        await client.say(GET)
+        await client.hear_until(b"one\r\n")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.reader.read(1), 0.4)
+        gate.set()
+        assert await client.hear_all() == b"0\r\n\r\n"  # and then the end
+
+
 UPGRADE = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: %s\r\nhttp2-settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
 
 
