@@ -18,10 +18,10 @@ from edge_router.app import Router, build_app
 from edge_router.proxy import Proxy
 from edge_router.tls import Certificate
 from sites.config import ConfigError, DoorConfig, NetworkConfig, load_network
+from wire.handover import Handover
 from wire.http1 import HttpLimits, Server
 from wire.server import (
     GRACE_S,
-    H2,
     ListenError,
     bind,
     file_limit,
@@ -84,8 +84,8 @@ async def _serve(network: NetworkConfig, listener: socket.socket) -> None:
 @asynccontextmanager
 async def serving(app: Router, network: NetworkConfig, listener: socket.socket) -> AsyncIterator[Server]:
     """Takes the socket over."""
-    h2 = H2(app)
-    server = Server(app, http_limits(network.door), h2, app.tunnels, app.direct)
+    others = Handover(app)
+    server = Server(app, http_limits(network.door), others, app.tunnels, app.direct)
     app.proxy.metrics.watch("connections", "Of clients, over HTTP/1.1.", lambda: len(server.connections))
     certificate = Certificate.of(network.listen)
     async with app.router.lifespan_context(app):
@@ -97,7 +97,7 @@ async def serving(app: Router, network: NetworkConfig, listener: socket.socket) 
             if watch is not None:
                 watch.cancel()
                 await asyncio.gather(watch, return_exceptions=True)
-            await h2.stop()
+            await others.stop()
             await server.stop(GRACE_S)
 
 

@@ -1,21 +1,19 @@
 """Serves one site until it is told to stop: `serve_file` for `python -m runtime SITE_FILE`, and `run(site)` for the command line.
 
 SIGTERM, SIGINT or SIGHUP drains: /readyz turns 503, new requests are refused, open streams may finish for drain_timeout_s and are then ended with an
-error event; only then does the server close. Hypercorn's own grace (3 s, streams cut without a word) never has anything left to cut.
+error event; only then does the server close, and its own grace has nothing left to cut.
 """
 
 import asyncio
-import contextlib
 import gc
 import logging
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-from hypercorn.asyncio import serve
-from hypercorn.utils import LifespanFailureError
 from starlette.applications import Starlette
 
 from runtime.app import build_app
@@ -24,15 +22,33 @@ from runtime.engines.early_host import EarlyHost
 from runtime.engines.sources import SourceError, local_directory
 from runtime.timeline import process_began_s
 from sites.config import ConfigError, SiteConfig, load_site
-from wire.hypercorn_connection import install as install_connections
-from wire.joined_head import install as install_joined_heads
-from wire.server import ListenError, bind, follow_parent, hypercorn_config, loop_factory, raise_file_limit, url_of
+from wire.handover import Handover
+from wire.http1 import HttpLimits, Server
+from wire.server import (
+    GRACE_S,
+    KEEP_ALIVE_S,
+    ListenError,
+    bind,
+    file_limit,
+    follow_parent,
+    loop_factory,
+    raise_file_limit,
+    url_of,
+)
 from wire.signals import stop_signals
-from wire.socket_stream import install as install_sockets
 
 log = logging.getLogger("pilotlight.site")
 
-GRACE_S = 3.0  # for answers whose last bytes are on their way when the drain ends
+LAST_BYTES_S = 3.0  # for answers whose last bytes are on their way when the drain ends
+MAX_HEAD_BYTES = 128 << 10  # a router lets 64 KiB and 128 headers through by default, and adds its own
+MAX_HEADERS = 1024
+# For a client to take what waits for it. It may be a router that waits for a slow client of its own: a kernel that holds 4 MB of an answer lets more
+# in when a third of it has been taken, and at 10 kB/s that is two minutes.
+STALL_S = 600.0
+
+
+class StartError(Exception):
+    """The site's parts cannot be started; the message says what to change."""
 
 
 def serve_file(file: Path, early: EarlyHost | None = None) -> int:
@@ -65,10 +81,8 @@ def run(site: SiteConfig, log_level: int = logging.INFO, early: EarlyHost | None
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve_app(app, site, listener, on_ready=_settle_memory))
-    except LifespanFailureError:
-        if app.state.why_not_started is None:
-            raise
-        print(f"site {site.name} cannot start: {app.state.why_not_started}", file=sys.stderr)
+    except StartError as error:
+        print(f"site {site.name} cannot start: {error}", file=sys.stderr)
         return 1
     return 0
 
@@ -87,24 +101,49 @@ async def serve_app(
     log.info("listening on %s", url)
     hurry = asyncio.Event()
     stopping = stop or _stop_on_signals(hurry)
-    announcing = asyncio.create_task(_announce(app, url, on_ready), name="announce")
-
-    async def drained() -> None:
-        await stopping.wait()
-        await _drain(app, site.limits.drain_timeout_s, hurry)
-
-    install_connections()
-    install_sockets()
-    install_joined_heads()
-    config = hypercorn_config(listener)
-    config.websocket_max_message_size = int(site.functions.socket_message_mib * 2**20)
     try:
-        await serve(app, config, shutdown_trigger=drained)  # type: ignore[arg-type]
+        async with app.router.lifespan_context(app), _served(app, site, listener):
+            announcing = asyncio.create_task(_announce(app, url, on_ready), name="announce")
+            try:
+                await stopping.wait()
+                await _drain(app, site.limits.drain_timeout_s, hurry)
+            finally:
+                announcing.cancel()
+                await asyncio.gather(announcing, return_exceptions=True)
+    except ConfigError as error:
+        if app.state.why_not_started is None:
+            raise
+        raise StartError(app.state.why_not_started) from error
     finally:
-        announcing.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await announcing
+        listener.close()
     log.info("stopped")
+
+
+@asynccontextmanager
+async def _served(app: Starlette, site: SiteConfig, listener: socket.socket) -> AsyncIterator[None]:
+    """Nobody is accepted before; who connects earlier waits."""
+    limits = _http_limits()
+    others = Handover(app, limits.keep_alive_s, int(site.functions.socket_message_mib * 2**20))
+    server = Server(app, limits, others)
+    await server.start(listener)
+    try:
+        yield
+    finally:
+        await others.stop()
+        await server.stop(GRACE_S)
+
+
+def _http_limits() -> HttpLimits:
+    """A quarter of the file descriptors is left to engines, functions and what they open."""
+    files = file_limit()
+    return HttpLimits(
+        max_head_bytes=MAX_HEAD_BYTES,
+        max_headers=MAX_HEADERS,
+        keep_alive_s=KEEP_ALIVE_S,
+        stall_s=STALL_S,
+        max_connections=sys.maxsize if files is None else files * 3 // 4,
+        max_connections_per_client=sys.maxsize,
+    )
 
 
 async def _drain(app: Starlette, timeout_s: float, hurry: asyncio.Event) -> None:
@@ -118,7 +157,7 @@ async def _drain(app: Starlette, timeout_s: float, hurry: asyncio.Event) -> None
         await asyncio.wait({empty, hurried}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not empty.done():
             fleet.fail_open("the site is shutting down and does not wait for this answer any longer")
-            await asyncio.wait({empty}, timeout=GRACE_S)
+            await asyncio.wait({empty}, timeout=LAST_BYTES_S)
     finally:
         empty.cancel()
         hurried.cancel()

@@ -1,7 +1,7 @@
 """An HTTP/1.1 server for ASGI applications, made for many long streams: one small object and no task for each connection, one task per request.
 
 It holds clients to limits that no application can: how long a head may take and be, how long a client may leave what waits for it unread. The parser
-is llhttp, so what is ambiguous (two lengths, stray line ends) is refused. HTTP/2, by ALPN or by its preface, is handed to somebody else.
+is llhttp, so what is ambiguous (two lengths, stray line ends) is refused. HTTP/2, by ALPN or by its preface, and WebSockets are handed to others.
 """
 
 import asyncio
@@ -12,7 +12,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -30,8 +29,10 @@ LINGER_S = 2.0  # an answer to a body that was not read to its end must arrive b
 SWEEP_S = 0.5
 SWEPT_AT_ONCE = 256
 NEVER = float("inf")
+DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
-H2Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+OtherHandler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 SocketHandler = Callable[[Upgrading], Coroutine[Any, Any, None]]
 
 log = logging.getLogger(__name__)
@@ -50,20 +51,20 @@ class HttpLimits:
 
 
 class Server:
-    """`await start`, later `await stop`. Applications see ASGI 3."""
+    """`await start`, later `await stop`. Applications see ASGI 3. `others` gets connections of HTTP/2 and, without `sockets`, of WebSockets."""
 
     def __init__(
         self,
         app: Application,
         limits: HttpLimits | None = None,
-        h2: H2Handler | None = None,
+        others: OtherHandler | None = None,
         sockets: SocketHandler | None = None,
         direct: Direct | None = None,
     ) -> None:
         self.app = app
         self.direct = direct
         self.limits = limits or HttpLimits()
-        self.h2 = h2
+        self.others = others
         self.sockets = sockets
         self.connections: set[Connection] = set()
         self.by_client: Counter[str] = Counter()
@@ -79,7 +80,7 @@ class Server:
     async def start(self, listener: socket.socket, context: ssl.SSLContext | None = None) -> None:
         loop = asyncio.get_running_loop()
         self._tell_date()
-        self.name = listener.getsockname()
+        self.name = _two_of(listener.getsockname())
         self._sweeper = loop.create_task(self._sweep())
         handshake_s = None if context is None else self.limits.head_timeout_s
         self._server = await loop.create_server(
@@ -87,7 +88,7 @@ class Server:
         )
 
     async def stop(self, grace_s: float = 1.0) -> None:
-        """Takes no connection any more, closes idle ones, and cuts the others after the grace."""
+        """Takes no connection any more, closes idle ones, and cuts the others after the grace; their requests have as long again to notice."""
         self.is_stopping = True
         assert self._server is not None
         assert self._sweeper is not None
@@ -97,21 +98,30 @@ class Server:
         deadline = time.monotonic() + grace_s
         while (self.connections or self._handed_on) and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
+        cut = {task for connection in self.connections if (task := connection.task) is not None}
         for connection in tuple(self.connections):
             connection.abort()
         for task in tuple(self._handed_on):
             task.cancel()
         self._sweeper.cancel()
-        await asyncio.gather(self._sweeper, *self._handed_on, return_exceptions=True)
+        if cut:
+            _, late = await asyncio.wait(cut, timeout=grace_s)
+            for task in late:
+                task.cancel()
+        await asyncio.gather(self._sweeper, *self._handed_on, *cut, return_exceptions=True)
 
-    async def serve_h2(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve_other(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        assert self.h2 is not None
+        assert self.others is not None
         self._handed_on.add(task)
         try:
-            await self.h2(reader, writer)
+            await self.others(reader, writer)
+        except asyncio.CancelledError:
+            if not self.is_stopping:
+                raise
         finally:
+            writer.close()
             self._handed_on.discard(task)
 
     def serve_socket(self, client: Upgrading) -> None:
@@ -135,14 +145,14 @@ class Server:
                 await asyncio.sleep(0)
 
     def _tell_date(self) -> None:
-        self.date = b"date: " + formatdate(usegmt=True).encode() + b"\r\n"
+        self.date = b"date: " + http_date(time.time()).encode() + b"\r\n"
 
 
 class Connection(asyncio.Protocol):
     __slots__ = (
         "_around", "_client", "_exchange", "_fed_bytes", "_head_bytes", "_headers", "_in_head", "_incoming", "_is_lingering",
         "_is_paused", "_length", "_limits", "_opening", "_parser", "_refusal", "_repeated", "_server", "_unbegun", "_url", "_waiting",
-        "_wants_upgrade", "deadline", "is_full", "loop", "transport",
+        "deadline", "is_full", "loop", "transport",
     )  # fmt: skip
 
     def __init__(self, server: Server) -> None:
@@ -166,7 +176,6 @@ class Connection(asyncio.Protocol):
         self._in_head = False
         self._is_paused = False
         self._is_lingering = False
-        self._wants_upgrade = False
         self._refusal: ApiError | None = None
         self._repeated: Repeated | None = None  # the head that came last
 
@@ -175,7 +184,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         server, limits = self._server, self._server.limits
-        peer = transport.get_extra_info("peername")
+        peer = _two_of(transport.get_extra_info("peername"))
         self._client = str(peer[0]) if isinstance(peer, tuple) else ""
         server.connections.add(self)
         server.by_client[self._client] += 1
@@ -186,7 +195,7 @@ class Connection(asyncio.Protocol):
         self._around = {"scheme": scheme, "client": peer, "server": server.name}
         if tls is not None and tls.selected_alpn_protocol() == "h2":
             self._opening = None
-            return self._to_h2(b"")
+            return self._hand_over(b"")
         if len(server.connections) > limits.max_connections:
             self.refuse(ApiError("overloaded", "too many connections: try again soon", retry_after_s=1))
         elif server.by_client[self._client] > limits.max_connections_per_client:
@@ -195,12 +204,14 @@ class Connection(asyncio.Protocol):
             )
             self.refuse(ApiError("quota_exceeded", sentence, retry_after_s=1))
 
+    def eof_received(self) -> None:
+        """Who closes the sending half alone has left too; what is written already is still sent before the connection is closed."""
+        self.deadline = time.monotonic() + self._limits.stall_s
+        self._tell_gone()
+
     def connection_lost(self, error: Exception | None) -> None:
         self._forget()
-        for exchange in (self._exchange, *self._waiting):
-            if exchange is not None:
-                exchange.gone()
-        self._waiting.clear()
+        self._tell_gone()
 
     def pause_writing(self) -> None:
         self.is_full = True
@@ -221,17 +232,29 @@ class Connection(asyncio.Protocol):
                 if len(data) < len(H2_PREFACE):
                     self._opening = data
                 else:
-                    self._to_h2(data)
+                    self._hand_over(data)
                 return
         is_at_start = self._incoming is None and not self._in_head and self._exchange is None
         if is_at_start and self._repeated is not None and (found := self._repeated.request_in(data)) is not None:
             self._begin(Exchange.whole(self, self._repeated.head, self._around, *found))
             return self._tell_app()
+        self._parse(data)
+        exchange = self._unbegun
+        self._tell_app()
+        if is_at_start and exchange is not None and exchange.has_all and not self._waiting:
+            known = self._repeated
+            if known is None or known.head is not exchange.head:
+                self._repeated = Repeated.of(data, exchange.head, exchange.declared_length)
+
+    def _parse(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._upgrade(data, upgrade.args[0])
+            self._opening = None
+            self._upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
+            if self._is_past_last:
+                return
             self.refuse(self._refusal or ApiError("invalid_request", f"the request is not valid HTTP: {error}"))
         else:
             self._opening = None
@@ -239,12 +262,12 @@ class Connection(asyncio.Protocol):
                 self._fed_bytes += len(data)
                 if self._fed_bytes > self._server.limits.max_head_bytes:
                     self.refuse(self._too_large())
-        exchange = self._unbegun
-        self._tell_app()
-        if is_at_start and exchange is not None and exchange.has_all and not self._waiting:
-            known = self._repeated
-            if known is None or known.head is not exchange.head:
-                self._repeated = Repeated.of(data, exchange.head, exchange.declared_length)
+
+    @property
+    def _is_past_last(self) -> bool:
+        """The newest request is whole and has asked for the connection's end: what comes behind it is nobody's, and spoils no answer."""
+        newest = self._waiting[-1] if self._waiting else self._exchange
+        return newest is not None and newest.has_all and not newest.head.keep_alive
 
     # what the parser says
 
@@ -266,7 +289,7 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
             return  # a trailer: nobody reads them
-        name = name.lower()
+        name, value = name.lower(), value.strip(b" \t")  # the parser leaves what stands behind a value
         if name == b"content-length":
             self._length = value
         else:
@@ -287,8 +310,7 @@ class Connection(asyncio.Protocol):
             self._refusal = ApiError("invalid_request", "a request must have one host header")
             raise self._refusal
         if self._parser.should_upgrade():
-            self._wants_upgrade = True
-            return
+            return  # the parser stops here
         exchange = self._incoming = Exchange(self, head, self._around, self._length)
         if self._exchange is None:
             self._begin(exchange)
@@ -309,6 +331,11 @@ class Connection(asyncio.Protocol):
             self._incoming = None
 
     # what an exchange and the server say
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        """That answers its request."""
+        return None if self._exchange is None else self._exchange.task
 
     def finished(self, exchange: "Exchange") -> None:
         """Its answer is written."""
@@ -411,6 +438,12 @@ class Connection(asyncio.Protocol):
         else:
             self.transport.close()  # TLS cannot half-close
 
+    def _tell_gone(self) -> None:
+        for exchange in (self._exchange, *self._waiting):
+            if exchange is not None:
+                exchange.gone()
+        self._waiting.clear()
+
     def _forget(self) -> None:
         if self in self._server.connections:
             self._server.connections.discard(self)
@@ -425,40 +458,69 @@ class Connection(asyncio.Protocol):
         )
         return ApiError("headers_too_large", sentence)
 
-    def _upgrade(self, data: bytes, end: int) -> None:
-        """To HTTP/2, and only as the first thing on a connection, or to a WebSocket, which another handler tunnels; `end` is the request's."""
+    def _upgrade(self, rest: bytes) -> None:
+        """To a WebSocket or to HTTP/2. Any other wish is passed over, as RFC 9110 (7.8) allows; `rest` came behind the head."""
+        if self._parser.get_method() == b"CONNECT":
+            return self.refuse(ApiError("invalid_request", "there are no tunnels here: send plain HTTP/1.1"))
         wanted = next((value.lower() for name, value in self._headers if name == b"upgrade"), b"")
-        if wanted == b"h2c" and self._opening is not None and self._server.h2 is not None:
-            return self._to_h2(data)
-        is_alone = self._exchange is None and not self.transport.is_closing()
-        if (
-            wanted == b"websocket"
-            and self._server.sockets is not None
-            and is_alone
-            and self._parser.get_method() == b"GET"
-        ):
-            self.deadline = NEVER
-            head = self._whole_head()
-            return self._server.serve_socket(
-                Upgrading(
-                    {**head.scope, **self._around, "headers": [*head.headers]}, data[end:], self.transport, self._forget
-                )
-            )
-        self.refuse(ApiError("invalid_request", "only HTTP/2 and WebSockets are upgraded to: send plain HTTP/1.1"))
+        if self._may_upgrade:
+            if wanted == b"websocket" and self._server.sockets is not None:
+                return self._to_tunnel(rest)
+            if wanted in (b"websocket", b"h2c") and self._server.others is not None:
+                return self._hand_over(self._raw_head() + rest)
+        self._headers = [pair for pair in self._headers if pair[0] != b"upgrade"]
+        plain = self._raw_head()
+        self._parser = httptools.HttpRequestParser(self)
+        self._parse(plain + rest)
 
-    def _to_h2(self, data: bytes) -> None:
-        if self._server.h2 is None:
+    @property
+    def _may_upgrade(self) -> bool:
+        """No answer is on its way, and no body."""
+        if self._exchange is not None or self.transport.is_closing() or self._length not in (None, b"0"):
+            return False
+        is_get = self._parser.get_method() == b"GET"
+        return is_get and not any(name == b"transfer-encoding" for name, _ in self._headers)
+
+    def _to_tunnel(self, rest: bytes) -> None:
+        self.deadline = NEVER
+        head = self._whole_head()
+        scope = {**head.scope, **self._around, "headers": [*head.headers]}
+        self._server.serve_socket(Upgrading(scope, rest, self.transport, self._forget))
+
+    def _hand_over(self, data: bytes) -> None:
+        """`data`: all that was read of it."""
+        if self._server.others is None:
             return self.refuse(ApiError("invalid_request", "HTTP/2 is not offered here"))
         self._forget()
         reader = asyncio.StreamReader(loop=self.loop)
-        protocol = asyncio.StreamReaderProtocol(reader, self._server.serve_h2, loop=self.loop)
+        protocol = asyncio.StreamReaderProtocol(reader, self._server.serve_other, loop=self.loop)
         self.transport.set_protocol(protocol)
         protocol.connection_made(self.transport)
         if data:
             protocol.data_received(data)
+
+    def _raw_head(self) -> bytes:
+        parser = self._parser
+        lines = [b"%s %s HTTP/%s" % (parser.get_method(), self._url, parser.get_http_version().encode())]
+        lines += [b"%s: %s" % pair for pair in self._headers]
+        if self._length is not None:
+            lines.append(b"content-length: " + self._length)
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def _whole_head(self) -> RequestHead:
         parser = self._parser
         return self._server.heads.head(
             parser.get_method(), self._url, parser.get_http_version(), self._headers, self._head_bytes
         )
+
+
+def http_date(seconds: float) -> str:
+    """`email.utils` has it as well, and takes 4 ms to import."""
+    when = time.gmtime(seconds)
+    clock = f"{when.tm_hour:02}:{when.tm_min:02}:{when.tm_sec:02}"
+    return f"{DAYS[when.tm_wday]}, {when.tm_mday:02} {MONTHS[when.tm_mon - 1]} {when.tm_year} {clock} GMT"
+
+
+def _two_of(address: object) -> object:
+    """ASGI's host and port: IPv6 addresses of sockets have two parts more."""
+    return address[:2] if isinstance(address, tuple) else address

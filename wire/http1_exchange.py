@@ -49,8 +49,8 @@ class Carrier(Protocol):
 
 class Exchange:
     __slots__ = (
-        "_around", "_connection", "_expects", "_held", "_is_chunked", "_is_head", "_is_held", "_on_gone", "_parts", "_rest", "_scope",
-        "_start", "_told", "_waiter", "declared_length", "has_all", "has_begun", "head", "is_done", "is_gone", "keep_alive",
+        "_around", "_connection", "_expects", "_held", "_is_chunked", "_is_empty", "_is_held", "_on_gone", "_owed", "_parts", "_rest",
+        "_scope", "_start", "_told", "_waiters", "declared_length", "has_all", "has_begun", "head", "is_done", "is_gone", "keep_alive",
         "task",
     )  # fmt: skip
 
@@ -75,8 +75,9 @@ class Exchange:
         self._told = False  # the application has had the whole body
         self._start: MutableMapping[str, Any] | None = None
         self._is_chunked = False
-        self._is_head = head.method == b"HEAD"
-        self._waiter: asyncio.Future[None] | None = None
+        self._is_empty = head.method == b"HEAD"  # nothing follows the answer's head
+        self._owed: int | None = None  # of the length that the answer's head has named
+        self._waiters: list[asyncio.Future[None]] = []  # an application may receive and send at once
         self._on_gone: Callable[[], None] | None = None
 
     @classmethod
@@ -146,6 +147,11 @@ class Exchange:
         return body
 
     @property
+    def may_send_more(self) -> bool:
+        """The client: some of its body is on its way, unless it waits to be asked for it."""
+        return not (self.has_all or self._expects)
+
+    @property
     def is_ready(self) -> bool:
         """A further part of the answer can be written now."""
         return self.has_begun and not (self._connection.is_full or self.is_gone or self.is_done)
@@ -159,11 +165,11 @@ class Exchange:
         """An answer of which more will follow, while `may_start`: head and first part in one write."""
         head = self._head(status, headers, body, is_last=False)
         self.has_begun = True
-        self._connection.transport.write(head if self._is_head else head + self._framed(body))
+        self._connection.transport.write(head if self._is_empty else head + self._framed(body))
 
     def write(self, body: bytes) -> None:
         """Some of an answer that has begun, while `is_ready`."""
-        if body and not self._is_head:
+        if body and not self._is_empty:
             self._connection.transport.write(self._framed(body))
 
     def _framed(self, body: bytes) -> bytes:
@@ -191,8 +197,9 @@ class Exchange:
         self.go_on()
 
     def wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def _run(self, answering: Awaitable[None]) -> None:
         try:
@@ -231,20 +238,25 @@ class Exchange:
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         if self.is_gone or self.is_done:
-            return
+            return await asyncio.sleep(0)  # an application that does nothing else would hold up everybody
         if message["type"] == "http.response.start":
             self._start = message
+            if not any(name.lower() == b"content-length" for name, _ in message.get("headers", ())):
+                self._connection.loop.call_soon(self._lead)
             return
         body: bytes = message.get("body", b"")
         is_last = not message.get("more_body", False)
         head = b""
         if self._start is not None:
-            head = self._head(self._start["status"], self._start["headers"], body, is_last)
-            self._start, self.has_begun = None, True
-        if self._is_head:
+            head = self._head(self._start["status"], self._start.get("headers", ()), body, is_last)
+        if self._is_empty:
             body = b""
         elif self._is_chunked:
             body = _chunk(body, is_last)
+        elif self._owed is not None:
+            self._pay(len(body), is_last)
+        if head:
+            self._start, self.has_begun = None, True
         if head or body:
             self._connection.transport.write(head + body)
         if is_last:
@@ -255,20 +267,42 @@ class Exchange:
         while self._connection.is_full and not self.is_gone:
             await self._wait()
 
-    async def _wait(self) -> None:
-        self._waiter = self._connection.loop.create_future()
+    def _lead(self) -> None:
+        """A stream's head does not wait for its first part: the client learns from it that it is being served."""
+        if self._start is None or self.is_gone or self.is_done:
+            return
         try:
-            await self._waiter
+            head = self._head(self._start["status"], self._start.get("headers", ()), b"", is_last=False)
+        except ValueError:
+            return  # the application is told with its first part
+        self._start, self.has_begun = None, True
+        self._connection.transport.write(head)
+
+    def _pay(self, num_bytes: int, is_last: bool) -> None:
+        """What is more than was named would be read as the head of the next answer."""
+        assert self._owed is not None
+        self._owed -= num_bytes
+        if self._owed < 0 or (is_last and self._owed > 0):
+            raise ValueError("an answer's body is not as long as its content-length says")
+
+    async def _wait(self) -> None:
+        waiter = self._connection.loop.create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
         finally:
-            self._waiter = None
+            self._waiters.remove(waiter)
 
     def _head(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes, is_last: bool) -> bytes:
         parts = [_status_line(status)]
-        has_length = False
+        self._owed = None
         for name, value in headers:
-            has_length = has_length or name == b"content-length"
+            if len(name) == 14 and name.lower() == b"content-length":
+                self._owed = _length(value, self._owed)
             parts += (name, b": ", value, b"\r\n")
-        if not has_length and status >= 200 and status not in (204, 304):
+        if status < 200 or status in (204, 304):
+            self._is_empty = True
+        elif self._owed is None:
             if is_last:
                 parts.append(b"content-length: %d\r\n" % len(body))
             elif self.head.version == "1.1":
@@ -291,6 +325,12 @@ class Exchange:
 
 async def _raised(error: Exception) -> None:
     raise error
+
+
+def _length(value: bytes, before: int | None) -> int:
+    if before is not None or not value.isdigit():
+        raise ValueError("an answer names its length more than once, or not by a number")
+    return int(value)
 
 
 def _chunk(body: bytes, is_last: bool) -> bytes:

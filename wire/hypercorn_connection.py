@@ -1,12 +1,40 @@
-"""A connection of Hypercorn's that ends when its client has left it. `install` puts this in the place of Hypercorn's own.
+"""Connections that Hypercorn serves for us: those of HTTP/2, and WebSockets at a site. Imported by the first of them (wire/handover.py).
 
-Hypercorn's waits for `keep_alive_timeout` although nothing can come any more: a client that opens a connection for each request, as curl does,
-leaves a file descriptor behind for 75 s, and fourteen such requests a second are all that a limit of 1024 descriptors allows.
+Hypercorn's defaults are made for short requests; each setting here undoes one that hurts streams. A connection of Hypercorn's own waits for
+`keep_alive_timeout` although its client has left and nothing can come any more; ours ends. The module refuses to know what is served.
 """
 
-import hypercorn.asyncio.run
+import asyncio
+import sys
+
+from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.asyncio.tcp_server import TCPServer
+from hypercorn.asyncio.worker_context import WorkerContext
+from hypercorn.config import Config
 from hypercorn.events import Event, Updated
+
+from wire.http1_exchange import Application
+from wire.socket_stream import install as install_sockets
+
+MAX_HEAD_BYTES = 1 << 20  # a handshake's head has passed our own limits already
+
+
+class Hypercorn:
+    """All connections of one application."""
+
+    def __init__(self, app: Application, keep_alive_s: float, max_message_bytes: int) -> None:
+        install_sockets()
+        self._app = ASGIWrapper(app)
+        self._config = _config(keep_alive_s, max_message_bytes)
+        self._context = WorkerContext(None)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        await Connection(self._app, loop, self._config, self._context, {}, reader, writer)
+
+    async def stop(self) -> None:
+        """Idle connections end; those at work are told to take no more."""
+        await self._context.terminated.set()
 
 
 class Connection(TCPServer):
@@ -20,7 +48,15 @@ class Connection(TCPServer):
         await self.idle_task.stop()
 
 
-def install() -> None:
-    """For all connections of this process."""
-    assert hasattr(hypercorn.asyncio.run, "TCPServer"), "Hypercorn serves its connections otherwise than it did"
-    hypercorn.asyncio.run.TCPServer = Connection
+def _config(keep_alive_s: float, max_message_bytes: int) -> Config:
+    config = Config()
+    config.keep_alive_timeout = keep_alive_s  # default 5
+    config.keep_alive_max_requests = (
+        sys.maxsize
+    )  # the default of 1000 fails the HTTP/2 streams in flight when it is reached
+    config.h2_max_concurrent_streams = 1024  # default 100: a router's single connection carries all its streams
+    config.h11_max_incomplete_size = MAX_HEAD_BYTES
+    config.websocket_max_message_size = max_message_bytes
+    config.include_server_header = False
+    config.loglevel = "WARNING"
+    return config

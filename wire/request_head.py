@@ -40,7 +40,7 @@ class RequestHead:
                 tokens = [token.strip() for token in value.lower().split(b",")]
                 self.keep_alive = (self.keep_alive or b"keep-alive" in tokens) and b"close" not in tokens
             elif name == b"expect":
-                self.expects = value.lower() == b"100-continue"
+                self.expects = value.lower() == b"100-continue" and version == "1.1"
         self.has_one_host = num_hosts == 1 or (num_hosts == 0 and version != "1.1")
         self.scope = self._scope()
         self.memo: dict[str, Any] = {}

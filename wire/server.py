@@ -1,26 +1,16 @@
-"""How each HTTP process of ours listens: its socket, Hypercorn's settings, its event loop, and its end when the process that started it dies.
+"""How each HTTP process of ours listens: its socket, its event loop, how many files it may open, and its end when the process that started it dies.
 
-The same for routers and sites. Hypercorn's defaults are made for short requests; each setting here undoes one that hurts streams. The module
-refuses to know what is served.
+The same for routers and sites. The module refuses to know protocols and what is served.
 """
 
 import asyncio
 import contextlib
-import ctypes
 import errno
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
-
-from hypercorn.app_wrappers import ASGIWrapper
-from hypercorn.asyncio.worker_context import WorkerContext
-from hypercorn.config import Config
-
-from wire.http1_exchange import Application
-from wire.hypercorn_connection import Connection
-from wire.socket_stream import install as install_sockets
 
 try:
     import resource
@@ -30,7 +20,7 @@ except ImportError:  # not a Unix
 PARENT_PID_ENV = "PILOTLIGHT_PARENT_PID"
 BACKLOG = 2048
 KEEP_ALIVE_S = 75.0  # longer than any client's or router's pool keeps an idle connection: the client closes first, so no request races a close
-GRACE_S = 1.0  # we drain before Hypercorn hears of the end; what is left then is idle connections
+GRACE_S = 1.0  # for connections when the server stops: it has drained before, and what is left then is idle
 
 
 class ListenError(Exception):
@@ -69,42 +59,6 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def hypercorn_config(listener: socket.socket | None) -> Config:
-    """Takes the socket over, if one is given."""
-    config = Config()
-    if listener is not None:
-        config.bind = [f"fd://{listener.detach()}"]
-    config.backlog = BACKLOG  # default 100
-    config.keep_alive_timeout = KEEP_ALIVE_S  # default 5
-    config.keep_alive_max_requests = (
-        sys.maxsize
-    )  # the default of 1000 fails the HTTP/2 streams in flight when it is reached
-    config.h2_max_concurrent_streams = 1024  # default 100: a router's single connection carries all its streams
-    config.h11_max_incomplete_size = 64 << 10  # of a request's head; default 16 KiB
-    config.graceful_timeout = GRACE_S
-    config.include_server_header = False
-    config.loglevel = "WARNING"
-    return config
-
-
-class H2:
-    """HTTP/2 connections of a server that speaks HTTP/1.1 itself: Hypercorn serves them to the same application."""
-
-    def __init__(self, app: Application) -> None:
-        install_sockets()
-        self._app = ASGIWrapper(app)
-        self._config = hypercorn_config(None)
-        self._context = WorkerContext(None)
-
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        loop = asyncio.get_running_loop()
-        await Connection(self._app, loop, self._config, self._context, {}, reader, writer)
-
-    async def stop(self) -> None:
-        """Idle connections end; those at work are told to take no more."""
-        await self._context.terminated.set()
-
-
 def follow_parent() -> bool:
     """Where a parent asks for it, the kernel sends SIGTERM when that parent dies, so that a killed `pilotlight up` leaves nothing behind.
 
@@ -113,6 +67,8 @@ def follow_parent() -> bool:
     parent = os.environ.pop(PARENT_PID_ENV, None)  # not for this process's own children
     if parent is None or sys.platform != "linux":
         return True
+    import ctypes
+
     pr_set_pdeathsig = 1
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
     return parent == str(os.getppid())  # else it died before the call
@@ -127,7 +83,9 @@ def raise_file_limit() -> None:
 
 
 def file_limit() -> int | None:
-    return None if resource is None else int(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    """None: there is none, or none that can be known."""
+    limit = None if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if limit is None or limit == resource.RLIM_INFINITY else int(limit)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hypercorn.utils import LifespanFailureError
 from rich.console import Console
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -23,7 +22,7 @@ from runtime.functions.manifest import Manifest, ManifestError, load_manifest
 from runtime.functions.serving import ServedFunctions
 from runtime.middleware.errors import Errors
 from runtime.routes.functions import FunctionRoute
-from runtime.serve import serve_app
+from runtime.serve import StartError, serve_app
 from sites.config import SiteConfig, parse
 from wire.server import ListenError, bind, loop_factory
 
@@ -60,10 +59,8 @@ def dev(directory: Path, host: str, port: int, environment: str | None, model: s
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve())
-    except LifespanFailureError:
-        if app.state.why_not_started is None:
-            raise
-        raise CliError(app.state.why_not_started) from None
+    except StartError as error:
+        raise CliError(str(error)) from None
 
 
 def site_of(manifest: Manifest, host: str, port: int, environment: str | None, model: str) -> SiteConfig:

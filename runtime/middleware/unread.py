@@ -1,13 +1,15 @@
 """Lets a refused client read its refusal although it is still sending its body.
 
-Closing a socket with unread bytes in it resets the connection, which can destroy the response on its way; and Hypercorn's queue of ten unread
-body messages blocks for ever once nobody takes them. So what an answer left unread is taken and dropped before the response ends.
+Closing a socket with unread bytes in it resets the connection, which can destroy the response on its way; and over HTTP/2 Hypercorn's queue of ten
+unread body messages blocks for ever once nobody takes them. So what an answer left unread is taken and dropped before the response ends.
 """
 
 import asyncio
 from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from wire.http1_exchange import DIRECT, Exchange
 
 DISCARD_BYTES = 64 << 20
 DISCARD_S = 10.0
@@ -22,10 +24,11 @@ class UnreadBody:
             await self._app(scope, receive, send)
             return
         body = _Body(receive)
+        exchange: Exchange | None = scope.get(DIRECT)
 
         async def finishing(message: Message) -> None:
             is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
-            if not is_last or body.is_read:
+            if not is_last or body.is_read or (exchange is not None and not exchange.may_send_more):
                 await send(message)
                 return
             await send({**message, "more_body": True})

@@ -27,7 +27,7 @@ BODY_IN_ONE = 64 << 10  # a body that is announced as small goes along with its 
 LIMITS = frozenset({"cpu_time", "memory", "blocked", "wall_time", "start_time", "response_too_large"})
 MIB = 1 << 20
 STUCK_S = 0.25
-MAX_AHEAD = 64  # pieces of at most 64 KiB
+MAX_AHEAD_BYTES = 4 * MIB
 
 log = logging.getLogger("pilotlight.function")
 
@@ -184,6 +184,7 @@ class Upload:
         self._gone = asyncio.Event()
         self._read = asyncio.Event()
         self._ahead: deque[Message] = deque()
+        self._ahead_bytes = 0
         self._taking = asyncio.Lock()
 
     async def until_gone(self) -> None:
@@ -202,7 +203,7 @@ class Upload:
         size, more = 0, True
         while more:
             async with self._taking:
-                message = self._ahead.popleft() if self._ahead else await self._receive()
+                message = await self._next()
             if message["type"] == "http.disconnect":
                 self._gone.set()
                 raise Failure("the client left before it had sent its body", code="cancelled", status=499)
@@ -216,6 +217,13 @@ class Upload:
             if chunk:
                 yield chunk
         self._read.set()
+
+    async def _next(self) -> Message:
+        if not self._ahead:
+            return await self._receive()
+        message = self._ahead.popleft()
+        self._ahead_bytes -= len(message.get("body", b""))
+        return message
 
     def beside(self, send: Send) -> Send:
         """For an answer to a client that is still sending.
@@ -236,13 +244,14 @@ class Upload:
         return sending
 
     async def _look_ahead(self) -> None:
-        while not self._read.is_set() and len(self._ahead) < MAX_AHEAD:
+        while not self._read.is_set() and self._ahead_bytes < MAX_AHEAD_BYTES:
             await asyncio.sleep(STUCK_S)
             async with self._taking:
                 if self._read.is_set():
                     return
                 message = await self._receive()
                 self._ahead.append(message)
+                self._ahead_bytes += len(message.get("body", b""))
             if message["type"] == "http.disconnect":
                 return self._gone.set()
             if not message.get("more_body", False):

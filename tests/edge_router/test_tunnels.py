@@ -110,7 +110,7 @@ async def test_the_hop_is_signed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert headers["cf-connecting-ip"] == "127.0.0.1"
 
 
-async def test_other_paths_and_other_upgrades_are_refused() -> None:
+async def test_other_paths_are_refused() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:
         with pytest.raises(WSServerHandshakeError) as refused:
             await running.http.ws_connect(running.url + "/v1/chat/completions")
@@ -118,10 +118,15 @@ async def test_other_paths_and_other_upgrades_are_refused() -> None:
         with pytest.raises(WSServerHandshakeError) as refused:
             await running.http.ws_connect(running.url + "/fn/../v1/x")
         assert refused.value.status in (400, 404)
-        async with wire(running.url) as client:
-            await client.say(ASK.replace(b"websocket\r", b"mqtt\r"))
-            assert (await client.hear_all()).startswith(b"HTTP/1.1 400")
         assert fakes[0].seen == []
+
+
+async def test_a_wish_for_another_protocol_is_passed_over() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
+        fakes[0].behave = answer(200, "plain")
+        await client.say(ASK.replace(b"websocket\r", b"mqtt\r"))
+        assert (await client.hear_until(b"plain")).startswith(b"HTTP/1.1 200")
+        assert "upgrade" not in fakes[0].seen[0].headers
 
 
 async def test_over_http2_sockets_are_neither_offered_nor_taken() -> None:

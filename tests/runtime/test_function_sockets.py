@@ -257,7 +257,7 @@ async def test_an_idle_socket_is_closed_and_an_open_one_outlives_the_requests_wa
 async def test_a_socket_outlives_the_time_for_idle_connections(
     make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wire.server.KEEP_ALIVE_S", 0.3)
+    monkeypatch.setattr("runtime.serve.KEEP_ALIVE_S", 0.3)
     async with (
         make_server(functions=table(tmp_path)) as server,
         aiohttp.ClientSession(server.url) as client,

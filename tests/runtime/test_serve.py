@@ -78,7 +78,7 @@ async def test_events_arrive_as_they_are_made(server: Site) -> None:
     assert seen.endswith("data: [DONE]\n\n")
 
 
-async def test_a_20_mb_body_is_refused_and_the_connection_survives(server: Site) -> None:
+async def test_a_20_mb_body_is_refused_and_the_next_request_is_served(server: Site) -> None:
     async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
         large = b'{"model": "tiny", "messages": [{"role": "user", "content": "' + b"x" * 20_000_000 + b'"}]}'
         answer = await client.post(CHAT, content=large)
@@ -259,6 +259,86 @@ def test_a_site_whose_function_cannot_have_its_bindings_says_which_and_exits_wit
     assert "cannot start" in done.stderr
     assert "there is no folder 'nowhere'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+SERVING = """
+import asyncio, json, sys
+from pathlib import Path
+from runtime.app import build_app
+from runtime.serve import serve_app
+from tests.fakes import FakeLauncher, write_model_directory
+from tests.runtime.conftest import site_config
+from wire.server import bind
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+
+async def asked(url, method, path, body=b""):
+    reader, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
+    writer.write(f"{method} {path} HTTP/1.1\\r\\nhost: x\\r\\nconnection: close\\r\\ncontent-length: {len(body)}\\r\\n\\r\\n".encode() + body)
+    answer = await reader.read()
+    writer.close()
+    return answer.split(b" ", 2)[1].decode()
+
+async def main():
+    config = site_config(write_model_directory(Path(sys.argv[1]) / "tiny"))
+    app, stop = build_app(config, launchers=[FakeLauncher()]), asyncio.Event()
+    ready = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(serve_app(app, config, bind("127.0.0.1", 0), stop=stop, on_ready=ready.set_result))
+    url = await ready
+    for path in ("/livez", "/readyz", "/status", "/metrics", "/v1/models", "/nothing"):
+        print(await asked(url, "GET", path), end=" ")
+    for body in (CHAT, {**CHAT, "stream": True}, {"model": 1}):
+        print(await asked(url, "POST", "/v1/chat/completions", json.dumps(body).encode()), end=" ")
+    stop.set()
+    await serving
+    print(sorted({name.partition(".")[0] for name in sys.modules} & {"hypercorn", "h2", "h11", "wsproto", "priority", "hpack"}))
+
+asyncio.run(main())
+"""
+
+
+def test_a_site_that_is_asked_for_neither_http2_nor_websockets_never_imports_hypercorn(tmp_path: Path) -> None:
+    """50 ms of a cold start."""
+    script = [sys.executable, "-c", SERVING, str(tmp_path)]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("200 200 200 200 200 404 200 200 400 []\n", 0), done.stderr
+
+
+HOSTILE = {
+    "bytes in a path": (b"GET /\xff\xc3\xa9 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", (400, 404)),
+    "an escaped byte": (b"GET /fn/%ff%00 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", (404,)),
+    "bytes in a header": (b"GET /livez HTTP/1.1\r\nhost: x\r\nx: \xff\xfe\r\nconnection: close\r\n\r\n", (200,)),
+    "a bare line end": (b"GET /livez HTTP/1.1\nhost: x\n\n", (400,)),
+    "two framings": (
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", (400,),
+    ),
+    "no host": (b"GET /livez HTTP/1.1\r\n\r\n", (400,)),
+    "a tunnel": (b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\n\r\n", (400,)),
+    "the server itself": (b"OPTIONS * HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", (404,)),
+    "another's target": (b"GET http://y/livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", (200,)),
+    "a long head": (b"GET /livez HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 200_000 + b"\r\n\r\n", (431,)),
+    "many headers": (b"GET /livez HTTP/1.1\r\nhost: x\r\n" + b"x: y\r\n" * 2000 + b"\r\n", (431,)),
+    "an old client": (b"GET /livez HTTP/1.0\r\n\r\n", (200,)),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", (400,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+async def test_a_strange_request_has_its_own_answer_and_the_next_is_served(server: Site, kind: str) -> None:
+    sent, statuses = HOSTILE[kind]
+    reader, writer = await connect(server)
+    writer.write(sent)
+    answer = await asyncio.wait_for(reader.read(), 10)
+    assert int(answer.split(b" ", 2)[1]) in statuses
+    await close(writer)
+    async with httpx.AsyncClient(base_url=server.url) as client:
+        assert (await client.post(CHAT, json=HELLO)).status_code == 200
+
+
+async def test_as_many_headers_as_a_router_lets_through_are_taken_with_its_own(server: Site) -> None:
+    async with httpx.AsyncClient(base_url=server.url) as client:
+        headers = {f"x-{number}": "y" * 450 for number in range(200)}
+        assert (await client.get("/livez", headers=headers)).status_code == 200
 
 
 def test_the_runtime_never_imports_torch() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from hypercorn.asyncio import serve
 from starlette.applications import Starlette
 
 from edge_router.deployments import DeploymentRoutes, Guard
@@ -23,7 +22,8 @@ from runtime.functions import deployed
 from tests.asgi import call, eventually
 from tests.runtime.conftest import Site, SiteMaker
 from wire.deployments import DEPLOY_TOKEN_ENV
-from wire.server import bind, hypercorn_config
+from wire.http1 import Server
+from wire.server import bind
 
 ENTRY = """
 from workers import Response, WorkerEntrypoint
@@ -80,14 +80,12 @@ async def network(make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.Mo
 async def router(site: Site, listener: socket.socket, tmp_path: Path) -> AsyncIterator[None]:
     backend = SimpleNamespace(name="ams1", url=site.url, state="healthy", status=SimpleNamespace(functions=object()))
     routes = DeploymentRoutes({"ams1": backend}, Guard("token", ""), tmp_path / "router").routes()  # type: ignore[dict-item]
-    stop = asyncio.Event()
-    app = Starlette(routes=routes)
-    server = asyncio.create_task(serve(app, hypercorn_config(listener), shutdown_trigger=stop.wait))  # type: ignore[arg-type]
+    server = Server(Starlette(routes=routes))
+    await server.start(listener)
     try:
         yield
     finally:
-        stop.set()
-        await server
+        await server.stop()
 
 
 async def test_a_version_is_deployed_replaced_and_rolled_back(

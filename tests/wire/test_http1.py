@@ -1,0 +1,390 @@
+"""The HTTP/1.1 server before applications that are told what to send: framing, leaving clients, wishes for other protocols."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from email.utils import formatdate
+from typing import Any
+
+import pytest
+
+from tests.asgi import eventually
+from tests.edge_router.raw import Wire, status_of, wire
+from wire.http1 import HttpLimits, OtherHandler, Server, http_date
+from wire.http1_exchange import DIRECT
+from wire.server import bind, url_of
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+def start(*headers: tuple[bytes, bytes], status: int = 200) -> dict[str, Any]:
+    return {"type": "http.response.start", "status": status, "headers": list(headers)}
+
+
+def body(data: bytes, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+class App:
+    """Sends `messages`; a number among them is a pause, an event is waited for. Knows what it was asked."""
+
+    def __init__(self, *messages: Any) -> None:
+        self.messages = messages or (start((b"content-length", b"2")), body(b"ok"))
+        self.scopes: list[dict[str, Any]] = []
+        self.bodies: list[bytes] = []
+        self.errors: list[Exception] = []
+
+    async def __call__(
+        self, scope: dict[str, Any], receive: Callable[[], Awaitable[dict[str, Any]]], send: Send
+    ) -> None:
+        self.scopes.append(scope)
+        parts, more = [], True
+        while more:
+            message = await receive()
+            parts.append(message.get("body", b""))
+            more = message.get("more_body", False)
+        self.bodies.append(b"".join(parts))
+        try:
+            for message in self.messages:
+                await (message.wait() if isinstance(message, asyncio.Event) else send(message))
+        except ValueError as error:
+            self.errors.append(error)
+            raise
+
+
+@asynccontextmanager
+async def served(
+    app: Any, limits: HttpLimits | None = None, others: OtherHandler | None = None, host: str = "127.0.0.1"
+) -> AsyncIterator[Server]:
+    listener = bind(host, 0)
+    server = Server(app, limits, others)
+    url = url_of(listener)
+    await server.start(listener)
+    server.url = url  # type: ignore[attr-defined]
+    try:
+        yield server
+    finally:
+        await server.stop(0.2)
+
+
+@asynccontextmanager
+async def client_of(app: Any, **options: Any) -> AsyncIterator[Wire]:
+    async with served(app, **options) as server, wire(server.url) as client:  # type: ignore[attr-defined]
+        yield client
+
+
+def parts_of(answer: bytes) -> tuple[list[bytes], bytes]:
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    return head.split(b"\r\n"), rest
+
+
+@pytest.mark.parametrize("seconds", [0, 951782400, 1735689599, 1792627200])
+def test_dates_are_those_of_http(seconds: int) -> None:
+    assert http_date(seconds) == formatdate(seconds, usegmt=True)
+
+
+async def test_a_small_answer_is_one_piece_with_its_head() -> None:
+    async with client_of(App()) as client:
+        await client.say(GET)
+        answer = await client.reader.read(1 << 16)  # what one write has brought
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert answer.endswith(b"\r\n\r\nok")
+
+
+async def test_a_streams_head_leaves_before_its_first_part() -> None:
+    gate = asyncio.Event()
+    async with client_of(
+        App(start((b"content-type", b"text/event-stream")), gate, body(b"one", True), body(b""))
+    ) as client:
+        await client.say(GET)
+        head = await client.hear_until(b"\r\n\r\n")
+        assert b"transfer-encoding: chunked" in head
+        gate.set()
+        assert await client.hear_until(b"0\r\n\r\n") == b"3\r\none\r\n0\r\n\r\n"
+
+
+async def test_a_streams_first_part_comes_with_its_head_when_it_is_there() -> None:
+    gate = asyncio.Event()
+    async with client_of(App(start(), body(b"one", True), gate, body(b""))) as client:
+        await client.say(GET)
+        assert (await client.reader.read(1 << 16)).endswith(b"\r\n\r\n3\r\none\r\n")
+
+
+@pytest.mark.parametrize(
+    ("method", "status"), [(b"HEAD", 200), (b"GET", 204), (b"GET", 304)], ids=["HEAD", "204", "304"]
+)
+async def test_an_answer_that_has_no_body_gets_none_and_the_connection_goes_on(method: bytes, status: int) -> None:
+    async with client_of(App(start(status=status), body(b"this is not for you", True), body(b"nor this"))) as client:
+        for _ in range(2):
+            await client.say(GET.replace(b"GET", method))
+            assert status_of(await client.hear_until(b"\r\n\r\n")) == status
+
+
+@pytest.mark.parametrize("length", [b"3", b"30", b"4, 4", b"-1"])
+async def test_an_answer_of_another_length_than_it_says_is_not_sent(length: bytes) -> None:
+    app = App(start((b"Content-Length", length)), body(b"four"))
+    async with client_of(app) as client:
+        await client.say(GET)
+        answer = await client.hear_until(b"\r\n\r\n")
+        assert status_of(answer) == 500
+        assert b"content-length: 0" in answer
+        assert len(app.errors) == 1
+
+
+@pytest.mark.parametrize("parts", [(b"fo", b"ur!"), (b"f", b"ou")])
+async def test_an_answer_that_has_begun_with_a_wrong_length_is_cut(parts: tuple[bytes, bytes]) -> None:
+    app = App(start((b"content-length", b"4")), body(parts[0], True), body(parts[1]))
+    async with client_of(app) as client:
+        await client.say(GET)
+        assert parts_of(await client.hear_all())[1] == parts[0]
+
+
+async def test_two_lengths_are_not_sent() -> None:
+    app = App(start((b"content-length", b"4"), (b"content-length", b"2")), body(b"four"))
+    async with client_of(app) as client:
+        await client.say(GET)
+        assert status_of(await client.hear_until(b"\r\n\r\n")) == 500
+
+
+async def test_who_listens_while_a_full_client_is_written_to_hears_that_it_leaves() -> None:
+    """A site watches for its client's leaving while it streams to it."""
+    told = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            told.set()
+
+        watching = asyncio.create_task(watch())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                await send(start())
+                while not told.is_set():
+                    await send(body(b"x" * 100_000, True))
+                    await asyncio.sleep(0)
+        watching.cancel()
+
+    async with client_of(app) as client:
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await client.say(GET)
+        await asyncio.sleep(0.2)
+        client.writer.transport.abort()
+        await asyncio.wait_for(told.wait(), 5)
+
+
+async def test_a_client_that_does_not_read_holds_the_application_up() -> None:
+    sent = 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal sent
+        await send(start())
+        while sent < 10_000:
+            await send(body(b"x" * 100_000, True))
+            sent += 1
+
+    async with client_of(app) as client:
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await client.say(GET)
+        before = -1
+        while before != sent:
+            before = sent
+            await asyncio.sleep(0.2)
+        assert 0 < sent < 200  # 20 MB: what two sockets hold
+
+
+async def test_a_client_that_closes_its_sending_half_has_left_however_little_it_reads() -> None:
+    told = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send(start())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                while True:  # until it is full
+                    await send(body(b"x" * 100_000, True))
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        told.set()
+
+    async with client_of(app) as client:
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await client.say(GET)
+        client.writer.write_eof()
+        await asyncio.wait_for(told.wait(), 5)
+
+
+async def test_a_body_in_chunks_is_put_together_and_its_trailers_are_dropped() -> None:
+    app = App()
+    async with client_of(app) as client:
+        await client.say(
+            b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n",
+            b"3\r\ntwo\r\n0\r\nx-last: 1\r\n\r\n",
+        )
+        await client.hear_until(b"ok")
+        assert app.bodies == [b"onetwo"]
+        assert b"x-last" not in dict(app.scopes[0]["headers"])
+
+
+async def test_a_client_is_told_to_go_on_only_when_its_body_is_wanted() -> None:
+    ask = b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n"
+    async with client_of(App()) as client:
+        await client.say(ask)
+        assert await client.hear_until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await client.say(b"one")
+        assert status_of(await client.hear_until(b"ok")) == 200
+
+    async def refusing(scope: Any, receive: Any, send: Any) -> None:
+        assert not scope[DIRECT].may_send_more
+        await send(start((b"content-length", b"2"), status=413))
+        await send(body(b"no"))
+
+    async with client_of(refusing) as client:
+        await client.say(ask)
+        assert status_of(await client.hear_all()) == 413
+
+
+async def test_headers_keep_their_order_and_number_and_lose_case_and_spaces() -> None:
+    app = App()
+    async with client_of(app) as client:
+        await client.say(b"GET /a%20b?c=%20 HTTP/1.1\r\nHost: x\r\nX-Twice: 1\r\nx-other:\t2 \t\r\nx-twice: 3\r\n\r\n")
+        await client.hear_until(b"ok")
+    (scope,) = app.scopes
+    assert scope["headers"] == [(b"host", b"x"), (b"x-twice", b"1"), (b"x-other", b"2"), (b"x-twice", b"3")]
+    assert (scope["path"], scope["raw_path"], scope["query_string"]) == ("/a b", b"/a%20b", b"c=%20")
+    assert (scope["http_version"], scope["root_path"], scope["scheme"]) == ("1.1", "", "http")
+
+
+async def test_an_absolute_target_is_its_path() -> None:
+    app = App()
+    async with client_of(app) as client:
+        await client.say(b"GET http://other:81/a?b=c HTTP/1.1\r\nhost: x\r\n\r\n")
+        await client.hear_until(b"ok")
+    assert (app.scopes[0]["path"], app.scopes[0]["query_string"]) == ("/a", b"b=c")
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+async def test_addresses_of_ipv6_have_two_parts_as_asgi_wants() -> None:
+    app = App()
+    async with client_of(app, host="::1") as client:
+        await client.say(GET)
+        await client.hear_until(b"ok")
+    assert app.scopes[0]["client"][0] == app.scopes[0]["server"][0] == "::1"
+    assert len(app.scopes[0]["client"]) == len(app.scopes[0]["server"]) == 2
+
+
+async def test_pipelined_requests_are_answered_in_order_and_after_a_close_no_more() -> None:
+    app = App()
+    async with client_of(app) as client:
+        first, second = GET.replace(b"/ ", b"/1 "), GET.replace(b"/ ", b"/2 ")
+        await client.say(first + second + GET.replace(b"host", b"connection: close\r\nhost") + GET)
+        assert (await client.hear_all()).count(b"\r\n\r\nok") == 3
+    assert [scope["path"] for scope in app.scopes] == ["/1", "/2", "/"]
+
+
+async def test_an_idle_connection_is_closed_after_its_time_and_one_at_work_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("wire.http1.SWEEP_S", 0.02)
+    gate = asyncio.Event()
+    async with client_of(
+        App(start(), body(b"one", True), gate, body(b"")), limits=HttpLimits(keep_alive_s=0.1)
+    ) as client:
+        await client.say(GET)
+        await client.hear_until(b"one\r\n")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.reader.read(1), 0.4)
+        gate.set()
+        assert await client.hear_all() == b"0\r\n\r\n"  # and then the end
+
+
+UPGRADE = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: %s\r\nhttp2-settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
+
+
+@pytest.mark.parametrize("wish", [b"mqtt", b"h2c", b"websocket"])
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_a_wish_that_is_not_granted_is_passed_over_and_its_body_is_read(wish: bytes, is_whole: bool) -> None:
+    """Java's client asks every plain server for h2c, and sends its body behind."""
+    app = App()
+    head = b"POST /j HTTP/1.1\r\nhost: x\r\n" + UPGRADE % wish + b"content-length: 6\r\n\r\n"
+    async with client_of(app) as client:
+        for _ in range(2):
+            await client.say(*([head + b"onetwo"] if is_whole else [head[:40], head[40:], b"one", b"two"]))
+            assert status_of(await client.hear_until(b"ok")) == 200
+    assert app.bodies == [b"onetwo", b"onetwo"]
+    assert b"upgrade" not in dict(app.scopes[0]["headers"])
+
+
+async def test_many_wishes_at_once_are_as_many_requests() -> None:
+    app = App()
+    async with client_of(app) as client:
+        await client.say((b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: mqtt\r\n\r\n") * 60)
+        for _ in range(60):
+            assert status_of(await client.hear_until(b"ok")) == 200
+        await client.say((b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: mqtt\r\n\r\n") * 2000)
+        assert b"\r\n\r\nok" not in (await client.hear_all())[:16]
+
+
+class Others:
+    """Takes connections over, and tells what has come of them until the client falls silent."""
+
+    def __init__(self) -> None:
+        self.heard: list[bytes] = []
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.heard.append(await reader.readuntil(b"END"))
+        writer.write(b"taken")
+        writer.close()
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+async def test_a_handshake_is_handed_over_whole_in_whatever_pieces_it_comes(size: int) -> None:
+    others = Others()
+    head = b"GET /s?a=b HTTP/1.1\r\nHost: x\r\nConnection: keep-alive, Upgrade\r\nUpgrade: WebSocket\r\nSec-WebSocket-Key: kK=\r\n\r\n"
+    async with client_of(App(), others=others) as client:
+        await client.say(GET)
+        await client.hear_until(b"ok")
+        data = head + b"\x81\0END"
+        await client.say(*(data[at : at + size] for at in range(0, len(data), size)))
+        assert await client.hear_all() == b"taken"
+    lines, rest = parts_of(others.heard[0])
+    assert lines[0] == b"GET /s?a=b HTTP/1.1"
+    assert b"sec-websocket-key: kK=" in lines
+    assert rest == b"\x81\0END"
+
+
+async def test_what_begins_as_http2_is_handed_over_and_a_stop_ends_it() -> None:
+    others = Others()
+    async with served(App(), others=others) as server, wire(server.url) as client:  # type: ignore[attr-defined]
+        await client.say(b"PRI * HTTP/2.0\r\n", b"\r\nSM\r\n\r\n", b"settings")
+        await eventually(lambda: not server.connections)
+        await server.stop(0.05)
+        assert await client.hear_all() == b""
+    assert others.heard == []
+
+
+async def test_a_stop_waits_until_requests_that_it_cuts_have_noticed() -> None:
+    ended = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        await asyncio.sleep(0.05)
+        ended.append("told")
+
+    async def deaf(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("cancelled")
+
+    for each, word in ((app, "told"), (deaf, "cancelled")):
+        async with served(each) as server, wire(server.url) as client:  # type: ignore[attr-defined]
+            await client.say(GET)
+            await eventually(lambda: any(connection.task for connection in server.connections))
+            await server.stop(0.2)
+            assert ended[-1:] == [word]
