@@ -20,6 +20,8 @@ from engine.kv.shared_tiers import SharedTiers
 from engine.layers.weights import WeightLoader
 from engine.models.decoder_config import architecture
 from engine.models.registry import CacheShape, Family, Model, ModelConfig, find_family
+from engine.opening.making import Laid, Writing, draft
+from engine.opening.program import FilePart
 from engine.phases import Phases
 from engine.plan import Limits
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
@@ -181,6 +183,8 @@ class _Loading(NamedTuple):
             identity = CacheIdentity(spec.name, info.dtype, block_size, layout, weights)
             limits = self._limits(block_size)
             engine = Engine(info, runner, limits, account, identity=identity, tiers=kept)
+            if device.type == "cpu":
+                self._leave_opening(loaded, block, info)
             return LoadedModel(spec, engine, place, _start_moving(loaded, runner))
         except BaseException:
             place.close()
@@ -201,6 +205,16 @@ class _Loading(NamedTuple):
         info = self._info(context_length, dtype, loaded.mapped, context_length, num_texts)
         engine = Engine(info, runner, self._limits(context_length, is_whole=True))
         return LoadedModel(self.spec, engine, place=None, under_weights=_start_moving(loaded, runner))
+
+    def _leave_opening(self, loaded: Loaded[Model], block: tuple[int, ...], info: ModelInfo) -> None:
+        """For this model's next life, where it has none."""
+        parts = {
+            name: tuple(FilePart(part.file.name, part.start, part.num_bytes) for part in found)
+            for name, found in loaded.in_files.items()
+        }
+        laid, fingerprint = Laid(loaded.tensors, parts), self.supply.fingerprint.hex()
+        model, spec, host = loaded.model, self.spec, self.host
+        Writing(lambda: draft(model, laid, block, fingerprint, spec, host, info))
 
     def _load(self, context_length: int, dtype: torch.dtype, block_size: int) -> Loaded[Model]:
         """Kernels are compiled beside the reading."""

@@ -95,7 +95,7 @@ def _path(compiler: str) -> Path:
         key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     status = os.stat(compiler)
     key.update(repr((_FLAGS, compiler, status.st_size, status.st_mtime_ns, platform.machine(), _processor())).encode())
-    return _cache() / f"{key.hexdigest()[:32]}.so"
+    return private_cache("kernels") / f"{key.hexdigest()[:32]}.so"
 
 
 def _processor() -> str:
@@ -108,9 +108,9 @@ def _processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
-def _cache() -> Path:
-    """A folder that no one else can write to: what lies in it is executed."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pilotlight" / "kernels"
+def private_cache(name: str) -> Path:
+    """A folder that no one else can write to: what lies in it is executed. Raises BuildError."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pilotlight" / name
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = folder.stat()
