@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def main() -> None:
     likely = json.loads(_line())
     set_threads(likely)
-    from engine import host
+    from engine import host, socket_transport  # noqa: F401 - which the host asks for when its site waits for it
     from engine.preparation import import_early, take_process
 
     take_process()

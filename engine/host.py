@@ -67,9 +67,11 @@ class EngineHost:
         is_orphaned: Callable[[], bool] = lambda: False,
         is_standby: bool = False,
         opener: Opener | None = None,
+        *,
+        leaves_openings: bool = False,
     ) -> None:
         """`is_standby`: nobody waits for it yet; it makes ready more thoroughly, and out of everybody's way. `opener`: serves its model until torch
-        has been imported, which then waits for the first answer; only of a host on a CPU."""
+        has been imported, which then waits for the first answer; only of a host on a CPU. `leaves_openings`: for later hosts."""
         problem = host_problem(config)
         if problem:
             raise ValueError(problem)
@@ -78,7 +80,7 @@ class EngineHost:
         self._is_orphaned = is_orphaned
         self._opener = opener
         self._opened: OpenedModel | None = None
-        self._loader = ModelLoader(config, is_standby, waits=opener is not None)
+        self._loader = ModelLoader(config, is_standby, waits=opener is not None, leaves_openings=leaves_openings)
         self._load_at = time.monotonic() + _UNASKED_S  # whatever has been asked for until then
         if opener is not None:
             self._loader.ready = HostReady()
@@ -310,7 +312,9 @@ def main(words: Sequence[str], opener: Opener | None = None) -> None:
         os.environ["OMP_NUM_THREADS"] = str(config.threads)
     parent = arguments.parent if arguments.parent is not None else os.getppid()
     transport = SocketTransport(arguments.address)
-    host = EngineHost(config, transport, lambda: os.getppid() != parent, arguments.standby, opener)
+    host = EngineHost(
+        config, transport, lambda: os.getppid() != parent, arguments.standby, opener, leaves_openings=True
+    )
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
     # A terminal's Ctrl-C reaches the whole process group; the parent decides when its hosts end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -29,10 +29,13 @@ _LOOK_S = 0.5
 
 
 class ModelLoader:
-    def __init__(self, config: HostConfig, is_standby: bool = False, *, waits: bool = False) -> None:
-        """`waits`: for `begin`; until then nothing is imported."""
+    def __init__(
+        self, config: HostConfig, is_standby: bool = False, *, waits: bool = False, leaves_openings: bool = False
+    ) -> None:
+        """`waits`: for `begin`; until then nothing is imported. `leaves_openings`: for the next lives of its models (engine/opening)."""
         self._config = config
         self._is_standby = is_standby
+        self._leaves_openings = leaves_openings
         self.ready: HostReady | None = None  # once a model could be loaded
         self._specs: queue.SimpleQueue[ModelSpec | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[ModelSpec, LoadResult]] = queue.SimpleQueue()
@@ -114,4 +117,4 @@ class ModelLoader:
                 reported_at = now
                 self._results.put((spec, LoadProgress(spec.name, done, total)))
 
-        return load_model(spec, self._config, self._memory, report, self._tiers)
+        return load_model(spec, self._config, self._memory, report, self._tiers, self._leaves_openings)

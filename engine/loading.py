@@ -106,7 +106,9 @@ def load_model(
     memory: KvMemory,
     on_progress: ReadingProgress | None = None,
     tiers: SharedTiers | None = None,
+    leaves_opening: bool = False,
 ) -> LoadedModel:
+    """`leaves_opening`: a program by which a later host may open the model (engine/opening)."""
     phases = Phases()
     directory = Path(spec.path)
     if not directory.is_dir():
@@ -126,7 +128,7 @@ def load_model(
         if config.num_layers == 0:
             assert recipe is not None, "only embedding models cache nothing"
             return loading.encoder(recipe)
-        return loading.decoder(tiers)
+        return loading.decoder(tiers, leaves_opening)
     except StepError as error:
         supply.forget()
         raise CheckpointError(str(error)) from error
@@ -148,7 +150,7 @@ class _Loading(NamedTuple):
     supply: Supply
     phases: Phases
 
-    def decoder(self, tiers: SharedTiers | None) -> LoadedModel:
+    def decoder(self, tiers: SharedTiers | None, leaves_opening: bool) -> LoadedModel:
         spec, block_size, device = self.spec, self.host.block_size, self.memory.arena.device
         dtype = _choose_dtype(spec, self.supply, device)
         self.phases.end("fingerprint")
@@ -183,7 +185,7 @@ class _Loading(NamedTuple):
             identity = CacheIdentity(spec.name, info.dtype, block_size, layout, weights)
             limits = self._limits(block_size)
             engine = Engine(info, runner, limits, account, identity=identity, tiers=kept)
-            if device.type == "cpu":
+            if leaves_opening and device.type == "cpu":
                 self._leave_opening(loaded, block, info)
             return LoadedModel(spec, engine, place, _start_moving(loaded, runner))
         except BaseException:

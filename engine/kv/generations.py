@@ -23,11 +23,8 @@ class GenerationCheck:
         """`generations`: those of all blocks, changed in place as time goes on. `with_torch`: it has been imported, or may be."""
         self._generations = generations
         self._current: torch.Tensor | None = None
-        if with_torch:
-            import torch  # here: a host is reachable before torch is imported
-
-            self._torch = torch
-            self._current = torch.frombuffer(generations, dtype=torch.int64) if generations else None
+        if with_torch and generations:
+            self._current = self._tensor(generations)
 
     def stale(self, sequences: SequenceOf["Sequence"]) -> list[int]:
         """The places of those sequences in the list that hold a block which is not theirs any more."""
@@ -48,8 +45,11 @@ class GenerationCheck:
             return []
         return self._places(differs.tolist(), sequences)
 
-    def _tensor(self, numbers: "array[int]") -> "torch.Tensor":
-        return self._torch.frombuffer(numbers, dtype=self._torch.int64)
+    @staticmethod
+    def _tensor(numbers: "array[int]") -> "torch.Tensor":
+        import torch  # here: a host is reachable before torch is imported
+
+        return torch.frombuffer(numbers, dtype=torch.int64)
 
     @staticmethod
     def _places(differs: list[bool], sequences: SequenceOf["Sequence"]) -> list[int]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from kernels.cpu.build import BuildError, find_library, private_cache
+from kernels.cpu.build import BuildError, find_library, private_cache, private_folder
 
 MOST_BYTES = 1 << 30  # of all of them: those that were used longest ago go first
 MOST_OWN_BYTES = 256 << 20  # of one's weights that lie in no other file
@@ -19,10 +19,13 @@ MOST_OWN_BYTES = 256 << 20  # of one's weights that lie in no other file
 _SUFFIX = ".opening"
 
 
+SWITCH = "PILOTLIGHT_OPENINGS"  # 0: no programs; or the folder where they are kept
+
+
 def library() -> Path | None:
     """The C library that is there already; None: no program can run."""
     try:
-        return find_library()
+        return None if os.environ.get(SWITCH) == "0" else find_library()
     except BuildError:
         return None
 
@@ -30,7 +33,8 @@ def library() -> Path | None:
 def path_of(fingerprint: str, dtype: str, library: Path) -> Path:
     """`dtype`: as the site's file has it. Raises BuildError where there is no such folder."""
     name = sha256(f"{fingerprint} {dtype} {library.stem}".encode()).hexdigest()[:32]
-    return private_cache("openings") / f"{name}{_SUFFIX}"
+    own = os.environ.get(SWITCH)
+    return (private_folder(Path(own)) if own else private_cache("openings")) / f"{name}{_SUFFIX}"
 
 
 def note_use(path: Path) -> None:

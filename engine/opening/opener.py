@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _SEQUENCES = 4  # of full length, for which there is room
 _GROUPS = 4  # of the program's rows, in one step: between two steps the model may take over
-_MARGIN = 256  # tokens: who comes so close to the longest sequence waits for the model
+_MARGIN = 16  # tokens: who comes so close to the longest sequence waits for the model
 
 
 class Opener:
@@ -87,7 +87,8 @@ class Opener:
         info = replace(info, total_blocks=min(info.total_blocks, self._num_blocks))
         budget = min(config.max_num_batched_tokens, _GROUPS * program.rows)
         limits = Limits(config.block_size, budget, config.max_num_seqs, config.max_waiting)
-        most_tokens = program.max_blocks * config.block_size - _MARGIN
+        room = program.max_blocks * config.block_size
+        most_tokens = room - _MARGIN if room < info.context_length else info.context_length
         return OpenedModel(spec, Engine(info, self._runner, limits, with_torch=False), most_tokens, self.path)
 
 
@@ -117,7 +118,7 @@ class OpenedModel:
 
     def hold_longest(self) -> None:
         """Before a step: those for whose next tokens there is no room wait for the model."""
-        self._longest += self.engine.let_go(self._most_tokens + _MARGIN)
+        self._longest += self.engine.let_go(self._most_tokens + 1)
 
     def drop(self, sequence_id: str) -> bool:
         """One that waits for the model, and whose reader has left. False: there is none."""

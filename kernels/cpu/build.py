@@ -109,12 +109,22 @@ def _processor() -> str:
 
 
 def private_cache(name: str) -> Path:
-    """A folder that no one else can write to: what lies in it is executed. Raises BuildError."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pilotlight" / name
+    """A folder of the user's cache, as `private_folder`."""
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError as error:
+        raise BuildError(
+            f"there is no home directory: {error}; set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
+    return private_folder(cache / "pilotlight" / name)
+
+
+def private_folder(folder: Path) -> Path:
+    """It, made where it is missing, if no one else can write to it: what lies in it is executed. Raises BuildError."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = folder.stat()
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         raise BuildError(
             f"{folder} cannot be used: {error}; set XDG_CACHE_HOME to a folder that can be written"
         ) from error
