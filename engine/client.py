@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     import zmq.asyncio
 
 _LAST_WORD_S = 1.0  # how long a Shutdown may take to be obeyed
+_LOOK_MS = 2  # between two looks for a host that does not listen yet: its first answer waits for it
 
 ProgressCallback = Callable[[int, int], None]  # (bytes done, bytes in total)
 
@@ -312,7 +313,7 @@ class SocketEngineClient(_Client):
         self._socket.set_hwm(0)  # commands are few and must not be dropped
         # From the start: a disconnection takes the value of its moment, and what waits for ever keeps `term` for ever.
         self._socket.setsockopt(zmq.LINGER, round(_LAST_WORD_S * 1000))
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, _LOOK_MS)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(self._address)
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]

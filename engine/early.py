@@ -1,8 +1,9 @@
 """`python -m engine.early`: an engine host that is started before its site has imported itself, or read its own file.
 
 It hears twice on standard input: a line with what the site's file says of threads and of the first model, and the command line of engine/host.py once
-the site knows it. Meanwhile it imports; then it looks at that model's weights, if imports are still under way. Ends when whoever was to speak has
-ended, or does not want this host. Refuses to know what a site is.
+the site knows it. Meanwhile it makes that model's opening program ready, if an earlier life has left one; else it imports torch, and looks at the
+model's weights if imports are then still under way. Ends when whoever was to speak has ended, or does not want this host. Refuses to know what a
+site is.
 """
 
 import json
@@ -10,23 +11,28 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernels import postponed
+
+if TYPE_CHECKING:
+    from engine.opening.opener import Opener
 
 
 def main() -> None:
     likely = json.loads(_line())
     set_threads(likely)
-    from engine import host
+    from engine import host, socket_transport  # noqa: F401 - which the host asks for when its site waits for it
     from engine.preparation import import_early, take_process
 
     take_process()
-    threading.Thread(target=import_early, name="imports", daemon=True).start()
+    opener = find_opener(likely)
+    if opener is None:
+        threading.Thread(target=import_early, name="imports", daemon=True).start()
     words = json.loads(_line())
     # The site has been imported, and leaves a core. Sooner the look would take from both imports what it needs, and a site is ready 50 ms later.
     look_ahead(likely)
-    host.main(words)
+    host.main(words, opener)
 
 
 def set_threads(likely: dict[str, Any]) -> None:
@@ -37,12 +43,26 @@ def set_threads(likely: dict[str, Any]) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
 
 
+def find_opener(likely: dict[str, Any]) -> "Opener | None":
+    from engine.opening.opener import Opener
+
+    model = likely.get("model")
+    if model is None or not _is_on_cpu(likely):
+        return None
+    return Opener.find(Path(model), likely.get("dtype", "auto"), likely.get("threads"))
+
+
 def look_ahead(likely: dict[str, Any]) -> None:
-    model, device = likely.get("model"), likely.get("device", "auto")
-    if model is not None and (device == "cpu" or (device == "auto" and not postponed.build().has_gpus)):
+    model = likely.get("model")
+    if model is not None and _is_on_cpu(likely):
         from engine.weights import ahead
 
         ahead.begin(Path(model), likely.get("dtype", "auto"))
+
+
+def _is_on_cpu(likely: dict[str, Any]) -> bool:
+    device = likely.get("device", "auto")
+    return device == "cpu" or (device == "auto" and not postponed.build().has_gpus)
 
 
 def _line() -> str:

@@ -89,15 +89,17 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         identity: CacheIdentity | None = None,
         tiers: EngineTiers | None = None,
+        with_torch: bool = True,
     ) -> None:
         """`account`: the model borrows blocks from an arena; None: it has `info.total_blocks` of its own. `identity`: needed
-        where `tiers` outlive the engine."""
+        where `tiers` outlive the engine. `with_torch`: it may be imported."""
         self.info = info
         self.runner = runner
         self.tiers = tiers or NoTiers()
         self._identity = identity or CacheIdentity(info.name, info.dtype, info.block_size)
         self._limits = limits
         self._account = account
+        self._with_torch = with_torch
         self._longest_context = info.context_length  # when nothing of the arena is reserved that was not at the start
         self.scheduler = self._new_scheduler()
         self._clock = clock
@@ -204,6 +206,24 @@ class Engine:
         outputs, self._outputs = self._outputs, []
         return outputs
 
+    def let_go(self, at_least: int = 0) -> list[Sequence]:
+        """Its sequences of so many tokens and more, oldest first, for another engine of the same model, which computes them again. Here they are
+        as if they had never been."""
+        going = [s for s in self._sequences.values() if len(s.token_ids) >= at_least]
+        for sequence in going:
+            self._end(sequence)
+            sequence.forget_computed()
+            sequence.block_hashes = []
+        return sorted(going, key=lambda sequence: sequence.arrival)
+
+    def go_on_with(self, sequences: SequenceOf[Sequence]) -> None:
+        """What another engine has let go."""
+        for sequence in sequences:
+            sequence.chain_root = chain_root(sequence.tenant, self._identity)
+            sequence.length_limit = min(sequence.length_limit, self.info.context_length)
+            self._sequences[sequence.sequence_id] = sequence
+            self.scheduler.add(sequence)
+
     def end_all(self, code: ErrorCode, message: str) -> None:
         """End every sequence with an error; nothing is wrong with the engine."""
         for sequence in list(self._sequences.values()):
@@ -255,7 +275,7 @@ class Engine:
     def _new_scheduler(self) -> Scheduler:
         """With nothing cached. What was borrowed goes back, emptied."""
         pool = BlockPool(self.info.total_blocks) if self._account is None else self._account.new_pool()
-        self._generations = GenerationCheck(pool.generations)
+        self._generations = GenerationCheck(pool.generations, with_torch=self._with_torch)
         return Scheduler(pool, self._limits, self._account, self.tiers)
 
     def _intact(self, chunks: list[Chunk]) -> list[Chunk]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from engine.engine import error_output
 from engine.loader import ModelLoader
+from engine.opening.opener import OpenedModel, Opener
 from engine.preparation import take_process
 from engine.protocol import (
     Abort,
@@ -26,6 +27,7 @@ from engine.protocol import (
     HostConfig,
     HostEnding,
     HostPhases,
+    HostReady,
     LoadModel,
     LoadProgress,
     ModelFailed,
@@ -51,6 +53,10 @@ HEARTBEAT_S = 0.5
 _LOADING_POLL_S = 0.001
 # And blocks from a tier, while no sequence has anything else to do.
 _TIER_POLL_S = 0.001
+# Where a model can be opened: how long its own load waits for somebody to ask for it, and for the first answer of whoever waits for one.
+_UNASKED_S = 0.5
+_FIRST_ANSWER_S = 0.2
+_SWITCH_S, _USUAL_SWITCH_S = 0.0005, sys.getswitchinterval()
 
 
 class EngineHost:
@@ -60,17 +66,26 @@ class EngineHost:
         transport: HostTransport,
         is_orphaned: Callable[[], bool] = lambda: False,
         is_standby: bool = False,
+        opener: Opener | None = None,
+        *,
+        leaves_openings: bool = False,
     ) -> None:
-        """`is_standby`: nobody waits for it yet; it makes ready more thoroughly, and out of everybody's way."""
+        """`is_standby`: nobody waits for it yet; it makes ready more thoroughly, and out of everybody's way. `opener`: serves its model until torch
+        has been imported, which then waits for the first answer; only of a host on a CPU. `leaves_openings`: for later hosts."""
         problem = host_problem(config)
         if problem:
             raise ValueError(problem)
         self._config = config
         self._transport = transport
         self._is_orphaned = is_orphaned
-        self._loader = ModelLoader(config, is_standby)
+        self._opener = opener
+        self._opened: OpenedModel | None = None
+        self._loader = ModelLoader(config, is_standby, waits=opener is not None, leaves_openings=leaves_openings)
+        self._load_at = time.monotonic() + _UNASKED_S  # whatever has been asked for until then
+        if opener is not None:
+            self._loader.ready = HostReady()
         self._owes_ready = False
-        self._models: dict[str, LoadedModel] = {}
+        self._models: dict[str, LoadedModel | OpenedModel] = {}
         self._loading: dict[str, ModelSpec] = {}
         self._arriving: list[LoadedModel] = []  # loaded; what others have of their cache is still to be left
         self._outputs: list[TokenOutput] = []
@@ -89,10 +104,14 @@ class EngineHost:
             for command in self._transport.receive(self._patience_s()):
                 self._obey(command)
             self._collect_loads()
+            if self._opened is not None:
+                self._opened.hold_longest()
             working = [model for model in self._models.values() if model.engine.has_work]
             stepped = [model for model in working if self._step(model)]
             if stepped or self._has_outputs() or self._until_heartbeat_s() <= 0:
                 self._send_frame(stepped)
+            if not self._loader.has_begun and self._should_load():
+                self._begin_loads()
             for model in self._models.values():
                 model.engine.rest()
             self._waits_for_blocks = bool(working) and not stepped
@@ -117,8 +136,9 @@ class EngineHost:
             case Submit():
                 self._submit(command)
             case Abort(sequence_id):
-                for model in self._models.values():
-                    model.engine.abort(sequence_id)
+                if self._opened is None or not self._opened.drop(sequence_id):
+                    for model in self._models.values():
+                        model.engine.abort(sequence_id)
             case LoadModel(spec):
                 self._load(spec)
             case UnloadModel(name):
@@ -128,13 +148,15 @@ class EngineHost:
             case NewFrontEnd():
                 for model in self._models.values():
                     model.engine.abort_all()
+                if self._opened is not None:
+                    self._opened.take_held()
             case Shutdown():
                 self.stop()
 
     def _submit(self, submit: Submit) -> None:
         model = self._models.get(submit.model)
         if model is not None:
-            model.engine.submit(submit)
+            (model if isinstance(model, OpenedModel) else model.engine).submit(submit)
             return
         state = "is still loading" if submit.model in self._loading else "is not loaded"
         message = f"model {submit.model!r} {state}; loaded are: {', '.join(sorted(self._models)) or 'none'}"
@@ -146,15 +168,40 @@ class EngineHost:
         if known is None:
             self._loading[spec.name] = spec
             self._loader.load(spec)
+            if not self._loader.has_begun:
+                self._open(spec)
         elif known != spec:
             message = f"{spec.name} is already loaded from {known.path}; unload it first"
             self._transport.send(ModelFailed(spec.name, "model_load_failed", message))
         elif loaded:
             self._transport.send(ModelReady(loaded.engine.info))
 
+    def _open(self, spec: ModelSpec) -> None:
+        opener, self._opener = self._opener, None
+        opened = None if opener is None else opener.open(spec, self._config)
+        if opened is None:
+            self._begin_loads()
+            return
+        self._opened = self._models[spec.name] = opened
+        self._load_at = time.monotonic() + (_FIRST_ANSWER_S if spec.is_awaited else 0.0)
+        self._transport.send(ModelReady(opened.engine.info))
+
+    def _should_load(self) -> bool:
+        """Those who wait for a first answer come first, and two at once would take longer for both."""
+        return (self._opened is not None and self._opened.has_answered) or time.monotonic() >= self._load_at
+
+    def _begin_loads(self) -> None:
+        # What imports would keep Python's lock for 5 ms when a step ends.
+        sys.setswitchinterval(_SWITCH_S)
+        self._loader.begin()
+
     def _unload(self, name: str) -> None:
         self._loading.pop(name, None)  # its result is thrown away when it comes
         model = self._models.pop(name, None)
+        if model is self._opened and self._opened is not None:
+            for waiting in self._opened.take_held():
+                self._outputs.append(error_output(waiting, "model_not_found", f"model {name!r} was unloaded"))
+            self._opened = None
         if model is not None:
             model.engine.end_all("model_not_found", f"model {name!r} was unloaded")
             self._outputs += model.engine.take_outputs()
@@ -168,9 +215,14 @@ class EngineHost:
         for spec, result in self._loader.take_results():
             wanted = self._loading.get(spec.name) is spec  # else it was unloaded while it loaded
             match result:
+                case ModelFailed(message=message) if wanted and spec.name in self._models:
+                    self._give_up(message)
                 case LoadProgress() | ModelFailed() if wanted:
                     if isinstance(result, ModelFailed):
                         del self._loading[spec.name]
+                    self._steps += (
+                        spec.name in self._models
+                    )  # whoever waits for what the opened one cannot do sees progress
                     self._transport.send(result)
                 case LoadProgress() | ModelFailed():
                     pass
@@ -185,13 +237,24 @@ class EngineHost:
             loaded.close()
         elif loaded.is_seated():
             del self._loading[name]
-            self._models[name] = loaded
+            opened, self._models[name] = self._models.get(name), loaded
+            if isinstance(opened, OpenedModel):
+                self._outputs += opened.give_way_to(loaded.engine)
+                self._opened = None
+                sys.setswitchinterval(_USUAL_SWITCH_S)
             self._transport.send(ModelReady(loaded.engine.info))
         else:
             return False
         return True
 
-    def _step(self, model: "LoadedModel") -> bool:
+    def _give_up(self, message: str) -> None:
+        """A model that has been opened cannot be loaded: its sequences go on at the next host, which will not open it and says why it cannot be."""
+        assert self._opened is not None
+        log.error("%s, though it has been opened", message)
+        self._opened.path.unlink(missing_ok=True)
+        self.stop()
+
+    def _step(self, model: "LoadedModel | OpenedModel") -> bool:
         """False if there was nothing to compute: liveness is progress."""
         try:
             return model.engine.step()
@@ -207,7 +270,7 @@ class EngineHost:
     def _until_heartbeat_s(self) -> float:
         return self._last_frame_at + HEARTBEAT_S - time.monotonic()
 
-    def _send_frame(self, stepped: "list[LoadedModel]") -> None:
+    def _send_frame(self, stepped: "Sequence[LoadedModel | OpenedModel]") -> None:
         started = time.perf_counter()
         outputs, self._outputs = self._outputs, []
         for model in self._models.values():
@@ -225,7 +288,7 @@ class EngineHost:
         self._last_frame_at = time.monotonic()
 
 
-def main(words: Sequence[str]) -> None:
+def main(words: Sequence[str], opener: Opener | None = None) -> None:
     take_process()
     import msgspec
 
@@ -249,7 +312,9 @@ def main(words: Sequence[str]) -> None:
         os.environ["OMP_NUM_THREADS"] = str(config.threads)
     parent = arguments.parent if arguments.parent is not None else os.getppid()
     transport = SocketTransport(arguments.address)
-    host = EngineHost(config, transport, lambda: os.getppid() != parent, arguments.standby)
+    host = EngineHost(
+        config, transport, lambda: os.getppid() != parent, arguments.standby, opener, leaves_openings=True
+    )
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
     # A terminal's Ctrl-C reaches the whole process group; the parent decides when its hosts end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

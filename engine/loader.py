@@ -29,16 +29,27 @@ _LOOK_S = 0.5
 
 
 class ModelLoader:
-    def __init__(self, config: HostConfig, is_standby: bool = False) -> None:
+    def __init__(
+        self, config: HostConfig, is_standby: bool = False, *, waits: bool = False, leaves_openings: bool = False
+    ) -> None:
+        """`waits`: for `begin`; until then nothing is imported. `leaves_openings`: for the next lives of its models (engine/opening)."""
         self._config = config
         self._is_standby = is_standby
+        self._leaves_openings = leaves_openings
         self.ready: HostReady | None = None  # once a model could be loaded
         self._specs: queue.SimpleQueue[ModelSpec | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[ModelSpec, LoadResult]] = queue.SimpleQueue()
         self._memory: KvMemory | None = None
         self._tiers: SharedTiers | None = None
+        self.has_begun = False
         self._thread = threading.Thread(target=self._run, name="model-loader", daemon=True)
-        self._thread.start()
+        if not waits:
+            self.begin()
+
+    def begin(self) -> None:
+        if not self.has_begun:
+            self.has_begun = True
+            self._thread.start()
 
     def load(self, spec: ModelSpec) -> None:
         self._specs.put(spec)
@@ -52,13 +63,15 @@ class ModelLoader:
     def close(self) -> None:
         """Lets the load under way, if any, end first: a thread that is inside torch when the interpreter ends aborts the process."""
         self._specs.put(None)
-        self._thread.join(_LAST_LOAD_S)
+        if self.has_begun:
+            self._thread.join(_LAST_LOAD_S)
         if self._tiers is not None:
             self._tiers.close()
 
     def _run(self) -> None:
         try:
-            self.ready = prepare(self._config, self._is_standby)
+            ready = prepare(self._config, self._is_standby)
+            self.ready = self.ready or ready
         except Exception:  # the same fails again, and is reported, when a model is loaded
             log.exception("this host cannot be made ready")
             self.ready = HostReady()
@@ -104,4 +117,4 @@ class ModelLoader:
                 reported_at = now
                 self._results.put((spec, LoadProgress(spec.name, done, total)))
 
-        return load_model(spec, self._config, self._memory, report, self._tiers)
+        return load_model(spec, self._config, self._memory, report, self._tiers, self._leaves_openings)

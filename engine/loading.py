@@ -20,6 +20,8 @@ from engine.kv.shared_tiers import SharedTiers
 from engine.layers.weights import WeightLoader
 from engine.models.decoder_config import architecture
 from engine.models.registry import CacheShape, Family, Model, ModelConfig, find_family
+from engine.opening.making import Laid, Writing, draft
+from engine.opening.program import FilePart
 from engine.phases import Phases
 from engine.plan import Limits
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
@@ -104,7 +106,9 @@ def load_model(
     memory: KvMemory,
     on_progress: ReadingProgress | None = None,
     tiers: SharedTiers | None = None,
+    leaves_opening: bool = False,
 ) -> LoadedModel:
+    """`leaves_opening`: a program by which a later host may open the model (engine/opening)."""
     phases = Phases()
     directory = Path(spec.path)
     if not directory.is_dir():
@@ -124,7 +128,7 @@ def load_model(
         if config.num_layers == 0:
             assert recipe is not None, "only embedding models cache nothing"
             return loading.encoder(recipe)
-        return loading.decoder(tiers)
+        return loading.decoder(tiers, leaves_opening)
     except StepError as error:
         supply.forget()
         raise CheckpointError(str(error)) from error
@@ -146,7 +150,7 @@ class _Loading(NamedTuple):
     supply: Supply
     phases: Phases
 
-    def decoder(self, tiers: SharedTiers | None) -> LoadedModel:
+    def decoder(self, tiers: SharedTiers | None, leaves_opening: bool) -> LoadedModel:
         spec, block_size, device = self.spec, self.host.block_size, self.memory.arena.device
         dtype = _choose_dtype(spec, self.supply, device)
         self.phases.end("fingerprint")
@@ -181,6 +185,8 @@ class _Loading(NamedTuple):
             identity = CacheIdentity(spec.name, info.dtype, block_size, layout, weights)
             limits = self._limits(block_size)
             engine = Engine(info, runner, limits, account, identity=identity, tiers=kept)
+            if leaves_opening and device.type == "cpu":
+                self._leave_opening(loaded, block, info)
             return LoadedModel(spec, engine, place, _start_moving(loaded, runner))
         except BaseException:
             place.close()
@@ -201,6 +207,16 @@ class _Loading(NamedTuple):
         info = self._info(context_length, dtype, loaded.mapped, context_length, num_texts)
         engine = Engine(info, runner, self._limits(context_length, is_whole=True))
         return LoadedModel(self.spec, engine, place=None, under_weights=_start_moving(loaded, runner))
+
+    def _leave_opening(self, loaded: Loaded[Model], block: tuple[int, ...], info: ModelInfo) -> None:
+        """For this model's next life, where it has none."""
+        parts = {
+            name: tuple(FilePart(part.file.name, part.start, part.num_bytes) for part in found)
+            for name, found in loaded.in_files.items()
+        }
+        laid, fingerprint = Laid(loaded.tensors, parts), self.supply.fingerprint.hex()
+        model, spec, host = loaded.model, self.spec, self.host
+        Writing(lambda: draft(model, laid, block, fingerprint, spec, host, info))
 
     def _load(self, context_length: int, dtype: torch.dtype, block_size: int) -> Loaded[Model]:
         """Kernels are compiled beside the reading."""

@@ -1,6 +1,5 @@
 """How each row of logits is to be drawn, as the host is asked and as the device reads it; and the scale on which logits are compared."""
 
-import math
 from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -8,11 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-FAR = 63 << 24  # of what weighs nothing: 2**-63 of the likeliest
+from kernels.sampling_scale import highest_cost, scale_of
+
 HEAVIEST = (
     1 << 42
 )  # the likeliest token's weight: the sum over 2**20 entries fits int64, and what weighs 0 is less likely than 2**-42 of it
-GREEDY_SCALE = 2.0**100  # a temperature of 0: whatever differs from the highest is far away
 MAX_VOCAB = 1 << 20
 # Of 2**(24 - x) for x in [0, 1), a minimax polynomial in fp32, each operation rounded: 2.6e-7 off at most, which fp32 logits are themselves.
 POWER = (-15852.8515625, 154447.65625, -927735.75, 4029554.25, -11629022.0, 16777216.0)
@@ -48,8 +47,8 @@ class Draws(NamedTuple):
         integers.extend([row.position for row in rows])
         top_k = [vocab if row.top_k is None or not row.temperature else min(row.top_k, vocab) for row in rows]
         integers.extend(top_k)
-        integers.extend([_highest_cost(row.min_p) for row in rows])
-        reals.extend([_scale(row.temperature) for row in rows])
+        integers.extend([highest_cost(row.min_p) for row in rows])
+        reals.extend([scale_of(row.temperature) for row in rows])
         reals.extend([row.top_p if row.temperature else 1.0 for row in rows])
         packed = bytearray(integers.tobytes() + reals.tobytes())
         columns = put(
@@ -64,11 +63,3 @@ class Draws(NamedTuple):
         """The drawn rows alone."""
         count = tuple(range(len(self.drawn)))
         return self._replace(integers=self.integers[:, rows], reals=self.reals[:, rows], drawn=count)
-
-
-def _scale(temperature: float) -> float:
-    return GREEDY_SCALE if temperature == 0 else min(math.log2(math.e) / temperature * 2.0**24, GREEDY_SCALE / 2)
-
-
-def _highest_cost(min_p: float) -> int:
-    return FAR if min_p <= 0.0 else min(FAR, max(0, math.floor(-math.log2(min_p) * 2.0**24)))

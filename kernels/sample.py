@@ -16,14 +16,14 @@ from torch import Tensor
 from kernels.checks import Call, placed
 from kernels.cpu import sampling
 from kernels.device import triton_form
-from kernels.draws import FAR, MAX_VOCAB, POWER, Draws
+from kernels.draws import MAX_VOCAB, POWER, Draws
 from kernels.philox import uniform
+from kernels.sampling_scale import FAR, PIECE
 
 _triton = triton_form("sample")
 
 # Enough for nearly every nucleus: finding the largest 256 of 128k logits takes 0.3 ms a row on a CPU core, sorting them all 10 ms.
 NUM_CANDIDATES = 256
-PIECE = 1024  # vocabulary entries summed together before the cumulative sum; as in cpu/sample.c
 _MASK32 = 0xFFFFFFFF
 
 

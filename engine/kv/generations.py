@@ -19,13 +19,12 @@ _FEW = 128  # blocks that Python compares in the time in which it calls torch
 
 
 class GenerationCheck:
-    def __init__(self, generations: "array[int]") -> None:
-        """`generations`: those of all blocks, changed in place as time goes on."""
-        import torch  # here: a host is reachable before torch is imported
-
-        self._torch = torch
+    def __init__(self, generations: "array[int]", *, with_torch: bool = True) -> None:
+        """`generations`: those of all blocks, changed in place as time goes on. `with_torch`: it has been imported, or may be."""
         self._generations = generations
-        self._current = torch.frombuffer(generations, dtype=torch.int64) if generations else None
+        self._current: torch.Tensor | None = None
+        if with_torch and generations:
+            self._current = self._tensor(generations)
 
     def stale(self, sequences: SequenceOf["Sequence"]) -> list[int]:
         """The places of those sequences in the list that hold a block which is not theirs any more."""
@@ -33,18 +32,24 @@ class GenerationCheck:
         for sequence in sequences:
             blocks.extend(sequence.block_table)
             remembered.extend(sequence.block_generations)
-        if not blocks or self._current is None:
+        if not blocks:
             return []
         assert len(blocks) == len(remembered), "a block table and its generations differ in length"
-        if len(blocks) <= _FEW and array("q", map(self._generations.__getitem__, blocks)) == remembered:
-            return []
+        if len(blocks) <= _FEW or self._current is None:
+            current = array("q", map(self._generations.__getitem__, blocks))
+            if current == remembered:
+                return []
+            return self._places([a != b for a, b in zip(current, remembered, strict=True)], sequences)
         differs = self._current[self._tensor(blocks)] != self._tensor(remembered)
         if not differs.any():
             return []
         return self._places(differs.tolist(), sequences)
 
-    def _tensor(self, numbers: "array[int]") -> "torch.Tensor":
-        return self._torch.frombuffer(numbers, dtype=self._torch.int64)
+    @staticmethod
+    def _tensor(numbers: "array[int]") -> "torch.Tensor":
+        import torch  # here: a host is reachable before torch is imported
+
+        return torch.frombuffer(numbers, dtype=torch.int64)
 
     @staticmethod
     def _places(differs: list[bool], sequences: SequenceOf["Sequence"]) -> list[int]:

@@ -122,6 +122,7 @@ class FromCheckpoint:
     def __init__(self, checkpoint: Checkpoint, allocate: Allocate) -> None:
         self.jobs: list[Job] = []
         self.works: list[Callable[[], None]] = []
+        self.taken: dict[str, torch.Tensor] = {}  # by name
         self._checkpoint = checkpoint
         self._allocate = allocate
 
@@ -132,7 +133,8 @@ class FromCheckpoint:
         return self._checkpoint.shape(name)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return self._allocate(name, shape, dtype)
+        tensor = self.taken[name] = self._allocate(name, shape, dtype)
+        return tensor
 
     def fill(self, into: torch.Tensor, stored: Sequence[Stored], make: Make | None, is_cut: bool) -> None:
         found = tuple(self._checkpoint.find(*one) for one in stored)
@@ -162,7 +164,6 @@ class InPlace(FromCheckpoint):
 
     def __init__(self, checkpoint: Checkpoint, in_files: Mapping[str, Sequence[FilePart]], allocate: Allocate) -> None:
         super().__init__(checkpoint, allocate)
-        self.taken: dict[str, torch.Tensor] = {}
         self._in_files = in_files
         found = {file: _map(file) for file in sorted({part.file for parts in in_files.values() for part in parts})}
         self._maps = {file: memory for file, (memory, _) in found.items()}
@@ -172,9 +173,8 @@ class InPlace(FromCheckpoint):
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         parts = self._in_files.get(name)
         if parts is None:
-            tensor = super().take(name, shape, dtype)
-        else:
-            tensor = (self._whole(*parts) if len(parts) == 1 else self._joined(parts)).view(dtype).view(shape)
+            return super().take(name, shape, dtype)
+        tensor = (self._whole(*parts) if len(parts) == 1 else self._joined(parts)).view(dtype).view(shape)
         self.taken[name] = tensor
         return tensor
 
@@ -229,6 +229,7 @@ class OnBundle:
     def __init__(self, bundle: Bundle, memory: torch.Tensor | None) -> None:
         self.jobs: list[Job] = []
         self.works: list[Callable[[], None]] = []
+        self.taken: dict[str, torch.Tensor] = {}  # by name
         self.memory = memory
         self._places = {place.wanted.name: place for place in bundle.places}
 
@@ -243,7 +244,8 @@ class OnBundle:
         place = self._places.get(name)
         if place is None or place.wanted != wanted:
             raise BundleError(f"it holds {place and place.wanted} where the model wants {wanted}")
-        return self._tensor(place, dtype)
+        tensor = self.taken[name] = self._tensor(place, dtype)
+        return tensor
 
     def fill(self, into: torch.Tensor, stored: Sequence[Stored], make: Make | None, is_cut: bool) -> None:
         pass

@@ -5,8 +5,9 @@ Knows the order of preference and what is done when a bundle cannot be used. Ref
 """
 
 import logging
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -27,7 +28,17 @@ from engine.weights.kept_maps import drop_removed, map_kept
 from engine.weights.quantization import Quantization
 from engine.weights.reader import Checkpoint, StoredTensor, is_quantized, packed_file
 from engine.weights.settling import Unsettled
-from engine.weights.storage import META, Arena, FromBundle, FromCheckpoint, InPlace, OnBundle, Plan, on_device
+from engine.weights.storage import (
+    META,
+    Arena,
+    FilePart,
+    FromBundle,
+    FromCheckpoint,
+    InPlace,
+    OnBundle,
+    Plan,
+    on_device,
+)
 from kernels.cpu import pages
 
 log = logging.getLogger(__name__)
@@ -54,6 +65,8 @@ class Loaded(Generic[ModelT]):
     memory: torch.Tensor | None  # all of them, on a CPU, where they stay
     unsettled: Unsettled[ModelT] | None = None  # they lie in the checkpoint, and may move
     is_proved: bool = False  # an earlier load has computed with these bytes
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)  # by name
+    in_files: Mapping[str, tuple[FilePart, ...]] = field(default_factory=dict)  # those that are files' own pages
 
 
 class Supply:
@@ -161,7 +174,11 @@ class Supply:
         fill(storage.jobs, storage.works, self._report)
         self._report(file.bundle.data_bytes, file.bundle.data_bytes)
         self._phases.end("weights")
-        return Loaded(model, mapped=not is_new, memory=storage.memory)
+        in_files = {}
+        if is_in_place and file is self._packed:
+            places = file.bundle.places
+            in_files = {wanted.name: (FilePart(file.path, start, wanted.num_bytes),) for wanted, start in places}
+        return Loaded(model, not is_new, storage.memory, tensors=storage.taken, in_files=in_files)
 
     def _make(self, path: Path, identity: Identity, lay_out_model: LayOut[object], dtype: torch.dtype) -> None:
         """Read the checkpoint into a bundle at `path`."""
@@ -260,7 +277,7 @@ class Supply:
         before = 0 if packed is None else packed.done_bytes
         fill(storage.jobs, storage.works, lambda done, total: self._report(before + done, before + total))
         self._phases.end("weights")
-        return Loaded(model, mapped=False, memory=memory)
+        return Loaded(model, mapped=False, memory=memory, tensors=storage.taken)
 
     # The checkpoint's own pages
 
@@ -294,7 +311,7 @@ class Supply:
 
         bundle = lay_out(self._identity(dtype), self.facts, plan.wanted)
         unsettled = Unsettled(path, bundle, storage.taken, self._expect_no_change, renew)
-        return Loaded(model, mapped=False, memory=None, unsettled=unsettled)
+        return Loaded(model, False, None, unsettled, tensors=storage.taken, in_files=in_files)
 
     # All of them
 

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from kernels import logprobs, penalties, sample
 from kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
-from kernels.draws import FAR, GREEDY_SCALE, POWER, Draw, Draws
+from kernels.draws import POWER, Draw, Draws
 from kernels.penalties import LogitEntries
 from kernels.philox import uniform
+from kernels.sampling_scale import FAR, GREEDY_SCALE
 
 # temperature, top_k, top_p, min_p: off, alone, together, at their ends, greedy
 _KINDS: tuple[tuple[float, int | None, float, float], ...] = (

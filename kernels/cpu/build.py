@@ -95,7 +95,7 @@ def _path(compiler: str) -> Path:
         key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     status = os.stat(compiler)
     key.update(repr((_FLAGS, compiler, status.st_size, status.st_mtime_ns, platform.machine(), _processor())).encode())
-    return _cache() / f"{key.hexdigest()[:32]}.so"
+    return private_cache("kernels") / f"{key.hexdigest()[:32]}.so"
 
 
 def _processor() -> str:
@@ -108,13 +108,23 @@ def _processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
-def _cache() -> Path:
-    """A folder that no one else can write to: what lies in it is executed."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pilotlight" / "kernels"
+def private_cache(name: str) -> Path:
+    """A folder of the user's cache, as `private_folder`."""
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError as error:
+        raise BuildError(
+            f"there is no home directory: {error}; set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
+    return private_folder(cache / "pilotlight" / name)
+
+
+def private_folder(folder: Path) -> Path:
+    """It, made where it is missing, if no one else can write to it: what lies in it is executed. Raises BuildError."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = folder.stat()
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         raise BuildError(
             f"{folder} cannot be used: {error}; set XDG_CACHE_HOME to a folder that can be written"
         ) from error

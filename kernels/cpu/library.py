@@ -4,65 +4,51 @@ Knows when it may be used; refuses to know tensors' shapes. Until `start` has fo
 operation is torch's: slower, with the same results up to rounding.
 """
 
-import ctypes
 import logging
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from kernels.cpu import functions
 from kernels.cpu.build import BuildError, build_library, find_library
+from kernels.cpu.functions import Function
 
 log = logging.getLogger(__name__)
 
 SWITCH = "PILOTLIGHT_CPU_KERNELS"  # 0: torch computes everything
-# Arguments by letter: p a pointer, l a long, i an int, f a float.
-_SIGNATURES = {
-    "linear": "pppplllliii",
-    "gemm": "pppplllliii",
-    "rows_of": "ppplllfi",
-    "rms_norm": "pppppllifi",
-    "rotate_and_cache": "pppppppllllllifi",
-    "gated_activation": "ppllii",
-    "decode_attention": "ppppppplllllllllfi",
-    "prefill_attention": "pppppppplllllllllfi",
-    "are_finite": "pl",
-}
-_TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int, "f": ctypes.c_float}
 _ENDINGS = {torch.float32: "f32", torch.bfloat16: "bf16"}
-
-Function = Callable[..., Any]
 
 
 class Library:
     """One function per operation and type."""
 
     def __init__(self, path: Path) -> None:
-        opened = ctypes.CDLL(str(path), mode=os.RTLD_NOW)
-        self.linear = _functions(opened, "linear")
-        gemm = _functions(opened, "gemm")
-        self.gemm = {dtype: gemm[dtype] for dtype in gemm if _number(opened, f"gemm_is_fast_{_ENDINGS[dtype]}")}
-        self.rows_of = _functions(opened, "rows_of")
-        self.rms_norm = _functions(opened, "rms_norm")
-        self.rotate_and_cache = _functions(opened, "rotate_and_cache")
-        self.gated_activation = _functions(opened, "gated_activation")
-        self.decode_attention = _functions(opened, "decode_attention")
-        self.prefill_attention = _functions(opened, "prefill_attention")
-        self.sampling_sums = _function(opened.sampling_sums, "pppppllli")
-        self.highest = _function(opened.highest, "pppllli")
-        self.philox_uniform = _function(opened.philox_uniform, "ppppl")
-        self.workspace_new = _function(opened.workspace_new, "", _TYPES["p"])
-        self.workspace_free = _function(opened.workspace_free, "p")
-        self.program_begin = _function(opened.program_begin, "pi", _TYPES["p"])
-        self.program_end = _function(opened.program_end, "p", _TYPES["l"])
-        self.program_run = _function(opened.program_run, "p")
-        self.program_free = _function(opened.program_free, "p")
-        self.are_finite = _functions(opened, "are_finite", ctypes.c_int)
-        self.sum_words = opened.sum_words  # (pointer, count of 32-bit words, threads): how fast memory can be read
-        self.sum_words.argtypes, self.sum_words.restype = [_TYPES["p"], _TYPES["l"], _TYPES["i"]], ctypes.c_longlong
+        """Raises OSError or AttributeError for one that is damaged."""
+        opened = functions.open_library(path)
+        self.linear = _by_type(opened, "linear")
+        gemm = _by_type(opened, "gemm")
+        self.gemm = {
+            dtype: gemm[dtype] for dtype in gemm if functions.number(opened, f"gemm_is_fast_{_ENDINGS[dtype]}")
+        }
+        self.rows_of = _by_type(opened, "rows_of")
+        self.rms_norm = _by_type(opened, "rms_norm")
+        self.rotate_and_cache = _by_type(opened, "rotate_and_cache")
+        self.gated_activation = _by_type(opened, "gated_activation")
+        self.decode_attention = _by_type(opened, "decode_attention")
+        self.prefill_attention = _by_type(opened, "prefill_attention")
+        self.are_finite = _by_type(opened, "are_finite")
+        self.sampling_sums = functions.find(opened, "sampling_sums")
+        self.highest = functions.find(opened, "highest")
+        self.philox_uniform = functions.find(opened, "philox_uniform")
+        self.workspace_new = functions.find(opened, "workspace_new")
+        self.workspace_free = functions.find(opened, "workspace_free")
+        self.program_begin = functions.find(opened, "program_begin")
+        self.program_end = functions.find(opened, "program_end")
+        self.program_run = functions.find(opened, "program_run")
+        self.program_free = functions.find(opened, "program_free")
+        self.sum_words = functions.find(opened, "sum_words")  # how fast memory can be read
 
 
 loaded: Library | None = None  # read at every call: it may appear while a model is already serving
@@ -109,18 +95,5 @@ def _use_built(in_background: bool) -> None:
         log.warning("the CPU kernels cannot be used, torch computes instead, more slowly: %s", error)
 
 
-def _functions(opened: ctypes.CDLL, name: str, result: Any = None) -> dict[torch.dtype, Function]:
-    functions: dict[torch.dtype, Function] = {}
-    for dtype, ending in _ENDINGS.items():
-        functions[dtype] = _function(getattr(opened, f"{name}_{ending}"), _SIGNATURES[name], result)
-    return functions
-
-
-def _function(function: Any, signature: str, result: Any = None) -> Function:
-    function.restype = result
-    function.argtypes = [_TYPES[letter] for letter in signature]
-    return function
-
-
-def _number(opened: ctypes.CDLL, name: str) -> int:
-    return ctypes.c_int.in_dll(opened, name).value
+def _by_type(opened: functions.Opened, name: str) -> dict[torch.dtype, Function]:
+    return {dtype: functions.find(opened, f"{name}_{ending}") for dtype, ending in _ENDINGS.items()}

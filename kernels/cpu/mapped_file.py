@@ -30,6 +30,15 @@ class MappedFile:
         _map_over(self.address, num_bytes, fd, 0)
 
 
+class Zeros:
+    """Memory that is zero until it is written, and takes none before."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.memory = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.num_bytes = num_bytes
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+
+
 class Part(NamedTuple):
     """Bytes of an open file."""
 

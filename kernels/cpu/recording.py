@@ -32,7 +32,7 @@ class ProgramRecorder:
     """Its programs share their memory: they never run at the same time."""
 
     def __init__(self) -> None:
-        self._workspace: _Workspace | None = None
+        self._workspace: Workspace | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -43,14 +43,14 @@ class ProgramRecorder:
         if cpu.loaded is None:
             raise NotRecordableError("the C library is not there")
         if self._workspace is None or self._workspace.library is not cpu.loaded:
-            self._workspace = _Workspace(cpu.loaded)
+            self._workspace = Workspace(cpu.loaded)
         return Program(self._workspace, forward)
 
 
 class Program:
     """`output`: the results, overwritten when another program of the same recorder runs."""
 
-    def __init__(self, workspace: "_Workspace", forward: Forward) -> None:
+    def __init__(self, workspace: "Workspace", forward: Forward) -> None:
         library = workspace.library
         self._workspace = workspace
         self._forward = forward  # what it refers to is read and written at every replay, and so has to stay
@@ -59,7 +59,7 @@ class Program:
             raise NotRecordableError("there is no memory for a program")
         weakref.finalize(self, library.program_free, self._program).atexit = False
         try:
-            with _Watch(workspace):
+            with Watch(workspace):
                 results = forward()
         finally:
             self.num_steps = library.program_end(self._program)
@@ -71,7 +71,7 @@ class Program:
         self._workspace.library.program_run(self._program)
 
 
-class _Workspace:
+class Workspace:
     """Memory that tensors are given while a program is recorded, and that others are given when those are gone: as an allocator's, but that it stays
     here for whoever reads it by its address."""
 
@@ -102,6 +102,18 @@ class _Workspace:
                 return chunk[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         raise NotRecordableError("a result of it is none of the C library's")
 
+    @property
+    def sizes(self) -> list[int]:
+        """Of its pieces, in order."""
+        return [chunk.nbytes for chunk in self._chunks]
+
+    def place(self, address: int) -> tuple[int, int] | None:
+        """The piece that an address lies in, and how many bytes behind its beginning; None: in none."""
+        for i, chunk in enumerate(self._chunks):
+            if 0 <= address - chunk.data_ptr() < chunk.nbytes:
+                return i, address - chunk.data_ptr()
+        return None
+
     def _find(self, size: int) -> int:
         taken = sorted(self._taken.items())
         for chunk in self._chunks:
@@ -119,7 +131,7 @@ class _Workspace:
         return self._find(size)
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operation that torch is asked for."""
 
     @classmethod
@@ -127,7 +139,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Torch's compiler is not told, since nobody compiles: to tell it is to import it, 2 s in the middle of a step."""
         return False
 
-    def __init__(self, workspace: _Workspace) -> None:
+    def __init__(self, workspace: Workspace) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._workspace = workspace
 

@@ -16,7 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.draws import FAR, GREEDY_SCALE, POWER, Draws
+from kernels.draws import POWER, Draws
+from kernels.sampling_scale import FAR, GREEDY_SCALE
 from kernels.triton.jit import jit
 
 CHUNK = 8192  # logits a program

@@ -7,6 +7,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+_EMBEDDED = "embedded:"
+
 
 def likely_work(site_file: Path) -> dict[str, object]:
     """As engine/early.py wants it."""
@@ -34,6 +36,7 @@ def _first(models: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _directory(source: str) -> str | None:
-    """None for what lies elsewhere, and for what is small: an embedded model."""
-    path = Path(source).expanduser()
-    return str(path.absolute()) if path.is_dir() else None
+    """As the site's own reader finds it (sources.py). None for what lies elsewhere."""
+    name = source.removeprefix(_EMBEDDED)
+    path = Path(__file__).parents[2] / "engine" / "embedded" / name if name != source else Path(source).expanduser()
+    return str(path) if path.is_dir() else None

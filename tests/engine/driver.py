@@ -73,11 +73,13 @@ def submit(
     return Submit(sequence_id, "tiny", tuple(prompt), params, salt, num_delivered_tokens, leader, priority, pooling)
 
 
-def drain(engine: Engine, submits: list[Submit], max_steps: int = 2000) -> dict[str, Heard]:
-    """Submit all at once and step until nothing is left to do."""
+def drain(
+    engine: Engine, submits: list[Submit], max_steps: int = 2000, heard: dict[str, Heard] | None = None
+) -> dict[str, Heard]:
+    """Submit all at once and step until nothing is left to do. `heard`: what those that are open already have been told."""
     for message in submits:
         engine.submit(message)
-    heard: dict[str, Heard] = {}
+    heard = {} if heard is None else heard
     for _ in range(max_steps):
         for output in engine.take_outputs():
             heard.setdefault(output.sequence_id, Heard()).hear(output)

@@ -1,0 +1,79 @@
+"""Which token a row of logits chooses, without torch: the same as kernels/sample.py's, by the C library's part of it.
+
+Knows rows that are greedy, or drawn from all that min-p leaves. Refuses top-k and top-p, for which logits have to be sorted.
+"""
+
+import ctypes
+import math
+
+from engine.protocol import SamplingParams
+from engine.results import SampledToken
+from kernels.cpu import functions
+from kernels.sampling_scale import PIECE, highest_cost, scale_of
+
+_MASK32 = 0xFFFFFFFF
+
+
+def can_choose(sampling: SamplingParams) -> bool:
+    draws_from_all = sampling.temperature == 0 or (sampling.top_k is None and sampling.top_p == 1.0)
+    return (
+        draws_from_all
+        and sampling.repetition_penalty == 1.0
+        and not sampling.presence_penalty
+        and not sampling.frequency_penalty
+        and not sampling.logit_bias
+        and sampling.num_logprobs is None
+        and not sampling.prompt_logprobs
+    )
+
+
+class Chooser:
+    def __init__(self, library: functions.Opened, vocab: int, threads: int) -> None:
+        self._highest = functions.find(library, "highest")
+        self._sums = functions.find(library, "sampling_sums")
+        self._uniform = functions.find(library, "philox_uniform")
+        self._vocab = vocab
+        self._threads = threads
+
+    def choose(self, logits: int, sampling: SamplingParams, position: int) -> SampledToken:
+        """`logits`: the address of a row in fp32; `position`: of the token to be chosen."""
+        token_id, top = ctypes.c_int64(), ctypes.c_float()
+        self._highest(logits, ctypes.byref(token_id), ctypes.byref(top), 1, self._vocab, self._vocab, self._threads)
+        if sampling.temperature == 0 or not math.isfinite(top.value):
+            return SampledToken(token_id.value, math.isfinite(top.value))
+        return SampledToken(self._draw(logits, top, sampling, position), True)
+
+    def _draw(self, logits: int, top: ctypes.c_float, sampling: SamplingParams, position: int) -> int:
+        """The first token whose cumulative weight, in vocabulary order, exceeds the number's share of the total."""
+        scale, floor = ctypes.c_double(scale_of(sampling.temperature)), ctypes.c_int64(highest_cost(sampling.min_p))
+
+        def weights(start: int, count: int) -> "ctypes.Array[ctypes.c_int64]":
+            """Of so many logits, in sums of PIECE."""
+            sums = (ctypes.c_int64 * -(-count // PIECE))()
+            self._sums(
+                *(logits + 4 * start, ctypes.byref(top), ctypes.byref(scale), ctypes.byref(floor), sums),
+                *(1, count, count, self._threads),
+            )
+            return sums
+
+        low, high = ctypes.c_int64(sampling.seed & _MASK32), ctypes.c_int64(sampling.seed >> 32 & _MASK32)
+        number = ctypes.c_double()
+        self._uniform(
+            *(ctypes.byref(low), ctypes.byref(high), ctypes.byref(ctypes.c_int64(position)), ctypes.byref(number), 1)
+        )
+        sums = weights(0, self._vocab)
+        total = sum(sums)
+        target = min(int(number.value * float(total)), total - 1)
+        piece = 0
+        while target >= sums[piece]:
+            target -= sums[piece]
+            piece += 1
+        # Of the piece, the shortest beginning that weighs more.
+        start, shorter, longer = piece * PIECE, 0, min(PIECE, self._vocab - piece * PIECE)
+        while longer - shorter > 1:
+            middle = (shorter + longer) // 2
+            if weights(start, middle)[0] > target:
+                longer = middle
+            else:
+                shorter = middle
+        return start + shorter

@@ -1,0 +1,228 @@
+"""Makes the opening program of a model that has been loaded, for the next life of it, and writes it to where that will look.
+
+The model is asked for one forward pass of which nothing is computed. Knows the model's tensors and, of each, where in the checkpoint its bytes lie;
+what lies in no file just so goes into the program's own. A model of which torch computes a part, or an expert is chosen, has no such program.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from engine.batch import Batch, DecodeBatch
+from engine.layers.attention import LayerCache
+from engine.models.decoder import Decoder
+from engine.models.registry import Model
+from engine.opening import kept
+from engine.opening.program import (
+    Address,
+    FilePart,
+    Inputs,
+    OpeningError,
+    OpeningProgram,
+    Step,
+    Weight,
+    encode,
+    place,
+    read,
+)
+from engine.opening.runner import follows_batch
+from engine.protocol import HostConfig, ModelInfo, ModelSpec
+from engine.weights.filling import as_bytes
+from kernels.cpu import functions
+from kernels.cpu import library as cpu
+from kernels.cpu.build import BuildError
+from kernels.cpu.recording import NotRecordableError, Workspace
+from kernels.cpu.transcript import Call, transcribe
+
+log = logging.getLogger(__name__)
+
+ROWS = 16  # tokens at once: for more, other functions would be called
+MOST_TOKENS = 4096  # of one sequence: for so many positions the rotary tables are kept
+_FIRST_AFTER_S = 0.5  # the request that woke the model comes first
+_STEP_BYTES = 4 << 20
+_PAUSE_S = 0.01  # behind each step
+_LOOK_S = 0.05
+
+
+class Laid(NamedTuple):
+    """Of a loaded model: its tensors by name, and of those that files hold just so, where."""
+
+    tensors: Mapping[str, torch.Tensor]
+    in_files: Mapping[str, tuple[FilePart, ...]]
+
+
+class Draft(NamedTuple):
+    path: Path
+    program: OpeningProgram
+    own: list[torch.Tensor]  # that lie in its own file, in order
+
+
+def draft(
+    model: Model, laid: Laid, block: Sequence[int], fingerprint: str, spec: ModelSpec, host: HostConfig, info: ModelInfo
+) -> Draft | None:
+    """None where there can be no such program. `block`: shape of the KV cache's blocks."""
+    library = kept.library()
+    if cpu.loaded is None or library is None or not isinstance(model, Decoder) or info.pooling is not None:
+        return None
+    try:
+        path = kept.path_of(fingerprint, spec.dtype, library)
+        sizes = (host.kv_bytes, host.block_size, spec.kv_tokens)
+        if _is_there(path, sizes):
+            return None
+        written = _Transcription(model, laid, block, info)
+    except (NotRecordableError, BuildError) as error:
+        log.info("%s has no opening program: %s", spec.name, error)
+        return None
+    if sum(tensor.nbytes for tensor in written.own) > kept.MOST_OWN_BYTES:
+        log.info("%s has no opening program: too much of it lies in no file as it is computed with", spec.name)
+        return None
+    program = OpeningProgram(
+        fingerprint=fingerprint,
+        library=library.stem,
+        host=sizes,
+        info=info,
+        rows=ROWS,
+        max_blocks=written.max_blocks,
+        block_bytes=written.cache.nbytes,
+        hidden_bytes=written.picked.nbytes // ROWS,
+        weights=tuple(written.weights),
+        work=tuple(written.workspace.sizes),
+        inputs=written.inputs,
+        forward=written.forward,
+        hidden=written.hidden,
+        logits=written.logits,
+        logits_at=written.logits_at,
+    )
+    return Draft(path, program, written.own)
+
+
+def _is_there(path: Path, sizes: tuple[int | None, ...]) -> bool:
+    try:
+        with path.open("rb") as file:
+            return read(file.fileno())[0].host == sizes
+    except (OSError, OpeningError):
+        return False
+
+
+class _Transcription:
+    def __init__(self, model: Decoder, laid: Laid, block: Sequence[int], info: ModelInfo) -> None:
+        assert cpu.loaded is not None
+        tokens = min(info.context_length, MOST_TOKENS)
+        self.max_blocks = -(-tokens // info.block_size)
+        self.workspace = Workspace(cpu.loaded)
+        self._place_weights(model, laid, tokens)
+        hidden_size, dtype = model.norm.weight.shape[0], model.embedding.weight.dtype
+        sizes = [4 * ROWS * 8, ROWS * self.max_blocks * 8, ROWS * hidden_size * dtype.itemsize]
+        starts = place(sizes)
+        self.inputs = Inputs(starts[1], starts[2], starts[2] + sizes[2])
+        self._memory = torch.zeros(self.inputs.num_bytes, dtype=torch.uint8)
+        self.cache = torch.empty(1, *block, dtype=dtype)
+        numbers, tables, self.picked = (self._memory[at : at + size] for at, size in zip(starts, sizes, strict=True))
+        numbers, tables = numbers.view(torch.int64).view(4, ROWS), tables.view(torch.int64).view(ROWS, -1)
+        token_ids, positions, slots, context_lens = numbers.unbind()
+        decode = DecodeBatch(tables, context_lens, self.max_blocks * info.block_size)
+        batch = Batch(token_ids, positions, slots, ROWS, decode, None, None, numbers)
+        layers = [LayerCache(self.cache[:, i, 0], self.cache[:, i, 1]) for i in range(self.cache.shape[1])]
+        picked = self.picked.view(dtype).view(ROWS, hidden_size)
+        calls, hidden = transcribe(self.workspace, lambda: model.forward(batch, layers))
+        more, logits = transcribe(self.workspace, lambda: model.logits(picked))
+        if hidden.shape != picked.shape or not (hidden.is_contiguous() and logits.is_contiguous()):
+            raise NotRecordableError("its results do not lie row by row")
+        self.forward, self.logits = self._steps(calls), self._steps(more)
+        self.hidden, self.logits_at = self._find(hidden.data_ptr()), self._find(logits.data_ptr())
+
+    def _place_weights(self, model: Decoder, laid: Laid, tokens: int) -> None:
+        """The checkpoint's, and what was computed beside them: of the rotary tables, the positions that are used."""
+        computed = [part for table in model.rotary for part in (table.cos, table.sin)]
+        self.own = [tensor for name, tensor in laid.tensors.items() if name not in laid.in_files]
+        self.own += [table[:tokens] for table in computed]
+        in_files = [(laid.tensors[name], parts) for name, parts in laid.in_files.items()]
+        starts = place([tensor.nbytes for tensor in self.own])
+        self.weights = [Weight(tensor.nbytes, (), start) for tensor, start in zip(self.own, starts, strict=True)]
+        self.weights += [Weight(tensor.nbytes, parts) for tensor, parts in in_files]
+        tensors = [*self.own, *(tensor for tensor, _ in in_files)]
+        self._weights_at = [(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors]
+
+    def _steps(self, calls: Sequence[Call]) -> tuple[Step, ...]:
+        steps = tuple(
+            Step(
+                call.function,
+                tuple(
+                    self._find(int(argument)) if letter == "p" and argument else argument
+                    for argument, letter in zip(call.arguments, functions.arguments_of(call.function), strict=True)
+                ),
+            )
+            for call in calls
+        )
+        for step in steps:
+            if not follows_batch(step, ROWS, self.max_blocks):
+                raise NotRecordableError(f"it is not known how {step.function} follows a batch")
+        return steps
+
+    def _find(self, address: int) -> Address:
+        for i, (start, end) in enumerate(self._weights_at):
+            if start <= address < end:
+                return Address("weight", i, address - start)
+        for name, memory in (("input", self._memory), ("kv", self.cache)):
+            if 0 <= address - memory.data_ptr() < memory.nbytes:
+                return Address(name, 0, address - memory.data_ptr())
+        found = self.workspace.place(address)
+        if found is None:
+            raise NotRecordableError("it reads memory that is neither a weight nor a result")
+        return Address("work", *found)
+
+
+class Writing:
+    """A thread that makes and writes a draft when nobody waits any more, and ends by itself."""
+
+    def __init__(self, make: Callable[[], Draft | None], first_after_s: float = _FIRST_AFTER_S) -> None:
+        self._make: Callable[[], Draft | None] | None = make
+        # No daemon: it holds tensors, and one that is let go while the interpreter ends aborts the process.
+        self._thread = threading.Thread(target=self._run, args=(first_after_s,), name="opening")
+        self._thread.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @torch.inference_mode()
+    def _run(self, first_after_s: float) -> None:
+        assert self._make is not None
+        try:
+            _pause(first_after_s)
+            written, self._make = self._make(), None
+            if written is not None:
+                kept.write(written.path, _content(written))
+        except _EndingError:
+            pass
+        except OSError as error:
+            log.info("an opening program was not written: %s", error)
+
+
+def _content(written: Draft) -> Iterator[bytes | memoryview]:
+    yield encode(written.program)
+    end = 0
+    for tensor, weight in zip(written.own, written.program.weights, strict=False):
+        yield bytes(weight.start - end)
+        content = as_bytes(tensor)
+        for start in range(0, len(content), _STEP_BYTES):
+            yield content[start : start + _STEP_BYTES]
+            _pause(_PAUSE_S)
+        end = weight.start + weight.num_bytes
+
+
+class _EndingError(Exception):
+    """The process is about to end."""
+
+
+def _pause(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        if not threading.main_thread().is_alive():
+            raise _EndingError
+        time.sleep(min(left, _LOOK_S))

@@ -1,0 +1,152 @@
+"""An opening program: a model's forward pass as the calls of the C library that it is made of, and where everything lies that they read.
+
+It takes up to `rows` tokens at once, of any sequences: a prompt's tokens, too, are queries with a context each, since keys and values of all of
+them are written before one is read. In a file of its own, beside what of the weights lies in no file of the checkpoint as the program wants it.
+Knows the byte format; refuses to know torch, and who computes.
+
+    magic (8) | length of the JSON (8) | digest of the JSON (32) | JSON | zeros up to a page | weights, each from a cache line on
+"""
+
+import json
+import os
+from dataclasses import fields
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from engine.protocol import ModelInfo
+
+_MAGIC = b"PLOPEN01"  # with the version of the format, and of what a host expects in it
+_DIGEST_BYTES = 32
+_HEAD_BYTES = len(_MAGIC) + 8 + _DIGEST_BYTES
+_MOST_JSON_BYTES = 64 << 20
+_PAGE, _LINE = 4096, 64
+
+
+class OpeningError(Exception):
+    """The file is no program that can be used here; the message says why."""
+
+
+class Address(NamedTuple):
+    """Where an argument of a call points to."""
+
+    memory: str  # "weight", "input", "work" or "kv"
+    which: int  # of that kind
+    offset: int  # in bytes
+
+
+class FilePart(NamedTuple):
+    file: str  # of the checkpoint's directory
+    start: int
+    num_bytes: int
+
+
+class Weight(NamedTuple):
+    """A tensor that the program reads."""
+
+    num_bytes: int
+    parts: tuple[FilePart, ...]  # one behind the other; none: it lies in the program's own file
+    start: int = 0  # there, from the beginning of the weights
+
+
+class Inputs(NamedTuple):
+    """What changes from step to step, in one piece of memory: token ids, positions, slots and context lengths at its beginning, int64 [4, rows]."""
+
+    tables: int  # where block tables lie, int64 [rows, blocks]
+    picked: int  # hidden states whose logits are wanted, [rows, hidden]
+    num_bytes: int
+
+
+class Step(NamedTuple):
+    """A call whose arguments hold an Address where it takes one."""
+
+    function: str
+    arguments: tuple[int | float | Address | None, ...]
+
+
+class OpeningProgram(NamedTuple):
+    fingerprint: str  # of the checkpoint
+    library: str  # whose functions are called
+    host: tuple[int | None, ...]  # what `info` depends on: kv_bytes, block_size and kv_tokens
+    info: ModelInfo
+    rows: int
+    max_blocks: int  # of one sequence
+    block_bytes: int  # of the KV cache, all layers
+    hidden_bytes: int  # of one token's hidden state
+    weights: tuple[Weight, ...]
+    work: tuple[int, ...]  # sizes of the memory that results lie in
+    inputs: Inputs
+    forward: tuple[Step, ...]
+    hidden: Address  # [rows, hidden]
+    logits: tuple[Step, ...]  # of what was picked
+    logits_at: Address  # fp32 [rows, vocab]
+
+    @property
+    def own_bytes(self) -> int:
+        return max((weight.start + weight.num_bytes for weight in self.weights if not weight.parts), default=0)
+
+
+def place(sizes: list[int]) -> list[int]:
+    """Where tensors of these sizes begin among a file's weights."""
+    starts, end = [], 0
+    for size in sizes:
+        starts.append(end)
+        end += -(-size // _LINE) * _LINE
+    return starts
+
+
+def encode(program: OpeningProgram) -> bytes:
+    """All but the weights, which follow."""
+    described = program._asdict() | {"info": _plain(program.info)}
+    text = json.dumps(described, separators=(",", ":")).encode()
+    head = _MAGIC + len(text).to_bytes(8, "little") + blake2b(text, digest_size=_DIGEST_BYTES).digest() + text
+    return head.ljust(_whole_pages(len(head)), b"\0")
+
+
+def read(fd: int) -> tuple[OpeningProgram, int]:
+    """And where its weights begin. Raises OpeningError for anything but a whole file of this version, and OSError."""
+    size = os.fstat(fd).st_size
+    head = os.pread(fd, _HEAD_BYTES, 0)
+    if head[: len(_MAGIC)] != _MAGIC:
+        raise OpeningError(f"it begins with {head[: len(_MAGIC)]!r} and not with {_MAGIC!r}")
+    length = int.from_bytes(head[len(_MAGIC) : len(_MAGIC) + 8], "little")
+    if length > min(size, _MOST_JSON_BYTES):
+        raise OpeningError(f"it is cut off: {size} bytes cannot hold its program")
+    text = os.pread(fd, length, _HEAD_BYTES)
+    if blake2b(text, digest_size=_DIGEST_BYTES).digest() != head[-_DIGEST_BYTES:]:
+        raise OpeningError("it is damaged: its digest does not fit")
+    program = _parse(json.loads(text))
+    start = _whole_pages(_HEAD_BYTES + length)
+    if size < start + program.own_bytes:
+        raise OpeningError(f"it is cut off: {size} bytes, where {start + program.own_bytes} are wanted")
+    return program, start
+
+
+def _plain(info: ModelInfo) -> dict[str, Any]:
+    return {field.name: getattr(info, field.name) for field in fields(info)}
+
+
+def _whole_pages(num_bytes: int) -> int:
+    return -(-num_bytes // _PAGE) * _PAGE
+
+
+def _parse(described: dict[str, Any]) -> OpeningProgram:
+    info = described["info"]
+    info["eos_token_ids"] = tuple(info["eos_token_ids"])
+    info["load_phases"] = ()
+    described["host"] = tuple(described["host"])
+    described["info"] = ModelInfo(**info)
+    described["weights"] = tuple(
+        Weight(num_bytes, tuple(FilePart(*part) for part in parts), start)
+        for num_bytes, parts, start in described["weights"]
+    )
+    described["work"] = tuple(described["work"])
+    described["inputs"] = Inputs(*described["inputs"])
+    for name in ("forward", "logits"):
+        described[name] = tuple(Step(function, tuple(map(_argument, given))) for function, given in described[name])
+    for name in ("hidden", "logits_at"):
+        described[name] = Address(*described[name])
+    return OpeningProgram(**described)
+
+
+def _argument(value: Any) -> Any:
+    return Address(*value) if type(value) is list else value

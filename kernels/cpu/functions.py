@@ -1,0 +1,68 @@
+"""The C library's functions as ctypes calls them, by the names that they have there.
+
+Knows what arguments each takes; refuses to know torch and tensors, so that a process that has not imported it can call them, too.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Opened = ctypes.CDLL
+Function = Callable[..., Any]
+
+# Arguments by letter, and behind a colon the result, where there is one: p a pointer, l a long, q one of 64 bits, i an int, f a float.
+_OF_BOTH_TYPES = {
+    "linear": "pppplllliii",
+    "gemm": "pppplllliii",
+    "rows_of": "ppplllfi",
+    "rms_norm": "pppppllifi",
+    "rotate_and_cache": "pppppppllllllifi",
+    "gated_activation": "ppllii",
+    "decode_attention": "ppppppplllllllllfi",
+    "prefill_attention": "pppppppplllllllllfi",
+    "are_finite": "pl:i",
+}
+_SIGNATURES = {
+    "sampling_sums": "pppppllli",
+    "highest": "pppllli",
+    "philox_uniform": "ppppl",
+    "workspace_new": ":p",
+    "workspace_free": "p",
+    "program_begin": "pi:p",
+    "program_end": "p:l",
+    "program_run": "p",
+    "program_free": "p",
+    "sum_words": "pli:q",  # (pointer, count of 32-bit words, threads)
+} | {f"{name}_{ending}": signature for name, signature in _OF_BOTH_TYPES.items() for ending in ("f32", "bf16")}
+_TYPES: dict[str, Any] = {
+    "p": ctypes.c_void_p,
+    "l": ctypes.c_long,
+    "q": ctypes.c_longlong,
+    "i": ctypes.c_int,
+    "f": ctypes.c_float,
+}
+
+
+def open_library(path: Path) -> Opened:
+    """Raises OSError."""
+    return ctypes.CDLL(str(path), mode=os.RTLD_NOW)
+
+
+def find(opened: Opened, name: str) -> Function:
+    """Raises AttributeError where the library has no such function, and KeyError where nobody knows how to call it."""
+    arguments, _, result = _SIGNATURES[name].partition(":")
+    function = getattr(opened, name)
+    function.argtypes = [_TYPES[letter] for letter in arguments]
+    function.restype = _TYPES[result] if result else None
+    return function
+
+
+def arguments_of(name: str) -> str:
+    """By their letters; p is an address."""
+    return _SIGNATURES[name].partition(":")[0]
+
+
+def number(opened: Opened, name: str) -> int:
+    return ctypes.c_int.in_dll(opened, name).value
