@@ -14,7 +14,8 @@ from starlette.routing import BaseRoute, Route
 from runtime.admission import Admission
 from runtime.engines.fleet import Fleet
 from runtime.engines.models import Models
-from runtime.metrics import CONTENT_TYPE, Metrics
+from runtime.metrics import Metrics
+from runtime.series import CONTENT_TYPE
 from runtime.traffic import Traffic
 from sites.config import SiteConfig
 from wire.status import Place, ProcessStatus, SiteStatus, encode_status
