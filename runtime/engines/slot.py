@@ -79,6 +79,11 @@ class Slot:
         return LoadedModel(self.config, self.info, self.text)
 
     @property
+    def flaw(self) -> str | None:
+        """Why it takes no conversations although it may be awake; None as far as is known."""
+        return self.text.template.why_broken if self.text is not None else None
+
+    @property
     def is_asleep(self) -> bool:
         return not self.awake and not self.waking
 
@@ -138,7 +143,7 @@ class Slot:
             prefill_tokens_per_s=_mean([load.prefill_tokens_per_s for load in loads if load.prefill_tokens_per_s]),
             decode_tokens_per_s=_mean([load.decode_tokens_per_s for load in loads if load.decode_tokens_per_s]),
             wake_ms=self.wake_ms if awake else asleep_ms,
-            detail=self.detail,
+            detail=self.detail or self.flaw or "",
             weights_bytes=self.num_bytes,
             wakes=self.wakes,
             evictions=self.evictions,
