@@ -8,7 +8,6 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 
 from engine.chat_template import BrokenTemplateError, ChatTemplateError, import_ahead
 from engine.client import EngineError
@@ -196,10 +195,9 @@ def as_submits(
     others wait for the first to compute the prompt."""
     first = Submit(uuid.uuid4().hex, request.model, prompt, params, tenant.salt)
     others = {
-        i: replace(
-            first,
+        i: first._replace(
             sequence_id=uuid.uuid4().hex,
-            sampling=replace(params, seed=(params.seed + i) % 2**63, prompt_logprobs=False),
+            sampling=params._replace(seed=(params.seed + i) % 2**63, prompt_logprobs=False),
             leader=first.sequence_id,
         )
         for i in range(1, request.n)
