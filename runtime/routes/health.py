@@ -33,7 +33,7 @@ class Health:
         admission: Admission,
         metrics: Metrics,
         traffic: Traffic,
-        version: str,
+        version: Callable[[], str],
         url: Callable[[], str | None],
         functions: "ServedFunctions | None" = None,
     ) -> None:
@@ -85,7 +85,7 @@ class Health:
                 processes.append(ProcessStatus("standby", pid, self._site.name, host.standby.url, host.device))
         return SiteStatus(
             site=self._site.name,
-            version=self._version,
+            version=self._version(),
             place=Place(place.city, place.latitude, place.longitude),
             sequence=self._sequence,
             ready=not self.why_not_ready(),
