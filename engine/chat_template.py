@@ -1,22 +1,19 @@
 """A conversation to the one text a model was trained on, by the checkpoint's own Jinja template.
 
-Templates come with checkpoints, so they are code from elsewhere: they run in Jinja's immutable sandbox and see plain JSON values only. The
-environment (trimmed blocks, `raise_exception`, `strftime_now`, a `tojson` that leaves HTML alone, `{% generation %}`, break and continue) is
-the one templates are written against. The module refuses to know tokens and HTTP.
+Jinja takes 26 ms to import and a few more to compile a template, and a site that has just been started has better things to do: both happen when
+`compile` is called, or the first conversation comes. What templates see is template_environment.py's. The module refuses to know tokens and HTTP.
 """
 
-import json
+import sys
+import threading
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Any
-
-from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing import TYPE_CHECKING, Any
 
 from engine.tokenizer import TokenizerError, read_json, special_tokens_of
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 Messages = Sequence[dict[str, Any]]
 Tools = Sequence[dict[str, Any]]
@@ -26,16 +23,19 @@ class ChatTemplateError(Exception):
     """The template refuses the conversation, or there is none; the message is a sentence for the user."""
 
 
+class BrokenTemplateError(ChatTemplateError):
+    """It is no template, whatever the conversation: the model's fault, not the user's."""
+
+
 class ChatTemplate:
-    """One model's template, or its named templates: `tool_use` is taken when tools are listed, `default` otherwise."""
+    """One model's template, or its named templates: `tool_use` is taken when tools are listed, `default` otherwise. For several threads."""
 
     def __init__(self, sources: dict[str, str], special_tokens: dict[str, str]) -> None:
         self._special_tokens = special_tokens
         self.sources = sources
-        try:
-            self._templates = {name: _environment.from_string(source) for name, source in sources.items()}
-        except TemplateError as error:
-            raise ChatTemplateError(f"the model's chat template is not valid Jinja: {error}") from None
+        self.why_broken: str | None = None  # known once it has been compiled
+        self._templates: dict[str, Template] | None = None
+        self._compiling = threading.Lock()
 
     @classmethod
     def from_directory(cls, directory: Path) -> "ChatTemplate":
@@ -52,7 +52,23 @@ class ChatTemplate:
             raise ChatTemplateError(str(error)) from None
         return cls(sources, special_tokens_of(config))
 
+    @property
+    def is_compiled(self) -> bool:
+        """Or known to be broken: in either case `render` takes no longer than it must."""
+        return self._templates is not None or self.why_broken is not None
+
+    def compile(self) -> None:
+        """Once, however many ask. Raises BrokenTemplateError."""
+        with self._compiling:
+            if not self.is_compiled:
+                self._compile()
+        if self.why_broken is not None:
+            raise BrokenTemplateError(self.why_broken)
+
     def render(self, messages: Messages, tools: Tools | None = None, *, add_generation_prompt: bool = True) -> str:
+        self.compile()
+        from jinja2 import TemplateError
+
         try:
             text: str = self._choose(tools).render(
                 messages=messages,
@@ -71,7 +87,16 @@ class ChatTemplate:
     def mentions(self, text: str) -> bool:
         return any(text in source for source in self.sources.values())
 
-    def _choose(self, tools: Tools | None) -> Any:
+    def _compile(self) -> None:
+        from engine.template_environment import ENVIRONMENT, NOT_COMPILED
+
+        try:
+            self._templates = {name: ENVIRONMENT.from_string(source) for name, source in self.sources.items()}
+        except NOT_COMPILED as error:
+            self.why_broken = f"the model's chat template is not valid Jinja: {error}"
+
+    def _choose(self, tools: Tools | None) -> "Template":
+        assert self._templates is not None
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
             raise ChatTemplateError("this model has no chat template; use the completions endpoint with a text prompt")
@@ -90,42 +115,11 @@ def _named_templates(value: Any) -> dict[str, str]:
         raise ChatTemplateError(message) from None
 
 
-class _Generation(Extension):
-    """`{% generation %}` marks the assistant's words for training; when serving it is transparent."""
-
-    tags = {"generation"}  # noqa: RUF012 - Jinja's interface
-
-    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+def import_ahead() -> None:
+    """Begins to import Jinja, beside what the caller does next: a conversation waits for its model, and will need both."""
+    if "engine.template_environment" not in sys.modules:
+        threading.Thread(target=_import_environment, name="import jinja", daemon=True).start()
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
-def _make_environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-_environment = _make_environment()
+def _import_environment() -> None:
+    import engine.template_environment  # noqa: F401

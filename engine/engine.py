@@ -14,7 +14,6 @@ import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
 from operator import add
 from typing import NamedTuple, Protocol
 
@@ -297,7 +296,7 @@ class Engine:
         context_length = min(self._longest_context, room)
         if context_length == self.info.context_length:
             return
-        self.info = replace(self.info, context_length=context_length, total_blocks=self._account.max_blocks)
+        self.info = self.info._replace(context_length=context_length, total_blocks=self._account.max_blocks)
         for sequence in list(self._sequences.values()):
             sequence.length_limit = min(sequence.length_limit, context_length)
             if len(sequence.token_ids) < context_length + (sequence.pooling is not None):  # no token follows a text

@@ -12,9 +12,10 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from tokenizers import Tokenizer as Backend
+if TYPE_CHECKING:  # imported with the first tokenizer, beside its weights: a site's start does not wait 5 ms for it
+    from tokenizers import Tokenizer as Backend
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # batches of one text need no threads of the library's own
 
@@ -33,7 +34,7 @@ class TokenizerError(Exception):
 class Tokenizer:
     """One model's tokenizer. Safe to use from several threads."""
 
-    def __init__(self, backend: Backend, *, decoder: dict[str, Any] | None, special_tokens: dict[str, str]) -> None:
+    def __init__(self, backend: "Backend", *, decoder: dict[str, Any] | None, special_tokens: dict[str, str]) -> None:
         self._backend = backend
         self._spelling = _spelling_of(decoder)
         self._added = {
@@ -60,6 +61,8 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str, config: dict[str, Any], origin: str = "tokenizer.json") -> "Tokenizer":
+        from tokenizers import Tokenizer as Backend
+
         try:
             decoder = json.loads(text).get("decoder")
             backend = Backend.from_str(text)
@@ -120,9 +123,11 @@ class Tokenizer:
         detokenizer = self.detokenizer()
         return "".join(map(detokenizer.push, token_ids)) + detokenizer.finish()
 
-    def _plain_backend(self) -> Backend:
+    def _plain_backend(self) -> "Backend":
         """The same tokenizer, to which special tokens are text like any other."""
         if self._plain is None:
+            from tokenizers import Tokenizer as Backend
+
             plain = Backend.from_str(self._backend.to_str())
             plain.encode_special_tokens = True
             self._plain = plain
@@ -151,7 +156,7 @@ class Tokenizer:
         return b"" if token is None else self._spelling.to_bytes(token)
 
 
-def _ids(backend: Backend, text: str, add_special_tokens: bool) -> list[int]:
+def _ids(backend: "Backend", text: str, add_special_tokens: bool) -> list[int]:
     """As `backend.encode`, which keeps Python's lock, in whatever thread it is called: 7 MiB of spaces would stop every stream for 15 s."""
     [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     return list(encoding.ids)

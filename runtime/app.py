@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from importlib.metadata import PackageNotFoundError, version
+from functools import cache
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -106,7 +106,7 @@ def build_app(
         lifespan=lifespan,
     )
     health = Health(
-        site, fleet, models, admission, metrics, generator.traffic, _version(), lambda: app.state.url, functions
+        site, fleet, models, admission, metrics, generator.traffic, _version, lambda: app.state.url, functions
     )
     app.router.routes.extend((*health.routes(), *Internal(models, timeline, secret).routes()))
     app.router.redirect_slashes = False  # a redirected POST is a surprise; an unknown path is a 404
@@ -166,7 +166,11 @@ def _allowed(error: HTTPException) -> str:
     return f"allowed: {(error.headers or {}).get('Allow', 'none')}"
 
 
+@cache
 def _version() -> str:
+    """Asked for by the first status, not by a start: who finds it in an installation's metadata imports for 4 ms."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("pilotlight")
     except PackageNotFoundError:  # run from a source tree that is not installed

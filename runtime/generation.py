@@ -8,9 +8,8 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 
-from engine.chat_template import ChatTemplateError
+from engine.chat_template import BrokenTemplateError, ChatTemplateError, import_ahead
 from engine.client import EngineError
 from engine.formats import ToolParser
 from engine.protocol import SamplingParams, Submit, TokenLogprobs, TokenOutput
@@ -60,6 +59,8 @@ class Generator:
             self.metrics.request(request.model) as measure,
             self.admission.permit() as permit,
         ):
+            if isinstance(request.prompt, Conversation):
+                import_ahead()
             async with asyncio.timeout(self.request_timeout_s), self.models.use(request.model) as model:
                 refuse_embedder(model, request)
                 prompt = await encode(model, request)
@@ -194,10 +195,9 @@ def as_submits(
     others wait for the first to compute the prompt."""
     first = Submit(uuid.uuid4().hex, request.model, prompt, params, tenant.salt)
     others = {
-        i: replace(
-            first,
+        i: first._replace(
             sequence_id=uuid.uuid4().hex,
-            sampling=replace(params, seed=(params.seed + i) % 2**63, prompt_logprobs=False),
+            sampling=params._replace(seed=(params.seed + i) % 2**63, prompt_logprobs=False),
             leader=first.sequence_id,
         )
         for i in range(1, request.n)
@@ -217,7 +217,7 @@ async def encode(model: LoadedModel, request: ValidGeneration) -> tuple[int, ...
     """The prompt's token ids, which fit the model's context with room for at least one more."""
     prompt = request.prompt
     if isinstance(prompt, Conversation):
-        is_long = len(prompt.messages) > INLINE_MESSAGES
+        is_long = len(prompt.messages) > INLINE_MESSAGES or not model.text.template.is_compiled
         text = await asyncio.to_thread(_rendered, model, prompt) if is_long else _rendered(model, prompt)
         token_ids = await _encode_text(model, request, text, is_rendered=True)
     elif isinstance(prompt, str):
@@ -233,7 +233,11 @@ async def encode(model: LoadedModel, request: ValidGeneration) -> tuple[int, ...
 
 def _rendered(model: LoadedModel, prompt: Conversation) -> str:
     messages, tools = model.text.tokenizer.shield((prompt.messages, prompt.tools))
-    return model.text.template.render(messages, tools or None)
+    try:
+        return model.text.template.render(messages, tools or None)
+    except BrokenTemplateError as error:
+        message = f"model {model.config.name!r} takes no conversations: {error}"
+        raise ApiError("model_load_failed", message) from None
 
 
 async def _encode_text(

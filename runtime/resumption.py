@@ -6,7 +6,6 @@ that had ended is not computed again. Refuses to know how the delivered tokens c
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
 from engine.protocol import PRIORITIES, Submit
 from runtime.streaming import Assembler, Diverged
@@ -53,10 +52,9 @@ def _rest(submit: Submit, delivered: tuple[int, ...]) -> Submit:
     sampling = submit.sampling
     if len(delivered) >= sampling.max_tokens:
         raise Diverged(f"{len(delivered)} tokens of it were delivered, and here it may have {sampling.max_tokens}")
-    return replace(
-        submit,
+    return submit._replace(
         prompt_token_ids=submit.prompt_token_ids + delivered,
-        sampling=replace(sampling, max_tokens=sampling.max_tokens - len(delivered)),
+        sampling=sampling._replace(max_tokens=sampling.max_tokens - len(delivered)),
         num_delivered_tokens=len(delivered),
         priority=PRIORITIES[0],  # whoever had been admitted does not queue behind newcomers
     )
@@ -68,6 +66,6 @@ def _with_prompt_logprobs(request: ValidGeneration, submits: Submits, left: Subm
     still = asked and any(not request.delivered(choice).has_begun for choice in submits)
     first = next(iter(left), None)
     return {
-        choice: replace(submit, sampling=replace(submit.sampling, prompt_logprobs=still and choice == first))
+        choice: submit._replace(sampling=submit.sampling._replace(prompt_logprobs=still and choice == first))
         for choice, submit in left.items()
     }

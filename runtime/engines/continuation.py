@@ -8,7 +8,6 @@ of the change. Whatever cannot be continued soon, or has lost too many hosts, en
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from typing import Literal
 
 from engine.client import EngineClient, EngineError
@@ -153,13 +152,11 @@ class _Sequence:
         if not self._has_begun:
             return self._submit
         first, delivered = self._submit, tuple(self._delivered)
-        sampling = replace(
-            first.sampling,
+        sampling = first.sampling._replace(
             max_tokens=first.sampling.max_tokens - len(delivered),
             prompt_logprobs=False,  # they came with the first token
         )
-        return replace(
-            first,
+        return first._replace(
             prompt_token_ids=first.prompt_token_ids + delivered,
             sampling=sampling,
             num_delivered_tokens=first.num_delivered_tokens + len(delivered),

@@ -4,7 +4,6 @@ State and the facts that follow from it; wakes.py, room.py and dispatch.py chang
 """
 
 import asyncio
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.client import EngineClient
@@ -17,29 +16,29 @@ if TYPE_CHECKING:
     from runtime.engines.slot import Slot
 
 
-@dataclass(slots=True)
 class Work:
     """What is open on a copy: sequences, and the tokens that are still to be computed for them, as far as one can tell."""
 
-    sequences: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
+    def __init__(self) -> None:
+        self.sequences = 0
+        self.prefill_tokens = 0
+        self.decode_tokens = 0
 
 
-@dataclass(slots=True, eq=False)
 class Copy:
-    slot: "Slot"
-    host: DeviceHost
-    is_awake: bool = False
-    loaded_by: EngineClient | None = None  # the host that has, or had, its weights
-    task: "asyncio.Task[None] | None" = None  # a waking under way
-    falling_asleep: "asyncio.Task[None] | None" = None
-    holds_room: bool = False  # in the device's budget: awake, or about to be
-    awake_since: float = 0.0
-    is_yielding: bool = False  # takes no new sequences: another model has waited long for its room
-    is_retiring: bool = False  # takes no new sequences: the others do without it
-    work: Work = field(default_factory=Work)
-    prefixes: PrefixMemory = field(default_factory=PrefixMemory)
+    def __init__(self, slot: "Slot", host: DeviceHost) -> None:
+        self.slot = slot
+        self.host = host
+        self.is_awake = False
+        self.loaded_by: EngineClient | None = None  # the host that has, or had, its weights
+        self.task: asyncio.Task[None] | None = None  # a waking under way
+        self.falling_asleep: asyncio.Task[None] | None = None
+        self.holds_room = False  # in the device's budget: awake, or about to be
+        self.awake_since = 0.0
+        self.is_yielding = False  # takes no new sequences: another model has waited long for its room
+        self.is_retiring = False  # takes no new sequences: the others do without it
+        self.work = Work()
+        self.prefixes = PrefixMemory()
 
     @property
     def is_live(self) -> bool:

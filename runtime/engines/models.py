@@ -103,7 +103,7 @@ class Models:
     async def stop(self) -> None:
         copies = [copy for slot in self._slots.values() for copy in slot.copies]
         wakes_and_sleeps = [task for copy in copies for task in (copy.task, copy.falling_asleep)]
-        running = [task for task in (*wakes_and_sleeps, *self._tasks) if task is not None]
+        running = [task for task in (*wakes_and_sleeps, *self._waker.checks, *self._tasks) if task is not None]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -154,9 +154,9 @@ class Models:
     def missing(self) -> list[str]:
         """Why the site is not ready: one sentence for each model that should be on the device and is not."""
         return [
-            f"model {slot.config.name!r}: {slot.detail or slot.residency(self._memory.holds(slot))}"
+            f"model {slot.config.name!r}: {slot.detail or slot.flaw or slot.residency(self._memory.holds(slot))}"
             for slot in self._slots.values()
-            if slot.config.residency == "device" and not slot.awake
+            if slot.config.residency == "device" and (not slot.awake or slot.flaw is not None)
         ]
 
     def load(self, name: str) -> ModelLoad | None:

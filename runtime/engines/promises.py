@@ -6,8 +6,8 @@ it. What the site's former life left is its own: it counts as used, and is there
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from runtime.engines.memory import GIB, available_bytes, gib
 from runtime.engines.sizes import estimated_bytes
@@ -19,8 +19,7 @@ from sites.config import ConfigError, EngineConfig, ModelConfig, SiteConfig
 SHARE = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Supply:
+class Supply(NamedTuple):
     """What there is to be had where the tiers would lie."""
 
     memory: int  # that could be taken without swapping

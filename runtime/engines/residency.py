@@ -6,7 +6,6 @@ throw each other out for ever; what is pinned or has requests open is never a ca
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 # A model stays awake for at least so many times what its waking took: then at most a quarter of the time goes into waking.
@@ -16,8 +15,7 @@ _NO_TIME_S = 1e-6
 SPARE = -9  # the priority of a copy that its model could do without: below all that a site file can give
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(NamedTuple):
     """One model that holds memory."""
 
     name: str

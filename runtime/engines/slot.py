@@ -4,7 +4,6 @@ State and the facts that follow from it; models.py and wakes.py change it. Refus
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -32,36 +31,35 @@ class Wake(NamedTuple):
     phases: tuple[tuple[str, float], ...]  # (name, seconds), in order
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
+class LoadedModel(NamedTuple):
     config: ModelConfig
     info: ModelInfo
     text: TextSide
 
 
-@dataclass(slots=True, eq=False)
 class Slot:
-    config: ModelConfig
-    copies: tuple[Copy, ...] = ()  # one for each device, wherever it is awake
-    info: ModelInfo | None = None  # of the last load: what the model can do stays true while it sleeps
-    failure: ApiError | None = None
-    failed_at: float = 0.0
-    detail: str = ""
-    loaded_share: float = 0.0  # of the bytes downloaded or, later, loaded
-    wake_ms: float = 0.0  # the last
-    wake_ms_from: dict[Literal["disk", "host"], float] = field(default_factory=dict)
-    text: TextSide | None = None
-    directory: Path | None = None
-    num_bytes: int = 0  # of its weights; a guess until an engine has said so
-    used_at: float = 0.0
-    is_cut: bool = False  # its host died under it
-    users: int = 0  # requests that have it
-    waiters: int = 0  # requests that have it as soon as it is awake
-    queued: int = 0  # these, and those that it does not take yet because it yields
-    arrivals: Arrivals = field(default_factory=Arrivals)
-    wakes: int = 0
-    on_lost: Callable[[], None] = lambda: None  # told when it is on no device any more
-    evictions: int = 0
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        self.copies: tuple[Copy, ...] = ()  # one for each device, wherever it is awake
+        self.info: ModelInfo | None = None  # of the last load: what the model can do stays true while it sleeps
+        self.failure: ApiError | None = None
+        self.failed_at = 0.0
+        self.detail = ""
+        self.loaded_share = 0.0  # of the bytes downloaded or, later, loaded
+        self.wake_ms = 0.0  # the last
+        self.wake_ms_from: dict[Literal["disk", "host"], float] = {}
+        self.text: TextSide | None = None
+        self.directory: Path | None = None
+        self.num_bytes = 0  # of its weights; a guess until an engine has said so
+        self.used_at = 0.0
+        self.is_cut = False  # its host died under it
+        self.users = 0  # requests that have it
+        self.waiters = 0  # requests that have it as soon as it is awake
+        self.queued = 0  # these, and those that it does not take yet because it yields
+        self.arrivals = Arrivals()
+        self.wakes = 0
+        self.on_lost: Callable[[], None] = lambda: None  # told when it is on no device any more
+        self.evictions = 0
 
     @property
     def awake(self) -> list[Copy]:
@@ -77,6 +75,11 @@ class Slot:
         if self.info is None or self.text is None or not self.awake:
             return None
         return LoadedModel(self.config, self.info, self.text)
+
+    @property
+    def flaw(self) -> str | None:
+        """Why it takes no conversations although it may be awake; None as far as is known."""
+        return self.text.template.why_broken if self.text is not None else None
 
     @property
     def is_asleep(self) -> bool:
@@ -138,7 +141,7 @@ class Slot:
             prefill_tokens_per_s=_mean([load.prefill_tokens_per_s for load in loads if load.prefill_tokens_per_s]),
             decode_tokens_per_s=_mean([load.decode_tokens_per_s for load in loads if load.decode_tokens_per_s]),
             wake_ms=self.wake_ms if awake else asleep_ms,
-            detail=self.detail,
+            detail=self.detail or self.flaw or "",
             weights_bytes=self.num_bytes,
             wakes=self.wakes,
             evictions=self.evictions,

@@ -3,9 +3,8 @@
 Knows the checkpoint's small files; refuses to know engines and residency.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.chat_template import ChatTemplate
 from engine.formats import ToolFormat, tool_format_of
@@ -13,8 +12,7 @@ from engine.protocol import ModelInfo
 from engine.tokenizer import Tokenizer, TokenizerError, read_json
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingDefaults:
+class SamplingDefaults(NamedTuple):
     """What the checkpoint's generation_config.json recommends where a request says nothing."""
 
     temperature: float = 1.0
@@ -24,8 +22,7 @@ class SamplingDefaults:
     repetition_penalty: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class TextSide:
+class TextSide(NamedTuple):
     """What turns text into a model's tokens and back."""
 
     tokenizer: Tokenizer

@@ -1,6 +1,7 @@
 """How a model wakes on one device: its files fetched, room made, its text side read beside its weights, the waking measured.
 
-A load that fails is told to everybody who waits for the model, unless it is awake elsewhere. A host that dies under a load is followed by the
+A load that fails is told to everybody who waits for the model, unless it is awake elsewhere. A chat template is part of it where nobody waits;
+who waits may want no conversation, and the template is looked at a little later. A host that dies under a load is followed by the
 next one of the same device: what kills hosts is not let loose on the others. Refuses to know who asked.
 """
 
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from engine.chat_template import ChatTemplateError
+from engine.chat_template import ChatTemplate, ChatTemplateError
 from engine.client import EngineClient, EngineError, ProgressCallback
 from engine.protocol import ModelInfo, ModelSpec
 from engine.tokenizer import TokenizerError
@@ -29,6 +30,9 @@ log = logging.getLogger("pilotlight.models")
 RETRY_FAILED_S = 10.0  # a load that failed is tried again by a request after so long
 DEATHS_WHILE_LOADING = 3  # hosts that may die under one load before the load is to blame
 SUCCESSOR_WAIT_S = 30.0
+TEMPLATE_AFTER_S = (
+    1.0  # of a model that was awaited: importing and compiling is 35 ms that its first answers have no use for
+)
 WAY_S = 0.01  # of a command to a host that is idle, and of its answer
 
 
@@ -47,6 +51,7 @@ class Waker:
         self._news = news
         self._config = config
         self._on_wake = on_wake
+        self.checks: set[asyncio.Task[None]] = set()  # of templates that are looked at later
 
     def begin(self, copy: Copy) -> None:
         copy.slot.failure = None
@@ -68,6 +73,7 @@ class Waker:
                 slot.info = await self._load(copy, slot.directory)
             is_further = bool(slot.awake)
             copy.is_awake = True
+            self._check_template_later(slot)
             self._note_wake(copy, slot.info, began, room_at, has_evicted, is_further)
         except (SourceError, TokenizerError, ChatTemplateError) as error:
             self._fail(copy, "model_load_failed", str(error))
@@ -143,6 +149,8 @@ class Waker:
             slot.text = await text
             info = await weights
             check_vocabulary(slot.text.tokenizer, info)
+            if not slot.waiters:
+                await asyncio.to_thread(slot.text.template.compile)
             return info
         finally:
             text.cancel()
@@ -152,6 +160,20 @@ class Waker:
     async def _read_text(self, slot: Slot, directory: Path) -> TextSide:
         """Small, and kept while the model sleeps; read again only where there was none."""
         return await asyncio.to_thread(TextSide.from_directory, directory) if slot.text is None else slot.text
+
+    def _check_template_later(self, slot: Slot) -> None:
+        if slot.text is not None and not slot.text.template.is_compiled:
+            check = asyncio.create_task(self._check_template(slot, slot.text.template), name="check template")
+            self.checks.add(check)
+            check.add_done_callback(self.checks.discard)
+
+    async def _check_template(self, slot: Slot, template: ChatTemplate) -> None:
+        """The model stays awake with a broken one, for what needs none; conversations are refused, and the site's status says why (`Slot.flaw`)."""
+        await asyncio.sleep(TEMPLATE_AFTER_S)
+        try:
+            await asyncio.to_thread(template.compile)
+        except ChatTemplateError as error:
+            log.error("model %r takes no conversations: %s", slot.config.name, error)
 
     async def _load_weights(self, copy: Copy, directory: Path) -> ModelInfo:
         slot, config = copy.slot, copy.slot.config

@@ -14,7 +14,8 @@ from starlette.routing import BaseRoute, Route
 from runtime.admission import Admission
 from runtime.engines.fleet import Fleet
 from runtime.engines.models import Models
-from runtime.metrics import CONTENT_TYPE, Metrics
+from runtime.metrics import Metrics
+from runtime.series import CONTENT_TYPE
 from runtime.traffic import Traffic
 from sites.config import SiteConfig
 from wire.status import Place, ProcessStatus, SiteStatus, encode_status
@@ -32,7 +33,7 @@ class Health:
         admission: Admission,
         metrics: Metrics,
         traffic: Traffic,
-        version: str,
+        version: Callable[[], str],
         url: Callable[[], str | None],
         functions: "ServedFunctions | None" = None,
     ) -> None:
@@ -84,7 +85,7 @@ class Health:
                 processes.append(ProcessStatus("standby", pid, self._site.name, host.standby.url, host.device))
         return SiteStatus(
             site=self._site.name,
-            version=self._version,
+            version=self._version(),
             place=Place(place.city, place.latitude, place.longitude),
             sequence=self._sequence,
             ready=not self.why_not_ready(),

@@ -1,12 +1,14 @@
 """Conversations rendered exactly as transformers renders them, in a sandbox."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.chat_template import ChatTemplate, ChatTemplateError
+from engine.chat_template import BrokenTemplateError, ChatTemplate, ChatTemplateError
+from engine.template_environment import ENVIRONMENT
 from tests.fakes import CHATML, byte_tokenizer
 
 LOOPS = """\
@@ -104,9 +106,36 @@ def test_a_hostile_or_broken_template_is_an_error_and_nothing_more(attack: str) 
     assert messages == [{"role": "user", "content": "Hi"}]
 
 
-def test_invalid_jinja_is_a_sentence() -> None:
-    with pytest.raises(ChatTemplateError, match="not valid Jinja"):
-        ChatTemplate({"default": "{% if %}"}, {})
+DEEP = "{% for a in b %}" * 30 + "{% endfor %}" * 30
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{{ 1 +", DEEP, "{{ " + "(" * 5_000 + ")" * 5_000 + " }}"])
+def test_invalid_jinja_is_a_sentence_whenever_it_is_asked(source: str) -> None:
+    template = ChatTemplate({"default": source}, {})
+    assert not template.is_compiled
+    for use in (template.compile, template.compile, lambda: template.render([])):
+        with pytest.raises(BrokenTemplateError, match="not valid Jinja"):
+            use()
+    assert template.why_broken is not None
+    assert template.is_compiled
+
+
+def test_a_template_is_compiled_once_however_many_threads_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def noting(source: str) -> Any:
+        compiled.append(source)
+        return original(source)
+
+    original = ENVIRONMENT.from_string
+    monkeypatch.setattr(ENVIRONMENT, "from_string", noting)
+    template = ChatTemplate({"default": CHATML}, {})
+    assert template.mentions("<tool_call>")
+    assert not compiled, "asking what it mentions compiles nothing"
+    with ThreadPoolExecutor(8) as pool:
+        texts = set(pool.map(lambda _: template.render([{"role": "user", "content": "Hi"}]), range(32)))
+    assert len(texts) == 1
+    assert compiled == [CHATML]
 
 
 def test_named_templates_are_chosen_by_tools(tmp_path: Path) -> None:

@@ -228,8 +228,6 @@ def _write(file: Path) -> bool:
 async def test_a_further_copy_comes_from_the_weights_in_host_memory(
     make_pair: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from dataclasses import replace
-
     place = TierPlace("ams1", tmp_path, "weights")
     directory = place.claim()
     assert directory is not None
@@ -240,7 +238,8 @@ async def test_a_further_copy_comes_from_the_weights_in_host_memory(
         async def load_model(self, spec: Any, on_progress: Any = None) -> Any:
             files.append(spec.weights_file)
             assert spec.weights_file is not None
-            return replace(await super().load_model(spec, on_progress), mapped=_write(Path(spec.weights_file)))
+            info = await super().load_model(spec, on_progress)
+            return info._replace(mapped=_write(Path(spec.weights_file)))
 
     launchers = FakeLauncher(), FakeLauncher()
     for launcher in launchers:
@@ -458,7 +457,7 @@ async def test_a_device_whose_hosts_do_not_live_is_done_without(make_site: SiteM
     broken.failures = [OSError("no more processes")] * 100
     async with make_site(launcher=broken, further=[sound], engine=TWO, wait=False) as site:
         await eventually(lambda: sound.hosts and sound.client.loaded == ["tiny"])
-        assert not site.app.state.health.why_not_ready()
+        await eventually(lambda: not site.app.state.health.why_not_ready())
         sound.client.script = says("Hi")
         assert (await call(site.app, CHAT, ask())).status == 200
 

@@ -1,7 +1,5 @@
 """What a site publishes after a router's requests, seen at /status: cached prefixes, arrival rates; and how it declines over HTTP."""
 
-from dataclasses import replace
-
 import pytest
 
 from edge_router.backend import Backend
@@ -53,9 +51,7 @@ async def test_digests_that_make_no_sense_do_no_harm(make_site: SiteMaker, named
 async def test_a_long_queue_declines_a_router_with_its_length_in_a_header(make_site: SiteMaker) -> None:
     async with make_site(hop_secret=SECRET) as site:
         site.engine.script = says("Hello")
-        site.engine.loads = {
-            "tiny": replace(ModelLoad(), waiting_tokens=900, prefill_tokens_per_s=1000.0, total_blocks=100)
-        }
+        site.engine.loads = {"tiny": ModelLoad(waiting_tokens=900, prefill_tokens_per_s=1000.0, total_blocks=100)}
         declined = await call(site.app, CHAT, HELLO, **signed(), **{PATIENCE: "899"})
         assert (declined.status, declined.headers[QUEUE]) == (503, "900")
         assert declined.json["error"]["code"] == "overloaded"
