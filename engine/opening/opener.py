@@ -7,7 +7,6 @@ program cannot do waits meanwhile. Knows which model it is for; refuses to know 
 import logging
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from engine.engine import Engine
@@ -83,8 +82,8 @@ class Opener:
         if program.host != (config.kv_bytes, config.block_size, spec.kv_tokens):
             return None
         phases = (("open", self._found_s),)
-        info = replace(program.info, name=spec.name, mapped=False, load_s=self._found_s, load_phases=phases)
-        info = replace(info, total_blocks=min(info.total_blocks, self._num_blocks))
+        info = program.info._replace(name=spec.name, mapped=False, load_s=self._found_s, load_phases=phases)
+        info = info._replace(total_blocks=min(info.total_blocks, self._num_blocks))
         budget = min(config.max_num_batched_tokens, _GROUPS * program.rows)
         limits = Limits(config.block_size, budget, config.max_num_seqs, config.max_waiting)
         room = program.max_blocks * config.block_size

@@ -9,7 +9,6 @@ Knows the byte format; refuses to know torch, and who computes.
 
 import json
 import os
-from dataclasses import fields
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -96,7 +95,7 @@ def place(sizes: list[int]) -> list[int]:
 
 def encode(program: OpeningProgram) -> bytes:
     """All but the weights, which follow."""
-    described = program._asdict() | {"info": _plain(program.info)}
+    described = program._asdict() | {"info": program.info._asdict()}
     text = json.dumps(described, separators=(",", ":")).encode()
     head = _MAGIC + len(text).to_bytes(8, "little") + blake2b(text, digest_size=_DIGEST_BYTES).digest() + text
     return head.ljust(_whole_pages(len(head)), b"\0")
@@ -119,10 +118,6 @@ def read(fd: int) -> tuple[OpeningProgram, int]:
     if size < start + program.own_bytes:
         raise OpeningError(f"it is cut off: {size} bytes, where {start + program.own_bytes} are wanted")
     return program, start
-
-
-def _plain(info: ModelInfo) -> dict[str, Any]:
-    return {field.name: getattr(info, field.name) for field in fields(info)}
 
 
 def _whole_pages(num_bytes: int) -> int:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -307,8 +308,6 @@ def test_a_program_is_not_used_for_anything_else(change: str, checkpoint: Path, 
     else:
         opener = Opener.find(checkpoint, "auto", 1)
         assert opener is not None
-        from dataclasses import replace
-
         if change == "kv_tokens":
             spec = replace(spec, kv_tokens=512)
         elif change == "path":
