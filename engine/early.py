@@ -30,8 +30,9 @@ def main() -> None:
     if opener is None:
         threading.Thread(target=import_early, name="imports", daemon=True).start()
     words = json.loads(_line())
-    # The site has been imported, and leaves a core. Sooner the look would take from both imports what it needs, and a site is ready 50 ms later.
-    look_ahead(likely)
+    if opener is None:
+        # The site has been imported, and leaves a core. Sooner the look would take from both imports what it needs, and a site is ready 50 ms later.
+        look_ahead(likely)
     host.main(words, opener)
 
 

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.engine import error_output
@@ -42,6 +43,7 @@ from engine.protocol import (
 )
 from engine.transport import HostTransport, NewFrontEnd
 from engine.validation import host_problem
+from engine.weights import ahead
 
 if TYPE_CHECKING:
     from engine.loading import LoadedModel
@@ -191,8 +193,10 @@ class EngineHost:
         return (self._opened is not None and self._opened.has_answered) or time.monotonic() >= self._load_at
 
     def _begin_loads(self) -> None:
-        # What imports would keep Python's lock for 5 ms when a step ends.
-        sys.setswitchinterval(_SWITCH_S)
+        if self._opened is not None:
+            # What imports would keep Python's lock for 5 ms when a step ends.
+            sys.setswitchinterval(_SWITCH_S)
+            ahead.begin(Path(self._opened.spec.path), self._opened.spec.dtype)
         self._loader.begin()
 
     def _unload(self, name: str) -> None:
