@@ -138,9 +138,10 @@ class EngineHost:
             case Submit():
                 self._submit(command)
             case Abort(sequence_id):
-                if self._opened is None or not self._opened.drop(sequence_id):
-                    for model in self._models.values():
-                        model.engine.abort(sequence_id)
+                if self._opened is not None and self._opened.drop(sequence_id):
+                    self._outputs.append(TokenOutput(sequence_id, finish_reason="abort"))
+                for model in self._models.values():
+                    model.engine.abort(sequence_id)
             case LoadModel(spec):
                 self._load(spec)
             case UnloadModel(name):
