@@ -20,6 +20,7 @@ from engine.kv.shared_tiers import SharedTiers
 from engine.layers.weights import WeightLoader
 from engine.models.decoder_config import architecture
 from engine.models.registry import CacheShape, Family, Model, ModelConfig, find_family
+from engine.opening.kept import are_wanted
 from engine.opening.making import Laid, Writing, draft
 from engine.opening.program import FilePart
 from engine.phases import Phases
@@ -210,6 +211,8 @@ class _Loading(NamedTuple):
 
     def _leave_opening(self, loaded: Loaded[Model], block: tuple[int, ...], info: ModelInfo) -> None:
         """For this model's next life, where it has none."""
+        if not are_wanted():
+            return
         parts = {
             name: tuple(FilePart(part.file.name, part.start, part.num_bytes) for part in found)
             for name, found in loaded.in_files.items()

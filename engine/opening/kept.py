@@ -22,10 +22,14 @@ _SUFFIX = ".opening"
 SWITCH = "PILOTLIGHT_OPENINGS"  # 0: no programs; or the folder where they are kept
 
 
+def are_wanted() -> bool:
+    return os.environ.get(SWITCH) != "0"
+
+
 def library() -> Path | None:
     """The C library that is there already; None: no program can run."""
     try:
-        return None if os.environ.get(SWITCH) == "0" else find_library()
+        return find_library() if are_wanted() else None
     except BuildError:
         return None
 

@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 ROWS = 16  # tokens at once: for more, other functions would be called
 MOST_TOKENS = 4096  # of one sequence: for so many positions the rotary tables are kept
 _FIRST_AFTER_S = 0.5  # the request that woke the model comes first
+_LIBRARY_WITHIN_S = 60.0
 _STEP_BYTES = 4 << 20
 _PAUSE_S = 0.01  # behind each step
 _LOOK_S = 0.05
@@ -195,6 +196,7 @@ class Writing:
         assert self._make is not None
         try:
             _pause(first_after_s)
+            self._await_library()
             written, self._make = self._make(), None
             if written is not None:
                 kept.write(written.path, _content(written))
@@ -202,6 +204,13 @@ class Writing:
             pass
         except OSError as error:
             log.info("an opening program was not written: %s", error)
+
+    @staticmethod
+    def _await_library() -> None:
+        """It is compiled behind the first load of all."""
+        until = time.monotonic() + _LIBRARY_WITHIN_S
+        while cpu.loaded is None and time.monotonic() < until:
+            _pause(_LOOK_S)
 
 
 def _content(written: Draft) -> Iterator[bytes | memoryview]:

@@ -36,6 +36,8 @@ CLOCKS = {
 }
 _STAY_S = 0.5  # beside three times a wake: after that a model may be put to sleep again (runtime/engines/residency.py)
 _PLACE_FOR_COPY = 1 << 30
+_LIVES = 2  # of a model before its starts are measured; the second shows whether the first has left anything
+_LEAVES_WITHIN_S = 5.0
 
 
 class Measured(NamedTuple):
@@ -114,6 +116,8 @@ def measure(
     facts: dict[str, Any] = {"file_bytes": sum(file.stat().st_size for file in files)}
     bench = Bench(directory, options)
     measured: dict[str, list[Measured]] = {}
+    if set(clocks) & {"a", "b"}:
+        facts["opens"] = bench.live_before()
     for clock in clocks:
         console.log(f"{size}: ({clock}) {CLOCKS[clock]}")
         if clock in ("a", "b"):
@@ -145,6 +149,16 @@ class Bench:
         self._rounds: int = options.rounds
         self._engine = {"device": options.device, "threads": options.threads, "kv_gib": 0.25, "standby": False}
         self.weights_bytes = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+
+    def live_before(self) -> bool:
+        """As a model that has been served here before, which leaves what its next start answers by (engine/opening). False: it cannot."""
+        for _ in range(_LIVES):
+            with self._site(self._model("a", "auto")) as site:
+                site.ask(one_token("a"))
+                if any(span["name"] == "open" for span in site.get("/timeline")["spans"]):
+                    return True
+                time.sleep(_LEAVES_WITHIN_S)
+        return False
 
     def from_nothing(self) -> Measured:
         with self._site(self._model("a", "auto")) as site:
