@@ -5,9 +5,9 @@ text and torch.
 """
 
 import asyncio
+import os
 import threading
 import time
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -309,7 +309,7 @@ class SocketEngineClient(_Client):
 
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, uuid.uuid4().bytes)
+        self._socket.setsockopt(zmq.IDENTITY, os.urandom(16))
         self._socket.set_hwm(0)  # commands are few and must not be dropped
         # From the start: a disconnection takes the value of its moment, and what waits for ever keeps `term` for ever.
         self._socket.setsockopt(zmq.LINGER, round(_LAST_WORD_S * 1000))

@@ -5,7 +5,6 @@ cancelled, and has ended when `aclose` returns.
 """
 
 import asyncio
-import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from urllib.parse import quote
@@ -13,6 +12,7 @@ from urllib.parse import quote
 from starlette.types import ASGIApp, Message
 
 from runtime.middleware.identity import GENUINE_HOP
+from wire.chance import random_bytes
 
 CHUNKS_WAITING = 16
 
@@ -40,7 +40,7 @@ class Exchange:
             "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": method, "scheme": "http",
             "path": path, "raw_path": quote(path, errors="replace").encode(), "query_string": query.encode("latin-1", "replace"), "root_path": "",
             "headers": pairs, "client": None, "server": None, "state": {}, "extensions": {}, "path_params": {},
-            GENUINE_HOP: False, "pilotlight.request_id": uuid.uuid4().hex,
+            GENUINE_HOP: False, "pilotlight.request_id": random_bytes(16).hex(),
         }  # fmt: skip
         self._task = asyncio.ensure_future(self._run(app, scope))
 

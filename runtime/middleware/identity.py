@@ -5,7 +5,6 @@ scope says behind it whether the hop is genuine.
 """
 
 import time
-import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -13,6 +12,7 @@ from runtime.connection import answering, header, send_error
 from runtime.metrics import Metrics
 from runtime.middleware.errors import BEGINNINGS
 from wire import headers
+from wire.chance import random_bytes
 from wire.errors import ApiError, dialect_of
 
 GENUINE_HOP = "pilotlight.genuine_hop"  # in the scope: a router of the network has signed this request
@@ -36,7 +36,7 @@ class Identity:
         try:
             request_id, is_genuine = self._request_id(scope)
         except ApiError as error:
-            request_id, is_genuine, refusal = uuid.uuid4().hex, False, error
+            request_id, is_genuine, refusal = random_bytes(16).hex(), False, error
         scope["pilotlight.request_id"] = request_id
         scope[GENUINE_HOP] = is_genuine
         scope[SITE_NAME] = self._site
@@ -61,13 +61,13 @@ class Identity:
             path = scope["path"]  # decoded: a proxy in between may spell the same path otherwise
             method = scope.get("method", "GET")  # a WebSocket's
             if headers.hop_is_genuine(signature, self._hop_secret, time.time(), method, path, given):
-                return given or uuid.uuid4().hex, True
+                return given or random_bytes(16).hex(), True
             raise ApiError("forbidden", f"the {headers.HOP} signature is not genuine, or older than a minute")
         if self._require_hop and scope["path"] not in OWN_PATHS:
             raise ApiError(
                 "forbidden", "this site answers only requests that come through one of the network's routers"
             )
-        return uuid.uuid4().hex, False
+        return random_bytes(16).hex(), False
 
 
 def _family(path: str) -> str:

@@ -1,0 +1,86 @@
+"""What a starting site must not have imported: whoever waits for its first answer waits for every import before it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+LATER = {
+    "prometheus_client",
+    "http.server",
+    "jinja2",
+    "engine.template_environment",
+    "tokenizers",
+    "starlette.applications",
+    "starlette.requests",
+    "starlette.responses",
+    "starlette.routing",
+    "anyio",
+    "html",
+    "http.cookies",
+    "aiohttp",
+    "huggingface_hub",
+    "numpy",
+    "torch",
+    "rich",
+    "typer",
+    "runtime.bindings",
+    "runtime.cli",
+    "runtime.functions.serving",
+    "runtime.fetching.store",
+    "edge_router",
+}
+
+ANSWER = """
+import asyncio, pathlib, sys, tempfile
+import runtime.serve
+from runtime.app import build_app
+from sites.config import SiteConfig, parse
+from tests.asgi import call, eventually, running
+from tests.fakes import FakeLauncher, write_model_directory
+
+async def main():
+    with tempfile.TemporaryDirectory() as place:
+        directory = write_model_directory(pathlib.Path(place, "tiny"))
+        model = {"name": "tiny", "source": str(directory), "residency": "disk"}
+        site = {
+            "name": "ams1", "place": {"city": "Amsterdam", "latitude": 52.31, "longitude": 4.76}, "listen": {"port": 0},
+            "engine": {"standby": False, "weights_host_gib": 0.0}, "models": [model],
+        }
+        app = build_app(parse(SiteConfig, site, "test"), launchers=[FakeLauncher()])
+        async with running(app):
+            for prompt in ("Once", [72, 105]):
+                answer = await call(app, "/v1/completions", {"model": "tiny", "prompt": prompt})
+                assert answer.status == 200, answer.body
+            for path in ("/livez", "/readyz", "/metrics", "/v1/models"):
+                assert (await call(app, path)).status == 200, path
+
+asyncio.run(main())
+"""
+
+
+def imported_by(script: str) -> set[str]:
+    program = f"{script}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+def told(found: set[str], when: str) -> str:
+    return (
+        f"{when} has imported {', '.join(sorted(found))}; import it where it is used, or after the first answer "
+        "(`python -X importtime -c 'import runtime.serve'` shows by way of what)"
+    )
+
+
+def test_a_site_that_starts_imports_nothing_that_can_wait() -> None:
+    found = LATER & imported_by("import runtime.__main__, runtime.engines.likely, runtime.serve")
+    assert not found, told(found, "a starting site")
+
+
+def test_a_site_answers_texts_and_scrapes_without_jinja_and_prometheus_client() -> None:
+    later = {"jinja2", "prometheus_client", "http.server", "starlette.routing", "anyio", "torch"}
+    found = later & imported_by(ANSWER)
+    assert not found, told(found, "a site that has answered a text and a scrape")
