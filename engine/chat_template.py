@@ -34,7 +34,7 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         self.sources = sources
         self.why_broken: str | None = None  # known once it has been compiled
-        self._templates: dict[str, Template] | None = None
+        self._templates: dict[str, Template] | None = None if sources else {}
         self._compiling = threading.Lock()
 
     @classmethod
@@ -54,7 +54,7 @@ class ChatTemplate:
 
     @property
     def is_compiled(self) -> bool:
-        """Or known to be broken: in either case `render` takes no longer than it must."""
+        """Or known to be broken, or not there: in each case `render` takes no longer than it must."""
         return self._templates is not None or self.why_broken is not None
 
     def compile(self) -> None:
@@ -67,10 +67,11 @@ class ChatTemplate:
 
     def render(self, messages: Messages, tools: Tools | None = None, *, add_generation_prompt: bool = True) -> str:
         self.compile()
+        template = self._choose(tools)
         from jinja2 import TemplateError
 
         try:
-            text: str = self._choose(tools).render(
+            text: str = template.render(
                 messages=messages,
                 tools=tools,
                 documents=None,

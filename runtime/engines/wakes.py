@@ -30,9 +30,8 @@ log = logging.getLogger("pilotlight.models")
 RETRY_FAILED_S = 10.0  # a load that failed is tried again by a request after so long
 DEATHS_WHILE_LOADING = 3  # hosts that may die under one load before the load is to blame
 SUCCESSOR_WAIT_S = 30.0
-TEMPLATE_AFTER_S = (
-    1.0  # of a model that was awaited: importing and compiling is 35 ms that its first answers have no use for
-)
+# Of a model that was awaited: importing Jinja and compiling takes 35 ms, for which its first answers have no use
+TEMPLATE_AFTER_S = 1.0
 WAY_S = 0.01  # of a command to a host that is idle, and of its answer
 
 

@@ -159,8 +159,10 @@ def test_a_jinja_file_wins_over_the_configuration(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_template_says_what_to_use(tmp_path: Path) -> None:
+    template = ChatTemplate.from_directory(tmp_path)
+    assert template.is_compiled, "there is nothing to import Jinja for"
     with pytest.raises(ChatTemplateError, match="completions endpoint"):
-        ChatTemplate.from_directory(tmp_path).render([])
+        template.render([])
 
 
 def test_a_malformed_template_entry_is_a_sentence(tmp_path: Path) -> None:
