@@ -13,18 +13,22 @@ LATER = {
     "jinja2",
     "engine.template_environment",
     "tokenizers",
-    "starlette.applications",
-    "starlette.requests",
-    "starlette.responses",
-    "starlette.routing",
-    "anyio",
-    "html",
-    "http.cookies",
     "aiohttp",
     "huggingface_hub",
     "numpy",
     "torch",
     "rich",
+    "pydantic",
+    "pydantic_core",
+    "hypercorn",
+    "h11",
+    "h2",
+    "wsproto",
+    "difflib",
+    "importlib.metadata",
+    "multiprocessing",
+    "sites.mistakes",
+    "runtime.mistakes",
     "typer",
     "runtime.bindings",
     "runtime.cli",
@@ -81,6 +85,6 @@ def test_a_site_that_starts_imports_nothing_that_can_wait() -> None:
 
 
 def test_a_site_answers_texts_and_scrapes_without_jinja_and_prometheus_client() -> None:
-    later = {"jinja2", "prometheus_client", "http.server", "starlette.routing", "anyio", "torch"}
+    later = {"jinja2", "prometheus_client", "http.server", "pydantic", "hypercorn", "torch"}
     found = later & imported_by(ANSWER)
     assert not found, told(found, "a site that has answered a text and a scrape")
