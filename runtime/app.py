@@ -10,13 +10,6 @@ from contextlib import asynccontextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute
-
 from runtime.admission import Admission
 from runtime.engines.continuation import Continuations
 from runtime.engines.early_host import EarlyHost
@@ -35,9 +28,9 @@ from runtime.routes.health import Health
 from runtime.routes.internal import Internal
 from runtime.routes.openai import openai_routes
 from runtime.routes.workers_ai import workers_ai_routes
+from runtime.routing import Application, Route, Router
 from runtime.timeline import Timeline
 from sites.config import ConfigError, SiteConfig
-from wire.errors import ApiError
 from wire.headers import HOP_SECRET_ENV
 
 if TYPE_CHECKING:
@@ -50,7 +43,7 @@ def build_app(
     launchers: Sequence[Launcher] | None = None,
     hop_secret: str | None = None,
     early: EarlyHost | None = None,
-) -> Starlette:
+) -> Application:
     """`launchers` start the engine hosts, one for each device (by default processes, `early` the first); `hop_secret` comes from the environment
     unless given."""
     secret = hop_secret if hop_secret is not None else os.environ.get(HOP_SECRET_ENV) or None
@@ -73,7 +66,7 @@ def build_app(
     functions = _functions_of(site, lambda: app)
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(app: Application) -> AsyncIterator[None]:
         try:
             async with fleet:
                 models.start()
@@ -89,30 +82,25 @@ def build_app(
             if tier is not None:
                 tier.close()
 
-    app = Starlette(
-        routes=[
+    router = Router(
+        [
             *openai_routes(generator, site.limits),
             *workers_ai_routes(generator, site.limits),
             *(_routes_to(functions, admission, secret, site.name) if functions is not None else ()),
         ],
-        middleware=[
-            Middleware(UnreadBody),
-            Middleware(
-                Identity, site=site.name, hop_secret=secret, require_hop=site.listen.require_hop, metrics=metrics
-            ),
-            Middleware(Errors),
-        ],
-        exception_handlers={HTTPException: _as_api_error},
-        lifespan=lifespan,
+        lifespan,
     )
+    identified = Identity(
+        Errors(router), site=site.name, hop_secret=secret, require_hop=site.listen.require_hop, metrics=metrics
+    )
+    app = Application(router, UnreadBody(identified))
     health = Health(
         site, fleet, models, admission, metrics, generator.traffic, _version, lambda: app.state.url, functions
     )
-    app.router.routes.extend((*health.routes(), *Internal(models, timeline, secret).routes()))
-    app.router.redirect_slashes = False  # a redirected POST is a surprise; an unknown path is a 404
+    router.routes.extend((*health.routes(), *Internal(models, timeline, secret).routes()))
     app.state.why_not_started = None
     app.state.url = None  # known once the socket is bound
-    app.state.routes = Errors(app.router)  # for bindings: the same doors, without the layers that speak to strangers
+    app.state.routes = Errors(router)  # for bindings: the same doors, without the layers that speak to strangers
     app.state.is_busy = lambda model: admission.inflight >= admission.max_inflight or models.has_waiting(model)
     app.state.timeline = timeline
     app.state.admission, app.state.health, app.state.models, app.state.fleet = admission, health, models, fleet
@@ -131,7 +119,7 @@ def build_app(
     return app
 
 
-def _functions_of(site: SiteConfig, app: Callable[[], Starlette]) -> "ServedFunctions | None":
+def _functions_of(site: SiteConfig, app: Callable[[], Application]) -> "ServedFunctions | None":
     """None where the site file names no function: what serves them takes a tenth of a second to import. Raises ManifestError."""
     config = site.functions
     if not config.serve and config.directory is None and config.deployments is None:
@@ -141,29 +129,12 @@ def _functions_of(site: SiteConfig, app: Callable[[], Starlette]) -> "ServedFunc
     return ServedFunctions(config, state_dir_of(site), app)
 
 
-def _routes_to(
-    functions: "ServedFunctions", admission: Admission, secret: str | None, site: str
-) -> Iterator[BaseRoute]:
+def _routes_to(functions: "ServedFunctions", admission: Admission, secret: str | None, site: str) -> Iterator[Route]:
     from runtime.routes.deployments import deployment_routes
     from runtime.routes.functions import function_routes
 
     yield from function_routes(functions, admission)
     yield from deployment_routes(functions, secret, site)
-
-
-async def _as_api_error(request: Request, error: Exception) -> Response:
-    """The framework's own refusals, handed to the layer that speaks the dialects."""
-    assert isinstance(error, HTTPException)
-    method, path = request.method, request.url.path
-    if error.status_code == 405:
-        raise ApiError("method_not_allowed", f"{method} is not allowed on {path}; {_allowed(error)}")
-    if error.status_code == 404:
-        raise ApiError("not_found", f"there is nothing at {path}; the API is under /ai/v1, /v1, /client/v4 and /fn")
-    raise ApiError("invalid_request", error.detail)
-
-
-def _allowed(error: HTTPException) -> str:
-    return f"allowed: {(error.headers or {}).get('Allow', 'none')}"
 
 
 @cache

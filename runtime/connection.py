@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
+from urllib.parse import parse_qsl
 
 import orjson
 from starlette.types import Message, Receive, Scope, Send
@@ -118,6 +119,11 @@ def header(scope: Scope, name: bytes) -> str | None:
         if key == name:
             return bytes(value).decode("latin-1")
     return None
+
+
+def query_of(scope: Scope) -> dict[str, str]:
+    """What stands behind the path's question mark; of a name that comes twice, the last."""
+    return dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
 
 
 def _too_large(limit_bytes: int) -> ApiError:

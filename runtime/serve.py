@@ -14,12 +14,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from starlette.applications import Starlette
-
 from runtime.app import build_app
 from runtime.engines.devices import check_devices
 from runtime.engines.early_host import EarlyHost
 from runtime.engines.sources import SourceError, local_directory
+from runtime.routing import Application
 from runtime.timeline import process_began_s
 from sites.config import ConfigError, SiteConfig, load_site
 from wire.handover import Handover
@@ -88,7 +87,7 @@ def run(site: SiteConfig, log_level: int = logging.INFO, early: EarlyHost | None
 
 
 async def serve_app(
-    app: Starlette,
+    app: Application,
     site: SiteConfig,
     listener: socket.socket,
     *,
@@ -120,7 +119,7 @@ async def serve_app(
 
 
 @asynccontextmanager
-async def _served(app: Starlette, site: SiteConfig, listener: socket.socket) -> AsyncIterator[None]:
+async def _served(app: Application, site: SiteConfig, listener: socket.socket) -> AsyncIterator[None]:
     """Nobody is accepted before; who connects earlier waits."""
     limits = _http_limits()
     others = Handover(app, limits.keep_alive_s, int(site.functions.socket_message_mib * 2**20))
@@ -146,7 +145,7 @@ def _http_limits() -> HttpLimits:
     )
 
 
-async def _drain(app: Starlette, timeout_s: float, hurry: asyncio.Event) -> None:
+async def _drain(app: Application, timeout_s: float, hurry: asyncio.Event) -> None:
     admission, fleet = app.state.admission, app.state.fleet
     admission.drain()
     fleet.end()
@@ -164,7 +163,7 @@ async def _drain(app: Starlette, timeout_s: float, hurry: asyncio.Event) -> None
         await asyncio.gather(empty, hurried, return_exceptions=True)
 
 
-async def _announce(app: Starlette, url: str, on_ready: Callable[[str], None] | None) -> None:
+async def _announce(app: Application, url: str, on_ready: Callable[[str], None] | None) -> None:
     while app.state.health.why_not_ready():
         await asyncio.sleep(0.02)
     log.info("ready: %s", url)

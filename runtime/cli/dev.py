@@ -10,18 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route, Router, WebSocketRoute
+from starlette.types import Receive, Scope, Send
 
 from runtime.app import build_app
 from runtime.cli.errors import CliError
+from runtime.connection import query_of, send_bytes
 from runtime.functions.channel import Failure
 from runtime.functions.manifest import Manifest, ManifestError, load_manifest
 from runtime.functions.serving import ServedFunctions
 from runtime.middleware.errors import Errors
 from runtime.routes.functions import FunctionRoute
+from runtime.routing import Application, Router, any_method, get, post, socket
 from runtime.serve import StartError, serve_app
 from sites.config import SiteConfig, parse
 from wire.server import ListenError, bind, loop_factory
@@ -30,6 +29,7 @@ STATE = ".pilotlight"  # in the function's folder: what its bindings keep betwee
 LOOK_S = 0.25
 SKIPPED = ("__pycache__", "node_modules")
 MODEL = "embedded:ember"
+_TEXT = "text/plain; charset=utf-8"
 
 Seen = dict[Path, tuple[int, int]]
 
@@ -89,7 +89,7 @@ def site_of(manifest: Manifest, host: str, port: int, environment: str | None, m
     return parse(SiteConfig, values, "pilotlight dev")
 
 
-def dev_app(manifest: Manifest, site: SiteConfig) -> Starlette:
+def dev_app(manifest: Manifest, site: SiteConfig) -> Application:
     """The site's application, with the function in front of all its paths."""
     app = build_app(site)
     served: ServedFunctions = app.state.functions
@@ -105,9 +105,10 @@ def dev_app(manifest: Manifest, site: SiteConfig) -> Starlette:
     )  # AI bindings must not find the function at the models' paths
     clock = _Clock(served, manifest.name)
     app.router.routes[0:0] = [
-        Route("/cdn-cgi/handler/scheduled", clock.fire, methods=["GET", "POST"]),
-        Route("/{path:path}", route),
-        WebSocketRoute("/{path:path}", route),
+        get("/cdn-cgi/handler/scheduled", clock.fire),
+        post("/cdn-cgi/handler/scheduled", clock.fire),
+        any_method("/{path:path}", route),
+        socket("/{path:path}", route),
     ]
     app.state.site = site
     return app
@@ -120,18 +121,19 @@ class _Clock:
         self._served = served
         self._name = name
 
-    async def fire(self, request: Request) -> Response:
-        given = request.query_params
+    async def fire(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = query_of(scope)
         at_ms = given.get("time", "")
         scheduled_time_ms = int(at_ms) if at_ms.isascii() and at_ms.isdigit() else int(time.time() * 1000)
         try:
             await self._served.functions.scheduled(self._name, given.get("cron", ""), scheduled_time_ms)
         except Failure as failure:
-            return PlainTextResponse(failure.detail or failure.message, 500)
-        return PlainTextResponse("ok")
+            await send_bytes(send, 500, _TEXT, (failure.detail or failure.message).encode())
+        else:
+            await send_bytes(send, 200, _TEXT, b"ok")
 
 
-async def watch(app: Starlette, directory: Path, environment: str | None, say: Callable[[str], None]) -> None:
+async def watch(app: Application, directory: Path, environment: str | None, say: Callable[[str], None]) -> None:
     """Replaces the function whenever its files change. A manifest with a mistake leaves the last good one in place."""
     served: ServedFunctions = app.state.functions
     name, config = served.config.serve[0].name, served.config.serve[0]

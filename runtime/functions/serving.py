@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 
 from msgspec.structs import asdict
-from starlette.applications import Starlette
 from starlette.types import Scope
 
 from runtime.bindings.binding import BindingError, Services
@@ -25,6 +24,7 @@ from runtime.functions.limits import Limits
 from runtime.functions.manifest import FILES, BindingDeclaration, Manifest, ManifestError, load_manifest
 from runtime.functions.site import SiteFunctions
 from runtime.middleware.identity import GENUINE_HOP
+from runtime.routing import Application
 from sites.config import FunctionsConfig, SiteConfig
 from wire.deployments import DEPLOY_TOKEN_ENV
 from wire.headers import CLIENT_ADDRESS, HOP_SECRET_ENV, HOPS, SESSION_AFFINITY
@@ -34,7 +34,7 @@ from wire.status import FunctionsStatus, FunctionStatus
 class ServedFunctions:
     """Use as `async with`. `functions` is there inside."""
 
-    def __init__(self, config: FunctionsConfig, state_dir: Path, app: Callable[[], Starlette]) -> None:
+    def __init__(self, config: FunctionsConfig, state_dir: Path, app: Callable[[], Application]) -> None:
         self.config = config
         self.manifests = _manifests(config)
         self.deployed: DeployedFunctions | None = None
@@ -172,6 +172,6 @@ def _stores(config: FunctionsConfig) -> dict[str, S3Place]:
     return {name: S3Place(**{**asdict(store), "bucket": store.bucket or name}) for name, store in config.r2.items()}
 
 
-def _ports(app: Starlette) -> list[int]:
+def _ports(app: Application) -> list[int]:
     url: str | None = getattr(app.state, "url", None)
     return [] if url is None else [int(url.rpartition(":")[2])]

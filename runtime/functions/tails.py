@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
 MAX_FOLLOWERS = 16  # of one function
@@ -33,7 +33,7 @@ class Tails:
     def is_full(self, function: str) -> bool:
         return function in self._followers and len(self._followers[function]) >= MAX_FOLLOWERS
 
-    async def follow(self, function: str) -> AsyncIterator[Line]:
+    async def follow(self, function: str) -> AsyncGenerator[Line, None]:
         """From now on, until the reader leaves."""
         queue: asyncio.Queue[Line] = asyncio.Queue(MAX_WAITING)
         self._followers[function].append(queue)

@@ -29,11 +29,11 @@ class Errors:
         except (ClientGone, AnswerCut):
             return
         except ApiError as error:
-            if is_started or scope["type"] == "lifespan":
+            if is_started:
                 raise
             await send_error(answering(scope, send), error, dialect_of(scope["path"]))
         except Exception:
-            if is_started or scope["type"] == "lifespan":
+            if is_started:
                 raise
             log.exception(
                 "%s %s (request %s)",

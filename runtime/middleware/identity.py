@@ -29,9 +29,6 @@ class Identity:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
         refusal: ApiError | None = None
         try:
             request_id, is_genuine = self._request_id(scope)

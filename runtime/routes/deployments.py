@@ -5,19 +5,19 @@ Both must be signed where the network has a secret; what is printed may be priva
 
 import hmac
 import os
-from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
-from runtime.connection import read_body
+from runtime.connection import header, read_body, response_start, send_json, until_disconnect
 from runtime.functions.serving import ServedFunctions
 from runtime.functions.tails import Tails
 from runtime.middleware.identity import GENUINE_HOP
+from runtime.routing import Route, get, post
 from wire.deployments import DEPLOY_TOKEN_ENV, TAIL_PATH, TRY_PATH, Try, encode
 from wire.errors import ApiError
+from wire.sse import CONTENT_TYPE, encode_event
 
 MAX_BODY = 64 << 10
 
@@ -29,42 +29,48 @@ class DeploymentRoutes:
         self._hop_secret = hop_secret
         self._token = os.environ.get(DEPLOY_TOKEN_ENV, "")
 
-    def routes(self) -> list[BaseRoute]:
-        return [Route(TRY_PATH, self.try_version, methods=["POST"]), Route(TAIL_PATH + "/{name}", self.tail)]
+    def routes(self) -> list[Route]:
+        return [post(TRY_PATH, self.try_version), get(TAIL_PATH + "/{name}", self.tail)]
 
-    async def try_version(self, request: Request) -> Response:
-        if self._hop_secret is not None and not request.scope.get(GENUINE_HOP, False):
+    async def try_version(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._hop_secret is not None and not scope.get(GENUINE_HOP, False):
             raise ApiError("forbidden", "a version is tried for one of the network's routers only")
         if self._served.deployed is None:
             raise ApiError("not_found", "this site serves no deployed functions: its file has no functions.deployments")
-        raw = await read_body(request.scope, request.receive, MAX_BODY)
+        raw = await read_body(scope, receive, MAX_BODY)
         try:
             wanted = msgspec.json.decode(raw, type=Try)
         except msgspec.DecodeError as error:
             raise ApiError("malformed_json", f"the body is no version to try: {error}") from None
         tried = await self._served.deployed.tried(wanted.name, wanted.version)
-        return Response(encode(tried), media_type="application/json")
+        await send_json(send, encode(tried))
 
-    async def tail(self, request: Request) -> Response:
-        if not request.scope.get(GENUINE_HOP, False) and not self._has_token(request):
+    async def tail(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not scope.get(GENUINE_HOP, False) and not self._has_token(scope):
             raise ApiError("forbidden", f"following a function needs a router's signature, or {DEPLOY_TOKEN_ENV}")
-        name, tails = request.path_params["name"], self._served.functions.tails
+        name, tails = scope["path_params"]["name"], self._served.functions.tails
         if tails.is_full(name):
             raise ApiError("overloaded", "too many follow this function already", retry_after_s=5)
-        events = _events(tails, name, self._site)
-        return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
+        await until_disconnect(receive, _follow(tails, name, self._site, send))
 
-    def _has_token(self, request: Request) -> bool:
-        _, _, given = request.headers.get("authorization", "").partition(" ")
+    def _has_token(self, scope: Scope) -> bool:
+        _, _, given = (header(scope, b"authorization") or "").partition(" ")
         return bool(self._token) and hmac.compare_digest(given.strip().encode(), self._token.encode())
 
 
-def deployment_routes(served: ServedFunctions, hop_secret: str | None, site: str) -> list[BaseRoute]:
+def deployment_routes(served: ServedFunctions, hop_secret: str | None, site: str) -> list[Route]:
     return DeploymentRoutes(served, hop_secret, site).routes()
 
 
-async def _events(tails: Tails, name: str, site: str) -> AsyncIterator[bytes]:
-    yield b": following\n\n"
-    async for line in tails.follow(name):
-        event = {"site": site, "at_s": round(line.at_s, 3), "line": line.text}
-        yield b"data: " + msgspec.json.encode(event) + b"\n\n"
+async def _follow(tails: Tails, name: str, site: str, send: Send) -> None:
+
+    async def write(event: bytes) -> None:
+        await send({"type": "http.response.body", "body": event, "more_body": True})
+
+    await send(response_start(200, [("content-type", CONTENT_TYPE), ("cache-control", "no-store")]))
+    await write(b": following\n\n")
+    async with aclosing(tails.follow(name)) as lines:
+        async for line in lines:
+            event = {"site": site, "at_s": round(line.at_s, 3), "line": line.text}
+            await write(encode_event(msgspec.json.encode(event)))
+    await send({"type": "http.response.body", "body": b""})

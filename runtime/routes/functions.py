@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 
 import orjson
-from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 
 from runtime.admission import Admission
@@ -20,6 +19,7 @@ from runtime.functions.site import Response
 from runtime.functions.socket_relay import SocketRelay
 from runtime.functions.worker import Fault
 from runtime.middleware.identity import GENUINE_HOP, SITE_NAME
+from runtime.routing import Route, any_method, socket
 from wire.errors import ApiError, Dialect
 from wire.headers import CLIENT_ADDRESS, CLIENT_GEO, HOP_BY_HOP, OURS, REQUEST_ID
 
@@ -258,12 +258,12 @@ class Upload:
                 return  # what comes next is read by who watches for the client's leaving
 
 
-def function_routes(served: ServedFunctions, admission: Admission) -> list[BaseRoute]:
+def function_routes(served: ServedFunctions, admission: Admission) -> list[Route]:
     route = FunctionRoute(
         served, admission, request_mib=served.config.request_mib, show_errors=served.config.show_errors
     )
     paths = ("/fn/{name}", "/fn/{name}/{path:path}")
-    return [*(Route(path, route) for path in paths), *(WebSocketRoute(path, route) for path in paths)]
+    return [*(any_method(path, route) for path in paths), *(socket(path, route) for path in paths)]
 
 
 async def _send(response: Response, method: str, send: Send) -> None:

@@ -7,14 +7,15 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+import orjson
+from starlette.types import Receive, Scope, Send
 
 from runtime.admission import Admission
+from runtime.connection import send_bytes, send_json
 from runtime.engines.fleet import Fleet
 from runtime.engines.models import Models
 from runtime.metrics import Metrics
+from runtime.routing import Route, get
 from runtime.series import CONTENT_TYPE
 from runtime.traffic import Traffic
 from sites.config import SiteConfig
@@ -48,9 +49,9 @@ class Health:
         self._functions = functions
         self._sequence = 0
 
-    def routes(self) -> list[BaseRoute]:
+    def routes(self) -> list[Route]:
         paths = {"/livez": self.livez, "/readyz": self.readyz, "/metrics": self.metrics, "/status": self.status}
-        return [Route(path, endpoint) for path, endpoint in paths.items()]
+        return [get(path, endpoint) for path, endpoint in paths.items()]
 
     def why_not_ready(self) -> list[str]:
         reasons = ["the site is draining"] if self._admission.draining else []
@@ -58,21 +59,22 @@ class Health:
             return [*reasons, why]
         return reasons + self._models.missing()
 
-    async def livez(self, request: Request) -> Response:
+    async def livez(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The process answers: nothing else is claimed."""
-        return JSONResponse({"status": "alive"})
+        await send_json(send, b'{"status":"alive"}')
 
-    async def readyz(self, request: Request) -> Response:
-        reasons = self.why_not_ready()
-        if not reasons:
-            return JSONResponse({"status": "ready"})
-        return JSONResponse({"status": "not ready", "reasons": reasons}, 503, {"retry-after": "1"})
+    async def readyz(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if reasons := self.why_not_ready():
+            body = orjson.dumps({"status": "not ready", "reasons": reasons})
+            await send_json(send, body, 503, [("retry-after", "1")])
+        else:
+            await send_json(send, b'{"status":"ready"}')
 
-    async def metrics(self, request: Request) -> Response:
-        return Response(self._metrics.text(), headers={"content-type": CONTENT_TYPE})
+    async def metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_bytes(send, 200, CONTENT_TYPE, self._metrics.text())
 
-    async def status(self, request: Request) -> Response:
-        return Response(encode_status(self.site_status()), media_type="application/json")
+    async def status(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, encode_status(self.site_status()))
 
     def site_status(self) -> SiteStatus:
         self._sequence += 1

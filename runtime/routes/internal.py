@@ -5,13 +5,12 @@ want of room, and says where the model is.
 """
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
-from runtime.connection import read_body
+from runtime.connection import read_body, send_json
 from runtime.engines.models import Models
 from runtime.middleware.identity import GENUINE_HOP
+from runtime.routing import Route, get, post
 from runtime.timeline import Timeline
 from wire.errors import ApiError
 from wire.hints import WAKE_PATH, WakeAnswer, WakeHint
@@ -25,13 +24,13 @@ class Internal:
         self._timeline = timeline
         self._needs_signature = hop_secret is not None
 
-    def routes(self) -> list[BaseRoute]:
-        return [Route(WAKE_PATH, self.wake, methods=["POST"]), Route("/timeline", self.timeline)]
+    def routes(self) -> list[Route]:
+        return [post(WAKE_PATH, self.wake), get("/timeline", self.timeline)]
 
-    async def wake(self, request: Request) -> Response:
-        if self._needs_signature and not request.scope.get(GENUINE_HOP, False):
+    async def wake(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._needs_signature and not scope.get(GENUINE_HOP, False):
             raise ApiError("forbidden", "a hint must be signed by one of the network's routers")
-        raw = await read_body(request.scope, request.receive, MAX_BODY)
+        raw = await read_body(scope, receive, MAX_BODY)
         try:
             hint = msgspec.json.decode(raw, type=WakeHint)
         except msgspec.DecodeError as error:
@@ -41,7 +40,7 @@ class Internal:
             raise ApiError("model_not_found", f"this site has no model named {hint.model[:200]!r}", param="model")
         self._models.hint(name)
         answer = WakeAnswer(name, self._models.residency(name))
-        return Response(msgspec.json.encode(answer), 202, media_type="application/json")
+        await send_json(send, msgspec.json.encode(answer), 202)
 
-    async def timeline(self, request: Request) -> Response:
-        return Response(msgspec.json.encode({"spans": self._timeline.spans}), media_type="application/json")
+    async def timeline(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, msgspec.json.encode({"spans": self._timeline.spans}))

@@ -4,16 +4,15 @@ Knows paths and models; how an answer is written is runtime/answers' business.
 """
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 from runtime.answers.chat import ChatAnswer
 from runtime.answers.completion import CompletionAnswer
+from runtime.connection import send_json
 from runtime.generation import Generator
 from runtime.routes.embeddings import EmbeddingEndpoint, as_openai
 from runtime.routes.endpoint import Endpoint
+from runtime.routing import Route, get, post
 from runtime.validation import (
     ValidChat,
     ValidCompletion,
@@ -29,7 +28,7 @@ from wire.errors import ApiError, Dialect
 _encoder = msgspec.json.Encoder()
 
 
-def openai_routes(generator: Generator, limits: LimitsConfig) -> list[BaseRoute]:
+def openai_routes(generator: Generator, limits: LimitsConfig) -> list[Route]:
     resolve = generator.models.resolve
 
     def chat(raw: bytes, scope: Scope) -> ValidChat:
@@ -50,11 +49,11 @@ def openai_routes(generator: Generator, limits: LimitsConfig) -> list[BaseRoute]
         route
         for prefix in ("/ai/v1", "/v1")
         for route in (
-            Route(f"{prefix}/chat/completions", chats, methods=["POST"]),
-            Route(f"{prefix}/completions", completions, methods=["POST"]),
-            Route(f"{prefix}/embeddings", embeddings, methods=["POST"]),
-            Route(f"{prefix}/models", models.all),
-            Route(f"{prefix}/models/{{id:path}}", models.one),
+            post(f"{prefix}/chat/completions", chats),
+            post(f"{prefix}/completions", completions),
+            post(f"{prefix}/embeddings", embeddings),
+            get(f"{prefix}/models", models.all),
+            get(f"{prefix}/models/{{id:path}}", models.one),
         )
     ]
 
@@ -63,16 +62,16 @@ class _ModelRoutes:
     def __init__(self, generator: Generator) -> None:
         self._models = generator.models
 
-    async def all(self, request: Request) -> Response:
+    async def all(self, scope: Scope, receive: Receive, send: Send) -> None:
         listed = ModelList(tuple(self._model(config.name) for config in self._models.configs))
-        return Response(_encoder.encode(listed), media_type="application/json")
+        await send_json(send, _encoder.encode(listed))
 
-    async def one(self, request: Request) -> Response:
-        asked = request.path_params["id"]
+    async def one(self, scope: Scope, receive: Receive, send: Send) -> None:
+        asked = scope["path_params"]["id"]
         name = self._models.resolve(asked)
         if name is None:
             raise ApiError("model_not_found", f"this site has no model named {asked[:200]!r}", param="model")
-        return Response(_encoder.encode(self._model(name)), media_type="application/json")
+        await send_json(send, _encoder.encode(self._model(name)))
 
     def _model(self, name: str) -> Model:
         info = self._models.info(name)

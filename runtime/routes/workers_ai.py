@@ -8,17 +8,15 @@ import json
 import msgspec
 import orjson
 from msgspec import UNSET
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from engine.formats import Content, ToolCall
-from runtime.connection import read_body
+from runtime.connection import query_of, read_body, send_json
 from runtime.generation import Generation, Generator
 from runtime.hop import body_limit
 from runtime.routes.embeddings import EmbeddingEndpoint, as_workers_ai
 from runtime.routes.endpoint import MIB, Endpoint
+from runtime.routing import Route, get, post
 from runtime.streaming import Piece
 from runtime.validation import ValidEmbedding, ValidRun, parse_run, parse_run_embedding
 from sites.config import LimitsConfig
@@ -31,7 +29,7 @@ _PREFIX = "/client/v4/accounts/{account_id}/ai"
 _REFUSED_OPTIONS = (b"queueRequest", b"queue_request")
 
 
-def workers_ai_routes(generator: Generator, limits: LimitsConfig) -> list[BaseRoute]:
+def workers_ai_routes(generator: Generator, limits: LimitsConfig) -> list[Route]:
     def run(raw: bytes, scope: Scope) -> ValidRun:
         return parse_run(raw, scope["path_params"]["model"], generator.models.resolve)
 
@@ -44,9 +42,9 @@ def workers_ai_routes(generator: Generator, limits: LimitsConfig) -> list[BaseRo
     endpoint = _Run(generating, embedding_texts, limits.max_body_mib)
     search = _Search(generator)
     return [
-        Route(f"{_PREFIX}/run/{{model:path}}", endpoint, methods=["POST"]),
-        Route(f"{_PREFIX}/models/search", search.answer),
-        Route("/fn/@{model:path}", _AsFunction(endpoint), methods=["POST"]),
+        post(f"{_PREFIX}/run/{{model:path}}", endpoint),
+        get(f"{_PREFIX}/models/search", search.answer),
+        post("/fn/@{model:path}", _AsFunction(endpoint)),
     ]
 
 
@@ -116,14 +114,14 @@ class _Search:
     def __init__(self, generator: Generator) -> None:
         self._models = generator.models
 
-    async def answer(self, request: Request) -> Response:
-        wanted = request.query_params.get("search", "").lower()
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        wanted = query_of(scope).get("search", "").lower()
         cards = tuple(
             self._card(config.name)
             for config in self._models.configs
             if any(wanted in name.lower() for name in (config.name, *config.aliases))
         )
-        return Response(_encoder.encode(Envelope(cards)), media_type="application/json")
+        await send_json(send, _encoder.encode(Envelope(cards)))
 
     def _card(self, name: str) -> ModelCard:
         info = self._models.info(name)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.applications import Starlette
 
 from runtime.app import build_app
+from runtime.routing import Application
 from runtime.serve import serve_app
 from sites.config import SiteConfig, parse
 from tests.asgi import eventually, running
@@ -38,7 +38,7 @@ def site_config(model_directory: Path, **tables: Any) -> SiteConfig:
 class Site:
     """A running site and its engine's strings."""
 
-    def __init__(self, app: Starlette, config: SiteConfig, launcher: FakeLauncher) -> None:
+    def __init__(self, app: Application, config: SiteConfig, launcher: FakeLauncher) -> None:
         self.app = app
         self.config = config
         self.launcher = launcher
