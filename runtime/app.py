@@ -36,7 +36,8 @@ from runtime.routes.internal import Internal
 from runtime.routes.openai import openai_routes
 from runtime.routes.workers_ai import workers_ai_routes
 from runtime.timeline import Timeline
-from sites.config import ConfigError, SiteConfig
+from sites.config import ConfigError
+from sites.site import SiteConfig
 from wire.errors import ApiError
 from wire.headers import HOP_SECRET_ENV
 

@@ -23,7 +23,8 @@ from runtime.functions.serving import ServedFunctions
 from runtime.middleware.errors import Errors
 from runtime.routes.functions import FunctionRoute
 from runtime.serve import StartError, serve_app
-from sites.config import SiteConfig, parse
+from sites.config import parse
+from sites.site import SiteConfig
 from wire.server import ListenError, bind, loop_factory
 
 STATE = ".pilotlight"  # in the function's folder: what its bindings keep between runs

@@ -22,7 +22,7 @@ from runtime.engines.sizes import estimated_bytes
 from runtime.engines.slot import Clock, Slot, Wake
 from runtime.engines.sources import SourceError, directory_of
 from runtime.engines.text import TextSide, check_vocabulary
-from sites.config import EngineConfig
+from sites.site import EngineConfig
 from wire.errors import ApiError
 
 log = logging.getLogger("pilotlight.models")

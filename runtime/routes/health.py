@@ -17,7 +17,7 @@ from runtime.engines.models import Models
 from runtime.metrics import Metrics
 from runtime.series import CONTENT_TYPE
 from runtime.traffic import Traffic
-from sites.config import SiteConfig
+from sites.site import SiteConfig
 from wire.status import Place, ProcessStatus, SiteStatus, encode_status
 
 if TYPE_CHECKING:
