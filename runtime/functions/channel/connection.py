@@ -1,90 +1,28 @@
-"""Channel: many exchanges over one socket, each a request, its reply, and a stream in either direction.
+"""The connection under all exchanges: frames from and to one socket, sorted by whom they concern; pings, notes, and the end of everything.
 
-The same class serves both ends, the runtime's and an isolate's. Buffers are bounded: a stream's sender waits for credit, a reader gives it as it
-takes, and who sends beyond its credit is cut off. An exchange that its beginner leaves is cancelled at the other end. Both processes import this
-module, so it knows asyncio and runtime/functions/frames.py, and neither bindings nor processes.
+The same class serves both ends, the runtime's and an isolate's, which count their exchanges in even and in odd numbers. Knows asyncio and the socket;
+what may be said within an exchange is exchanges.py's.
 """
 
 import asyncio
 import contextvars
 import select
 import socket
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
-from typing import Any, NamedTuple, cast
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
 
 from runtime.functions import frames
+from runtime.functions.channel.exchanges import Handler, Result, Sent, Taken, look_away
+from runtime.functions.channel.failure import ChannelClosed, Failure, as_failure
+from runtime.functions.channel.streams import WINDOW_BYTES, feed
 from runtime.functions.frames import AnyFrame, Call, Chunk, End, Fail, FrameDecoder, FrameError, More, Note, Reply
 
 MAX_FRAME_BYTES = 32 << 20  # a KV value of 25 MiB, and what is around it
-WINDOW_BYTES = 256 << 10  # of one stream on its way
-CHUNK_BYTES = 64 << 10
 MAX_OPEN = 1024  # exchanges the other side may have begun here at once
 
 _WITHIN = (Chunk, End, More, Fail, Reply, frames.Cancel)  # of an exchange that is open
 
 current_request: contextvars.ContextVar[int] = contextvars.ContextVar("current_request", default=-1)
-
-
-class Failure(Exception):
-    """An exchange failed at the other end, or should fail there: what is said of it."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        code: str | int = "internal_error",
-        status: int = 500,
-        name: str = "Error",
-        detail: str = "",
-        retry_after_s: int = 1,
-    ) -> None:
-        """`retry_after_s` is for callers of a function, where the status is 503."""
-        super().__init__(message)
-        self.message = message
-        self.code = code
-        self.status = status
-        self.name = name
-        self.detail = detail
-        self.retry_after_s = retry_after_s
-
-
-class ChannelClosed(Failure):
-    """The other side is gone."""
-
-    def __init__(self, message: str = "the connection to the other process is closed") -> None:
-        super().__init__(message, code="closed", name="ChannelClosed")
-
-
-class Answer(NamedTuple):
-    """What a handler gives back when it is a value with a stream behind it. A plain value, or a stream alone, may be given back as they are."""
-
-    value: Any
-    body: AsyncIterator[bytes] | None = None
-
-
-class Result(NamedTuple):
-    """What the beginner of an exchange gets."""
-
-    value: Any
-    body: "Inbound | None"
-
-
-Handler = Callable[[frames.Request, "Inbound | None"], Awaitable[Any]]
-"""Gets the request and its body where one is streamed; gives back a value, a stream of bytes, or an Answer. What it raises becomes a `fail`."""
-
-
-def as_failure(error: BaseException) -> Failure:
-    if isinstance(error, Failure):
-        return error
-    code, status = getattr(error, "code", "internal_error"), getattr(error, "status", 500)
-    return Failure(
-        str(error) or type(error).__name__,
-        code=code if isinstance(code, (str, int)) else "internal_error",
-        status=status if isinstance(status, int) else 500,
-        name=type(error).__name__,
-    )
 
 
 class Channel(asyncio.Protocol):
@@ -99,7 +37,7 @@ class Channel(asyncio.Protocol):
         max_open: int = MAX_OPEN,
     ) -> None:
         self._answer = answer
-        self._describe = describe
+        self.describe = describe
         self._on_note = on_note
         self._max_frame_bytes = max_frame_bytes
         self._max_open = max_open
@@ -108,11 +46,11 @@ class Channel(asyncio.Protocol):
         self._decoder = FrameDecoder(max_frame_bytes)
         self._transport: asyncio.Transport | None = None
         self._socket: socket.socket | None = None
-        self._sent: dict[int, _Sent] = {}
-        self._taken: dict[int, _Taken] = {}
+        self._sent: dict[int, Sent] = {}
+        self._taken: dict[int, Taken] = {}
         self._pings: dict[int, asyncio.Future[None]] = {}
-        self._room = asyncio.Event()
-        self._room.set()
+        self.room = asyncio.Event()
+        self.room.set()
         self.closed = asyncio.Event()
         self.why_closed = ""
 
@@ -160,9 +98,9 @@ class Channel(asyncio.Protocol):
             raise ChannelClosed(self.why_closed or "the connection to the other process is closed")
         id = self._next_id
         self._next_id += 2
-        first = frames.encode(Call(id, binding, method, [], frames.plain(kwargs, method)), self._max_frame_bytes)
-        sent = self._sent[id] = _Sent(self, id)
-        self._write_raw(first)
+        first = self.encode(Call(id, binding, method, [], frames.plain(kwargs, method)))
+        sent = self._sent[id] = Sent(self, id)
+        self.write_bytes(first)
         try:
             self._exchange_until(sent.result)
             result = sent.result.result()
@@ -218,22 +156,22 @@ class Channel(asyncio.Protocol):
             raise ChannelClosed(self.why_closed or "the connection to the other process is closed")
         id = self._next_id
         self._next_id += 2
-        first = frames.encode(frame(id), self._max_frame_bytes)
-        sent = self._sent[id] = _Sent(self, id)
-        self._write_raw(first)
+        first = self.encode(frame(id))
+        sent = self._sent[id] = Sent(self, id)
+        self.write_bytes(first)
         if body is not None:
-            sent.feeder = asyncio.ensure_future(self._feed(id, body, sent.credit))
-            sent.feeder.add_done_callback(_look_away)
+            sent.feeder = asyncio.ensure_future(feed(self, id, body, sent.credit))
+            sent.feeder.add_done_callback(look_away)
         try:
             return await sent.result
         except BaseException:
-            if self._sent.pop(id, None) is not None:
-                self._write(frames.Cancel(id))
+            if self.forget(id):
+                self.write(frames.Cancel(id))
             sent.end()
             raise
 
     def note(self, name: str, value: Any = None) -> None:
-        self._write(Note(0, name, value))
+        self.write(Note(0, name, value))
 
     async def ping(self) -> None:
         """Returns when the other side's event loop has answered."""
@@ -242,7 +180,7 @@ class Channel(asyncio.Protocol):
         id = self._next_id
         self._next_id += 2
         self._pings[id] = asyncio.get_running_loop().create_future()
-        self._write(frames.Ping(id))
+        self.write(frames.Ping(id))
         try:
             await self._pings[id]
         finally:
@@ -273,14 +211,14 @@ class Channel(asyncio.Protocol):
             self.close(f"the other process broke the protocol: {error}")
 
     def pause_writing(self) -> None:
-        self._room.clear()
+        self.room.clear()
 
     def resume_writing(self) -> None:
-        self._room.set()
+        self.room.set()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.closed.set()
-        self._room.set()
+        self.room.set()
         gone = ChannelClosed(self.why_closed or "the other process closed the connection")
         for sent in list(self._sent.values()):
             sent.fail(gone)
@@ -300,8 +238,8 @@ class Channel(asyncio.Protocol):
             if exchange is not None:  # else it is over here, and the other side did not know yet
                 exchange.take(frame)
         elif isinstance(frame, frames.Ping):
-            if self._room.is_set():  # who does not read its answers gets none
-                self._write(frames.Pong(frame.id))
+            if self.room.is_set():  # who does not read its answers gets none
+                self.write(frames.Pong(frame.id))
         elif isinstance(frame, frames.Pong):
             if (ping := self._pings.get(frame.id)) is not None and not ping.done():
                 ping.set_result(None)
@@ -316,285 +254,22 @@ class Channel(asyncio.Protocol):
             raise FrameError(f"the id {frame.id} cannot begin an exchange")
         if len(self._taken) >= self._max_open:
             sentence = f"{self._max_open} exchanges are open already; wait for some of them"
-            self._write(Fail(frame.id, "too_many_open", 429, sentence))
+            self.write(Fail(frame.id, "too_many_open", 429, sentence))
             return
-        self._taken[frame.id] = _Taken(self, frame)
+        self._taken[frame.id] = Taken(self, frame, self._answer)
 
-    async def _feed(self, id: int, body: AsyncIterator[bytes], credit: "_Credit") -> None:
-        """Sends a stream as the reader has room. What the stream raises ends it at the other side, too, with `fail`."""
-        try:
-            async for data in body:
-                for start in range(0, len(data), CHUNK_BYTES):
-                    piece = data[start : start + CHUNK_BYTES]
-                    await credit.take(len(piece))
-                    await self._room.wait()
-                    self._write(Chunk(id, bytes(piece)))
-            self._write(End(id))
-        except ChannelClosed:
-            return
-        except Exception as error:
-            self._write(_fail(id, self._describe(error)))
-        finally:
-            await _close(body)
+    # -- what exchanges and streams ask for -------------------------------------------------------------------------------------------
 
-    def _write(self, frame: AnyFrame) -> None:
-        self._write_raw(frames.encode(frame, self._max_frame_bytes))
+    def write(self, frame: AnyFrame) -> None:
+        self.write_bytes(self.encode(frame))
 
-    def _write_raw(self, data: bytes) -> None:
+    def encode(self, frame: AnyFrame) -> bytes:
+        return frames.encode(frame, self._max_frame_bytes)
+
+    def write_bytes(self, data: bytes) -> None:
         if self._transport is not None and not self.closed.is_set():
             self._transport.write(data)
 
-
-class Inbound:
-    """A stream that arrives: an asynchronous iterator over its bytes, at most a window of them waiting here."""
-
-    def __init__(self, channel: Channel, id: int, on_cancel: Callable[[], None]) -> None:
-        self._channel = channel
-        self._id = id
-        self._on_cancel = on_cancel
-        self._chunks: deque[bytes] = deque()
-        self._held = 0  # bytes sent to us for which no credit was given back
-        self._taken = 0  # of these, what the reader has
-        self._error: Failure | None = None
-        self._is_ended = False
-        self._waiter: asyncio.Future[None] | None = None
-
-    def __aiter__(self) -> "Inbound":
-        return self
-
-    async def __anext__(self) -> bytes:
-        while not self._chunks:
-            if self._error is not None:
-                raise self._error
-            if self._is_ended:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        chunk = self._chunks.popleft()
-        self._taken += len(chunk)
-        if self._taken >= WINDOW_BYTES // 2 and not self._is_ended:
-            self._held -= self._taken
-            self._channel._write(More(self._id, self._taken))
-            self._taken = 0
-        return chunk
-
-    async def read(self, limit_bytes: int | None = None) -> bytes:
-        """All of it. Raises Failure beyond the limit."""
-        parts, size = [], 0
-        async for chunk in self:
-            parts.append(chunk)
-            size += len(chunk)
-            if limit_bytes is not None and size > limit_bytes:
-                self.cancel()
-                raise Failure(f"more than {limit_bytes} bytes", code="body_too_large", status=413)
-        return b"".join(parts)
-
-    def cancel(self) -> None:
-        """The reader wants no more. Nothing happens after the end."""
-        if not self._is_ended:
-            self.end(Failure("the stream was cancelled by its reader", code="cancelled", name="AbortError"))
-            self._chunks.clear()
-            self._on_cancel()
-
-    async def aclose(self) -> None:
-        self.cancel()
-
-    def push(self, data: bytes) -> None:
-        if self._is_ended:
-            return
-        self._held += len(data)
-        if self._held > WINDOW_BYTES:
-            raise FrameError("more was sent of a stream than there was room for")
-        self._chunks.append(data)
-        self._wake()
-
-    def end(self, error: Failure | None = None) -> None:
-        if not self._is_ended:
-            self._is_ended, self._error = True, error
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
-class _Credit:
-    """What may be sent of a stream before the reader takes more."""
-
-    def __init__(self) -> None:
-        self._left = WINDOW_BYTES
-        self._error: Failure | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    async def take(self, size: int) -> None:
-        while self._left < size and self._error is None:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        if self._error is not None:
-            raise self._error
-        self._left -= size
-
-    def give(self, size: int) -> None:
-        if size < 0 or self._left + size > WINDOW_BYTES:
-            raise FrameError("credit for more than was sent")
-        self._left += size
-        self._wake()
-
-    def fail(self, error: Failure) -> None:
-        self._error = error
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
-class _Sent:
-    """An exchange begun here."""
-
-    def __init__(self, channel: Channel, id: int) -> None:
-        self._channel = channel
-        self._id = id
-        self.result: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self.credit = _Credit()
-        self.feeder: asyncio.Future[None] | None = None
-        self._body: Inbound | None = None
-
-    def take(self, frame: AnyFrame) -> None:
-        if self.result.cancelled():
-            return  # its beginner is leaving, and says so when its task runs next: this came in between
-        if isinstance(frame, Reply):
-            if self.result.done():
-                raise FrameError("a second reply")
-            if frame.streamed:
-                self._body = Inbound(self._channel, self._id, self._left)
-            else:
-                self._over()
-            self.result.set_result(Result(frame.value, self._body))
-        elif isinstance(frame, Chunk):
-            if self._body is None:
-                raise FrameError("a piece of a stream that was not announced")
-            self._body.push(frame.data)
-        elif isinstance(frame, More):
-            self.credit.give(frame.bytes)
-        elif isinstance(frame, Fail):
-            failure = Failure(frame.message, code=frame.code, status=frame.status, name=frame.name, detail=frame.detail)
-            self.fail(failure)
-            self._channel._sent.pop(self._id, None)
-        elif isinstance(frame, End):
-            if self._body is None:
-                raise FrameError("the end of a stream that was not announced")
-            self._body.end()
-            self._over()
-
-    def fail(self, failure: Failure) -> None:
-        if not self.result.done():
-            self.result.set_exception(failure)
-        elif self._body is not None:
-            self._body.end(failure)
-        self.end()
-
-    def end(self) -> None:
-        """The other side reads no more of our body."""
-        if self.feeder is not None:
-            self.feeder.cancel()
-
-    def _over(self) -> None:
-        self._channel._sent.pop(self._id, None)
-        self.end()
-
-    def _left(self) -> None:
-        if self._channel._sent.pop(self._id, None) is not None:
-            self._channel._write(frames.Cancel(self._id))
-        self.end()
-
-
-class _Taken:
-    """An exchange begun by the other side, and the task that answers it."""
-
-    def __init__(self, channel: Channel, frame: frames.Request) -> None:
-        self._channel = channel
-        self._id = frame.id
-        streamed = getattr(frame, "streamed", False)
-        self._body = Inbound(channel, frame.id, lambda: None) if streamed else None
-        self._credit = _Credit()
-        self._task = asyncio.ensure_future(self._run(frame))
-        self._task.add_done_callback(self._over)
-
-    def take(self, frame: AnyFrame) -> None:
-        if isinstance(frame, frames.Cancel):
-            self.cancel(Failure("the other side left", code="cancelled", name="AbortError"))
-        elif isinstance(frame, More):
-            self._credit.give(frame.bytes)
-        elif isinstance(frame, Reply) or self._body is None:
-            raise FrameError("what only the other side could say")
-        elif isinstance(frame, Chunk):
-            self._body.push(frame.data)
-        elif isinstance(frame, End):
-            self._body.end()
-        elif isinstance(frame, Fail):
-            self._body.end(Failure(frame.message, code=frame.code, status=frame.status, name=frame.name))
-
-    def cancel(self, why: Failure) -> None:
-        if self._body is not None:
-            self._body.end(why)
-        self._task.cancel()
-
-    async def _run(self, frame: frames.Request) -> None:
-        channel, body = self._channel, None
-        try:
-            value, body = _split(await channel._answer(frame, self._body))
-            reply = frames.encode(Reply(self._id, value, body is not None), channel._max_frame_bytes)
-            await channel._room.wait()
-            channel._write_raw(reply)
-            if body is not None:
-                await channel._feed(self._id, body, self._credit)
-        except ChannelClosed:
-            return
-        except Exception as error:
-            channel._write(_fail(self._id, channel._describe(error)))
-        finally:
-            if body is not None:
-                await _close(body)
-
-    def _over(self, task: "asyncio.Future[None]") -> None:
-        """Also of a task that was cancelled before its first step, whose `finally` never ran."""
-        _look_away(task)
-        self._channel._taken.pop(self._id, None)
-        if self._body is not None:
-            self._body.end(Failure("the exchange is over", code="cancelled"))
-
-
-def _split(answer: Any) -> tuple[Any, AsyncIterator[bytes] | None]:
-    if isinstance(answer, Answer):
-        return frames.plain(answer.value), answer.body
-    if hasattr(answer, "__aiter__"):
-        return None, answer
-    return frames.plain(answer), None
-
-
-async def _close(body: AsyncIterator[bytes]) -> None:
-    if (aclose := getattr(body, "aclose", None)) is not None:
-        with suppress(Exception):  # its reader has left: there is nobody to tell
-            await aclose()
-
-
-def _fail(id: int, failure: Failure) -> Fail:
-    message, detail = _sendable(failure.message[:8192]), _sendable(failure.detail[-65536:])
-    return Fail(id, failure.code, failure.status, message, failure.name, detail)
-
-
-def _sendable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
-
-
-def _look_away(task: "asyncio.Future[Any]") -> None:
-    """Its failure has been told to whom it concerns."""
-    if not task.cancelled():
-        task.exception()
+    def forget(self, id: int) -> bool:
+        exchanges: dict[int, Sent] | dict[int, Taken] = self._sent if id % 2 == self._parity else self._taken
+        return exchanges.pop(id, None) is not None
