@@ -25,7 +25,7 @@ from edge_router.routes import OwnRoutes, method_not_allowed, not_found
 from edge_router.session import SessionTable
 from edge_router.tunnels import Tunnels
 from edge_router.upstream import Upstream, client_session, connector
-from sites.config import NetworkConfig
+from sites.network import NetworkConfig
 from wire.http1_exchange import Exchange
 
 

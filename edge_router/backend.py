@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from edge_router.policy import BackendView, State
 from edge_router.rtt import RoundTrip
-from sites.config import HealthConfig, SiteRef
+from sites.network import HealthConfig, SiteRef
 from wire.prefixes import decode_prefixes
 from wire.status import Place, SiteStatus, SiteView
 

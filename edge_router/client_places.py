@@ -17,7 +17,8 @@ import maxminddb
 
 from edge_router.geo import parse_place
 from edge_router.stamps import stamp
-from sites.config import ClientsConfig, ConfigError
+from sites.config import ConfigError
+from sites.network import ClientsConfig
 from wire.status import Place
 
 LOOK_EVERY_S = 30.0

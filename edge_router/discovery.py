@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from edge_router.backend import Backend
 from edge_router.rtt import RoundTrip, seed_rtt_ms
-from sites.config import NetworkConfig
+from sites.network import NetworkConfig
 from wire.status import Place
 
 

@@ -19,7 +19,7 @@ from edge_router.downstream import ClientGone, Downstream, Listener
 from edge_router.limits import Limits
 from edge_router.peek import Head, Signed
 from edge_router.session import tenant_salt
-from sites.config import DurableConfig
+from sites.network import DurableConfig
 from wire.errors import ApiError
 from wire.sse import CONTENT_TYPE, HEARTBEAT, Event, EventDecoder, encode_event
 

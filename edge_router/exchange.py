@@ -13,7 +13,7 @@ from edge_router.journal import Journal
 from edge_router.peek import ValidRequest
 from edge_router.policy import MAX_DECLINES, Preference
 from edge_router.upstream import Lost, SiteFailed
-from sites.config import RelayConfig
+from sites.network import RelayConfig
 from wire.errors import ApiError
 from wire.sse import Event
 

@@ -15,7 +15,7 @@ import msgspec
 
 from edge_router.backend import Backend
 from edge_router.upstream import reason_of
-from sites.config import HealthConfig
+from sites.network import HealthConfig
 from wire.status import decode_status
 
 JITTER = 0.2  # of the interval, either way: routers that start together must not probe together

@@ -14,7 +14,7 @@ from msgspec.structs import force_setattr
 
 from edge_router.peek import Head
 from edge_router.session import tenant_salt
-from sites.config import DoorConfig, TenantConfig, TenantLimitsConfig
+from sites.network import DoorConfig, TenantConfig, TenantLimitsConfig
 from wire.errors import ApiError
 
 MAX_TENANTS = 100_000  # remembered; one that has been idle for a minute is full again and need not be

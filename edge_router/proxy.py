@@ -33,7 +33,7 @@ from edge_router.policy import Policy, Preference, RouteRequest
 from edge_router.retries import RetryBudget
 from edge_router.session import SessionTable
 from edge_router.upstream import Answer, Lost, SiteFailed, Upstream, is_sites_own_fault
-from sites.config import RelayConfig
+from sites.network import RelayConfig
 from wire.continuation import ContinuationError
 from wire.errors import ApiError
 from wire.headers import REQUEST_ID, ROUTE

@@ -17,7 +17,8 @@ from pathlib import Path
 from edge_router.app import Router, build_app
 from edge_router.proxy import Proxy
 from edge_router.tls import Certificate
-from sites.config import ConfigError, DoorConfig, NetworkConfig, load_network
+from sites.config import ConfigError
+from sites.network import DoorConfig, NetworkConfig, load_network
 from wire.handover import Handover
 from wire.http1 import HttpLimits, Server
 from wire.server import (

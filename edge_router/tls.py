@@ -9,7 +9,8 @@ import ssl
 from pathlib import Path
 
 from edge_router.stamps import stamp
-from sites.config import ConfigError, RouterListenConfig
+from sites.config import ConfigError
+from sites.network import RouterListenConfig
 
 LOOK_EVERY_S = 2.0
 PROTOCOLS = ["h2", "http/1.1"]

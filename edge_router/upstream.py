@@ -18,7 +18,7 @@ import orjson
 from edge_router.link import KEEP_ALIVE_S, Link, LinkLost, LinkPool, Origin
 from edge_router.peek import ValidRequest
 from edge_router.plain import PlainEvent
-from sites.config import RelayConfig
+from sites.network import RelayConfig
 from wire.continuation import MARKS
 from wire.headers import SITE, forwardable
 from wire.sse import Event, EventDecoder, SSEError

@@ -14,7 +14,8 @@ import tomllib
 from pathlib import Path
 from types import TracebackType
 
-from sites.config import LOCAL, NETWORK_FILE
+from sites.network import NETWORK_FILE
+from sites.site import LOCAL
 from wire.status import SiteStatus, decode_status
 
 READY = "Pilotlight is ready: "

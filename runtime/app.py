@@ -30,7 +30,8 @@ from runtime.routes.openai import openai_routes
 from runtime.routes.workers_ai import workers_ai_routes
 from runtime.routing import Application, Route, Router
 from runtime.timeline import Timeline
-from sites.config import ConfigError, SiteConfig
+from sites.config import ConfigError
+from sites.site import SiteConfig
 from wire.headers import HOP_SECRET_ENV
 
 if TYPE_CHECKING:

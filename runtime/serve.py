@@ -20,7 +20,8 @@ from runtime.engines.early_host import EarlyHost
 from runtime.engines.sources import SourceError, local_directory
 from runtime.routing import Application
 from runtime.timeline import process_began_s
-from sites.config import ConfigError, SiteConfig, load_site
+from sites.config import ConfigError
+from sites.site import SiteConfig, load_site
 from wire.handover import Handover
 from wire.http1 import HttpLimits, Server
 from wire.server import (

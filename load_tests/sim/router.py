@@ -13,7 +13,8 @@ from edge_router.rtt import RoundTrip, seed_rtt_ms
 from edge_router.session import Conversation, SessionTable
 from load_tests.sim.site import MODEL, SimSite
 from load_tests.sim.world import World
-from sites.config import HealthConfig, PlaceConfig, SiteRef
+from sites.config import PlaceConfig
+from sites.network import HealthConfig, SiteRef
 from wire.status import SiteStatus
 
 HEALTH = HealthConfig()

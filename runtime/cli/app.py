@@ -10,7 +10,9 @@ import typer
 from runtime.cli import state_commands
 from runtime.cli.api import DEFAULT_URL, Api
 from runtime.cli.errors import CliError
-from sites.config import LOCAL, NETWORK_FILE, ConfigError
+from sites.config import ConfigError
+from sites.network import NETWORK_FILE
+from sites.site import LOCAL
 
 app = typer.Typer(
     help="Serverless LLM inference for a network of sites.",

@@ -22,7 +22,8 @@ from runtime.middleware.errors import Errors
 from runtime.routes.functions import FunctionRoute
 from runtime.routing import Application, Router, any_method, get, post, socket
 from runtime.serve import StartError, serve_app
-from sites.config import SiteConfig, parse
+from sites.config import parse
+from sites.site import SiteConfig
 from wire.server import ListenError, bind, loop_factory
 
 STATE = ".pilotlight"  # in the function's folder: what its bindings keep between runs

@@ -11,7 +11,8 @@ from rich.console import Console
 from runtime.cli.errors import CliError
 from runtime.cli.start_progress import Starting, StartProgress
 from runtime.cli.up import POLL_S, require_free
-from sites.config import SiteConfig, parse
+from sites.config import parse
+from sites.site import SiteConfig
 
 
 def serve(

@@ -21,7 +21,7 @@ from runtime.bindings.secret_store import SecretError, SecretStore
 from runtime.cli.errors import CliError
 from runtime.functions.manifest import FILES, BindingDeclaration, Manifest, load_manifest
 from runtime.functions.serving import state_dir_of
-from sites.config import load_site
+from sites.site import load_site
 
 DEV_STATE = ".pilotlight"
 

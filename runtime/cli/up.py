@@ -19,7 +19,8 @@ from rich.console import Console
 from runtime.cli.child import KILL_AFTER_S, Child
 from runtime.cli.errors import CliError
 from runtime.cli.start_progress import Starting, StartProgress
-from sites.config import NetworkConfig, SiteConfig, load_network, load_site
+from sites.network import NetworkConfig, load_network
+from sites.site import SiteConfig, load_site
 from wire.headers import HOP_SECRET_ENV
 from wire.signals import stop_signals
 

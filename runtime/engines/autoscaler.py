@@ -14,7 +14,7 @@ from runtime.engines.room import News, Room
 from runtime.engines.scaling import Heat
 from runtime.engines.slot import Slot
 from runtime.engines.wakes import RETRY_FAILED_S, Waker
-from sites.config import EngineConfig
+from sites.site import EngineConfig
 
 log = logging.getLogger("pilotlight.models")
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from engine.protocol import ModelLoad, StepOutput
 from runtime.engines.hosts import DeviceHost, Launcher
 from runtime.timeline import Timeline
-from sites.config import EngineConfig
+from sites.site import EngineConfig
 
 
 class HostLoad(NamedTuple):

@@ -16,7 +16,7 @@ from engine.client import EngineClient, EngineError, ProgressCallback
 from engine.protocol import HostReady, ModelInfo, ModelLoad, ModelSpec, StepOutput, Submit, TokenOutput
 from runtime.engines.standby import Standby
 from runtime.timeline import Timeline
-from sites.config import EngineConfig
+from sites.site import EngineConfig
 
 log = logging.getLogger("pilotlight.engine")
 

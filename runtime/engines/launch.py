@@ -22,7 +22,7 @@ from engine.protocol import HostConfig
 from runtime.engines.cores import Cores, divided, keep_to
 from runtime.engines.early_host import EarlyHost
 from runtime.engines.tier_place import TierPlace, kv_places, owners_of
-from sites.config import EngineConfig
+from sites.site import EngineConfig
 
 log = logging.getLogger("pilotlight.engine")
 

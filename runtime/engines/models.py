@@ -26,7 +26,7 @@ from runtime.engines.room import News, Room
 from runtime.engines.slot import LoadedModel, Slot, Wake
 from runtime.engines.wakes import RETRY_FAILED_S, Waker
 from runtime.engines.weights_tier import WeightsTier
-from sites.config import ModelConfig, SiteConfig
+from sites.site import ModelConfig, SiteConfig
 from wire.errors import ApiError
 from wire.status import ModelStatus, Residency
 

@@ -13,7 +13,8 @@ from runtime.engines.memory import GIB, available_bytes, gib
 from runtime.engines.sizes import estimated_bytes
 from runtime.engines.sources import SourceError, local_directory
 from runtime.engines.tier_place import TierPlace
-from sites.config import ConfigError, EngineConfig, ModelConfig, SiteConfig
+from sites.config import ConfigError
+from sites.site import EngineConfig, ModelConfig, SiteConfig
 
 # Of the memory that no promise takes, for weights where the site file names no size: the rest is the KV cache's, the engine's and everybody else's.
 SHARE = 0.5

@@ -17,7 +17,7 @@ from runtime.engines.host_memory import HostMemory
 from runtime.engines.hosts import DeviceHost
 from runtime.engines.memory import GIB, gib
 from runtime.engines.residency import Standing, could_ever_fit, make_room, must_yield
-from sites.config import EngineConfig
+from sites.site import EngineConfig
 
 log = logging.getLogger("pilotlight.models")
 

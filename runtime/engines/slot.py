@@ -12,7 +12,7 @@ from runtime.engines.arrivals import Arrivals
 from runtime.engines.copies import Copy
 from runtime.engines.residency import Standing
 from runtime.engines.text import TextSide
-from sites.config import ModelConfig
+from sites.site import ModelConfig
 from wire.errors import ApiError
 from wire.status import ModelStatus, Residency
 

@@ -22,7 +22,7 @@ from runtime.engines.sizes import estimated_bytes
 from runtime.engines.slot import Clock, Slot, Wake
 from runtime.engines.sources import SourceError, directory_of
 from runtime.engines.text import TextSide, check_vocabulary
-from sites.config import EngineConfig
+from sites.site import EngineConfig
 from wire.errors import ApiError
 
 log = logging.getLogger("pilotlight.models")
@@ -65,11 +65,16 @@ class Waker:
             if slot.directory is None or not slot.directory.is_dir():  # a wake asks no server for what is here
                 slot.detail = "its files are being fetched"
                 slot.directory = await directory_of(slot.config.source, _reporter(slot, "downloaded"))
-            has_evicted = await self._take_room(copy, slot.directory)
-            room_at = time.monotonic()
-            slot.info = await self._load(copy, slot.directory)
-            while copy.host.client is not copy.loaded_by:  # it died while the text side was still being read
-                slot.info = await self._load(copy, slot.directory)
+            text = asyncio.create_task(self._read_text(slot, slot.directory))  # beside the wait for room
+            try:
+                has_evicted = await self._take_room(copy, slot.directory)
+                room_at = time.monotonic()
+                slot.info = await self._load(copy, slot.directory, text)
+                while copy.host.client is not copy.loaded_by:  # it died while the text side was still being read
+                    slot.info = await self._load(copy, slot.directory, text)
+            finally:
+                text.cancel()
+                await asyncio.gather(text, return_exceptions=True)
             is_further = bool(slot.awake)
             copy.is_awake = True
             self._check_template_later(slot)
@@ -138,10 +143,9 @@ class Waker:
         slot.detail = detail
         log.error("%s", message)
 
-    async def _load(self, copy: Copy, directory: Path) -> ModelInfo:
+    async def _load(self, copy: Copy, directory: Path, text: "asyncio.Task[TextSide]") -> ModelInfo:
         # Beside the weights; before them, so that a missing tokenizer is told without reading gigabytes first.
         slot = copy.slot
-        text = asyncio.create_task(self._read_text(slot, directory))
         weights = asyncio.create_task(self._load_weights(copy, directory))
         try:
             await asyncio.wait({text, weights}, return_when=asyncio.FIRST_EXCEPTION)
@@ -152,9 +156,8 @@ class Waker:
                 await asyncio.to_thread(slot.text.template.compile)
             return info
         finally:
-            text.cancel()
             weights.cancel()
-            await asyncio.gather(text, weights, return_exceptions=True)
+            await asyncio.gather(weights, return_exceptions=True)
 
     async def _read_text(self, slot: Slot, directory: Path) -> TextSide:
         """Small, and kept while the model sleeps; read again only where there was none."""

@@ -14,7 +14,8 @@ from pathlib import Path
 from runtime.engines.memory import gib
 from runtime.engines.promises import Supply, check_promises, weights_limit
 from runtime.engines.tier_place import TierPlace, kv_places
-from sites.config import ConfigError, SiteConfig
+from sites.config import ConfigError
+from sites.site import SiteConfig
 
 log = logging.getLogger("pilotlight.models")
 

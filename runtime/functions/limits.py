@@ -1,4 +1,4 @@
-"""What a function may use, and what happens when it uses more. Frozen values with units; the site file sets them (sites/config.py, [functions])."""
+"""What a function may use, and what happens when it uses more. Frozen values with units; the site file sets them (sites/site.py, [functions])."""
 
 from dataclasses import dataclass
 

@@ -18,7 +18,7 @@ from runtime.metrics import Metrics
 from runtime.routing import Route, get
 from runtime.series import CONTENT_TYPE
 from runtime.traffic import Traffic
-from sites.config import SiteConfig
+from sites.site import SiteConfig
 from wire.status import Place, ProcessStatus, SiteStatus, encode_status
 
 if TYPE_CHECKING:

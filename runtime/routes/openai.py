@@ -21,7 +21,7 @@ from runtime.validation import (
     parse_completion,
     parse_embedding,
 )
-from sites.config import LimitsConfig
+from sites.site import LimitsConfig
 from wire.chat import Model, ModelList
 from wire.errors import ApiError, Dialect
 

@@ -19,7 +19,7 @@ from runtime.routes.endpoint import MIB, Endpoint
 from runtime.routing import Route, get, post
 from runtime.streaming import Piece
 from runtime.validation import ValidEmbedding, ValidRun, parse_run, parse_run_embedding
-from sites.config import LimitsConfig
+from sites.site import LimitsConfig
 from wire.errors import ApiError, Dialect
 from wire.sse import DONE, encode_event
 from wire.workers_ai import EMBEDDING_TASK, Call, Envelope, ModelCard, Property, TextResult

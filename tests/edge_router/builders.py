@@ -5,7 +5,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from edge_router.policy import BackendView
-from sites.config import NetworkConfig, parse
+from sites.config import parse
+from sites.network import NetworkConfig
 from wire.status import ModelStatus, Place, ProcessStatus, SiteStatus
 
 PLACES = {

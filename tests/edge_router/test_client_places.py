@@ -9,7 +9,8 @@ from mmdb_writer import MMDBWriter
 from netaddr import IPSet
 
 from edge_router.client_places import ClientPlaces, PlaceDatabase
-from sites.config import ClientsConfig, ConfigError, NetworkConfig, parse
+from sites.config import ConfigError, parse
+from sites.network import ClientsConfig, NetworkConfig
 from tests.edge_router.builders import network
 from tests.edge_router.fakes import router, sites
 from wire.errors import ApiError

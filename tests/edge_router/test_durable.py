@@ -10,7 +10,7 @@ import pytest
 from edge_router.downstream import Downstream
 from edge_router.durable import Recording, Recordings, asks_for_it
 from edge_router.peek import Head
-from sites.config import DurableConfig
+from sites.network import DurableConfig
 from tests.edge_router.builders import Clock
 from tests.edge_router.fakes import (
     DONE,

@@ -7,7 +7,8 @@ import pytest
 
 from edge_router.limits import Bucket, Limits
 from edge_router.peek import Head
-from sites.config import ConfigError, DoorConfig, NetworkConfig, TenantConfig, TenantLimitsConfig, parse
+from sites.config import ConfigError, parse
+from sites.network import DoorConfig, NetworkConfig, TenantConfig, TenantLimitsConfig
 from tests.edge_router.builders import Clock, network
 from tests.edge_router.fakes import answer, event, hang, raw_stream, router, sites
 from wire.errors import ApiError

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from edge_router.tls import Certificate
-from sites.config import ConfigError, NetworkConfig, RouterListenConfig, parse
+from sites.config import ConfigError, parse
+from sites.network import NetworkConfig, RouterListenConfig
 from tests.edge_router.builders import network
 from tests.edge_router.fakes import DONE, event, raw_stream, router, sites
 from tests.edge_router.test_tunnels import echo

@@ -212,6 +212,6 @@ async def test_the_end_of_the_router_ends_the_sockets() -> None:
             with pytest.raises(WSServerHandshakeError) as refused:
                 await running.http.ws_connect(running.url + "/fn/f/ws")
             assert refused.value.status == 503
-            assert running.server.sockets is not None
-            running.server.sockets.end()  # type: ignore[attr-defined]
+            assert running.server.others.sockets is not None
+            running.server.others.sockets.end()  # type: ignore[attr-defined]
             assert (await socket.receive(timeout=10)).type is WSMsgType.CLOSED

@@ -30,27 +30,12 @@ from engine.protocol import (
 )
 from engine.transport import NewFrontEnd, QueueTransport
 from tests.checkpoints import write_llama
-from tests.cpu_kernels import C_LIBRARY, computing_with
 from tests.engine.driver import Heard, one, random_prompt, submit
-from tests.engine.test_opening import CONFIG, Leave, folder, leave
+from tests.engine.openings import CONFIG, Leave, checkpoint, folder, leave, the_c_library_computes
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere no file is mapped in place")
 
-__all__ = ["folder", "leave"]
-
-
-@pytest.fixture(autouse=True)
-def _the_c_library_computes() -> Iterator[None]:
-    with computing_with(C_LIBRARY):
-        yield
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    directory = tmp_path / "llama"
-    directory.mkdir()
-    write_llama(directory)
-    return directory
+__all__ = ["checkpoint", "folder", "leave", "the_c_library_computes"]
 
 
 class Gate:

@@ -11,7 +11,8 @@ import pytest
 from runtime.app import build_app
 from runtime.routing import Application
 from runtime.serve import serve_app
-from sites.config import SiteConfig, parse
+from sites.config import parse
+from sites.site import SiteConfig
 from tests.asgi import eventually, running
 from tests.fakes import FakeEngineClient, FakeLauncher, write_model_directory
 from wire.server import bind

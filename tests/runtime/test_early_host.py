@@ -14,7 +14,7 @@ from engine.protocol import ModelSpec
 from runtime.engines.early_host import start_early
 from runtime.engines.launch import launchers_of
 from runtime.engines.likely import likely_work
-from sites.config import EngineConfig
+from sites.site import EngineConfig
 from tests.checkpoints import write_llama, write_tokenizer
 from tests.runtime.test_real_engine import Process, eventually
 

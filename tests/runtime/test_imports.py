@@ -37,6 +37,7 @@ LATER = {
     "importlib.metadata",
     "multiprocessing",
     "sites.mistakes",
+    "sites.network",
     "runtime.mistakes",
     "typer",
     "runtime.bindings",
@@ -50,7 +51,8 @@ ANSWER = """
 import asyncio, pathlib, sys, tempfile
 import runtime.serve
 from runtime.app import build_app
-from sites.config import SiteConfig, parse
+from sites.config import parse
+from sites.site import SiteConfig
 from tests.asgi import call, eventually, running
 from tests.fakes import FakeLauncher, write_model_directory
 

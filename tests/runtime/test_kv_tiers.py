@@ -10,7 +10,7 @@ import pytest
 
 from runtime.engines.launch import GIB, host_config, launchers_of
 from runtime.engines.tier_place import TierPlace
-from sites.config import EngineConfig
+from sites.site import EngineConfig
 from tests.checkpoints import write_llama, write_tokenizer
 from tests.runtime.test_real_engine import Process, eventually
 

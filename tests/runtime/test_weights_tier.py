@@ -13,7 +13,8 @@ from runtime.engines.promises import Supply
 from runtime.engines.sizes import estimated_bytes
 from runtime.engines.tier_place import TierPlace
 from runtime.engines.weights_tier import WeightsTier, open_tier
-from sites.config import ConfigError, SiteConfig
+from sites.config import ConfigError
+from sites.site import SiteConfig
 from tests.runtime.conftest import site_config
 from tests.runtime.test_kv_tiers import lose_lock
 from tests.runtime.test_real_engine import eventually

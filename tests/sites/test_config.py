@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from sites.config import LOCAL, NETWORK_FILE, ConfigError, NetworkConfig, SiteConfig, load_network, load_site, parse
+from sites.config import ConfigError, parse
+from sites.network import NETWORK_FILE, NetworkConfig, load_network
 from sites.schema import FILES, HERE, render
+from sites.site import LOCAL, SiteConfig, load_site
 
 PLACE = {"city": "Amsterdam", "latitude": 52.3, "longitude": 4.8}
 

@@ -12,8 +12,9 @@ import pytest
 
 from tests.asgi import eventually
 from tests.edge_router.raw import Wire, status_of, wire
-from wire.http1 import HttpLimits, OtherHandler, Server, http_date
+from wire.http1 import HttpLimits, Server, http_date
 from wire.http1_exchange import DIRECT
+from wire.http1_others import OtherHandler
 from wire.server import bind, url_of
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"

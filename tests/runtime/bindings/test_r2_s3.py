@@ -15,7 +15,8 @@ from aiohttp import web
 from runtime.bindings import s3
 from runtime.bindings.s3 import Credentials, S3Place, canonical_query, sign
 from runtime.functions.channel import Failure
-from sites.config import ConfigError, FunctionsConfig, parse
+from sites.config import ConfigError, parse
+from sites.site import FunctionsConfig
 from tests.runtime.bindings.conftest import Wire
 from tests.runtime.bindings.s3_server import s3_endpoint, s3_place
 from workers.bindings.r2 import R2Bucket, R2ObjectBody

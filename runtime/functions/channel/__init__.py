@@ -1,0 +1,24 @@
+"""Channel: many exchanges over one socket, each a request, its reply, and a stream in either direction.
+
+Buffers are bounded: a stream's sender waits for credit, a reader gives it as it takes, and who sends beyond its credit is cut off. An exchange that
+its beginner leaves is cancelled at the other end. Both processes import this package, so it knows asyncio and runtime/functions/frames.py, and
+neither bindings nor processes.
+"""
+
+from runtime.functions.channel.connection import Channel, current_request
+from runtime.functions.channel.exchanges import Answer, Handler, Result
+from runtime.functions.channel.failure import ChannelClosed, Failure, as_failure
+from runtime.functions.channel.streams import WINDOW_BYTES, Inbound
+
+__all__ = [
+    "WINDOW_BYTES",
+    "Answer",
+    "Channel",
+    "ChannelClosed",
+    "Failure",
+    "Handler",
+    "Inbound",
+    "Result",
+    "as_failure",
+    "current_request",
+]

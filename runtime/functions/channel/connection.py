@@ -1,0 +1,275 @@
+"""The connection under all exchanges: frames from and to one socket, sorted by whom they concern; pings, notes, and the end of everything.
+
+The same class serves both ends, the runtime's and an isolate's, which count their exchanges in even and in odd numbers. Knows asyncio and the socket;
+what may be said within an exchange is exchanges.py's.
+"""
+
+import asyncio
+import contextvars
+import select
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
+
+from runtime.functions import frames
+from runtime.functions.channel.exchanges import Handler, Result, Sent, Taken, look_away
+from runtime.functions.channel.failure import ChannelClosed, Failure, as_failure
+from runtime.functions.channel.streams import WINDOW_BYTES, feed
+from runtime.functions.frames import AnyFrame, Call, Chunk, End, Fail, FrameDecoder, FrameError, More, Note, Reply
+
+MAX_FRAME_BYTES = 32 << 20  # a KV value of 25 MiB, and what is around it
+MAX_OPEN = 1024  # exchanges the other side may have begun here at once
+
+_WITHIN = (Chunk, End, More, Fail, Reply, frames.Cancel)  # of an exchange that is open
+
+current_request: contextvars.ContextVar[int] = contextvars.ContextVar("current_request", default=-1)
+
+
+class Channel(asyncio.Protocol):
+    def __init__(
+        self,
+        answer: Handler,
+        *,
+        is_runtime: bool,
+        describe: Callable[[BaseException], Failure] = as_failure,
+        on_note: Callable[[Note], None] | None = None,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+        max_open: int = MAX_OPEN,
+    ) -> None:
+        self._answer = answer
+        self.describe = describe
+        self._on_note = on_note
+        self._max_frame_bytes = max_frame_bytes
+        self._max_open = max_open
+        self._parity = 0 if is_runtime else 1
+        self._next_id = self._parity
+        self._decoder = FrameDecoder(max_frame_bytes)
+        self._transport: asyncio.Transport | None = None
+        self._socket: socket.socket | None = None
+        self._sent: dict[int, Sent] = {}
+        self._taken: dict[int, Taken] = {}
+        self._pings: dict[int, asyncio.Future[None]] = {}
+        self.room = asyncio.Event()
+        self.room.set()
+        self.closed = asyncio.Event()
+        self.why_closed = ""
+
+    @classmethod
+    async def open(cls, sock: socket.socket, answer: Handler, *, is_runtime: bool, **options: Any) -> "Channel":
+        """Takes the socket over."""
+        channel = cls(answer, is_runtime=is_runtime, **options)
+        sock.setblocking(False)
+        channel._socket = sock
+        await asyncio.get_running_loop().create_connection(lambda: channel, sock=sock)
+        return channel
+
+    # -- beginning an exchange --------------------------------------------------------------------------------------------------
+
+    async def call(self, binding: str, method: str, *args: Any, **kwargs: Any) -> Any:
+        """A binding's method. A stream that it answers with is dropped: ask `stream` or `begin` for those."""
+        result = await self.begin(binding, method, args, kwargs)
+        if result.body is not None:
+            result.body.cancel()
+        return result.value
+
+    async def begin(
+        self,
+        binding: str,
+        method: str,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        body: AsyncIterator[bytes] | None = None,
+    ) -> Result:
+        """A binding's method with a body sent along, or whose answer is a value and a stream."""
+        sent_args, sent_kwargs = frames.plain(list(args), f"{method}'s arguments"), frames.plain(kwargs or {}, method)
+        within = current_request.get()
+
+        def call(id: int) -> Call:
+            return Call(id, binding, method, sent_args, sent_kwargs, body is not None, within)
+
+        return await self.request(call, body)
+
+    def call_now(self, binding: str, method: str, **kwargs: Any) -> Any:
+        """A binding's method for code that cannot await: the event loop stands still until the answer is here.
+
+        What else arrives meanwhile is taken as usual, pings too, and waits for the loop. Counts as part of no request.
+        """
+        if self.closed.is_set():
+            raise ChannelClosed(self.why_closed or "the connection to the other process is closed")
+        id = self._next_id
+        self._next_id += 2
+        first = self.encode(Call(id, binding, method, [], frames.plain(kwargs, method)))
+        sent = self._sent[id] = Sent(self, id)
+        self.write_bytes(first)
+        try:
+            self._exchange_until(sent.result)
+            result = sent.result.result()
+        finally:
+            self._sent.pop(id, None)
+            sent.end()
+        if result.body is not None:
+            result.body.cancel()
+        return result.value
+
+    def _exchange_until(self, result: "asyncio.Future[Result]") -> None:
+        """What the loop does for this socket, done here: asyncio's own transport keeps what it has yet to send, and sends it first."""
+        assert self._transport is not None
+        assert self._socket is not None
+        transport, poll = self._transport, select.poll()
+        while not result.done():
+            if transport.is_closing():
+                raise ChannelClosed(self.why_closed or "the connection to the other process is closed")
+            is_waiting = transport.get_write_buffer_size() > 0
+            poll.register(self._socket, select.POLLIN | (select.POLLOUT if is_waiting else 0))
+            events = poll.poll()[0][1]
+            if events & select.POLLOUT and is_waiting:
+                transport._write_ready()  # type: ignore[attr-defined]  # selector transports have it in 3.11 to 3.14
+            if events & (select.POLLIN | select.POLLHUP | select.POLLERR):
+                self._receive_now()
+
+    def _receive_now(self) -> None:
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(WINDOW_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise ChannelClosed(f"the connection to the other process broke: {error}") from None
+        if not data:
+            raise ChannelClosed("the other process closed the connection")
+        self.data_received(data)
+
+    async def stream(self, binding: str, method: str, *args: Any, **kwargs: Any) -> AsyncIterator[bytes]:
+        """A binding's method that answers with a stream. Leaving the loop early cancels it at the other end (with `aclosing`, at once)."""
+        result = await self.begin(binding, method, args, kwargs)
+        if result.body is None:
+            raise Failure(f"{binding}.{method} answered with a value and not with a stream", name="TypeError")
+        try:
+            async for chunk in result.body:
+                yield chunk
+        finally:
+            result.body.cancel()
+
+    async def request(self, frame: Callable[[int], frames.Request], body: AsyncIterator[bytes] | None = None) -> Result:
+        """Any exchange: `frame` makes the first message from the id. Cancelling this cancels it at the other end. Raises Failure."""
+        if self.closed.is_set():
+            raise ChannelClosed(self.why_closed or "the connection to the other process is closed")
+        id = self._next_id
+        self._next_id += 2
+        first = self.encode(frame(id))
+        sent = self._sent[id] = Sent(self, id)
+        self.write_bytes(first)
+        if body is not None:
+            sent.feeder = asyncio.ensure_future(feed(self, id, body, sent.credit))
+            sent.feeder.add_done_callback(look_away)
+        try:
+            return await sent.result
+        except BaseException:
+            if self.forget(id):
+                self.write(frames.Cancel(id))
+            sent.end()
+            raise
+
+    def note(self, name: str, value: Any = None) -> None:
+        self.write(Note(0, name, value))
+
+    async def ping(self) -> None:
+        """Returns when the other side's event loop has answered."""
+        if self.closed.is_set():
+            raise ChannelClosed(self.why_closed)
+        id = self._next_id
+        self._next_id += 2
+        self._pings[id] = asyncio.get_running_loop().create_future()
+        self.write(frames.Ping(id))
+        try:
+            await self._pings[id]
+        finally:
+            self._pings.pop(id, None)
+
+    def close(self, why: str = "") -> None:
+        """At once; everything under way fails at both ends."""
+        self.why_closed = self.why_closed or why
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def num_open(self) -> int:
+        """Exchanges begun at either side."""
+        return len(self._sent) + len(self._taken)
+
+    # -- asyncio.Protocol ---------------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=WINDOW_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._decoder.feed(data):
+                self._take(frame)
+        except FrameError as error:
+            self.close(f"the other process broke the protocol: {error}")
+
+    def pause_writing(self) -> None:
+        self.room.clear()
+
+    def resume_writing(self) -> None:
+        self.room.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.closed.set()
+        self.room.set()
+        gone = ChannelClosed(self.why_closed or "the other process closed the connection")
+        for sent in list(self._sent.values()):
+            sent.fail(gone)
+        self._sent.clear()
+        for taken in list(self._taken.values()):
+            taken.cancel(gone)
+        for ping in self._pings.values():
+            if not ping.done():
+                ping.set_exception(gone)
+
+    # -- frames -------------------------------------------------------------------------------------------------------------------
+
+    def _take(self, frame: AnyFrame) -> None:
+        if isinstance(frame, _WITHIN):
+            is_ours = frame.id % 2 == self._parity
+            exchange = self._sent.get(frame.id) if is_ours else self._taken.get(frame.id)
+            if exchange is not None:  # else it is over here, and the other side did not know yet
+                exchange.take(frame)
+        elif isinstance(frame, frames.Ping):
+            if self.room.is_set():  # who does not read its answers gets none
+                self.write(frames.Pong(frame.id))
+        elif isinstance(frame, frames.Pong):
+            if (ping := self._pings.get(frame.id)) is not None and not ping.done():
+                ping.set_result(None)
+        elif isinstance(frame, Note):
+            if self._on_note is not None:
+                self._on_note(frame)
+        else:
+            self._begin(frame)
+
+    def _begin(self, frame: frames.Request) -> None:
+        if frame.id % 2 == self._parity or frame.id in self._taken:
+            raise FrameError(f"the id {frame.id} cannot begin an exchange")
+        if len(self._taken) >= self._max_open:
+            sentence = f"{self._max_open} exchanges are open already; wait for some of them"
+            self.write(Fail(frame.id, "too_many_open", 429, sentence))
+            return
+        self._taken[frame.id] = Taken(self, frame, self._answer)
+
+    # -- what exchanges and streams ask for -------------------------------------------------------------------------------------------
+
+    def write(self, frame: AnyFrame) -> None:
+        self.write_bytes(self.encode(frame))
+
+    def encode(self, frame: AnyFrame) -> bytes:
+        return frames.encode(frame, self._max_frame_bytes)
+
+    def write_bytes(self, data: bytes) -> None:
+        if self._transport is not None and not self.closed.is_set():
+            self._transport.write(data)
+
+    def forget(self, id: int) -> bool:
+        exchanges: dict[int, Sent] | dict[int, Taken] = self._sent if id % 2 == self._parity else self._taken
+        return exchanges.pop(id, None) is not None

@@ -1,0 +1,175 @@
+"""One exchange on a channel, as each of its ends has it: a request, its reply, and a stream in either direction.
+
+Who began it waits for a result; the other end has a task that answers. What the other side must not say at this point breaks the protocol: it is a
+FrameError, which ends the whole channel. Knows frames; refuses to know sockets and other exchanges.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NamedTuple, Protocol
+
+from runtime.functions import frames
+from runtime.functions.channel.failure import ChannelClosed, Failure, fail_frame
+from runtime.functions.channel.streams import Credit, Inbound, Writer, close, feed
+from runtime.functions.frames import AnyFrame, Chunk, End, Fail, FrameError, More, Reply
+
+
+class Answer(NamedTuple):
+    """What a handler gives back when it is a value with a stream behind it. A plain value, or a stream alone, may be given back as they are."""
+
+    value: Any
+    body: AsyncIterator[bytes] | None = None
+
+
+class Result(NamedTuple):
+    """What the beginner of an exchange gets."""
+
+    value: Any
+    body: Inbound | None
+
+
+Handler = Callable[[frames.Request, Inbound | None], Awaitable[Any]]
+"""Gets the request and its body where one is streamed; gives back a value, a stream of bytes, or an Answer. What it raises becomes a `fail`."""
+
+
+class Carrier(Writer, Protocol):
+    """What an exchange asks of its channel."""
+
+    def encode(self, frame: AnyFrame) -> bytes: ...
+
+    def write_bytes(self, data: bytes) -> None:
+        """Of a frame."""
+
+    def forget(self, id: int) -> bool:
+        """The exchange is over here. False: it was before."""
+        ...
+
+
+class Sent:
+    """An exchange begun here."""
+
+    def __init__(self, channel: Carrier, id: int) -> None:
+        self._channel = channel
+        self._id = id
+        self.result: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self.credit = Credit()
+        self.feeder: asyncio.Future[None] | None = None
+        self._body: Inbound | None = None
+
+    def take(self, frame: AnyFrame) -> None:
+        if self.result.cancelled():
+            return  # its beginner is leaving, and says so when its task runs next: this came in between
+        if isinstance(frame, Reply):
+            if self.result.done():
+                raise FrameError("a second reply")
+            if frame.streamed:
+                self._body = Inbound(self._channel, self._id, self._left)
+            else:
+                self._over()
+            self.result.set_result(Result(frame.value, self._body))
+        elif isinstance(frame, Chunk):
+            if self._body is None:
+                raise FrameError("a piece of a stream that was not announced")
+            self._body.push(frame.data)
+        elif isinstance(frame, More):
+            self.credit.give(frame.bytes)
+        elif isinstance(frame, Fail):
+            failure = Failure(frame.message, code=frame.code, status=frame.status, name=frame.name, detail=frame.detail)
+            self.fail(failure)
+            self._channel.forget(self._id)
+        elif isinstance(frame, End):
+            if self._body is None:
+                raise FrameError("the end of a stream that was not announced")
+            self._body.end()
+            self._over()
+
+    def fail(self, failure: Failure) -> None:
+        if not self.result.done():
+            self.result.set_exception(failure)
+        elif self._body is not None:
+            self._body.end(failure)
+        self.end()
+
+    def end(self) -> None:
+        """The other side reads no more of our body."""
+        if self.feeder is not None:
+            self.feeder.cancel()
+
+    def _over(self) -> None:
+        self._channel.forget(self._id)
+        self.end()
+
+    def _left(self) -> None:
+        if self._channel.forget(self._id):
+            self._channel.write(frames.Cancel(self._id))
+        self.end()
+
+
+class Taken:
+    """An exchange begun by the other side, and the task that answers it."""
+
+    def __init__(self, channel: Carrier, frame: frames.Request, answer: Handler) -> None:
+        self._channel = channel
+        self._id = frame.id
+        streamed = getattr(frame, "streamed", False)
+        self._body = Inbound(channel, frame.id, lambda: None) if streamed else None
+        self._credit = Credit()
+        self._task = asyncio.ensure_future(self._run(frame, answer))
+        self._task.add_done_callback(self._over)
+
+    def take(self, frame: AnyFrame) -> None:
+        if isinstance(frame, frames.Cancel):
+            self.cancel(Failure("the other side left", code="cancelled", name="AbortError"))
+        elif isinstance(frame, More):
+            self._credit.give(frame.bytes)
+        elif isinstance(frame, Reply) or self._body is None:
+            raise FrameError("what only the other side could say")
+        elif isinstance(frame, Chunk):
+            self._body.push(frame.data)
+        elif isinstance(frame, End):
+            self._body.end()
+        elif isinstance(frame, Fail):
+            self._body.end(Failure(frame.message, code=frame.code, status=frame.status, name=frame.name))
+
+    def cancel(self, why: Failure) -> None:
+        if self._body is not None:
+            self._body.end(why)
+        self._task.cancel()
+
+    async def _run(self, frame: frames.Request, answer: Handler) -> None:
+        channel, body = self._channel, None
+        try:
+            value, body = _split(await answer(frame, self._body))
+            reply = channel.encode(Reply(self._id, value, body is not None))
+            await channel.room.wait()
+            channel.write_bytes(reply)
+            if body is not None:
+                await feed(channel, self._id, body, self._credit)
+        except ChannelClosed:
+            return
+        except Exception as error:
+            channel.write(fail_frame(self._id, channel.describe(error)))
+        finally:
+            if body is not None:
+                await close(body)
+
+    def _over(self, task: "asyncio.Future[None]") -> None:
+        """Also of a task that was cancelled before its first step, whose `finally` never ran."""
+        look_away(task)
+        self._channel.forget(self._id)
+        if self._body is not None:
+            self._body.end(Failure("the exchange is over", code="cancelled"))
+
+
+def _split(answer: Any) -> tuple[Any, AsyncIterator[bytes] | None]:
+    if isinstance(answer, Answer):
+        return frames.plain(answer.value), answer.body
+    if hasattr(answer, "__aiter__"):
+        return None, answer
+    return frames.plain(answer), None
+
+
+def look_away(task: "asyncio.Future[Any]") -> None:
+    """Its failure has been told to whom it concerns."""
+    if not task.cancelled():
+        task.exception()

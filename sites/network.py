@@ -1,0 +1,167 @@
+"""The router's file: which sites there are and where, what the router takes from clients and gives them, how long it waits for whom.
+
+`load_network` is its only reader. Refuses to know what the values are used for, and sites' own files: a site that starts never imports it.
+"""
+
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from sites.config import Count, ListenConfig, Name, NonNegative, PlaceConfig, Positive, Rules, Table, parse, read
+from sites.rules import are_networks, is_http, refuse_twice
+
+NETWORK_FILE = Path(__file__).parent / "network.toml"
+
+
+class SiteRef(Table, frozen=True, kw_only=True):
+    """A site as the router's file names it."""
+
+    name: Name
+    url: str
+    place: PlaceConfig
+
+    rules: ClassVar[Rules] = {"url": is_http}
+
+    def agree(self) -> None:
+        msgspec.structs.force_setattr(self, "url", self.url.rstrip("/"))
+
+
+class HealthConfig(Table, frozen=True, kw_only=True):
+    interval_s: Annotated[Positive, Meta(description="between two probes of one site")] = 1.0
+    timeout_s: Annotated[
+        Positive, Meta(description="of a probe; a site that freezes is left after unhealthy_after of these")
+    ] = 1.0
+    unhealthy_after: Annotated[Count, Meta(description="failed probes in a row")] = 3
+    stale_after_s: Annotated[Positive, Meta(description="a published status older than this is only a guess")] = 10.0
+
+
+class RelayConfig(Table, frozen=True, kw_only=True):
+    connect_timeout_s: Positive = 2.0
+    first_byte_timeout_s: Annotated[
+        Positive, Meta(description="silence before the first byte, after which the next site is tried")
+    ] = 120.0
+    answer_timeout_s: Annotated[
+        Positive,
+        Meta(description="the same for an answer that is not streamed: it is generated whole before its first byte"),
+    ] = 600.0
+    idle_timeout_s: Annotated[
+        Positive, Meta(description="silence inside a stream, after which the upstream is lost")
+    ] = 60.0
+    max_tries: Annotated[Count, Meta(description="sites tried for one request")] = 3
+    continue_within_s: Annotated[
+        NonNegative,
+        Meta(description="a stream whose site was lost goes on at another one by then, or ends with an error"),
+    ] = 30.0
+    max_losses: Annotated[
+        int, Meta(ge=0, description="sites one stream may lose; 0: none is continued. A site that drains is not lost")
+    ] = 3
+    max_body_mib: Positive = 8.0
+    max_hops: Count = 4
+    session_entries: Annotated[Count, Meta(description="remembered sessions; the oldest is forgotten first")] = 100_000
+    session_ttl_s: Positive = 3600.0
+    drain_timeout_s: NonNegative = 30.0
+
+
+class RouterListenConfig(ListenConfig, frozen=True, kw_only=True):
+    tls_certificate: Annotated[
+        str | None,
+        Meta(
+            description="PEM file with the chain, leaf first; with tls_key, the router speaks HTTPS. Read again when it changes"
+        ),
+    ] = None
+    tls_key: Annotated[str | None, Meta(description="PEM file with its private key")] = None
+
+    def agree(self) -> None:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key belong together: set both or neither")
+
+
+class DoorConfig(Table, frozen=True, kw_only=True):
+    """What the router takes from one client connection, and for how long it waits for one."""
+
+    max_head_kib: Annotated[int, Meta(ge=1, le=1024, description="of a request's head")] = 64
+    max_headers: Annotated[int, Meta(ge=8)] = 128
+    head_timeout_s: Annotated[Positive, Meta(description="for a request's head, from its first byte")] = 15.0
+    body_timeout_s: Annotated[Positive, Meta(description="for a request's whole body")] = 120.0
+    keep_alive_s: Annotated[Positive, Meta(description="a connection without a request is closed after so long")] = 75.0
+    stall_timeout_s: Annotated[
+        Positive, Meta(description="a client that leaves what waits for it unread is cut off after so long")
+    ] = 60.0
+    max_connections: Count = 20_000
+    max_connections_per_client: Annotated[Count, Meta(description="of one address")] = 20_000
+    max_open_per_client: Annotated[Count, Meta(description="requests of one address at work at once")] = 20_000
+
+
+class ClientsConfig(Table, frozen=True, kw_only=True):
+    """Where clients stand. Whoever is not known to stand elsewhere stands where the router does."""
+
+    front_ends: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="networks of CDNs and load balancers, whose x-client-geo header (latitude,longitude) is believed"
+        ),
+    ] = ("127.0.0.0/8", "::1/128")
+    geo_database: Annotated[
+        str | None,
+        Meta(
+            description="a file in MaxMind's format with coordinates, such as GeoLite2-City.mmdb; replace it by renaming"
+        ),
+    ] = None
+
+    rules: ClassVar[Rules] = {"front_ends": are_networks}
+
+
+class TenantLimitsConfig(Table, frozen=True, kw_only=True):
+    """What one tenant may have; what is unset is not limited here."""
+
+    requests_per_min: Positive | None = None
+    tokens_per_min: Annotated[
+        Positive | None, Meta(description="of prompts, as the router estimates them, and answers")
+    ] = None
+    max_open: Annotated[Count | None, Meta(description="requests at work at once")] = None
+
+
+class TenantConfig(TenantLimitsConfig, frozen=True, kw_only=True):
+    """A tenant with limits of its own. Its key is not written down, only a digest by which it is known."""
+
+    name: Name
+    key_sha256: Annotated[
+        str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="of its bearer token, in hexadecimal digits")
+    ]
+
+
+class DurableConfig(Table, frozen=True, kw_only=True):
+    """Streams that can be read again. Their events are kept in this router's memory."""
+
+    max_stream_mib: Annotated[Positive, Meta(description="of one stream, beyond which it is ended")] = 8.0
+    max_total_mib: Annotated[Positive, Meta(description="of all; the ones that ended first are forgotten first")] = (
+        256.0
+    )
+    keep_s: Annotated[Positive, Meta(description="how long a stream can be read after its end")] = 300.0
+    max_age_s: Annotated[Positive, Meta(description="a stream that has not ended by then is ended")] = 3600.0
+
+
+class NetworkConfig(Table, frozen=True, kw_only=True):
+    """The router's file: where it listens, where it stands and which sites it may choose from."""
+
+    listen: RouterListenConfig
+    door: DoorConfig = DoorConfig()
+    clients: ClientsConfig = ClientsConfig()
+    tenant_limits: TenantLimitsConfig = TenantLimitsConfig()
+    tenants: tuple[TenantConfig, ...] = ()
+    durable: DurableConfig = DurableConfig()
+    place: PlaceConfig
+    sites: Annotated[tuple[SiteRef, ...], Meta(min_length=1)]
+    health: HealthConfig = HealthConfig()
+    relay: RelayConfig = RelayConfig()
+
+    def agree(self) -> None:
+        refuse_twice([site.name for site in self.sites], "site name")
+        refuse_twice([tenant.name for tenant in self.tenants], "tenant name")
+        refuse_twice([tenant.key_sha256 for tenant in self.tenants], "tenant key")
+
+
+def load_network(path: Path) -> NetworkConfig:
+    return parse(NetworkConfig, read(path), str(path))

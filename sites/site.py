@@ -1,0 +1,273 @@
+"""A site's file: one location, its engine hosts, models and functions, and the limits of its door.
+
+`load_site` is its only reader. Refuses to know what the values are used for, and the router's file.
+"""
+
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from sites.config import Count, ListenConfig, Name, NonNegative, PlaceConfig, Positive, Rules, Table, parse, read
+from sites.rules import can_stand_together, is_a_device, refuse_twice
+
+LOCAL = Path(__file__).parent / "local"
+
+
+class EngineConfig(Table, frozen=True, kw_only=True):
+    """Engine hosts: one process for each device, which holds several models. Sizes are each host's own, but for weights_host_gib, which all share."""
+
+    rules: ClassVar[Rules] = {"device": is_a_device, "devices": can_stand_together}
+
+    device: (  # unset is auto, and leaves devices its say
+        Annotated[str, Meta(description='"auto", "cpu", "cuda" or "cuda:N"', extra_json_schema={"default": "auto"})]
+        | UnsetType
+    ) = UNSET
+    devices: Annotated[
+        Annotated[tuple[str, ...], Meta(min_length=1)] | None,
+        Meta(
+            description='instead of device, where the site has several: ["cuda:0", "cuda:1"]; "cpu" may be repeated, and the cores are then divided'
+        ),
+    ] = None
+    scale_up_wait_s: Annotated[
+        NonNegative,
+        Meta(
+            description="a model whose next request would wait for so long, for a few seconds on end, wakes on a further device with room; 0: never"
+        ),
+    ] = 1.0
+    scale_down_after_s: Annotated[
+        Positive, Meta(description="a further copy sleeps when for so long the others would have done without it")
+    ] = 30.0
+    threads: Annotated[Count | None, Meta(description="CPU threads of one operation; unset: torch's choice")] = None
+    kv_gib: Annotated[Positive, Meta(description="KV cache of all models together, in GiB")] = 0.25
+    kv_host_gib: Annotated[
+        NonNegative,
+        Meta(description="shared memory where KV blocks outlive the device's and an engine restart; 0: none"),
+    ] = 0.0
+    kv_disk_dir: Annotated[
+        str | None,
+        Meta(
+            description="directory where KV blocks outlive that as well; unset: none. Each site takes a part of its own"
+        ),
+    ] = None
+    kv_disk_gib: Annotated[Positive, Meta(description="of kv_disk_dir, at most")] = 8.0
+    weights_gib: Annotated[
+        Positive | None,
+        Meta(
+            description="weights of awake models, at most; unset: no limit on a CPU, the device's memory beside the KV cache on CUDA"
+        ),
+    ] = None
+    weights_host_gib: Annotated[
+        NonNegative | None,
+        Meta(
+            description="shared memory where weights outlive sleep and an engine restart; 0: none; unset: up to half of what is available"
+        ),
+    ] = None
+    block_size: Annotated[int, Meta(ge=1, le=256, description="tokens in one KV block")] = 16
+    max_num_batched_tokens: Annotated[int, Meta(ge=16, description="token budget of one step")] = 2048
+    max_num_seqs: Annotated[Count, Meta(description="sequences running at once")] = 64
+    max_waiting: Annotated[Count, Meta(description="sequences waiting, beyond which requests are refused")] = 1024
+    start_timeout_s: Annotated[Positive, Meta(description="a host that has not answered by then is restarted")] = 60.0
+    step_deadline_s: Annotated[Positive, Meta(description="a host with work and no step for so long is restarted")] = (
+        30.0
+    )
+
+    standby: Annotated[
+        bool | None,
+        Meta(
+            description="keep a second host, imported and without a model, that takes over when the first dies (160 MiB); "
+            "unset: where 1.25 GiB of memory are available"
+        ),
+    ] = None
+    standby_after_s: Annotated[
+        NonNegative, Meta(description="how long the site has been without work before that host is prepared")
+    ] = 5.0
+
+    @property
+    def all_devices(self) -> tuple[str, ...]:
+        if self.devices is not None:
+            return self.devices
+        return ("auto" if self.device is UNSET else self.device,)
+
+    def agree(self) -> None:
+        if self.devices is not None and self.device is not UNSET:
+            raise ValueError("device and devices are both given: drop one of them")
+        if self.kv_disk_dir is not None and not self.kv_host_gib:
+            raise ValueError("kv_disk_dir needs kv_host_gib above 0: KV blocks reach the disk through host memory")
+
+
+class ModelConfig(Table, frozen=True, kw_only=True):
+    name: Annotated[str, Meta(min_length=1, max_length=200, description="what requests call it")]
+    source: Annotated[
+        str, Meta(description='"embedded:ember", a directory, the URL of a packed one, or a Hugging Face hub id')
+    ]
+    aliases: Annotated[tuple[str, ...], Meta(description="further names for the same model")] = ()
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    residency: Annotated[
+        Literal["device", "auto", "host", "disk"],
+        Meta(
+            description="device: loaded at start, stays awake; auto: woken by its first request, sleeps in host memory when others need the room; "
+            "host: the same, read into host memory at start and kept there; disk: woken by its first request, sleeps on disk"
+        ),
+    ] = "device"
+    priority: Annotated[
+        int, Meta(ge=-8, le=7, description="where room is needed, models of a higher one sleep last")
+    ] = 0
+    sleep_after_s: Annotated[
+        Positive | None,
+        Meta(description="asleep when unused for so long, whoever needs the room; unset: only when others need it"),
+    ] = None
+    kv_tokens: Annotated[
+        Annotated[int, Meta(ge=16)] | None,
+        Meta(description="KV cache in tokens that is this model's alone; unset: it borrows what others leave"),
+    ] = None
+    default_max_tokens: Annotated[
+        Count | None, Meta(description="where a request names none; unset: what the context leaves")
+    ] = None
+
+
+class FunctionConfig(Table, frozen=True, kw_only=True):
+    name: Annotated[Name, Meta(description="served at /fn/NAME/")]
+    path: Annotated[str, Meta(description="directory with a wrangler.toml or wrangler.jsonc")]
+    environment: Annotated[str | None, Meta(description="an [env.NAME] of that file")] = None
+    layer: Annotated[str | None, Meta(description="directory with the packages that it imports")] = None
+
+
+class R2StoreConfig(Table, frozen=True, kw_only=True):
+    """A bucket of R2 whose objects lie at an S3 endpoint. Its credentials are the site's; functions never see them."""
+
+    endpoint: Annotated[str, Meta(pattern="^https?://[^/]+", description="such as https://s3.eu-west-1.amazonaws.com")]
+    region: Annotated[str, Meta(description="as the endpoint wants it signed")] = "auto"
+    bucket: Annotated[str | None, Meta(description="its name there, where that is another one")] = None
+    path_style: Annotated[bool, Meta(description="the bucket in the path; false: in the host's name")] = True
+    access_key_id_env: Annotated[str, Meta(description="environment variable of the site's process")] = (
+        "AWS_ACCESS_KEY_ID"
+    )
+    secret_access_key_env: str = "AWS_SECRET_ACCESS_KEY"
+    session_token_env: str = "AWS_SESSION_TOKEN"
+    credentials_file: Annotated[
+        str | None,
+        Meta(description="instead of the environment: a file such as ~/.aws/credentials, read for each request"),
+    ] = None
+    profile: Annotated[str, Meta(description="section of that file")] = "default"
+
+
+class FunctionsConfig(Table, frozen=True, kw_only=True):
+    """The functions of a site, and what each of them may use."""
+
+    serve: tuple[FunctionConfig, ...] = ()
+    directory: Annotated[
+        str | None, Meta(description="of deployed functions: each folder in it with a manifest is served")
+    ] = None
+    deployments: Annotated[
+        str | None, Meta(description="URL of the router whose deployed functions (`pilotlight deploy`) are served here")
+    ] = None
+    state_dir: Annotated[
+        str | None, Meta(description="where bindings keep their data; unset: in ~/.local/state/pilotlight/SITE")
+    ] = None
+    r2: Annotated[
+        dict[str, R2StoreConfig], Meta(description="buckets, by their name in manifests, that lie at an S3 endpoint")
+    ] = msgspec.field(default_factory=dict)
+    min_tier: Annotated[
+        Literal[1, 2, 3],
+        Meta(
+            description="isolation below which nothing is served: 1 limits and no privileges, 2 namespaces, seccomp, Landlock, "
+            "3 a container for each function"
+        ),
+    ] = 1
+    oci_runtime: Annotated[
+        str | None,
+        Meta(
+            description="program that makes the containers of tier 3, as `crun` or `runc`; the site must be started as root"
+        ),
+    ] = None
+    show_errors: Annotated[bool, Meta(description="answer a failed request with its traceback")] = False
+    egress_allow: Annotated[
+        tuple[str, ...],
+        Meta(description="hosts, or host:port, that functions may fetch although their address is not public"),
+    ] = ()
+    cpu_ms: Annotated[Count, Meta(description="CPU time of one request, where the manifest sets none")] = 30_000
+    wall_s: Annotated[Positive, Meta(description="of one request, its stream included")] = 300.0
+    blocked_s: Annotated[Positive, Meta(description="an event loop blocked for so long ends its process")] = 10.0
+    memory_mib: Annotated[int, Meta(ge=64, description="of one process, Python's own 30 included")] = 256
+    disk_mib: Annotated[Count, Meta(description="of scratch space")] = 64
+    threads: Annotated[int, Meta(ge=4, description="of one function")] = 64
+    open_files: Annotated[int, Meta(ge=32)] = 256
+    subrequests: Annotated[Count, Meta(description="of one request: calls of bindings and fetches")] = 1000
+    request_mib: Positive = 100.0
+    response_mib: Positive = 1024.0
+    response_mib_per_s: Annotated[Positive, Meta(description="of all streams of one function together")] = 64.0
+    concurrency: Annotated[
+        Count, Meta(description="requests open in one process, beyond which another one is started")
+    ] = 64
+    max_isolates: Annotated[Count, Meta(description="processes of one function")] = 4
+    idle_s: Annotated[Positive, Meta(description="without a request, after which a process is ended")] = 60.0
+    sockets: Annotated[
+        int, Meta(ge=1, le=900, description="WebSockets open in one process, beyond which another is started")
+    ] = 512
+    socket_idle_s: Annotated[Positive, Meta(description="a WebSocket without a message for so long is closed")] = 3600.0
+    socket_message_mib: Annotated[
+        float, Meta(gt=0, le=16, description="of one message of a WebSocket, in either direction")
+    ] = 1.0
+    zygotes_mib: Annotated[
+        int, Meta(ge=0, description="memory for functions that sleep with all they import, so that they wake quickly")
+    ] = 1024
+
+    layers_mib: Annotated[
+        int, Meta(ge=0, description="of installed packages that no function uses any more; the longest unused go first")
+    ] = 4096
+    layers_days: Annotated[NonNegative, Meta(description="after which such packages are deleted in any case")] = 30.0
+
+    def agree(self) -> None:
+        refuse_twice([function.name for function in self.serve], "function name")
+
+
+class LimitsConfig(Table, frozen=True, kw_only=True):
+    max_body_mib: Positive = 8.0
+    max_waking: Annotated[
+        Count, Meta(description="requests that wait for one model to wake, beyond which they are refused with 503")
+    ] = 128
+    max_inflight: Annotated[
+        Count, Meta(description="requests at work at once, beyond which they are refused with 503")
+    ] = 256
+    request_timeout_s: Annotated[
+        Positive, Meta(description="a request that has not ended by then is ended with an error")
+    ] = 600.0
+    continue_within_s: Annotated[
+        Positive,
+        Meta(
+            description="an answer whose engine host died has its next token by then, from the next host, or ends with an error"
+        ),
+    ] = 9.0
+    drain_timeout_s: Annotated[NonNegative, Meta(description="how long open streams may finish after SIGTERM")] = 30.0
+    heartbeat_s: Annotated[
+        Positive, Meta(description="a stream silent for so long gets a comment, so that proxies keep it")
+    ] = 10.0
+
+
+class SiteConfig(Table, frozen=True, kw_only=True):
+    """One location: a runtime, its engine hosts, its models and functions."""
+
+    name: Annotated[Name, Meta(description="airport code and number, such as ams1")]
+    place: PlaceConfig
+    listen: ListenConfig
+    engine: EngineConfig = EngineConfig()
+    models: Annotated[tuple[ModelConfig, ...], Meta(min_length=1)]
+    functions: FunctionsConfig = msgspec.field(default_factory=FunctionsConfig)
+    limits: LimitsConfig = LimitsConfig()
+
+    def agree(self) -> None:
+        for model in self.models:
+            if model.residency == "host" and self.engine.weights_host_gib == 0:
+                raise ValueError(
+                    f"model {model.name!r} is to sleep in host memory, and engine.weights_host_gib is 0: raise it, or say auto or disk"
+                )
+            if model.residency == "device" and model.sleep_after_s is not None:
+                raise ValueError(f"model {model.name!r} is to stay on the device: drop sleep_after_s, or say auto")
+        names = [name for model in self.models for name in (model.name, *model.aliases)]
+        refuse_twice(names, "model name")
+
+
+def load_site(path: Path) -> SiteConfig:
+    return parse(SiteConfig, read(path), str(path))

@@ -1,0 +1,89 @@
+"""WebSockets that functions open to servers elsewhere, within the egress policy."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from tests.runtime.functions.conftest import ServedMaker
+
+OUTWARD = """
+from js import WebSocketPair
+from workers import Response, WorkerEntrypoint, fetch
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        address = request.headers["x-to"]
+        try:
+            answer = await fetch(address, headers={"Upgrade": "websocket", "x-mine": "yes", "sec-websocket-protocol": "a, b"})
+        except TypeError as error:
+            return Response(str(error), status=502)
+        except Exception as error:
+            return Response(f"{error.code}: {error}", status=502)
+        if answer.status != 101:
+            return Response(f"refused with {answer.status}")
+        socket = answer.web_socket
+        socket.accept()
+        socket.send("hello")
+        said = [socket.protocol]
+        async for message in socket:
+            said.append(str(message))
+            if message == "hello":
+                await socket.send(b"bytes")
+            elif len(said) == 3:
+                socket.send("end")
+        return Response.json([*said, socket.close_code, socket.close_reason])
+"""
+
+
+@asynccontextmanager
+async def far_side() -> AsyncIterator[tuple[str, list[web.Request]]]:
+    seen: list[web.Request] = []
+
+    async def echo(request: web.Request) -> web.StreamResponse:
+        seen.append(request)
+        if request.path == "/no":
+            return web.Response(status=418)
+        socket = web.WebSocketResponse(protocols=("b",))
+        await socket.prepare(request)
+        async for message in socket:
+            if message.data == "end":
+                await socket.close(code=4005, message=b"as told")
+            elif isinstance(message.data, str):
+                await socket.send_str(message.data)
+            else:
+                await socket.send_bytes(message.data)
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", echo)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"127.0.0.1:{runner.addresses[0][1]}", seen
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_function_opens_sockets_to_the_world_through_the_egress_policy(make_served: ServedMaker) -> None:
+    async with far_side() as (place, seen), make_served(tier=1, egress_allow=["127.0.0.1"]) as served:
+        served.add(OUTWARD)
+        for url in (f"http://{place}/ws?a=b", f"ws://{place}/ws?a=b"):
+            said = json.loads(await served.get("/", headers=[("x-to", url)]))
+            assert said == ["b", "hello", "b'bytes'", 4005, "as told"]
+        assert seen[0].path_qs == "/ws?a=b"
+        assert seen[0].headers["x-mine"] == "yes"
+        assert await served.get("/", headers=[("x-to", f"http://{place}/no")]) == b"refused with 418"
+        assert b"failed" in await served.get("/", headers=[("x-to", "http://127.0.0.1:9/")])
+
+
+async def test_the_egress_policy_holds_for_sockets(make_served: ServedMaker) -> None:
+    async with far_side() as (place, seen), make_served(tier=1) as served:
+        served.add(OUTWARD)
+        for url in (f"http://{place}/", f"ws://localhost:{place.rpartition(':')[2]}/", "ftp://example.com/"):
+            answer = await served.ask("/", headers=[("x-to", url)])
+            assert answer.status == 502
+            assert b"egress_denied" in answer.body or b"bad_url" in answer.body
+        assert seen == []

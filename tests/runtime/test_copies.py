@@ -1,0 +1,164 @@
+"""Copies of a model on two devices: one more comes when it is hot, and goes when the others can do without it."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.client import EngineError
+from runtime import app as app_module
+from runtime.engines.tier_place import TierPlace
+from runtime.engines.weights_tier import WeightsTier
+from tests.asgi import call, eventually, start
+from tests.fakes import FakeEngineClient, FakeLauncher, says
+from tests.runtime.two_devices import CHAT, FAST, Pair, ask, entries, fast, make_pair, pair
+
+__all__ = ["entries", "fast", "make_pair", "pair"]
+
+
+async def test_a_hot_model_wakes_on_the_other_device_and_sleeps_again(pair: Pair) -> None:
+    home = pair.home
+    pair.make_hot(home)
+    await eventually(lambda: all(pair.awake))
+    assert (await pair.status())["copies"] == 2
+    pair.cool()
+    await eventually(lambda: sorted(map(len, pair.loaded)) == [0, 1])
+    assert (await call(pair.site.app, CHAT, ask())).status == 200
+    text = await pair.metrics()
+    assert 'pilotlight_scalings_total{direction="up",model_name="tiny"} 1.0' in text
+    assert 'pilotlight_scalings_total{direction="down",model_name="tiny"} 1.0' in text
+    assert 'pilotlight_model_copies{model_name="tiny"} 1.0' in text
+    assert sum(copy.holds_room for copy in pair.copies()) == 1
+
+
+async def test_a_copy_that_goes_takes_nothing_new_and_ends_what_it_has(pair: Pair) -> None:
+    gate = asyncio.Event()
+    pair.make_hot(pair.home)
+    await eventually(lambda: all(pair.awake))
+    for engine in pair.engines:
+        engine.answer = lambda submit: [*says("Hel", finish=None), gate, *says("lo")]
+    open_ones = [start(pair.site.app, CHAT, ask(stream=True)) for _ in range(2)]
+    for exchange in open_ones:
+        await exchange.until(b"Hel")
+    assert [len(engine.open) for engine in pair.engines] == [1, 1]
+    pair.cool()
+    await eventually(lambda: any(copy.is_retiring for copy in pair.copies()))
+    (going,) = [copy for copy in pair.copies() if copy.is_retiring]
+    staying = pair.engines[1 - going.host.index]
+    for engine in pair.engines:
+        engine.answer = lambda submit: says("Hi")
+    before = len(staying.submits)
+    assert (await call(pair.site.app, CHAT, ask())).status == 200
+    assert len(staying.submits) == before + 1
+    assert all(pair.loaded), "it has a stream open"
+    gate.set()
+    for exchange in open_ones:
+        assert (await exchange.done()).events[-1] == "[DONE]"
+    await eventually(lambda: not pair.loaded[going.host.index])
+
+
+async def test_what_is_about_to_go_comes_back_without_waking(pair: Pair) -> None:
+    gate = asyncio.Event()
+    pair.make_hot(pair.home)
+    await eventually(lambda: all(pair.awake))
+    for engine in pair.engines:
+        engine.answer = lambda submit: [*says("Hel", finish=None), gate, *says("lo")]
+    open_ones = [start(pair.site.app, CHAT, ask(stream=True)) for _ in range(2)]
+    for exchange in open_ones:
+        await exchange.until(b"Hel")
+    pair.cool()
+    await eventually(lambda: any(copy.is_retiring for copy in pair.copies()))
+    for index in (0, 1):
+        pair.make_hot(index)
+    await eventually(lambda: not any(copy.is_retiring for copy in pair.copies()))
+    assert (await pair.status())["wakes"] == 2, "no third"
+    gate.set()
+    for exchange in open_ones:
+        await exchange.done()
+
+
+def _write(file: Path) -> bool:
+    is_there = file.exists()
+    file.write_bytes(b"w" * 1000)
+    return is_there
+
+
+async def test_a_further_copy_comes_from_the_weights_in_host_memory(
+    make_pair: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place = TierPlace("ams1", tmp_path, "weights")
+    directory = place.claim()
+    assert directory is not None
+    monkeypatch.setattr(app_module, "open_tier", lambda site: WeightsTier(place, directory, 10_000))
+    files: list[str | None] = []
+
+    class Mapping(FakeEngineClient):
+        async def load_model(self, spec: Any, on_progress: Any = None) -> Any:
+            files.append(spec.weights_file)
+            assert spec.weights_file is not None
+            info = await super().load_model(spec, on_progress)
+            return info._replace(mapped=_write(Path(spec.weights_file)))
+
+    launchers = FakeLauncher(), FakeLauncher()
+    for launcher in launchers:
+        launcher.client_class = Mapping
+    async with make_pair(*launchers, engine={**FAST, "weights_host_gib": 1.0}) as pair:
+        pair.make_hot(pair.home)
+        await eventually(lambda: all(pair.awake))
+        assert files[0] == files[1]
+        text = await pair.metrics()
+        assert 'pilotlight_wake_ms_count{clock="sibling",model_name="tiny"} 1.0' in text
+        assert 'pilotlight_wake_phase_ms_count{clock="sibling",phase="load"} 1.0' in text
+
+
+async def test_nobody_sleeps_for_a_further_copy_but_it_sleeps_for_anybody(
+    make_pair: Callable[..., Any], entries: list[dict[str, Any]]
+) -> None:
+    entries[3]["priority"] = -5
+    async with make_pair(
+        models=entries, engine={**FAST, "weights_gib": 2500 / 2**30, "scale_down_after_s": 60.0}
+    ) as pair:
+        for name in ("a", "b", "c", "d"):
+            assert (await call(pair.site.app, CHAT, ask(name))).status == 200
+        home = next(i for i, loaded in enumerate(pair.loaded) if "a" in loaded)
+        pair.make_hot(home, "a")
+        await asyncio.sleep(0.15)
+        assert (await pair.status("a"))["copies"] == 1, "both devices are full"
+        (slot_d,) = [copy for copy in pair.copies("d") if copy.is_awake]
+        slot_c = next(copy for copy in pair.copies("c") if copy.is_awake)
+        away = next(copy for copy in (slot_d, slot_c) if copy.host.index != home)
+        await pair.site.app.state.models._rooms[away.host.index].put_to_sleep(away)
+        await eventually(lambda: sum(copy.is_awake for copy in pair.copies("a")) == 2)
+        for name in "abcd":
+            for copy in pair.copies(name):
+                copy.awake_since = 0.0
+        assert (await call(pair.site.app, CHAT, ask(away.slot.config.name))).status == 200
+        awake = {name: (await pair.status(name))["copies"] for name in "abcd"}
+        assert awake == dict.fromkeys("abcd", 1), "the further copy of a went, nobody else"
+
+
+async def test_a_further_copy_that_cannot_be_loaded_hurts_nobody(make_pair: Callable[..., Any]) -> None:
+    def refuse(client: FakeEngineClient) -> None:
+        client.load_error = EngineError("model_load_failed", "the device is too small")
+
+    async with make_pair(FakeLauncher(), FakeLauncher(refuse), engine=FAST) as pair:
+        pair.make_hot(0)
+        await eventually(lambda: pair.copies()[0].slot.failed_at > 0)
+        pair.engines[0].answer = lambda submit: says("Hi")
+        assert (await call(pair.site.app, CHAT, ask())).status == 200
+        assert (await pair.status())["residency"] == "device"
+        await asyncio.sleep(0.1)
+        assert (await pair.metrics()).count("pilotlight_scalings_total{") == 1, "it is not tried over and over"
+        assert 'pilotlight_scalings_total{direction="up",model_name="tiny"} 1.0' in await pair.metrics()
+
+
+async def test_the_whole_model_sleeps_when_it_is_idle(
+    make_pair: Callable[..., Any], entries: list[dict[str, Any]]
+) -> None:
+    entries[0]["sleep_after_s"] = 0.2
+    async with make_pair(models=entries[:1], engine=FAST) as pair:
+        assert (await call(pair.site.app, CHAT, ask("a"))).status == 200
+        await eventually(lambda: pair.loaded == [[], []] and not any(copy.holds_room for copy in pair.copies("a")))
+        assert (await call(pair.site.app, CHAT, ask("a"))).status == 200

@@ -1,0 +1,138 @@
+"""A site with two devices and fake engines, for tests: its fixtures are imported by name."""
+
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.protocol import ModelLoad
+from runtime.engines import autoscaler as autoscaler_module
+from runtime.engines import models as models_module
+from runtime.engines import room as room_module
+from runtime.engines import scaling as scaling_module
+from runtime.engines.copies import Copy
+from tests.asgi import call, eventually
+from tests.fakes import FakeEngineClient, FakeLauncher, write_model_directory
+from tests.runtime.conftest import Site, SiteMaker
+
+CHAT = "/ai/v1/chat/completions"
+TWO = {"devices": ["cpu", "cpu"]}
+FAST = {**TWO, "scale_up_wait_s": 1.0, "scale_down_after_s": 0.05}
+
+
+def ask(model: str = "tiny", **more: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": "Hi"}], **more}
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autoscaler_module, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(scaling_module, "HOT_FOR_S", 0.03)
+    monkeypatch.setattr(models_module, "FORESIGHT_S", 0.02)
+    monkeypatch.setattr(room_module, "YIELD_AFTER_S", 0.05)
+
+
+@pytest.fixture
+def entries(tmp_path: Path) -> list[dict[str, Any]]:
+    """Four models of 1000 bytes."""
+    names = ("a", "b", "c", "d")
+    for name in names:
+        header = b'{"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'
+        raw = struct.pack("<Q", len(header)) + header
+        (write_model_directory(tmp_path / name) / "model.safetensors").write_bytes(raw.ljust(1000, b"\0"))
+    return [{"name": name, "source": str(tmp_path / name), "residency": "auto"} for name in names]
+
+
+class Pair:
+    """A site with two devices, and what happens to each engine."""
+
+    def __init__(self, site: Site, *launchers: FakeLauncher) -> None:
+        self.site = site
+        self.launchers = launchers
+
+    @property
+    def engines(self) -> list[FakeEngineClient]:
+        """The serving hosts' clients, in the order of the devices."""
+        return [launcher.client for launcher in self.launchers]
+
+    @property
+    def loaded(self) -> list[list[str]]:
+        """By device, what its engine has."""
+        return [sorted(engine.loaded) for engine in self.engines]
+
+    @property
+    def awake(self) -> list[list[str]]:
+        """By device, what its engine has and the site knows to be awake: that is a moment later."""
+        return [
+            sorted(name for name in engine.loaded if self.copies(name)[index].is_awake)
+            for index, engine in enumerate(self.engines)
+        ]
+
+    def copies(self, model: str = "tiny") -> tuple[Copy, ...]:
+        copies: tuple[Copy, ...] = self.site.app.state.models._slots[model].copies
+        return copies
+
+    @property
+    def home(self) -> int:
+        """The device of the model that is awake on one."""
+        (index,) = [i for i, loaded in enumerate(self.loaded) if loaded]
+        return index
+
+    def make_hot(self, index: int, model: str = "tiny") -> None:
+        self.engines[index].loads[model] = ModelLoad(
+            running=4, waiting_tokens=5000, prefill_tokens_per_s=1000.0, decode_tokens_per_s=20.0, total_blocks=64
+        )
+
+    def cool(self, model: str = "tiny") -> None:
+        for engine in self.engines:
+            if model in engine.loaded:
+                engine.loads[model] = ModelLoad(prefill_tokens_per_s=1000.0, decode_tokens_per_s=20.0, total_blocks=64)
+
+    async def metrics(self) -> str:
+        return (await call(self.site.app, "/metrics")).body.decode()
+
+    async def status(self, model: str = "tiny") -> dict[str, Any]:
+        models = (await call(self.site.app, "/status")).json["models"]
+        found: dict[str, Any] = next(entry for entry in models if entry["name"] == model)
+        return found
+
+
+@pytest.fixture
+def make_pair(make_site: SiteMaker) -> Callable[..., Any]:
+    @asynccontextmanager
+    async def make(*launchers: FakeLauncher, **tables: Any) -> AsyncIterator[Pair]:
+        first, second = launchers or (FakeLauncher(), FakeLauncher())
+        tables["engine"] = {**TWO, **tables.get("engine", {})}
+        async with make_site(launcher=first, further=[second], **tables) as site:
+            await eventually(lambda: site.app.state.fleet.num_up == 2)
+            yield Pair(site, first, second)
+            await site.is_idle()
+            for slot in site.app.state.models._slots.values():
+                for copy in slot.copies:
+                    assert (copy.work.sequences, copy.work.prefill_tokens, copy.work.decode_tokens) == (0, 0, 0)
+
+    return make
+
+
+@pytest.fixture
+async def pair(make_pair: Callable[..., Any]) -> AsyncIterator[Pair]:
+    async with make_pair(engine=FAST) as made:
+        yield made
+
+
+async def both_awake(pair: Pair) -> None:
+    pair.make_hot(pair.home)
+    await eventually(lambda: all(pair.awake))
+    for engine in pair.engines:
+        engine.loads["tiny"] = ModelLoad(prefill_tokens_per_s=1000.0, decode_tokens_per_s=20.0, total_blocks=64)
+
+
+@pytest.fixture
+async def even(make_pair: Callable[..., Any]) -> AsyncIterator[Pair]:
+    """Two copies of one model, which both stay."""
+    async with make_pair(engine={**FAST, "scale_down_after_s": 600.0}) as made:
+        await both_awake(made)
+        yield made
