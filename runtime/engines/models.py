@@ -23,8 +23,8 @@ from runtime.engines.fleet import Fleet
 from runtime.engines.host_memory import HostMemory
 from runtime.engines.hosts import DeviceHost
 from runtime.engines.room import News, Room
-from runtime.engines.slot import LoadedModel, Slot, Wake
-from runtime.engines.wakes import RETRY_FAILED_S, Waker
+from runtime.engines.slot import RETRY_FAILED_S, LoadedModel, Slot, Wake
+from runtime.engines.wakes import Waker
 from runtime.engines.weights_tier import WeightsTier
 from sites.config import ModelConfig, SiteConfig
 from wire.errors import ApiError
@@ -143,7 +143,7 @@ class Models:
     def hint(self, name: str) -> None:
         """A request is on its way: the model begins to wake if it sleeps, and there is room or somebody less expected."""
         slot = self._slots[name]
-        if slot.is_asleep and slot.failure is None:
+        if slot.is_asleep and not slot.is_given_up:
             slot.arrivals.note(self._clock())
             self._begin(slot)
 
@@ -276,10 +276,15 @@ class Models:
                     if slot.info is not None and quiet:
                         log.info("model %s is expected within %.1f s and wakes", slot.config.name, lead_s)
                         self._begin(slot, quiet)
-                elif slot.is_asleep and slot.config.residency == "device" and self._is_wanted_elsewhere(slot):
+                elif slot.is_asleep and self._is_missed(slot):
                     self._begin(slot)
                 elif self._has_idled(slot):
                     await self._put_to_sleep(slot)
+
+    def _is_missed(self, slot: Slot) -> bool:
+        """It belongs on the device, could not be loaded, and may be by now."""
+        is_lost = slot.failure is not None and slot.config.residency == "device"
+        return is_lost and (not slot.is_given_up or self._is_wanted_elsewhere(slot))
 
     def _has_idled(self, slot: Slot) -> bool:
         limit_s = slot.config.sleep_after_s
