@@ -149,6 +149,7 @@ def _http_limits() -> HttpLimits:
 async def _drain(app: Starlette, timeout_s: float, hurry: asyncio.Event) -> None:
     admission, fleet = app.state.admission, app.state.fleet
     admission.drain()
+    app.state.models.drain()
     fleet.end()
     log.info("draining: %d requests at work", admission.inflight)
     empty = asyncio.create_task(admission.wait_until_empty())
