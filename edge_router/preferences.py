@@ -10,7 +10,7 @@ from collections.abc import Iterable
 # A token, and behind an equals sign (with "bad" white space) another or a quoted string: a preference and a parameter look the same.
 _TOKEN, _QUOTED = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", r'"(?:[^"\\]|\\.)*"'
 _WORD = re.compile(rf"\s*({_TOKEN})(?:\s*=\s*({_TOKEN}|{_QUOTED})?)?\s*(?=[,;]|$)")
-# Of a list's element: no comma inside quotes ends it, nor any behind a quote that nothing closes. No pattern here looks at a character more than twice.
+# Of a list's element: no comma inside quotes ends it, nor any behind a quote that nothing closes. None looks at a character more than twice.
 _REST = re.compile(r'(?:"(?:[^"\\]|\\.)*"?|[^",])*')
 
 

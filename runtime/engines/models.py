@@ -104,8 +104,8 @@ class Models:
             self._tasks.append(asyncio.create_task(self._autoscaler.run(), name="autoscaler"))
 
     def drain(self) -> None:
-        """Who waits for a model is refused, at once: nothing has begun for him here, another site may have the model awake, and a wake that takes longer
-        than the drain would end in an error."""
+        """Who waits for a model is refused at once: nothing has begun for him here, another site may have the model awake, and a wake that outlasts
+        the drain would end in an error."""
         self._is_draining = True
         for patience in self._patiences:
             patience.reschedule(asyncio.get_running_loop().time())
