@@ -59,8 +59,13 @@ class Admission:
             self.attached -= 1
             self._look_whether_empty()
 
+    @property
+    def num_open(self) -> int:
+        """What a drain waits for."""
+        return self.inflight + self.attached
+
     def _look_whether_empty(self) -> None:
-        if self.inflight == 0 and self.attached == 0:
+        if not self.num_open:
             self._empty.set()
 
     @property

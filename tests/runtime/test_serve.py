@@ -16,7 +16,7 @@ import pytest
 
 from runtime import connection
 from runtime.middleware import unread
-from runtime.serve import _drain
+from runtime.serve import Farewell, _drain
 from tests.asgi import eventually, start
 from tests.fakes import says
 from tests.runtime.conftest import Site, SiteMaker
@@ -227,7 +227,7 @@ async def test_a_second_signal_cuts_the_drain_short(make_site: SiteMaker) -> Non
         site.engine.script = [*says("one", finish=None), 30]
         exchange = start(site.app, CHAT, {**HELLO, "stream": True})
         await exchange.until(b"one")
-        stopping = asyncio.get_running_loop().create_task(_drain(site.app, 30, hurry := asyncio.Event()))
+        stopping = asyncio.get_running_loop().create_task(_drain(site.app, 30, hurry := asyncio.Event(), Farewell()))
         await eventually(lambda: site.admission.draining)
         assert not exchange.task.done()
         hurry.set()
