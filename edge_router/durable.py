@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from edge_router.downstream import ClientGone, Downstream, Listener
 from edge_router.limits import Limits
 from edge_router.peek import Head, Signed
+from edge_router.preferences import preferences
 from edge_router.session import tenant_salt
 from sites.network import DurableConfig
 from wire.errors import ApiError
@@ -39,12 +40,8 @@ def asks_for_it(head: Head, body: bytes) -> tuple[bool, bool, bytes]:
     """Whether the stream is to be durable, whether the client does not want to wait for it, and the body as a site is to see it."""
     if not is_mentioned(head, body):
         return False, False, body
-    is_async = any(
-        token.strip().lower() == "respond-async"
-        for name, value in head.headers
-        if name == "prefer"
-        for token in value.split(",")
-    )
+    wishes = preferences(value for name, value in head.headers if name == "prefer")
+    is_async = wishes.get("respond-async") == ""  # with a value it is none that anybody has defined
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 Pairs = list[tuple[str, str]]
 
+RESTARTING = b"\x88\x02\x03\xf4"  # a server's close frame with the code 1012, service restart (registered by IANA)
 UPGRADED: Pairs = [("connection", "Upgrade"), ("upgrade", "websocket")]
 UPGRADING = b"connection: Upgrade\r\nupgrade: websocket\r\n"
 _DROPPED = HOP_BY_HOP | {"content-length", "date", "server", REQUEST_ID}
@@ -112,9 +113,9 @@ class Tunnels:
             await self._until_end(tunnel, site, request_id)
 
     def end(self) -> None:
-        """After the requests at work: a socket has no end of its own to wait for. Clients connect again, to another router."""
+        """After the requests at work: a socket has no end of its own to wait for. Clients are told to connect again, to another router."""
         for tunnel in tuple(self._open):
-            tunnel.end("the router is shutting down")
+            tunnel.leave("the router is shutting down", RESTARTING)
 
     async def _until_end(self, tunnel: Tunnel, site: str, request_id: str) -> None:
         self._open.add(tunnel)

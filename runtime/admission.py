@@ -34,8 +34,7 @@ class Admission:
     @contextmanager
     def permit(self) -> Iterator["Permit"]:
         if self.draining:
-            message = "this site is shutting down; send the request to another site or again later"
-            raise ApiError("draining", message, retry_after_s=DRAINING_RETRY_AFTER_S)
+            raise shutting_down()
         if self.inflight >= self.max_inflight:
             message = f"{self.inflight} requests are at work, as many as this site takes; try again later"
             raise ApiError("overloaded", message, retry_after_s=RETRY_AFTER_S)
@@ -60,8 +59,13 @@ class Admission:
             self.attached -= 1
             self._look_whether_empty()
 
+    @property
+    def num_open(self) -> int:
+        """What a drain waits for."""
+        return self.inflight + self.attached
+
     def _look_whether_empty(self) -> None:
-        if self.inflight == 0 and self.attached == 0:
+        if not self.num_open:
             self._empty.set()
 
     @property
@@ -86,6 +90,12 @@ class Admission:
     def settle(self, model: str, output_tokens: int) -> None:
         average = self._average_output.get(model, float(FIRST_GUESS))
         self._average_output[model] = average + AVERAGE_WEIGHT * (output_tokens - average)
+
+
+def shutting_down() -> ApiError:
+    """The refusal of what has not begun here: a router takes it elsewhere."""
+    message = "this site is shutting down; send the request to another site or again later"
+    return ApiError("draining", message, retry_after_s=DRAINING_RETRY_AFTER_S)
 
 
 class Permit:

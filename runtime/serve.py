@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from runtime.app import build_app
 from runtime.engines.devices import check_devices
@@ -45,6 +46,14 @@ MAX_HEADERS = 1024
 # For a client to take what waits for it. It may be a router that waits for a slow client of its own: a kernel that holds 4 MB of an answer lets more
 # in when a third of it has been taken, and at 10 kB/s that is two minutes.
 STALL_S = 600.0
+
+
+class Farewell(NamedTuple):
+    """How a site ends, beside what its file says."""
+
+    on_drain: Callable[[int], None] = lambda num_open: None  # told how many requests and sockets are waited for
+    on_cut: Callable[[int], None] = lambda num_open: None  # told how many of them are not waited for any longer
+    last_bytes_s: float = LAST_BYTES_S
 
 
 class StartError(Exception):
@@ -94,6 +103,7 @@ async def serve_app(
     *,
     stop: asyncio.Event | None = None,
     on_ready: Callable[[str], None] | None = None,
+    farewell: Farewell = Farewell(),  # noqa: B008 - it is frozen
 ) -> None:
     """Serves on a bound socket, which it takes over. `stop` begins the drain, as do the stop signals when none is given, of which a second one
     cuts it short; `on_ready` gets the URL once the site answers requests with its models loaded."""
@@ -106,7 +116,7 @@ async def serve_app(
             announcing = asyncio.create_task(_announce(app, url, on_ready), name="announce")
             try:
                 await stopping.wait()
-                await _drain(app, site.limits.drain_timeout_s, hurry)
+                await _drain(app, site.limits.drain_timeout_s, hurry, farewell)
             finally:
                 announcing.cancel()
                 await asyncio.gather(announcing, return_exceptions=True)
@@ -146,18 +156,21 @@ def _http_limits() -> HttpLimits:
     )
 
 
-async def _drain(app: Application, timeout_s: float, hurry: asyncio.Event) -> None:
+async def _drain(app: Application, timeout_s: float, hurry: asyncio.Event, farewell: Farewell) -> None:
     admission, fleet = app.state.admission, app.state.fleet
     admission.drain()
+    app.state.models.drain()
     fleet.end()
     log.info("draining: %d requests at work", admission.inflight)
+    farewell.on_drain(admission.num_open)
     empty = asyncio.create_task(admission.wait_until_empty())
     hurried = asyncio.create_task(hurry.wait())
     try:
         await asyncio.wait({empty, hurried}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not empty.done():
+            farewell.on_cut(admission.num_open)
             fleet.fail_open("the site is shutting down and does not wait for this answer any longer")
-            await asyncio.wait({empty}, timeout=LAST_BYTES_S)
+            await asyncio.wait({empty}, timeout=farewell.last_bytes_s)
     finally:
         empty.cancel()
         hurried.cancel()

@@ -304,7 +304,9 @@ class Exchange:
             self._is_empty = True
         elif self._owed is None:
             if is_last:
-                parts.append(b"content-length: %d\r\n" % len(body))
+                # An application that left a HEAD request's body out has not said how long it would have been.
+                if body or self.head.method != b"HEAD":
+                    parts.append(b"content-length: %d\r\n" % len(body))
             elif self.head.version == "1.1":
                 self._is_chunked = True
                 parts.append(b"transfer-encoding: chunked\r\n")

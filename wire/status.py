@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+# failed: its last wake did, a short while ago; later it is said to lie where it does, and may be asked for again.
 Residency = Literal["device", "host", "disk", "loading", "failed"]
 
 

@@ -21,13 +21,15 @@ from runtime.functions.serving import ServedFunctions
 from runtime.middleware.errors import Errors
 from runtime.routes.functions import FunctionRoute
 from runtime.routing import Application, Router, any_method, get, post, socket
-from runtime.serve import StartError, serve_app
+from runtime.serve import Farewell, StartError, serve_app
 from sites.config import parse
 from sites.site import SiteConfig
 from wire.server import ListenError, bind, loop_factory
 
 STATE = ".pilotlight"  # in the function's folder: what its bindings keep between runs
 LOOK_S = 0.25
+# An author who stops his function wants his terminal back: a stream that does not end by itself is not worth the half minute that a site gives.
+GRACE_S, LAST_BYTES_S = 2.0, 0.2
 SKIPPED = ("__pycache__", "node_modules")
 MODEL = "embedded:ember"
 _TEXT = "text/plain; charset=utf-8"
@@ -49,7 +51,7 @@ def dev(directory: Path, host: str, port: int, environment: str | None, model: s
     async def serve() -> None:
         watching = asyncio.create_task(watch(app, directory, environment, lambda line: _say(console, line)))
         try:
-            await serve_app(app, app.state.site, listener)
+            await serve_app(app, app.state.site, listener, farewell=farewell_to(lambda line: _say(console, line)))
         finally:
             watching.cancel()
 
@@ -72,6 +74,7 @@ def site_of(manifest: Manifest, host: str, port: int, environment: str | None, m
         "name": "dev",
         "place": {"city": "here", "latitude": 0.0, "longitude": 0.0},
         "listen": {"host": host, "port": port},
+        "limits": {"drain_timeout_s": GRACE_S},
         "models": [
             {
                 "name": name,
@@ -113,6 +116,18 @@ def dev_app(manifest: Manifest, site: SiteConfig) -> Application:
     ]
     app.state.site = site
     return app
+
+
+def farewell_to(say: Callable[[str], None]) -> Farewell:
+    def drained(num_open: int) -> None:
+        if num_open:
+            say(f"Stopping: {_requests(num_open)} may take {GRACE_S:g} s to end (Ctrl-C again ends them now)")
+
+    return Farewell(drained, lambda num_open: say(f"Ended {_requests(num_open)}"), LAST_BYTES_S)
+
+
+def _requests(count: int) -> str:
+    return "1 open request" if count == 1 else f"{count} open requests"
 
 
 class _Clock:

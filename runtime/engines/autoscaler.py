@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from runtime.engines.copies import Copy
 from runtime.engines.room import News, Room
 from runtime.engines.scaling import Heat
-from runtime.engines.slot import Slot
-from runtime.engines.wakes import RETRY_FAILED_S, Waker
+from runtime.engines.slot import RETRY_FAILED_S, Slot
+from runtime.engines.wakes import Waker
 from sites.site import EngineConfig
 
 log = logging.getLogger("pilotlight.models")

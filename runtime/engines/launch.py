@@ -7,10 +7,8 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from asyncio.subprocess import DEVNULL, Process, create_subprocess_exec
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +19,7 @@ from engine.client import EngineClient
 from engine.protocol import HostConfig
 from runtime.engines.cores import Cores, divided, keep_to
 from runtime.engines.early_host import EarlyHost
+from runtime.engines.socket_place import SocketPlace, remove_dead_later
 from runtime.engines.tier_place import TierPlace, kv_places, owners_of
 from sites.site import EngineConfig
 
@@ -59,20 +58,19 @@ class ProcessLauncher:
 
     async def launch(self, *, standby: bool = False) -> "HostProcess":
         config = host_config(self._config, self._device, self._owner, self._claim_tier_place())
-        directory = Path(tempfile.mkdtemp(prefix="pilotlight-"))  # mode 0700
-        address = f"ipc://{directory}/engine"
+        place = SocketPlace()
         try:
             process = await self._start(
-                *("--address", address, "--parent", str(os.getpid())),
+                *("--address", place.address, "--parent", str(os.getpid())),
                 *("--config", msgspec.json.encode(config).decode()),
                 *(("--standby",) if standby else ()),
             )
             if self._cores is not None:
                 keep_to(process.pid, self._cores)
         except BaseException:
-            shutil.rmtree(directory, ignore_errors=True)
+            place.remove()
             raise
-        return HostProcess(process, _connect(address), directory, address)
+        return HostProcess(process, _connect(place.address), place)
 
     async def _start(self, *arguments: str) -> "Process | EarlyHost":
         early, self._early = self._early, None
@@ -100,11 +98,11 @@ class ProcessLauncher:
 
 
 class HostProcess:
-    def __init__(self, process: Process | EarlyHost, client: EngineClient, directory: Path, url: str) -> None:
+    def __init__(self, process: Process | EarlyHost, client: EngineClient, place: SocketPlace) -> None:
         self._process = process
         self.client = client
-        self.url = url
-        self._directory = directory
+        self._place = place
+        self.url = place.address
 
     @property
     def pid(self) -> int | None:
@@ -129,11 +127,12 @@ class HostProcess:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()
                 await self._process.wait()
-            shutil.rmtree(self._directory, ignore_errors=True)
+            self._place.remove()
 
 
 def launchers_of(config: EngineConfig, site: str, early: EarlyHost | None = None) -> list[ProcessLauncher]:
-    """One for each of the site's devices."""
+    """One for each of the site's devices. What other sites' hosts have left in the way of sockets is removed a little later."""
+    remove_dead_later()
     devices = config.all_devices
     owners, places = owners_of(site, len(devices)), kv_places(site, len(devices))
     cores = divided(devices.count("cpu")) if devices.count("cpu") > 1 else [None] * len(devices)

@@ -16,6 +16,7 @@ from functools import partial
 from engine.client import EngineError
 from engine.protocol import ModelInfo, ModelLoad, Submit
 from engine.tokenizer import Tokenizer
+from runtime.admission import shutting_down
 from runtime.engines.autoscaler import Autoscaler
 from runtime.engines.copies import Copy
 from runtime.engines.dispatch import Dispatch
@@ -23,8 +24,8 @@ from runtime.engines.fleet import Fleet
 from runtime.engines.host_memory import HostMemory
 from runtime.engines.hosts import DeviceHost
 from runtime.engines.room import News, Room
-from runtime.engines.slot import LoadedModel, Slot, Wake
-from runtime.engines.wakes import RETRY_FAILED_S, Waker
+from runtime.engines.slot import RETRY_FAILED_S, LoadedModel, Slot, Wake
+from runtime.engines.wakes import Waker
 from runtime.engines.weights_tier import WeightsTier
 from sites.site import ModelConfig, SiteConfig
 from wire.errors import ApiError
@@ -74,6 +75,8 @@ class Models:
         self.dispatch = Dispatch(slots, len(fleet.hosts))
         self._autoscaler = Autoscaler(slots, self._rooms, self._waker, self._news, site.engine, on_scaling)
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_draining = False
+        self._patiences: set[asyncio.Timeout] = set()  # of requests that wait for a model
         self.created = int(time.time())
         self.on_forgotten: Callable[[str], None] = lambda model: None  # what it had cached is on no device any more
         for slot in slots:
@@ -99,6 +102,13 @@ class Models:
         self._tasks.append(asyncio.create_task(self._foresee(), name="foresight"))
         if len(self._fleet.hosts) > 1:
             self._tasks.append(asyncio.create_task(self._autoscaler.run(), name="autoscaler"))
+
+    def drain(self) -> None:
+        """Who waits for a model is refused at once: nothing has begun for him here, another site may have the model awake, and a wake that outlasts
+        the drain would end in an error."""
+        self._is_draining = True
+        for patience in self._patiences:
+            patience.reschedule(asyncio.get_running_loop().time())
 
     async def stop(self) -> None:
         copies = [copy for slot in self._slots.values() for copy in slot.copies]
@@ -143,7 +153,7 @@ class Models:
     def hint(self, name: str) -> None:
         """A request is on its way: the model begins to wake if it sleeps, and there is room or somebody less expected."""
         slot = self._slots[name]
-        if slot.is_asleep and slot.failure is None:
+        if slot.is_asleep and not slot.is_given_up:
             slot.arrivals.note(self._clock())
             self._begin(slot)
 
@@ -193,17 +203,36 @@ class Models:
         """In the queue of those who wait for the model, which is bounded."""
         if not slot.is_yielding and (loaded := slot.loaded) is not None:
             return loaded
+        if self._is_draining:
+            raise shutting_down()
         if slot.queued >= self._max_waking:
             expected_s = slot.expected_wake_s(self._memory.holds(slot))
             message = f"{slot.queued} requests wait for {slot.config.name!r} to wake, as many as this site lets wait; try again later"
             raise ApiError("overloaded", message, retry_after_s=max(1.0, expected_s))
         slot.queued += 1
         try:
-            while slot.is_yielding:
-                await self._news.wait()
-            return await self._awake(slot)
+            async with self._patience():
+                while slot.is_yielding:
+                    await self._news.wait()
+                return await self._awake(slot)
         finally:
             slot.queued -= 1
+
+    @asynccontextmanager
+    async def _patience(self) -> AsyncIterator[None]:
+        """It ends when the site drains."""
+        patience = asyncio.timeout(None)
+        try:
+            async with patience:
+                self._patiences.add(patience)
+                try:
+                    yield
+                finally:
+                    self._patiences.discard(patience)
+        except TimeoutError:
+            if patience.expired():
+                raise shutting_down() from None
+            raise
 
     async def _awake(self, slot: Slot) -> LoadedModel:
         slot.waiters += 1
@@ -276,10 +305,15 @@ class Models:
                     if slot.info is not None and quiet:
                         log.info("model %s is expected within %.1f s and wakes", slot.config.name, lead_s)
                         self._begin(slot, quiet)
-                elif slot.is_asleep and slot.config.residency == "device" and self._is_wanted_elsewhere(slot):
+                elif slot.is_asleep and self._is_missed(slot):
                     self._begin(slot)
                 elif self._has_idled(slot):
                     await self._put_to_sleep(slot)
+
+    def _is_missed(self, slot: Slot) -> bool:
+        """It belongs on the device, could not be loaded, and may be by now."""
+        is_lost = slot.failure is not None and slot.config.residency == "device"
+        return is_lost and (not slot.is_given_up or self._is_wanted_elsewhere(slot))
 
     def _has_idled(self, slot: Slot) -> bool:
         limit_s = slot.config.sleep_after_s

@@ -3,6 +3,7 @@
 State and the facts that follow from it; models.py and wakes.py change it. Refuses to know how anything is loaded.
 """
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -18,6 +19,10 @@ from wire.status import ModelStatus, Residency
 
 # From the checkpoint; from host memory; somebody else slept for it; its host had died; a further copy, from the host memory of the first.
 Clock = Literal["disk", "host", "swap", "crash", "sibling"]
+RETRY_FAILED_S = 10.0  # a load that failed is tried again by a request after so long
+# For routers' asking and for models that stay on the device the time doubles with each failure, up to this: what is broken for good must not be
+# read, and others put to sleep for it, every ten seconds.
+RETRY_FAILED_MAX_S = 300.0
 # What waking is guessed to take before it has been measured: reading at a disk's pace, or mapping what is in memory.
 _DISK_BYTES_PER_S, _HOST_BYTES_PER_S, _LEAST_S = 1e9, 8e9, 0.05
 
@@ -44,6 +49,7 @@ class Slot:
         self.info: ModelInfo | None = None  # of the last load: what the model can do stays true while it sleeps
         self.failure: ApiError | None = None
         self.failed_at = 0.0
+        self.failures = 0  # of its wakes, in a row
         self.detail = ""
         self.loaded_share = 0.0  # of the bytes downloaded or, later, loaded
         self.wake_ms = 0.0  # the last
@@ -86,6 +92,14 @@ class Slot:
         return not self.awake and not self.waking
 
     @property
+    def is_given_up(self) -> bool:
+        """Its last wake failed, too lately for another to be begun by anybody but a request that is here."""
+        if self.failure is None:
+            return False
+        patience_s = min(RETRY_FAILED_MAX_S, RETRY_FAILED_S * 2.0 ** min(self.failures - 1, 10))
+        return time.monotonic() - self.failed_at < patience_s
+
+    @property
     def is_busy(self) -> bool:
         return self.users > 0 or self.waiters > 0 or bool(self.waking)
 
@@ -100,7 +114,7 @@ class Slot:
             return "device"
         if self.waking:
             return "loading"
-        if self.failure is not None:
+        if self.is_given_up:
             return "failed"
         return "host" if is_in_host_memory else "disk"
 

@@ -51,7 +51,7 @@ class TierPlace:
         if self._lock is None:
             try:
                 self._directory.mkdir(mode=0o700, exist_ok=True)
-                self._lock = _try_lock(self._directory, "site.lock")
+                self._lock = try_lock(self._directory, "site.lock")
                 why = "another process serves a site of this name on this machine"
             except OSError as error:
                 why = str(error.strerror)
@@ -95,7 +95,7 @@ def _remove_if_dead(directory: Path, title: str) -> None:
     locks = []
     try:
         for name in ("site.lock", "owner.lock"):  # the engine host of a killed site may live for another moment
-            lock = _try_lock(directory, name)
+            lock = try_lock(directory, name)
             if lock is None:
                 return
             locks.append(lock)
@@ -108,7 +108,7 @@ def _remove_if_dead(directory: Path, title: str) -> None:
             os.close(lock)
 
 
-def _try_lock(directory: Path, name: str) -> int | None:
+def try_lock(directory: Path, name: str) -> int | None:
     """None if somebody has it. Whoever had it may have removed the file meanwhile: then there is nothing to be had here any more."""
     path = directory / name
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -19,7 +19,7 @@ from runtime.engines.copies import Copy
 from runtime.engines.host_memory import HostMemory
 from runtime.engines.room import News, Room
 from runtime.engines.sizes import estimated_bytes
-from runtime.engines.slot import Clock, Slot, Wake
+from runtime.engines.slot import RETRY_FAILED_S, Clock, Slot, Wake
 from runtime.engines.sources import SourceError, directory_of
 from runtime.engines.text import TextSide, check_vocabulary
 from sites.site import EngineConfig
@@ -27,7 +27,6 @@ from wire.errors import ApiError
 
 log = logging.getLogger("pilotlight.models")
 
-RETRY_FAILED_S = 10.0  # a load that failed is tried again by a request after so long
 DEATHS_WHILE_LOADING = 3  # hosts that may die under one load before the load is to blame
 SUCCESSOR_WAIT_S = 30.0
 # Of a model that was awaited: importing Jinja and compiling takes 35 ms, for which its first answers have no use
@@ -111,7 +110,7 @@ class Waker:
         # after it, must not grow with how crowded the device was.
         slot.wake_ms, copy.awake_since, slot.used_at = 1e3 * min(now - room_at, loading_s + WAY_S), now, now
         slot.wake_ms_from["host" if info.mapped else "disk"] = slot.wake_ms
-        slot.wakes += 1
+        slot.wakes, slot.failures = slot.wakes + 1, 0
         clock: Clock = "disk"
         if is_further and info.mapped:
             clock = "sibling"
@@ -139,6 +138,7 @@ class Waker:
             slot.detail = ""
             log.warning("model %r could not be woken on %s as well: %s", slot.config.name, copy.host.device, detail)
             return
+        slot.failures += 1
         slot.failure = ApiError(word, message, retry_after_s=RETRY_FAILED_S if word == "overloaded" else None)
         slot.detail = detail
         log.error("%s", message)

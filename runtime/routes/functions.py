@@ -267,11 +267,13 @@ def function_routes(served: ServedFunctions, admission: Admission) -> list[Route
 
 
 async def _send(response: Response, method: str, send: Send) -> None:
-    dropped = HOP_BY_HOP | {"content-length", REQUEST_ID} if response.stream is None else HOP_BY_HOP | {REQUEST_ID}
+    # In place of a stream a HEAD request gets nothing: how long it would have been only the function may have said.
+    is_untold = response.stream is not None or (method == "HEAD" and not response.body)
+    dropped = HOP_BY_HOP | {REQUEST_ID} if is_untold else HOP_BY_HOP | {"content-length", REQUEST_ID}
     headers = [pair for pair in response.headers if pair[0] not in dropped and not pair[0].startswith(OURS)]
     bodiless = response.status in (204, 205, 304) or response.status < 200
     if response.stream is None:
-        if not bodiless:
+        if not (bodiless or is_untold):
             headers.append(("content-length", str(len(response.body))))
         await send(response_start(response.status, headers))
         await send({"type": "http.response.body", "body": b"" if bodiless or method == "HEAD" else response.body})

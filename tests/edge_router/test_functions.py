@@ -8,6 +8,14 @@ import pytest
 from tests.edge_router.fakes import DRAINING, FirstThen, answer, raw_stream, reset_before_first_byte, router, sites
 
 
+async def test_a_head_request_learns_no_length_that_the_site_does_not_name() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        for behave, length in ((raw_stream(b"a stream"), None), (answer(200, {"a": 1}), "8")):
+            fakes[0].behave = behave
+            async with running.http.head(running.url + "/fn/f") as response:
+                assert (response.status, response.headers.get("content-length")) == (200, length)
+
+
 async def test_a_functions_stream_passes_as_it_is_and_as_it_comes() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:
         fakes[0].behave = raw_stream(b"data: half an eve", b"nt, and no [DONE]")

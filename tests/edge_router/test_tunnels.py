@@ -6,7 +6,17 @@ import h2.settings
 import pytest
 from aiohttp import WSMsgType, WSServerHandshakeError, web
 
-from tests.edge_router.fakes import DRAINING, FakeSite, FirstThen, answer, reset_before_first_byte, router, sites
+from edge_router.tunnels import RESTARTING
+from tests.edge_router.fakes import (
+    DRAINING,
+    Behaviour,
+    FakeSite,
+    FirstThen,
+    answer,
+    reset_before_first_byte,
+    router,
+    sites,
+)
 from tests.edge_router.raw import wire
 from wire.headers import HOP_SECRET_ENV, hop_is_genuine
 
@@ -214,4 +224,81 @@ async def test_the_end_of_the_router_ends_the_sockets() -> None:
             assert refused.value.status == 503
             assert running.server.others.sockets is not None
             running.server.others.sockets.end()  # type: ignore[attr-defined]
-            assert (await socket.receive(timeout=10)).type is WSMsgType.CLOSED
+            assert (await socket.receive(timeout=10)).type is WSMsgType.CLOSE
+            assert socket.close_code == 1012
+            await running.until(lambda: not running.server.connections)
+
+
+HALF, REST = b"\x81\x05he", b"llo"
+
+
+def in_two(rest: bytes) -> Behaviour:
+    """The first half of a frame at once, and `rest` on command."""
+
+    async def behave(site: FakeSite, request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        assert request.transport is not None
+        request.transport.write(HALF)  # type: ignore[attr-defined]
+        await site.go_on.wait()
+        request.transport.write(rest)  # type: ignore[attr-defined]
+        await socket.receive()
+        return socket
+
+    return behave
+
+
+@pytest.mark.parametrize(
+    ("rest", "heard"),
+    [(REST + b"\x81\x04next", REST + RESTARTING), (REST[:1], REST[:1]), (b"", b"")],
+    ids=["the rest and more", "a part", "nothing"],
+)
+async def test_a_router_that_stops_in_the_middle_of_a_frame_waits_for_its_end_or_says_nothing(
+    rest: bytes, heard: bytes
+) -> None:
+    async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
+        fakes[0].behave = in_two(rest)
+        await client.say(ASK)
+        await client.hear_until(HALF)
+        assert running.server.others.sockets is not None
+        running.server.others.sockets.end()  # type: ignore[attr-defined]
+        fakes[0].go_on.set()
+        assert await client.hear_all() == heard
+
+
+async def test_a_close_of_the_sites_own_is_the_last_that_a_client_hears() -> None:
+    async def closes(site: FakeSite, request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse(autoclose=False)
+        await socket.prepare(request)
+        assert request.transport is not None
+        request.transport.write(b"\x88\x02\x03\xe8")  # type: ignore[attr-defined]
+        await site.go_on.wait()
+        return socket
+
+    async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
+        fakes[0].behave = closes
+        await client.say(ASK)
+        await client.hear_until(b"\x88\x02\x03\xe8")
+        assert running.server.others.sockets is not None
+        running.server.others.sockets.end()  # type: ignore[attr-defined]
+        assert await client.hear_all() == b""
+        fakes[0].go_on.set()
+
+
+async def test_a_client_that_sends_on_has_time_to_hear_why_the_router_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that were closed at once would be reset by what the client sends, whatever it had not read yet."""
+    monkeypatch.setattr("wire.tunnel.HEAR_S", 30.0)
+    async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
+        fakes[0].behave = echo
+        await client.say(ASK)
+        await client.hear_until(b"\r\n\r\n")
+        assert running.server.others.sockets is not None
+        running.server.others.sockets.end()  # type: ignore[attr-defined]
+        assert await client.hear_until(RESTARTING) == RESTARTING
+        await running.until(lambda: fakes[0].active == 0)
+        for _ in range(3):
+            await client.say(b"\x82\xfe\xff\xff\0\0\0\0" + b"m" * 65535)
+        assert running.server.connections
+        assert not client.reader.at_eof()
+        client.writer.close()
+        await running.until(lambda: not running.server.connections)

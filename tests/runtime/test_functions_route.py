@@ -61,8 +61,10 @@ async def test_a_site_serves_its_functions_under_fn(make_server: SiteMaker, tmp_
             assert answer.headers["x-pilotlight-site"] == "ams1"
         async with client.get("/fn/f/events") as answer:
             assert await answer.read() == b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
-        async with client.head("/fn/f") as answer:
-            assert answer.status == 200
+        whole = json.dumps(["HEAD", f"{server.url}/", "/fn/f"], separators=(",", ":"))
+        for path, length in (("/fn/f", str(len(whole))), ("/fn/f/events", None)):
+            async with client.head(path) as answer:
+                assert (answer.status, answer.headers.get("content-length")) == (200, length)
         async with client.get("/fn/nobody/") as answer:
             assert answer.status == 404
             assert "it has f" in (await answer.json())["error"]["message"]

@@ -16,7 +16,7 @@ import pytest
 
 from runtime import connection
 from runtime.middleware import unread
-from runtime.serve import _drain
+from runtime.serve import Farewell, _drain
 from tests.asgi import eventually, start
 from tests.fakes import says
 from tests.runtime.conftest import Site, SiteMaker
@@ -189,6 +189,22 @@ async def test_a_drain_lets_open_streams_finish_and_refuses_new_ones(make_server
     assert site.admission.inflight == 0
 
 
+async def test_a_drain_sends_away_who_waits_for_a_model_to_wake(make_server: SiteMaker, model_directory: Path) -> None:
+    models = [{"name": "tiny", "source": str(model_directory), "residency": "disk"}]
+    async with make_server(models=models, limits={"drain_timeout_s": 60.0}) as site, httpx.AsyncClient() as http:
+        await eventually(lambda: site.launcher.hosts)
+        site.engine.load_gate = asyncio.Event()
+        url = site.url + "/ai/v1/chat/completions"
+        waiting = [asyncio.create_task(http.post(url, json={**HELLO, "stream": stream})) for stream in (False, True)]
+        await eventually(lambda: site.app.state.models._slots["tiny"].waiters == 2)
+        site.stop.set()
+        for answer in await asyncio.wait_for(asyncio.gather(*waiting), 10):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
+            assert int(answer.headers["retry-after"]) >= 1
+        await site.is_idle()
+        assert site.app.state.models._slots["tiny"].queued == 0
+
+
 async def test_a_stream_that_outlasts_the_drain_ends_with_an_error_event(make_server: SiteMaker) -> None:
     async with make_server(limits={"drain_timeout_s": 0.1}) as site:
         site.engine.script = [*says("one", finish=None), 30]
@@ -211,7 +227,7 @@ async def test_a_second_signal_cuts_the_drain_short(make_site: SiteMaker) -> Non
         site.engine.script = [*says("one", finish=None), 30]
         exchange = start(site.app, CHAT, {**HELLO, "stream": True})
         await exchange.until(b"one")
-        stopping = asyncio.get_running_loop().create_task(_drain(site.app, 30, hurry := asyncio.Event()))
+        stopping = asyncio.get_running_loop().create_task(_drain(site.app, 30, hurry := asyncio.Event(), Farewell()))
         await eventually(lambda: site.admission.draining)
         assert not exchange.task.done()
         hurry.set()

@@ -10,17 +10,23 @@ from typing import Any
 
 import pytest
 
+from edge_router.discovery import static_backends
+from edge_router.policy import RouteRequest, eligible
+from engine.client import EngineError
 from engine.protocol import ModelSpec
 from runtime import app as app_module
 from runtime.engines import models as models_module
 from runtime.engines import room as room_module
 from runtime.engines.copies import Copy
+from runtime.engines.slot import RETRY_FAILED_S
 from runtime.engines.tier_place import TierPlace
 from runtime.engines.weights_tier import WeightsTier
 from tests.asgi import call, eventually, start
+from tests.edge_router.builders import Clock, network
 from tests.fakes import FakeEngineClient, FakeLauncher, says, write_model_directory
 from tests.runtime.conftest import Site, SiteMaker
 from wire.headers import sign_hop
+from wire.status import SiteStatus, decode_status
 
 CHAT = "/ai/v1/chat/completions"
 ROOM_FOR_TWO = 2000 / 2**30  # a fake model's weights are 1000 bytes
@@ -224,6 +230,63 @@ async def test_a_hint_wakes_a_model_and_only_a_router_may_give_one(
         assert (unknown.status, unknown.json["error"]["code"]) == (404, "model_not_found")
         garbled = await call(site.app, "/internal/wake", body=b"[]", **signed)
         assert (garbled.status, garbled.json["error"]["code"]) == (400, "malformed_json")
+
+
+async def test_a_model_that_failed_to_load_is_offered_again_after_a_while_and_a_hint_wakes_it(small: Site) -> None:
+    models, slot = small.app.state.models, small.app.state.models._slots["a"]
+    small.engine.load_error = EngineError("model_load_failed", "the disk was away")
+    assert (await call(small.app, CHAT, ask("a"))).json["error"]["code"] == "model_load_failed"
+    models.hint("a")
+    assert slot.is_asleep
+    assert not may_serve(await published(small), "a")
+    slot.failed_at -= RETRY_FAILED_S
+    later = await published(small)
+    assert may_serve(later, "a")
+    (a,) = [model for model in later.models if model.name == "a"]
+    assert (a.residency, a.detail) == ("disk", "the disk was away")
+    small.engine.load_error = None
+    models.hint("a")
+    await eventually(lambda: slot.loaded is not None)
+    assert (slot.failures, (await residencies(small))["a"]) == (0, "device")
+
+
+async def test_a_model_that_fails_again_and_again_is_offered_ever_more_rarely(small: Site) -> None:
+    slot = small.app.state.models._slots["a"]
+    small.engine.load_error = EngineError("model_load_failed", "it is truncated")
+    patience_s = []
+    for _ in range(7):
+        assert (await call(small.app, CHAT, ask("a"))).status == 500, "who asks himself has it tried"
+        failed_at = slot.failed_at
+        for after_s in (10, 20, 40, 80, 160, 300):
+            slot.failed_at = failed_at - after_s
+            if not slot.is_given_up:
+                patience_s.append(after_s)
+                break
+    assert patience_s == [10, 20, 40, 80, 160, 300, 300]
+
+
+async def test_a_model_that_stays_on_the_device_is_loaded_again_without_being_asked_for(make_site: SiteMaker) -> None:
+    launcher = FakeLauncher(lambda client: setattr(client, "load_error", EngineError("model_load_failed", "no room")))
+    async with make_site(launcher=launcher, wait=False) as site:
+        slot = site.app.state.models._slots["tiny"]
+        await eventually(lambda: slot.failure is not None)
+        site.engine.load_error = None
+        await asyncio.sleep(0.1)
+        assert slot.is_asleep
+        slot.failed_at -= RETRY_FAILED_S
+        await eventually(lambda: not site.app.state.health.why_not_ready())
+
+
+def may_serve(status: SiteStatus, model: str) -> bool:
+    """In a router's eyes, with another site to go to."""
+    backends = static_backends(network({"ams1": "http://127.0.0.1:1", "iad1": "http://127.0.0.1:2"}), clock := Clock())
+    backends["ams1"].answered(status, clock())
+    views = [backend.view() for backend in backends.values()]
+    return any(view.name == "ams1" for view in eligible(RouteRequest(model), views))
+
+
+async def published(site: Site) -> SiteStatus:
+    return decode_status((await call(site.app, "/status")).body)
 
 
 async def test_a_model_with_a_rhythm_wakes_before_it_is_asked_for(small: Site) -> None:

@@ -125,6 +125,27 @@ async def test_an_answer_that_has_no_body_gets_none_and_the_connection_goes_on(m
             assert status_of(await client.hear_until(b"\r\n\r\n")) == status
 
 
+@pytest.mark.parametrize(
+    ("headers", "parts", "length"),
+    [
+        ((), [body(b"")], None),
+        ((), [body(b"", True), body(b"")], None),
+        ((), [body(b"one", True), body(b"two")], None),
+        ((), [body(b"whole")], b"5"),
+        ([(b"content-length", b"7")], [body(b"")], b"7"),
+    ],
+)
+async def test_the_answer_to_a_head_request_names_a_length_only_where_it_is_known(
+    headers: list[tuple[bytes, bytes]], parts: list[Any], length: bytes | None
+) -> None:
+    async with client_of(App(start(*headers), *parts)) as client:
+        for _ in range(2):  # on the same connection
+            await client.say(GET.replace(b"GET", b"HEAD"))
+            lines, _ = parts_of(await client.hear_until(b"\r\n\r\n"))
+            lengths = [line.partition(b": ")[2] for line in lines if line.startswith(b"content-length")]
+            assert lengths == ([] if length is None else [length])
+
+
 @pytest.mark.parametrize("length", [b"3", b"30", b"4, 4", b"-1"])
 async def test_an_answer_of_another_length_than_it_says_is_not_sent(length: bytes) -> None:
     app = App(start((b"Content-Length", length)), body(b"four"))

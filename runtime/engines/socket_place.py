@@ -1,0 +1,75 @@
+"""Where an engine host's socket lies: a directory for each host that only this user can reach, and that its site owns by a lock as long as it lives.
+
+A site that ends removes its directories; what a killed one leaves is known by its free lock, and removed by the next site of this user that starts.
+Refuses to know what is said over the socket.
+"""
+
+import logging
+import os
+import shutil
+import stat
+import tempfile
+import threading
+from pathlib import Path
+
+from runtime.engines.tier_place import try_lock
+
+log = logging.getLogger("pilotlight.engine")
+
+LATER_S = 5.0  # nobody waits for it: a start has better things to do
+_PREFIX = "pilotlight-ipc-"  # short: a socket's whole path has 107 bytes
+_LOCK = "site.lock"
+
+
+class SocketPlace:
+    def __init__(self, root: Path | None = None) -> None:
+        """Made, and owned. Raises OSError."""
+        while True:
+            self.directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))  # mode 0700
+            lock = None
+            try:
+                lock = try_lock(self.directory, _LOCK)
+            except FileNotFoundError:  # who removes the dead came between the directory and its lock
+                continue
+            except BaseException:
+                shutil.rmtree(self.directory, ignore_errors=True)
+                raise
+            if lock is not None:
+                break
+        self._lock: int | None = lock
+
+    @property
+    def address(self) -> str:
+        return f"ipc://{self.directory}/engine"
+
+    def remove(self) -> None:
+        """The host has ended. Harmless a second time."""
+        if self._lock is not None:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
+
+
+def remove_dead(root: Path | None = None) -> None:
+    """Those of this user's sites that are gone, whichever they were."""
+    for directory in (root or Path(tempfile.gettempdir())).glob(_PREFIX + "*"):
+        try:
+            status = os.lstat(directory)
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+                continue  # in a folder that is everybody's
+            lock = try_lock(directory, _LOCK)
+            if lock is None:
+                continue
+            try:
+                shutil.rmtree(directory)
+            finally:
+                os.close(lock)
+            log.info("removed the socket directory of a site that is gone: %s", directory)
+        except OSError as error:  # another site is removing it
+            log.debug("%s stays: %s", directory, error)
+
+
+def remove_dead_later() -> None:
+    timer = threading.Timer(LATER_S, remove_dead)
+    timer.daemon = True
+    timer.start()

@@ -1,0 +1,86 @@
+"""`pilotlight dev` as a process: its function's stream never ends, and Ctrl-C ends it all the same."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import httpx
+import pytest
+
+from load_tests.local_network import free_ports
+
+SOURCE = """
+import asyncio
+from workers import Response, WorkerEntrypoint
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        if request.url.endswith("/quick"):
+            return Response("done")
+        async def forever():
+            yield "one"
+            await asyncio.sleep(3600)
+        return Response(forever())
+"""
+
+
+class Dev:
+    def __init__(self, folder: Path, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}/"
+        command = [sys.executable, "-m", "runtime.cli.app", "dev", str(folder), "--port", str(port)]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "COLUMNS": "200"}
+        )
+        self.until("Serving http")
+
+    def until(self, words: str) -> str:
+        assert self.process.stdout is not None
+        heard = ""
+        for line in self.process.stdout:
+            heard += line
+            if words in line:
+                return line
+        raise AssertionError(f"it ended without {words!r}: {heard}")
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+
+@pytest.fixture
+def dev(tmp_path: Path) -> Iterator[Dev]:
+    (folder := tmp_path / "f").mkdir()
+    (folder / "entry.py").write_text(dedent(SOURCE))
+    (folder / "wrangler.toml").write_text('name = "f"\nmain = "entry.py"\n')
+    dev = Dev(folder, free_ports(1)[0])
+    try:
+        yield dev
+    finally:
+        dev.process.kill()
+        dev.process.communicate()
+
+
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_ctrl_c_ends_an_endless_stream_after_a_short_grace_and_a_second_one_at_once(dev: Dev, interrupts: int) -> None:
+    with httpx.stream("GET", dev.url, timeout=30) as answer:
+        parts = answer.iter_text()
+        assert next(parts) == "one"
+        dev.interrupt()
+        assert "Stopping: 1 open request may take 2 s to end (Ctrl-C again ends them now)" in dev.until("Stopping")
+        if interrupts == 2:
+            dev.interrupt()
+        assert "Ended 1 open request" in dev.until("Ended")
+        with pytest.raises(httpx.RemoteProtocolError):
+            next(parts)
+    assert dev.process.wait(20) == 0
+
+
+def test_ctrl_c_without_open_requests_says_nothing_of_them(dev: Dev) -> None:
+    assert httpx.get(dev.url + "quick", timeout=30).text == "done"
+    dev.interrupt()
+    output, _ = dev.process.communicate(timeout=20)
+    assert dev.process.returncode == 0
+    assert "Stopping" not in output

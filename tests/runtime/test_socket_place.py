@@ -1,0 +1,104 @@
+"""Directories of engine hosts' sockets: they go with their site, or, if it was killed, with the next one's start; nothing else goes with them."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from runtime.engines import socket_place
+from runtime.engines.launch import launchers_of
+from runtime.engines.socket_place import SocketPlace, remove_dead
+from sites.config import EngineConfig
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from runtime.engines.socket_place import SocketPlace
+place = SocketPlace(Path(sys.argv[1]))
+print(place.directory, flush=True)
+time.sleep(60)
+"""
+
+
+def owned_by_another(root: Path) -> "tuple[subprocess.Popen[str], Path]":
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(root)], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    return owner, Path(owner.stdout.readline().strip())
+
+
+def kill(owner: "subprocess.Popen[str]") -> None:
+    owner.send_signal(signal.SIGKILL)
+    owner.communicate(timeout=10)
+
+
+def test_a_directory_stays_while_its_site_lives_and_is_removed_after_its_death(tmp_path: Path) -> None:
+    mine = SocketPlace(tmp_path)
+    owner, theirs = owned_by_another(tmp_path)
+    (theirs / "engine").touch()
+    try:
+        assert mine.directory.stat().st_mode & 0o777 == 0o700
+        remove_dead(tmp_path)
+        assert sorted(tmp_path.iterdir()) == sorted([mine.directory, theirs])
+    finally:
+        kill(owner)
+    remove_dead(tmp_path)
+    assert list(tmp_path.iterdir()) == [mine.directory]
+    for _ in range(2):
+        mine.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_a_directory_of_ours_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pilotlight-ipc-file").touch()
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (elsewhere / "precious").touch()
+    (tmp_path / "pilotlight-ipc-link").symlink_to(elsewhere)
+    (tmp_path / "pilotlight-logs-x").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    remove_dead(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+    (tmp_path / "pilotlight-ipc-dead").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        remove_dead(tmp_path)
+    assert (tmp_path / "pilotlight-ipc-dead").is_dir(), "it is another user's"
+    remove_dead(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_one_that_was_taken_for_dead_before_it_had_its_lock_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    make = tempfile.mkdtemp
+
+    def overtaken(**options: object) -> str:
+        made.append(make(**options))  # type: ignore[call-overload]
+        if len(made) < 3:
+            remove_dead(tmp_path)
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", overtaken)
+    place = SocketPlace(tmp_path)
+    assert [str(place.directory)] == made[2:]
+    remove_dead(tmp_path)
+    assert list(tmp_path.iterdir()) == [place.directory]
+    place.remove()
+
+
+def test_a_site_that_starts_removes_what_a_killed_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(socket_place, "LATER_S", 0.01)
+    owner, theirs = owned_by_another(tmp_path)
+    kill(owner)
+    assert theirs.is_dir()
+    launchers_of(EngineConfig(), "ams1")
+    deadline = time.monotonic() + 10
+    while theirs.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not theirs.exists()
