@@ -13,7 +13,7 @@ import pytest
 from runtime.engines import socket_place
 from runtime.engines.launch import launchers_of
 from runtime.engines.socket_place import SocketPlace, remove_dead
-from sites.config import EngineConfig
+from sites.site import EngineConfig
 
 OWNER = """
 import sys, time
