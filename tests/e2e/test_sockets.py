@@ -162,5 +162,5 @@ async def test_sockets_end_with_their_router_and_with_a_killed_site(processes: P
             await asyncio.sleep(0.1)
         socket = await client.ws_connect(f"{live}/items/1")
         processes.running["router"].send_signal(signal.SIGTERM)
-        assert (await end_of(socket))[0] == 1006
+        assert (await end_of(socket))[0] == 1012
         await asyncio.to_thread(processes.running.pop("router").wait, 30)
