@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 _SEQUENCES = 4  # of full length, for which there is room
 _GROUPS = 4  # of the program's rows, in one step: between two steps the model may take over
+# Weights of which the first step finds everything touched, in the time for which the host waits for its site; of more, they would meet each other.
+_REHEARSED_BYTES = 64 << 20
 _MARGIN = 16  # tokens: who comes so close to the longest sequence waits for the model
 
 
@@ -49,6 +51,8 @@ class Opener:
         memory = Memory(program, path, weights_at, directory, num_blocks)
         opened = functions.open_library(library)
         self._runner = OpeningRunner(program, memory, opened, threads or len(os.sched_getaffinity(0)))
+        if sum(weight.num_bytes for weight in program.weights) <= _REHEARSED_BYTES:
+            self._runner.rehearse()
         self._num_blocks = num_blocks
         self._found_s = time.perf_counter() - began
         kept.note_use(path)

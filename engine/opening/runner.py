@@ -7,7 +7,8 @@ addresses and what lies there; refuses to know who waits for the tokens.
 import ctypes
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from typing import Any, NamedTuple
 
 from engine.opening.choice import Chooser
@@ -15,6 +16,7 @@ from engine.opening.memory import Memory
 from engine.opening.program import Address, OpeningProgram, Step
 from engine.plan import Chunk
 from engine.results import ChunkResult, RunResult, SampledToken
+from engine.sequence import Sequence
 from kernels.cpu import functions
 
 # Arguments that follow the batch. The last of each is the number of threads.
@@ -67,7 +69,7 @@ class OpeningRunner:
         self._chooser = Chooser(library, program.info.vocab_size, threads)
         self._longs = memoryview(memory.inputs.memory).cast("B")
 
-    def launch(self, chunks: Sequence[Chunk]) -> "Computed":
+    def launch(self, chunks: SequenceOf[Chunk]) -> "Computed":
         """At once: whoever collects finds it done."""
         began = time.perf_counter()
         rows = [row for chunk in chunks for row in _rows_of(chunk)]
@@ -77,7 +79,13 @@ class OpeningRunner:
         results = [ChunkResult(tokens.get(chunk.sequence.sequence_id)) for chunk in chunks]
         return Computed(RunResult(results, time.perf_counter() - began))
 
-    def scrub(self, blocks: Sequence[int]) -> None:
+    def rehearse(self) -> None:
+        """A full step of nobody's, in a block that nobody holds yet: memory is touched, and the library's threads are there."""
+        sequence = Sequence.throwaway([0] * min(self._program.rows, self._block_size), blocks=range(1))
+        self.launch([Chunk.next_of(sequence, len(sequence.token_ids))])
+        self.scrub(range(1))
+
+    def scrub(self, blocks: SequenceOf[int]) -> None:
         for block in blocks:
             address = self._memory.kv.address + block * self._program.block_bytes
             ctypes.memset(address, 0, self._program.block_bytes)
@@ -85,7 +93,7 @@ class OpeningRunner:
     def reset(self) -> None:
         ctypes.memset(self._memory.kv.address, 0, self._memory.kv.num_bytes)
 
-    def _run(self, rows: Sequence[_Row], tokens: dict[str, SampledToken]) -> None:
+    def _run(self, rows: SequenceOf[_Row], tokens: dict[str, SampledToken]) -> None:
         num_blocks = max(row.position for row in rows) // self._block_size + 1
         self._put(rows, num_blocks)
         self._call(self._forward, len(rows), num_blocks)
@@ -107,7 +115,7 @@ class OpeningRunner:
             row = logits + place * program.info.vocab_size * ctypes.sizeof(ctypes.c_float)
             tokens[sequence.sequence_id] = self._chooser.choose(row, sequence.sampling, len(sequence.token_ids))
 
-    def _put(self, rows: Sequence[_Row], num_blocks: int) -> None:
+    def _put(self, rows: SequenceOf[_Row], num_blocks: int) -> None:
         """Numbers lie as far apart as if all rows were there, block tables one behind the other."""
         size, most = self._block_size, self._program.rows
         numbers = (
@@ -136,7 +144,7 @@ class OpeningRunner:
         arguments[-1] = self._threads
         return _Call(functions.find(library, step.function), arguments, _ROWS_AT[name], _BLOCKS_AT.get(name))
 
-    def _call(self, calls: "Sequence[_Call]", rows: int, num_blocks: int) -> None:
+    def _call(self, calls: "SequenceOf[_Call]", rows: int, num_blocks: int) -> None:
         for function, arguments, rows_at, blocks_at in calls:
             arguments[rows_at] = rows
             if blocks_at is not None:

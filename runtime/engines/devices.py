@@ -23,6 +23,11 @@ def check_devices(devices: Sequence[str], root: Path = Path("/")) -> None:
         )
 
 
+def is_surely_cpu(device: str, root: Path = Path("/")) -> bool:
+    """Before an engine host has said so."""
+    return device == "cpu" or (device == "auto" and _num_gpus(root) == 0)
+
+
 def _num_gpus(root: Path) -> int | None:
     """None: there is no telling."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -30,8 +35,8 @@ def _num_gpus(root: Path) -> int | None:
         listed = [entry for entry in visible.split(",") if entry.strip()]
         return 0 if listed[:1] == ["-1"] else len(listed)
     if any(
-        (root / "dev" / name).exists() for name in ("dxg", "nvmap")
-    ):  # Windows and Tegra show their GPUs in other ways
+        (root / "dev" / name).exists() for name in ("dxg", "nvmap", "kfd")
+    ):  # Windows, Tegra and AMD show their GPUs in other ways
         return None
     shown = [path for path in (root / "dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     return len(shown)

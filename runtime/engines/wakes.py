@@ -16,6 +16,7 @@ from engine.client import EngineClient, EngineError, ProgressCallback
 from engine.protocol import ModelInfo, ModelSpec
 from engine.tokenizer import TokenizerError
 from runtime.engines.copies import Copy
+from runtime.engines.devices import is_surely_cpu
 from runtime.engines.host_memory import HostMemory
 from runtime.engines.room import News, Room
 from runtime.engines.sizes import estimated_bytes
@@ -93,7 +94,7 @@ class Waker:
 
     async def _take_room(self, copy: Copy, directory: Path) -> bool:
         slot, device = copy.slot, copy.host.device
-        if self._config.weights_gib is None and device != "cpu":
+        if self._config.weights_gib is None and not is_surely_cpu(device):
             await copy.host.until_ready()  # who else knows how large the device is?
         if slot.info is None:
             on_cpu = not device.startswith("cuda")

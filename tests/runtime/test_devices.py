@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.engines.cores import divided
-from runtime.engines.devices import check_devices
+from runtime.engines.devices import check_devices, is_surely_cpu
 from sites.config import ConfigError
 from tests.asgi import call
 from tests.runtime.conftest import site_config
@@ -85,3 +85,21 @@ def test_cores_are_divided_between_sockets(tmp_path: Path, monkeypatch: pytest.M
     assert divided(4, tmp_path) == [{0, 1}, {4, 5}, {2, 3}, {6, 7}]
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {5})
     assert divided(2, tmp_path) == [None, None], "one core cannot be divided"
+
+
+def test_auto_is_surely_a_cpu_only_where_no_kind_of_gpu_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "dev").mkdir()
+    assert is_surely_cpu("cpu", tmp_path)
+    assert is_surely_cpu("auto", tmp_path)
+    assert not is_surely_cpu("cuda", tmp_path)
+    for name in ("nvidia0", "kfd", "dxg"):
+        (tmp_path / "dev" / name).touch()
+        assert not is_surely_cpu("auto", tmp_path)
+        assert is_surely_cpu("cpu", tmp_path)
+        (tmp_path / "dev" / name).unlink()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    (tmp_path / "dev" / "nvidia0").touch()
+    assert is_surely_cpu("auto", tmp_path)
