@@ -10,7 +10,7 @@ import socket
 import ssl
 import time
 from collections import Counter
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from wire.errors import ApiError
 from wire.http1_connection import Connection, host_and_port
@@ -24,8 +24,7 @@ DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
-@dataclass(frozen=True, slots=True)
-class HttpLimits:
+class HttpLimits(NamedTuple):
     max_head_bytes: int = 64 << 10
     max_headers: int = 128
     head_timeout_s: float = 15.0  # from its first byte, and from the connection's start to the first
