@@ -37,7 +37,6 @@ class Opener:
 
     def __init__(self, directory: Path, dtype: str, path: Path, library: Path, threads: int | None) -> None:
         """Raises OSError, OpeningError and AttributeError for a file or a library that cannot be used."""
-        began = time.perf_counter()
         self.directory, self.dtype, self.path = directory, dtype, path
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -54,7 +53,6 @@ class Opener:
         if sum(weight.num_bytes for weight in program.weights) <= _REHEARSED_BYTES:
             self._runner.rehearse()
         self._num_blocks = num_blocks
-        self._found_s = time.perf_counter() - began
         kept.note_use(path)
 
     @classmethod
@@ -80,19 +78,21 @@ class Opener:
 
     def open(self, spec: ModelSpec, config: HostConfig) -> "OpenedModel | None":
         """None: it is of another model, or was made for a host of other sizes."""
-        program = self.program
+        began, program = time.perf_counter(), self.program
         if (Path(spec.path), spec.dtype) != (self.directory, self.dtype):
             return None
         if program.host != (config.kv_bytes, config.block_size, spec.kv_tokens):
             return None
-        phases = (("open", self._found_s),)
-        info = program.info._replace(name=spec.name, mapped=False, load_s=self._found_s, load_phases=phases)
-        info = info._replace(total_blocks=min(info.total_blocks, self._num_blocks))
+        total_blocks = min(program.info.total_blocks, self._num_blocks)
+        info = program.info._replace(name=spec.name, mapped=False, total_blocks=total_blocks)
         budget = min(config.max_num_batched_tokens, _GROUPS * program.rows)
         limits = Limits(config.block_size, budget, config.max_num_seqs, config.max_waiting)
         room = program.max_blocks * config.block_size
         most_tokens = room - _MARGIN if room < info.context_length else info.context_length
-        return OpenedModel(spec, Engine(info, self._runner, limits, with_torch=False), most_tokens, self.path)
+        engine = Engine(info, self._runner, limits, with_torch=False)
+        load_s = time.perf_counter() - began
+        engine.info = info._replace(load_s=load_s, load_phases=(("open", load_s),))
+        return OpenedModel(spec, engine, most_tokens, self.path)
 
 
 class OpenedModel:
