@@ -180,8 +180,7 @@ class EngineHost:
             self._transport.send(ModelReady(loaded.engine.info))
 
     def _open(self, spec: ModelSpec) -> None:
-        opener, self._opener = self._opener, None
-        opened = None if opener is None else opener.open(spec, self._config)
+        opened = None if self._opener is None else self._opener.open(spec, self._config)
         if opened is None:
             self._begin_loads()
             return
@@ -194,6 +193,9 @@ class EngineHost:
         return (self._opened is not None and self._opened.has_answered) or time.monotonic() >= self._load_at
 
     def _begin_loads(self) -> None:
+        if self._opener is not None:
+            self._opener.close()
+            self._opener = None
         if self._opened is not None:
             # What imports would keep Python's lock for 5 ms when a step ends.
             sys.setswitchinterval(_SWITCH_S)

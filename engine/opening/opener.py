@@ -49,7 +49,9 @@ class Opener:
         num_blocks = _SEQUENCES * program.max_blocks
         memory = Memory(program, path, weights_at, directory, num_blocks)
         opened = functions.open_library(library)
-        self._runner = OpeningRunner(program, memory, opened, threads or len(os.sched_getaffinity(0)))
+        self._runner: OpeningRunner | None = OpeningRunner(
+            program, memory, opened, threads or len(os.sched_getaffinity(0))
+        )
         if sum(weight.num_bytes for weight in program.weights) <= _REHEARSED_BYTES:
             self._runner.rehearse()
         self._num_blocks = num_blocks
@@ -76,10 +78,14 @@ class Opener:
             log.warning("the opening program of %s is not used: %s", directory, error)
             return None
 
+    def close(self) -> None:
+        """Its memory is wanted for nothing more."""
+        self._runner = None
+
     def open(self, spec: ModelSpec, config: HostConfig) -> "OpenedModel | None":
-        """None: it is of another model, or was made for a host of other sizes."""
-        began, program = time.perf_counter(), self.program
-        if (Path(spec.path), spec.dtype) != (self.directory, self.dtype):
+        """Once: the memory is the opened model's from then on. None: the program is of another model, or was made for a host of other sizes."""
+        began, program, runner = time.perf_counter(), self.program, self._runner
+        if runner is None or (Path(spec.path), spec.dtype) != (self.directory, self.dtype):
             return None
         if program.host != (config.kv_bytes, config.block_size, spec.kv_tokens):
             return None
@@ -89,7 +95,8 @@ class Opener:
         limits = Limits(config.block_size, budget, config.max_num_seqs, config.max_waiting)
         room = program.max_blocks * config.block_size
         most_tokens = room - _MARGIN if room < info.context_length else info.context_length
-        engine = Engine(info, self._runner, limits, with_torch=False)
+        self._runner = None
+        engine = Engine(info, runner, limits, with_torch=False)
         load_s = time.perf_counter() - began
         engine.info = info._replace(load_s=load_s, load_phases=(("open", load_s),))
         return OpenedModel(spec, engine, most_tokens, self.path)

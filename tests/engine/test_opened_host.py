@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,31 @@ def test_another_model_is_loaded_as_ever(front: Front, gate: Gate, checkpoint: P
     front.put(submit("a", [5, 6]))
     front.until(lambda: front.ends("a"))
     assert len(front.heard()["a"].token_ids) == 8
+
+
+def test_a_second_name_of_the_same_files_waits_for_its_load(front: Front, gate: Gate, checkpoint: Path) -> None:
+    front.put(LoadModel(spec_of(checkpoint)), LoadModel(ModelSpec("other", str(checkpoint))), submit("a", [5, 6]))
+    front.until(lambda: front.ends("a"))
+    assert [event.info.name for event in front.all(ModelReady)] == ["tiny"]
+    gate.opened.set()
+    front.until(lambda: len(front.all(ModelReady)) == 3)
+
+
+def test_nothing_of_the_program_is_left_once_the_model_is_there(checkpoint: Path, leave: Leave, gate: Gate) -> None:
+    """Its maps would count as the host's memory for ever."""
+    leave(checkpoint)
+    opener = Opener.find(checkpoint, "auto", 1)
+    assert opener is not None
+    runner = weakref.ref(opener._runner)
+    front = Front(opener)
+    front.put(LoadModel(spec_of(checkpoint)), submit("a", [5, 6]))
+    front.until(lambda: front.ends("a"))
+    assert runner() is not None
+    gate.opened.set()
+    front.until(lambda: len(front.all(ModelReady)) == 2)
+    front.until(lambda: runner() is None)
+    front.put(Shutdown())
+    front.thread.join(30)
 
 
 def test_whoever_leaves_meanwhile_is_not_answered(front: Front, gate: Gate, checkpoint: Path) -> None:
