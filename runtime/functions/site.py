@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from runtime.functions import frames
+from runtime.functions.answer_headers import checked_headers
 from runtime.functions.channel import Answer, Failure, Inbound, Result
 from runtime.functions.confine import Confinement
 from runtime.functions.egress import Egress
@@ -218,9 +219,14 @@ class SiteFunctions:
             return frames.Fetch(id, method, url, headers, whole, stream is not None, entrypoint, further)
 
         result = await self._pool(function).ask(frame, stream, is_pinned="object" in further, is_socket=is_socket)
-        response = _response_of(result)
-        if response.status == 101 and not (is_socket and response.stream is not None):
-            raise Failure("the function switched protocols, and nobody asked for it", code="wrong_type")
+        try:
+            response = _response_of(result)
+            if response.status == 101 and not (is_socket and response.stream is not None):
+                raise Failure("the function switched protocols, and nobody asked for it", code="wrong_type")
+        except Failure:
+            if result.body is not None:
+                await result.body.aclose()
+            raise
         return response
 
     async def static(self, function: str, method: str, url: str, headers: list[tuple[str, str]]) -> Response | None:
@@ -230,7 +236,7 @@ class SiteFunctions:
         if found is None:
             return None
         value, stream = (found.value, found.body) if isinstance(found, Answer) else (found, None)
-        return Response(value["status"], value["headers"], value.get("body", b""), stream)
+        return Response(value["status"], checked_headers(value["headers"]), value.get("body", b""), stream)
 
     async def rpc(
         self,
@@ -406,13 +412,9 @@ def _response_of(result: Result) -> Response:
     value = result.value
     try:
         status, headers, body = value["status"], value["headers"], value.get("body", b"")
-        pairs = [(str(name), str(text)) for name, text in headers]
-        if not isinstance(status, int) or not 101 <= status <= 599 or not isinstance(body, bytes):
+        pairs = checked_headers(headers)
+        if not isinstance(status, int) or not (status == 101 or 200 <= status <= 599) or not isinstance(body, bytes):
             raise TypeError
-        for name, text in pairs:
-            (name + text).encode("latin-1")
-            if not name or any(c in "\r\n\0" for c in name + text):
-                raise ValueError
     except (TypeError, KeyError, ValueError, AttributeError):
         raise Failure("the function's response cannot be read", code="wrong_type") from None
     return Response(status, pairs, body, result.body)

@@ -13,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from runtime.admission import Admission
 from runtime.connection import AnswerCut, ClientGone, answering, header, response_start, send_json
+from runtime.functions.answer_headers import confined_headers
 from runtime.functions.channel import Failure
 from runtime.functions.serving import ServedFunctions
 from runtime.functions.site import Response
@@ -77,6 +78,8 @@ class FunctionRoute:
             headers += [("connection", "Upgrade"), ("upgrade", "websocket")]
             url, options = self._url(scope, name), {"websocket": True, "cf": _cf(scope)}
             response = await self._functions.fetch(pool, "default", "GET", url, headers, messages, options)
+            if self._name is None:
+                response = response._replace(headers=confined_headers(response.headers, f"/fn/{name}"))
             if response.status != 101:
                 await _send(response, "GET", answer)
                 return None
@@ -123,6 +126,8 @@ class FunctionRoute:
                 sent = body if isinstance(body, bytes) else aiter(body)
                 options = {"cf": _cf(scope)}
                 response = await self._functions.fetch(pool, "default", scope["method"], url, headers, sent, options)
+            if self._name is None:
+                response = response._replace(headers=confined_headers(response.headers, f"/fn/{name}"))
             started = True
             await _send(response, scope["method"], send if isinstance(body, bytes) else body.beside(send))
         except Fault as fault:
@@ -269,8 +274,8 @@ def function_routes(served: ServedFunctions, admission: Admission) -> list[Route
 async def _send(response: Response, method: str, send: Send) -> None:
     # In place of a stream a HEAD request gets nothing: how long it would have been only the function may have said.
     is_untold = response.stream is not None or (method == "HEAD" and not response.body)
-    dropped = HOP_BY_HOP | {REQUEST_ID} if is_untold else HOP_BY_HOP | {"content-length", REQUEST_ID}
-    headers = [pair for pair in response.headers if pair[0] not in dropped and not pair[0].startswith(OURS)]
+    dropped = (REQUEST_ID,) if is_untold else ("content-length", REQUEST_ID)
+    headers = [pair for pair in response.headers if pair[0] not in dropped]
     bodiless = response.status in (204, 205, 304) or response.status < 200
     if response.stream is None:
         if not (bodiless or is_untold):
@@ -290,11 +295,10 @@ async def _send(response: Response, method: str, send: Send) -> None:
 
 
 async def _accept(response: Response, scope: Scope, send: Send) -> None:
-    dropped = HOP_BY_HOP | {"content-length", REQUEST_ID}
     headers = [
         (name.encode("latin-1"), value.encode("latin-1"))
         for name, value in response.headers
-        if name not in dropped and not name.startswith((OURS, "sec-websocket-"))
+        if name not in ("content-length", REQUEST_ID) and not name.startswith("sec-websocket-")
     ]
     subprotocol = next((value for name, value in response.headers if name == "sec-websocket-protocol"), None)
     if subprotocol is not None and subprotocol not in scope["subprotocols"]:

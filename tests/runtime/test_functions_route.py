@@ -223,6 +223,28 @@ async def test_without_a_secret_there_is_no_hop_and_nobody_may_say_what_its_addr
                 assert (await answer.json())[2] == "127.0.0.1"
 
 
+async def test_a_function_speaks_neither_for_its_site_nor_for_its_neighbours_below_fn(
+    make_server: SiteMaker, tmp_path: Path
+) -> None:
+    source = """
+    from workers import Response, WorkerEntrypoint
+    class Default(WorkerEntrypoint):
+        async def fetch(self, request):
+            response = Response("spent", status=503)
+            pairs = {"X-Pilotlight-Refusal": "draining", "X-Pilotlight-Site": "evil", "Transfer-Encoding": "chunked"}
+            response.headers._pairs = [*pairs.items(), ("Set-Cookie", "a=b; Path=/"), ("Service-Worker-Allowed", "/")]
+            return response
+    """
+    serve = [{"name": "f", "path": str(function_in(tmp_path / "f", source))}]
+    table = {"serve": serve, "state_dir": str(tmp_path / "state")}
+    async with make_server(functions=table) as server, aiohttp.request("GET", f"{server.url}/fn/f") as answer:
+        assert (answer.status, await answer.text()) == (503, "spent")
+        assert answer.headers.getall("x-pilotlight-site") == ["ams1"]
+        assert answer.headers["set-cookie"] == "a=b; Path=/fn/f"
+        names = {name.lower() for name in answer.headers}
+        assert not {"x-pilotlight-refusal", "transfer-encoding", "service-worker-allowed"} & names
+
+
 async def test_a_draining_site_takes_no_new_requests_for_functions(make_site: SiteMaker, tmp_path: Path) -> None:
     async with make_site(functions=functions_table(tmp_path)) as site:
         site.admission.drain()
