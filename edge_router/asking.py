@@ -13,9 +13,6 @@ from edge_router.backend import Ticket
 from edge_router.link import CannotConnect, Link, LinkLost
 from edge_router.peek import ValidRequest
 from edge_router.upstream import (
-    ENGINE_LOST,
-    MODEL_LOST,
-    WORKERS_AI_FULL,
     Answer,
     Events,
     Failure,
@@ -25,7 +22,7 @@ from edge_router.upstream import (
     error_of,
     header,
 )
-from wire.headers import QUEUE
+from wire.headers import QUEUE, REFUSAL
 from wire.sse import Event, SSEError
 
 MAX_ANSWER_BYTES = (
@@ -193,7 +190,7 @@ class Asking:
             stream = self._stream or self._open_stream(link)
             return Answer(self._upstream, link, None, stream, await self._first_events(stream))
         body = await self._whole(link)
-        _refuse_spent(link, body)
+        raise_refusal(link, body, is_for_function=False)
         return Answer(self._upstream, link, body, None, [])
 
     async def _first_events(self, stream: Events) -> list[Event]:
@@ -216,14 +213,14 @@ class Asking:
         return first
 
     async def _passed_through(self, link: Link) -> Answer:
-        """A function's answer. Only a site that is full or draining, which says so with a 503 of its own, is told from it."""
+        """A function's answer. Only what a site says in its own name is told from it."""
         length = header(link.headers, "content-length")
         is_small = length.isdigit() and int(length) <= SMALL_BYTES
-        if link.status != 503 and not is_small and not link.is_done:
+        if not header(link.headers, REFUSAL) and not is_small and not link.is_done:
             self._stream = self._upstream.read_events(link, as_pieces=True)
             return Answer(self._upstream, link, None, self._stream, [])
         body = await self._whole(link)
-        refuse_busy(link, body)
+        raise_refusal(link, body, is_for_function=True)
         return Answer(self._upstream, link, body, None, [])
 
     async def _whole(self, link: Link) -> bytes:
@@ -289,30 +286,20 @@ class _Patience:
             self._connecting.reschedule(self._loop.time())
 
 
-def refuse_busy(link: Link, body: bytes) -> None:
-    """Of a function's answers those that are its site's: that it is full, or draining. Raises SiteFailed."""
-    if link.status == 503 and error_of(body).get("code") in ("draining", "overloaded"):
-        _refuse_spent(link, body)
+_KINDS: dict[str, Failure] = {"draining": "draining", "model_load_failed": "no_model", "engine_error": "lost"}
 
 
-def _refuse_spent(link: Link, body: bytes) -> None:
-    """A site that is full, draining or a broken gateway says so with a status; what is the client's own fault passes through."""
-    if link.status not in SPENT_STATUSES and link.status not in (429, 500):
+def raise_refusal(link: Link, body: bytes, *, is_for_function: bool) -> None:
+    """Raises SiteFailed where the site, and not the request, is at fault. The site's header says so and never a body, which may be a function's; a
+    gateway before the site has only a status, which is believed where no function answers."""
+    word = header(link.headers, REFUSAL)
+    if not word and (is_for_function or link.status not in SPENT_STATUSES):
         return
-    error = error_of(body)
-    if link.status == 500:
-        if error.get("code") == MODEL_LOST:
-            raise SiteFailed("no_model", str(error.get("message", ""))[:200])
-        if error.get("code") in ENGINE_LOST:
-            raise SiteFailed("lost", f"its engine failed: {str(error.get('message', ''))[:200]}")
-        return
-    if link.status == 429 and error.get("code") != WORKERS_AI_FULL:
-        return  # the tenant's own quota: every site would say the same
-    kind: Failure = "draining" if error.get("code") == "draining" else "full"
     queue = header(link.headers, QUEUE)
-    if queue.isascii() and queue.isdigit() and len(queue) < 12:
+    if word and queue.isascii() and queue.isdigit() and len(queue) < 12:
         raise SiteFailed("declined", f"its queue of {queue} tokens is too long", queued_tokens=int(queue))
     after = header(link.headers, "retry-after")
-    said = str(error.get("message", ""))[:200]
+    said = str(error_of(body).get("message", ""))[:200]
     detail = f"it answered {link.status}" + (f" ({said})" if said else "")
-    raise SiteFailed(kind, detail, float(after) if after.isascii() and after.isdigit() and len(after) < 6 else None)
+    retry_after_s = float(after) if after.isascii() and after.isdigit() and len(after) < 6 else None
+    raise SiteFailed(_KINDS.get(word, "full"), detail, retry_after_s)

@@ -389,8 +389,8 @@ class Proxy:
         if failure.kind == "declined":
             ticket.answering()  # it is well, and said so
             backend.declined(exchange.request.model or "", failure.queued_tokens, ticket.sent_at)
-        elif failure.kind == "no_model":
-            ticket.answering()  # nothing is wrong with it where its other models are concerned
+        elif failure.kind == "no_model" or (failure.kind == "full" and exchange.request.head.is_for_function):
+            ticket.answering()  # nothing is wrong with it where its other models, or functions, are concerned
         elif failure.kind == "connect":
             backend.failed(failure.detail)
         elif failure.kind == "draining":

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import httptools
 import orjson
 
-from edge_router.asking import refuse_busy
+from edge_router.asking import raise_refusal
 from edge_router.backend import Backend
 from edge_router.downstream import head_of
 from edge_router.link import CannotConnect, Link, LinkLost
@@ -181,7 +181,7 @@ class Tunnels:
                     switched, link = link, None
                     return switched
                 body = await _whole(link)
-                refuse_busy(link, body)
+                raise_refusal(link, body, is_for_function=True)
                 return Refusal(link.status, _kept(link), body)
         except CannotConnect as error:
             raise SiteFailed("connect", str(error)) from None

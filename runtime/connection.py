@@ -14,6 +14,7 @@ import orjson
 from starlette.types import Message, Receive, Scope, Send
 
 from wire.errors import ApiError, Dialect
+from wire.headers import REFUSAL, REFUSALS
 
 BODY_TIMEOUT_S = 60.0  # for the whole body: 140 kB/s for the largest one a site takes by default
 
@@ -90,7 +91,9 @@ async def send_json(send: Send, body: bytes, status: int = 200, headers: Headers
 
 
 async def send_error(send: Send, error: ApiError, dialect: Dialect, headers: Headers = ()) -> None:
-    await send_json(send, error_body(error, dialect), error.status(dialect), [*error.headers(), *headers])
+    """In the site's own name: a router believes what it says of the site."""
+    marked = [(REFUSAL, error.word)] if error.word in REFUSALS else []
+    await send_json(send, error_body(error, dialect), error.status(dialect), [*error.headers(), *marked, *headers])
 
 
 def answering(scope: Scope, send: Send) -> Send:

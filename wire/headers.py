@@ -20,7 +20,11 @@ HOPS = "x-pilotlight-hops"  # router -> router: how many routers the request has
 PATIENCE = "x-pilotlight-patience"  # router -> site: with a queue longer than so many ms, decline
 PREFIXES = "x-pilotlight-prefixes"  # router -> site: short digests of the conversation's beginnings (wire/prefixes.py)
 QUEUE = "x-pilotlight-queue"  # site -> router: that it declines, and how many tokens its queue has
+REFUSAL = "x-pilotlight-refusal"  # site -> router: why the site, and not the request, is at fault, in one of REFUSALS; no function can set it
 OURS = "x-pilotlight-"  # a client may not send these: the router drops them
+
+# The words of errors.py that another site would not say, and two about the hop itself: this router's signature, or one of the two clocks, is wrong.
+REFUSALS = frozenset({"draining", "overloaded", "engine_error", "model_load_failed", "signature", "clock"})
 
 HOP_SECRET_ENV = "PILOTLIGHT_HOP_SECRET"
 HOP_MAX_AGE_S = 60.0

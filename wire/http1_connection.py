@@ -15,6 +15,7 @@ import httptools
 import orjson
 
 from wire.errors import ApiError, Dialect
+from wire.headers import REFUSAL
 from wire.http1_exchange import Exchange
 from wire.http1_others import raw_head
 from wire.request_head import Headers, Repeated, RequestHead
@@ -242,6 +243,11 @@ class Connection(asyncio.Protocol):
             "connection: close",
             *(f"{name}: {value}" for name, value in error.headers()),
         ]
+        if error.word in (
+            "overloaded",
+            "quota_exceeded",
+        ):  # whoever is refused here may be a router, which goes elsewhere
+            lines.append(f"{REFUSAL}: overloaded")
         self.transport.write("\r\n".join(lines).encode() + b"\r\n" + self._server.date + b"\r\n" + body)
         self._linger()
 

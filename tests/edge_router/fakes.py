@@ -22,6 +22,7 @@ from edge_router.proxy import Proxy
 from edge_router.serve import serving
 from tests.edge_router.builders import network, site_status
 from wire.continuation import ANSWER, MARKS, NOTHING_DELIVERED, Mark, decode_answer, decode_delivery, marked
+from wire.headers import REFUSAL
 from wire.http1 import Server
 from wire.server import bind
 from wire.status import encode_status
@@ -115,6 +116,11 @@ def stream_of(count: int) -> Behaviour:
         return response
 
     return behave
+
+
+def refuse(word: str, status: int = 503, message: str = "", **headers: str) -> Behaviour:
+    """In the site's own name."""
+    return answer(status, {"error": {"message": message, "code": word}}, **{REFUSAL: word, **headers})
 
 
 def answer(status: int, body: object, **headers: str) -> Behaviour:
@@ -307,7 +313,6 @@ def write_and_end(data: bytes) -> Ending:
 
 WHOLE = b"".join(event(i) for i in range(4)) + DONE
 DRAINING = {"error": {"message": "the site drains", "type": "server_error", "param": None, "code": "draining"}}
-FULL_WORKERS_AI = {"result": None, "success": False, "errors": [{"code": 3040, "message": "full"}], "messages": []}
 
 
 class FirstThen(NearestPolicy):

@@ -8,11 +8,9 @@ from msgspec.structs import replace
 
 from edge_router.policy import MAX_DECLINES, BackendView, Preference, RouteRequest
 from edge_router.policy.nearest import NearestPolicy
-from tests.edge_router.fakes import DONE, Behaviour, FakeSite, answer, continued_stream, event, router, sites
+from tests.edge_router.fakes import DONE, Behaviour, FakeSite, continued_stream, event, refuse, router, sites
 from wire.headers import PATIENCE, PREFIXES, QUEUE
 from wire.prefixes import decode_named
-
-FULL = {"error": {"message": "too long a queue", "type": "server_error", "param": None, "code": "overloaded"}}
 
 
 class Patient(NearestPolicy):
@@ -24,10 +22,10 @@ class Patient(NearestPolicy):
 
 
 def declines_if_it_may(then: Behaviour) -> Behaviour:
-    refuse = answer(503, FULL, **{QUEUE: "4321"})
+    declined = refuse("overloaded", **{QUEUE: "4321"})
 
     async def behave(site: FakeSite, request: web.Request) -> web.StreamResponse:
-        return await (refuse if PATIENCE in request.headers else then)(site, request)
+        return await (declined if PATIENCE in request.headers else then)(site, request)
 
     return behave
 
@@ -79,7 +77,7 @@ async def test_no_request_is_declined_more_often_than_it_should_be() -> None:
 
 async def test_a_site_that_declines_what_it_was_not_free_to_decline_has_failed() -> None:
     async with sites("ams1") as fakes, router(fakes, policy=Patient()) as running:
-        fakes[0].behave = answer(503, FULL, **{QUEUE: "4321"})
+        fakes[0].behave = refuse("overloaded", **{QUEUE: "4321"})
         async with running.chat() as response:
             assert response.status == 503
             assert "4321" in await response.text()
@@ -88,7 +86,7 @@ async def test_a_site_that_declines_what_it_was_not_free_to_decline_has_failed()
 
 async def test_without_a_budget_left_a_failed_try_is_the_last_one() -> None:
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=Patient()) as running:
-        fakes[0].behave, fakes[1].behave = answer(503, FULL), continued_stream(4)
+        fakes[0].behave, fakes[1].behave = refuse("overloaded"), continued_stream(4)
         async with running.chat() as response:
             assert response.status == 200
         while running.proxy.retries.withdraw():

@@ -5,7 +5,17 @@ import asyncio
 import aiohttp
 import pytest
 
-from tests.edge_router.fakes import DRAINING, FirstThen, answer, raw_stream, reset_before_first_byte, router, sites
+from edge_router.backend import EJECT_AFTER
+from tests.edge_router.fakes import (
+    DRAINING,
+    FirstThen,
+    answer,
+    raw_stream,
+    refuse,
+    reset_before_first_byte,
+    router,
+    sites,
+)
 
 
 async def test_a_head_request_learns_no_length_that_the_site_does_not_name() -> None:
@@ -48,12 +58,35 @@ async def test_only_what_may_be_repeated_is_tried_elsewhere_once_it_may_have_run
 
 async def test_a_draining_site_has_not_run_it_and_a_functions_own_503_is_an_answer() -> None:
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
-        fakes[0].behave = answer(503, DRAINING)
+        fakes[0].behave = refuse("draining")
         fakes[1].behave = answer(503, {"mine": True})
         async with running.http.post(running.url + "/fn/f", data=b"x") as response:
             assert response.status == 503
             assert await response.json() == {"mine": True}
         assert len(fakes[1].seen) == 1
+
+
+@pytest.mark.parametrize("body", [DRAINING, {"error": {"code": "overloaded"}}, {"errors": [{"code": 3040}]}])
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+async def test_what_a_function_says_in_its_body_is_never_taken_for_its_sites_word(status: int, body: object) -> None:
+    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+        fakes[0].behave = answer(status, body)
+        for _ in range(2 * EJECT_AFTER):
+            async with running.http.post(running.url + "/fn/f", data=b"x") as response:
+                assert (response.status, await response.json()) == (status, body)
+        view = running.proxy.backends["ams1"].view()
+        assert (view.state, view.is_ejected) == ("healthy", False)
+        assert fakes[1].seen == []
+
+
+async def test_a_function_that_is_busy_costs_its_site_no_trust() -> None:
+    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+        fakes[0].behave = refuse("overloaded")
+        fakes[1].behave = answer(200, {})
+        for _ in range(2 * EJECT_AFTER):
+            async with running.http.post(running.url + "/fn/f", data=b"x") as response:
+                assert response.status == 200
+        assert not running.proxy.backends["ams1"].view().is_ejected
 
 
 async def test_a_stream_that_breaks_off_has_no_end_for_its_client_either() -> None:

@@ -5,12 +5,11 @@ from typing import Any
 
 from tests.edge_router.fakes import (
     DONE,
-    DRAINING,
     FirstThen,
-    answer,
     event,
     last_error,
     raw_stream,
+    refuse,
     router,
     sites,
 )
@@ -33,7 +32,7 @@ async def test_a_drain_that_finds_a_client_still_sending_its_body_does_not_forwa
 
 async def test_a_site_that_refuses_because_it_drains_is_left_alone_until_it_says_otherwise() -> None:
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
-        fakes[0].behave = answer(503, DRAINING)
+        fakes[0].behave = refuse("draining")
         fakes[0].status_fields = {"draining": True}
         async with running.chat() as response:
             assert "site=iad1" in response.headers["x-pilotlight-route"]

@@ -9,8 +9,6 @@ from aiohttp import web
 from edge_router.backend import EJECT_AFTER
 from tests.edge_router.fakes import (
     DONE,
-    DRAINING,
-    FULL_WORKERS_AI,
     WHOLE,
     Behaviour,
     FakeSite,
@@ -19,6 +17,7 @@ from tests.edge_router.fakes import (
     event,
     hang,
     raw_stream,
+    refuse,
     reset_before_first_byte,
     reset_connection,
     router,
@@ -34,13 +33,13 @@ FAILURES: dict[str, Behaviour] = {
     "half an event, then the end": raw_stream(b'data: {"i":'),
     "a page of HTML called an event stream": raw_stream(b"<html>\n<body>\n\n</html>\n"),
     "502": answer(502, {}),
-    "503 draining": answer(503, DRAINING),
-    "500 engine_error": answer(500, {"error": {"message": "the engine host went away", "code": "engine_error"}}),
-    "500 model_load_failed": answer(500, {"error": {"message": "the disk is full", "code": "model_load_failed"}}),
-    "500 in the Workers AI dialect": answer(500, {"errors": [{"code": 5000, "message": "the engine host went away"}]}),
+    "503 draining": refuse("draining"),
+    "500 engine_error": refuse("engine_error", 500, "the engine host went away"),
+    "500 model_load_failed": refuse("model_load_failed", 500, "the disk is full"),
+    "a refusal in a word that is not known": refuse("tired"),
     "503 that is no JSON object": answer(503, [1]),
     "504": answer(504, {"error": "late"}),
-    "429 with Workers AI's code for full": answer(429, FULL_WORKERS_AI),
+    "429, as the Workers AI dialect says that a site is full": refuse("overloaded", 429),
     "an event larger than anybody should buffer": raw_stream(b"data: " + b"x" * (5 << 20)),
 }
 
@@ -69,7 +68,10 @@ async def test_a_site_that_cannot_load_one_model_is_well_where_others_are_concer
         fakes[1].behave = fakes[0].behave
         async with running.chat() as response:
             assert response.status == 503
-            assert "ams1: the disk is full; iad1: the disk is full" in (await response.json())["error"]["message"]
+            assert (
+                "ams1: it answered 500 (the disk is full); iad1: it answered 500 (the disk is full)"
+                in (await response.json())["error"]["message"]
+            )
 
 
 @pytest.mark.parametrize("behaviour", [hang, raw_stream(end="hang"), raw_stream(b"data: ", end="hang")])
@@ -187,7 +189,7 @@ async def test_a_connection_is_not_tried_at_more_sites_than_allowed() -> None:
         sites("ams1", "iad1", "sin1") as fakes,
         router(fakes, policy=FirstThen("ams1", "iad1", "sin1"), max_tries=2) as running,
     ):
-        fakes[0].behave = fakes[1].behave = answer(503, DRAINING, retry_after="7")
+        fakes[0].behave = fakes[1].behave = refuse("draining", message="the site drains", retry_after="7")
         async with running.chat() as response:
             assert response.status == 503
             assert response.headers["retry-after"] == "7"

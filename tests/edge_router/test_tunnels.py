@@ -8,11 +8,11 @@ from aiohttp import WSMsgType, WSServerHandshakeError, web
 
 from edge_router.tunnels import RESTARTING
 from tests.edge_router.fakes import (
-    DRAINING,
     Behaviour,
     FakeSite,
     FirstThen,
     answer,
+    refuse,
     reset_before_first_byte,
     router,
     sites,
@@ -98,11 +98,11 @@ async def test_a_site_that_refuses_is_heard_and_one_that_cannot_is_passed_over()
         with pytest.raises(WSServerHandshakeError) as refused:
             await running.http.ws_connect(running.url + "/fn/f/ws")
         assert refused.value.status == 403
-        for behave in (answer(503, DRAINING), reset_before_first_byte):
+        for behave in (refuse("draining"), reset_before_first_byte):
             fakes[0].behave = behave
             async with running.http.ws_connect(running.url + "/fn/f/ws") as socket:
                 assert socket._response.headers["x-of"] == "iad1"
-        fakes[1].behave = answer(503, DRAINING)
+        fakes[1].behave = refuse("draining")
         with pytest.raises(WSServerHandshakeError) as refused:
             await running.http.ws_connect(running.url + "/fn/f/ws")
         assert refused.value.status == 503

@@ -8,7 +8,7 @@ from runtime.app import build_app
 from sites.config import ConfigError
 from tests.asgi import call
 from tests.runtime.conftest import Site, SiteMaker, site_config
-from wire.headers import HOP, sign_hop
+from wire.headers import HOP, REFUSAL, sign_hop
 
 CHAT = "/ai/v1/chat/completions"
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -57,6 +57,14 @@ async def test_a_false_hop_is_403(make_site: SiteMaker, headers: dict[str, str])
         assert (answer.status, answer.json["error"]["code"]) == (403, "forbidden")
         assert answer.headers["x-pilotlight-site"] == "ams1"
         assert answer.headers["x-request-id"] != "r1"
+
+
+async def test_what_another_site_would_not_say_is_marked_and_what_every_site_would_is_not(site: Site) -> None:
+    unknown = await call(site.app, CHAT, {**HELLO, "model": "none"})
+    assert (unknown.status, unknown.headers.get(REFUSAL)) == (404, None)
+    site.admission.drain()
+    draining = await call(site.app, CHAT, HELLO)
+    assert (draining.status, draining.headers[REFUSAL]) == (503, "draining")
 
 
 async def test_a_site_can_demand_hops_but_not_of_probes(make_site: SiteMaker) -> None:
