@@ -310,7 +310,9 @@ class Engine:
 
     def _publish(self, chunks: SequenceOf[Chunk], result: RunResult) -> None:
         for chunk, computed in zip(chunks, result.chunks, strict=True):
-            if self._sequences.get(chunk.sequence.sequence_id) is chunk.sequence:  # else it has ended meanwhile
+            sequence = chunk.sequence
+            # Else it has ended meanwhile, or was preempted and computes these tokens once more.
+            if self._sequences.get(sequence.sequence_id) is sequence and chunk.epoch == sequence.epoch:
                 self._publish_chunk(chunk, computed)
 
     def _publish_chunk(self, chunk: Chunk, computed: ChunkResult) -> None:
@@ -322,10 +324,6 @@ class Engine:
             self._fail(sequence, "the model's hidden states were not finite; its weights or its cache are damaged")
             return
         self._prompt_tokens += max(0, min(chunk.end, sequence.num_prompt_tokens) - chunk.start)
-        if sequence.num_computed_tokens < chunk.end and sequence.wants_prompt_logprobs:
-            # It was preempted since, and computes its prompt once more: then come all its logprobs, and this token.
-            sequence.token_ids = sequence.token_ids[: chunk.end]
-            return
         self.scheduler.complete(chunk)
         sequence.prompt_logprobs.extend(computed.prompt_logprobs)
         if token is not None:

@@ -23,11 +23,12 @@ class Chunk(NamedTuple):
     start: int
     length: int
     is_last: bool  # it reaches the newest token
+    epoch: int = 0  # of the sequence: results of an earlier one are dropped
 
     @classmethod
     def next_of(cls, sequence: Sequence, length: int) -> "Chunk":
         start = sequence.num_computed_tokens
-        return cls(sequence, start, length, start + length == len(sequence.token_ids))
+        return cls(sequence, start, length, start + length == len(sequence.token_ids), sequence.epoch)
 
     @property
     def end(self) -> int:

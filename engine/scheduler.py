@@ -96,9 +96,7 @@ class Scheduler:
         if not short:  # a sequence admitted now would take the blocks that were just cleared, or that are awaited
             self._admit(plan)
         awaits = self.incoming or (self.account is not None and self.account.num_short > 0)
-        awaits_results = any(s.is_pending or s.awaits_its_end for s in self.running) or (
-            bool(self.waiting) and self.waiting.peek().is_pending
-        )
+        awaits_results = any(s.is_pending or s.awaits_its_end for s in self.running)
         stuck = not plan.chunks and self.has_work and not awaits and not awaits_results
         assert not stuck, "sequences wait and none of them can be scheduled"
         return sorted(plan.chunks, key=lambda chunk: not chunk.is_decode)
@@ -112,8 +110,6 @@ class Scheduler:
     def complete(self, chunk: Chunk) -> None:
         """The chunk's results are here: let others find the blocks it completed."""
         sequence = chunk.sequence
-        if sequence.num_computed_tokens < chunk.end:
-            return  # preempted since it was launched: the blocks are another's
         sequence.num_completed_tokens = chunk.end
         complete = chunk.end // self.limits.block_size
         if len(sequence.block_hashes) < complete:  # only of tokens that are known
@@ -208,8 +204,6 @@ class Scheduler:
     def _admit(self, plan: Plan) -> None:
         while self.waiting and self._num_admitted < self.limits.max_num_seqs and plan.budget > 0:
             sequence = self.waiting.peek()
-            if sequence.is_pending:
-                return  # preempted in this very step: what it is to continue is not known yet
             if self.limits.is_whole and plan.chunks and len(sequence.token_ids) > plan.budget:
                 return
             cached = self._cached_blocks(sequence)

@@ -37,6 +37,7 @@ class Sequence:
     arrival: int = 0  # order of submission: the youngest is preempted first
     num_computed_tokens: int = 0
     num_completed_tokens: int = 0
+    epoch: int = 0  # how often it has lost its blocks: what was launched before is not its own any more
     # Arrays, not lists: a step copies whole tables into its tensors, 64 of 250 blocks in 0.02 ms instead of 0.3.
     block_table: "array[int]" = field(default_factory=lambda: array("q"))
     block_generations: "array[int]" = field(default_factory=lambda: array("q"))  # each block's, when it was taken
@@ -109,7 +110,10 @@ class Sequence:
         self.block_generations = array("q")
 
     def forget_computed(self) -> None:
-        """The blocks are gone (preemption by recompute); the tokens stay."""
+        """The blocks are gone (preemption by recompute); the tokens stay, but for one that is still to be chosen: it is chosen again."""
+        self.epoch += 1
+        if self.is_pending:
+            self.token_ids.pop()
         self.forget_blocks()
         self.num_computed_tokens = self.num_completed_tokens = 0
         self.num_registered_blocks = 0

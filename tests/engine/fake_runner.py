@@ -8,7 +8,7 @@ from engine.engine import Engine
 from engine.kv.lending import Lending
 from engine.kv.tiers import EngineTiers
 from engine.plan import Chunk, Limits
-from engine.protocol import ModelInfo
+from engine.protocol import ModelInfo, TokenLogprobs
 from engine.results import ChunkResult, RunResult, SampledToken
 from engine.sequence import PENDING, Sequence
 
@@ -17,6 +17,11 @@ VOCAB = 1000
 
 def next_token(token_ids: SequenceOf[int]) -> int:
     return (sum(token_ids[-3:]) * 31 + len(token_ids)) % VOCAB
+
+
+def prompt_logprobs_of(token_ids: SequenceOf[int]) -> tuple[TokenLogprobs, ...]:
+    """Of all but the first."""
+    return tuple(TokenLogprobs(-float(next_token(token_ids[:i]))) for i in range(1, len(token_ids)))
 
 
 @dataclass
@@ -88,9 +93,12 @@ class FakeRunner:
                 assert content == tuple(tokens[: position + 1]), "foreign or stale cache content"
                 if self.memory is not None:
                     self.memory.check(chunk.sequence.block_table[position // self.block_size])
-        results = []
-        for chunk, tokens in zip(chunks, tokens_of, strict=True):
-            results.append(ChunkResult(self._sample(chunk.sequence, tokens) if chunk.samples else None))
+        results = [
+            ChunkResult(
+                self._sample(chunk.sequence, tokens) if chunk.samples else None, self._prompt_logprobs(chunk, tokens)
+            )
+            for chunk, tokens in zip(chunks, tokens_of, strict=True)
+        ]
         return FakeLaunched(RunResult(results, 0.0))
 
     def scrub(self, blocks: SequenceOf[int]) -> None:
@@ -107,6 +115,12 @@ class FakeRunner:
     def _sample(self, sequence: Sequence, tokens: list[int]) -> SampledToken:
         self.chosen[sequence] = next_token(tokens)
         return SampledToken(self.chosen[sequence], sequence.sequence_id not in self.bad_sequences)
+
+    def _prompt_logprobs(self, chunk: Chunk, tokens: list[int]) -> tuple[TokenLogprobs, ...]:
+        if not chunk.sequence.wants_prompt_logprobs:
+            return ()
+        end = min(chunk.end + 1, chunk.sequence.num_prompt_tokens)
+        return prompt_logprobs_of(tokens[:end])[chunk.start :]
 
     def _slot(self, sequence: Sequence, position: int) -> int:
         return sequence.block_table[position // self.block_size] * self.block_size + position % self.block_size

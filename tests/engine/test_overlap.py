@@ -8,7 +8,7 @@ import pytest
 from engine.protocol import SamplingParams, Submit
 from tests.checkpoints import write_llama
 from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit
-from tests.engine.fake_runner import fake_engine, next_token
+from tests.engine.fake_runner import fake_engine, next_token, prompt_logprobs_of
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 
@@ -147,3 +147,40 @@ def test_bad_logits_in_flight_poison_no_cache() -> None:
     assert heard["bad"].finish_reason == "error"
     assert heard["good"].token_ids == expected_tokens(PROMPT, 4)
     assert one(engine, submit("again", PROMPT * 2)).num_cached_tokens == 4, "only what the good one left may be found"
+
+
+def test_a_prompt_preempted_in_its_middle_while_in_flight_is_told_whole() -> None:
+    engine, _ = fake_engine(overlaps=True, num_blocks=12, max_num_batched_tokens=8)
+    prompt = list(range(30))
+    engine.submit(submit("a", prompt, max_tokens=3, prompt_logprobs=True))
+    engine.step()
+    engine.step()  # the second chunk is in flight
+    assert engine.scheduler.preempt_youngest(keep_oldest=False)
+    assert engine.load().waiting_tokens == 30
+    heard = drain(engine, [])["a"]
+    assert heard.token_ids == expected_tokens(prompt, 3)
+    assert heard.prompt_logprobs == prompt_logprobs_of(prompt)
+    assert (engine.load().waiting, engine.load().waiting_tokens) == (0, 0)
+
+
+def test_a_result_from_before_a_preemption_counts_for_nothing_after_it() -> None:
+    engine, _ = fake_engine(overlaps=True, num_blocks=12, max_num_batched_tokens=8)
+    prompt = list(range(22))
+    engine.submit(submit("a", prompt, max_tokens=3, prompt_logprobs=True))
+    engine.step()
+    (sequence,) = engine.scheduler.running
+    assert engine.scheduler.preempt_youngest(keep_oldest=False)
+    engine.step()  # begins anew, and hears of the first chunk's first life
+    assert (sequence.num_computed_tokens, sequence.num_completed_tokens, sequence.prompt_logprobs) == (8, 0, [])
+    heard = drain(engine, [])["a"]
+    assert heard.token_ids == expected_tokens(prompt, 3)
+    assert heard.prompt_logprobs == prompt_logprobs_of(prompt)
+
+
+def test_a_token_in_flight_at_a_preemption_is_chosen_again() -> None:
+    engine, _ = fake_engine(overlaps=True)
+    engine.submit(submit("a", PROMPT, max_tokens=4))
+    engine.step()
+    engine.step()  # the first token is told, the second in flight
+    assert engine.scheduler.preempt_youngest(keep_oldest=False)
+    assert drain(engine, [])["a"].token_ids == expected_tokens(PROMPT, 4)
