@@ -28,9 +28,8 @@ Forward = Callable[[Batch], Outputs]
 
 
 class Recorder(Protocol):
-    @property
-    def is_ready(self) -> bool:
-        """False: it may be later."""
+    def takes(self, rows: int) -> bool:
+        """Whether steps of so many can be recorded now; where not, perhaps later, perhaps never."""
 
     def record(self, forward: Callable[[], Outputs]) -> "Recording":
         """Raises RuntimeError when `forward` cannot be recorded."""
@@ -78,9 +77,11 @@ class DecodeGraphs:
 
     def run(self, batch: Batch) -> Outputs | None:
         """What `forward` computes of a batch of decodes, valid until the next call; None: compute it yourself."""
-        if batch.decode is None or batch.prefill is not None or not self._works or not self._recorder.is_ready:
+        if batch.decode is None or batch.prefill is not None or not self._works:
             return None
         shape = GraphShape.of(batch.decode, self._pads)
+        if not self._recorder.takes(shape.rows):
+            return None
         graph = self._graphs.get(shape)
         if graph is None:
             self._wanted[shape] += 1
@@ -156,8 +157,7 @@ class CudaRecorder:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    @property
-    def is_ready(self) -> bool:
+    def takes(self, rows: int) -> bool:
         return True
 
     def record(self, forward: Callable[[], Outputs]) -> "_CudaRecording":

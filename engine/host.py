@@ -44,6 +44,7 @@ from engine.protocol import (
 from engine.transport import HostTransport, NewFrontEnd
 from engine.validation import host_problem
 from engine.weights import ahead
+from kernels.cpu.build import BuildError, forced_kind
 
 if TYPE_CHECKING:
     from engine.loading import LoadedModel
@@ -314,6 +315,10 @@ def main(words: Sequence[str], opener: Opener | None = None) -> None:
         sys.exit(f"engine.host: --config is no HostConfig: {error}")
     if problem := host_problem(config):
         sys.exit(f"engine.host: {problem}")
+    try:
+        forced_kind()
+    except BuildError as error:
+        sys.exit(f"engine.host: {error}")
     if config.threads is not None:
         # Read when torch is imported, by every thread that computes.
         os.environ["OMP_NUM_THREADS"] = str(config.threads)

@@ -86,7 +86,9 @@ class ModelRunner:
             hidden = model.forward(batch, layers)
             return hidden, model.logits(hidden)
 
-        return DecodeGraphs(forward, self.block_size, ProgramRecorder(), pads=False, most=_MOST_PROGRAMS)
+        return DecodeGraphs(
+            forward, self.block_size, ProgramRecorder(self.kv_cache.dtype), pads=False, most=_MOST_PROGRAMS
+        )
 
     def _put_pending_tokens(self, batch: Batch, chunks: SequenceOf[Chunk]) -> None:
         """Fill in, on the device, the tokens that the step before this one chooses."""

@@ -1,12 +1,13 @@
 """Which token a row of logits chooses, without torch: the same as kernels/sample.py's, by the C library's part of it.
 
-Knows rows that are greedy, or drawn from all that min-p leaves. Refuses top-k and top-p, for which logits have to be sorted.
+Knows rows that are greedy, or drawn from all that min-p leaves. Refuses all else: top-k and top-p, for which logits have to be sorted,
+and what it has never heard of.
 """
 
 import ctypes
 import math
 
-from engine.protocol import SamplingParams
+from engine.protocol import SamplingParams, Submit
 from engine.results import SampledToken
 from kernels.cpu import functions
 from kernels.sampling_scale import PIECE, highest_cost, scale_of
@@ -14,17 +15,17 @@ from kernels.sampling_scale import PIECE, highest_cost, scale_of
 _MASK32 = 0xFFFFFFFF
 
 
-def can_choose(sampling: SamplingParams) -> bool:
-    draws_from_all = sampling.temperature == 0 or (sampling.top_k is None and sampling.top_p == 1.0)
-    return (
-        draws_from_all
-        and sampling.repetition_penalty == 1.0
-        and not sampling.presence_penalty
-        and not sampling.frequency_penalty
-        and not sampling.logit_bias
-        and sampling.num_logprobs is None
-        and not sampling.prompt_logprobs
-    )
+def can_answer(submit: Submit) -> bool:
+    """Whether it asks for nothing but what is named here: a field that is added elsewhere is refused until somebody computes it here, too."""
+    asked = submit.sampling
+    plain = SamplingParams(
+        asked.max_tokens, asked.temperature, min_p=asked.min_p, seed=asked.seed,
+        stop_token_ids=asked.stop_token_ids, ignore_eos=asked.ignore_eos,
+    )  # fmt: skip
+    return submit == Submit(
+        submit.sequence_id, submit.model, submit.prompt_token_ids, plain,
+        salt=submit.salt, num_delivered_tokens=submit.num_delivered_tokens, leader=submit.leader, priority=submit.priority,
+    )  # fmt: skip
 
 
 class Chooser:

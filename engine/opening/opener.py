@@ -12,7 +12,7 @@ from pathlib import Path
 from engine.engine import Engine
 from engine.errors import CheckpointError
 from engine.opening import kept
-from engine.opening.choice import can_choose
+from engine.opening.choice import can_answer
 from engine.opening.memory import Memory
 from engine.opening.program import OpeningError, read
 from engine.opening.runner import OpeningRunner
@@ -119,9 +119,10 @@ class OpenedModel:
 
     def submit(self, submit: Submit) -> None:
         """Now if the program can do it, else when the model is there."""
-        can = submit.pooling is None and can_choose(submit.sampling)
         longest = len(submit.prompt_token_ids) + submit.sampling.max_tokens
-        if can and (longest <= self._most_tokens or len(submit.prompt_token_ids) <= self._most_tokens // 2):
+        if can_answer(submit) and (
+            longest <= self._most_tokens or len(submit.prompt_token_ids) <= self._most_tokens // 2
+        ):
             self.engine.submit(submit)
         else:
             self._held[submit.sequence_id] = submit

@@ -12,6 +12,7 @@ import stat
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 SOURCES = Path(__file__).parent
 _FLAGS = ["-O3", "-std=gnu11", "-pthread", "-fPIC", "-fno-math-errno", "-Wno-unknown-pragmas", "-Wno-psabi"]
@@ -19,13 +20,46 @@ _TIMEOUT_S = 600  # 4 s on an idle machine; in the background of a busy one a hu
 # Every C file is compiled for fp32 and for bf16: the same algorithm, the same names with another ending.
 _SCALARS = {"f32": [], "bf16": ["-DSCALAR_BF16"]}
 
+SWITCH = "PILOTLIGHT_CPU"  # a kind of CPU that the library is built for, in place of this machine's own; torch: it is not used at all
+TORCH = "torch"
+
+
+class _Kind(NamedTuple):
+    flags: tuple[str, ...]
+    needs: str  # as /proc/cpuinfo has it
+
+
+# What a CPU has besides decides which calls are left to torch's library: where there are matrix units, bf16 products of many rows (gemm.c). Of these
+# the library itself uses none, so that their routing can be had wherever the rest runs.
+_KINDS = {
+    "avx2": _Kind(("-march=x86-64-v3",), "avx2"),
+    "avx512": _Kind(("-march=x86-64-v4",), "avx512vl"),
+    "amx": _Kind(("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"), "avx512_bf16"),
+}
+KINDS = (*_KINDS, TORCH)
+
 
 class BuildError(Exception):
     """There is no library; the sentence says why."""
 
 
+def forced_kind() -> str | None:
+    """None: the library is for the CPU that is here. Raises BuildError for a kind that is unknown, or that this CPU cannot stand in for."""
+    name = os.environ.get(SWITCH)
+    if not name or name == TORCH:
+        return name or None
+    kind = _KINDS.get(name)
+    if kind is None:
+        raise BuildError(f"{SWITCH}={name} is no kind of CPU: say {', '.join(KINDS[:-1])} or {TORCH}, or nothing")
+    if kind.needs not in _processor().split():
+        raise BuildError(f"{SWITCH}={name} needs a CPU with {kind.needs}, which this machine's is not; unset it")
+    return name
+
+
 def find_library() -> Path | None:
     """The library that an earlier build left for this machine and these sources."""
+    if forced_kind() == TORCH:
+        return None
     path = _path(_compiler())
     return path if path.exists() else None
 
@@ -52,7 +86,7 @@ def _compile(compiler: str, scratch: Path, in_background: bool) -> Path:
     for scalar, defines in _SCALARS.items():
         folder = scratch / scalar
         folder.mkdir()
-        _run([*run, *_FLAGS, _tuning(), *defines, "-c", *sources], folder)
+        _run([*run, *_FLAGS, *_tuning(), *defines, "-c", *sources], folder)
         objects += [str(path) for path in sorted(folder.glob("*.o"))]
     _run([*run, "-shared", "-pthread", "-o", "library.so", *objects, "-lm"], scratch)
     return scratch / "library.so"
@@ -84,8 +118,10 @@ def _compiler() -> str:
     raise BuildError(f"there is no C compiler ({', '.join(names)}); install one, for example the package gcc")
 
 
-def _tuning() -> str:
-    return "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
+def _tuning() -> tuple[str, ...]:
+    if (kind := _KINDS.get(forced_kind() or "")) is not None:
+        return kind.flags
+    return ("-march=native",) if platform.machine() in ("x86_64", "AMD64") else ("-mcpu=native",)
 
 
 def _path(compiler: str) -> Path:
@@ -94,7 +130,11 @@ def _path(compiler: str) -> Path:
     for source in [*sorted(SOURCES.glob("*.c")), *sorted(SOURCES.glob("*.h"))]:
         key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     status = os.stat(compiler)
-    key.update(repr((_FLAGS, compiler, status.st_size, status.st_mtime_ns, platform.machine(), _processor())).encode())
+    key.update(
+        repr(
+            (_FLAGS, _tuning(), compiler, status.st_size, status.st_mtime_ns, platform.machine(), _processor())
+        ).encode()
+    )
     return private_cache("kernels") / f"{key.hexdigest()[:32]}.so"
 
 

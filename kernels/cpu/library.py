@@ -5,19 +5,17 @@ operation is torch's: slower, with the same results up to rounding.
 """
 
 import logging
-import os
 import threading
 from pathlib import Path
 
 import torch
 
 from kernels.cpu import functions
-from kernels.cpu.build import BuildError, build_library, find_library
+from kernels.cpu.build import TORCH, BuildError, build_library, find_library, forced_kind
 from kernels.cpu.functions import Function
 
 log = logging.getLogger(__name__)
 
-SWITCH = "PILOTLIGHT_CPU_KERNELS"  # 0: torch computes everything
 _ENDINGS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -57,10 +55,11 @@ _started = False
 
 
 def start(*, wait: bool = False) -> None:
-    """Use the library that is there, or build it in the background; with `wait`, before returning. The first call counts."""
+    """Use the library that is there, or build it in the background; with `wait`, before returning. The first call counts. Raises
+    BuildError for a kind of CPU that cannot be had here."""
     global _started
     with _starting:
-        if _started or os.environ.get(SWITCH) == "0":
+        if _started or forced_kind() == TORCH:
             return
         _started = True
         if _use_existing():

@@ -23,6 +23,11 @@ _MAX_HEAD_FLOATS = 1 << 16
 _MAX_TILED_HEAD_DIM = 512
 
 
+def has_products(rows: int, dtype: torch.dtype) -> bool:
+    """Whether `linear` computes those of so many rows: torch's library keeps what it is faster at."""
+    return cpu.loaded is not None and dtype in _FEW_ROWS and (rows <= _FEW_ROWS[dtype] or dtype in cpu.loaded.gemm)
+
+
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: int = 0, wide_output: bool = False
 ) -> Tensor | None:

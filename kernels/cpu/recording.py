@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.cpu import library as cpu
-from kernels.cpu import pages
+from kernels.cpu import ops, pages
 from kernels.cpu.mapped_file import HUGE_PAGE
 
 _ALIGNMENT = 128
@@ -31,12 +31,13 @@ class NotRecordableError(RuntimeError):
 class ProgramRecorder:
     """Its programs share their memory: they never run at the same time."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
+        """`dtype`: of the products."""
+        self._dtype = dtype
         self._workspace: Workspace | None = None
 
-    @property
-    def is_ready(self) -> bool:
-        return cpu.loaded is not None
+    def takes(self, rows: int) -> bool:
+        return ops.has_products(rows, self._dtype)
 
     def record(self, forward: Forward) -> "Program":
         """Computes it, too. Raises NotRecordableError; what has been computed until then is not undone."""

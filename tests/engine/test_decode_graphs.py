@@ -27,7 +27,8 @@ class Replayed:
 
 
 class StandIn:
-    is_ready = True
+    def takes(self, rows: int) -> bool:
+        return True
 
     def record(self, forward: Callable[[], Outputs]) -> Replayed:
         return Replayed(forward)
@@ -36,6 +37,16 @@ class StandIn:
 class Unable(StandIn):
     def record(self, forward: Callable[[], Outputs]) -> Replayed:
         raise RuntimeError("operation not permitted when stream is capturing")
+
+
+class OfOneRow(StandIn):
+    def takes(self, rows: int) -> bool:
+        return rows == 1
+
+    def record(self, forward: Callable[[], Outputs]) -> Replayed:
+        recorded = super().record(forward)
+        assert len(recorded.output[0]) == 1
+        return recorded
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +89,14 @@ def test_a_size_is_recorded_when_it_has_been_wanted_a_few_times(checkpoint: Path
     assert graphs.num_graphs == 0, "the first token is the prompt's"
     drain(engine, [submit("b", [5, 6, 8], max_tokens=2)])
     assert graphs.num_graphs == 1
+
+
+def test_sizes_that_cannot_be_recorded_are_not_tried_and_cost_the_others_nothing(checkpoint: Path) -> None:
+    expected = tokens(load_engine(checkpoint))
+    engine = load_engine(checkpoint)
+    graphs = with_graphs(engine, OfOneRow())
+    assert tokens(engine) == expected
+    assert graphs.num_graphs == 1, "the last sequence's"
 
 
 def test_a_model_that_cannot_be_recorded_goes_on_without(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import os
 import signal
 import subprocess
 import sys
@@ -395,6 +396,18 @@ async def test_a_wrong_configuration_is_one_sentence() -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("engine.host: --config is no HostConfig")
     assert "Traceback" not in done.stderr
+
+
+def test_a_kind_of_cpu_that_is_unknown_is_one_sentence() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "engine.host", "--address", "ipc:///nowhere"],
+        cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "PILOTLIGHT_CPU": "avx3"},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert (
+        done.stderr
+        == "engine.host: PILOTLIGHT_CPU=avx3 is no kind of CPU: say avx2, avx512, amx or torch, or nothing\n"
+    )
 
 
 def test_a_host_answers_before_torch_is_imported() -> None:

@@ -4,14 +4,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from engine.opening import making
+from engine.opening.choice import can_answer
 from engine.opening.program import read
-from engine.protocol import Submit
+from engine.protocol import SamplingParams, Submit
 from kernels.cpu import mapped_file
 from tests.checkpoints import write_llama
 from tests.engine.driver import Heard, drain, one, random_prompt, submit
@@ -169,6 +170,33 @@ def test_what_the_program_cannot_do_waits_for_the_model(
     assert not model.engine.has_work
     assert model.give_way_to(engine) == []
     assert drain(engine, [])["a"].token_ids == expected.token_ids
+
+
+# What the program can do, or need not know; whatever a request or its sampling has besides waits for the model, be it added tomorrow.
+KNOWN = {"max_tokens", "temperature", "min_p", "seed", "stop_token_ids", "ignore_eos"} | {
+    "sequence_id", "model", "prompt_token_ids", "sampling", "salt", "num_delivered_tokens", "leader", "priority"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", [*SamplingParams._fields, *Submit._fields])
+def test_a_request_is_answered_by_the_program_only_if_nothing_else_differs_from_a_plain_one(field: str) -> None:
+    plain, other = submit("a", [5, 6, 7], temperature=0.7), object()
+    if field == "sampling":
+        changed = plain
+    elif field in SamplingParams._fields:
+        changed = plain._replace(sampling=plain.sampling._replace(**{field: other}))
+    else:
+        changed = plain._replace(**{field: other})  # type: ignore[arg-type]
+    assert can_answer(changed) == (field in KNOWN)
+
+
+def test_a_field_that_the_program_has_never_heard_of_is_left_to_the_model() -> None:
+    class WithGrammar(NamedTuple("Sampling", [*SamplingParams.__annotations__.items(), ("grammar", str)])):  # type: ignore[misc]
+        pass
+
+    plain = submit("a", [5, 6, 7])
+    assert can_answer(plain)
+    assert not can_answer(plain._replace(sampling=WithGrammar(*plain.sampling, "json")))
 
 
 def test_a_sequence_as_long_as_the_program_can_hold_waits_for_the_model(

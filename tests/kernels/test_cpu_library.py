@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def arithmetic() -> None:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache and a process that has not looked for the library yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(library.SWITCH, raising=False)
+    monkeypatch.delenv(build.SWITCH, raising=False)
     monkeypatch.setattr(library, "loaded", None)
     monkeypatch.setattr(library, "_started", False)
     return tmp_path / "pilotlight" / "kernels"
@@ -49,7 +50,7 @@ def test_where_there_is_a_compiler_the_library_is_built(monkeypatch: pytest.Monk
     except BuildError:
         pytest.skip("there is no C compiler here")
     library.start(wait=True)
-    if os.environ.get(library.SWITCH) != "0":
+    if os.environ.get(build.SWITCH) != build.TORCH:
         assert library.loaded is not None
 
 
@@ -134,10 +135,35 @@ def test_a_damaged_library_is_built_again(caplog: pytest.LogCaptureFixture) -> N
 
 @pytest.mark.usefixtures("cache")
 def test_the_switch_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(library.SWITCH, "0")
+    monkeypatch.setenv(build.SWITCH, build.TORCH)
     library.start(wait=True)
     assert library.loaded is None
     assert find_library() is None
+
+
+@pytest.mark.usefixtures("cache", "tiny_sources")
+def test_each_kind_of_cpu_has_a_library_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = {None: build_library()}
+    for kind in build.KINDS[:-1]:
+        monkeypatch.setenv(build.SWITCH, kind)
+        with suppress(BuildError):  # on a machine that cannot stand in for it
+            built[kind] = build_library()
+    assert len(set(built.values())) == len(built)
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(
+    ("kind", "flags", "reason"),
+    [("avx3", "avx2", "say avx2, avx512, amx or torch"), ("amx", "avx2 avx512vl", "needs a CPU with avx512_bf16")],
+)
+def test_a_kind_of_cpu_that_cannot_be_had_is_refused_by_name(
+    kind: str, flags: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_processor", lambda: f"flags: {flags}")
+    monkeypatch.setenv(build.SWITCH, kind)
+    for ask in (find_library, build_library, lambda: library.start(wait=True)):
+        with pytest.raises(BuildError, match=rf"PILOTLIGHT_CPU={kind} .*{reason}"):
+            ask()
 
 
 def test_threads_that_call_at_once_all_get_their_results() -> None:

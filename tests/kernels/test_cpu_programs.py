@@ -93,7 +93,7 @@ class Layer:
 
 
 def record(forward: Callable[[], tuple[Tensor, ...]], recorder: ProgramRecorder | None = None) -> Program:
-    return (recorder or ProgramRecorder()).record(forward)
+    return (recorder or ProgramRecorder(torch.float32)).record(forward)
 
 
 def assert_equal(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
@@ -106,8 +106,12 @@ def assert_equal(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> Non
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 2, 7, 24, 25, 64])
 def test_a_replay_computes_the_same_bits_from_new_inputs(rows: int, dtype: torch.dtype) -> None:
-    layer = Layer(rows, dtype)
-    program = record(layer)
+    layer, recorder = Layer(rows, dtype), ProgramRecorder(dtype)
+    if not recorder.takes(rows):
+        with pytest.raises(NotRecordableError, match=r"aten\.linear"):  # it was right to say so
+            record(layer, recorder)
+        return
+    program = record(layer, recorder)
     assert_equal(program.output, layer())
     for seed in range(1, 30):
         layer.draw(seed)
@@ -120,7 +124,7 @@ def test_a_replay_computes_the_same_bits_from_new_inputs(rows: int, dtype: torch
 
 
 def test_programs_of_one_recorder_share_their_memory_and_disturb_no_other() -> None:
-    recorder = ProgramRecorder()
+    recorder = ProgramRecorder(torch.float32)
     layers = [Layer(rows, torch.float32) for rows in (3, 1, 64, 16)]
     programs = [record(layer, recorder) for layer in layers]
     assert recorder._workspace is not None
@@ -142,7 +146,7 @@ def test_what_dies_in_a_recording_makes_room_and_what_lives_keeps_it() -> None:
             y = rms_norm(linear(y, weight), weight[0], 1e-5)
         return y, linear(kept, half)
 
-    recorder = ProgramRecorder()
+    recorder = ProgramRecorder(torch.float32)
     program = record(forward, recorder)
     assert recorder._workspace is not None
     assert len(recorder._workspace._chunks) == 1
@@ -220,7 +224,7 @@ from kernels.cpu.recording import ProgramRecorder
 from kernels.linear import linear
 library.start(wait=True)
 before = set(sys.modules)
-program = ProgramRecorder().record(lambda x=torch.ones(1, 8), w=torch.ones(8, 8): (linear(x.view(1, 8), w),))
+program = ProgramRecorder(torch.float32).record(lambda x=torch.ones(1, 8), w=torch.ones(8, 8): (linear(x.view(1, 8), w),))
 program.replay()
 assert program.output[0].tolist() == [[8.0] * 8]
 assert not set(sys.modules) - before, set(sys.modules) - before
@@ -237,7 +241,7 @@ from kernels.linear import linear
 torch.set_num_threads(3)
 library.start(wait=True)
 x, weight = torch.randn(2, 512), torch.randn(600, 512)
-program = ProgramRecorder().record(lambda: (linear(x, weight),))
+program = ProgramRecorder(torch.float32).record(lambda: (linear(x, weight),))
 expected = linear(x, weight)
 child = os.fork()
 program.output[0].fill_(torch.nan)
@@ -252,9 +256,9 @@ assert torch.equal(program.output[0], expected)
 
 
 def test_without_the_library_there_is_nothing_to_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = ProgramRecorder()
-    assert recorder.is_ready
+    recorder = ProgramRecorder(torch.float32)
+    assert recorder.takes(1)
     monkeypatch.setattr(library, "loaded", None)
-    assert not recorder.is_ready
+    assert not recorder.takes(1)
     with pytest.raises(NotRecordableError, match="not there"):
         recorder.record(lambda: (torch.ones(1),))
