@@ -1,0 +1,51 @@
+"""Rows of members that believe something wrong: another secret, another time, a file that was edited."""
+
+import signal
+import time
+from pathlib import Path
+
+from load_tests.faults.members import ROUTER, Differently
+from load_tests.faults.rows import Row, Strike
+from wire.headers import HOP_SECRET_ENV
+
+SKEWED = Path(__file__).parent / "skewed"  # its sitecustomize.py moves the wall clock
+WRONG = {HOP_SECRET_ENV: "another secret than all the others have"}
+
+
+def rows() -> list[Row]:
+    return [
+        Row("a wrong secret at one site", _says("ams1"), {"ams1": Differently(WRONG)}, expected=("iad1", "sin1")),
+        Row("the router's clock an hour behind", _says(*()), {ROUTER: Differently(_skew(-3600))}, expected=(), may_be_refused=True),
+        Row("a site's clock 180 s ahead", _says("ams1"), {"ams1": Differently(_skew(180))}, expected=("iad1", "sin1")),
+        Row("SIGHUP to every member", hangup),
+    ]  # fmt: skip
+
+
+def _skew(seconds: float) -> dict[str, str]:
+    return {"PYTHONPATH": str(SKEWED), "PILOTLIGHT_FAULTS_CLOCK_S": str(seconds)}
+
+
+def _says(*sites: str):  # type: ignore[no-untyped-def]
+    """The logs on both sides name what is wrong."""
+
+    def look(it: Strike) -> None:
+        time.sleep(2)
+        words = ("secret", "signature", "clock")
+        lines = [line for line in it.network.log(ROUTER).splitlines() if any(word in line.lower() for word in words)]
+        it.notes["router_log"] = lines[:3]
+        for site in sites:
+            said = [line for line in it.network.log(site).splitlines() if any(word in line.lower() for word in words)]
+            it.notes[f"{site}_log"] = said[:3]
+        if not lines:
+            raise RuntimeError("the router's log does not say what is wrong")
+
+    return look
+
+
+def hangup(it: Strike) -> None:
+    for member in it.network.members.values():
+        member.process.send_signal(signal.SIGHUP)
+    time.sleep(3)
+    again = [name for name, member in it.network.members.items() if member.starts > 1]
+    if again:
+        raise RuntimeError(f"SIGHUP ended {', '.join(again)}")

@@ -1,0 +1,161 @@
+"""Rows of files that are damaged while nobody looks, and read by the next life of a site."""
+
+import os
+import random
+import shutil
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+
+import engine
+from load_tests.faults.members import Differently
+from load_tests.faults.processes import kill_site
+from load_tests.faults.rows import Fault, Row, Strike
+
+SITES = ("ams1", "iad1", "sin1")
+EMBER = Path(engine.__file__).parent / "embedded" / "ember"
+Damage = Callable[[Path], None]
+
+
+def rows() -> list[Row]:
+    found = []
+    for name, suffix, damage in (
+        ("4,000 flips in an opening program's weights", ".opening", _flips(4000, after=0.3)),
+        ("a flip in an opening program's header", ".opening", _flips(1, after=0.0, before=0.0005)),
+        ("an opening program is cut", ".opening", _cut),
+        ("an opening program is empty", ".opening", _emptied),
+        ("the kernels library is cut to half", ".so", _cut),
+        ("400 flips in the kernels library", ".so", _flips(400, after=0.05)),
+        ("the kernels library is empty", ".so", _emptied),
+    ):
+        cache = Path(tempfile.mkdtemp(prefix="pilotlight-fault-"))
+        shared = {site: Differently({"XDG_CACHE_HOME": str(cache)}) for site in SITES}
+        found.append(Row(name, _nothing, shared, before=_in_cache(cache, suffix, damage), streams=8))
+    for name, damage in (
+        ("4,000 flips in a plain checkpoint", _flips(4000, after=0.1)),
+        ("a plain checkpoint is cut", _cut),
+    ):
+        model = Path(tempfile.mkdtemp(prefix="pilotlight-fault-")) / "ember"
+        elsewhere = {"ams1": Differently(edit=_other_source(model))}
+        before = _in_checkpoint(model, damage)
+        found.append(
+            Row(name, _nothing, elsewhere, expected=("iad1", "sin1"), before=before, ends_healthy=False, streams=8)
+        )
+    for name, damage in (
+        ("3,000 flips in each segment of the KV disk", _flips(3000)),
+        ("the KV disk's segments are cut to half", _cut),
+    ):
+        folder = Path(tempfile.mkdtemp(prefix="pilotlight-fault-"))
+        tiered = {"ams1": Differently(edit=_with_tiers(folder))}
+        found.append(Row(name, _nothing, tiered, names=("ams1",), before=_in_tier(folder, damage), streams=8))
+    return found
+
+
+def _nothing(it: Strike) -> None:
+    time.sleep(1)
+
+
+def _in_cache(cache: Path, suffix: str, damage: Damage) -> Fault:
+    """Every site has served; the files are damaged; every site is killed and comes back."""
+
+    def strike(it: Strike) -> None:
+        warm(it)
+        files = _wait_for(lambda: [file for file in cache.rglob(f"*{suffix}") if not file.name.startswith(".")], 60)
+        for file in files:
+            damage(file)
+        it.notes["damaged"] = [file.name for file in files]
+        for site in it.network.site_urls:
+            kill_site(it, site)
+        time.sleep(1)
+        began = time.monotonic()
+        it.network.wait_until_up()
+        it.notes["up_again_after_s"] = round(time.monotonic() - began, 1)
+
+    return strike
+
+
+def _in_checkpoint(model: Path, damage: Damage) -> Fault:
+    def strike(it: Strike) -> None:
+        it.network.wait_until_up()
+        warm(it)
+        damage(model / "model.safetensors")
+        kill_site(it, "ams1")
+        time.sleep(6)
+        said = [line for line in it.network.log("ams1").splitlines() if "model" in line]
+        it.notes["said"] = said[-2:]
+
+    shutil.copytree(EMBER, model, ignore=shutil.ignore_patterns("corpus", "*.py"))
+    return strike
+
+
+def _in_tier(folder: Path, damage: Damage) -> Fault:
+    def strike(it: Strike) -> None:
+        for _ in range(4):
+            warm(it)
+        files = [file for file in folder.rglob("*") if file.is_file() and file.stat().st_size > 4096]
+        for file in files:
+            damage(file)
+        it.notes["damaged"] = len(files)
+        kill_site(it, "ams1")
+        time.sleep(1)
+        it.network.wait_until_up(("ams1",))
+
+    return strike
+
+
+def _with_tiers(folder: Path) -> Callable[[str], str]:
+    tiers = f'kv_host_gib = 0.05\nkv_disk_dir = "{folder}"\nkv_disk_gib = 0.2'
+    return lambda text: text.replace("[engine]", f"[engine]\n{tiers}")
+
+
+def _other_source(model: Path) -> Callable[[str], str]:
+    return lambda text: text.replace('"embedded:ember"', f'"{model}"')
+
+
+def warm(it: Strike) -> None:
+    """Each site answers something by itself, and is then idle long enough to write what it keeps."""
+    for url in it.network.site_urls.values():
+        body = orjson.dumps(
+            {"model": "ember", "max_tokens": 16, "messages": [{"role": "user", "content": "Hello " * 40}]}
+        )
+        request = urllib.request.Request(f"{url}/v1/chat/completions", body, {"content-type": "application/json"})
+        urllib.request.urlopen(request, timeout=60).close()
+
+
+def _flips(count: int, after: float = 0.02, before: float = 1.0) -> Damage:
+    """Single bits, in this part of the file."""
+
+    def damage(file: Path) -> None:
+        size = file.stat().st_size
+        low, high = int(size * after), max(int(size * before), int(size * after) + 1)
+        rng = random.Random(7)
+        with file.open("r+b") as content:
+            for _ in range(count):
+                position = rng.randrange(low, high)
+                content.seek(position)
+                byte = content.read(1)[0]
+                content.seek(position)
+                content.write(bytes([byte ^ (1 << rng.randrange(8))]))
+
+    return damage
+
+
+def _cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def _emptied(file: Path) -> None:
+    os.truncate(file, 0)
+
+
+def _wait_for(find: Callable[[], list[Path]], seconds: float) -> list[Path]:
+    deadline = time.monotonic() + seconds
+    while not (found := find()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no such file was written within {seconds:g} s")
+        time.sleep(0.2)
+    return found

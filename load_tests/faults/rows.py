@@ -1,0 +1,167 @@
+"""Row: one fault, done to a network under streams, and what its clients noticed. `run_row` judges it.
+
+Every stream is compared with its undisturbed run. What a row may cost is said beside the fault; anything else is a failure of the row.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from load_tests.faults.links import Links
+from load_tests.faults.members import Differently, ScatteredNetwork
+from load_tests.scenarios.site_death import Heard, listen, requests
+
+PAUSE_S = 5.0
+WARM_EVENTS = 200  # streams are under way
+
+
+@dataclass
+class Strike:
+    """What a fault has at hand while the streams run."""
+
+    network: ScatteredNetwork
+    links: Links
+    heard: Sequence[Heard]
+    notes: dict[str, Any] = field(default_factory=dict)  # what the record says besides
+    failure: str | None = None  # the fault itself found something wrong, or could not be done
+
+    def busiest(self) -> str:
+        """The site that most streams come from that have not ended."""
+        from collections import Counter
+
+        sites = Counter(mine.site for mine in self.heard if mine.site and not mine.is_done)
+        return sites.most_common(1)[0][0] if sites else next(iter(self.network.site_urls))
+
+
+Fault = Callable[[Strike], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    fault: Fault  # in a thread, while the streams run; it heals what it broke
+    differently: Mapping[str, Differently] = field(default_factory=dict)
+    names: Sequence[str] | None = None  # of the sites; unset: all three
+    expected: Sequence[str] | None = None  # sites that come up; unset: all
+    streams: int = 18
+    max_tokens: int = 240
+    before: Fault | None = None  # before any stream: faults that lie in wait
+    pause_s: float = PAUSE_S  # what a stream may stand still, a freeze of the router itself included
+    may_be_cut: bool = False  # streams may end with an error or broken off, but never with other tokens as if whole
+    may_be_refused: bool = False  # 429 and 503, never another status
+    ends_healthy: bool = True
+    needs_filter: bool = False
+
+
+def run_row(row: Row, expected: Sequence[Heard], bodies: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    began = time.monotonic()
+    try:
+        with (
+            ScatteredNetwork(row.differently, row.names, row.expected) as network,
+            Links() if row.needs_filter else _no_links() as links,
+        ):
+            return {**_under_fault(row, network, links, expected, bodies), "row_s": round(time.monotonic() - began, 1)}
+    except Exception as error:  # the row failed, and the table goes on
+        return {
+            "fault": row.name,
+            "wrong": [f"{type(error).__name__}: {error}"[-1500:]],
+            "row_s": round(time.monotonic() - began, 1),
+        }
+
+
+def undisturbed(streams: int, max_tokens: int) -> tuple[list[dict[str, Any]], list[Heard]]:
+    bodies = requests(streams, max_tokens)
+    with ScatteredNetwork() as network:
+        return bodies, asyncio.run(listen(network.url, bodies, lambda heard: None))
+
+
+def _under_fault(
+    row: Row, network: ScatteredNetwork, links: Links, expected: Sequence[Heard], bodies: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    strike = Strike(network, links, [])
+    if row.before is not None:
+        row.before(strike)
+    times: list[float] = []
+    thread = threading.Thread(target=_struck, args=(row.fault, strike, times), daemon=True)
+
+    def on_event(heard: list[Heard]) -> None:
+        strike.heard = heard
+        if thread.ident is None and sum(len(mine.arrivals_s) for mine in heard) >= WARM_EVENTS:
+            times.append(time.perf_counter())
+            thread.start()
+
+    heard = asyncio.run(listen(network.url, bodies, on_event))
+    if thread.ident is None:
+        strike.heard = heard
+        times.append(time.perf_counter())
+        thread.start()
+    thread.join(120)
+    links.heal()
+    result = judge(row, heard, expected, times[0])
+    result["notes"] = strike.notes
+    result["wrong"] += [strike.failure] if strike.failure is not None else []
+    if row.ends_healthy:
+        recovered = time.monotonic()
+        network.wait_until_up(row.expected)
+        result["recovery_s"] = round(time.monotonic() - recovered, 1)
+        result["wrong"] += still_held(network)
+    return result
+
+
+def _struck(fault: Fault, strike: Strike, times: list[float]) -> None:
+    try:
+        fault(strike)
+    except Exception as error:
+        strike.failure = f"{type(error).__name__}: {error}"
+
+
+def judge(row: Row, heard: Sequence[Heard], expected: Sequence[Heard], at_s: float) -> dict[str, Any]:
+    same = cut = refused = 0
+    wrong: list[str] = []
+    for number, (mine, whole) in enumerate(zip(heard, expected, strict=True)):
+        if mine.is_done and mine.error is None:
+            if mine.answer == whole.answer:
+                same += 1
+            else:
+                wrong.append(f"stream {number}: other tokens")
+        elif not mine.arrivals_s and mine.error is not None:
+            refused += 1
+            if not (row.may_be_refused or row.may_be_cut):
+                wrong.append(f"stream {number} was refused: {mine.error}")
+        else:
+            cut += 1
+            if not row.may_be_cut:
+                wrong.append(f"stream {number} ended with {mine.error or 'nothing'}")
+    pauses = [pause for mine in heard if (pause := mine.pause_s(at_s)) is not None]
+    longest = max(pauses, default=0.0)
+    if longest > row.pause_s:
+        wrong.append(f"a stream stood still for {longest:.1f} s")
+    return {
+        "fault": row.name, "streams": len(heard), "same": same, "cut": cut, "refused": refused,
+        "longest_pause_s": round(longest, 2), "allowed_pause_s": row.pause_s, "wrong": wrong,
+    }  # fmt: skip
+
+
+def still_held(network: ScatteredNetwork, timeout_s: float = 60.0) -> list[str]:
+    """What counts work and is not at zero when all is quiet."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        held = []
+        for name in network.site_urls:
+            try:
+                status = network.site_status(name)
+            except OSError:
+                continue  # a site that is meant to be down
+            held += [f"{name}: {status.inflight} requests"] if status.inflight else []
+            held += [f"{name}: {model.name} runs {model.running}" for model in status.models if model.running]
+        if not held or time.monotonic() > deadline:
+            return held
+        time.sleep(0.2)
+
+
+class _no_links(Links):
+    def heal(self) -> None:
+        pass
