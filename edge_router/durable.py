@@ -310,8 +310,8 @@ async def accepted(recording: Recording, client: Downstream) -> None:
 
 
 def owner_of(head: Head, secret: str) -> bytes:
-    """Whose streams they are: the bearer token's. (The path of a stream names no account.)"""
-    return tenant_salt(head.header("authorization"), "", secret)
+    """Whose streams they are: the key's. (The path of a stream names no account.)"""
+    return tenant_salt(head.key, "", secret)
 
 
 class StreamRoutes:

@@ -1,11 +1,10 @@
 """What one tenant and one client address may have of the router: requests and tokens per minute, and requests at work at once.
 
-A tenant is a bearer token and an account, known by a salted digest alone. Buckets hold a minute's worth, so a burst of that size passes; tokens are
+A tenant is a key, known by a salted digest alone. Buckets hold a minute's worth, so a burst of that size passes; tokens are
 charged when they are known, so a bucket may fall below zero and the next request waits for it. Tables are bounded. Knows no sites and no sockets.
 """
 
 import hashlib
-import re
 from collections import OrderedDict
 from collections.abc import Callable
 from types import TracebackType
@@ -19,13 +18,10 @@ from wire.errors import ApiError
 
 MAX_TENANTS = 100_000  # remembered; one that has been idle for a minute is full again and need not be
 
-_ACCOUNT = re.compile(r"^/client/v4/accounts/([^/]+)/")
-
 
 def tenant_of(head: Head, secret: str) -> bytes:
-    """Equal for all requests of one tenant and of nobody else."""
-    account = _ACCOUNT.match(head.path) if head.path.startswith("/client/") else None
-    tenant = tenant_salt(head.header("authorization"), account[1] if account else "", secret)
+    """Equal for all requests with one key and for no others. An account is a client's own word: each that it invents would be one more bucket."""
+    tenant = tenant_salt(head.key, "", secret)
     force_setattr(head, "tenant", tenant)
     return tenant
 
@@ -161,8 +157,7 @@ class Limits:
     def _limits_of(self, head: Head) -> TenantLimitsConfig:
         if not self._named:
             return self._default
-        key = head.header("authorization").removeprefix("Bearer ").strip()
-        return self._named.get(hashlib.sha256(key.encode("latin-1")).hexdigest(), self._default)
+        return self._named.get(hashlib.sha256(head.key.encode()).hexdigest(), self._default)
 
 
 def _refusal(sentence: str, wait_s: float) -> ApiError:

@@ -19,6 +19,7 @@ from edge_router.policy import RouteRequest
 from edge_router.session import Conversation, Recall, prefix_chain, session_digest, tenant_salt
 from wire.chance import random_bytes
 from wire.continuation import ANSWER, AnswerName, encode_answer
+from wire.credentials import bearer_token, bearer_token_or_none
 from wire.errors import ApiError, Dialect, dialect_of
 from wire.headers import (
     CLIENT_ADDRESS,
@@ -40,12 +41,6 @@ from wire.status import Place
 FUNCTIONS = "/fn/"  # paths whose requests and answers are somebody's own: relayed as bytes, never read
 TEXT_PIECE_BYTES = 1024  # a plain prompt is fingerprinted in pieces of this size
 SIGNED_AHEAD_S = 20.0  # a signature lives for a minute (wire/headers.py), and clocks differ
-NOT_JSON = (
-    "multipart/",
-    "audio/",
-    "image/",
-    "video/",
-)  # everything else is read as JSON: curl calls it a form, others octets
 
 _RUN_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/ai/run/(.+)$")
 _ACCOUNT_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/")
@@ -70,6 +65,12 @@ class Head(msgspec.Struct, frozen=True):
 
     def header(self, name: str) -> str:
         return self.first.get(name, "")
+
+    @property
+    def key(self) -> str:
+        """Of the client; empty where it has none. Raises ApiError for other credentials, which functions alone may have."""
+        read = bearer_token_or_none if self.is_for_function else bearer_token
+        return read(self.header("authorization"))
 
     @property
     def is_for_function(self) -> bool:
@@ -221,9 +222,9 @@ def _look(head: Head, secret: str, max_hops: int, address: str) -> _Known:
     known = _Known(
         is_hop,
         _kept_lines(head, hops, "" if is_hop else address),
-        tenant_salt(head.header("authorization"), account, secret),
+        tenant_salt(head.key, account, secret),
         model,
-        not head.is_for_function and not head.header("content-type").lower().startswith(NOT_JSON),
+        not head.is_for_function,  # whatever type it claims, as sites do: curl calls JSON a form, others octets
         head.header("content-encoding").lower() not in ("", "identity"),
         head.header(SESSION_AFFINITY),
         head.header(CLIENT_GEO),

@@ -68,10 +68,10 @@ class Conversation(msgspec.Struct, frozen=True):
 
 
 @lru_cache(4096)
-def tenant_salt(authorization: str, account: str, network_secret: str = "") -> bytes:
-    """One salt per tenant. The network's routers agree on it, and nobody without its secret can compute it."""
+def tenant_salt(key: str, account: str, network_secret: str = "") -> bytes:
+    """One salt per tenant: a client's key, and an account. The network's routers agree on it, and nobody without its secret can compute it."""
     hasher = blake3(derive_key_context="pilotlight edge_router tenant salt v1")
-    for part in (network_secret, account, authorization):
+    for part in (network_secret, account, key):
         raw = part.encode()
         hasher.update(len(raw).to_bytes(8, "big") + raw)
     return hasher.digest(32)

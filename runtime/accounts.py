@@ -1,11 +1,13 @@
-"""Who a request belongs to. A stand-in until accounts exist: a tenant is whoever holds the same bearer token and account id.
+"""Who a request belongs to. A stand-in until accounts exist: a tenant is whoever holds the same key and account id.
 
-Nothing is looked up and nobody is refused; requests that send neither share the anonymous tenant. What a tenant's prompts leave in the prefix
+Nothing is looked up; requests that send neither share the anonymous tenant. What a tenant's prompts leave in the prefix
 cache is found only with its salt (I4), so two tokens never see each other's cache even without accounts.
 """
 
 import hashlib
 from typing import NamedTuple
+
+from wire.credentials import bearer_token
 
 
 class Tenant(NamedTuple):
@@ -14,12 +16,12 @@ class Tenant(NamedTuple):
 
 
 def tenant_of(authorization: str | None, account_id: str | None) -> Tenant:
-    scheme, _, token = (authorization or "").partition(" ")
-    bearer = token.strip() if scheme.lower() == "bearer" else (authorization or "")
-    if not bearer and not account_id:
+    """Raises ApiError for credentials that are no key."""
+    key = bearer_token(authorization)
+    if not key and not account_id:
         return ANONYMOUS
-    # Lengths first, so that no pair of token and account can be confused with another.
-    identity = f"{len(bearer)}:{bearer}:{account_id or ''}".encode()
+    # Lengths first, so that no pair of key and account can be confused with another.
+    identity = f"{len(key)}:{key}:{account_id or ''}".encode()
     digest = hashlib.sha256(b"pilotlight tenant\0" + identity).digest()
     return Tenant(digest[:8].hex(), digest[8:24])
 

@@ -83,9 +83,10 @@ class ApiError(Exception):
         return {"error": error}
 
     def headers(self) -> list[tuple[str, str]]:
-        if self.retry_after_s is None:
-            return []
-        return [("retry-after", str(max(1, round(self.retry_after_s))))]
+        headers = [("www-authenticate", "Bearer")] if self.word == "unauthorized" else []
+        if self.retry_after_s is not None:
+            headers.append(("retry-after", str(max(1, round(self.retry_after_s)))))
+        return headers
 
 
 def dialect_of(path: str) -> Dialect:

@@ -1,6 +1,7 @@
 """What tenants and addresses may have: buckets that fill with time, counts that come back, and a refusal that says when to ask again."""
 
 import hashlib
+from contextlib import nullcontext
 
 import msgspec
 import pytest
@@ -57,9 +58,41 @@ def test_requests_beyond_the_minutes_worth_are_told_when_to_come_back() -> None:
     assert refused.value.word == "quota_exceeded"
     assert refused.value.headers() == [("retry-after", "30")]
     ask(door, "bob")  # another tenant's bucket is another
-    ask(door, "alice", path="/client/v4/accounts/other/ai/run/m")  # and so is another account's
     clock.advance(30)
     ask(door, "alice")
+
+
+@pytest.mark.parametrize("spelled", ["bearer alice", "BEARER   alice", "Bearer alice "])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/client/v4/accounts/other/ai/run/m", "/fn/hello/"])
+def test_one_key_has_one_bucket_whatever_the_spelling_and_the_account(spelled: str, path: str) -> None:
+    digest = hashlib.sha256(b"alice").hexdigest()
+    door = limits(Clock(), TenantConfig(name="alice", key_sha256=digest, requests_per_min=1), requests_per_min=100)
+    ask(door, "alice")
+    with (
+        pytest.raises(ApiError, match="1 requests a minute"),
+        door.admitted(Head("POST", path, path, [("authorization", spelled)]), "1.2.3.4"),
+    ):
+        pass
+
+
+def test_accounts_without_a_key_share_the_bucket_of_those_who_have_none() -> None:
+    door = limits(Clock(), requests_per_min=1)
+    for i, refused in enumerate((False, True)):
+        path = f"/client/v4/accounts/a{i}/ai/run/m"
+        with pytest.raises(ApiError) if refused else nullcontext(), door.admitted(Head("POST", path, path, []), "a"):
+            pass
+
+
+def test_other_schemes_are_refused_but_by_functions_which_judge_for_themselves() -> None:
+    door = limits(Clock(), requests_per_min=1)
+    basic = [("authorization", "Basic dXNlcjo=")]
+    with (
+        pytest.raises(ApiError, match="`Bearer KEY`"),
+        door.admitted(Head("GET", "/v1/models", "/v1/models", basic), "a"),
+    ):
+        pass
+    with door.admitted(Head("GET", "/fn/f/", "/fn/f/", basic), "a"):
+        pass
 
 
 def test_tokens_are_charged_when_they_are_known_and_debts_are_waited_for() -> None:

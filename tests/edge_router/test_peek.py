@@ -77,8 +77,15 @@ def test_odd_types_are_the_sites_to_refuse(body: bytes) -> None:
     assert request.wants_stream is False
 
 
-def test_bodies_that_are_declared_no_json_are_not_parsed() -> None:
-    assert look(b"\xff\xd8\xff", head(content_type="image/jpeg")).model is None
+@pytest.mark.parametrize(
+    "declared", ["image/png", "multipart/form-data", "application/x-www-form-urlencoded", "text/plain"]
+)
+def test_a_body_is_read_as_sites_read_it_whatever_type_it_claims(declared: str) -> None:
+    request = look(
+        b'{"model": "ember", "messages": [{"role": "user", "content": "hello there"}]}', head(content_type=declared)
+    )
+    assert request.model == "ember"
+    assert request.conversation.tokens > 0, "a limit on tokens must not be evaded by a header"
     assert look(b"", head(method="GET", path="/ai/v1/models")).model is None
 
 
