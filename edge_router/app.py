@@ -64,7 +64,7 @@ def build_app(
             WakeHints(probing, urls, proxy.secret, metrics.registry) as hints,
             Upstream(relay, proxy.secret) as upstream,
         ):
-            monitor = HealthMonitor(backends.values(), status_fetch(probing), network.health, clock)
+            monitor = HealthMonitor(backends.values(), status_fetch(probing, secret), network.health, clock)
             tasks = [asyncio.create_task(monitor.run())]
             if places.database is not None:
                 tasks.append(asyncio.create_task(places.database.watch()))

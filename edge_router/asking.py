@@ -286,7 +286,13 @@ class _Patience:
             self._connecting.reschedule(self._loop.time())
 
 
-_KINDS: dict[str, Failure] = {"draining": "draining", "model_load_failed": "no_model", "engine_error": "lost"}
+_KINDS: dict[str, Failure] = {
+    "draining": "draining",
+    "model_load_failed": "no_model",
+    "engine_error": "lost",
+    "signature": "untrusted",
+    "clock": "untrusted",
+}
 
 
 def raise_refusal(link: Link, body: bytes, *, is_for_function: bool) -> None:

@@ -70,6 +70,8 @@ class Backend:
         self.detail = "not yet asked"  # why the state is what it is
         self.status: SiteStatus | None = None
         self.outstanding = 0
+        self.hop_fault = ""  # why it takes nothing that this router signs: the signature, or a clock
+        self.clock_ahead_s = 0.0  # of the router's, where a clock is at fault
         self._status_at = float("-inf")
         self._prefixes: frozenset[int] = frozenset()
         self._health = health
@@ -115,6 +117,7 @@ class Backend:
     def answered(self, status: SiteStatus, asked_at: float) -> None:
         """A probe came back. What was sent before the probe was asked is in the status itself."""
         self._view = None
+        self.hop_fault = ""
         self._failures = 0
         if not self._is_older(status):
             self._prefixes = self._published_prefixes(status)
@@ -150,10 +153,16 @@ class Backend:
         self._failures += 1
         self._successes = 0
         if self._failures >= self._health.unhealthy_after:
+            self.hop_fault = ""
             self._become("unhealthy", reason)
             for ticket in tuple(self._waiting):
                 if ticket.on_site_lost is not None:
                     ticket.on_site_lost()
+
+    def refused_hop(self, fault: str, reason: str, clock_ahead_s: float) -> None:
+        """It is there, and takes nothing that this router signs. What it has taken, it goes on with."""
+        self.hop_fault, self.clock_ahead_s = fault, clock_ahead_s
+        self._become("unhealthy", reason)
 
     def refused_draining(self) -> None:
         """The site refused a request because it drains; its next status will say the same."""

@@ -6,7 +6,10 @@ A probe also measures the round trip. Clock, sleep and chance are injected; how 
 import asyncio
 import logging
 import random
+import time
+import uuid
 from collections.abc import Awaitable, Callable, Iterable
+from email.utils import parsedate_to_datetime
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -16,6 +19,7 @@ import msgspec
 from edge_router.backend import Backend
 from edge_router.upstream import reason_of
 from sites.network import HealthConfig
+from wire.headers import HOP, HOP_MAX_AGE_S, HOP_SECRET_ENV, REFUSAL, REQUEST_ID, sign_hop
 from wire.status import decode_status
 
 JITTER = 0.2  # of the interval, either way: routers that start together must not probe together
@@ -25,6 +29,7 @@ PROBES_PER_S = (
     1000.0  # of all sites together: one takes 0.2 ms of a core, and with 5,000 sites a second of them took all of it
 )
 MAX_STATUS_BYTES = 4 << 20
+STATUS_PATH = "/status"
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +38,8 @@ class Fetched(NamedTuple):
     body: bytes
     http_status: int
     round_trips: int  # how many the elapsed time holds: 1 on a warm connection, more on a new one
+    refusal: str = ""  # why the site takes nothing from this router
+    clock_ahead_s: float = 0.0  # the site's of ours, as far as it says what time it is
 
 
 class ProbeError(Exception):
@@ -75,12 +82,14 @@ class HealthMonitor:
             await self._sleep(max(least_s, self._config.interval_s * share) * (1 + JITTER * (2 * self._chance() - 1)))
 
     async def probe(self, backend: Backend) -> None:
-        before = backend.state
+        before, fault_before = backend.state, backend.hop_fault
         asked_at = self._clock()
         try:
             async with asyncio.timeout(self._config.timeout_s):
-                fetched = await self._fetch(f"{backend.url}/status")
+                fetched = await self._fetch(backend.url + STATUS_PATH)
             elapsed_ms = 1000 * (self._clock() - asked_at)
+            if fetched.refusal:
+                raise _HopRefused(fetched.refusal, fetched.clock_ahead_s)
             if fetched.http_status != 200:
                 raise ProbeError(f"/status answered {fetched.http_status}")
             status = decode_status(fetched.body)
@@ -90,6 +99,8 @@ class HealthMonitor:
             backend.failed(f"/status did not answer within {self._config.timeout_s:g} s")
         except msgspec.MsgspecError as error:
             backend.failed(f"/status is malformed: {error}")
+        except _HopRefused as refused:
+            backend.refused_hop(refused.fault, str(refused), refused.clock_ahead_s)
         except (ProbeError, aiohttp.ClientError, OSError) as error:
             backend.failed(reason_of(error))
         except Exception:
@@ -98,7 +109,7 @@ class HealthMonitor:
         else:
             backend.round_trip.observe(elapsed_ms / fetched.round_trips)
             backend.answered(status, asked_at)
-        if backend.state != before:
+        if backend.state != before or backend.hop_fault != fault_before:
             level = logging.INFO if backend.state == "healthy" else logging.WARNING
             log.log(
                 level,
@@ -108,22 +119,57 @@ class HealthMonitor:
                 backend.state,
                 backend.detail or "it answers",
             )
+            self._look_at_our_clock()
+
+    def _look_at_our_clock(self) -> None:
+        """Where every site's clock differs from ours, and by the same, it is not the sites'."""
+        ahead_s = [backend.clock_ahead_s for backend in self._backends if backend.hop_fault == "clock"]
+        if len(ahead_s) == len(self._backends) > 1 and max(ahead_s) - min(ahead_s) < HOP_MAX_AGE_S:
+            when = "behind" if ahead_s[0] > 0 else "ahead of"
+            log.error("this router's own clock is %.0f s %s that of every site: set it", abs(ahead_s[0]), when)
 
 
-def status_fetch(session: aiohttp.ClientSession) -> Fetch:
-    """`session` must carry `connection_trace()`, which tells warm connections from new ones."""
+class _HopRefused(Exception):
+    """The site answers, and takes nothing that this router sends; the message says what to set."""
+
+    def __init__(self, fault: str, clock_ahead_s: float) -> None:
+        when = "ahead of" if clock_ahead_s > 0 else "behind"
+        super().__init__(
+            f"its clock is {abs(clock_ahead_s):.0f} s {when} this router's: set whichever is wrong"
+            if fault == "clock"
+            else f"it refuses our signature: {HOP_SECRET_ENV} must be the same there and here"
+        )
+        self.fault, self.clock_ahead_s = fault, clock_ahead_s
+
+
+def status_fetch(session: aiohttp.ClientSession, secret: str = "") -> Fetch:
+    """`session` must carry `connection_trace()`, which tells warm connections from new ones. Signed as requests are, so that a site whose secret or
+    clock differs is known before a client's request is sent there."""
 
     async def fetch(url: str) -> Fetched:
         trips = SimpleNamespace(count=1)
-        async with session.get(url, allow_redirects=False, trace_request_ctx=trips) as response:
+        headers = {REQUEST_ID: (request_id := uuid.uuid4().hex)}
+        if secret:
+            headers[HOP] = sign_hop(secret, time.time(), "GET", STATUS_PATH, request_id)
+        async with session.get(url, headers=headers, allow_redirects=False, trace_request_ctx=trips) as response:
             body = bytearray()
             async for chunk in response.content.iter_any():
                 body += chunk
                 if len(body) > MAX_STATUS_BYTES:
                     raise ProbeError(f"/status is larger than {MAX_STATUS_BYTES} bytes")
-            return Fetched(bytes(body), response.status, trips.count)
+            refusal = response.headers.get(REFUSAL, "")
+            ahead_s = _seconds(response.headers.get("date", "")) - time.time() if refusal == "clock" else 0.0
+            return Fetched(bytes(body), response.status, trips.count, refusal, ahead_s)
 
     return fetch
+
+
+def _seconds(http_date: str) -> float:
+    """Since the epoch; now where it is no date."""
+    try:
+        return parsedate_to_datetime(http_date).timestamp()
+    except ValueError:
+        return time.time()
 
 
 def connection_trace() -> aiohttp.TraceConfig:

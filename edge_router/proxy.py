@@ -43,7 +43,13 @@ from wire.sse import Event
 PREFIXES = ("/ai/v1/", "/v1/", "/client/v4/", FUNCTIONS)  # what is forwarded
 MAX_RETRY_AFTER_S = 60.0
 DRAIN_POLL_S = 0.05
-UNTOUCHED = ("connect", "full", "draining", "no_model")  # failures of a site that has not begun the request
+UNTOUCHED = (
+    "connect",
+    "full",
+    "draining",
+    "no_model",
+    "untrusted",
+)  # failures of a site that has not begun the request
 TRY_AGAIN_S = 0.5  # between rounds over the sites, while a stream that was cut can go on at none
 LAST_WORDS_S = 1.0  # for the error events of streams that a drain cuts
 
@@ -431,8 +437,8 @@ def explain(preference: Preference, tries: int) -> str:
 
 
 def _is_frozen(backend: Backend) -> bool:
-    """Its probes fail. One that answers them, only to say that it is not ready, knows about its streams itself."""
-    return backend.state == "unhealthy" and (backend.status is None or backend.status.ready)
+    """Its probes fail. One that answers them, only to say that it is not ready or does not know us, knows about its streams itself."""
+    return backend.state == "unhealthy" and not backend.hop_fault and (backend.status is None or backend.status.ready)
 
 
 def _serves(preference: Preference, request: ValidRequest) -> bool:

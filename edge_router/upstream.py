@@ -23,7 +23,9 @@ from wire.continuation import MARKS
 from wire.headers import SITE, forwardable
 from wire.sse import Event, EventDecoder, SSEError
 
-Failure = Literal["connect", "lost", "silent", "full", "draining", "malformed", "refused", "declined", "no_model"]
+Failure = Literal[
+    "connect", "lost", "silent", "full", "draining", "malformed", "refused", "declined", "no_model", "untrusted"
+]
 Cause = Literal["closed", "silent", "frozen", "error", "draining", "malformed"]
 
 PassedOn = Callable[

@@ -67,6 +67,12 @@ def hop_is_genuine(signature: str, secret: str, now_s: float, method: str, path:
     return hmac.compare_digest(mac, _mac(secret, stamp, method, path, request_id)) and fresh
 
 
+def age_of_hop(signature: str, now_s: float) -> float | None:
+    """By its own stamp, genuine or not; negative: it comes from the future. None: it is no signature."""
+    stamp = signature.partition(".")[0]
+    return now_s - int(stamp) if stamp.isascii() and stamp.isdigit() and len(stamp) < 20 else None
+
+
 def _mac(secret: str, stamp: str, method: str, path: str, request_id: str) -> str:
     inner, outer = _halves(secret)
     inner, outer = inner.copy(), outer.copy()

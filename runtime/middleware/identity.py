@@ -4,6 +4,7 @@ A request id from outside is kept only with a genuine signature of one of the ne
 scope says behind it whether the hop is genuine.
 """
 
+import logging
 import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,6 +19,20 @@ from wire.errors import ApiError, dialect_of
 GENUINE_HOP = "pilotlight.genuine_hop"  # in the scope: a router of the network has signed this request
 SITE_NAME = "pilotlight.site"  # in the scope
 OWN_PATHS = ("/livez", "/readyz", "/metrics", "/status", "/timeline")
+LOGGED_EVERY_S = 60.0  # however many requests are refused
+
+log = logging.getLogger("pilotlight.http")
+
+
+class HopRefused(ApiError):
+    """It is the network's failure and no client's: the router has to hear it, and a person has to read it."""
+
+    def __init__(self, fault: str, message: str) -> None:
+        super().__init__("forbidden", message)
+        self.fault = fault
+
+    def headers(self) -> list[tuple[str, str]]:
+        return [(headers.REFUSAL, self.fault)]
 
 
 class Identity:
@@ -27,17 +42,23 @@ class Identity:
         self._hop_secret = hop_secret
         self._require_hop = require_hop
         self._metrics = metrics
+        self._logged_at: dict[str, float] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal: ApiError | None = None
+        refusal: HopRefused | None = None
         try:
             request_id, is_genuine = self._request_id(scope)
-        except ApiError as error:
+        except HopRefused as error:
+            self._log(error, scope)
             request_id, is_genuine, refusal = random_bytes(16).hex(), False, error
         scope["pilotlight.request_id"] = request_id
         scope[GENUINE_HOP] = is_genuine
         scope[SITE_NAME] = self._site
         ours = [(headers.REQUEST_ID.encode(), request_id.encode()), (headers.SITE.encode(), self._site.encode())]
+        if self._require_hop and not is_genuine and scope["path"] == "/status":
+            ours.append(
+                (headers.REFUSAL.encode(), b"signature")
+            )  # a router that signs nothing learns from its probes what to expect
 
         async def signing(message: Message) -> None:
             if message["type"] in BEGINNINGS:
@@ -51,7 +72,7 @@ class Identity:
             await self._app(scope, receive, signing)
 
     def _request_id(self, scope: Scope) -> tuple[str, bool]:
-        """The router's id where its signature is genuine, else a new one, and which it is. Raises ApiError where the hop must not pass."""
+        """The router's id where its signature is genuine, else a new one, and which it is. Raises HopRefused where the hop must not pass."""
         signature = header(scope, headers.HOP.encode())
         given = header(scope, headers.REQUEST_ID.encode()) or ""
         if self._hop_secret is not None and signature is not None:
@@ -59,12 +80,23 @@ class Identity:
             method = scope.get("method", "GET")  # a WebSocket's
             if headers.hop_is_genuine(signature, self._hop_secret, time.time(), method, path, given):
                 return given or random_bytes(16).hex(), True
-            raise ApiError("forbidden", f"the {headers.HOP} signature is not genuine, or older than a minute")
+            age_s = headers.age_of_hop(signature, time.time())
+            if age_s is None or not headers.hop_is_genuine(
+                signature, self._hop_secret, time.time() - age_s, method, path, given
+            ):
+                raise HopRefused("signature", f"the {headers.HOP} signature is not made with this site's secret")
+            when = f"{abs(age_s):.0f} s {'old' if age_s > 0 else 'ahead'}"
+            raise HopRefused("clock", f"the {headers.HOP} signature is {when} by this site's clock: set the clocks")
         if self._require_hop and scope["path"] not in OWN_PATHS:
-            raise ApiError(
-                "forbidden", "this site answers only requests that come through one of the network's routers"
-            )
+            message = "this site answers only requests that come through one of the network's routers, and are signed"
+            raise HopRefused("signature", message)
         return random_bytes(16).hex(), False
+
+    def _log(self, refused: HopRefused, scope: Scope) -> None:
+        now = time.monotonic()
+        if now - self._logged_at.get(refused.fault, float("-inf")) >= LOGGED_EVERY_S:
+            self._logged_at[refused.fault] = now
+            log.warning("a request from %s was refused: %s", (scope.get("client") or ("nobody",))[0], refused.message)
 
 
 def _family(path: str) -> str:

@@ -8,6 +8,7 @@ import asyncio
 import json
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -22,7 +23,7 @@ from edge_router.proxy import Proxy
 from edge_router.serve import serving
 from tests.edge_router.builders import network, site_status
 from wire.continuation import ANSWER, MARKS, NOTHING_DELIVERED, Mark, decode_answer, decode_delivery, marked
-from wire.headers import REFUSAL
+from wire.headers import HOP, REFUSAL, REQUEST_ID, hop_is_genuine
 from wire.http1 import Server
 from wire.server import bind
 from wire.status import encode_status
@@ -38,6 +39,7 @@ class FakeSite:
         self.behave: Behaviour = stream_of(4)
         self.status_fields: dict[str, Any] = {}
         self.status_body: bytes | None = None  # instead of a real one
+        self.secret = ""  # with one it refuses what is not signed with it, as sites do
         self.seen: list[web.Request] = []
         self.bodies: list[bytes] = []
         self.active = 0
@@ -70,13 +72,23 @@ class FakeSite:
             await runner.cleanup()
 
     async def _status(self, request: web.Request) -> web.Response:
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
         self._sequence += 1
         body = self.status_body
         if body is None:
             body = encode_status(site_status(self.name, self._sequence, **self.status_fields))
         return web.Response(body=body, content_type="application/json")
 
+    def _refusal(self, request: web.Request) -> web.Response | None:
+        signature, name = request.headers.get(HOP, ""), request.headers.get(REQUEST_ID, "")
+        if not self.secret or hop_is_genuine(signature, self.secret, time.time(), request.method, request.path, name):
+            return None
+        return web.json_response({"error": {"code": "forbidden"}}, status=403, headers={REFUSAL: "signature"})
+
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
         self.seen.append(request)
         self.active += 1
         try:

@@ -3,9 +3,13 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from tests.edge_router.fakes import (
     DONE,
+    WHOLE,
     FirstThen,
+    continued_stream,
     event,
     last_error,
     raw_stream,
@@ -13,6 +17,7 @@ from tests.edge_router.fakes import (
     router,
     sites,
 )
+from wire.headers import HOP_SECRET_ENV
 
 
 async def test_a_drain_that_finds_a_client_still_sending_its_body_does_not_forward_it() -> None:
@@ -100,3 +105,22 @@ async def test_own_pages_say_what_the_router_sees() -> None:
         status, ready = await get("/readyz")
         assert status == 503
         assert set(ready["not_healthy"]) == {"ams1", "iad1"}
+
+
+async def test_a_site_whose_secret_changes_is_left_alone_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HOP_SECRET_ENV, "s3cret")
+    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+        for fake in fakes:
+            fake.secret, fake.behave = "s3cret", continued_stream(4)
+        fakes[0].secret = "another"
+        for _ in range(20):  # before its next probe, and behind it
+            async with running.chat() as response:
+                assert await response.read() == WHOLE
+        await running.until_states(ams1="unhealthy")
+        assert "refuses our signature" in running.proxy.backends["ams1"].detail
+        assert fakes[0].seen == []
+        fakes[0].secret = "s3cret"
+        await running.until_states(ams1="healthy")
+        async with running.chat() as response:
+            assert await response.read() == WHOLE
+        assert len(fakes[0].seen) == 1

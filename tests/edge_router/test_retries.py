@@ -36,6 +36,8 @@ FAILURES: dict[str, Behaviour] = {
     "503 draining": refuse("draining"),
     "500 engine_error": refuse("engine_error", 500, "the engine host went away"),
     "500 model_load_failed": refuse("model_load_failed", 500, "the disk is full"),
+    "403 for the hop's signature": refuse("signature", 403),
+    "403 for a clock": refuse("clock", 403),
     "a refusal in a word that is not known": refuse("tired"),
     "503 that is no JSON object": answer(503, [1]),
     "504": answer(504, {"error": "late"}),
@@ -247,3 +249,13 @@ async def test_what_a_function_may_have_done_is_not_asked_for_again_over_another
         async with running.http.post(running.url + "/fn/notes/add", data=b"1") as response:
             assert response.status == 502
         assert len(fakes[0].seen) == before + 1
+
+
+async def test_a_post_to_a_function_that_a_site_refused_for_our_signature_runs_elsewhere() -> None:
+    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+        fakes[0].behave, fakes[1].behave = refuse("signature", 403), answer(200, {})
+        async with running.http.post(running.url + "/fn/f", data=b"x") as response:
+            assert response.status == 200
+        fakes[1].behave = fakes[0].behave
+        async with running.http.post(running.url + "/fn/f", data=b"x") as response:
+            assert response.status == 503  # and no 403, which would be the client's to mend

@@ -41,22 +41,39 @@ async def test_a_genuine_hop_keeps_its_request_id(make_site: SiteMaker) -> None:
 
 
 @pytest.mark.parametrize(
-    "headers",
+    ("headers", "fault"),
     [
-        signed(secret="another secret"),
-        signed(path="/ai/v1/completions"),
-        signed(method="GET"),
-        signed(age_s=120),
-        {**signed(), "x-request-id": "r2"},
-        {HOP: "nonsense", "x-request-id": "r1"},
+        (signed(secret="another secret"), "signature"),
+        (signed(secret="another secret", age_s=120), "signature"),
+        (signed(path="/ai/v1/completions"), "signature"),
+        (signed(method="GET"), "signature"),
+        (signed(age_s=120), "clock"),
+        (signed(age_s=-120), "clock"),
+        ({**signed(), "x-request-id": "r2"}, "signature"),
+        ({HOP: "nonsense", "x-request-id": "r1"}, "signature"),
     ],
 )
-async def test_a_false_hop_is_403(make_site: SiteMaker, headers: dict[str, str]) -> None:
+async def test_a_false_hop_is_403_and_its_router_learns_why(
+    make_site: SiteMaker, headers: dict[str, str], fault: str
+) -> None:
     async with make_site(hop_secret=SECRET) as site:
         answer = await call(site.app, CHAT, HELLO, **headers)
         assert (answer.status, answer.json["error"]["code"]) == (403, "forbidden")
         assert answer.headers["x-pilotlight-site"] == "ams1"
         assert answer.headers["x-request-id"] != "r1"
+        assert answer.headers[REFUSAL] == fault
+        if fault == "clock":
+            assert " by this site's clock" in answer.json["error"]["message"]
+
+
+async def test_refused_hops_are_logged_once_a_minute(make_site: SiteMaker, caplog: pytest.LogCaptureFixture) -> None:
+    async with make_site(hop_secret=SECRET) as site:
+        for _ in range(5):
+            await call(site.app, CHAT, HELLO, **signed(age_s=120))
+            await call(site.app, "/status", **signed(secret="another", path="/status", method="GET"))
+        said = [record.message for record in caplog.records if "was refused" in record.message]
+        assert len(said) == 2
+        assert " s old by this site's clock" in said[0]
 
 
 async def test_what_another_site_would_not_say_is_marked_and_what_every_site_would_is_not(site: Site) -> None:
@@ -74,6 +91,10 @@ async def test_a_site_can_demand_hops_but_not_of_probes(make_site: SiteMaker) ->
         assert (cloud.status, cloud.json["errors"][0]["code"]) == (403, 5018)
         assert (await call(site.app, CHAT, HELLO, **signed())).status == 200
         assert (await call(site.app, "/readyz")).status == 200
+        status = await call(site.app, "/status")
+        assert (status.status, status.headers[REFUSAL]) == (200, "signature")
+        genuine = await call(site.app, "/status", **signed(path="/status", method="GET"))
+        assert (genuine.status, genuine.headers.get(REFUSAL)) == (200, None)
 
 
 def test_demanding_hops_without_a_secret_stops_the_start(model_directory, monkeypatch: pytest.MonkeyPatch) -> None:
