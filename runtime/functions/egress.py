@@ -21,6 +21,7 @@ from runtime.functions.channel import Answer, Failure, Inbound
 from runtime.functions.egress_sockets import opened
 
 MAX_REDIRECTS = 20
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
 CONNECT_S = 10.0
 TOTAL_S = 300.0
 DROPPED = frozenset(
@@ -37,6 +38,13 @@ DROPPED = frozenset(
     }
 )
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
+UNICAST = ipaddress.ip_network(
+    "2000::/3"
+)  # all that IANA gives away of IPv6: site-local, ::a.b.c.d, local NAT64 and SRv6 lie elsewhere
+NOT_PUBLIC = tuple(  # though Python, or some release of it, calls them global
+    ipaddress.ip_network(text)
+    for text in ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "3fff::/20")  # the first: Azure's wire server
+)
 
 
 class Egress:
@@ -54,6 +62,7 @@ class Egress:
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=TOTAL_S, sock_connect=CONNECT_S),
             skip_auto_headers=("user-agent", "accept", "content-type"),
+            middlewares=(self._judged,),
         )
         return self
 
@@ -78,11 +87,7 @@ class Egress:
             except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
                 raise _failed(url, error) from None
             location = response.headers.get("location")
-            if (
-                response.status not in (301, 302, 303, 307, 308)
-                or location is None
-                or frame.options.get("redirect") == "manual"
-            ):
+            if response.status not in REDIRECTS or location is None or frame.options.get("redirect") == "manual":
                 return _answer(response, redirected)
             response.release()
             if frame.options.get("redirect") == "error":
@@ -109,8 +114,21 @@ class Egress:
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise _failed(url, error) from None
 
+    async def _judged(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """Every request of the session, as the client has understood its URL. The client follows redirects of a handshake by itself: they end
+        here."""
+        self._check_place(request.url.host or "", request.url.port or 0)
+        response = await handler(request)
+        if "sec-websocket-key" in request.headers and response.status in REDIRECTS:
+            response.release()
+            raise aiohttp.WSServerHandshakeError(
+                response.request_info, (), status=response.status, headers=response.headers
+            )
+        return response
+
     def check_url(self, url: str) -> None:
-        """An address in the URL never meets the resolver, so it is judged here."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Failure(
@@ -118,10 +136,14 @@ class Egress:
             )
         try:
             port = parts.port or (443 if parts.scheme == "https" else 80)
-            address = _as_address(parts.hostname)
         except ValueError:
             raise Failure(f"{url[:200]!r} is no URL", code="bad_url", status=400, name="TypeError") from None
-        if address is not None and (why := self.why_denied(parts.hostname, str(address), port)):
+        self._check_place(parts.hostname, port)
+
+    def _check_place(self, host: str, port: int) -> None:
+        """An address in the URL never meets the resolver, so it is judged here."""
+        address = _as_address(host)
+        if address is not None and (why := self.why_denied(host, str(address), port)):
             raise _refusal(why)
 
     def why_denied(self, host: str, address: str, port: int) -> str:
@@ -130,9 +152,11 @@ class Egress:
             name, _, number = pattern.rpartition(":") if pattern.rpartition(":")[2].isdigit() else (pattern, "", "")
             if fnmatch.fnmatch(host.lower(), name.lower()) and number in ("", str(port)):
                 return ""
-        if port in self._own_ports() and _is_local(address):
-            return f"{host}:{port} is this site's own; reach models and functions through bindings"
-        if not _is_public(address):
+        end = meant(address)
+        if is_of_this_machine(str(end)):
+            whose = "this site's own" if port in self._own_ports() else "on the site's own machine"
+            return f"{host}:{port} is {whose}; reach models and functions through bindings"
+        if not is_public(end):
             return f"{host} is at {address}, which is no public address; the site file allows exceptions under functions.egress_allow"
         return ""
 
@@ -208,23 +232,30 @@ def _as_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
         return None
 
 
-def _is_public(text: str) -> bool:
+def meant(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The address at the end: what is embedded in one, where it leads there."""
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour
-        if inner is None and address in NAT64:
-            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-        if inner is not None:
-            address = inner
-    return address.is_global and not address.is_multicast
+        if address in NAT64:
+            return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        return address.ipv4_mapped or address.sixtofour or address
+    return address
 
 
-def _is_local(address: str) -> bool:
-    """Whether it is one of this machine's."""
+def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    if isinstance(address, ipaddress.IPv6Address) and address not in UNICAST:
+        return False
+    is_special = any(address in network for network in NOT_PUBLIC if network.version == address.version)
+    return address.is_global and not address.is_multicast and not is_special
+
+
+def is_of_this_machine(address: str) -> bool:
+    """Whether the kernel would answer itself: it then speaks from that very address. Nothing is sent. What a NAT elsewhere leads back to this
+    machine, the machine cannot know."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.bind((address, 0))
+            probe.connect((address, 9))
         except OSError:
             return False
-    return True
+        return bool(probe.getsockname()[0] == address)

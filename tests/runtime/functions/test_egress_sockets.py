@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 from aiohttp import web
 
 from tests.runtime.functions.conftest import ServedMaker
@@ -45,6 +46,8 @@ async def far_side() -> AsyncIterator[tuple[str, list[web.Request]]]:
         seen.append(request)
         if request.path == "/no":
             return web.Response(status=418)
+        if request.path == "/elsewhere":
+            return web.Response(status=int(request.query["status"]), headers={"location": request.query["to"]})
         socket = web.WebSocketResponse(protocols=("b",))
         await socket.prepare(request)
         async for message in socket:
@@ -87,3 +90,15 @@ async def test_the_egress_policy_holds_for_sockets(make_served: ServedMaker) -> 
             assert answer.status == 502
             assert b"egress_denied" in answer.body or b"bad_url" in answer.body
         assert seen == []
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_handshake_is_not_redirected_past_the_policy(make_served: ServedMaker, status: int) -> None:
+    async with far_side() as (open_place, asked), far_side() as (closed_place, canary):
+        async with make_served(tier=1, egress_allow=[open_place]) as served:
+            served.add(OUTWARD)
+            for to in (f"http://{closed_place}/", f"http://localhost:{closed_place.rpartition(':')[2]}/", "/ws"):
+                url = f"ws://{open_place}/elsewhere?status={status}&to={to}"
+                assert await served.get("/", headers=[("x-to", url)]) == b"refused with %d" % status
+        assert [request.path for request in asked] == ["/elsewhere"] * 3
+        assert canary == []
