@@ -1,9 +1,8 @@
 """`python -m engine.early`: an engine host that is started before its site has imported itself, or read its own file.
 
 It hears twice on standard input: a line with what the site's file says of threads and of the first model, and the command line of engine/host.py once
-the site knows it. Meanwhile it makes that model's opening program ready, if an earlier life has left one; else it imports torch, and looks at the
-model's weights if imports are then still under way. Ends when whoever was to speak has ended, or does not want this host. Refuses to know what a
-site is.
+the site knows it. Meanwhile it makes that model's opening program ready, if an earlier life has left one; else it imports torch. Ends when whoever
+was to speak has ended, or does not want this host. Refuses to know what a site is.
 """
 
 import json
@@ -13,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernels import postponed
+from kernels.torch_build import has_gpus
 
 if TYPE_CHECKING:
     from engine.opening.opener import Opener
@@ -29,11 +28,7 @@ def main() -> None:
     opener = find_opener(likely)
     if opener is None:
         threading.Thread(target=import_early, name="imports", daemon=True).start()
-    words = json.loads(_line())
-    if opener is None:
-        # The site has been imported, and leaves a core. Sooner the look would take from both imports what it needs, and a site is ready 50 ms later.
-        look_ahead(likely)
-    host.main(words, opener)
+    host.main(json.loads(_line()), opener)
 
 
 def set_threads(likely: dict[str, Any]) -> None:
@@ -53,17 +48,9 @@ def find_opener(likely: dict[str, Any]) -> "Opener | None":
     return Opener.find(Path(model), likely.get("dtype", "auto"), likely.get("threads"))
 
 
-def look_ahead(likely: dict[str, Any]) -> None:
-    model = likely.get("model")
-    if model is not None and _is_on_cpu(likely):
-        from engine.weights import ahead
-
-        ahead.begin(Path(model), likely.get("dtype", "auto"))
-
-
 def _is_on_cpu(likely: dict[str, Any]) -> bool:
     device = likely.get("device", "auto")
-    return device == "cpu" or (device == "auto" and not postponed.build().has_gpus)
+    return device == "cpu" or (device == "auto" and not has_gpus())
 
 
 def _line() -> str:

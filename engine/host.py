@@ -14,7 +14,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.engine import error_output
@@ -43,7 +42,6 @@ from engine.protocol import (
 )
 from engine.transport import HostTransport, NewFrontEnd
 from engine.validation import host_problem
-from engine.weights import ahead
 from kernels.cpu.build import BuildError, forced_kind
 
 if TYPE_CHECKING:
@@ -200,7 +198,6 @@ class EngineHost:
         if self._opened is not None:
             # What imports would keep Python's lock for 5 ms when a step ends.
             sys.setswitchinterval(_SWITCH_S)
-            ahead.begin(Path(self._opened.spec.path), self._opened.spec.dtype)
         self._loader.begin()
 
     def _unload(self, name: str) -> None:

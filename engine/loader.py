@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from engine.errors import CheckpointError
 from engine.preparation import prepare
 from engine.protocol import HostConfig, HostReady, LoadProgress, ModelFailed, ModelSpec
-from engine.weights import ahead
 
 if TYPE_CHECKING:
     from engine.kv.shared_tiers import SharedTiers
@@ -77,7 +76,6 @@ class ModelLoader:
             self.ready = HostReady()
         while (spec := self._next()) is not None:
             self._results.put((spec, self._try_to_load(spec)))
-            ahead.drop()  # of another model
 
     def _next(self) -> ModelSpec | None:
         """Looks meanwhile at whether memory of models that sleep is to be let go: their site has removed its files."""
@@ -85,7 +83,6 @@ class ModelLoader:
             try:
                 return self._specs.get(timeout=_LOOK_S)
             except queue.Empty:
-                ahead.drop()  # nobody wants that model yet
                 if self._memory is not None:
                     from engine.weights.kept_maps import drop_removed
 

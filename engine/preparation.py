@@ -13,7 +13,6 @@ import time
 from typing import TYPE_CHECKING
 
 from engine.protocol import HostConfig, HostReady
-from kernels import postponed, without_numpy
 
 if TYPE_CHECKING:
     import torch
@@ -28,18 +27,15 @@ _STEPS_BACK = 5
 
 
 def take_process() -> None:
-    """Before anything else in a process that is an engine host's alone. Nothing there computes with numpy; a torch that was built for GPUs keeps
-    it, since the compiler of its kernels may want it, with no threads of its own."""
+    """Set what libraries read when they are imported, before anything else in a process that is an engine host's alone. Numpy gets no threads of
+    its own: nothing there computes with it."""
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    if not postponed.build().has_gpus:
-        without_numpy.refuse_numpy()
 
 
 def import_early() -> None:
     """What every host imports, whatever its configuration says. What modules are made of is never garbage: looking for some meanwhile takes an
     eighth of the time, and a look at all of it later is a pause of 50 ms between two steps."""
-    postponed.postpone()
     gc.disable()
     try:
         import engine.loading  # noqa: F401

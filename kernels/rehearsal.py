@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from kernels import postponed
-
 if TYPE_CHECKING:
     from kernels.triton.jit import Launch
 
@@ -35,7 +33,6 @@ def rehearse(run: Callable[[], object]) -> "list[Launch]":
     """The launches that `run` makes with tensors that are pretended."""
     from kernels.triton.jit import noting
 
-    postponed.load_meta_formulas()
     with torch.inference_mode(), noting() as launches, _Pretending():
         run()
     return launches

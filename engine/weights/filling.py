@@ -47,7 +47,6 @@ class Job(NamedTuple):
     make: Make | None = None  # None: copied, with its type converted
     is_cut: bool = True  # rows of `into` come from the same rows of what is stored
     is_there: bool = False  # `into` is the file's own memory: it is only looked at
-    looked: int = 0  # and what ends here in the file, or before, has been looked at
 
     @property
     def num_bytes(self) -> int:
@@ -73,10 +72,6 @@ class Piece(NamedTuple):
     def num_bytes(self) -> int:
         return sum(end - start for start, end in map(self.range_of, self.job.stored))
 
-    @property
-    def is_done(self) -> bool:
-        return self.job.is_there and self.range_of(self.job.stored[0])[1] <= self.job.looked
-
 
 def fill(
     jobs: Sequence[Job],
@@ -87,8 +82,7 @@ def fill(
 ) -> None:
     """Do all jobs, and `works` beside them. With `write` the jobs' tensors are only places (on `meta`), whose bytes are handed over instead. Raises
     CheckpointError for values that are no numbers and for files that change meanwhile; OSError where `write` does."""
-    undone = [job for job in jobs if not job.is_there or job.stored[0].end > job.looked]
-    pieces = sorted((piece for job in undone for piece in _cut(job) if not piece.is_done), key=_place_in_files)
+    pieces = sorted((piece for job in jobs for piece in _cut(job)), key=_place_in_files)
     total_bytes = sum(job.num_bytes for job in jobs)
     Filling(pieces, works, on_progress, write, copier, total_bytes).run()
 
@@ -249,7 +243,7 @@ def read_into(fd: int, file: Path, start: int, memory: memoryview) -> None:
 
 
 def as_bytes(memory: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous tensor on the host. Without numpy, which a host's torch does not know (kernels/without_numpy.py)."""
+    """The bytes of a contiguous tensor on the host. bf16, which numpy does not know, included."""
     assert memory.is_contiguous()
     assert memory.is_cpu
     if memory.nbytes == 0:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import torch
 
-from engine.weights import ahead
 from engine.weights.bundle import ITEM_BYTES, Bundle, BundleError, Place, Wanted
 from engine.weights.bundle_file import BundleFile
 from engine.weights.filling import DTYPES, NAMES, Job, Make
@@ -160,14 +159,12 @@ class FromCheckpoint:
 
 class InPlace(FromCheckpoint):
     """The tensors that `in_files` names are their files' own pages, mapped; the others are allocated. All are read once: those that lie in place
-    to see that they hold numbers, unless that was looked at ahead."""
+    to see that they hold numbers."""
 
     def __init__(self, checkpoint: Checkpoint, in_files: Mapping[str, Sequence[FilePart]], allocate: Allocate) -> None:
         super().__init__(checkpoint, allocate)
         self._in_files = in_files
-        found = {file: _map(file) for file in sorted({part.file for parts in in_files.values() for part in parts})}
-        self._maps = {file: memory for file, (memory, _) in found.items()}
-        self._looked = {file: looked for file, (_, looked) in found.items()}
+        self._maps = {file: _map(file) for file in sorted({part.file for parts in in_files.values() for part in parts})}
         self._mapped = [_addresses(memory) for memory in self._maps.values()]
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -204,21 +201,17 @@ class InPlace(FromCheckpoint):
     ) -> Job:
         job = super()._job(into, stored, found, make, is_cut)
         is_there = any(start <= into.data_ptr() < end for start, end in self._mapped)
-        return job._replace(is_there=is_there, looked=self._looked[found[0].file] if is_there else 0)
+        return job._replace(is_there=is_there)
 
 
 def _addresses(memory: torch.Tensor) -> tuple[int, int]:
     return memory.data_ptr(), memory.data_ptr() + memory.nbytes
 
 
-def _map(file: Path) -> tuple[torch.Tensor, int]:
-    """And up to where it is known to hold numbers."""
-    taken = ahead.take(file)
-    if taken is not None:
-        return pages.tensor_of(taken.mapped), taken.looked
+def _map(file: Path) -> torch.Tensor:
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return pages.map_file(fd, os.fstat(fd).st_size), 0
+        return pages.map_file(fd, os.fstat(fd).st_size)
     finally:
         os.close(fd)
 

@@ -17,7 +17,6 @@ import torch
 from engine.errors import CheckpointError
 from engine.layers.weights import Storage, WeightLoader
 from engine.phases import Phases
-from engine.weights.ahead import IN_PLACE_FROM_BYTES, IN_PLACE_SHARE
 from engine.weights.at_once import PackedReader
 from engine.weights.bundle import Bundle, BundleError, Facts, Identity, Wanted, config_digest, difference, lay_out
 from engine.weights.bundle_file import BundleFile, new_bundle
@@ -42,6 +41,11 @@ from engine.weights.storage import (
 from kernels.cpu import pages
 
 log = logging.getLogger(__name__)
+
+# From here on a checkpoint's own pages are used, where it has them as the model wants them. Less is copied in a tenth of a second, and is then in
+# the memory it will stay in.
+IN_PLACE_FROM_BYTES = 128 << 20
+IN_PLACE_SHARE = 0.5  # of the bytes, at least
 
 DTYPE_NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
