@@ -146,7 +146,8 @@ class Assembler:
                 self._meet(token_id)
         if self.finish_reason is None and output.finish_reason in ("stop", "length"):
             self._flush()
-            self._finish("stop" if output.finish_reason == "stop" else "length")
+            is_cut = output.finish_reason == "length"
+            self._finish("length" if is_cut else "stop", is_cut=is_cut)
 
     def take(self) -> Piece | None:
         """All that can be shown now, or None when that is nothing."""
@@ -190,16 +191,17 @@ class Assembler:
         self._new_token_ids.clear()
 
     def _complete_earlier(self) -> None:
-        """New text means that the character earlier tokens had begun is whole."""
-        for position, record in enumerate(self._records):
-            if record.end is None:
-                self._records[position] = record._replace(end=self._decoded)
+        """New text means that the character is whole which the last tokens had begun."""
+        position = len(self._records)
+        while position and self._records[position - 1].end is None:
+            position -= 1
+            self._records[position] = self._records[position]._replace(end=self._decoded)
 
     def _feed(self, text: str) -> None:
         shown, is_stopped = self._stop.push(text)
         self._parse(shown)
         if is_stopped and self.finish_reason is None:
-            self._finish("stop")
+            self._finish("stop", is_cut=True)
 
     def _parse(self, text: str) -> None:
         if self._parser is None:
@@ -225,9 +227,9 @@ class Assembler:
         if self.finish_reason is None:
             self._parse(self._stop.finish())
 
-    def _finish(self, reason: FinishReason) -> None:
+    def _finish(self, reason: FinishReason, *, is_cut: bool) -> None:
         if self._parser is not None:
-            self._accept(self._parser.finish())
+            self._accept(self._parser.finish(is_cut=is_cut))
         if self.finish_reason is None:
             self.finish_reason = "tool_calls" if self._num_calls and reason == "stop" else reason
 

@@ -3,7 +3,7 @@
 The module refuses to know where the tokens come from.
 """
 
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -17,7 +17,7 @@ class Call(msgspec.Struct, frozen=True):
     """A tool call; the native shape carries the arguments as an object, OpenAI's as text."""
 
     name: str
-    arguments: dict[str, Any]
+    arguments: msgspec.Raw  # the object as it was written: a number in it may be one that Python has no float for
 
 
 class TextResult(msgspec.Struct, frozen=True):

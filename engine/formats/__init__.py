@@ -19,7 +19,8 @@ class ToolParser(Protocol):
 
     def push(self, text: str) -> list[Part]: ...
 
-    def finish(self) -> list[Part]: ...
+    def finish(self, *, is_cut: bool) -> list[Part]:
+        """`is_cut`: the model would have gone on, so a call that is not whole yet is none, and no text either."""
 
 
 class ToolFormat(NamedTuple):

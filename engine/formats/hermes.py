@@ -1,81 +1,120 @@
 """Hermes-style tool calls: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Hermes, Qwen and Ember write them.
 
-Calls come out whole when their closing tag arrives. Text between the tags that is not such an object is content, tags included: what a
-model wrote is never swallowed. White space around calls belongs to them and is dropped; white space anywhere else is content.
+Calls come out whole when their closing tag arrives, which inside a JSON string is text. What is between tags and is not such an object is content,
+tags included: what a model wrote is not swallowed, unless the answer is cut in the middle of a call, whose half is of no use to anybody. White
+space around calls belongs to them and is dropped; white space anywhere else is content. Each character is looked at once, however long a call is.
 """
 
-import json
-from typing import Any
+import re
+
+import msgspec
+from msgspec import Raw
 
 from engine.formats.pieces import Content, Part, ToolCall, held_suffix
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_OUTSIDE_STRING = re.compile(f'"|{CLOSE}')
+_INSIDE_STRING = re.compile(r'"|\\.', re.DOTALL)
 
 
 class HermesParser:
     """Holds back what may still become a tag, white space before it, and an open call."""
 
-    def __init__(self) -> None:
-        self._buffer = ""  # starts outside a call, or with the white space and the tag that open one
-        self._body: int | None = None  # where the open call's JSON begins; None outside a call
-        self._searched = 0  # no closing tag ends before here: a long call is not searched twice
+    def __init__(self, *, reads_strings: bool = True) -> None:
+        self._reads_strings = reads_strings  # False: the first closing tag ends a call, wherever it stands
+        self._held: list[str] = []  # outside a call: white space; else all from the white space before its tag on
+        self._body: list[str] | None = None  # the open call's JSON; None outside a call
+        self._has_begun = False  # that JSON, by its brace
+        self._in_string = False
+        self._tail = ""  # the end of what was pushed: it may be the beginning of a tag or of an escaped character
         self._after_call = False  # white space now may belong to a call that has just ended
 
     @property
     def held_characters(self) -> int:
-        return len(self._buffer)
+        return sum(map(len, self._held)) + len(self._tail)
 
     def push(self, text: str) -> list[Part]:
-        self._buffer += text
         parts: list[Part] = []
-        while self._advance(parts):
-            pass
+        text, self._tail = self._tail + text, ""
+        while text:
+            text = self._read_outside(text, parts) if self._body is None else self._read_call(text, parts)
         return _merged(parts)
 
-    def finish(self) -> list[Part]:
-        """An unclosed call whose JSON is whole is a call: models often stop before the closing tag."""
-        rest, body = self._buffer, self._body
-        self._buffer, self._body = "", None
-        if body is not None and (call := parse_call(rest[body:])) is not None:
-            return [call]
+    def finish(self, *, is_cut: bool) -> list[Part]:
+        """An unclosed call whose JSON is whole is a call: models often stop before the closing tag. Of an answer that was cut (`is_cut`: the model
+        did not end it), what may be the beginning of a call is dropped."""
+        body, held, tail = self._body, "".join(self._held), self._tail
+        self._held, self._body, self._tail = [], None, ""
         parts: list[Part] = []
-        self._emit(parts, rest)
+        if body is not None and (call := parse_call("".join(body) + tail)) is not None:
+            parts.append(call)
+        elif is_cut:
+            self._emit(held if body is None else "", parts)
+        elif body is not None and self._in_string:  # a quote too many or too few: calls behind it are not lost
+            again = HermesParser(reads_strings=False)
+            again._after_call = self._after_call
+            parts = again.push(held + tail) + again.finish(is_cut=False)
+        else:
+            self._emit(held + tail, parts)
         return parts
 
-    def _advance(self, parts: list[Part]) -> bool:
-        return self._read_outside(parts) if self._body is None else self._read_call(parts)
-
-    def _read_outside(self, parts: list[Part]) -> bool:
-        found = self._buffer.find(OPEN)
-        if found >= 0:
-            before = self._buffer[:found].rstrip()
-            self._emit(parts, before)
-            self._buffer = self._buffer[len(before) :]
-            self._body = self._searched = found - len(before) + len(OPEN)
-            return True
-        held = held_suffix(self._buffer, (OPEN,))
-        safe = self._buffer[: len(self._buffer) - held].rstrip()
-        self._emit(parts, safe)
-        self._buffer = self._buffer[len(safe) :]
-        return False
-
-    def _read_call(self, parts: list[Part]) -> bool:
-        assert self._body is not None
-        found = self._buffer.find(CLOSE, self._searched)
+    def _read_outside(self, text: str, parts: list[Part]) -> str:
+        """Reads as far as one thing goes, here a text without tags; returns the rest."""
+        found = text.find(OPEN)
+        end = found if found >= 0 else len(text) - held_suffix(text, (OPEN,))
+        safe = text[:end].rstrip()
+        if safe:
+            self._emit("".join(self._held) + safe, parts)
+            self._held = []
+        self._held.append(text[len(safe) : end])
         if found < 0:
-            self._searched = max(self._body, len(self._buffer) - len(CLOSE) + 1)
-            return False
-        end = found + len(CLOSE)
-        call = parse_call(self._buffer[self._body : found])
+            self._tail = text[end:]
+            return ""
+        self._held.append(OPEN)
+        self._body, self._has_begun, self._in_string = [], False, False
+        return text[end + len(OPEN) :]
+
+    def _read_call(self, text: str, parts: list[Part]) -> str:
+        assert self._body is not None
+        if not self._has_begun and (first := text.lstrip()[:1]):
+            self._has_begun = first == "{"
+            if not self._has_begun:  # prose about a tag
+                self._emit("".join(self._held[: len(self._held) - len(self._body)]), parts)
+                rest = "".join(self._body) + text
+                self._held, self._body = [], None
+                return rest
+        end = self._end_of_body(text)
+        if end is None:
+            end = len(text) - len(self._tail)
+            self._body.append(text[:end])
+            self._held.append(text[:end])
+            return ""
+        self._body.append(text[:end])
+        call = parse_call("".join(self._body))
         if call is None:
-            self._emit(parts, self._buffer[:end])
+            self._emit("".join(self._held) + text[:end] + CLOSE, parts)
         else:
             parts.append(call)
             self._after_call = True
-        self._buffer, self._body = self._buffer[end:], None
-        return True
+        self._held, self._body = [], None
+        return text[end + len(CLOSE) :]
 
-    def _emit(self, parts: list[Part], text: str) -> None:
+    def _end_of_body(self, text: str) -> int | None:
+        """Where the closing tag begins. None: not in this text, whose end is in `_tail` where it may become something else."""
+        position = 0
+        while found := (_INSIDE_STRING if self._in_string else _OUTSIDE_STRING).search(text, position):
+            if found[0] == CLOSE:
+                return found.start()
+            position = found.end()
+            if found[0] == '"':
+                self._in_string = self._reads_strings and not self._in_string
+        if self._in_string:
+            self._tail = "\\" if text.endswith("\\", position) else ""
+        else:
+            self._tail = text[len(text) - held_suffix(text[position:], (CLOSE,)) :]
+        return None
+
+    def _emit(self, text: str, parts: list[Part]) -> None:
         if self._after_call:
             text = text.lstrip()
         if text:
@@ -83,23 +122,27 @@ class HermesParser:
             self._after_call = False
 
 
+class _Call(msgspec.Struct):
+    name: str
+    arguments: Raw = Raw(b"{}")
+
+
+_calls = msgspec.json.Decoder(_Call)
+_objects = msgspec.json.Decoder(dict[str, Raw])
+
+
 def parse_call(text: str) -> ToolCall | None:
-    """The call that a JSON text stands for, or None where it stands for none."""
+    """The call that a JSON text stands for, or None where it stands for none. Arguments stay as they were written, numbers that no float holds
+    included; NaN, Infinity and halves of surrogate pairs, which no client could read, are not JSON."""
     try:
-        value: Any = json.loads(text)
+        call = _calls.decode(text)
+        arguments = bytes(call.arguments).decode()
+        if arguments.startswith('"'):  # some fine-tunes quote the object once more
+            arguments = msgspec.json.decode(arguments, type=str)
+        _objects.decode(arguments)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
-        return None
-    arguments = value.get("arguments", {})
-    if isinstance(arguments, str):  # some fine-tunes quote the object once more
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return None
-    if not isinstance(arguments, dict):
-        return None
-    return ToolCall(value["name"], json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(call.name, arguments) if call.name else None
 
 
 def _merged(parts: list[Part]) -> list[Part]:

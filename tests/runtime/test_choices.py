@@ -31,6 +31,14 @@ async def test_each_choice_is_a_sequence_that_waits_for_the_first(site: Site) ->
     assert {submit.salt for submit in rest} == {first.salt}
 
 
+async def test_what_a_choice_takes_is_learnt_of_one_choice(site: Site) -> None:
+    """The next request's reservation is so much for each of its own choices."""
+    site.engine.answer = lambda submit: says("Hello")  # 6 tokens
+    for _ in range(200):
+        await call(site.app, CHAT, {**HELLO, "n": 3})
+    assert site.admission.expected_output("tiny", 1000) == 12
+
+
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_choices_come_in_order_with_their_own_ends(site: Site, path: str) -> None:
     site.engine.scripts = [

@@ -1,14 +1,19 @@
 """The pure middle: tokens to pieces, whatever arrives together."""
 
 import random
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.formats.hermes import HermesParser
 from engine.protocol import TokenOutput
 from engine.tokenizer import Tokenizer
-from runtime.streaming import Assembler, Piece, StopMatcher
+from runtime.streaming import Assembler, Piece, StopMatcher, joined
 from tests.fakes import EOS, byte_tokenizer, ids
 
 TOKENIZER = Tokenizer.from_json(byte_tokenizer().to_str(), {})
@@ -116,11 +121,99 @@ def test_tokens_after_a_stop_string_do_not_count() -> None:
     assert (piece.text, made.completion_tokens) == ("a ", 5)
 
 
-def test_a_cut_call_is_content_and_the_reason_is_length() -> None:
-    made = assembler(tools=True)
-    pieces = run(made, [ids('<tool_call>{"name": "f"')], finish="length")
-    assert pieces[-1].text == '<tool_call>{"name": "f"'
-    assert pieces[-1].finish_reason == "length"
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "</tool_call>\u00e9"}}\n</tool_call>'
+
+
+def test_a_call_that_the_length_cuts_is_not_shown_and_the_reason_is_length() -> None:
+    (piece,) = run(assembler(tools=True), [ids('Yes. <tool_call>{"name": "f"')], finish="length")
+    assert (piece.text, piece.calls, piece.finish_reason) == ("Yes.", (), "length")
+
+
+def test_a_call_that_a_stop_string_cuts_is_not_shown_and_the_reason_is_stop() -> None:
+    (piece,) = run(assembler("ame", tools=True), [ids(f"Yes. {CALL}")])
+    assert (piece.text, piece.calls, piece.finish_reason) == ("Yes.", (), "stop")
+
+
+def test_a_call_that_the_model_itself_does_not_end_is_content() -> None:
+    (piece,) = run(assembler(tools=True), [(*ids('<tool_call>{"name": "f"'), EOS)])
+    assert (piece.text, piece.finish_reason) == ('<tool_call>{"name": "f"', "stop")
+
+
+def test_a_call_that_is_whole_at_a_stop_string_is_a_call() -> None:
+    (piece,) = run(assembler("\n</tool", tools=True), [ids(CALL)])
+    assert [(call.name, call.arguments) for call in piece.calls] == [("f", '{"a": "</tool_call>\u00e9"}')]
+    assert piece.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("finish", ["stop", "length"])
+def test_outputs_that_are_cut_between_any_two_tokens_give_the_same_answer(finish: str) -> None:
+    tokens = (*ids(f"Let me see \u00e9. {CALL} {CALL} Done <tool"), *((EOS,) if finish == "stop" else ()))
+
+    def answer(groups: list[tuple[int, ...]]) -> tuple[object, ...]:
+        whole = joined(run(assembler(tools=True), groups, finish=finish))
+        return whole.text, whole.calls, whole.tokens, whole.finish_reason
+
+    expected = answer([tokens])
+    assert answer([(token,) for token in tokens]) == expected
+    for end in range(1, len(tokens)):
+        assert answer([tokens[:end], tokens[end:]]) == expected
+
+
+def test_an_answer_that_the_length_cuts_anywhere_shows_no_markup() -> None:
+    tokens = ids(f"Let me see. {CALL} Done.")
+    for end in range(1, len(tokens)):
+        piece = joined(run(assembler(tools=True), [tokens[:end]], finish="length"))
+        assert "tool" not in piece.text
+        assert piece.finish_reason == "length"
+        assert [token.position for token in piece.tokens] == list(range(end))
+
+
+@pytest.mark.parametrize("text", ['<tool_call>{"name": "f", "arguments": {"a": "', "so \n", "\u00e9", "<tool_call>\n"])
+def test_the_work_for_a_token_does_not_grow_with_what_is_held_back(text: str) -> None:
+    """Counted in lines, not seconds: an open call, white space before one, a character without an end."""
+
+    def lines_for(num_tokens: int) -> int:
+        made, count = assembler(tools=True), 0
+
+        def tracer(frame: FrameType, event: str, arg: object) -> Callable[..., Any]:
+            nonlocal count
+            count += event == "line"
+            return tracer
+
+        first = ids(text)
+        token = first[-1] if text != "\u00e9" else first[0]
+        made.push(TokenOutput("s", first))
+        before = sys.gettrace()
+        sys.settrace(tracer)
+        try:
+            for _ in range(num_tokens):
+                made.push(TokenOutput("s", (token,)))
+                made.take()
+        finally:
+            sys.settrace(before)
+        return count
+
+    assert lines_for(400) < 4.5 * lines_for(100)
+
+
+def test_a_stop_string_ends_the_text_where_it_begins_though_another_is_complete_later_and_begins_earlier() -> None:
+    """In one piece of text and in many."""
+    for chunks in (["a bcd e"], list("a bcd e")):
+        matcher = StopMatcher(("a bcd e", "c"))
+        shown = [matcher.push(chunk) for chunk in chunks]
+        first = next(position for position, (_, is_stopped) in enumerate(shown) if is_stopped)
+        assert "".join(text for text, _ in shown[: first + 1]) == "a b"
+
+
+def test_the_end_token_in_the_middle_of_an_output_is_text_like_any_other() -> None:
+    """An engine that was told to go on past it (ignore_eos) samples it in mid-answer: only as the last token, and as the reason, is it the end."""
+    end = 7  # a token with text that this answer calls its end
+    made = Assembler(TOKENIZER.detokenizer(), hidden_token_ids=frozenset({end}))
+    made.push(TokenOutput("s", (end, *ids("a"), end), finish_reason="stop"))
+    piece = made.take()
+    assert piece is not None
+    assert piece.text == TOKENIZER.decode([end]) + "a"
+    assert [token.is_shown for token in piece.tokens] == [True, True, False]
 
 
 def test_the_matcher_holds_no_more_than_a_stop_string_can_need() -> None:

@@ -46,6 +46,17 @@ async def test_tools_come_in_either_form_and_calls_carry_objects(site: Site) -> 
     assert streamed.events[0]["tool_calls"] == [{"name": "f", "arguments": {"a": 1}}]
 
 
+async def test_arguments_reach_the_client_as_they_were_written(site: Site) -> None:
+    """On one line, whatever numbers they hold: here one that no float holds and one that no 64 bits do."""
+    written = '{\n"a": 1e999,\n"b": 123456789012345678901234567890}'
+    site.engine.script = says(f'<tool_call>{{"name": "f", "arguments": {written}}}</tool_call>')
+    tools = [{"name": "f"}]
+    whole = await call(site.app, RUN, {"prompt": "Hi", "tools": tools})
+    streamed = await call(site.app, RUN, {"prompt": "Hi", "tools": tools, "stream": True})
+    for body in (whole.body, streamed.body):
+        assert b'"arguments":{ "a": 1e999, "b": 123456789012345678901234567890}' in body
+
+
 async def test_errors_have_the_dialects_codes(site: Site) -> None:
     missing = await call(site.app, "/client/v4/accounts/acc1/ai/run/@cf/nope", {"prompt": "Hi"})
     assert (missing.status, missing.json["errors"][0]["code"], missing.json["success"]) == (400, 5007, False)

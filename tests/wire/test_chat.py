@@ -3,6 +3,7 @@
 import json
 
 import msgspec
+from msgspec import Raw
 
 from wire.chat import (
     ChatCompletion,
@@ -61,7 +62,7 @@ def test_official_models_accept_the_shapes() -> None:
 
 
 def test_the_native_envelope() -> None:
-    result = TextResult("", (Call("f", {"a": 1}),))
+    result = TextResult("", (Call("f", Raw(b'{"a":1}')),))
     assert encoded(Envelope(result)) == {
         "result": {"response": "", "tool_calls": [{"name": "f", "arguments": {"a": 1}}]},
         "success": True,

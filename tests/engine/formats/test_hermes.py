@@ -16,11 +16,12 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "b"}}\n</tool_call>'
 MADE = ToolCall("f", '{"a": "b"}')
 
 
-def parse(*chunks: str) -> list[Part]:
+def parse(*chunks: str, is_cut: bool = False) -> list[Part]:
     """The parts of a whole text, neighbouring contents joined."""
     parser = HermesParser()
     parts = [part for chunk in chunks for part in parser.push(chunk)]
-    parts += parser.finish()
+    parts += parser.finish(is_cut=is_cut)
+    assert parser.held_characters == 0
     joined: list[Part] = []
     for part in parts:
         if joined and isinstance(part, Content) and isinstance(joined[-1], Content):
@@ -45,6 +46,26 @@ def parse(*chunks: str) -> list[Part]:
         ('<tool_call>{"name": "f"}</tool_call>', [ToolCall("f", "{}")]),
         ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', [ToolCall("f", '{"a": 1}')]),
         ('<tool_call>{"name": "f", "arguments": {"a": "\u00e9"}}</tool_call>', [ToolCall("f", '{"a": "\u00e9"}')]),
+        # Inside a JSON string a tag is text.
+        (
+            '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>"}}</tool_call>!',
+            [ToolCall("f", '{"a": "</tool_call>"}'), Content("!")],
+        ),
+        (
+            '<tool_call>{"name": "f", "arguments": {"a": "\\\\\\"</tool_call><tool_call>{\\\\"}}</tool_call>',
+            [ToolCall("f", '{"a": "\\\\\\"</tool_call><tool_call>{\\\\"}')],
+        ),
+        # Arguments stay as they were written.
+        (
+            '<tool_call>{"arguments": {"a":1e999, "b": 1.0,"c": 123456789012345678901234567890}, "name": "f"}</tool_call>',
+            [ToolCall("f", '{"a":1e999, "b": 1.0,"c": 123456789012345678901234567890}')],
+        ),
+        # A tag in prose does not hold up what comes behind it.
+        (f"Write <tool_call> first.\n{CALL}", [Content("Write <tool_call> first."), MADE]),
+        (f"<tool_call>\n{CALL}", [Content("<tool_call>"), MADE]),
+        # A quote too few, and one too many.
+        (f'<tool_call>{{"name": "f}}</tool_call> {CALL}', [Content('<tool_call>{"name": "f}</tool_call>'), MADE]),
+        (f'<tool_call>{{"name": "f""}}</tool_call>{CALL}', [Content('<tool_call>{"name": "f""}</tool_call>'), MADE]),
         # A model that stops before the closing tag has still called.
         ('<tool_call>\n{"name": "f", "arguments": {}}', [ToolCall("f", "{}")]),
     ],
@@ -62,7 +83,15 @@ def test_calls_and_content_are_told_apart(text: str, expected: list[Part]) -> No
         '<tool_call>{"name": 3}</tool_call>',
         '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
         '<tool_call>{"name": "f", "arguments": "[1]"}</tool_call>',
+        '<tool_call>{"name": ""}</tool_call>',
         '<tool_call>{"name": "f", "argum',
+        '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {"a": -Infinity}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": "{\\"a\\": NaN}"}</tool_call>',
+        '<tool_call>{"name": "\\udfff", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {"a": "one\ntwo"}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": ' + '{"a":' * 2000 + "1" + "}" * 2000 + "}</tool_call>",
         "<tool_call>" + "[" * 5000 + "</tool_call>",
     ],
 )
@@ -76,8 +105,45 @@ def test_a_good_call_follows_a_bad_one() -> None:
     assert parse(bad + CALL) == [Content(bad), MADE]
 
 
+SAMPLES = [
+    f"Let me look.\n\n{CALL}\n{CALL} Done.",
+    'a < b <tool_call> {"name": "f", "arguments": {"a": "\\"</tool_call>\u00e9\U0001f600"}}\n</tool_call>\n x <tool',
+    '<tool_call>{"name": "f"</tool_call> then <tool_call>[</tool_call>' + CALL,
+    f'<tool_call>{{"name": "f, "x": "\\"}}</tool_call>\n{CALL}',
+]
+
+
+@pytest.mark.parametrize("text", SAMPLES)
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_cut_between_any_two_chunks_changes_nothing(text: str, is_cut: bool) -> None:
+    expected = parse(text, is_cut=is_cut)
+    assert parse(*text, is_cut=is_cut) == expected
+    for end in range(len(text)):
+        assert parse(text[:end], text[end:], is_cut=is_cut) == expected
+        assert parse(*text[:end], text[end:], is_cut=is_cut) == expected
+
+
+@pytest.mark.parametrize("text", SAMPLES[:2])
+def test_an_answer_that_is_cut_anywhere_shows_no_markup(text: str) -> None:
+    whole = parse(text, is_cut=True)
+    for end in range(len(text)):
+        shown = parse(text[:end], is_cut=True)
+        *before, last = shown or [Content("")]
+        assert before == whole[: len(before)]
+        same = whole[len(before)]
+        assert last == same or (
+            isinstance(last, Content) and isinstance(same, Content) and same.text.startswith(last.text.rstrip())
+        )
+        assert not any("tool" in part.text for part in shown if isinstance(part, Content))
+
+
+def test_a_call_that_is_whole_when_the_answer_is_cut_is_a_call() -> None:
+    assert parse(CALL.removesuffix("</tool_call>"), is_cut=True) == [MADE]
+    assert parse(CALL.removesuffix("call>"), is_cut=True) == []
+
+
 PIECES = st.sampled_from(
-    [CALL, "<tool_call>", "</tool_call>", "<tool_call>{}</tool_call>", " ", "\n", "text", "<", "{", '"name"']
+    [CALL, "<tool_call>", "</tool_call>", "<tool_call>{}</tool_call>", " ", "\n", "text", "<", "{", '"name"', '"', "\\"]
 )
 
 
@@ -100,9 +166,7 @@ def test_without_a_call_nothing_is_swallowed(pieces: list[str]) -> None:
     arguments=st.dictionaries(st.text(), st.integers() | st.text() | st.none() | st.lists(st.integers())),
 )
 def test_arguments_come_back_as_the_same_object(name: str, arguments: dict[str, object]) -> None:
-    body = json.dumps({"name": name, "arguments": arguments})  # \u escapes: no tag can occur inside
-    if "</tool_call>" in body:
-        return
+    body = json.dumps({"name": name, "arguments": arguments})
     (call,) = parse(f"<tool_call>{body}</tool_call>")
     assert isinstance(call, ToolCall)
     assert (call.name, json.loads(call.arguments)) == (name, arguments)
