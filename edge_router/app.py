@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from edge_router.client_places import ClientPlaces
 from edge_router.deployments import deployment_routes
 from edge_router.discovery import router_place, static_backends
+from edge_router.downstream import head_of
 from edge_router.durable import PATH, Recordings, StreamRoutes
 from edge_router.health import HealthMonitor, connection_trace, status_fetch
 from edge_router.hints import WakeHints
@@ -21,11 +22,13 @@ from edge_router.peek import hop_secret
 from edge_router.policy import Policy
 from edge_router.policy.cost import CostPolicy
 from edge_router.proxy import PREFIXES, Proxy
-from edge_router.routes import OwnRoutes, method_not_allowed, not_found
+from edge_router.routes import ADMIN_PATHS, OwnRoutes, method_not_allowed, not_found, refusal
 from edge_router.session import SessionTable
 from edge_router.tunnels import Tunnels
 from edge_router.upstream import Upstream, client_session, connector
 from sites.network import NetworkConfig
+from wire.credentials import Access, Key
+from wire.errors import ApiError
 from wire.http1_exchange import Exchange
 
 
@@ -39,12 +42,16 @@ def build_app(
     sessions = SessionTable(relay.session_entries, relay.session_ttl_s, clock)
     urls = {backend.name: backend.url for backend in backends.values()}
     secret = hop_secret()
+    access = Access(
+        [Key(tenant.name, tenant.key_sha256, tenant.admin) for tenant in network.tenants],
+        is_required=network.door.require_key,
+    )
     limits = Limits(network.door, network.tenant_limits, network.tenants, secret, clock)
     places = ClientPlaces.of(network.clients)
     recordings = Recordings(network.durable, clock)
     proxy = Proxy(
         relay, backends, policy or CostPolicy(), sessions, metrics, limits, recordings, clock,
-        places=places, secret=secret, body_timeout_s=network.door.body_timeout_s,
+        access=access, places=places, secret=secret, body_timeout_s=network.door.body_timeout_s,
     )  # fmt: skip
     own = OwnRoutes(router_place(network), backends, proxy)
 
@@ -87,7 +94,8 @@ def build_app(
     app.state.proxy = app.proxy = proxy
     app.tunnels = Tunnels(proxy)
     metrics.watch("sockets", "Open WebSockets.", lambda: len(app.tunnels))
-    app.streams = StreamRoutes(recordings, limits, secret)
+    app.streams = StreamRoutes(recordings, limits, access, secret)
+    app.access = access
     return app
 
 
@@ -95,6 +103,7 @@ class Router(Starlette):
     """What is forwarded goes straight to the proxy: it answers for its own errors, and the way through middleware and routes costs a tenth of a
     request."""
 
+    access: Access
     proxy: Proxy
     tunnels: Tunnels
     streams: StreamRoutes
@@ -104,7 +113,17 @@ class Router(Starlette):
             return self.proxy(scope, receive, send)
         if scope["type"] == "http" and scope["path"].startswith(PATH):
             return self.streams(scope, receive, send)
+        if scope["type"] == "http" and scope["path"] in ADMIN_PATHS and self.access.is_required:
+            return self._for_admins(scope, receive, send)
         return super().__call__(scope, receive, send)
+
+    async def _for_admins(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self.access.check_admin(head_of(scope).header("authorization"))
+        except ApiError as error:
+            await refusal(error, scope["path"])(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
     def direct(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
         """The same, from our own server."""

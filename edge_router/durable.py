@@ -21,6 +21,7 @@ from edge_router.peek import Head, Signed
 from edge_router.preferences import preferences
 from edge_router.session import tenant_salt
 from sites.network import DurableConfig
+from wire.credentials import Access
 from wire.errors import ApiError
 from wire.sse import CONTENT_TYPE, HEARTBEAT, Event, EventDecoder, encode_event
 
@@ -317,14 +318,16 @@ def owner_of(head: Head, secret: str) -> bytes:
 class StreamRoutes:
     """GET and DELETE of /streams/ID, as an ASGI application."""
 
-    def __init__(self, recordings: Recordings, limits: Limits, secret: str) -> None:
+    def __init__(self, recordings: Recordings, limits: Limits, access: Access, secret: str) -> None:
         self._recordings = recordings
+        self._access = access
         self._limits = limits
         self._secret = secret
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = Downstream.of(scope, receive, send)
         try:
+            self._access.check_client(client.head.header("authorization"))
             with self._limits.admitted(client.head, client.address):
                 await client.while_present(self._answer(client))
         except ClientGone:

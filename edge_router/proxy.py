@@ -35,6 +35,7 @@ from edge_router.session import SessionTable
 from edge_router.upstream import Answer, Lost, SiteFailed, Upstream, is_sites_own_fault
 from sites.network import RelayConfig
 from wire.continuation import ContinuationError
+from wire.credentials import Access
 from wire.errors import ApiError
 from wire.headers import REQUEST_ID, ROUTE
 from wire.http1_exchange import Exchange as HttpExchange
@@ -72,12 +73,14 @@ class Proxy:
         recordings: Recordings,
         clock: Callable[[], float],
         *,
+        access: Access,
         places: ClientPlaces,
         secret: str,
         body_timeout_s: float,
     ) -> None:
         self.relay = relay
         self.places = places
+        self._access = access
         self.limits = limits
         self.recordings = recordings
         self.body_timeout_s = body_timeout_s
@@ -134,8 +137,8 @@ class Proxy:
             self._open.discard(client)
 
     def _go_ahead(self, client: Downstream, ahead: "Ahead") -> None:
-        ahead.enter(self.limits.admitted(client.head, client.address))
         self.check(client.head)
+        ahead.enter(self.limits.admitted(client.head, client.address))
         if (body := client.whole_body(self._max_body_bytes)) is None:
             return
         ahead.body = body
@@ -233,6 +236,8 @@ class Proxy:
             raise ApiError("draining", "the router is shutting down: send the request again", retry_after_s=1)
         if head.is_sound:
             return
+        if not head.is_for_function:
+            self._access.check_client(head.header("authorization"))
         if ".." in head.path and ".." in head.path.split("/"):
             raise ApiError("not_found", "a path must not contain '..'")
         if not _PLAIN_TARGET.fullmatch(head.target):

@@ -17,6 +17,7 @@ from wire.errors import ApiError, dialect_of
 from wire.status import Place, ProcessStatus, RouterStatus, encode_status
 
 JSON = "application/json"
+ADMIN_PATHS = frozenset({"/metrics", "/status", "/debug/route"})  # where keys are required, for operators alone
 MAX_DEBUG_BODY = 8 << 20
 
 

@@ -32,6 +32,7 @@ from runtime.routing import Application, Route, Router
 from runtime.timeline import Timeline
 from sites.config import ConfigError
 from sites.site import SiteConfig
+from wire.credentials import Access, Key
 from wire.headers import HOP_SECRET_ENV
 
 if TYPE_CHECKING:
@@ -92,7 +93,14 @@ def build_app(
         lifespan,
     )
     identified = Identity(
-        Errors(router), site=site.name, hop_secret=secret, require_hop=site.listen.require_hop, metrics=metrics
+        Errors(router),
+        site=site.name,
+        hop_secret=secret,
+        require_hop=site.listen.require_hop,
+        access=Access(
+            [Key(key.name, key.key_sha256, key.admin) for key in site.tenants], is_required=site.door.require_key
+        ),
+        metrics=metrics,
     )
     app = Application(router, UnreadBody(identified))
     health = Health(

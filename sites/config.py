@@ -14,10 +14,15 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import msgspec
 from msgspec import Meta
 
+from sites.rules import is_loopback
+
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}\Z")]  # Python's $ would let a line's end pass
 Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
+
+KeyDigest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="SHA-256 of its key, in hexadecimal digits")]
+IsAdmin = Annotated[bool, Meta(description="may also ask for /status, /metrics and what else operators ask for")]
 
 Rules = Mapping[str, Callable[[Any], None]]  # by field
 
@@ -76,6 +81,31 @@ class PlaceConfig(Table, frozen=True, kw_only=True):
 class ListenConfig(Table, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="0: any free port")]
-    require_hop: Annotated[bool, Meta(description="answer only requests signed by one of the network's routers")] = (
-        False
-    )
+
+
+class AccessConfig(Table, frozen=True, kw_only=True):
+    """Who may come in."""
+
+    require_key: Annotated[
+        bool, Meta(description="serve only clients with a key that this file knows; functions judge for themselves")
+    ] = False
+    open_to_all: Annotated[bool, Meta(description="listen beyond this machine, and serve whoever comes")] = False
+
+
+class KeyConfig(Table, frozen=True, kw_only=True):
+    """A client that is known. Its key is not written down, only a digest by which it is known (`pilotlight keys create`)."""
+
+    name: Name
+    key_sha256: KeyDigest
+    admin: IsAdmin = False
+
+
+def check_access(host: str, door: AccessConfig, num_keys: int, *, requires_hop: bool = False) -> None:
+    """Raises ValueError where everybody could come in and nobody has written that they may, or where nobody could."""
+    if door.require_key and not num_keys:
+        raise ValueError("door.require_key is true and no [[tenants]] has a key: `pilotlight keys create` makes one")
+    if not (is_loopback(host) or door.require_key or door.open_to_all or requires_hop):
+        raise ValueError(
+            f"listen.host {host!r} can be reached from other machines: write require_key = true under [door], with keys of "
+            "`pilotlight keys create`, or open_to_all = true there to serve whoever comes"
+        )

@@ -9,7 +9,22 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from sites.config import Count, ListenConfig, Name, NonNegative, PlaceConfig, Positive, Rules, Table, parse, read
+from sites.config import (
+    AccessConfig,
+    Count,
+    IsAdmin,
+    KeyDigest,
+    ListenConfig,
+    Name,
+    NonNegative,
+    PlaceConfig,
+    Positive,
+    Rules,
+    Table,
+    check_access,
+    parse,
+    read,
+)
 from sites.rules import are_networks, is_http, refuse_twice
 
 NETWORK_FILE = Path(__file__).parent / "network.toml"
@@ -78,8 +93,8 @@ class RouterListenConfig(ListenConfig, frozen=True, kw_only=True):
             raise ValueError("tls_certificate and tls_key belong together: set both or neither")
 
 
-class DoorConfig(Table, frozen=True, kw_only=True):
-    """What the router takes from one client connection, and for how long it waits for one."""
+class DoorConfig(AccessConfig, frozen=True, kw_only=True):
+    """Who may come in, what the router takes from one client connection, and for how long it waits for one."""
 
     max_head_kib: Annotated[int, Meta(ge=1, le=1024, description="of a request's head")] = 64
     max_headers: Annotated[int, Meta(ge=8)] = 128
@@ -127,9 +142,8 @@ class TenantConfig(TenantLimitsConfig, frozen=True, kw_only=True):
     """A tenant with limits of its own. Its key is not written down, only a digest by which it is known."""
 
     name: Name
-    key_sha256: Annotated[
-        str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="of its bearer token, in hexadecimal digits")
-    ]
+    key_sha256: KeyDigest
+    admin: IsAdmin = False
 
 
 class DurableConfig(Table, frozen=True, kw_only=True):
@@ -161,6 +175,7 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
         refuse_twice([site.name for site in self.sites], "site name")
         refuse_twice([tenant.name for tenant in self.tenants], "tenant name")
         refuse_twice([tenant.key_sha256 for tenant in self.tenants], "tenant key")
+        check_access(self.listen.host, self.door, len(self.tenants))
 
 
 def load_network(path: Path) -> NetworkConfig:

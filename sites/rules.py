@@ -4,7 +4,7 @@ Knows no table and no file. urllib and ipaddress cost a start nothing: pathlib h
 """
 
 import re
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
 
 from msgspec import UNSET, UnsetType
@@ -33,6 +33,14 @@ def is_http(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
         raise ValueError("must be http(s)://host[:port] without a path")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine can reach it."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def are_networks(networks: tuple[str, ...]) -> None:

@@ -9,7 +9,21 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from sites.config import Count, ListenConfig, Name, NonNegative, PlaceConfig, Positive, Rules, Table, parse, read
+from sites.config import (
+    AccessConfig,
+    Count,
+    KeyConfig,
+    ListenConfig,
+    Name,
+    NonNegative,
+    PlaceConfig,
+    Positive,
+    Rules,
+    Table,
+    check_access,
+    parse,
+    read,
+)
 from sites.rules import can_stand_together, is_a_device, refuse_twice
 
 LOCAL = Path(__file__).parent / "local"
@@ -246,12 +260,20 @@ class LimitsConfig(Table, frozen=True, kw_only=True):
     ] = 10.0
 
 
+class SiteListenConfig(ListenConfig, frozen=True, kw_only=True):
+    require_hop: Annotated[bool, Meta(description="answer only requests signed by one of the network's routers")] = (
+        False
+    )
+
+
 class SiteConfig(Table, frozen=True, kw_only=True):
     """One location: a runtime, its engine hosts, its models and functions."""
 
     name: Annotated[Name, Meta(description="airport code and number, such as ams1")]
     place: PlaceConfig
-    listen: ListenConfig
+    listen: SiteListenConfig
+    door: AccessConfig = AccessConfig()
+    tenants: tuple[KeyConfig, ...] = ()
     engine: EngineConfig = EngineConfig()
     models: Annotated[tuple[ModelConfig, ...], Meta(min_length=1)]
     functions: FunctionsConfig = msgspec.field(default_factory=FunctionsConfig)
@@ -267,6 +289,19 @@ class SiteConfig(Table, frozen=True, kw_only=True):
                 raise ValueError(f"model {model.name!r} is to stay on the device: drop sleep_after_s, or say auto")
         names = [name for model in self.models for name in (model.name, *model.aliases)]
         refuse_twice(names, "model name")
+        refuse_twice([tenant.name for tenant in self.tenants], "tenant name")
+        refuse_twice([tenant.key_sha256 for tenant in self.tenants], "tenant key")
+        check_access(self.listen.host, self.door, len(self.tenants), requires_hop=self.listen.require_hop)
+
+
+class KeysFile(Table, frozen=True, kw_only=True):
+    """Keys alone, for `pilotlight serve --keys`."""
+
+    tenants: tuple[KeyConfig, ...] = ()
+
+
+def load_keys(path: Path) -> tuple[KeyConfig, ...]:
+    return parse(KeysFile, read(path), str(path)).tenants
 
 
 def load_site(path: Path) -> SiteConfig:

@@ -1,9 +1,13 @@
 """What a request's Authorization header says: the one reading of it, so that a key is one tenant at routers and sites, however it is spelled.
 
-Knows the header's form (RFC 6750); refuses to know whose a key is.
+Knows the header's form (RFC 6750) and which keys are known; refuses to know what their holders may have.
 """
 
+import hashlib
+import hmac
 import re
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from wire.errors import ApiError
 
@@ -25,3 +29,38 @@ def bearer_token_or_none(authorization: str | None) -> str:
         return bearer_token(authorization)
     except ApiError:
         return ""
+
+
+class Key(NamedTuple):
+    name: str
+    sha256: str
+    is_admin: bool
+
+
+class Access:
+    """Whose keys are known. SHA-256 without salt or repetition suffices: a key of `pilotlight keys create` is 256 random bits, which nobody guesses
+    from a digest, and a hash made slow for people's passwords would cost every request what it costs an attacker."""
+
+    def __init__(self, keys: Iterable[Key], *, is_required: bool) -> None:
+        self.is_required = is_required
+        self._keys = tuple(keys)
+
+    def check_client(self, authorization: str | None) -> None:
+        """Raises ApiError where a key is required and this is none of ours."""
+        if self.is_required:
+            self._key(authorization)
+
+    def check_admin(self, authorization: str | None) -> None:
+        """Raises ApiError for whoever is not known as an operator."""
+        if not self._key(authorization).is_admin:
+            raise ApiError("forbidden", "this needs an admin key: `pilotlight keys create --admin` makes one")
+
+    def _key(self, authorization: str | None) -> Key:
+        token = bearer_token(authorization)
+        if not token:
+            raise ApiError("unauthorized", "this needs a key: send it as `Authorization: Bearer KEY`")
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        found = [key for key in self._keys if hmac.compare_digest(key.sha256, digest)]  # all, whichever fits
+        if not found:
+            raise ApiError("unauthorized", "this key is not known here")
+        return found[0]

@@ -5,6 +5,7 @@ Knows requests, streamed events and how to turn a refusal into a sentence; refus
 
 import http.client
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,12 +15,15 @@ from wire.sse import EventDecoder
 
 JSON = "application/json"
 DEFAULT_URL = "http://127.0.0.1:8787"
+API_KEY_ENV = "PILOTLIGHT_API_KEY"
 
 
 class Api:
     """One server, by its base URL."""
 
-    def __init__(self, url: str, timeout_s: float = 600.0) -> None:
+    def __init__(self, url: str, timeout_s: float = 600.0, key: str | None = None) -> None:
+        """`key`: the environment's by default."""
+        self._key = os.environ.get(API_KEY_ENV, "") if key is None else key
         parts = urlsplit(url if "//" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise CliError(f"{url!r} is not a URL like {DEFAULT_URL}.")
@@ -77,8 +81,8 @@ class Api:
     ) -> http.client.HTTPResponse:
         connection = self._connection(self._host, self._port, timeout=self._timeout_s)
         headers = {"content-type": content_type, "connection": "close"}
-        if token:
-            headers["authorization"] = f"Bearer {token}"
+        if bearer := token or self._key:
+            headers["authorization"] = f"Bearer {bearer}"
         connection.request(method, path, body, headers)
         return connection.getresponse()
 

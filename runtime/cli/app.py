@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from runtime.cli import state_commands
-from runtime.cli.api import DEFAULT_URL, Api
+from runtime.cli.api import API_KEY_ENV, DEFAULT_URL, Api
 from runtime.cli.errors import CliError
 from sites.config import ConfigError
 from sites.network import NETWORK_FILE
@@ -22,12 +22,16 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+keys = typer.Typer(help="The keys of clients.", no_args_is_help=True)
+app.add_typer(keys, name="keys")
+
 for name in ("secret", "kv", "d1", "queues"):
     app.add_typer(getattr(state_commands, name), name=name)
 
 UrlOption = Annotated[
     str, typer.Option("--url", envvar="PILOTLIGHT_URL", help="A router, or a site that serves alone.")
 ]
+OpenOption = Annotated[bool, typer.Option("--open-to-all", help="Listen beyond this machine, and serve whoever comes.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
@@ -80,11 +84,34 @@ def serve(
         int | None, typer.Option(min=1, help="CPU threads of one operation; torch's choice by default.")
     ] = None,
     kv_gib: Annotated[float, typer.Option(help="KV cache in GiB.")] = 1.0,
+    api_key: Annotated[
+        str | None, typer.Option(envvar=API_KEY_ENV, help="Serve only clients with this key.", show_envvar=True)
+    ] = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="Serve only clients whose keys this file knows (`pilotlight keys create`).")
+    ] = None,
+    open_to_all: OpenOption = False,
 ) -> None:
     """Serve one model from one site, without a router."""
+    from runtime.cli.serve import Clients
     from runtime.cli.serve import serve as run
 
-    raise typer.Exit(run(model, host, port, name, dtype, device, threads, kv_gib))
+    clients = Clients(api_key, keys, open_to_all)
+    raise typer.Exit(run(model, host, port, name, dtype, device, threads, kv_gib, clients))
+
+
+@keys.command("create")
+def create_key(
+    name: Annotated[str, typer.Argument(help="Of the client; stands in limits and logs.")],
+    file: Annotated[
+        Path | None, typer.Option(help="A network's or a site's file, or one for `serve --keys`, that is to know it.")
+    ] = None,
+    admin: Annotated[bool, typer.Option("--admin", help="It also opens /status, /metrics and the like.")] = False,
+) -> None:
+    """Make a key, show it once, and keep its digest."""
+    from runtime.cli.keys import create as run
+
+    run(name, file, admin)
 
 
 @app.command()
@@ -105,11 +132,12 @@ def dev(
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
     env: Annotated[str | None, typer.Option(help=r"An \[env.NAME] of the manifest.")] = None,
     model: Annotated[str, typer.Option(help="What AI bindings answer with, as in `serve`.")] = "embedded:ember",
+    open_to_all: OpenOption = False,
 ) -> None:
     """Serve a folder's function here, with its bindings, and reload it at each change."""
     from runtime.cli.dev import dev as run
 
-    run(directory, host, port, env, model)
+    run(directory, host, port, env, model, open_to_all)
 
 
 @app.command()

@@ -23,6 +23,7 @@ from runtime.routes.functions import FunctionRoute
 from runtime.routing import Application, Router, any_method, get, post, socket
 from runtime.serve import Farewell, StartError, serve_app
 from sites.config import parse
+from sites.rules import is_loopback
 from sites.site import SiteConfig
 from wire.server import ListenError, bind, loop_factory
 
@@ -37,8 +38,10 @@ _TEXT = "text/plain; charset=utf-8"
 Seen = dict[Path, tuple[int, int]]
 
 
-def dev(directory: Path, host: str, port: int, environment: str | None, model: str) -> None:
+def dev(directory: Path, host: str, port: int, environment: str | None, model: str, open_to_all: bool) -> None:
     """Serves until it is told to stop."""
+    if not (open_to_all or is_loopback(host)):
+        raise CliError(f"{host} can be reached from other machines: say --open-to-all to serve whoever comes.")
     manifest = load_manifest(directory, environment)
     console = Console()
     _print_logs(console)
@@ -74,6 +77,7 @@ def site_of(manifest: Manifest, host: str, port: int, environment: str | None, m
         "name": "dev",
         "place": {"city": "here", "latitude": 0.0, "longitude": 0.0},
         "listen": {"host": host, "port": port},
+        "door": {"open_to_all": True},  # beyond this machine only where the author has said so
         "limits": {"drain_timeout_s": GRACE_S},
         "models": [
             {

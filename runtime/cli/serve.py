@@ -5,30 +5,74 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 from rich.console import Console
 
 from runtime.cli.errors import CliError
+from runtime.cli.keys import key_config, new_key
 from runtime.cli.start_progress import Starting, StartProgress
 from runtime.cli.up import POLL_S, require_free
-from sites.config import parse
-from sites.site import SiteConfig
+from sites.config import KeyConfig, parse
+from sites.rules import is_loopback
+from sites.site import SiteConfig, load_keys
+from wire.credentials import bearer_token_or_none
+
+
+class Clients(NamedTuple):
+    """Who may come in."""
+
+    api_key: str | None = None
+    keys_file: Path | None = None
+    open_to_all: bool = False
+
+    def known(self) -> list[KeyConfig]:
+        """Raises ConfigError."""
+        known = [] if self.keys_file is None else [*load_keys(self.keys_file)]
+        if self.api_key is not None:
+            if not bearer_token_or_none(f"Bearer {self.api_key}"):
+                raise CliError(
+                    "The key must have no spaces and be printable ASCII; `pilotlight keys create` makes one."
+                )
+            known.append(key_config("api-key", self.api_key, is_admin=True))
+        return known
 
 
 def serve(
-    model: str, host: str, port: int, name: str | None, dtype: str, device: str, threads: int | None, kv_gib: float
+    model: str,
+    host: str,
+    port: int,
+    name: str | None,
+    dtype: str,
+    device: str,
+    threads: int | None,
+    kv_gib: float,
+    clients: Clients = Clients(),  # noqa: B008 - it is frozen
 ) -> int:
     """Runs until it is told to stop; returns the exit status."""
     from runtime.engines.sources import SourceError, local_directory
     from runtime.serve import run
 
-    site = site_of(model, host, port, name, dtype, device, threads, kv_gib)
+    known = clients.known()
+    if not (known or clients.open_to_all or is_loopback(host)):
+        raise CliError(
+            f"{host} can be reached from other machines: give --api-key KEY or --keys FILE (`pilotlight keys create`), or say "
+            "--open-to-all to serve whoever comes."
+        )
+    own_key = ""
+    if known:
+        own_key, own = new_key("pilotlight-serve", is_admin=True)  # this command's own, to watch the start
+        known.append(own)
+    site = site_of(model, host, port, name, dtype, device, threads, kv_gib, known)
     try:
         local_directory(model)
     except SourceError as error:
         raise CliError(str(error)) from None
     require_free(host, port)
-    start = Start(site)
+    start = Start(site, own_key)
     threading.Thread(target=start.show, daemon=True).start()
     status = run(site, log_level=logging.CRITICAL)  # the screen belongs to the progress; refusals reach the clients
     if start.failure is not None:
@@ -37,7 +81,15 @@ def serve(
 
 
 def site_of(
-    model: str, host: str, port: int, name: str | None, dtype: str, device: str, threads: int | None, kv_gib: float
+    model: str,
+    host: str,
+    port: int,
+    name: str | None,
+    dtype: str,
+    device: str,
+    threads: int | None,
+    kv_gib: float,
+    known: Sequence[KeyConfig] = (),
 ) -> SiteConfig:
     """A site file's values, made of the command's options."""
     place = model.split("#")[0].removeprefix("embedded:").rstrip("/")
@@ -47,6 +99,8 @@ def site_of(
         "name": "local",
         "place": {"city": "here", "latitude": 0.0, "longitude": 0.0},
         "listen": {"host": host, "port": port},
+        "door": {"require_key": bool(known), "open_to_all": True},  # `serve` has asked whether that is meant
+        "tenants": [msgspec.to_builtins(key) for key in known],
         "engine": engine,
         "models": [{"name": served, "source": model, "dtype": dtype}],
     }
@@ -56,11 +110,11 @@ def site_of(
 class Start:
     """Watches the server from a thread of its own until it is ready, or ends it when it cannot become so."""
 
-    def __init__(self, site: SiteConfig) -> None:
+    def __init__(self, site: SiteConfig, admin_key: str = "") -> None:
         self.failure: str | None = None
         self._model = site.models[0]
         self._url = f"http://{site.listen.host}:{site.listen.port}"
-        self._server = Starting(site.name, self._url, publishes_status=True)
+        self._server = Starting(site.name, self._url, publishes_status=True, admin_key=admin_key)
 
     def show(self) -> None:
         console = Console()

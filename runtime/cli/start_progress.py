@@ -19,13 +19,13 @@ PROBE_TIMEOUT_S = 2.0
 class Starting:
     """One server that is on its way: `poll` asks it where it stands."""
 
-    def __init__(self, name: str, url: str, publishes_status: bool) -> None:
+    def __init__(self, name: str, url: str, publishes_status: bool, admin_key: str = "") -> None:
         self.name = name
         self.ready = False
         self.state = "starting"
         self.loaded = 0.0  # share of the weights read
         self.failure: str | None = None  # why it will not become ready by itself
-        self._api = Api(url, PROBE_TIMEOUT_S)
+        self._api = Api(url, PROBE_TIMEOUT_S, admin_key)
         self._publishes_status = publishes_status
 
     def poll(self) -> None:

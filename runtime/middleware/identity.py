@@ -14,11 +14,17 @@ from runtime.metrics import Metrics
 from runtime.middleware.errors import BEGINNINGS
 from wire import headers
 from wire.chance import random_bytes
+from wire.credentials import Access
 from wire.errors import ApiError, dialect_of
 
 GENUINE_HOP = "pilotlight.genuine_hop"  # in the scope: a router of the network has signed this request
 SITE_NAME = "pilotlight.site"  # in the scope
-OWN_PATHS = ("/livez", "/readyz", "/metrics", "/status", "/timeline")
+PUBLIC_PATHS = ("/livez", "/readyz")
+# Where keys or signatures are required, for operators and routers alone.
+ADMIN_PATHS = ("/metrics", "/status", "/timeline")
+INTERNAL = "/internal/"
+FUNCTIONS = "/fn/"  # functions judge for themselves who may ask
+OWN_PATHS = PUBLIC_PATHS + ADMIN_PATHS
 LOGGED_EVERY_S = 60.0  # however many requests are refused
 
 log = logging.getLogger("pilotlight.http")
@@ -36,20 +42,31 @@ class HopRefused(ApiError):
 
 
 class Identity:
-    def __init__(self, app: ASGIApp, *, site: str, hop_secret: str | None, require_hop: bool, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        site: str,
+        hop_secret: str | None,
+        require_hop: bool,
+        access: Access,
+        metrics: Metrics,
+    ) -> None:
         self._app = app
         self._site = site
         self._hop_secret = hop_secret
         self._require_hop = require_hop
+        self._access = access
         self._metrics = metrics
         self._logged_at: dict[str, float] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal: HopRefused | None = None
+        refusal: ApiError | None = None
         try:
             request_id, is_genuine = self._request_id(scope)
-        except HopRefused as error:
-            self._log(error, scope)
+        except ApiError as error:
+            if isinstance(error, HopRefused):
+                self._log(error, scope)
             request_id, is_genuine, refusal = random_bytes(16).hex(), False, error
         scope["pilotlight.request_id"] = request_id
         scope[GENUINE_HOP] = is_genuine
@@ -72,7 +89,7 @@ class Identity:
             await self._app(scope, receive, signing)
 
     def _request_id(self, scope: Scope) -> tuple[str, bool]:
-        """The router's id where its signature is genuine, else a new one, and which it is. Raises HopRefused where the hop must not pass."""
+        """The router's id where its signature is genuine, else a new one, and which it is. Raises ApiError where it must not pass."""
         signature = header(scope, headers.HOP.encode())
         given = header(scope, headers.REQUEST_ID.encode()) or ""
         if self._hop_secret is not None and signature is not None:
@@ -87,10 +104,23 @@ class Identity:
                 raise HopRefused("signature", f"the {headers.HOP} signature is not made with this site's secret")
             when = f"{abs(age_s):.0f} s {'old' if age_s > 0 else 'ahead'}"
             raise HopRefused("clock", f"the {headers.HOP} signature is {when} by this site's clock: set the clocks")
-        if self._require_hop and scope["path"] not in OWN_PATHS:
+        self._check_stranger(scope)
+        return random_bytes(16).hex(), False
+
+    def _check_stranger(self, scope: Scope) -> None:
+        """Of a request that no router has signed. Raises ApiError."""
+        path = scope["path"]
+        authorization = header(scope, b"authorization")
+        if path in PUBLIC_PATHS:
+            return
+        if path in ADMIN_PATHS or path.startswith(INTERNAL):
+            if self._require_hop or self._access.is_required:
+                self._access.check_admin(authorization)
+        elif self._require_hop:
             message = "this site answers only requests that come through one of the network's routers, and are signed"
             raise HopRefused("signature", message)
-        return random_bytes(16).hex(), False
+        elif not path.startswith(FUNCTIONS):
+            self._access.check_client(authorization)
 
     def _log(self, refused: HopRefused, scope: Scope) -> None:
         now = time.monotonic()

@@ -1,6 +1,8 @@
 """Hop signatures, request ids, and the site's name on every response."""
 
+import hashlib
 import time
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from wire.headers import HOP, REFUSAL, sign_hop
 CHAT = "/ai/v1/chat/completions"
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 SECRET = "a shared secret"
+CLIENT, OPERATOR, BOB = ({"authorization": f"Bearer {name}"} for name in ("client", "operator", "bob"))
 
 
 def signed(
@@ -92,9 +95,41 @@ async def test_a_site_can_demand_hops_but_not_of_probes(make_site: SiteMaker) ->
         assert (await call(site.app, CHAT, HELLO, **signed())).status == 200
         assert (await call(site.app, "/readyz")).status == 200
         status = await call(site.app, "/status")
-        assert (status.status, status.headers[REFUSAL]) == (200, "signature")
+        assert (status.status, status.headers[REFUSAL]) == (401, "signature")
         genuine = await call(site.app, "/status", **signed(path="/status", method="GET"))
         assert (genuine.status, genuine.headers.get(REFUSAL)) == (200, None)
+
+
+def key(name: str, *, admin: bool = False) -> dict[str, object]:
+    return {"name": name, "key_sha256": hashlib.sha256(name.encode()).hexdigest(), "admin": admin}
+
+
+async def test_a_site_with_keys_serves_those_alone_and_routers_whose_signature_is_genuine(make_site: SiteMaker) -> None:
+    async with make_site(hop_secret=SECRET, door={"require_key": True}, tenants=[key("client")]) as site:
+        for headers, status in (({}, 401), (BOB, 401), (CLIENT, 200), (signed(), 200)):
+            assert (await call(site.app, CHAT, HELLO, **headers)).status == status
+        cloud = await call(site.app, "/client/v4/accounts/a/ai/run/tiny", {"prompt": "Hi"})
+        assert (cloud.status, cloud.json["errors"][0]["code"]) == (401, 10000)
+        assert (await call(site.app, "/livez")).status == (await call(site.app, "/readyz")).status == 200
+        assert (await call(site.app, "/fn/none/")).status == 404, "functions judge for themselves"
+
+
+@pytest.mark.parametrize("path", ["/status", "/metrics", "/timeline"])
+@pytest.mark.parametrize("tables", [{"door": {"require_key": True}}, {"listen": {"port": 0, "require_hop": True}}])
+async def test_what_operators_ask_of_a_site_needs_an_admin_key_or_a_signature(
+    make_site: SiteMaker, path: str, tables: dict[str, Any]
+) -> None:
+    keys = [key("client"), key("operator", admin=True)]
+    async with make_site(hop_secret=SECRET, tenants=keys, **tables) as site:
+        router = signed(path=path, method="GET")
+        for headers, status in (({}, 401), (CLIENT, 403), (OPERATOR, 200), (router, 200)):
+            assert (await call(site.app, path, **headers)).status == status
+
+
+async def test_hints_are_not_taken_from_clients_with_a_key(make_site: SiteMaker) -> None:
+    async with make_site(door={"require_key": True}, tenants=[key("client")]) as site:
+        for headers, status in (({}, 401), (CLIENT, 403)):
+            assert (await call(site.app, "/internal/wake", {"model": "tiny"}, **headers)).status == status
 
 
 def test_demanding_hops_without_a_secret_stops_the_start(model_directory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,37 @@ def test_a_disk_tier_without_a_host_tier_is_refused() -> None:
     assert "engine.kv_host_gib" in refusal(site(engine={"kv_host_gib": -1}))
 
 
+KEY = {"name": "acme", "key_sha256": "0" * 64}
+KEYS = {"door": {"require_key": True}, "tenants": [KEY]}
+OPEN = {"door": {"open_to_all": True}}
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "2001:db8::1", "ams1.example.com", ""])
+def test_a_listener_beyond_this_machine_starts_only_where_somebody_has_written_who_may_come(host: str) -> None:
+    there = {"host": host, "port": 1}
+    sites = [{"name": "a", "url": "http://h", "place": PLACE}]
+    for table, values in (
+        (SiteConfig, site(listen=there)),
+        (NetworkConfig, {"listen": there, "place": PLACE, "sites": sites}),
+    ):
+        with pytest.raises(ConfigError, match=r"require_key = true under .door., .* or open_to_all = true"):
+            parse(table, values, "file")
+        for allowed in (KEYS, OPEN):
+            parse(table, {**values, **allowed}, "file")
+    parse(SiteConfig, site(listen={**there, "require_hop": True}), "file")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "::1", "localhost"])
+def test_a_listener_on_this_machine_needs_no_keys(host: str) -> None:
+    parse(SiteConfig, site(listen={"host": host, "port": 1}), "file")
+
+
+def test_a_door_that_nobody_could_pass_is_refused() -> None:
+    assert "no [[tenants]] has a key" in refusal(site(door={"require_key": True}))
+    assert "tenant name 'acme' is used twice" in refusal(site(tenants=[KEY, KEY]))
+    assert "tenants.0.key_sha256" in refusal(site(tenants=[{"name": "a", "key_sha256": "secret"}]))
+
+
 def test_a_site_without_models_is_refused() -> None:
     assert "models" in refusal(site(models=[]))
 

@@ -1,0 +1,79 @@
+"""Who may come in by a router: keys where the file asks for them, in the words of each dialect, and operators' paths for operators."""
+
+import hashlib
+from typing import Any
+
+import openai
+import pytest
+
+from tests.edge_router.fakes import answer, router, sites
+
+KEY, ADMIN = "pl-client", "pl-operator"
+TABLES: dict[str, Any] = {
+    "door": {"require_key": True},
+    "tenants": [
+        {"name": "client", "key_sha256": hashlib.sha256(KEY.encode()).hexdigest()},
+        {"name": "operator", "key_sha256": hashlib.sha256(ADMIN.encode()).hexdigest(), "admin": True},
+    ],
+}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def test_only_known_keys_are_served_and_others_learn_what_to_send() -> None:
+    async with sites("ams1") as fakes, router(fakes, tables=TABLES) as running:
+        fakes[0].behave = answer(200, {"ok": True})
+        for headers, status in ((bearer(KEY), 200), ({}, 401), (bearer("guess"), 401), (bearer(KEY[:-1]), 401)):
+            async with running.chat(headers=headers, stream=False) as response:
+                assert response.status == status
+                if status == 401:
+                    assert response.headers["www-authenticate"] == "Bearer"
+                    assert (await response.json())["error"]["code"] == "unauthorized"
+        assert len(fakes[0].seen) == 1, "sites are asked for nobody else"
+        async with running.http.post(running.url + "/client/v4/accounts/a/ai/run/m", json={}) as response:
+            assert (response.status, (await response.json())["errors"][0]["code"]) == (401, 10000)
+
+
+async def test_the_official_client_raises_its_own_authentication_error() -> None:
+    async with (
+        sites("ams1") as fakes,
+        router(fakes, tables=TABLES) as running,
+        openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="guess", max_retries=0) as client,
+    ):
+        with pytest.raises(openai.AuthenticationError, match="not known here"):
+            await client.models.list()
+
+
+@pytest.mark.parametrize("path", ["/status", "/metrics", "/debug/route?model=m"])
+async def test_what_operators_ask_for_needs_an_admin_key(path: str) -> None:
+    async with sites("ams1") as fakes, router(fakes, tables=TABLES) as running:
+        for headers, status in (({}, 401), (bearer(KEY), 403), (bearer(ADMIN), 200)):
+            async with running.http.get(running.url + path, headers=headers) as response:
+                assert response.status == status
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/streams/abc"), ("DELETE", "/streams/abc")])
+async def test_a_durable_stream_needs_a_key_too(method: str, path: str) -> None:
+    async with sites("ams1") as fakes, router(fakes, tables=TABLES) as running:
+        for headers, status in (({}, 401), (bearer(KEY), 404)):
+            async with running.http.request(method, running.url + path, headers=headers) as response:
+                assert response.status == status
+
+
+async def test_probes_and_functions_need_no_key() -> None:
+    async with sites("ams1") as fakes, router(fakes, tables=TABLES) as running:
+        fakes[0].behave = answer(200, {"ok": True})
+        for path in ("/livez", "/readyz", "/fn/hello/"):
+            async with running.http.get(running.url + path) as response:
+                assert response.status == 200
+        async with running.http.get(running.url + "/fn/hello/", headers={"authorization": "Basic eDp5"}) as response:
+            assert response.status == 200
+
+
+async def test_without_require_key_all_of_it_is_open() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        for path in ("/status", "/metrics"):
+            async with running.http.get(running.url + path) as response:
+                assert response.status == 200
