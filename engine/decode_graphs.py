@@ -1,8 +1,9 @@
 """Decode steps recorded once and replayed, on a GPU as CUDA graphs and on a CPU as programs of its C library: one launch in place of hundreds.
 
 A graph has fixed shapes, so batches are padded to the next of a few sizes. Each size is recorded when it has been wanted a few times, hence after
-serving has begun and the commonest first. Knows batches and how to pad them; refuses to know models, and (through its recorder) devices. A model that
-cannot be recorded, because it waits for the device in between or because torch computes a part of it, goes on without.
+serving has begun and the commonest first; the one unused for longest makes room. A size that cannot be recorded, for want of memory or because torch
+computes a part of it, goes on without, and is tried again when it has been wanted eight times as often. Knows batches and how to pad them; refuses
+to know models, and (through its recorder) devices.
 """
 
 import logging
@@ -18,6 +19,7 @@ from engine.batch import Batch, DecodeBatch
 log = logging.getLogger(__name__)
 
 WANTED_TIMES = 4  # recording costs about as much as ten steps do
+AGAIN = 8  # times as often wanted before the next attempt: all that fail take no longer than a share of the steps
 _MAX_PADDING = 8  # rows: above it, sizes are multiples of 8 and no powers of two
 _FEW_BLOCKS = 32  # where a table's padding costs nothing, recordings for less are not worth their time
 
@@ -68,8 +70,9 @@ class DecodeGraphs:
         self._pads = pads
         self._most = most
         self._graphs: dict[GraphShape, _Graph] = {}
-        self._wanted: Counter[GraphShape] = Counter()
-        self._works = True
+        self._wanted: Counter[GraphShape] = Counter()  # while there was none of it
+        self._record_at: dict[GraphShape, int] = {}  # times wanted; else WANTED_TIMES
+        self._has_failed = False
 
     @property
     def num_graphs(self) -> int:
@@ -77,27 +80,32 @@ class DecodeGraphs:
 
     def run(self, batch: Batch) -> Outputs | None:
         """What `forward` computes of a batch of decodes, valid until the next call; None: compute it yourself."""
-        if batch.decode is None or batch.prefill is not None or not self._works:
+        if batch.decode is None or batch.prefill is not None:
             return None
         shape = GraphShape.of(batch.decode, self._pads)
         if not self._recorder.takes(shape.rows):
             return None
-        graph = self._graphs.get(shape)
+        graph = self._graphs.pop(shape, None) or self._record(shape, batch)
         if graph is None:
-            self._wanted[shape] += 1
-            if self._wanted[shape] < WANTED_TIMES or len(self._graphs) >= self._most:
-                return None
-            try:
-                graph = self._graphs[shape] = _Graph.record(
-                    shape, batch, self._forward, self._block_size, self._recorder
-                )
-            except RuntimeError as error:
-                self._works = False
-                log.info(
-                    "decode steps of this model cannot be recorded, and go on one operation after another: %s", error
-                )
-                return None
+            return None
+        self._graphs[shape] = graph  # behind all that were used before
         return graph.run(batch)
+
+    def _record(self, shape: GraphShape, batch: Batch) -> "_Graph | None":
+        """None where it is not worth it yet, or fails."""
+        self._wanted[shape] += 1
+        if self._wanted[shape] < self._record_at.get(shape, WANTED_TIMES):
+            return None
+        self._record_at[shape] = AGAIN * self._wanted[shape]
+        if len(self._graphs) >= self._most:
+            del self._graphs[next(iter(self._graphs))]
+        try:
+            return _Graph.record(shape, batch, self._forward, self._block_size, self._recorder)
+        except RuntimeError as error:
+            level, self._has_failed = logging.DEBUG if self._has_failed else logging.INFO, True
+            message = "decode steps of %d rows cannot be recorded now, and go on one operation after another: %s"
+            log.log(level, message, shape.rows, error)
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +177,12 @@ class CudaRecorder:
             forward()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads load models and move blocks meanwhile: their calls must neither fail nor end the recording. And
+        # torch stays on the capture's stream when the end of a capture raises: the outer scope brings the engine's back.
+        with (
+            torch.cuda.stream(side),
+            torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode="thread_local"),
+        ):
             output = forward()
         return _CudaRecording(graph, output)
 

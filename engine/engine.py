@@ -118,13 +118,15 @@ class Engine:
     def has_outputs(self) -> bool:
         return bool(self._outputs)
 
+    def has(self, sequence_id: str) -> bool:
+        return sequence_id in self._sequences
+
     def submit(self, submit: Submit) -> None:
         """Accept the sequence, or answer it with an error."""
+        assert not self.has(submit.sequence_id), "an answer would end the one that is open"
         self._heed_reservations()
         refused = refusal(submit, self.info)
-        if submit.sequence_id in self._sequences:
-            refused = "invalid_request", f"sequence id {submit.sequence_id!r} is already in use"
-        elif self.scheduler.is_full:
+        if self.scheduler.is_full:
             refused = (
                 "overloaded",
                 f"{self._limits.max_waiting} sequences wait for {self.info.name} already; try again later",

@@ -156,6 +156,13 @@ class EngineHost:
                 self.stop()
 
     def _submit(self, submit: Submit) -> None:
+        models, opened = self._models.values(), self._opened
+        if any(model.engine.has(submit.sequence_id) for model in models) or (
+            opened is not None and opened.has(submit.sequence_id)
+        ):
+            # Its front end has told whoever came second. From here an error of that id would reach, and end, the first.
+            log.error("sequence %s is open already; the second of this id is dropped", submit.sequence_id)
+            return
         model = self._models.get(submit.model)
         if model is not None:
             (model if isinstance(model, OpenedModel) else model.engine).submit(submit)

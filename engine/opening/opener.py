@@ -117,6 +117,9 @@ class OpenedModel:
     def has_answered(self) -> bool:
         return self.engine.load().output_tokens > 0
 
+    def has(self, sequence_id: str) -> bool:
+        return sequence_id in self._held or any(s.sequence_id == sequence_id for s in self._longest)
+
     def submit(self, submit: Submit) -> None:
         """Now if the program can do it, else when the model is there."""
         longest = len(submit.prompt_token_ids) + submit.sampling.max_tokens

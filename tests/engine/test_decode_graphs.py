@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.batch import DecodeBatch
-from engine.decode_graphs import WANTED_TIMES, CudaRecorder, DecodeGraphs, GraphShape, Outputs, Recorder
+from engine.batch import Batch, DecodeBatch
+from engine.decode_graphs import AGAIN, WANTED_TIMES, CudaRecorder, DecodeGraphs, GraphShape, Outputs, Recorder
 from engine.engine import Engine
 from engine.runner import ModelRunner
 from tests.checkpoints import write_llama
@@ -107,6 +107,72 @@ def test_a_model_that_cannot_be_recorded_goes_on_without(checkpoint: Path, caplo
         assert tokens(engine) == expected
     assert graphs.num_graphs == 0
     assert len([r.message for r in caplog.records if "cannot be recorded" in r.message]) == 1, "it is said once"
+
+
+def decodes(rows: int) -> Batch:
+    numbers, tables = torch.full((4, rows), rows), torch.zeros(rows, 1, dtype=torch.int64)
+    token_ids, positions, slots, context_lens = numbers.unbind()
+    return Batch(token_ids, positions, slots, rows, DecodeBatch(tables, context_lens, 4), None, None, numbers)
+
+
+def graphs_of_doubles(recorder: Recorder, most: int = 48) -> DecodeGraphs:
+    return DecodeGraphs(lambda batch: (batch.token_ids * 2.0,), 4, recorder, pads=False, most=most)
+
+
+def replayed(graphs: DecodeGraphs, rows: int) -> bool:
+    outputs = graphs.run(decodes(rows))
+    assert outputs is None or outputs[0].tolist() == [2 * rows] * rows
+    return outputs is not None
+
+
+def test_a_size_that_comes_late_takes_the_place_of_the_one_unused_for_longest() -> None:
+    graphs = graphs_of_doubles(StandIn(), most=2)
+    for rows in (1, 2):
+        assert [replayed(graphs, rows) for _ in range(WANTED_TIMES)] == [False] * (WANTED_TIMES - 1) + [True]
+    assert replayed(graphs, 1)
+    assert sum(replayed(graphs, 3) for _ in range(1000)) == 1000 - WANTED_TIMES + 1
+    assert graphs.num_graphs == 2
+    assert replayed(graphs, 1)
+    assert not replayed(graphs, 2)
+
+
+def test_sizes_that_push_each_other_out_are_recorded_ever_more_rarely() -> None:
+    graphs = graphs_of_doubles(recorder := Counting(), most=2)
+    for _ in range(1000):
+        for rows in (1, 2, 3):
+            replayed(graphs, rows)
+    assert recorder.times <= 12
+
+
+class Counting(StandIn):
+    """Fails so many times of a size of `rows`, as for want of memory."""
+
+    def __init__(self, rows: int = 0, failures: int = 0) -> None:
+        self.rows, self.failures, self.times = rows, failures, 0
+
+    def record(self, forward: Callable[[], Outputs]) -> Replayed:
+        self.times += 1
+        recorded = super().record(forward)
+        if len(recorded.output[0]) == self.rows and self.failures:
+            self.failures -= 1
+            raise torch.OutOfMemoryError("out of memory")
+        return recorded
+
+
+def test_a_size_that_failed_is_tried_again_and_the_others_never_notice() -> None:
+    graphs = graphs_of_doubles(Counting(rows=2, failures=1))
+    for _ in range(WANTED_TIMES):
+        assert not replayed(graphs, 2)
+    assert any(replayed(graphs, 1) for _ in range(WANTED_TIMES))
+    assert sum(replayed(graphs, 2) for _ in range(1000)) == 1000 - (AGAIN - 1) * WANTED_TIMES + 1
+
+
+def test_a_size_that_always_fails_is_tried_a_few_times_and_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    graphs = graphs_of_doubles(recorder := Counting(rows=2, failures=10**6))
+    with caplog.at_level(logging.INFO):
+        assert not any(replayed(graphs, 2) for _ in range(3000))
+    assert recorder.times == 4, "at the 4th, 32nd, 256th and 2,048th wish"
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize(

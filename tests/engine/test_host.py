@@ -167,6 +167,19 @@ async def test_refusals_are_errors_with_a_code_and_a_sentence(client: EngineClie
             await collect(client, submit("c", PROMPT))
 
 
+async def test_a_second_sequence_of_an_open_id_leaves_the_first_alone(
+    in_process: InProcessEngineClient, checkpoint: Path
+) -> None:
+    await load(in_process, checkpoint)
+    expected = [o.token_ids for o in await collect(in_process, submit("a", PROMPT, max_tokens=60))]
+    seen = []
+    async with in_process.generate(submit("b", PROMPT, max_tokens=60)) as outputs:
+        in_process._send(submit("b", [4, 5, 6], max_tokens=2))  # a front end that has lost count
+        in_process._send(submit("b", [4, 5, 6], max_tokens=2)._replace(model="another"))
+        seen = [output.token_ids async for output in outputs]
+    assert seen == expected
+
+
 async def test_a_checkpoint_that_fails_to_load_leaves_the_host_serving(
     client: EngineClient, checkpoint: Path, tmp_path: Path
 ) -> None:
