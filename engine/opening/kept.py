@@ -4,6 +4,7 @@ Knows names, sizes and ages of files; refuses to know what is in them (program.p
 is executed, it is only believed from a folder that no one else can write to.
 """
 
+import logging
 import os
 import secrets
 from collections.abc import Iterable
@@ -11,7 +12,10 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
+from kernels.cpu import durable
 from kernels.cpu.build import BuildError, find_library, private_cache, private_folder
+
+log = logging.getLogger(__name__)
 
 MOST_BYTES = 1 << 30  # of all of them: those that were used longest ago go first
 MOST_OWN_BYTES = 256 << 20  # of one's weights that lie in no other file
@@ -37,8 +41,19 @@ def library() -> Path | None:
 def path_of(fingerprint: str, dtype: str, library: Path) -> Path:
     """`dtype`: as the site's file has it. Raises BuildError where there is no such folder."""
     name = sha256(f"{fingerprint} {dtype} {library.stem}".encode()).hexdigest()[:32]
+    return _folder() / f"{name}{_SUFFIX}"
+
+
+def _folder() -> Path:
     own = os.environ.get(SWITCH)
-    return (private_folder(Path(own)) if own else private_cache("openings")) / f"{name}{_SUFFIX}"
+    return private_folder(Path(own)) if own else private_cache("openings")
+
+
+def discard() -> None:
+    """All that are kept. Raises BuildError and OSError where there is no such folder."""
+    for path in _folder().glob(f"*{_SUFFIX}"):
+        log.warning("removed %s; it is made again", path)
+        path.unlink(missing_ok=True)
 
 
 def note_use(path: Path) -> None:
@@ -53,7 +68,7 @@ def write(path: Path, content: Iterable[bytes | memoryview]) -> None:
         with partial.open("wb") as file:
             for part in content:
                 file.write(part)
-        partial.replace(path)
+        durable.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+from zlib import crc32
 
 import torch
 
@@ -27,6 +28,7 @@ from engine.opening.program import (
     Step,
     Weight,
     encode,
+    encode_sum,
     place,
     read,
 )
@@ -215,14 +217,19 @@ class Writing:
 
 def _content(written: Draft) -> Iterator[bytes | memoryview]:
     yield encode(written.program)
-    end = 0
+    end = checksum = 0
     for tensor, weight in zip(written.own, written.program.weights, strict=False):
-        yield bytes(weight.start - end)
+        gap = bytes(weight.start - end)
+        yield gap
+        checksum = crc32(gap, checksum)
         content = as_bytes(tensor)
         for start in range(0, len(content), _STEP_BYTES):
-            yield content[start : start + _STEP_BYTES]
+            step = content[start : start + _STEP_BYTES]
+            yield step
+            checksum = crc32(step, checksum)
             _pause(_PAUSE_S)
         end = weight.start + weight.num_bytes
+    yield encode_sum(checksum)
 
 
 class _EndingError(Exception):

@@ -4,21 +4,24 @@ It takes up to `rows` tokens at once, of any sequences: a prompt's tokens, too, 
 them are written before one is read. In a file of its own, beside what of the weights lies in no file of the checkpoint as the program wants it.
 Knows the byte format; refuses to know torch, and who computes.
 
-    magic (8) | length of the JSON (8) | digest of the JSON (32) | JSON | zeros up to a page | weights, each from a cache line on
+    magic (8) | length of the JSON (8) | digest of the JSON (32) | JSON | zeros up to a page | weights, each from a cache line on | their CRC-32 (4)
 """
 
 import json
 import os
 from hashlib import blake2b
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from engine.protocol import ModelInfo
 
-_MAGIC = b"PLOPEN01"  # with the version of the format, and of what a host expects in it
+_MAGIC = b"PLOPEN02"  # with the version of the format, and of what a host expects in it
 _DIGEST_BYTES = 32
 _HEAD_BYTES = len(_MAGIC) + 8 + _DIGEST_BYTES
 _MOST_JSON_BYTES = 64 << 20
 _PAGE, _LINE = 4096, 64
+_SUM_BYTES = 4
+_READ_BYTES = 4 << 20
 
 
 class OpeningError(Exception):
@@ -101,6 +104,11 @@ def encode(program: OpeningProgram) -> bytes:
     return head.ljust(_whole_pages(len(head)), b"\0")
 
 
+def encode_sum(checksum: int) -> bytes:
+    """What stands behind the weights: the CRC-32 of all bytes of them, and between them."""
+    return checksum.to_bytes(_SUM_BYTES, "little")
+
+
 def read(fd: int) -> tuple[OpeningProgram, int]:
     """And where its weights begin. Raises OpeningError for anything but a whole file of this version, and OSError."""
     size = os.fstat(fd).st_size
@@ -115,8 +123,14 @@ def read(fd: int) -> tuple[OpeningProgram, int]:
         raise OpeningError("it is damaged: its digest does not fit")
     program = _parse(json.loads(text))
     start = _whole_pages(_HEAD_BYTES + length)
-    if size < start + program.own_bytes:
-        raise OpeningError(f"it is cut off: {size} bytes, where {start + program.own_bytes} are wanted")
+    end = start + program.own_bytes
+    if size != end + _SUM_BYTES:
+        raise OpeningError(f"it is cut off: {size} bytes, where {end + _SUM_BYTES} are wanted")
+    checksum = 0
+    for at in range(start, end, _READ_BYTES):
+        checksum = crc32(os.pread(fd, min(_READ_BYTES, end - at), at), checksum)
+    if os.pread(fd, _SUM_BYTES, end) != encode_sum(checksum):
+        raise OpeningError("it is damaged: the checksum of its weights does not fit")
     return program, start
 
 

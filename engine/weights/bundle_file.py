@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from engine.weights.bundle import Bundle, BundleError, encode_header, encode_seal, read_bundle
-from kernels.cpu import pages
+from kernels.cpu import durable, pages
 from kernels.cpu.mapped_file import HUGE_PAGE
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def new_bundle(path: Path, bundle: Bundle) -> Iterator[NewBundle]:
         seal = encode_seal(header)
         new.write(bundle.size - len(seal), memoryview(seal))
         yield new
-        os.rename(partial, path)
+        durable.replace(partial, path)
     except BaseException as error:
         with suppress(FileNotFoundError):
             os.unlink(partial)

@@ -29,6 +29,7 @@ from engine.weights.bundle import (
 from engine.weights.bundle_file import BundleFile, NewBundle, free_bytes
 from engine.weights.filling import Job, ReadingProgress, fill
 from engine.weights.reader import PACKED_SUFFIX
+from kernels.cpu import durable
 
 _GROUP_BYTES = 256 << 20  # written, read back and journalled together: what a cut costs at most
 _READ_BYTES = 8 << 20
@@ -51,7 +52,7 @@ def pack(bundle: Bundle, jobs: Sequence[Job], out: Path, on_progress: ReadingPro
                 "make room and run it again, it goes on where it was"
             ) from error
         path = out / f"{content_digest(whole)}{PACKED_SUFFIX}"
-        os.rename(partial, path)
+        durable.replace(partial, path)
         _Journal(partial, bundle).remove()
     return path
 

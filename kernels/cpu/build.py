@@ -5,14 +5,20 @@ Knows compilers, flags and files; refuses to know what the library computes. Wha
 
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import stat
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+from kernels.cpu import durable
+
+log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent
 _FLAGS = ["-O3", "-std=gnu11", "-pthread", "-fPIC", "-fno-math-errno", "-Wno-unknown-pragmas", "-Wno-psabi"]
@@ -57,25 +63,49 @@ def forced_kind() -> str | None:
 
 
 def find_library() -> Path | None:
-    """The library that an earlier build left for this machine and these sources."""
+    """The library that an earlier build left for this machine and these sources, if it is what was built: a damaged one ends whoever calls it."""
     if forced_kind() == TORCH:
         return None
-    path = _path(_compiler())
-    return path if path.exists() else None
+    return _find(private_cache("kernels"), _key(_compiler()))
 
 
 def build_library(*, in_background: bool = False) -> Path:
     """Find or build it. Several processes may ask at once: one compiles, the others wait. In the background it takes the time that others leave."""
     compiler = _compiler()
-    path = _path(compiler)
-    if path.exists():
+    folder, key = private_cache("kernels"), _key(compiler)
+    if (path := _find(folder, key)) is not None:
         return path
-    with open(path.with_suffix(".lock"), "w") as lock:
+    with open(folder / f"{key}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-                _compile(compiler, Path(scratch), in_background).replace(path)
+        if (path := _find(folder, key)) is None:
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                compiled = _compile(compiler, Path(scratch), in_background)
+                path = folder / f"{key}-{_digest(compiled)}.so"
+                durable.replace(compiled, path)
     return path
+
+
+def discard_libraries() -> None:
+    """All that were built, for whatever machine: one of them may be what ends its processes."""
+    for path in private_cache("kernels").glob("*.so"):
+        log.warning("removed %s; it is built again", path)
+        path.unlink(missing_ok=True)
+
+
+def _find(folder: Path, key: str) -> Path | None:
+    for path in folder.glob(f"{key}-*.so"):
+        with suppress(FileNotFoundError):
+            if path.stem == f"{key}-{_digest(path)}":
+                return path
+            log.warning(
+                "the CPU kernels in %s are damaged: their digest is not in their name; they are built again", path
+            )
+            path.unlink()
+    return None
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:32]
 
 
 def _compile(compiler: str, scratch: Path, in_background: bool) -> Path:
@@ -124,8 +154,8 @@ def _tuning() -> tuple[str, ...]:
     return ("-march=native",) if platform.machine() in ("x86_64", "AMD64") else ("-mcpu=native",)
 
 
-def _path(compiler: str) -> Path:
-    """One file per sources, compiler and processor: a home directory may be shared by different machines."""
+def _key(compiler: str) -> str:
+    """One per sources, compiler and processor: a home directory may be shared by different machines."""
     key = hashlib.sha256()
     for source in [*sorted(SOURCES.glob("*.c")), *sorted(SOURCES.glob("*.h"))]:
         key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
@@ -135,7 +165,7 @@ def _path(compiler: str) -> Path:
             (_FLAGS, _tuning(), compiler, status.st_size, status.st_mtime_ns, platform.machine(), _processor())
         ).encode()
     )
-    return private_cache("kernels") / f"{key.hexdigest()[:32]}.so"
+    return key.hexdigest()[:32]
 
 
 def _processor() -> str:

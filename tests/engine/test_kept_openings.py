@@ -84,12 +84,19 @@ def _flipped(content: bytearray) -> bytearray:
     return content
 
 
+def _flipped_in_a_weight(content: bytearray) -> bytearray:
+    content[-1000] ^= 1
+    return content
+
+
 def _of_another_version(content: bytearray) -> bytearray:
     content[7] += 1
     return content
 
 
-@pytest.mark.parametrize("spoil", [_cut, _cut_short, _flipped, _of_another_version, lambda content: bytearray()])
+@pytest.mark.parametrize(
+    "spoil", [_cut, _cut_short, _flipped, _flipped_in_a_weight, _of_another_version, lambda content: bytearray()]
+)
 def test_a_damaged_program_is_refused_and_made_again(
     spoil: Callable[[bytearray], bytearray], checkpoint: Path, leave: Leave, caplog: pytest.LogCaptureFixture
 ) -> None:

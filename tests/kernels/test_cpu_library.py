@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from kernels.cpu import build, library
-from kernels.cpu.build import BuildError, build_library, find_library
+from kernels.cpu.build import BuildError, build_library, discard_libraries, find_library
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("PILOTLIGHT_TEST_DEVICE", "cpu") != "cpu", reason="the library is for CPUs"
@@ -122,15 +123,54 @@ def test_a_cache_that_is_no_folder_is_reported(cache: Path) -> None:
         build_library()
 
 
+def _cut(content: bytearray) -> bytearray:
+    return content[: len(content) // 2]
+
+
+def _flipped(content: bytearray) -> bytearray:
+    content[len(content) // 2] ^= 1
+    return content
+
+
 @pytest.mark.usefixtures("cache", "tiny_sources")
-def test_a_damaged_library_is_built_again(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("spoil", [_cut, _flipped, lambda content: bytearray()])
+def test_a_damaged_library_is_never_opened_and_built_again(
+    spoil: Callable[[bytearray], bytearray], caplog: pytest.LogCaptureFixture
+) -> None:
+    """To call it would be the end of the process."""
     path = build_library()
-    path.write_bytes(b"not a library")
+    whole = path.read_bytes()
+    path.write_bytes(spoil(bytearray(whole)))
     with caplog.at_level(logging.WARNING):
-        library.start(wait=True)
-    assert "damaged" in caplog.messages[0]
-    assert path.stat().st_size > 1000, "built again"
-    assert library.loaded is None, "these sources have none of the operations"
+        assert find_library() is None
+    assert f"the CPU kernels in {path} are damaged" in caplog.text
+    assert build_library().read_bytes() == whole
+
+
+@pytest.mark.usefixtures("cache", "tiny_sources")
+def test_libraries_that_are_suspected_are_built_again(caplog: pytest.LogCaptureFixture) -> None:
+    path = build_library()
+    with caplog.at_level(logging.WARNING):
+        discard_libraries()
+    assert str(path) in caplog.text
+    assert find_library() is None
+    assert build_library() == path
+
+
+@pytest.mark.usefixtures("tiny_sources")
+def test_a_library_has_its_name_only_when_all_of_it_is_on_the_disk(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[tuple[str, bool]] = []
+    fsync = os.fsync
+
+    def note(fd: int) -> None:
+        order.append((Path(os.readlink(f"/proc/self/fd/{fd}")).name, bool(list(cache.glob("*.so")))))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    build_library()
+    assert order == [("library.so", False), ("kernels", True)]
 
 
 @pytest.mark.usefixtures("cache")

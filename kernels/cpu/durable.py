@@ -1,0 +1,22 @@
+"""Files that are whole under their name even after a power cut.
+
+A rename alone may reach the disk before what was written: the file then has its name and lacks its end.
+"""
+
+import os
+from pathlib import Path
+
+
+def replace(partial: Path, path: Path) -> None:
+    """`partial`, written and closed, is at `path` from now on. Raises OSError."""
+    _sync(partial)
+    partial.replace(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
