@@ -109,7 +109,7 @@ class HealthMonitor:
         else:
             backend.round_trip.observe(elapsed_ms / fetched.round_trips)
             backend.answered(status, asked_at)
-        if backend.state != before or backend.hop_fault != fault_before:
+        if backend.state != before or backend.hop_fault not in ("", fault_before):
             level = logging.INFO if backend.state == "healthy" else logging.WARNING
             log.log(
                 level,

@@ -402,6 +402,8 @@ class Proxy:
             backend.declined(exchange.request.model or "", failure.queued_tokens, ticket.sent_at)
         elif failure.kind == "no_model" or (failure.kind == "full" and exchange.request.head.is_for_function):
             ticket.answering()  # nothing is wrong with it where its other models, or functions, are concerned
+        elif failure.kind == "untrusted":
+            ticket.answering()  # its probes, which are signed as well, will tell
         elif failure.kind == "connect":
             backend.failed(failure.detail)
         elif failure.kind == "draining":
