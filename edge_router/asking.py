@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from edge_router.backend import Ticket
-from edge_router.link import CannotConnect, Link, LinkLost
+from edge_router.link import CannotConnect, Link, LinkLost, NoDescriptors
 from edge_router.peek import ValidRequest
 from edge_router.upstream import (
     Answer,
@@ -87,7 +87,7 @@ class Asking:
             self._link = None  # the answer owns it now
             return answer
         except CannotConnect as error:
-            raise SiteFailed("connect", str(error)) from None
+            raise SiteFailed("no_files" if isinstance(error, NoDescriptors) else "connect", str(error)) from None
         except TimeoutError:
             if self._patience.is_site_lost:
                 detail = f"it became unhealthy before its first byte: {self._ticket.detail}"

@@ -5,6 +5,7 @@ requests' meaning and no deadlines: who waits, bounds the wait.
 """
 
 import asyncio
+import errno
 import ssl
 import time
 from collections import deque
@@ -23,6 +24,10 @@ KEEP_ALIVE_S = 60.0
 
 class CannotConnect(Exception):
     """There is nobody at that address, or nobody that speaks TLS as it should."""
+
+
+class NoDescriptors(CannotConnect):
+    """This process may open no further connection, to whomever."""
 
 
 class LinkLost(Exception):
@@ -72,8 +77,10 @@ class Link(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
 
     def send(self, head: bytes, body: bytes, *, is_head_request: bool = False) -> None:
+        """Raises CannotConnect: nothing was sent."""
         assert self.is_done
-        assert self.is_fit
+        if not self.is_fit:  # between the connection and its first request
+            raise CannotConnect(f"{self.origin.authority} closed the connection at once")
         self.headers, self._parts = [], []
         self._error = self.sink = self.plain = self.begun = self.on_wake = None
         self.has_head = self.is_done = False
@@ -321,6 +328,8 @@ class LinkPool:
                 f"{origin.authority} did not take the connection within {self._connect_timeout_s:g} s"
             ) from None
         except (OSError, ssl.SSLError) as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise NoDescriptors("the router has no file descriptors left") from None
             raise CannotConnect(f"cannot connect to {origin.authority}: {error.strerror or error}") from None
         self._open.add(link)
         return link

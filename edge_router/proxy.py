@@ -44,13 +44,8 @@ from wire.sse import Event
 PREFIXES = ("/ai/v1/", "/v1/", "/client/v4/", FUNCTIONS)  # what is forwarded
 MAX_RETRY_AFTER_S = 60.0
 DRAIN_POLL_S = 0.05
-UNTOUCHED = (
-    "connect",
-    "full",
-    "draining",
-    "no_model",
-    "untrusted",
-)  # failures of a site that has not begun the request
+# failures of a site that has not begun the request
+UNTOUCHED = ("connect", "full", "draining", "no_model", "untrusted", "no_files")
 TRY_AGAIN_S = 0.5  # between rounds over the sites, while a stream that was cut can go on at none
 LAST_WORDS_S = 1.0  # for the error events of streams that a drain cuts
 
@@ -402,8 +397,8 @@ class Proxy:
             backend.declined(exchange.request.model or "", failure.queued_tokens, ticket.sent_at)
         elif failure.kind == "no_model" or (failure.kind == "full" and exchange.request.head.is_for_function):
             ticket.answering()  # nothing is wrong with it where its other models, or functions, are concerned
-        elif failure.kind == "untrusted":
-            ticket.answering()  # its probes, which are signed as well, will tell
+        elif failure.kind in ("untrusted", "no_files"):
+            ticket.answering()  # its probes, which are signed as well, will tell; and it is not to blame for our own limits
         elif failure.kind == "connect":
             backend.failed(failure.detail)
         elif failure.kind == "draining":

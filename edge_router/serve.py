@@ -33,7 +33,7 @@ from wire.server import (
 )
 from wire.signals import stop_signals
 
-SPARE_FILES = 64  # for probes, logs and what Python opens
+SPARE_FILES = 64  # for probes, logs, what Python opens, and clients that are being refused
 
 
 def main() -> int:
@@ -114,7 +114,7 @@ def http_limits(door: DoorConfig) -> HttpLimits:
         stall_s=door.stall_timeout_s,
         max_connections=door.max_connections
         if files is None
-        else min(door.max_connections, max(1, files // 2 - SPARE_FILES)),
+        else min(door.max_connections, max(1, (files - SPARE_FILES) // 2)),
         max_connections_per_client=door.max_connections_per_client,
     )
 

@@ -24,7 +24,17 @@ from wire.headers import SITE, forwardable
 from wire.sse import Event, EventDecoder, SSEError
 
 Failure = Literal[
-    "connect", "lost", "silent", "full", "draining", "malformed", "refused", "declined", "no_model", "untrusted"
+    "connect",
+    "lost",
+    "silent",
+    "full",
+    "draining",
+    "malformed",
+    "refused",
+    "declined",
+    "no_model",
+    "untrusted",
+    "no_files",
 ]
 Cause = Literal["closed", "silent", "frozen", "error", "draining", "malformed"]
 

@@ -20,6 +20,7 @@ from wire.request_head import KnownHeads
 
 SWEEP_S = 0.5
 SWEPT_AT_ONCE = 256
+REFUSED_AT_ONCE = 16  # connections beyond a limit that are told so, for which they are kept a moment; what comes beyond them is closed at once
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
@@ -97,9 +98,14 @@ class Server:
         limits = self.limits
         self.connections.add(connection)
         self.by_client[client] += 1
-        if len(self.connections) > limits.max_connections:
+        excess = len(self.connections) - limits.max_connections
+        excess_of_client = self.by_client[client] - limits.max_connections_per_client
+        if max(excess, excess_of_client) > REFUSED_AT_ONCE:
+            self.cut["closed"] += 1
+            connection.abort()  # its descriptor is wanted for a connection to a site, or for another client
+        elif excess > 0:
             return ApiError("overloaded", "too many connections: try again soon", retry_after_s=1)
-        if self.by_client[client] > limits.max_connections_per_client:
+        elif excess_of_client > 0:
             most = limits.max_connections_per_client
             sentence = f"your address has {most} connections open: close some, or use them again"
             return ApiError("quota_exceeded", sentence, retry_after_s=1)

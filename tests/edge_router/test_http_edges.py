@@ -2,11 +2,13 @@
 
 import asyncio
 import socket
+from contextlib import AsyncExitStack
 
 import pytest
 
 from tests.edge_router.fakes import DONE, FakeSite, answer, begin, event, hang, raw_stream, router, sites, stream_of
 from tests.edge_router.raw import post, status_of, wire
+from wire.http1 import REFUSED_AT_ONCE
 
 CHAT = "/v1/chat/completions"
 STREAM = b'{"model":"ember","stream":true,"messages":[]}'
@@ -138,6 +140,20 @@ async def test_connections_of_one_address_are_limited() -> None:
             heard = await fourth.hear_all()
             assert status_of(heard) == 429
             assert b"retry-after: 1" in heard
+
+
+async def test_a_flood_of_connections_beyond_the_limit_keeps_no_descriptors() -> None:
+    door = {"max_connections_per_client": 3}
+    async with sites("ams1") as fakes, router(fakes, tables={"door": door}) as running:
+        await running.http.close()
+        async with asyncio.timeout(10), AsyncExitStack() as stack:
+            await running.until(lambda: not running.server.connections)
+            host, port = running.url.removeprefix("http://").split(":")
+            for _ in range(100):
+                _, writer = await asyncio.open_connection(host, int(port))
+                stack.callback(writer.transport.abort)
+            await running.until(lambda: len(running.server.connections) <= 3 + REFUSED_AT_ONCE)
+            assert running.server.cut["closed"] > 0
 
 
 async def test_pipelined_requests_are_answered_in_their_order() -> None:

@@ -1,12 +1,13 @@
 """One connection to a site: an answer belongs to the request that it was given for."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from edge_router.link import Link, LinkPool, Origin
+from edge_router.link import CannotConnect, Link, LinkPool, NoDescriptors, Origin
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n"
 
@@ -71,3 +72,22 @@ async def test_an_answer_that_ends_where_it_should_leaves_its_connection_to_the_
         assert again is link
         assert await ask(again) == (200, b"two")
         pool.close()
+
+
+async def test_a_site_that_closes_a_connection_at_once_has_not_had_the_request() -> None:
+    async with asyncio.timeout(5), site() as origin:
+        pool = LinkPool(connect_timeout_s=2)
+        link = await pool.connect(origin, Link)
+        link.eof_received()
+        with pytest.raises(CannotConnect, match="closed the connection at once"):
+            link.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b"")
+        pool.close()
+
+
+async def test_a_router_without_descriptors_blames_no_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def connect(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connect)
+    with pytest.raises(NoDescriptors, match="the router has no file descriptors left"):
+        await LinkPool(connect_timeout_s=2).connect(Origin.of("http://127.0.0.1:1"), Link)

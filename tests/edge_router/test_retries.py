@@ -1,12 +1,14 @@
 """A site that fails before its first byte costs the client nothing but time."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from edge_router.backend import EJECT_AFTER
+from edge_router.link import AnyLink, LinkPool, Origin
 from tests.edge_router.fakes import (
     DONE,
     WHOLE,
@@ -259,3 +261,29 @@ async def test_a_post_to_a_function_that_a_site_refused_for_our_signature_runs_e
         fakes[1].behave = fakes[0].behave
         async with running.http.post(running.url + "/fn/f", data=b"x") as response:
             assert response.status == 503  # and no 403, which would be the client's to mend
+
+
+class Closing(LinkPool):
+    """As it is before a site out of descriptors, or a load balancer: each new connection is closed as soon as it is there."""
+
+    port: int | None = None
+
+    async def connect(self, origin: Origin, make: Callable[[Origin], AnyLink]) -> AnyLink:
+        link = await super().connect(origin, make)
+        if origin.port == self.port:
+            link.eof_received()
+        return link
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/fn/f"])
+async def test_a_site_that_accepts_and_closes_at_once_costs_the_client_nothing(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_router.upstream.LinkPool", Closing)
+    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+        monkeypatch.setattr(Closing, "port", fakes[0].port)
+        fakes[1].behave = answer(200, {})
+        for _ in range(3):
+            async with running.http.post(running.url + path, json={"model": "ember"}) as response:
+                assert response.status == 200
+        assert len(fakes[1].seen) == 3
