@@ -55,7 +55,7 @@ class HostTier:
         self._clock = clock
         self._lock = threading.Lock()
         self._files: dict[int, SlotFile] = {}  # by slot bytes
-        self._free: dict[int, list[int]] = {}  # slots of each that are empty
+        self._free: dict[int, list[int]] = {}  # slots of each that are empty: no header names them
         self._slots: dict[bytes, Slot] = {}  # written, or being written
         self._order: SegmentedOrder[bytes] = SegmentedOrder(limit_bytes)  # written and not pinned
 
@@ -100,7 +100,6 @@ class HostTier:
             index = self._make_room(file)
             if index is None:
                 return None
-            file.clear(index)
             slot = self._slots[block_hash] = Slot(file, index, block_hash, pins=1)
             self.used_bytes += file.stride
             return slot

@@ -52,7 +52,8 @@ class Copy:
 
     @property
     def is_busy(self) -> bool:
-        return self.work.sequences > 0 or self.task is not None or (self.slot.is_busy and not self.is_spare)
+        is_changing = self.task is not None or self.falling_asleep is not None
+        return self.work.sequences > 0 or is_changing or (self.slot.is_busy and not self.is_spare)
 
     @property
     def load(self) -> ModelLoad:

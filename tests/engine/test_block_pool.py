@@ -64,6 +64,22 @@ def test_forgotten_content_is_not_found_though_the_block_is_held() -> None:
     pool.assert_consistent()
 
 
+def test_a_block_that_nobody_turns_out_to_hold_is_free_and_its_content_is_not_found() -> None:
+    pool = BlockPool(2)
+    doubtful, shared = pool.allocate(), pool.allocate()
+    assert doubtful is not None
+    assert shared is not None
+    pool.register(doubtful, b"doubtful")
+    pool.register(shared, b"shared")
+    pool.recount(doubtful, 0)
+    pool.recount(shared, 2)
+    assert pool.find_prefix([b"doubtful"]) == []
+    assert (pool.num_holders(shared), pool.num_available) == (2, 1)
+    pool.recount(doubtful, 3)
+    assert pool.num_holders(doubtful) == 0, "it is free: nobody's count is in doubt"
+    pool.assert_consistent()
+
+
 def test_releasing_too_often_is_noticed() -> None:
     pool = BlockPool(1)
     block = pool.allocate()

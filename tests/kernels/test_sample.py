@@ -2,6 +2,7 @@
 Python."""
 
 import math
+from itertools import accumulate
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 import kernels.sample
 from kernels.checks import ArgumentError
 from kernels.draws import HEAVIEST, POWER, Draw, Draws
+from kernels.philox import uniform
 from kernels.sample import choose, highest, pick, piece_sums, sample, weigh
 
 
@@ -59,7 +61,7 @@ CASES = [
 
 @pytest.mark.parametrize(("temperature", "top_k", "top_p", "min_p"), CASES)
 @pytest.mark.parametrize("candidates", [256, 4])
-def test_an_even_grid_of_numbers_reproduces_the_distribution(
+def test_numbers_at_both_ends_of_every_tokens_share_draw_that_token(
     temperature: float,
     top_k: int | None,
     top_p: float,
@@ -69,13 +71,12 @@ def test_an_even_grid_of_numbers_reproduces_the_distribution(
 ) -> None:
     monkeypatch.setattr(kernels.sample, "NUM_CANDIDATES", candidates)  # 4: the nucleus is looked for again and again
     logits = torch.randn(42, generator=torch.Generator().manual_seed(6)) * 2
-    n = 20_000
-    ids = draw(logits, (torch.arange(n, dtype=torch.float64) + 0.5) / n, temperature, top_k, top_p, min_p)
-    expected = reference_distribution(logits.tolist(), temperature, top_k, top_p, min_p)
-    drawn = torch.bincount(ids, minlength=42) / n
-    for token, probability in enumerate(expected):
-        assert (drawn[token] > 0) == (probability > 1 / n) or 0 < probability <= 1 / n
-        assert abs(drawn[token].item() - probability) <= 2 / n + 1e-6
+    shares = reference_distribution(logits.tolist(), temperature, top_k, top_p, min_p)
+    ends = list(accumulate(shares))
+    wide = [token for token in range(42) if shares[token] > 3e-6]
+    numbers = [u for token in wide for u in (ends[token] - shares[token] + 1e-6, ends[token] - 1e-6)]
+    ids = draw(logits, torch.tensor(numbers, dtype=torch.float64), temperature, top_k, top_p, min_p)
+    assert ids.tolist() == [token for token in wide for _ in range(2)]
 
 
 def test_tied_tokens_stay_together() -> None:
@@ -83,6 +84,58 @@ def test_tied_tokens_stay_together() -> None:
     u = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
     assert set(draw(logits, u, 1.0, 2, 1.0, 0.0).tolist()) == {1, 2, 3, 4}
     assert set(draw(logits, u, 1.0, None, 0.6, 0.0).tolist()) == {1, 2, 3, 4}
+
+
+def in_bits(*distances: float) -> torch.Tensor:
+    """A row whose tokens weigh 2**-distance of the likeliest, exactly, once `sampled` has set the scale."""
+    return -torch.tensor(distances, dtype=torch.float32)
+
+
+def sampled(logits: torch.Tensor, numbers: torch.Tensor, draw: Draw, *, truncates: bool = False) -> set[int]:
+    """The tokens that the numbers draw from logits [vocab] in bits."""
+    draws = Draws.of([draw] * len(numbers), logits.shape[-1])
+    draws.reals[0] = 2.0**24
+    draws = draws._replace(truncates=draws.truncates or truncates)
+    rows = logits.expand(len(numbers), -1).contiguous()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels.sample, "uniform", lambda *_: numbers)
+        return set(sample(rows, rows.amax(-1), draws).tolist())
+
+
+EIGHTHS = (torch.arange(8, dtype=torch.float64) + 0.5) / 8
+LAST = torch.tensor([1 - 2.0**-53], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.5, {0}), (0.75, {0, 1}), (0.750001, {0, 1, 2, 3}), (0.49, {0})])
+def test_a_nucleus_ends_with_the_token_that_fills_it(top_p: float, kept: set[int]) -> None:
+    """Weights of 4, 2, 1 and 1: the shares are exact, so that a token more would be one too many."""
+    assert sampled(in_bits(0, 1, 2, 2), EIGHTHS, Draw(1.0, None, top_p, 0.0, 0, 0)) == kept
+
+
+def test_a_top_k_beyond_the_first_candidates_keeps_as_many_tokens() -> None:
+    logits = in_bits(*(i / 1024 for i in range(600)))
+    assert kernels.sample.NUM_CANDIDATES < 500
+    assert sampled(logits, LAST, Draw(1.0, 500, 1.0, 0.0, 0, 0)) == {499}
+    assert sampled(logits, LAST, Draw(1.0, None, 1.0, 0.0, 0, 0)) == {599}
+
+
+def test_a_row_whose_top_p_is_one_loses_nothing_beside_rows_that_are_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first token's share is below 2**-53 of the row: a nucleus of "all", rounded, would end before it."""
+    monkeypatch.setattr(kernels.sample, "NUM_CANDIDATES", 4096)
+    logits = in_bits(42, *[0] * 2048)
+    beside = Draw(1.0, None, 1.0, 0.0, 0, 0)
+    assert sampled(logits, torch.zeros(1, dtype=torch.float64), beside) == {0}
+    assert sampled(logits, torch.zeros(1, dtype=torch.float64), beside, truncates=True) == {0}
+
+
+def test_every_half_of_a_seed_counts() -> None:
+    """Of 2**16 equal tokens the one is drawn that the first bits of the number of (both halves, position) name."""
+    seeds, vocab = [0, 1, 1 << 31, 1 << 32, 1 << 40, 1 << 63, (1 << 64) - 1], 1 << 16
+    draws = Draws.of([Draw(1.0, None, 1.0, 0.0, seed, 5) for seed in seeds], vocab)
+    low, high = (torch.tensor([seed >> shift & 0xFFFFFFFF for seed in seeds]) for shift in (0, 32))
+    expected = (uniform(low, high, torch.full((len(seeds),), 5)) * vocab).long().tolist()
+    assert sample(torch.zeros(len(seeds), vocab), torch.zeros(len(seeds)), draws).tolist() == expected
+    assert len(set(expected)) == len(seeds)
 
 
 def test_each_row_follows_its_own_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,10 +178,9 @@ def test_large_vocabularies_are_picked_from_without_gaps(vocab: int, u: float) -
 def test_a_flat_distribution_over_a_large_vocabulary_keeps_its_nucleus() -> None:
     logits = torch.zeros(1, 5000)
     logits[0, :2500] = 1e-3  # half of the tokens are a little likelier: exactly they are the nucleus of 0.5
-    u = (torch.arange(3000, dtype=torch.float64) + 0.5) / 3000
-    ids = draw(logits, u, 1.0, None, 0.5, 0.0)
-    assert ids.max().item() < 2500
-    assert ids.unique().numel() == 2500
+    tokens = [0, 1, 255, 256, 257, 1023, 1024, 1025, 2047, 2048, 2498, 2499]
+    u = (torch.tensor(tokens, dtype=torch.float64) + 0.5) / 2500
+    assert draw(logits, u, 1.0, None, 0.5, 0.0).tolist() == tokens
 
 
 def test_weights_are_powers_of_two_to_fp32_precision() -> None:

@@ -47,6 +47,16 @@ def test_expected_output_learns_from_what_was_used() -> None:
     assert admission.expected_output("m", 5) == 5
 
 
+def test_while_it_drains_nothing_new_is_admitted_and_clients_are_sent_away_for_longer() -> None:
+    admission = Admission(max_inflight=1)
+    with admission.permit():
+        admission.drain()
+        with pytest.raises(ApiError) as refusal, admission.permit():
+            pass
+    assert (refusal.value.word, refusal.value.retry_after_s) == ("draining", 5.0)
+    assert admission.inflight == 0
+
+
 async def test_an_empty_admission_can_be_waited_for() -> None:
     admission = Admission(max_inflight=2)
     await admission.wait_until_empty()

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import PRIORITIES, Submit, TokenLogprobs, TokenOutput
+from engine.protocol import PRIORITIES, SamplingParams, Submit, TokenLogprobs, TokenOutput
+from runtime.engines.continuation import Continuations
 from tests.asgi import call, eventually, start
 from tests.fakes import EOS, FakeEngineClient, FakeLauncher, Step, ids, says
 from tests.runtime.conftest import Site, SiteMaker
@@ -157,6 +158,47 @@ async def test_two_deaths_are_survived(make_site: SiteMaker) -> None:
         answer = await call(site.app, CHAT, HELLO)
         assert answer.json["choices"][0]["message"]["content"] == TEXT
         assert mortal.clients[2].submits[0].num_delivered_tokens == 6
+        await site.is_idle()
+
+
+async def test_what_an_earlier_site_delivered_counts_at_the_next_host_too(make_site: SiteMaker) -> None:
+    """Counts and random numbers begin where the answer began, however many sites and hosts it has had."""
+    mortal = Mortal(4, 2)
+    async with make_site(launcher=mortal.launcher) as site:
+        sampling = SamplingParams(max_tokens=100, temperature=0.9, seed=7)
+        submit = Submit("s1", "tiny", (1, 2, *ids(TEXT)[:3]), sampling, num_delivered_tokens=3)
+        outcomes: list[str] = []
+        continuations = Continuations(
+            site.app.state.fleet, site.app.state.models, 10.0, lambda _, outcome: outcomes.append(outcome)
+        )
+        async with continuations.generate(submit) as outputs:
+            delivered = [token_id async for output in outputs for token_id in output.token_ids]
+        assert outcomes == ["continued", "continued"]
+        assert delivered == list(mortal.token_ids[3:])
+        submits = [client.submits[0] for client in mortal.clients]
+        assert [s.num_delivered_tokens for s in submits] == [3, 7, 9]
+        assert [len(s.prompt_token_ids) for s in submits] == [5, 9, 11]
+        assert [s.sampling.max_tokens for s in submits] == [100, 96, 94]
+
+
+async def test_a_sequence_that_has_left_its_dead_host_counts_nowhere_while_it_waits(make_site: SiteMaker) -> None:
+    mortal = Mortal(3)
+    gate = asyncio.Event()
+    async with make_site(launcher=mortal.launcher) as site:
+        prepare = mortal.launcher.prepare
+
+        def hang(client: FakeEngineClient) -> None:
+            prepare(client)
+            client.load_gate = gate
+
+        mortal.launcher.prepare = hang
+        exchange = start(site.app, CHAT, STREAMED)
+        await eventually(lambda: len(mortal.clients) == 2)
+        (copy,) = site.app.state.models._slots["tiny"].copies
+        await eventually(lambda: not copy.work.sequences)
+        gate.set()
+        assert (await exchange.done()).events[-1] == "[DONE]"
+        assert (copy.work.sequences, copy.work.prefill_tokens, copy.work.decode_tokens) == (0, 0, 0)
         await site.is_idle()
 
 

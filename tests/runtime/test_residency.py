@@ -67,6 +67,13 @@ def test_no_more_sleep_than_must() -> None:
     assert cheapest(102, held) is None
 
 
+def test_nobody_sleeps_beside_one_that_suffices_to_the_byte() -> None:
+    held = [standing("small", 1, next_use_s=1e9), standing("large", 50, next_use_s=1e3)]
+    assert cheapest(50, held) == ("large",)
+    assert cheapest(51, held) == ("small", "large")
+    assert make_room(10, 61, held) == Plan()
+
+
 def test_random_plans_keep_every_promise() -> None:
     chance = random.Random(7)
     for _ in range(500):

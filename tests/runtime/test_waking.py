@@ -133,6 +133,98 @@ async def test_a_model_that_is_always_in_use_has_to_take_turns(small: Site) -> N
     assert set(statuses) == {200}
 
 
+async def test_a_busy_model_yields_after_a_while_and_takes_requests_again_after_the_other_ones_turn(
+    small: Site,
+) -> None:
+    gates = {model: asyncio.Event() for model in "ab"}
+    small.engine.answer = lambda submit: [*says("Hel", finish=None), gates[submit.model], *says("lo")]
+    open_ones = {model: start(small.app, CHAT, ask(model, stream=True)) for model in "ab"}
+    for exchange in open_ones.values():
+        await exchange.until(b"Hel")
+    small.engine.answer = lambda submit: says("Hi")
+    third = start(small.app, CHAT, ask("c"))
+    slots = small.app.state.models._slots
+    await eventually(lambda: any(slot.is_yielding for slot in slots.values()))
+    (yielding,) = [model for model in "ab" if slots[model].is_yielding]
+    held_back = start(small.app, CHAT, ask(yielding))
+    await eventually(lambda: slots[yielding].queued == 1)
+    gates[yielding].set()
+    assert (await third.done()).status == 200, "the other one's stream is still open"
+    assert (await held_back.done()).status == 200
+    assert not any(copy.is_yielding for copy in copies(small))
+    (other,) = {"a", "b"} - {yielding}
+    gates[other].set()
+    assert (await open_ones[other].done()).events[-1] == "[DONE]"
+
+
+async def test_models_that_yield_take_requests_again_when_the_one_that_waited_cannot_be_had(small: Site) -> None:
+    gates = {model: asyncio.Event() for model in "ab"}
+    small.engine.answer = lambda submit: [*says("Hel", finish=None), gates[submit.model], *says("lo")]
+    open_ones = [start(small.app, CHAT, ask(model, stream=True)) for model in "ab"]
+    for exchange in open_ones:
+        await exchange.until(b"Hel")
+    models = small.app.state.models
+    (c,) = models._slots["c"].copies
+    c.slot.num_bytes = 1000
+    waiting = asyncio.create_task(models._rooms[0].take(c))
+    await eventually(lambda: any(copy.is_yielding for copy in copies(small)))
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    assert not any(copy.is_yielding for copy in copies(small))
+    for gate in gates.values():
+        gate.set()
+    for exchange in open_ones:
+        await exchange.done()
+
+
+async def test_a_model_that_is_falling_asleep_is_not_put_to_sleep_again_and_its_room_is_heard_of(small: Site) -> None:
+    for model in "ab":
+        assert (await call(small.app, CHAT, ask(model))).status == 200
+    small.engine.script = [*says("Hel", finish=None), open_end := asyncio.Event(), *says("lo")]
+    open_one = start(small.app, CHAT, ask("b", stream=True))
+    await open_one.until(b"Hel")
+    small.engine.script = says("Hi")
+    gate, unload_model = asyncio.Event(), small.engine.unload_model
+
+    async def slowly(name: str) -> None:
+        await gate.wait()
+        await unload_model(name)
+
+    small.engine.unload_model = slowly  # type: ignore[method-assign]
+    models = small.app.state.models
+    falling_asleep = asyncio.create_task(models._rooms[0].put_to_sleep(models._slots["a"].copies[0]))
+    await eventually(lambda: models._slots["a"].copies[0].falling_asleep is not None)
+    third = start(small.app, CHAT, ask("c"))
+    await eventually(lambda: any(copy.is_yielding for copy in copies(small)) or third.task.done())
+    gate.set()
+    assert (await third.done()).status == 200, third.body
+    await falling_asleep
+    open_end.set()
+    await open_one.done()
+
+
+async def test_who_waits_for_room_hears_at_once_that_another_model_did_not_wake(small: Site) -> None:
+    """Without anybody's request ending, and long after its own last look."""
+    gate, load_model = asyncio.Event(), small.engine.load_model
+
+    async def damaged(spec: ModelSpec, on_progress: Any = None) -> Any:
+        if spec.name == "c":
+            return await load_model(spec, on_progress)
+        await gate.wait()
+        raise EngineError("model_load_failed", "it is truncated")
+
+    small.engine.load_model = damaged  # type: ignore[method-assign]
+    models = small.app.state.models
+    for model in "ab":
+        models.hint(model)
+    await eventually(lambda: sum(copy.holds_room for copy in copies(small)) == 2)
+    third = start(small.app, CHAT, ask("c"))
+    await eventually(lambda: any(copy.is_yielding for copy in copies(small)))  # from now on it only listens
+    await asyncio.sleep(0)
+    gate.set()
+    assert (await third.done()).status == 200
+
+
 async def test_streams_of_a_waking_model_hear_a_heartbeat(make_site: SiteMaker, entries: list[dict[str, Any]]) -> None:
     async with make_site(models=entries, limits={"heartbeat_s": 0.03}) as site:
         await eventually(lambda: site.launcher.hosts)

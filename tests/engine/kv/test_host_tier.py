@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import stat
 import subprocess
@@ -243,6 +244,47 @@ def test_a_file_of_another_geometry_is_made_anew(tmp_path: Path, change: str) ->
     assert put(second, 1)
     assert read(second, 1) == content(1)
     second.close()
+
+
+def found_after_a_kill(tier: HostTier, tmp_path: Path) -> list[int]:
+    """What the next process would find if this one were killed now."""
+    left = tmp_path / "left"
+    shutil.copytree(tmp_path / "tier", left)
+    heir = HostTier.open(left, tier.limit_bytes)
+    found = [n for n in range(100) if name(n) in heir]
+    heir.close()
+    return found
+
+
+def test_a_slot_that_is_being_filled_again_is_not_found_under_its_old_name(tier: HostTier, tmp_path: Path) -> None:
+    for n in range(10):
+        put(tier, n)
+    slot = tier.reserve(name(10), SIZE)
+    assert slot is not None
+    slot.memory[: SIZE // 2] = content(10)[: SIZE // 2]
+    assert found_after_a_kill(tier, tmp_path) == list(range(1, 10))
+
+
+def test_a_forgotten_block_is_not_found_after_a_kill_though_somebody_still_holds_it(
+    tier: HostTier, tmp_path: Path
+) -> None:
+    put(tier, 1)
+    put(tier, 2)
+    pinned = tier.pin_prefix([name(1)])
+    tier.forget([name(1)])
+    assert found_after_a_kill(tier, tmp_path) == [2]
+    tier.unpin(pinned)
+
+
+def test_a_block_that_was_forgotten_while_it_was_written_is_never_found(tier: HostTier, tmp_path: Path) -> None:
+    slot = tier.reserve(name(1), SIZE)
+    assert slot is not None
+    tier.forget([name(1)])
+    tier.commit(slot, crc32(slot.memory))
+    assert name(1) not in tier
+    assert found_after_a_kill(tier, tmp_path) == []
+    tier.unpin([slot])
+    assert tier.used_bytes == 0
 
 
 WRITER = """
