@@ -1,7 +1,7 @@
 """Tries every change and says which the mirrored tests notice.
 
-    python -m load_tests.mutation                    all: half an hour and more
-    python -m load_tests.mutation --only admission   those whose file or reason has the word
+python -m load_tests.mutation                    all: half an hour and more
+python -m load_tests.mutation --only admission   those whose file or reason has the word
 """
 
 import argparse
@@ -13,7 +13,7 @@ from queue import SimpleQueue
 
 from rich.console import Console
 
-from load_tests.mutation.mirrors import MIRRORS
+from load_tests.mutation.mirrors import mirrors
 from load_tests.mutation.mutant import ROOT, Mutant
 from load_tests.mutation.tables import SETS
 from load_tests.mutation.trial import Copy, Trial, copy_of
@@ -50,14 +50,16 @@ def main() -> None:
         def tried(named: tuple[str, Mutant]) -> Trial:
             copy, mutant = copies.get(), named[1]
             try:
-                trial = copy.tried(mutant, MIRRORS[mutant.file])
+                trial = copy.tried(mutant, mirrors(mutant.file))
             finally:
                 copies.put(copy)
-            console.print(f"{trial.outcome:10} {mutant.file}: {mutant.why}  [dim]{trial.by} {trial.seconds:.0f} s[/dim]")
+            console.print(
+                f"{trial.outcome:10} {mutant.file}: {mutant.why}  [dim]{trial.by} {trial.seconds:.0f} s[/dim]"
+            )
             return trial
 
-        mirrors = sorted({MIRRORS[mutant.file] for _, mutant in chosen})
-        for tests, (passed, by) in zip(mirrors, threads.map(passes, mirrors), strict=True):
+        needed = sorted({mirrors(mutant.file) for _, mutant in chosen})
+        for tests, (passed, by) in zip(needed, threads.map(passes, needed), strict=True):
             if not passed:
                 raise SystemExit(f"{by} fails without any change; nothing can be said by {' '.join(tests)}")
         trials = list(threads.map(tried, chosen))

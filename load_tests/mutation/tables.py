@@ -1,0 +1,6 @@
+"""All changes, in named sets."""
+
+from load_tests.mutation.mutant import Mutant
+from load_tests.mutation.survivors import SURVIVORS
+
+SETS: dict[str, tuple[Mutant, ...]] = {"survivors": SURVIVORS}
