@@ -57,6 +57,8 @@ _TIER_POLL_S = 0.001
 # Where a model can be opened: how long its own load waits for somebody to ask for it, and for the first answer of whoever waits for one.
 _UNASKED_S = 0.5
 _FIRST_ANSWER_S = 0.2
+# Failed steps in a row, of whatever models, after which the device counts as broken: each ends all that is open of its model.
+MOST_FAILED_STEPS = 3
 _SWITCH_S, _USUAL_SWITCH_S = 0.0005, sys.getswitchinterval()
 
 
@@ -94,6 +96,8 @@ class EngineHost:
         self._last_frame_at = time.monotonic()
         self._waits_for_blocks = False
         self._stopping = False
+        self._failed_steps = 0  # since the last answer: where steps overlap, a launch that succeeds says nothing
+        self._broken: str | None = None  # why nothing may touch the device any more
 
     def stop(self) -> None:
         """From a signal handler too: end after the step in progress."""
@@ -108,7 +112,7 @@ class EngineHost:
             if self._opened is not None:
                 self._opened.hold_longest()
             working = [model for model in self._models.values() if model.engine.has_work]
-            stepped = [model for model in working if self._step(model)]
+            stepped = [model for model in working if self._broken is None and self._step(model)]
             if stepped or self._has_outputs() or self._until_heartbeat_s() <= 0:
                 self._send_frame(stepped)
             if not self._loader.has_begun and self._should_load():
@@ -117,9 +121,10 @@ class EngineHost:
                 model.engine.rest()
             self._waits_for_blocks = bool(working) and not stepped
         self._send_frame([])  # tokens that have been computed are not lost
-        self._transport.send(HostEnding("the engine host was shut down"))
-        for model in (*self._models.values(), *self._arriving):
-            model.close()
+        self._transport.send(HostEnding(self._broken or "the engine host was shut down"))
+        if self._broken is None:
+            for model in (*self._models.values(), *self._arriving):
+                model.close()
         self._loader.close()
         self._transport.close()
 
@@ -267,14 +272,20 @@ class EngineHost:
         self.stop()
 
     def _step(self, model: "LoadedModel | OpenedModel") -> bool:
-        """False if there was nothing to compute: liveness is progress."""
+        """False if nothing was computed: liveness is progress, which errors are not."""
         try:
             return model.engine.step()
         except Exception as error:  # one model's failure must not end the others' sequences, nor this model's next ones
             log.exception("a step of %s failed", model.spec.name)
             message = f"a step of {model.spec.name} failed with {type(error).__name__}: {error}"
-            model.engine.fail_all("engine_error", message)
-            return True
+            self._failed_steps += 1
+            if _is_sticky(error) or self._failed_steps >= MOST_FAILED_STEPS:
+                # What is open goes on at the next host, or another site, which it could not after an error of its own.
+                self._broken = f"the device is taken for broken: {message}"
+                self.stop()
+            else:
+                model.engine.fail_all("engine_error", message)
+            return False
 
     def _has_outputs(self) -> bool:
         return bool(self._outputs) or any(model.engine.has_outputs for model in self._models.values())
@@ -287,6 +298,8 @@ class EngineHost:
         outputs, self._outputs = self._outputs, []
         for model in self._models.values():
             outputs += model.engine.take_outputs()
+        if any(output.token_ids or output.embedding for output in outputs):
+            self._failed_steps = 0
         self._steps += bool(stepped)
         times = [model.engine.last_step for model in stepped]
         loads = {name: model.engine.load() for name, model in self._models.items()}
@@ -298,6 +311,11 @@ class EngineHost:
         )
         self._transport.send(StepOutput(self._steps, tuple(outputs), loads, sum(phases), device_s * 1000, phases))
         self._last_frame_at = time.monotonic()
+
+
+def _is_sticky(error: Exception) -> bool:
+    """After an error of CUDA's every later call in this process fails as well. Want of memory is none, and says so otherwise."""
+    return type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
 
 
 def main(words: Sequence[str], opener: Opener | None = None) -> None:

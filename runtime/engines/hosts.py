@@ -303,9 +303,10 @@ class DeviceHost:
 
     def _note_step(self, step: StepOutput) -> None:
         self._heard = True
-        if step.outputs:
+        has_answered = any(output.finish_reason not in ("error", "abort") for output in step.outputs)
+        if has_answered:
             self._failures = 0  # it lives
-        if step.outputs or step.step != self._last_step:
+        if has_answered or step.step != self._last_step:
             self._last_step, self._progress_at = step.step, time.monotonic()
         for observer in self._observers:
             observer(step)

@@ -264,17 +264,43 @@ async def test_a_failed_step_fails_its_requests_and_the_next_one_works(
 
     def fail_third(self: ModelRunner, chunks: list[object]) -> object:
         if next(calls) == 3:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            raise RuntimeError("an operation that nobody thought of")
         return launch(self, chunks)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ModelRunner, "launch", fail_third)
-    with pytest.raises(EngineError, match="illegal memory access") as failed:
+    with pytest.raises(EngineError, match="nobody thought of") as failed:
         await collect(client, submit("b", PROMPT, max_tokens=50))
     assert failed.value.code == "engine_error"
     again = await collect(client, submit("c", PROMPT, max_tokens=4))
     assert [o.token_ids for o in again] == [o.token_ids for o in expected]
     assert again[0].num_cached_tokens == 0
     assert client.loads["tiny"].free_blocks == 32
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "failures"),
+    [("an operation that nobody thought of", 2), ("CUDA error: an illegal memory access was encountered", 0)],
+)
+async def test_a_device_whose_every_step_fails_ends_its_host(
+    error: str, failures: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.runner import ModelRunner
+
+    client = InProcessEngineClient(CONFIG)
+    await load(client, checkpoint)
+
+    def fail(self: ModelRunner, chunks: list[object]) -> object:
+        raise RuntimeError(error)
+
+    monkeypatch.setattr(ModelRunner, "launch", fail)
+    for _ in range(failures):
+        with pytest.raises(EngineError, match="a step of tiny failed"):
+            await collect(client, submit("a", PROMPT))
+        assert client.death is None
+    with pytest.raises(EngineError, match="the device is taken for broken"):
+        await collect(client, submit("a", PROMPT))
+    assert error in str(client.death)
     await client.close()
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.client import EngineError
+from engine.protocol import StepOutput, TokenOutput
 from tests.asgi import call, eventually, start
 from tests.fakes import FakeEngineClient, FakeLauncher, says
 from tests.runtime.conftest import Site, SiteMaker
@@ -115,6 +116,21 @@ async def test_heartbeats_without_steps_are_not_progress(make_site: SiteMaker) -
                 await asyncio.sleep(0.01)
 
         site.engine.script = [beat]
+        assert (await call(site.app, CHAT, HELLO)).status == 200
+        assert len(site.launcher.hosts) == 2
+
+
+async def test_errors_are_not_progress(make_site: SiteMaker) -> None:
+    async with make_site(engine={"step_deadline_s": 0.2}) as site:
+        error = TokenOutput("another", finish_reason="error", error_code="engine_error", error_message="a step failed")
+
+        async def fail() -> None:
+            client = site.launcher.hosts[0].client
+            while client.death is None:
+                client._publish(StepOutput(client._steps, (error,), client.loads))
+                await asyncio.sleep(0.01)
+
+        site.engine.script = [fail]
         assert (await call(site.app, CHAT, HELLO)).status == 200
         assert len(site.launcher.hosts) == 2
 

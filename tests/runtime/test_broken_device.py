@@ -1,0 +1,74 @@
+"""A device whose every step fails: few requests fail, its host is replaced, and then all is well."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from engine.client import EngineError, InProcessEngineClient
+from engine.protocol import HostConfig, ModelSpec, SamplingParams, Submit
+from runtime.engines.hosts import DeviceHost
+from sites.site import EngineConfig
+from tests.checkpoints import write_llama
+
+
+class InProcessHost:
+    pid = None
+    url = None
+
+    def __init__(self) -> None:
+        self.client = InProcessEngineClient(HostConfig(threads=1, kv_bytes=1 << 20))
+
+    async def exited(self) -> str:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def stop(self, grace_s: float) -> None:
+        await self.client.close()
+
+
+class Launcher:
+    def __init__(self) -> None:
+        self.hosts: list[InProcessHost] = []
+
+    async def launch(self, *, standby: bool = False) -> InProcessHost:
+        self.hosts.append(InProcessHost())
+        return self.hosts[-1]
+
+    def close(self) -> None:
+        pass
+
+
+async def test_a_device_whose_every_step_fails_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.runner import ModelRunner
+
+    write_llama(tmp_path)
+    launcher = Launcher()
+    launch, is_broken = ModelRunner.launch, False
+
+    def fail(self: ModelRunner, chunks: list[object]) -> object:
+        if is_broken and len(launcher.hosts) == 1:
+            raise RuntimeError("no launch of this process succeeds any more")
+        return launch(self, chunks)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ModelRunner, "launch", fail)
+    spec, failures = ModelSpec("tiny", str(tmp_path), "auto", 512), []
+    async with DeviceHost(launcher, EngineConfig(standby=False)) as host:
+        first = await host.next_client()
+        await host.load_model(first, spec, lambda done, total: None)
+        is_broken = True
+        while host.client is first:
+            try:
+                async with host.generate(Submit("a", "tiny", (5, 6, 7), SamplingParams(4))) as outputs:
+                    assert [output async for output in outputs] == []
+            except EngineError as error:
+                failures.append(str(error))
+            if first.death is not None:
+                assert "no launch of this process" in (host.why_down or "")
+                break
+        assert len(failures) == 3
+        second = await host.next_client(after=first)
+        await host.load_model(second, spec, lambda done, total: None)
+        async with host.generate(Submit("a", "tiny", (5, 6, 7), SamplingParams(4))) as outputs:
+            assert len([output async for output in outputs]) == 4
+        assert (host.restarts, host.state) == (1, "up")
