@@ -167,9 +167,6 @@ class Engine:
         """Compute the next tokens of as many sequences as the limits allow. False if all there are wait for blocks: from
         another model, or from a tier."""
         started = self._clock()
-        if self._flight is not None and self.scheduler.needs_known_tokens:
-            early, self._flight = self._flight, None
-            self._publish(early.chunks, early.launched.collect())
         self._heed_reservations()
         chunks = self._intact(self.scheduler.schedule())
         scheduled = self._clock()

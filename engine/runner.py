@@ -61,7 +61,10 @@ class ModelRunner:
             rows = rest[0] if rest else hidden
             if batch.sampling_rows is not None:
                 rows = rows.index_select(0, batch.sampling_rows)
-            choices = choose_tokens(rows if rest else self.model.logits(rows), sampling)
+            newest = batch.token_ids
+            if batch.sampling_rows is not None:
+                newest = newest.index_select(0, batch.sampling_rows)
+            choices = choose_tokens(rows if rest else self.model.logits(rows), sampling, newest)
         self._choices = choices
         self._choice_of = {sequence: row for row, sequence in enumerate(sampling)}
         ends = accumulate(chunk.length for chunk in chunks)

@@ -44,19 +44,21 @@ class Choices:
         return [SampledToken(*row) for row in zip(ids, map(math.isfinite, tops), logprobs, strict=True)]
 
 
-def choose_tokens(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> Choices:
-    """logits [rows, vocab] fp32, one row per sequence; changed meanwhile, the same afterwards. Waits for no device."""
+def choose_tokens(logits: torch.Tensor, sequences: SequenceOf[Sequence], newest: torch.Tensor) -> Choices:
+    """logits [rows, vocab] fp32, one row per sequence; changed meanwhile, the same afterwards. newest [rows] int64: the token that each has computed
+    last, PENDING or not. Waits for no device."""
     adjusted = [i for i, sequence in enumerate(sequences) if sequence.counts is not None]
     if adjusted:
-        entries = _entries(sequences, adjusted, logits.device)
-        before = penalize_(logits, entries)
+        parts = _pending_apart(_entries(sequences, adjusted, logits.device), sequences, newest)
+        former = [penalize_(logits, entries) for entries in parts]
     if any(sequence.sampling.temperature for sequence in sequences):
         draws = Draws.of(list(map(_draw, sequences)), logits.shape[1], lambda rows: to_device(rows, logits.device))
         token_ids, tops = choose(logits, draws)
     else:
         token_ids, tops = highest(logits)
     if adjusted:
-        restore_(logits, entries, before)
+        for entries, before in zip(reversed(parts), reversed(former), strict=True):
+            restore_(logits, entries, before)
     logprobs = _logprobs(logits, token_ids, [sequence.sampling for sequence in sequences])
     return Choices(token_ids, (to_host(token_ids), to_host(tops)), logprobs)
 
@@ -75,12 +77,12 @@ def prompt_logprobs(logits: torch.Tensor, token_ids: SequenceOf[int], num_top: i
 
 
 def _entries(sequences: SequenceOf[Sequence], adjusted: SequenceOf[int], device: torch.device) -> LogitEntries:
-    """What the adjusted rows change, each row's part behind the other's. All but the newest token was counted before."""
+    """What the adjusted rows change by what the host knows, each row's part behind the other's. All but the newest token was counted before."""
     counted: list[TokenCounts] = []
     for i in adjusted:
         counts = sequences[i].counts
         assert counts is not None
-        counts.catch_up(sequences[i].token_ids)
+        counts.catch_up(sequences[i].token_ids, len(sequences[i].token_ids) - sequences[i].is_pending)
         counted.append(counts)
     params = [sequences[i].sampling for i in adjusted]
     by_row = torch.tensor(
@@ -103,6 +105,45 @@ def _entries(sequences: SequenceOf[Sequence], adjusted: SequenceOf[int], device:
         presence=presence,
         frequency=frequency,
     )
+
+
+def _pending_apart(entries: LogitEntries, sequences: SequenceOf[Sequence], newest: torch.Tensor) -> list[LogitEntries]:
+    """These, and behind them those of the outputs that the device alone knows yet: so no step waits for the one before it. An entry that is there
+    already for such a token moves over, and changes nothing where it was."""
+    pending = [i for i, s in enumerate(sequences) if s.is_pending and s.counts is not None and s.counts.follows_output]
+    if not pending:
+        return [entries]
+    params = [sequences[i].sampling for i in pending]
+    numbers = torch.tensor(
+        [
+            pending,
+            [p.repetition_penalty for p in params],
+            [p.presence_penalty for p in params],
+            [p.frequency_penalty for p in params],
+        ]
+    )
+    at, repetition, presence, frequency = to_device(numbers, newest.device).unbind()
+    rows = at.long()
+    token_ids = newest.index_select(0, rows)
+    of_row = torch.full_like(newest, -1).index_copy_(0, rows, token_ids)
+    moves = entries.token_ids == of_row.index_select(0, entries.rows)
+
+    def moved(values: torch.Tensor) -> torch.Tensor:
+        by_row = values.new_zeros(len(sequences)).index_add_(0, entries.rows, values.masked_fill(~moves, 0.0))
+        return by_row.index_select(0, rows)
+
+    late = LogitEntries(
+        rows,
+        token_ids,
+        bias=moved(entries.bias),
+        seen=torch.ones_like(repetition),
+        num_outputs=moved(entries.num_outputs) + 1.0,
+        repetition=repetition,
+        presence=presence,
+        frequency=frequency,
+    )
+    emptied = {name: getattr(entries, name).masked_fill(moves, 0.0) for name in ("bias", "seen", "num_outputs")}
+    return [entries._replace(**emptied), late]
 
 
 def _joined(parts: "Iterable[array[int]] | Iterable[array[float]]", code: str, dtype: torch.dtype) -> torch.Tensor:

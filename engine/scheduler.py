@@ -57,11 +57,6 @@ class Scheduler:
         return bool(self.running or self.waiting or self.incoming)
 
     @property
-    def needs_known_tokens(self) -> bool:
-        """A running sequence's next choice depends on all tokens before it, not only through the cache."""
-        return any(sequence.counts is not None and sequence.counts.follows_output for sequence in self.running)
-
-    @property
     def num_waiting(self) -> int:
         return len(self.waiting) + len(self.siblings) + len(self.incoming)
 

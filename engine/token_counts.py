@@ -39,17 +39,17 @@ class TokenCounts:
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    def catch_up(self, token_ids: SequenceOf[int]) -> None:
-        """Count what has been added since the last call; in decoding, one token."""
+    def catch_up(self, token_ids: SequenceOf[int], num_known: int) -> None:
+        """Count what has been added since the last call; in decoding, one token. The rest is known to the device alone."""
         if self._num_counted == 0 and self._counts_prompt:
             for token_id in dict.fromkeys(token_ids[: self._num_prompt_tokens]):
                 self.seen[self._place(token_id)] = 1.0
         if self._counts_output:
-            for token_id in token_ids[max(self._num_counted, self._num_prompt_tokens) :]:
+            for token_id in token_ids[max(self._num_counted, self._num_prompt_tokens) : num_known]:
                 place = self._place(token_id)
                 self.seen[place] = 1.0
                 self.num_outputs[place] += 1.0
-        self._num_counted = len(token_ids)
+        self._num_counted = num_known
 
     def _place(self, token_id: int) -> int:
         place = self._place_of.get(token_id)

@@ -184,3 +184,31 @@ def test_a_token_in_flight_at_a_preemption_is_chosen_again() -> None:
     engine.step()  # the first token is told, the second in flight
     assert engine.scheduler.preempt_youngest(keep_oldest=False)
     assert drain(engine, [])["a"].token_ids == expected_tokens(PROMPT, 4)
+
+
+def test_a_penalised_sequence_does_not_stop_the_overlap_of_its_batch(checkpoint: Path) -> None:
+    """Its newest token is counted on the device, also where it was put out, biased or in the prompt before."""
+    penalised = [
+        {"presence_penalty": 0.7, "frequency_penalty": 0.3, "logit_bias": ((7, 9.0), (8, 8.8), (9, 8.6))},
+        {"repetition_penalty": 1.3, "temperature": 0.8, "seed": 2, "top_k": 4},
+    ]
+
+    def run(overlaps: bool, kinds: list[dict[str, Any]]) -> tuple[dict[str, Heard], int, int]:
+        engine = load_engine(checkpoint, overlaps=overlaps, kv_tokens=2048)
+        steps = overlapped = 0
+        for i in range(8):
+            kind = kinds[i] if i < len(kinds) else {}
+            engine.submit(submit(str(i), random_prompt(9 + i, seed=i), max_tokens=40, **kind))
+        heard: dict[str, Heard] = {str(i): Heard() for i in range(8)}
+        while engine.has_work:
+            engine.step()
+            steps, overlapped = steps + 1, overlapped + (engine._flight is not None)
+            for output in engine.take_outputs():
+                heard[output.sequence_id].hear(output)
+        return heard, steps, overlapped
+
+    for kinds in (penalised[:1], penalised, penalised * 4):
+        apart, _, _ = run(False, kinds)
+        together, steps, overlapped = run(True, kinds)
+        assert {name: h.token_ids for name, h in together.items()} == {name: h.token_ids for name, h in apart.items()}
+        assert (steps, overlapped) == (41, 40)
