@@ -323,4 +323,7 @@ def _pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
 
 
 def _canonical(value: Any) -> bytes:
-    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError:  # nested deeper than it writes (254 levels): a site refuses that by name
+        return b""

@@ -6,6 +6,7 @@ bound.
 """
 
 import math
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,9 +83,22 @@ def make_kv_memory(config: HostConfig) -> KvMemory:
     device = choose_device(config.device)
     if device.type == "cpu":
         cpu_kernels.start()
-    arena = Arena(config.kv_bytes, device)
+    try:
+        arena = Arena(config.kv_bytes, device)
+    except (OSError, RuntimeError):  # the system's refusal, or torch's of a device
+        there = _memory_of(device) / 2**30
+        message = (
+            f"a KV cache of {config.kv_bytes / 2**30:g} GiB does not fit into the memory of {device}, {there:.1f} GiB"
+        )
+        raise CheckpointError(f"{message}; lower kv_gib (of `pilotlight serve`: --kv-gib)") from None
     pages.prefer_huge(arena.span(0, arena.total_bytes))
     return KvMemory(arena, Lending(arena.num_slabs, arena.slab_bytes, arena.clear))
+
+
+def _memory_of(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def choose_device(name: str) -> torch.device:

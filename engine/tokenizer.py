@@ -1,7 +1,8 @@
 """Text to token ids and back, from a checkpoint's tokenizer.json.
 
-Knows how a token's bytes are written in a vocabulary (byte-level BPE, or SentencePiece's word marks with byte fallback) and how to turn a growing
-list of ids into text that never ends in half a character. Refuses to know templates, stop conditions and HTTP.
+Knows how a token's bytes are written in a vocabulary (byte-level BPE, SentencePiece's word marks with byte fallback, WordPiece) and how to turn a
+growing list of ids into text that never ends in half a character; what is written otherwise is decoded by the tokenizers library. Refuses to know
+templates, stop conditions and HTTP.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import codecs
 import json
 import os
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,10 +21,15 @@ if TYPE_CHECKING:  # imported with the first tokenizer, beside its weights: a si
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # batches of one text need no threads of the library's own
 
-# Round a special token that a user wrote: two of Unicode's noncharacters, which no text is meant to hold.
-SHIELD_BEGIN, SHIELD_END = "\ufdd0", "\ufdd1"
+# Round special tokens that a user wrote. Digits come through whatever a template does to text: JSON with or without escapes, Python's own way of
+# writing a dict, lower case. No end of either is the beginning of one, so that digits beside them move nothing; where a user wrote one of them, it
+# is replaced by U+FFFD.
+SHIELD_BEGIN, SHIELD_END = "683017942955", "951760284433"
 INLINE_CHARACTERS = 4_000  # about 1 ms of encoding: shorter texts are not worth a thread's hand-over
+MAX_CHARACTER_BYTES = 4  # of UTF-8
 WORD_MARK = "\u2581"  # SentencePiece writes a space as this
+
+_SHIELDED = re.compile(f"{SHIELD_BEGIN}((?:(?!{SHIELD_BEGIN}).)*?){SHIELD_END}", re.DOTALL)
 
 JSON = Any  # str, number, bool, None, and lists, tuples and dicts of them
 
@@ -79,18 +86,24 @@ class Tokenizer:
         except Exception as error:  # as above
             raise TokenizerError(f"the text cannot be encoded: {error}") from None
 
-    def encode_rendered(self, text: str) -> tuple[int, ...]:
-        """A rendered template, which spells its special tokens itself. Between shields they are text."""
+    def encode_rendered(self, text: str, enough: int = sys.maxsize) -> tuple[int, ...]:
+        """A rendered template, which spells its special tokens itself. Between shields they are text. With `enough` tokens it may stop."""
         if SHIELD_BEGIN not in text:
             return self.encode(text)
-        # Odd pieces lay between the marks; a mark without its partner is dropped.
-        pieces = re.split(f"{SHIELD_BEGIN}([^{SHIELD_BEGIN}]*?){SHIELD_END}", text)
-        runs = [(self._plain_backend() if i % 2 else self._backend, _unmarked(p)) for i, p in enumerate(pieces)]
-        return tuple(i for backend, piece in runs for i in _ids(backend, piece, False))
+        token_ids: list[int] = []
+        position = 0
+        for shielded in _SHIELDED.finditer(text):  # a mark without its partner is dropped
+            if len(token_ids) >= enough:
+                return tuple(token_ids)
+            token_ids += _ids(self._backend, unmarked(text[position : shielded.start()]), False)
+            token_ids += _ids(self._plain_backend(), unmarked(shielded[1]), False)
+            position = shielded.end()
+        return (*token_ids, *_ids(self._backend, unmarked(text[position:]), False))
 
-    async def encode_prompt(self, text: str, *, is_rendered: bool) -> tuple[int, ...]:
+    async def encode_prompt(self, text: str, *, is_rendered: bool, enough: int = sys.maxsize) -> tuple[int, ...]:
         """Encodes a long text in a worker thread, so that other streams keep flowing."""
-        encode = self.encode_rendered if is_rendered else partial(self.encode, add_special_tokens=True)
+        rendered, plain = partial(self.encode_rendered, enough=enough), partial(self.encode, add_special_tokens=True)
+        encode = rendered if is_rendered else plain
         return encode(text) if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(encode, text)
 
     def shield(self, value: JSON) -> JSON:
@@ -113,11 +126,18 @@ class Tokenizer:
             return self._added[token_id][1]
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
+    def is_known(self, token_id: int) -> bool:
+        return token_id >= 0 and self._backend.id_to_token(token_id) is not None
+
     def is_special(self, token_id: int) -> bool:
         return token_id in self._added and not self._added[token_id][0]
 
-    def detokenizer(self) -> "IncrementalDetokenizer":
-        return IncrementalDetokenizer(self)
+    def detokenizer(self) -> "Detokenizer":
+        return _LibraryDetokenizer(self) if self._spelling is None else IncrementalDetokenizer(self)
+
+    def decode_by_library(self, token_ids: Sequence[int]) -> str:
+        """As the library does, which looks at all of them: tokens that it joins by spaces have no bytes of their own."""
+        return str(self._backend.decode(token_ids))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         detokenizer = self.detokenizer()
@@ -137,14 +157,15 @@ class Tokenizer:
         if isinstance(value, str):
             return SHIELD_BEGIN in value or SHIELD_END in value or self._special_text.search(value) is not None
         if isinstance(value, dict):
-            return any(map(self._holds_special, value.values()))
+            return any(map(self._holds_special, (*value, *value.values())))
         return isinstance(value, list | tuple) and any(map(self._holds_special, value))
 
     def _marked(self, value: JSON) -> JSON:
         if isinstance(value, str):
-            return self._special_text.sub(f"{SHIELD_BEGIN}\\g<0>{SHIELD_END}", _unmarked(value))
+            # With a function, as Python's lock can be had between two: of 8 MB of special tokens a pattern would keep it for half a second.
+            return self._special_text.sub(_shielded, unmarked(value, "\ufffd"))
         if isinstance(value, dict):
-            return {key: self._marked(item) for key, item in value.items()}
+            return {self._marked(key): self._marked(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return type(value)(map(self._marked, value))
         return value
@@ -152,8 +173,11 @@ class Tokenizer:
     def _spell(self, token_id: int) -> bytes:
         if token_id in self._added:
             return self._added[token_id][0]
-        token = self._backend.id_to_token(token_id) if token_id >= 0 else None
-        return b"" if token is None else self._spelling.to_bytes(token)
+        if not self.is_known(token_id):
+            return b""
+        if self._spelling is None:
+            return self.decode_by_library([token_id]).encode()
+        return self._spelling.to_bytes(self._backend.id_to_token(token_id))
 
 
 def _ids(backend: "Backend", text: str, add_special_tokens: bool) -> list[int]:
@@ -167,8 +191,26 @@ def _any_of(words: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True))) or "(?!)")
 
 
-def _unmarked(text: str) -> str:
-    return text.replace(SHIELD_BEGIN, "").replace(SHIELD_END, "")
+def _shielded(found: re.Match[str]) -> str:
+    return f"{SHIELD_BEGIN}{found[0]}{SHIELD_END}"
+
+
+def unmarked(text: str, instead: str = "") -> str:
+    """A shielded text as its author wrote it."""
+    return text.replace(SHIELD_BEGIN, instead).replace(SHIELD_END, instead)
+
+
+class Detokenizer(Protocol):
+    """Ids in, text out."""
+
+    def push(self, token_id: int) -> str: ...
+
+    def finish(self) -> str:
+        """What was still waiting when the tokens ended."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the last tokens' text is not wholly delivered yet."""
 
 
 class IncrementalDetokenizer:
@@ -182,13 +224,42 @@ class IncrementalDetokenizer:
         return self._decoder.decode(self._tokenizer.token_bytes(token_id))
 
     def finish(self) -> str:
-        """What was still waiting when the tokens ended."""
         return self._decoder.decode(b"", final=True)
 
     @property
     def is_pending(self) -> bool:
-        """Whether the last tokens' bytes are not wholly delivered yet."""
         return bool(self._decoder.getstate()[0])
+
+
+class _LibraryDetokenizer:
+    """What each token adds to the text of the one before it, as the library decodes them together."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._last: list[int] = []  # whose text is out
+        self._waiting: list[int] = []  # whose text ends in half a character
+
+    def push(self, token_id: int) -> str:
+        if self._tokenizer.is_special(token_id) or not self._tokenizer.is_known(token_id):
+            return ""
+        self._waiting.append(token_id)
+        text = self._new_text()
+        if text.endswith("\ufffd") and len(self._waiting) < MAX_CHARACTER_BYTES:
+            return ""
+        self._last, self._waiting = [token_id], []
+        return text
+
+    def finish(self) -> str:
+        text, self._waiting = self._new_text(), []
+        return text
+
+    @property
+    def is_pending(self) -> bool:
+        return bool(self._waiting)
+
+    def _new_text(self) -> str:
+        before = self._tokenizer.decode_by_library(self._last)
+        return self._tokenizer.decode_by_library([*self._last, *self._waiting])[len(before) :]
 
 
 class _Spelling(Protocol):
@@ -231,18 +302,14 @@ class _WordPiece:
         return token[2:].encode() if token.startswith("##") else b" " + token.encode()
 
 
-def _spelling_of(decoder: dict[str, Any] | None) -> _Spelling:
+def _spelling_of(decoder: dict[str, Any] | None) -> _Spelling | None:
+    """None: it is the library's business."""
     kinds = _decoder_kinds(decoder)
     if "ByteLevel" in kinds:
         return _ByteLevel()
     if kinds & {"ByteFallback", "Metaspace"}:
         return _WordMarks()
-    if "WordPiece" in kinds:
-        return _WordPiece()
-    named = ", ".join(sorted(kinds)) or "none"
-    raise TokenizerError(
-        f"the tokenizer's decoder ({named}) is not supported; byte-level BPE, SentencePiece and WordPiece are"
-    )
+    return _WordPiece() if "WordPiece" in kinds else None
 
 
 def _decoder_kinds(decoder: dict[str, Any] | None) -> set[str]:

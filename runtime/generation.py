@@ -23,13 +23,12 @@ from runtime.pump import Pump, pumping
 from runtime.resumption import resumed
 from runtime.streaming import Assembler, Diverged, Piece, joined
 from runtime.traffic import Traffic
-from runtime.validation import Conversation, ValidGeneration
+from runtime.validation import INLINE_BYTES, Conversation, ValidGeneration
 from wire.chance import random_bytes
 from wire.chat import FinishReason, Usage
 from wire.continuation import Delivery
 from wire.errors import ApiError
 
-INLINE_MESSAGES = 64  # about 1 ms of rendering: a longer conversation is rendered in a thread
 MANY_CHARACTERS = 16  # of a token: prose has 4, and a context full of longer ones is encoded twice
 
 
@@ -217,8 +216,11 @@ async def encode(model: LoadedModel, request: ValidGeneration) -> tuple[int, ...
     """The prompt's token ids, which fit the model's context with room for at least one more."""
     prompt = request.prompt
     if isinstance(prompt, Conversation):
-        is_long = len(prompt.messages) > INLINE_MESSAGES or not model.text.template.is_compiled
-        text = await asyncio.to_thread(_rendered, model, prompt) if is_long else _rendered(model, prompt)
+        try:
+            text = await model.text.rendering.text(prompt, is_short=request.num_bytes <= INLINE_BYTES)
+        except BrokenTemplateError as error:
+            message = f"model {model.config.name!r} takes no conversations: {error}"
+            raise ApiError("model_load_failed", message) from None
         token_ids = await _encode_text(model, request, text, is_rendered=True)
     elif isinstance(prompt, str):
         token_ids = await _encode_text(model, request, prompt, is_rendered=False)
@@ -231,27 +233,20 @@ async def encode(model: LoadedModel, request: ValidGeneration) -> tuple[int, ...
     return token_ids
 
 
-def _rendered(model: LoadedModel, prompt: Conversation) -> str:
-    messages, tools = model.text.tokenizer.shield((prompt.messages, prompt.tools))
-    try:
-        return model.text.template.render(messages, tools or None)
-    except BrokenTemplateError as error:
-        message = f"model {model.config.name!r} takes no conversations: {error}"
-        raise ApiError("model_load_failed", message) from None
-
-
 async def _encode_text(
     model: LoadedModel, request: ValidGeneration, text: str, *, is_rendered: bool
 ) -> tuple[int, ...]:
     """Of a text far beyond the context only the beginning is looked at: all of it would keep a core busy for seconds, to be refused."""
     tokenizer, limit = model.text.tokenizer, model.info.context_length
     beginning = text[: MANY_CHARACTERS * limit]
-    token_ids = await tokenizer.encode_prompt(beginning, is_rendered=is_rendered)
-    if len(beginning) == len(text):
-        return token_ids
-    if len(token_ids) > 2 * limit:  # what follows may change the last tokens, not half of them
-        raise _too_long(model, request, f"more than {2 * limit}")
-    return await tokenizer.encode_prompt(text, is_rendered=is_rendered)
+    for part in (beginning, text):
+        # What follows may change the last tokens, not half of them.
+        token_ids = await tokenizer.encode_prompt(part, is_rendered=is_rendered, enough=2 * limit + 1)
+        if len(token_ids) > 2 * limit:
+            raise _too_long(model, request, f"more than {2 * limit}")
+        if len(part) == len(text):
+            break
+    return token_ids
 
 
 def _too_long(model: LoadedModel, request: ValidGeneration, num_tokens: str) -> ApiError:

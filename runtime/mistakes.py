@@ -32,8 +32,12 @@ def first_mistake(values: dict[str, Any], body: type[Body], where: str = "") -> 
     return None if unknown is None else unknown_parameter(unknown, body.names(), where)
 
 
+# Of 1, which means the same name. "maxTokens" is this near to max_tokens; min_tokens, which means something else, is at 0.8.
+NEAR = 0.82
+
+
 def unknown_parameter(name: str, valid: Iterable[str], where: str = "") -> ApiError:
-    nearest = difflib.get_close_matches(name, sorted(valid), n=1, cutoff=0.0)
+    nearest = difflib.get_close_matches(name, sorted(valid), n=1, cutoff=NEAR)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     at = f"{where}.{name}"[:100] if where else name[:100]
     return ApiError("unknown_parameter", f"unknown parameter {at!r}{hint}", param=at)

@@ -10,6 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from msgspec import Meta, Struct, ValidationError, convert
 
+from wire.chat import MAX_ITEMS, MAX_MESSAGES, MAX_NESTING
+
 MAX_STOPS = 4
 MAX_CHOICES = 16
 MAX_LOGPROBS = 20
@@ -42,6 +44,8 @@ def _join_parts(value: Any) -> Any:
         return value
     if not isinstance(value, list):
         raise _no_parts()
+    if len(value) > MAX_ITEMS:
+        raise Mistake(f"has {len(value)} parts; send at most {MAX_ITEMS}")
     texts: list[str] = []
     for part in value:
         kind = part.get("type") if isinstance(part, dict) else None
@@ -53,6 +57,30 @@ def _join_parts(value: Any) -> Any:
             raise Mistake(f"a part of type {kind!r} needs {kind!r} as a string")
         texts.append(part[kind])
     return "\n".join(texts)
+
+
+def _at_most(most: int) -> Reader:
+    def read(value: Any) -> Any:
+        if isinstance(value, list) and len(value) > most:
+            raise Mistake(f"has {len(value)} items; send at most {most}")
+        return value
+
+    return read
+
+
+def not_deep(value: Any) -> Any:
+    """Deeper JSON than MAX_NESTING breaks what reads or writes it, here or at a client, by its recursion."""
+    level = [value]
+    for _ in range(MAX_NESTING + 1):
+        level = [
+            item
+            for holder in level
+            if isinstance(holder, dict | list)
+            for item in (holder.values() if isinstance(holder, dict) else holder)
+        ]
+        if not level:
+            return value
+    raise Mistake(f"is nested more than {MAX_NESTING} deep")
 
 
 def _no_parts() -> Mistake:
@@ -175,7 +203,8 @@ def _names(body: type[Body]) -> frozenset[str]:
 
 
 class FunctionBody(Body, frozen=True, kw_only=True):
-    READERS: ClassVar = {"strict": _not_strict}  # true would promise arguments that always match the schema
+    # strict: true would promise arguments that always match the schema
+    READERS: ClassVar = {"strict": _not_strict, "parameters": not_deep}
 
     name: Annotated[str, Meta(min_length=1, max_length=128)]
     description: str | None = None
@@ -201,11 +230,15 @@ class RunToolBody(ToolBody, frozen=True, kw_only=True):
 
 
 class CallFunctionBody(Body, frozen=True, kw_only=True):
+    READERS: ClassVar = {"arguments": not_deep}
+
     name: str
     arguments: str | dict[str, Any]
 
 
 class CallBody(Body, frozen=True, kw_only=True):
+    PARTS: ClassVar = {"function": CallFunctionBody}
+
     id: str | None = None
     type: Literal["function"] = "function"
     function: CallFunctionBody
@@ -220,7 +253,8 @@ class CallBody(Body, frozen=True, kw_only=True):
 
 
 class MessageBody(Body, frozen=True, kw_only=True):
-    READERS: ClassVar = {"content": _join_parts}
+    READERS: ClassVar = {"content": _join_parts, "tool_calls": _at_most(MAX_ITEMS)}
+    PARTS: ClassVar = {"tool_calls": CallBody}
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | None = None
@@ -278,8 +312,11 @@ class SamplingBody(Body, frozen=True, kw_only=True):
     stream: bool | None = None
 
 
+_LISTS: dict[str, Reader] = {"messages": _at_most(MAX_MESSAGES), "tools": _at_most(MAX_ITEMS)}
+
+
 class ChatBody(SamplingBody, frozen=True, kw_only=True):
-    READERS: ClassVar = {**SamplingBody.READERS, "tool_choice": _tool_choice}
+    READERS: ClassVar = {**SamplingBody.READERS, **_LISTS, "tool_choice": _tool_choice}
     PARTS: ClassVar = {"messages": MessageBody, "tools": ToolBody}
 
     model: str
@@ -311,6 +348,7 @@ class CompletionBody(SamplingBody, frozen=True, kw_only=True):
 class RunBody(SamplingBody, frozen=True, kw_only=True):
     """Inputs of a text model at /ai/run: a prompt or messages."""
 
+    READERS: ClassVar = {**SamplingBody.READERS, **_LISTS}
     PARTS: ClassVar = {"messages": MessageBody, "tools": RunToolBody}
 
     prompt: Annotated[str, Meta(min_length=1)] | None = None

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from engine.formats import Content, Part, ToolCall, ToolParser
 from engine.formats.pieces import held_suffix
 from engine.protocol import TokenLogprobs, TokenOutput
-from engine.tokenizer import IncrementalDetokenizer
+from engine.tokenizer import Detokenizer
 from wire.chat import FinishReason
 
 
@@ -92,7 +92,7 @@ class Assembler:
 
     def __init__(
         self,
-        detokenizer: IncrementalDetokenizer,
+        detokenizer: Detokenizer,
         *,
         stop: tuple[str, ...] = (),
         hidden_token_ids: frozenset[int] = frozenset(),

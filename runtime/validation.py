@@ -25,10 +25,14 @@ from runtime.requests import (
     RunEmbeddingBody,
     SamplingBody,
     ToolBody,
+    not_deep,
 )
 from wire.continuation import NOTHING_DELIVERED, AnswerName, Delivered, Delivery
 from wire.errors import ApiError
 
+INLINE_BYTES = (
+    16 << 10
+)  # of a body: what is in it is worked on at once, in milliseconds at worst, and what is in a longer one in a thread
 Resolve = Callable[[str], str | None]  # a name or alias -> the site's own name of the model
 
 
@@ -72,6 +76,7 @@ class ValidGeneration(Struct, frozen=True):
     sampling: Sampling
     stream: bool
     n: int = 1
+    num_bytes: int = 0  # of its body
     num_prompt_logprobs: int | None = None  # alternatives in the table of the prompt's tokens; None: no table
     # Of a request that a router sent, that router's choice: so another site can go on with the same answer.
     answer_name: AnswerName = msgspec.field(default_factory=AnswerName.fresh)
@@ -328,9 +333,11 @@ def _call(call_id: str | None, name: str, arguments: str | dict[str, Any], where
     if isinstance(arguments, str):
         field = f"{where}.function.arguments"
         try:
-            arguments = json.loads(arguments or "{}")
+            arguments = not_deep(json.loads(arguments or "{}"))
         except (ValueError, RecursionError):
             raise ApiError("invalid_request", f"{field} must be a JSON object, as text", param=field) from None
+        except Mistake as mistake:
+            raise ApiError("invalid_request", f"{field}: {mistake}", param=field) from None
         if not isinstance(arguments, dict):
             raise ApiError("invalid_request", f"{field} must be a JSON object, as text", param=field)
     call: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}

@@ -9,6 +9,10 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+# What one request may hold. Its body's bytes are bounded already, but so many things can be said in few bytes that looking at them takes seconds.
+MAX_MESSAGES = 8192
+MAX_ITEMS = 1024  # parts or tool calls of a message, tools
+MAX_NESTING = 100  # of a tool's schema, and of a call's arguments
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
@@ -156,7 +160,9 @@ class Model(msgspec.Struct, frozen=True):
     id: str
     created: int
     context_length: int | UnsetType = UNSET  # beyond OpenAI's fields: known once the model has been loaded
-    type: Literal["chat", "embedding"] | UnsetType = UNSET  # as well
+    type: Literal["chat", "completion", "embedding"] | UnsetType = (
+        UNSET  # as well; completion: texts alone, for want of a chat template
+    )
     embedding_size: int | UnsetType = UNSET  # of embedding models
     owned_by: str = "pilotlight"
     object: Literal["model"] = "model"

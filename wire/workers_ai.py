@@ -60,8 +60,18 @@ class ModelCard(msgspec.Struct, frozen=True):
     source: int = 1
 
 
+class ResultInfo(msgspec.Struct, frozen=True):
+    """Which part of a list a result is."""
+
+    page: int  # from 1
+    per_page: int
+    count: int  # of this page
+    total_count: int
+
+
 class Envelope(msgspec.Struct, Generic[ResultT], frozen=True):
     result: ResultT
     success: bool = True
     errors: tuple[str, ...] = ()
     messages: tuple[str, ...] = ()
+    result_info: ResultInfo | UnsetType = UNSET  # of lists

@@ -5,6 +5,7 @@
 set -u
 folder=$(mkdir -p "${1:-.peers}" && cd "${1:-.peers}" && pwd)
 python=$(command -v "${2:-python3}")
+python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python")  # it is used in other folders, too
 root=$(cd "$(dirname "$0")/../.." && pwd)
 missing=0
 

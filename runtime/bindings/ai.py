@@ -24,6 +24,7 @@ CAPACITY = 3040  # Workers AI's code for "no room"
 BUSY_STATUS = 429
 QUEUE_FOR_S = 60.0  # a call waits so long for room before it is refused
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+ALL = 1_000_000  # models: no site has as many
 MAX_INPUT_BYTES = 8 << 20
 
 Sleep = Callable[[float], Awaitable[None]]
@@ -100,10 +101,8 @@ class AI(Binding):
 
     @method
     async def models(self, request: ModelsQuery) -> Any:
-        query = quote(request.search)
-        exchange = await Exchange(
-            self._app, "GET", f"{self._prefix}/models/search", query=query and f"search={query}"
-        ).start()
+        query = f"per_page={ALL}&search={quote(request.search)}"
+        exchange = await Exchange(self._app, "GET", f"{self._prefix}/models/search", query=query).start()
         return msgspec.json.decode(_result(await _whole(exchange)))
 
     async def close(self) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 from rich.console import Console
 
+from runtime.cli.api import Api
 from runtime.cli.errors import CliError
 from runtime.cli.keys import key_config, new_key
 from runtime.cli.start_progress import Starting, StartProgress
@@ -39,6 +40,8 @@ class Clients(NamedTuple):
                 )
             known.append(key_config("api-key", self.api_key, is_admin=True))
         return known
+
+_PATHS = {"chat": "chat/completions", "completion": "completions", "embedding": "embeddings"}
 
 
 def serve(
@@ -129,4 +132,9 @@ class Start:
                     os.kill(os.getpid(), signal.SIGTERM)  # the server in the main thread ends in order
                     return
                 time.sleep(POLL_S)
-        console.print(f"Ready: {self._url}/v1/chat/completions", highlight=False, markup=False)
+        console.print(f"Ready: {self._url}/v1/{self._path()}", highlight=False, markup=False)
+
+    def _path(self) -> str:
+        """Where the model answers, by what it is."""
+        (model,) = Api(self._url).get_json("/v1/models")["data"]
+        return _PATHS[model["type"]]

@@ -77,7 +77,8 @@ def print_models(api: Api, as_json: bool) -> None:
     if as_json:
         print(json.dumps(models, indent=2))
         return
-    table = Table("model", "context", "owned by", box=None, header_style="bold")
+    table = Table("model", "type", "context", "owned by", box=None, header_style="bold")
     for model in models:
-        table.add_row(model["id"], str(model.get("context_length") or ""), model.get("owned_by", ""))
+        context = str(model.get("context_length") or "")
+        table.add_row(model["id"], model.get("type", ""), context, model.get("owned_by", ""))
     Console().print(table)

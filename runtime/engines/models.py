@@ -187,6 +187,11 @@ class Models:
         """Those known to make embeddings: a model that was never loaded is not known yet."""
         return [slot.config.name for slot in self._slots.values() if slot.info is not None and slot.info.pooling]
 
+    def takes_conversations(self, name: str) -> bool:
+        """Once it has been loaded: whether it has a chat template."""
+        text = self._slots[name].text
+        return text is not None and bool(text.template.sources)
+
     def tokenizer(self, name: str) -> Tokenizer | None:
         """The model's tokenizer, once it has been loaded."""
         text = self._slots[name].text

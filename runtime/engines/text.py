@@ -10,6 +10,7 @@ from engine.chat_template import ChatTemplate
 from engine.formats import ToolFormat, tool_format_of
 from engine.protocol import ModelInfo
 from engine.tokenizer import Tokenizer, TokenizerError, read_json
+from runtime.rendering import Rendering
 
 
 class SamplingDefaults(NamedTuple):
@@ -27,6 +28,7 @@ class TextSide(NamedTuple):
 
     tokenizer: Tokenizer
     template: ChatTemplate
+    rendering: Rendering
     tool_format: ToolFormat | None
     defaults: SamplingDefaults
 
@@ -34,7 +36,8 @@ class TextSide(NamedTuple):
     def from_directory(cls, directory: Path) -> "TextSide":
         template = ChatTemplate.from_directory(directory)
         defaults = sampling_defaults(read_json(directory / "generation_config.json"))
-        return cls(Tokenizer.from_directory(directory), template, tool_format_of(template), defaults)
+        tokenizer = Tokenizer.from_directory(directory)
+        return cls(tokenizer, template, Rendering(tokenizer, template), tool_format_of(template), defaults)
 
 
 def check_vocabulary(tokenizer: Tokenizer, info: ModelInfo) -> None:

@@ -9,7 +9,7 @@ from runtime.accounts import tenant_of
 from runtime.connection import header, read_body, send_json, until_disconnect
 from runtime.embedding import Embedder, Embeddings
 from runtime.generation import Generator
-from runtime.routes.endpoint import MIB
+from runtime.routes.endpoint import MIB, parsed
 from runtime.validation import ValidEmbedding
 from wire.embeddings import Embedding, EmbeddingList, EmbeddingUsage, as_base64
 from wire.workers_ai import EmbeddingResult, Envelope
@@ -34,7 +34,7 @@ class EmbeddingEndpoint:
 
     async def answer(self, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         """The exchange behind its body."""
-        request = self._parse(raw, scope)
+        request = await parsed(self._parse, raw, scope)
         tenant = tenant_of(header(scope, b"authorization"), scope["path_params"].get("account_id"))
 
         async def respond() -> None:

@@ -19,7 +19,7 @@ from runtime.generation import Generation, Generator
 from runtime.hop import Hop, body_limit, hop_of, named_prefixes
 from runtime.patience import decline_if_too_long
 from runtime.streaming import Piece
-from runtime.validation import ValidGeneration
+from runtime.validation import INLINE_BYTES, ValidGeneration
 from wire.continuation import DRAIN_NOTICE, MARKS, Mark, marked
 from wire.errors import ApiError, Dialect
 from wire.sse import CONTENT_TYPE, HEARTBEAT, encode_event
@@ -73,10 +73,10 @@ class Endpoint(Generic[RequestT]):
     async def answer(self, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         """The exchange behind its body."""
         hop, raw = hop_of(scope, raw)
-        request = self._parse(raw, scope)
+        request = await parsed(self._parse, raw, scope)
         if hop is not None:
             request = hop.applied_to(request)
-        request = replace(request, prefixes=named_prefixes(scope))
+        request = replace(request, num_bytes=len(raw), prefixes=named_prefixes(scope))
         decline_if_too_long(scope, self._generator.models.load(request.model))
         tenant = tenant_of(header(scope, b"authorization"), scope["path_params"].get("account_id"))
         work = self._stream(request, tenant, send, hop) if request.stream else self._send_whole(request, tenant, send)
@@ -133,6 +133,13 @@ class Endpoint(Generic[RequestT]):
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):  # a notice that failed has found nobody listening
                 await task
+
+
+ParsedT = TypeVar("ParsedT")
+
+
+async def parsed(parse: Callable[[bytes, Scope], ParsedT], raw: bytes, scope: Scope) -> ParsedT:
+    return parse(raw, scope) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(parse, raw, scope)
 
 
 def _mark(piece: Piece, generation: Generation) -> Mark:

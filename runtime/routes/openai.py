@@ -3,6 +3,8 @@
 Knows paths and models; how an answer is written is runtime/answers' business.
 """
 
+from typing import Literal
+
 import msgspec
 from starlette.types import Receive, Scope, Send
 
@@ -78,5 +80,6 @@ class _ModelRoutes:
         if info is None:
             return Model(name, self._models.created)
         if info.pooling is None:
-            return Model(name, self._models.created, info.context_length, "chat")
+            kind: Literal["chat", "completion"] = "chat" if self._models.takes_conversations(name) else "completion"
+            return Model(name, self._models.created, info.context_length, kind)
         return Model(name, self._models.created, info.context_length, "embedding", info.embedding_size)

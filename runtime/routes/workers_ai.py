@@ -13,17 +13,18 @@ from runtime.connection import query_of, read_body, send_json
 from runtime.generation import Generation, Generator
 from runtime.hop import body_limit
 from runtime.routes.embeddings import EmbeddingEndpoint, as_workers_ai
-from runtime.routes.endpoint import MIB, Endpoint
+from runtime.routes.endpoint import MIB, Endpoint, parsed
 from runtime.routing import Route, get, post
 from runtime.streaming import Piece
 from runtime.validation import ValidEmbedding, ValidRun, parse_run, parse_run_embedding
 from sites.site import LimitsConfig
 from wire.errors import ApiError, Dialect
 from wire.sse import DONE, encode_event
-from wire.workers_ai import EMBEDDING_TASK, Call, Envelope, ModelCard, Property, TextResult
+from wire.workers_ai import EMBEDDING_TASK, Call, Envelope, ModelCard, Property, ResultInfo, TextResult
 
 _encoder = msgspec.json.Encoder()
 _PREFIX = "/client/v4/accounts/{account_id}/ai"
+PER_PAGE = 50  # models, where the client does not say how many
 _REFUSED_OPTIONS = (b"queueRequest", b"queue_request")
 
 
@@ -71,11 +72,11 @@ class _Run:
             raise ApiError("unsupported_parameter", message, param="queueRequest")
         raw = await read_body(scope, receive, body_limit(scope, self._max_body_bytes))
         # What comes before the body of a continued stream is no JSON object, and such a stream is never of embeddings.
-        endpoint = self._embedding if _asks_for_embeddings(raw) else self._generating
+        endpoint = self._embedding if await parsed(_asks_for_embeddings, raw, scope) else self._generating
         await endpoint.answer(raw, scope, receive, send)
 
 
-def _asks_for_embeddings(raw: bytes) -> bool:
+def _asks_for_embeddings(raw: bytes, scope: Scope) -> bool:
     """A body with texts. Most that hold the word have it inside a message's parts; what is not JSON is another's to refuse."""
     if b'"text"' not in raw:
         return False
@@ -107,19 +108,24 @@ class RunAnswer:
 
 
 class _Search:
-    """The site's models as cards; `?search=` keeps those whose name contains it."""
+    """The site's models as cards, a page at a time; `?search=` keeps those whose name contains it, `?task=` those of a task, by its name or id."""
 
     def __init__(self, generator: Generator) -> None:
         self._models = generator.models
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wanted = query_of(scope).get("search", "").lower()
-        cards = tuple(
+        query = query_of(scope)
+        page, per_page = _whole_number(query, "page", 1), _whole_number(query, "per_page", PER_PAGE)
+        wanted, task = query.get("search", "").lower(), query.get("task", "").lower()
+        cards = [
             self._card(config.name)
             for config in self._models.configs
             if any(wanted in name.lower() for name in (config.name, *config.aliases))
-        )
-        await send_json(send, _encoder.encode(Envelope(cards)))
+        ]
+        cards = [card for card in cards if task in ("", card.task.name.lower(), card.task.id)]
+        shown = tuple(cards[(page - 1) * per_page : page * per_page])
+        info = ResultInfo(page, per_page, len(shown), len(cards))
+        await send_json(send, _encoder.encode(Envelope(shown, result_info=info)))
 
     def _card(self, name: str) -> ModelCard:
         info = self._models.info(name)
@@ -133,6 +139,13 @@ class _Search:
             Property("output_dimensions", str(info.embedding_size)),
         )
         return ModelCard(name, name, description, properties, EMBEDDING_TASK)
+
+
+def _whole_number(query: dict[str, str], name: str, default: int) -> int:
+    value = query.get(name, str(default))
+    if not (value.isascii() and value.isdigit() and len(value) < 10 and int(value)):
+        raise ApiError("invalid_request", f"{name} must be a whole number from 1 on", param=name)
+    return int(value)
 
 
 def _result(part: Content | ToolCall) -> TextResult:

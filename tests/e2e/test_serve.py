@@ -1,5 +1,6 @@
 """`pilotlight serve`, as people who come from other engines use it: one directory, one port, and a sentence when the checkpoint is bad."""
 
+import json
 import shutil
 import signal
 import subprocess
@@ -62,6 +63,29 @@ def test_a_truncated_weight_file_is_one_sentence(tmp_path: Path) -> None:
     weights = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     assert "model.safetensors is truncated" in refusal(str(folder))
+
+
+def test_more_cache_than_there_is_memory_is_one_sentence(tmp_path: Path) -> None:
+    complaint = refusal(str(copy_of_ember(tmp_path / "m")), "--kv-gib", "1000000")
+    assert "a KV cache of 1e+06 GiB does not fit into the memory of cpu" in complaint
+    assert "--kv-gib" in complaint
+
+
+def test_a_model_without_a_chat_template_is_ready_for_texts(tmp_path: Path) -> None:
+    folder = copy_of_ember(tmp_path / "plain")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    with serve(str(folder), "--port", str(free_ports(1)[0]), "--dtype", "float32") as server:
+        assert server.stdout is not None
+        url = next(line for line in server.stdout if line.startswith("Ready: ")).split()[1]
+        assert url.endswith("/v1/completions")
+        client = openai.OpenAI(base_url=url.removesuffix("/completions"), api_key="anything")
+        assert [model.to_dict()["type"] for model in client.models.list()] == ["completion"]
+        assert client.completions.create(model="plain", prompt="The", max_tokens=2).choices[0].text
+        client.close()
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
 
 
 def test_a_directory_that_is_not_there_is_one_sentence() -> None:

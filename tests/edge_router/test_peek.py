@@ -69,7 +69,8 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes, word: str) -> Non
 @pytest.mark.parametrize(
     "body",
     [b'{"model": 5, "messages": "x", "stream": "yes", "tools": 3, "prompt_cache_key": []}', b'{"messages": [1, null, {"role": 2}]}',
-     b'{"messages": [], "prompt": {}}', b'{"prompt": [1, 2, 3]}'],
+     b'{"messages": [], "prompt": {}}', b'{"prompt": [1, 2, 3]}',
+     b'{"tools": ' + b"[" * 900 + b"]" * 900 + b', "messages": [' + b'{"content":' * 900 + b"1" + b"}" * 900 + b"]}"],
 )  # fmt: skip
 def test_odd_types_are_the_sites_to_refuse(body: bytes) -> None:
     request = look(body)

@@ -1,11 +1,10 @@
 """Every bad request is a clear error with the right status in the right dialect, and the next request works."""
 
-import threading
+import json
 from typing import Any
 
 import pytest
 
-from engine.chat_template import ChatTemplate
 from engine.tokenizer import Tokenizer
 from tests.asgi import call
 from tests.runtime.conftest import Site, SiteMaker
@@ -29,6 +28,26 @@ BAD_BODIES = [
     (b"[1, 2]", 400, "invalid_request", None),
     (b'"text"', 400, "invalid_request", None),
 ]
+
+
+def nested(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+def calls(*arguments: Any) -> dict[str, Any]:
+    made = [{"function": {"name": "f", "arguments": each}} for each in arguments]
+    return {**HELLO, "messages": [{"role": "assistant", "tool_calls": made}]}
+
+
+def tools(*parameters: Any) -> dict[str, Any]:
+    return {
+        **HELLO,
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": each}} for each in parameters],
+    }
+
 
 BAD_CHATS: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"messages": HELLO["messages"]}, 400, "invalid_request", "model"),
@@ -89,6 +108,16 @@ BAD_CHATS: list[tuple[dict[str, Any], int, str, str | None]] = [
      "stream_options.include_usge"),
     ({**HELLO, "messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]}, 400,
      "invalid_request", "messages[0].tool_calls[0].function.arguments"),
+    # So much of a thing in few bytes, or so deep, that looking at it would take long or break what does.
+    ({**HELLO, "messages": HELLO["messages"] * 8193}, 400, "invalid_request", "messages"),
+    ({**HELLO, "messages": [0] * 1_000_000}, 400, "invalid_request", "messages"),
+    (user([{"type": "text", "text": ""}] * 1025), 400, "invalid_request", "messages[0].content"),
+    (calls(*["{}"] * 1025), 400, "invalid_request", "messages[0].tool_calls"),
+    (tools(*[{}] * 1025), 400, "invalid_request", "tools"),
+    *((tools({}, nested(depth)), 400, "invalid_request", "tools[1].function.parameters") for depth in (101, 150, 250, 900)),
+    (tools({"a": [[]] * 1000 + [nested(101)]}), 400, "invalid_request", "tools[0].function.parameters"),
+    *((calls("{}", made), 400, "invalid_request", "messages[0].tool_calls[1].function.arguments")
+      for made in (nested(101), nested(900), json.dumps(nested(101)), '{"a":' * 5000 + "1" + "}" * 5000)),
 ]  # fmt: skip
 
 BAD_COMPLETIONS: list[tuple[dict[str, Any], int, str, str | None]] = [
@@ -131,6 +160,22 @@ async def test_a_bad_chat_is_refused_by_name(site: Site, body: Any, status: int,
     await refused(site, await call(site.app, CHAT, body), status, code, param)
 
 
+@pytest.mark.parametrize("body", [tools(nested(100)), calls(nested(100), json.dumps(nested(100)))])
+async def test_what_is_nested_as_deep_as_may_be_is_rendered(site: Site, body: Any) -> None:
+    assert (await call(site.app, CHAT, body)).json["error"]["code"] == "context_length_exceeded"
+    assert (await call(site.app, CHAT, {**body, "messages": [*body["messages"], {"role": "x"}]})).status == 400
+
+
+async def test_json_that_nobody_renders_may_be_as_deep_as_it_parses(site: Site) -> None:
+    deep: Any = 1
+    for _ in range(800):
+        deep = [deep]
+    answered = {"role": "assistant", "content": "Hi", "annotations": deep}
+    assert (await call(site.app, CHAT, {**HELLO, "messages": [answered], "metadata": deep})).status == 200
+    for name in ("messages", "tools", "stop", "content", "temperature", "response_format", "logit_bias", "nonsense"):
+        assert (await call(site.app, CHAT, {**HELLO, name: deep})).status == 400
+
+
 @pytest.mark.parametrize(("body", "status", "code", "param"), BAD_COMPLETIONS)
 async def test_a_bad_completion_is_refused_by_name(
     site: Site, body: Any, status: int, code: str, param: str | None
@@ -157,23 +202,6 @@ async def test_a_text_far_beyond_the_context_is_refused_by_its_beginning(
     assert sum(encoded) < 10_000
 
 
-async def test_a_conversation_of_many_messages_is_rendered_beside_the_event_loop(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads = []
-    original = ChatTemplate.render
-
-    def noting(self: ChatTemplate, *arguments: Any, **named: Any) -> str:
-        threads.append(threading.get_ident())
-        return original(self, *arguments, **named)
-
-    monkeypatch.setattr(ChatTemplate, "render", noting)
-    answer = await call(site.app, CHAT, {"model": "tiny", "messages": HELLO["messages"] * 1000})
-    assert answer.json["error"]["code"] == "context_length_exceeded"
-    assert (await call(site.app, CHAT, HELLO)).status == 200
-    assert [thread == threading.get_ident() for thread in threads] == [False, True]
-
-
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -191,6 +219,12 @@ async def test_a_mistake_is_said_in_the_words_of_the_api(site: Site, body: Any, 
 async def test_a_misspelt_parameter_names_the_nearest(site: Site) -> None:
     answer = await call(site.app, CHAT, {**HELLO, "temprature": 1})
     assert answer.json["error"]["message"] == "unknown parameter 'temprature'; did you mean 'temperature'?"
+
+
+@pytest.mark.parametrize("name", ["foo", "documents", "kv_transfer_params", "cache_control", "min_tokens"])
+async def test_a_parameter_like_none_of_ours_is_told_no_other(site: Site, name: str) -> None:
+    answer = await call(site.app, CHAT, {**HELLO, name: 1})
+    assert answer.json["error"]["message"] == f"unknown parameter {name!r}"
 
 
 async def test_a_refused_stream_has_a_status_not_an_event(site: Site) -> None:

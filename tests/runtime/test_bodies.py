@@ -625,9 +625,9 @@ def test_a_body_has_the_outcome_of_the_table(endpoint: str, expected: str, chang
     assert outcome(endpoint, over(BASES[endpoint], change)) == expected
 
 
-def test_depth_within_the_reader_s_limit_is_accepted_in_a_schema_and_refused_in_a_message() -> None:
+def test_depth_within_the_reader_s_limit_is_refused_in_a_schema_and_in_a_message() -> None:
     schema = f'{{"tools": [{{"type": "function", "function": {{"name": "f", "parameters": {DEEP[0]}{{}}{DEEP[1]}}}}}]}}'
-    assert outcome("chat", over(BASES["chat"], schema)) == "ok"
+    assert outcome("chat", over(BASES["chat"], schema)) == "400 invalid_request tools[0].function.parameters"
     content = f'{{"messages": [{{"role": "user", "content": [{DEEP[0]}{{}}{DEEP[1]}]}}]}}'
     assert outcome("chat", over(BASES["chat"], content)) == "400 invalid_request messages[0].content"
 

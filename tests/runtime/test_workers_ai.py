@@ -1,8 +1,11 @@
 """Cloudflare Workers AI's native paths."""
 
+from pathlib import Path
+from typing import Any
+
 from tests.asgi import call
 from tests.fakes import ids, says
-from tests.runtime.conftest import Site
+from tests.runtime.conftest import Site, SiteMaker
 
 RUN = "/client/v4/accounts/acc1/ai/run/@test/tiny"
 CALL_TEXT = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
@@ -86,3 +89,25 @@ async def test_models_can_be_searched(site: Site) -> None:
     assert found.json["result"][0]["task"]["name"] == "Text Generation"
     nothing = await call(site.app, "/client/v4/accounts/acc1/ai/models/search?search=zzz")
     assert nothing.json["result"] == []
+
+
+async def test_a_list_of_models_has_pages_and_an_end(make_site: SiteMaker, model_directory: Path) -> None:
+    models = [{"name": name, "source": str(model_directory), "residency": "disk"} for name in ("a1", "a2", "b1")]
+    async with make_site(models=models) as site:
+
+        async def page(query: str) -> tuple[list[str], Any]:
+            answer = (await call(site.app, f"/client/v4/accounts/acc1/ai/models/search?{query}")).json
+            return [model["name"] for model in answer["result"]], answer["result_info"]
+
+        info = {"page": 1, "per_page": 50, "count": 3, "total_count": 3}
+        assert await page("") == (["a1", "a2", "b1"], info)
+        assert await page("page=2") == ([], {**info, "page": 2, "count": 0})
+        pages = [(await page(f"per_page=2&page={number}"))[0] for number in (1, 2, 3, 999_999_999)]
+        assert pages == [["a1", "a2"], ["b1"], [], []]
+        assert (await page("search=A&per_page=1&page=2"))[0] == ["a2"]
+        assert len((await page("task=text%20generation"))[0]) == 3
+        assert (await page("task=Text+Embeddings"))[0] == []
+        for wrong in ("page=0", "page=x", "per_page=-1", "per_page=", "page=1e3"):
+            refused = await call(site.app, f"/client/v4/accounts/acc1/ai/models/search?{wrong}")
+            assert (refused.status, refused.json["success"]) == (400, False)
+            assert wrong.split("=")[0] in refused.json["errors"][0]["message"]

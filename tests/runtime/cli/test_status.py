@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from runtime.cli.status import print_residency
+from runtime.cli.api import Api
+from runtime.cli.status import print_models, print_residency
 
 AWAKE = {"name": "llama", "residency": "device", "in_host_memory": False, "detail": ""}
 FAILED = {"name": "[bold]qwen", "residency": "failed", "in_host_memory": True, "detail": "the disk is [full]"}
@@ -23,6 +24,18 @@ def test_every_model_of_a_site_is_listed_with_where_it_is_and_where_it_sleeps(
         ["llama", "ams1", "device", "disk"],
         ["[bold]qwen", "ams1", "failed", "host", "the", "disk", "is", "[full]"],
     ]
+
+
+def test_models_are_listed_with_their_types(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = [{"id": "llama", "type": "completion", "context_length": 8192, "owned_by": "pilotlight"}, {"id": "asleep"}]
+    monkeypatch.setattr(Api, "get_json", lambda self, path: {"data": models})
+    print_models(Api("http://127.0.0.1:1"), as_json=False)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["model", "type", "context", "owned", "by"], ["llama", "completion", "8192", "pilotlight"], ["asleep"],
+    ]  # fmt: skip
 
 
 def test_a_router_lists_what_its_sites_have_published(capsys: pytest.CaptureFixture[str]) -> None:

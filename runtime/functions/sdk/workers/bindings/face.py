@@ -181,7 +181,7 @@ def options_of(given: Any, named: Mapping[str, Any], known: tuple[str, ...], whe
     for key, value in [*given.items(), *named.items()]:
         name = snake_case(key) if isinstance(key, str) else repr(key)
         if name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+            nearest = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
             raise TypeError(f"{where} has no option {key!r}{hint}")
         if value is not None:

@@ -1,0 +1,143 @@
+"""Conversations to texts, beside the event loop where that may take long."""
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.chat_template import ChatTemplate, ChatTemplateError
+from engine.tokenizer import SHIELD_BEGIN, Tokenizer
+from runtime import rendering, validation
+from runtime.rendering import MAX_THREADS, Rendering
+from runtime.validation import Conversation
+from tests.asgi import call, eventually
+from tests.fakes import byte_tokenizer
+from tests.runtime.conftest import SiteMaker
+
+CHAT, RUN = "/ai/v1/chat/completions", "/client/v4/accounts/acc1/ai/run/@test/tiny"
+HELLO: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}{% endfor %}{% endfor %}{% endfor %}"
+SAID = Conversation(({"role": "user", "content": "Hi"},))
+
+
+def made(source: str) -> Rendering:
+    tokenizer = Tokenizer.from_json(byte_tokenizer().to_str(), {})
+    return Rendering(tokenizer, ChatTemplate({"default": source}, {}))
+
+
+def rendering_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "render"]
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each conversation that is rendered, whether it is in the event loop's thread."""
+    here, seen, original = threading.get_ident(), [], ChatTemplate.render
+
+    def noting(self: ChatTemplate, *arguments: Any, **named: Any) -> str:
+        seen.append(threading.get_ident() == here)
+        return original(self, *arguments, **named)
+
+    monkeypatch.setattr(ChatTemplate, "render", noting)
+    return seen
+
+
+async def test_short_conversations_are_rendered_at_once_by_a_template_that_was_quick(noted: list[bool]) -> None:
+    quick = made("{{ messages[0].content }}")
+    for is_short in (True, True, False, True):
+        assert await quick.text(SAID, is_short=is_short) == "Hi"
+    assert noted == [False, True, False, True]
+
+
+async def test_a_template_that_was_slow_is_kept_off_the_loop(
+    noted: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendering, "QUICK_S", 0.0)
+    slow = made("{{ messages[0].content }}")
+    for _ in range(3):
+        await slow.text(SAID, is_short=True)
+    assert noted == [False, False, False]
+
+
+async def test_a_template_that_does_not_end_is_ended_and_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "RENDER_S", 0.2)
+    endless = made("{% if messages[0].content == 'Hi' %}" + LOOPS + "{% endif %}done")
+    for _ in range(2 * MAX_THREADS):
+        with pytest.raises(ChatTemplateError, match=r"was not done with this conversation after 0\.2 s"):
+            await endless.text(SAID, is_short=True)
+    other = Conversation(({"role": "user", "content": "Bye"},))
+    assert await endless.text(other, is_short=True) == "done"
+    await eventually(lambda: not rendering_threads())
+
+
+async def test_a_client_that_leaves_ends_its_conversations_rendering() -> None:
+    task = asyncio.create_task(made(LOOPS).text(SAID, is_short=True))
+    await eventually(lambda: bool(rendering_threads()))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await eventually(lambda: not rendering_threads())
+
+
+async def test_marks_do_not_show_in_a_templates_refusal() -> None:
+    refusing = made("{{ raise_exception('no: ' + messages[0].content) }}")
+    with pytest.raises(ChatTemplateError, match=r"no: <\|im_end\|>!") as refused:
+        await refusing.text(Conversation(({"role": "user", "content": "<|im_end|>!"},)), is_short=True)
+    assert SHIELD_BEGIN not in str(refused.value)
+
+
+async def test_a_site_whose_template_loops_answers_all_else(
+    make_site: SiteMaker, model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendering, "RENDER_S", 1.0)
+    (model_directory / "chat_template.jinja").write_text(LOOPS)
+    async with make_site() as site:
+        chats = [asyncio.create_task(call(site.app, CHAT, HELLO)) for _ in range(4)]
+        await eventually(lambda: len(rendering_threads()) == MAX_THREADS)
+        assert (await call(site.app, "/livez")).status == 200
+        assert (await call(site.app, "/v1/completions", {"model": "tiny", "prompt": "Once"})).status == 200
+        assert not any(chat.done() for chat in chats)
+        for answer in await asyncio.gather(*chats):
+            assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_request")
+            assert "was not done with this conversation" in answer.json["error"]["message"]
+        await eventually(lambda: not rendering_threads())
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"model": "tiny", "messages": HELLO["messages"] * 1000}),
+        (CHAT, {"model": "tiny", "messages": [{"role": "user", "content": "<|im_end|>" * 2000}]}),
+        (
+            RUN,
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}] * 500}]},
+        ),
+        ("/v1/embeddings", {"model": "tiny", "input": ["some text"] * 2000}),
+        (RUN, {"text": ["some text"] * 2000}),
+    ],
+)
+async def test_what_is_in_a_long_body_is_looked_at_and_rendered_beside_the_loop(
+    make_site: SiteMaker, noted: list[bool], monkeypatch: pytest.MonkeyPatch, path: str, body: Any
+) -> None:
+    here = threading.get_ident()
+    threads: list[int] = []
+    async with make_site() as site:
+        await call(site.app, CHAT, HELLO)
+        await call(site.app, CHAT, HELLO)
+        assert noted == [False, True]
+        del noted[:]
+        for name in ("_parse", "_conversation"):
+            original = getattr(validation, name)
+
+            def noting(first: Any, second: Any, *, original: Any = original, **named: Any) -> Any:
+                threads.append(threading.get_ident())
+                return original(first, second, **named)
+
+            monkeypatch.setattr(validation, name, noting)
+        answer = await call(site.app, path, body)
+        assert answer.status in (400, 413)
+        assert here not in threads
+        assert threads
+        assert True not in noted
