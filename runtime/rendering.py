@@ -14,7 +14,7 @@ from engine.chat_template import ChatTemplate, ChatTemplateError
 from engine.tokenizer import Tokenizer, unmarked
 from runtime.validation import Conversation
 
-RENDER_S = 10.0  # of a request's largest body, the slowest template that was tried takes 2.8 s on an idle core
+RENDER_S = 10.0  # 6 MiB of tool calls and nothing else take the embedded model's template 4 s
 QUICK_S = 0.02  # of CPU time for one conversation: a slower template is kept off the loop
 MAX_THREADS = 2  # of one model's template
 

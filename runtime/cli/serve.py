@@ -22,6 +22,8 @@ from sites.rules import is_loopback
 from sites.site import SiteConfig, load_keys
 from wire.credentials import bearer_token_or_none
 
+_PATHS = {"chat": "chat/completions", "completion": "completions", "embedding": "embeddings"}
+
 
 class Clients(NamedTuple):
     """Who may come in."""
@@ -40,8 +42,6 @@ class Clients(NamedTuple):
                 )
             known.append(key_config("api-key", self.api_key, is_admin=True))
         return known
-
-_PATHS = {"chat": "chat/completions", "completion": "completions", "embedding": "embeddings"}
 
 
 def serve(
@@ -117,6 +117,7 @@ class Start:
         self.failure: str | None = None
         self._model = site.models[0]
         self._url = f"http://{site.listen.host}:{site.listen.port}"
+        self._api = Api(self._url, key=admin_key)
         self._server = Starting(site.name, self._url, publishes_status=True, admin_key=admin_key)
 
     def show(self) -> None:
@@ -136,5 +137,5 @@ class Start:
 
     def _path(self) -> str:
         """Where the model answers, by what it is."""
-        (model,) = Api(self._url).get_json("/v1/models")["data"]
+        (model,) = self._api.get_json("/v1/models")["data"]
         return _PATHS[model["type"]]

@@ -1,8 +1,10 @@
 """Embeddings in both dialects, with an engine that makes a vector of every text's length."""
 
 import asyncio
+import json
 import math
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,6 +51,15 @@ async def test_a_text_is_embedded(embedder: Site, path: str) -> None:
     }
     (submit,) = embedder.engine.submits
     assert (submit.prompt_token_ids, submit.pooling) == (ids("Hello"), "last")
+
+
+async def test_a_tokenizer_without_a_decoder_serves_an_embedding_model(
+    make_site: SiteMaker, model_directory: Path
+) -> None:
+    file = model_directory / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "decoder": None}))
+    async with make_site(launcher=FakeLauncher(prepare)) as site:
+        assert (await call(site.app, PATH, ASKED)).json["usage"]["prompt_tokens"] == 5
 
 
 @pytest.mark.parametrize(

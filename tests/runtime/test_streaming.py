@@ -196,6 +196,22 @@ def test_the_work_for_a_token_does_not_grow_with_what_is_held_back(text: str) ->
     assert lines_for(400) < 4.5 * lines_for(100)
 
 
+def test_an_answer_of_tokens_that_the_library_decodes_does_not_depend_on_how_it_came() -> None:
+    backend = byte_tokenizer()
+    backend.decoder = None  # the library then joins tokens by spaces
+    tokenizer = Tokenizer.from_json(backend.to_str(), {})
+    tokens = (*ids("abcd"), EOS)
+
+    def answer(groups: list[tuple[int, ...]]) -> Piece:
+        made = Assembler(tokenizer.detokenizer(), stop=("c d",), hidden_token_ids=frozenset({EOS}))
+        return joined(run(made, groups))
+
+    for groups in ([tokens], [(token,) for token in tokens], [tokens[:2], tokens[2:]]):
+        piece = answer(groups)
+        assert (piece.text, piece.finish_reason) == ("a b ", "stop")
+        assert [token.text_offset for token in piece.tokens] == [0, 1, 3, 5]
+
+
 def test_a_stop_string_ends_the_text_where_it_begins_though_another_is_complete_later_and_begins_earlier() -> None:
     """In one piece of text and in many."""
     for chunks in (["a bcd e"], list("a bcd e")):
