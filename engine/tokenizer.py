@@ -127,7 +127,7 @@ class Tokenizer:
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def is_known(self, token_id: int) -> bool:
-        return token_id >= 0 and self._backend.id_to_token(token_id) is not None
+        return self._token(token_id) is not None
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._added and not self._added[token_id][0]
@@ -170,14 +170,16 @@ class Tokenizer:
             return type(value)(map(self._marked, value))
         return value
 
+    def _token(self, token_id: int) -> str | None:
+        return self._backend.id_to_token(token_id) if token_id >= 0 else None
+
     def _spell(self, token_id: int) -> bytes:
         if token_id in self._added:
             return self._added[token_id][0]
-        if not self.is_known(token_id):
+        token = self._token(token_id)
+        if token is None:
             return b""
-        if self._spelling is None:
-            return self.decode_by_library([token_id]).encode()
-        return self._spelling.to_bytes(self._backend.id_to_token(token_id))
+        return self.decode_by_library([token_id]).encode() if self._spelling is None else self._spelling.to_bytes(token)
 
 
 def _ids(backend: "Backend", text: str, add_special_tokens: bool) -> list[int]:
