@@ -42,10 +42,7 @@ def build_app(
     sessions = SessionTable(relay.session_entries, relay.session_ttl_s, clock)
     urls = {backend.name: backend.url for backend in backends.values()}
     secret = hop_secret()
-    access = Access(
-        [Key(tenant.name, tenant.key_sha256, tenant.admin) for tenant in network.tenants],
-        is_required=network.door.require_key,
-    )
+    access = access_of(network)
     limits = Limits(network.door, network.tenant_limits, network.tenants, secret, clock)
     places = ClientPlaces.of(network.clients)
     recordings = Recordings(network.durable, clock)
@@ -97,6 +94,11 @@ def build_app(
     app.streams = StreamRoutes(recordings, limits, access, secret)
     app.access = access
     return app
+
+
+def access_of(network: NetworkConfig) -> Access:
+    keys = [Key(tenant.name, tenant.key_sha256, tenant.admin) for tenant in network.tenants]
+    return Access(keys, is_required=network.door.require_key)
 
 
 class Router(Starlette):

@@ -98,14 +98,18 @@ class Limits:
         secret: str,
         clock: Callable[[], float],
     ) -> None:
+        self._secret = secret
+        self._clock = clock
+        self._clients: dict[str, int] = {}
+        self.set(door, default, tenants)
+
+    def set(self, door: DoorConfig, default: TenantLimitsConfig, tenants: tuple[TenantConfig, ...]) -> None:
+        """From now on; everybody begins with full buckets, and what is at work counts against nobody's account."""
         self._door = door
         self._default = default
         self._named = {tenant.key_sha256: tenant for tenant in tenants}
         self._counts_tokens = any(limits.tokens_per_min is not None for limits in (default, *tenants))
-        self._secret = secret
-        self._clock = clock
         self._tenants: OrderedDict[bytes, _Tenant] = OrderedDict()  # the longest unused first
-        self._clients: dict[str, int] = {}
 
     @property
     def num_open(self) -> int:

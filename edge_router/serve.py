@@ -1,4 +1,5 @@
 """The router as a process: `python -m edge_router.serve NETWORK_FILE`. Binds, serves, and on SIGTERM drains before it stops.
+SIGHUP reads the file again.
 
 Knows the order of starting and stopping; what is served is app.py's.
 """
@@ -14,11 +15,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from edge_router.app import Router, build_app
+from edge_router.app import Router, access_of, build_app
 from edge_router.proxy import Proxy
 from edge_router.tls import Certificate
 from sites.config import ConfigError
 from sites.network import DoorConfig, NetworkConfig, load_network
+from sites.reloading import read_again
 from wire.handover import Handover
 from wire.http1 import HttpLimits, Server
 from wire.server import (
@@ -31,7 +33,7 @@ from wire.server import (
     raise_file_limit,
     url_of,
 )
-from wire.signals import stop_signals
+from wire.signals import follow_signals
 
 SPARE_FILES = 64  # for probes, logs, what Python opens, and clients that are being refused
 
@@ -43,24 +45,25 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
-        return run(load_network(arguments.network), arguments.port)
+        return run(load_network(arguments.network), arguments.port, arguments.network)
     except (ConfigError, ListenError) as error:
         print(f"the router cannot start: {error}", file=sys.stderr)
         return 1
 
 
-def run(network: NetworkConfig, port: int | None = None) -> int:
-    """Serves until a stop signal; returns the exit status. Raises ListenError for a port that cannot be had."""
+def run(network: NetworkConfig, port: int | None = None, file: Path | None = None) -> int:
+    """Serves until a stop signal; returns the exit status. `file`: where the network was read, and is read again at SIGHUP. Raises ListenError for a
+    port that cannot be had."""
     if not follow_parent():
         return 1
     raise_file_limit()
     listener = bind(network.listen.host, network.listen.port if port is None else port)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_serve(network, listener))
+        runner.run(_serve(network, listener, file))
     return 0
 
 
-async def _serve(network: NetworkConfig, listener: socket.socket) -> None:
+async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | None) -> None:
     app = build_app(network)
     url = url_of(listener)
     if network.listen.tls_certificate is not None:
@@ -70,8 +73,7 @@ async def _serve(network: NetworkConfig, listener: socket.socket) -> None:
     def signalled() -> None:
         (stop_now if stop.is_set() else stop).set()
 
-    for number in stop_signals():
-        asyncio.get_running_loop().add_signal_handler(number, signalled)
+    follow_signals(signalled, lambda: reload(app, network, file))
     async with serving(app, network, listener):
         gc.collect()
         gc.set_threshold(10_000, 20, 50)  # a request makes some hundred objects, and hardly any in a cycle
@@ -80,6 +82,17 @@ async def _serve(network: NetworkConfig, listener: socket.socket) -> None:
         await stop.wait()
         await _drain(app.proxy, network.relay.drain_timeout_s, stop_now)
         app.tunnels.end()
+
+
+LIVE = ("tenants", "tenant_limits", "door.require_key", "door.max_open_per_client")
+
+
+def reload(app: Router, network: NetworkConfig, file: Path | None) -> None:
+    """Keys and limits; certificates are looked at all the time (tls.py)."""
+    found = None if file is None else read_again(network, file, load_network, LIVE)
+    if found is not None:
+        app.access.become(access_of(found))
+        app.proxy.limits.set(found.door, found.tenant_limits, found.tenants)
 
 
 @asynccontextmanager

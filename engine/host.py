@@ -14,10 +14,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from engine.engine import error_output
 from engine.loader import ModelLoader
+from engine.opening import kept
 from engine.opening.opener import OpenedModel, Opener
 from engine.preparation import take_process
 from engine.protocol import (
@@ -42,7 +44,7 @@ from engine.protocol import (
 )
 from engine.transport import HostTransport, NewFrontEnd
 from engine.validation import host_problem
-from kernels.cpu.build import BuildError, forced_kind
+from kernels.cpu.build import BuildError, discard_libraries, forced_kind
 
 if TYPE_CHECKING:
     from engine.loading import LoadedModel
@@ -329,6 +331,9 @@ def main(words: Sequence[str], opener: Opener | None = None) -> None:
     parser.add_argument("--config", default="{}", help="a HostConfig as JSON")
     parser.add_argument("--parent", type=int, help="the process to end with, should it die before this one can look")
     parser.add_argument("--standby", action="store_true", help="wait, fully imported, for the day another host dies")
+    parser.add_argument(
+        "--afresh", action="store_true", help="remove what earlier hosts have built: one of them crashed by it"
+    )
     arguments = parser.parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s engine.host %(levelname)s %(message)s")
     try:
@@ -341,6 +346,10 @@ def main(words: Sequence[str], opener: Opener | None = None) -> None:
         forced_kind()
     except BuildError as error:
         sys.exit(f"engine.host: {error}")
+    if arguments.afresh:
+        with suppress(BuildError, OSError):  # then there is none
+            discard_libraries()
+            kept.discard()
     if config.threads is not None:
         # Read when torch is imported, by every thread that computes.
         os.environ["OMP_NUM_THREADS"] = str(config.threads)

@@ -92,14 +92,13 @@ def build_app(
         ],
         lifespan,
     )
+    access = access_of(site)
     identified = Identity(
         Errors(router),
         site=site.name,
         hop_secret=secret,
         require_hop=site.listen.require_hop,
-        access=Access(
-            [Key(key.name, key.key_sha256, key.admin) for key in site.tenants], is_required=site.door.require_key
-        ),
+        access=access,
         metrics=metrics,
     )
     app = Application(router, UnreadBody(identified))
@@ -114,6 +113,7 @@ def build_app(
     app.state.timeline = timeline
     app.state.admission, app.state.health, app.state.models, app.state.fleet = admission, health, models, fleet
     app.state.functions = functions
+    app.state.access = access
     fleet.on_step(metrics.step)
     gauges: dict[str, Callable[[], float]] = {
         "inflight_requests": lambda: admission.inflight,
@@ -126,6 +126,11 @@ def build_app(
     }
     metrics.watch(fleet.loads, gauges, models.statuses)
     return app
+
+
+def access_of(site: SiteConfig) -> Access:
+    keys = [Key(key.name, key.key_sha256, key.admin) for key in site.tenants]
+    return Access(keys, is_required=site.door.require_key)
 
 
 def _functions_of(site: SiteConfig, app: Callable[[], Application]) -> "ServedFunctions | None":

@@ -1,7 +1,7 @@
 """Serves one site until it is told to stop: `serve_file` for `python -m runtime SITE_FILE`, and `run(site)` for the command line.
 
-SIGTERM, SIGINT or SIGHUP drains: /readyz turns 503, new requests are refused, open streams may finish for drain_timeout_s and are then ended with an
-error event; only then does the server close, and its own grace has nothing left to cut.
+SIGTERM or SIGINT drains: /readyz turns 503, new requests are refused, open streams may finish for drain_timeout_s and are then ended with an
+error event; only then does the server close, and its own grace has nothing left to cut. SIGHUP reads the site's file again.
 """
 
 import asyncio
@@ -15,13 +15,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from runtime.app import build_app
+from runtime.app import access_of, build_app
 from runtime.engines.devices import check_devices
 from runtime.engines.early_host import EarlyHost
 from runtime.engines.sources import SourceError, local_directory
 from runtime.routing import Application
 from runtime.timeline import process_began_s
 from sites.config import ConfigError
+from sites.reloading import read_again
 from sites.site import SiteConfig, load_site
 from wire.handover import Handover
 from wire.http1 import HttpLimits, Server
@@ -36,7 +37,7 @@ from wire.server import (
     raise_file_limit,
     url_of,
 )
-from wire.signals import stop_signals
+from wire.signals import follow_signals
 
 log = logging.getLogger("pilotlight.site")
 
@@ -63,14 +64,16 @@ class StartError(Exception):
 def serve_file(file: Path, early: EarlyHost | None = None) -> int:
     """As `run`."""
     try:
-        return run(load_site(file), early=early)
+        return run(load_site(file), early=early, file=file)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
 
 
-def run(site: SiteConfig, log_level: int = logging.INFO, early: EarlyHost | None = None) -> int:
-    """Returns the process's exit code. `early`: the first engine host's process, on its way already."""
+def run(
+    site: SiteConfig, log_level: int = logging.INFO, early: EarlyHost | None = None, file: Path | None = None
+) -> int:
+    """Returns the process's exit code. `early`: the first engine host's process, on its way already. `file`: where the site was read."""
     imported_at = time.time()
     logging.basicConfig(level=log_level, format=f"%(asctime)s {site.name} %(levelname)s %(message)s")
     try:
@@ -89,7 +92,7 @@ def run(site: SiteConfig, log_level: int = logging.INFO, early: EarlyHost | None
         return 1
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(serve_app(app, site, listener, on_ready=_settle_memory))
+            runner.run(serve_app(app, site, listener, on_ready=_settle_memory, file=file))
     except StartError as error:
         print(f"site {site.name} cannot start: {error}", file=sys.stderr)
         return 1
@@ -104,13 +107,14 @@ async def serve_app(
     stop: asyncio.Event | None = None,
     on_ready: Callable[[str], None] | None = None,
     farewell: Farewell = Farewell(),  # noqa: B008 - it is frozen
+    file: Path | None = None,
 ) -> None:
     """Serves on a bound socket, which it takes over. `stop` begins the drain, as do the stop signals when none is given, of which a second one
-    cuts it short; `on_ready` gets the URL once the site answers requests with its models loaded."""
+    cuts it short; `on_ready` gets the URL once the site answers requests with its models loaded. `file` is read again at SIGHUP."""
     url = app.state.url = url_of(listener)
     log.info("listening on %s", url)
     hurry = asyncio.Event()
-    stopping = stop or _stop_on_signals(hurry)
+    stopping = stop or _stop_on_signals(hurry, lambda: reload(app, site, file))
     try:
         async with app.router.lifespan_context(app), _served(app, site, listener):
             announcing = asyncio.create_task(_announce(app, url, on_ready), name="announce")
@@ -191,12 +195,22 @@ def _settle_memory(_: str) -> None:
     gc.set_threshold(700, 10, 50)
 
 
-def _stop_on_signals(hurry: asyncio.Event) -> asyncio.Event:
+LIVE = ("tenants", "door.require_key")
+
+
+def reload(app: Application, site: SiteConfig, file: Path | None) -> None:
+    """Keys."""
+    if file is None:
+        log.warning("SIGHUP: this site has no file that could be read again")
+    elif (found := read_again(site, file, load_site, LIVE)) is not None:
+        app.state.access.become(access_of(found))
+
+
+def _stop_on_signals(hurry: asyncio.Event, reload: Callable[[], None]) -> asyncio.Event:
     stop = asyncio.Event()
 
     def on_signal() -> None:
         (hurry if stop.is_set() else stop).set()
 
-    for number in stop_signals():
-        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    follow_signals(on_signal, reload)
     return stop

@@ -245,6 +245,7 @@ class FakeHost:
         self.pid = 4242
         self.url = "inproc://fake"
         self.is_stopped = False
+        self.has_crashed = False
         self._exit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def die(self, how: str = "the engine host (pid 4242) was ended by SIGKILL") -> None:
@@ -270,8 +271,10 @@ class FakeLauncher:
         self.prepare = prepare
         self.failures: list[Exception] = []  # raised by the next launches
         self.client_class = FakeEngineClient
+        self.launched_afresh: list[bool] = []
 
-    async def launch(self, *, standby: bool = False) -> FakeHost:
+    async def launch(self, *, standby: bool = False, afresh: bool = False) -> FakeHost:
+        self.launched_afresh.append(afresh)
         if self.failures:
             raise self.failures.pop(0)
         client = self.client_class()

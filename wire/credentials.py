@@ -45,6 +45,10 @@ class Access:
         self.is_required = is_required
         self._keys = tuple(keys)
 
+    def become(self, other: "Access") -> None:
+        """From now on the same keys are known as there."""
+        self.is_required, self._keys = other.is_required, other._keys
+
     def check_client(self, authorization: str | None) -> None:
         """Raises ApiError where a key is required and this is none of ours."""
         if self.is_required:

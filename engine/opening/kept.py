@@ -52,8 +52,8 @@ def _folder() -> Path:
 def discard() -> None:
     """All that are kept. Raises BuildError and OSError where there is no such folder."""
     for path in _folder().glob(f"*{_SUFFIX}"):
-        log.warning("removed %s; it is made again", path)
         path.unlink(missing_ok=True)
+        log.warning("removed %s; it is made again", path)
 
 
 def note_use(path: Path) -> None:

@@ -88,8 +88,8 @@ def build_library(*, in_background: bool = False) -> Path:
 def discard_libraries() -> None:
     """All that were built, for whatever machine: one of them may be what ends its processes."""
     for path in private_cache("kernels").glob("*.so"):
-        log.warning("removed %s; it is built again", path)
         path.unlink(missing_ok=True)
+        log.warning("removed %s; it is built again", path)
 
 
 def _find(folder: Path, key: str) -> Path | None:

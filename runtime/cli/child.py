@@ -5,8 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+from runtime.endings import ending, oom_kills
+
+LONGEST_LOG_BYTES = 16 << 20  # then it becomes LOG.1 at the next start
 KILL_AFTER_S = 5.0  # beyond a server's own drain time-out
 
 
@@ -16,12 +20,19 @@ class Child:
         self._command = [sys.executable, "-m", *arguments]
         self._environment, self._verbose = environment, verbose
         self._process: subprocess.Popen[bytes] | None = None
+        self._said_from = 0  # where in the log this process's own lines begin
+        self._oom_kills: int | None = None
 
     def start(self) -> None:
         """In a session of its own, so that a terminal's Ctrl-C reaches us alone and children end in order."""
         environment = {**os.environ, **self._environment, "PILOTLIGHT_PARENT_PID": str(os.getpid())}
         self.started_at = time.monotonic()
-        with self.log.open("wb") as log:
+        self._oom_kills = oom_kills()
+        with suppress(FileNotFoundError):
+            if self.log.stat().st_size > LONGEST_LOG_BYTES:
+                self.log.replace(self.log.with_name(f"{self.log.name}.1"))
+        with self.log.open("ab") as log:  # what the one before said is why there is another
+            self._said_from = log.tell()
             output = None if self._verbose else log
             self._process = subprocess.Popen(
                 self._command,
@@ -40,6 +51,10 @@ class Child:
     def terminate(self) -> None:
         self._signal(signal.SIGTERM)
 
+    def hang_up(self) -> None:
+        """It reads its file again."""
+        self._signal(signal.SIGHUP)
+
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
 
@@ -54,9 +69,13 @@ class Child:
         return True
 
     def last_words(self) -> str:
-        """The last line it logged."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"it ended with status {self.exit_code} and said nothing"
+        """How it ended, and the last line it logged."""
+        code = self.exit_code
+        how = "it has not ended" if code is None else f"it {ending(code, self._oom_kills)}"
+        with self.log.open("rb") as log:
+            log.seek(self._said_from)
+            lines = log.read().decode("utf-8", errors="replace").strip().splitlines()
+        return f"{how}; its last line: {lines[-1]}" if lines else f"{how} and said nothing"
 
     def _signal(self, number: int) -> None:
         if self._process is not None and self._process.poll() is None:

@@ -22,7 +22,7 @@ from runtime.cli.start_progress import Starting, StartProgress
 from sites.network import NetworkConfig, load_network
 from sites.site import SiteConfig, load_site
 from wire.headers import HOP_SECRET_ENV
-from wire.signals import stop_signals
+from wire.signals import STOP_SIGNALS, Terminal
 
 POLL_S = 0.05
 RESTART_AFTER_S = 1.0
@@ -101,12 +101,21 @@ def require_free(host: str, port: int, hint: str = "choose another with --port")
 
 @contextmanager
 def running(console: Console, children: list[Child]) -> Iterator[None]:
-    """The children's life: started here, ended here, whatever happens in between. Ctrl-C, SIGTERM and a closed terminal end it in order."""
+    """The children's life: started here, ended here, whatever happens in between. Ctrl-C, SIGTERM and a closed terminal end it in order; any
+    other SIGHUP is passed on."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stop
 
-    previous = {number: signal.signal(number, stop) for number in stop_signals()}
+    def hang_up(number: int, frame: FrameType | None) -> None:
+        if terminal.is_gone:
+            raise Stop
+        for child in children:
+            child.hang_up()
+
+    terminal = Terminal()
+    handlers = {number: stop for number in STOP_SIGNALS} | {signal.SIGHUP: hang_up}
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         for child in children:
             child.start()

@@ -25,6 +25,7 @@ LONGEST_PAUSE_S = 10.0
 LIVED_S = 30.0  # a host that was up for so long has lived, even if it never had work
 STOP_GRACE_S = 3.0
 STANDBY_PATIENCE = 5  # times start_timeout_s: it is made ready at low priority
+AFRESH_AFTER = 2  # hosts in a row that crashed before they had answered anything
 HOPELESS_AFTER = 3  # hosts in a row that did not live: requests are then sent elsewhere instead of kept waiting
 
 State = Literal["starting", "up", "restarting", "stopped"]
@@ -46,13 +47,18 @@ class RunningHost(Protocol):
     async def exited(self) -> str:
         """Returns when the process has ended: a sentence that says how."""
 
+    @property
+    def has_crashed(self) -> bool:
+        """It has ended by a signal that damaged code or a damaged file under a map ends in."""
+
     async def stop(self, grace_s: float) -> None:
         """Asks it to end, and kills it after `grace_s`. Harmless on one that has ended."""
 
 
 class Launcher(Protocol):
-    async def launch(self, *, standby: bool = False) -> RunningHost:
-        """`standby`: nobody waits for it; it is made ready thoroughly and out of everybody's way."""
+    async def launch(self, *, standby: bool = False, afresh: bool = False) -> RunningHost:
+        """`standby`: nobody waits for it; it is made ready thoroughly and out of everybody's way. `afresh`: it believes no file that hosts before it
+        have generated, and removes them."""
 
     def close(self) -> None:
         """No further host is launched, and the last has ended."""
@@ -83,6 +89,8 @@ class DeviceHost:
         self.is_ending = False  # the site stops: what dies from now on is not continued
         self._ended: str | None = None  # why nothing open is waited for any longer
         self._failures = 0  # hosts in a row that did not live
+        self._crashes = 0  # those of them that crashed
+        self._last_death = ""
         self._host: RunningHost | None = None
         self._changed = asyncio.Event()  # replaced at every change of host
         self._work = 0  # sequences and loads under way
@@ -162,7 +170,7 @@ class DeviceHost:
             if client is not None and client is not after:
                 return client
             if self.is_hopeless:
-                message = f"this site's engine host does not start ({self.reason}); try another site"
+                message = f"this site's engine host does not start ({self._last_death}); try another site"
                 raise EngineError("overloaded", message)
             await self._changed.wait()
 
@@ -249,11 +257,12 @@ class DeviceHost:
     async def _run_one(self) -> str:
         """One host from launch to death; returns why it died."""
         launched_at = time.time()
-        host = self.standby.take()
+        afresh = self._crashes >= AFRESH_AFTER
+        host = None if afresh else self.standby.take()
         is_fresh = host is None
         self.taken_standbys += not is_fresh
         try:
-            host = host or await self._launcher.launch()
+            host = host or await self._launcher.launch(afresh=afresh)
         except (OSError, EngineError) as error:
             return self._down(f"the engine host could not be started: {error}")
         greeting: asyncio.Task[None] | None = None
@@ -268,6 +277,7 @@ class DeviceHost:
             if greeting is not None:
                 greeting.cancel()
             await host.stop(STOP_GRACE_S if self._heard else 0.0)
+            self._crashes = self._crashes + 1 if host.has_crashed else 0
 
     async def _greet(self, host: RunningHost, launched_at: float | None) -> None:
         """`launched_at`: of a host whose start somebody waits for."""
@@ -291,6 +301,7 @@ class DeviceHost:
         self._host = None
         self._heard = False  # it is not asked politely: its process is gone or hangs
         self.state, self.reason = "restarting", reason
+        self._last_death = reason
         self._failures += 1
         self._timeline.note("engine lost", time.time())
         self._notify()
@@ -305,7 +316,7 @@ class DeviceHost:
         self._heard = True
         has_answered = any(output.finish_reason not in ("error", "abort") for output in step.outputs)
         if has_answered:
-            self._failures = 0  # it lives
+            self._failures = self._crashes = 0  # it lives
         if has_answered or step.step != self._last_step:
             self._last_step, self._progress_at = step.step, time.monotonic()
         for observer in self._observers:

@@ -17,6 +17,7 @@ import msgspec
 
 from engine.client import EngineClient
 from engine.protocol import HostConfig
+from runtime.endings import ending, oom_kills
 from runtime.engines.cores import Cores, divided, keep_to
 from runtime.engines.early_host import EarlyHost
 from runtime.engines.socket_place import SocketPlace, remove_dead_later
@@ -26,6 +27,7 @@ from sites.site import EngineConfig
 log = logging.getLogger("pilotlight.engine")
 
 GIB = 1 << 30
+CRASHES = {-signal.SIGBUS, -signal.SIGILL, -signal.SIGSEGV}
 CLOSE_WITHIN_S = (
     5.0  # a socket's last words take at most a second; whatever they do, the next host does not wait for them
 )
@@ -56,7 +58,7 @@ class ProcessLauncher:
         """No further host is launched, and the last has ended."""
         self._places[0].remove()
 
-    async def launch(self, *, standby: bool = False) -> "HostProcess":
+    async def launch(self, *, standby: bool = False, afresh: bool = False) -> "HostProcess":
         config = host_config(self._config, self._device, self._owner, self._claim_tier_place())
         place = SocketPlace()
         try:
@@ -64,6 +66,7 @@ class ProcessLauncher:
                 *("--address", place.address, "--parent", str(os.getpid())),
                 *("--config", msgspec.json.encode(config).decode()),
                 *(("--standby",) if standby else ()),
+                *(("--afresh",) if afresh else ()),
             )
             if self._cores is not None:
                 keep_to(process.pid, self._cores)
@@ -102,6 +105,7 @@ class HostProcess:
         self._process = process
         self.client = client
         self._place = place
+        self._oom_kills = oom_kills()
         self.url = place.address
 
     @property
@@ -110,8 +114,11 @@ class HostProcess:
 
     async def exited(self) -> str:
         code = await self._process.wait()
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
-        return f"the engine host (pid {self._process.pid}) {how}"
+        return f"the engine host (pid {self._process.pid}) {ending(code, self._oom_kills)}"
+
+    @property
+    def has_crashed(self) -> bool:
+        return self._process.returncode in CRASHES
 
     async def stop(self, grace_s: float) -> None:
         try:

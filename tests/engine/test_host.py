@@ -449,6 +449,22 @@ def test_a_kind_of_cpu_that_is_unknown_is_one_sentence() -> None:
     )
 
 
+def test_a_host_that_begins_afresh_removes_what_hosts_before_it_built(tmp_path: Path) -> None:
+    built = [tmp_path / "pilotlight" / name for name in ("kernels/a-b.so", "openings/c.opening")]
+    for path in built:
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"damaged")
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PILOTLIGHT_OPENINGS": ""}
+    command = [sys.executable, "-m", "engine.host", "--afresh", "--address", f"ipc://{tmp_path}/engine"]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as host:
+        assert host.stderr is not None
+        said = [host.stderr.readline(), host.stderr.readline()]
+        host.kill()
+    for path, line in zip(built, said, strict=True):
+        assert f"removed {path}" in line
+        assert not path.exists()
+
+
 def test_a_host_answers_before_torch_is_imported() -> None:
     """The socket is bound first; importing torch takes a second or two and happens in the loader's thread."""
     script = "import sys, engine.host, engine.client, engine.socket_transport\nassert 'torch' not in sys.modules"

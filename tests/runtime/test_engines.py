@@ -4,8 +4,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from engine.client import EngineError
 from engine.protocol import StepOutput, TokenOutput
+from runtime.engines.hosts import HOPELESS_AFTER, DeviceHost
+from sites.site import EngineConfig
 from tests.asgi import call, eventually, start
 from tests.fakes import FakeEngineClient, FakeLauncher, says
 from tests.runtime.conftest import Site, SiteMaker
@@ -91,6 +95,30 @@ async def test_requests_are_sent_elsewhere_when_no_host_lives_and_the_site_recov
         assert int(waiting.headers["retry-after"]) > 0
         await eventually(lambda: not site.app.state.health.why_not_ready(), 10)
         assert (await call(site.app, CHAT, HELLO)).status == 200
+
+
+async def test_who_waits_for_a_host_after_one_that_did_not_live_is_told_how_that_died() -> None:
+    launcher = FakeLauncher()
+    async with DeviceHost(launcher, EngineConfig(standby=False)) as device:
+        for number in range(HOPELESS_AFTER):
+            await eventually(lambda number=number: len(launcher.hosts) == number + 1)
+            launcher.hosts[-1].die("the engine host (pid 7) was ended by SIGBUS")
+        await eventually(lambda: len(launcher.hosts) == HOPELESS_AFTER + 1)
+        with pytest.raises(EngineError, match=r"does not start \(the engine host \(pid 7\) was ended by SIGBUS\)"):
+            await device.next_client(after=device.client)
+
+
+async def test_after_two_crashes_before_an_answer_a_host_believes_no_generated_file() -> None:
+    launcher = FakeLauncher()
+    async with DeviceHost(launcher, EngineConfig(standby=False)) as device:
+        for has_crashed in (True, False, True, True, True):
+            number = len(launcher.launched_afresh)
+            await eventually(lambda number=number: len(launcher.hosts) == max(1, number))
+            launcher.hosts[-1].has_crashed = has_crashed
+            launcher.hosts[-1].die()
+            await eventually(lambda number=number: len(launcher.launched_afresh) == max(1, number) + 1, 10)
+    assert device.restarts == 5
+    assert launcher.launched_afresh == [False, False, False, False, True, True]
 
 
 async def test_a_host_with_work_and_no_step_is_killed(make_site: SiteMaker) -> None:

@@ -1,6 +1,7 @@
 """A real server on a real socket: what only sockets can show."""
 
 import asyncio
+import hashlib
 import json
 import os
 import socket
@@ -16,7 +17,8 @@ import pytest
 
 from runtime import connection
 from runtime.middleware import unread
-from runtime.serve import Farewell, _drain
+from runtime.serve import Farewell, _drain, reload
+from sites.site import load_site
 from tests.asgi import eventually, start
 from tests.fakes import says
 from tests.runtime.conftest import Site, SiteMaker
@@ -369,3 +371,23 @@ def test_the_runtime_never_imports_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+async def test_a_hangup_reads_the_sites_keys_again(
+    server: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "ams1.toml"
+    place = '{city = "A", latitude = 0.0, longitude = 0.0}'
+    written = f'name = "ams1"\nplace = {place}\n[listen]\nport = 0\n[[models]]\nname = "tiny"\nsource = "/nowhere"\n'
+    file.write_text(written)
+    running = load_site(file)
+    digest = hashlib.sha256(b"secret").hexdigest()
+    file.write_text(
+        f'{written}[limits]\nmax_inflight = 3\n[door]\nrequire_key = true\n[[tenants]]\nname = "a"\nkey_sha256 = "{digest}"\n'
+    )
+    async with httpx.AsyncClient(base_url=server.url) as client:
+        assert (await client.post(CHAT, json=HELLO)).status_code == 200
+        reload(server.app, running, file)
+        assert (await client.post(CHAT, json=HELLO)).status_code == 401
+        assert (await client.post(CHAT, json=HELLO, headers={"authorization": "Bearer secret"})).status_code == 200
+    assert f"{file} was read again; a restart is needed for limits.max_inflight" in caplog.text

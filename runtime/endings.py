@@ -1,0 +1,45 @@
+"""How a process of ours ended, in words: its status, its signal, and whether the kernel took it because memory had run out.
+
+Knows Linux's counters; elsewhere a SIGKILL has no reason.
+"""
+
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+
+def ending(code: int, oom_kills_before: int | None) -> str:
+    """`code` as subprocess has it; `oom_kills_before`: of `oom_kills`, from when the process was started."""
+    if code >= 0:
+        return f"exited with status {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # of real time
+        name = f"signal {-code}"
+    now = oom_kills() if code == -signal.SIGKILL and oom_kills_before is not None else None
+    is_for_memory = now is not None and oom_kills_before is not None and now > oom_kills_before
+    return f"was ended by {name}" + (": out of memory, says the kernel" if is_for_memory else "")
+
+
+def oom_kills() -> int | None:
+    """Processes that the kernel has killed for want of memory: of this process's control group, where it counts, else of the whole machine. None: it
+    is not known."""
+    for file in (*_of_group(), Path("/proc/vmstat")):
+        with suppress(OSError, ValueError):
+            counts = dict(line.split()[:2] for line in file.read_text().splitlines() if len(line.split()) > 1)
+            if "oom_kill" in counts:
+                return int(counts["oom_kill"])
+    return None
+
+
+def _of_group(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
+    """Of the second version and of the first."""
+    files = []
+    with suppress(OSError):
+        for line in proc.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                files.append(root / path.lstrip("/") / "memory.events")
+            elif controllers == "memory":
+                files.append(root / "memory" / path.lstrip("/") / "memory.oom_control")
+    return files

@@ -1,0 +1,55 @@
+"""A server process that a command started: its log outlives it, and its end is told."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from runtime.cli import child as children
+from runtime.cli.child import Child
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path
+
+
+def run(module: str, code: str, folder: Path) -> Child:
+    (folder / f"{module}.py").write_text(code)
+    child = Child("ams1", [module], folder / "ams1.log", {}, verbose=False)
+    child.start()
+    assert child.wait(60)
+    return child
+
+
+def test_a_restart_keeps_what_the_dead_process_said(modules: Path) -> None:
+    child = run("speaks", "import os, sys\nprint(f'I am {os.getpid()}', flush=True)\nsys.exit(3)\n", modules)
+    first = child.log.read_text()
+    child.start()
+    assert child.wait(60)
+    assert child.log.read_text().startswith(first)
+    assert len(child.log.read_text().splitlines()) == 2
+    assert child.last_words() == f"it exited with status 3; its last line: {child.log.read_text().splitlines()[1]}"
+
+
+def test_a_process_that_was_killed_is_not_quoted_as_if_it_had_said_so(modules: Path) -> None:
+    code = "import os, signal\nprint('model ember is ready', flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    assert run("killed", code, modules).last_words() == "it was ended by SIGKILL; its last line: model ember is ready"
+
+
+def test_a_silent_end_after_one_that_spoke_quotes_nobody(modules: Path) -> None:
+    child = run("once", "print('hello')\n", modules)
+    (modules / "once.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    child.start()
+    assert child.wait(60)
+    assert child.last_words() == f"it was ended by {signal.SIGSEGV.name} and said nothing"
+
+
+def test_a_long_log_gives_way_at_a_start_and_is_kept_once(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "LONGEST_LOG_BYTES", 10)
+    child = run("talks", "print('more than ten bytes')\n", modules)
+    child.start()
+    assert child.wait(60)
+    assert child.log.read_text() == "more than ten bytes\n"
+    assert (modules / "ams1.log.1").read_text() == "more than ten bytes\n"
