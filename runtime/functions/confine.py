@@ -25,9 +25,10 @@ DENIED = (
     "request_key", "keyctl", "bpf", "perf_event_open", "userfaultfd", "io_uring_setup", "io_uring_enter", "io_uring_register", "fanotify_init",
     "init_module", "finit_module", "delete_module", "kexec_load", "kexec_file_load", "reboot", "swapon", "swapoff", "acct", "quotactl",
     "syslog", "settimeofday", "clock_settime", "clock_adjtime", "adjtimex", "sethostname", "setdomainname", "iopl", "ioperm", "personality",
-    "move_pages", "migrate_pages", "sched_setattr", "sched_setscheduler", "sched_setparam",
+    "setsockopt", "vmsplice", "move_pages", "migrate_pages", "sched_setattr", "sched_setscheduler", "sched_setparam",
 )  # fmt: skip
 EXTRA_ADDRESS_SPACE = 1 << 30  # mapped libraries are no memory of the function's
+SIGNALS = 1024  # that wait, and timers: kernel memory that no other limit counts
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/etc/localtime")
 NEW_ROOT = "/tmp"  # where the new root is put together; any directory serves
 
@@ -55,8 +56,9 @@ def namespaces(limits: Confinement) -> int:
     return flags if limits.uid is not None else flags | system.CLONE_NEWUSER
 
 
-def confine(limits: Confinement) -> None:
-    """Raises OSError where the machine does not allow it."""
+def confine(limits: Confinement) -> int:
+    """The descriptor by which this process's forks are asked for, which its code must not keep; -1 at tier 1, where none is. Raises OSError where the
+    machine does not allow it."""
     readable = [*interpreter(), limits.folder, *limits.layers]
     if limits.tier >= 3:
         return _confine_contained(limits, readable)
@@ -83,25 +85,25 @@ def confine(limits: Confinement) -> None:
     os.chdir(limits.folder)
     if limits.tier >= 2:
         system.landlock([path for path in readable if os.path.exists(path)], ["/tmp", "/dev/null"])
-        system.seccomp(DENIED, may_fork=True)
     os.environ.update(HOME=_scratch(limits), TMPDIR=_scratch(limits))
+    return system.seccomp(DENIED, asks=True) if limits.tier >= 2 else -1
 
 
-def _confine_contained(limits: Confinement, readable: list[str]) -> None:
+def _confine_contained(limits: Confinement, readable: list[str]) -> int:
     """The container has its own root, user, processes and network already."""
     _set_limits(limits)
     system.prctl(system.PR_SET_NO_NEW_PRIVS)
     os.chdir(limits.folder)
     if system.landlock_abi():
         system.landlock([path for path in readable if os.path.exists(path)], ["/tmp", "/dev/null"])
-    system.seccomp(DENIED, may_fork=True)
     os.environ.update(HOME="/tmp", TMPDIR="/tmp")
+    return system.seccomp(DENIED, asks=True)
 
 
 def confine_copy(limits: Confinement) -> None:
     """In each process that is forked from the confined one: from here no process comes."""
     if limits.tier >= 2:
-        system.seccomp((), may_fork=False)
+        system.seccomp((), asks=False)
 
 
 @functools.cache  # sysconfig takes 4 ms
@@ -125,6 +127,7 @@ def _set_limits(limits: Confinement) -> None:
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_SIGPENDING: SIGNALS,
     }
     if limits.uid is not None or limits.tier >= 2:  # else it would count the runtime's own processes
         wanted[resource.RLIMIT_NPROC] = limits.threads

@@ -6,6 +6,7 @@ Printing faster than the rate makes the function wait, and nobody else.
 import asyncio
 import logging
 import os
+import re
 from collections import deque
 from collections.abc import Callable
 
@@ -75,8 +76,16 @@ class FunctionLog:
         if len(self._rest) > MAX_LINE:
             lines, self._rest = [*lines, self._rest[:MAX_LINE]], b""
         for raw in lines:
-            line = raw[:MAX_LINE].decode("utf-8", "replace")
+            line = printable(raw[:MAX_LINE].decode("utf-8", "replace"))
             self.lines.append(line)
             log.info("%s: %s", self._function, line)
             if self._follow is not None:
                 self._follow(line)
+
+
+def printable(text: str, keep: str = "\t") -> str:
+    """Without what would move a terminal's cursor, begin a line, or turn the order of what stands there: it is written as an escape."""
+    return _UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
+
+
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")

@@ -54,7 +54,15 @@ class Died(msgspec.Struct, frozen=True, tag="died"):
     max_rss_kib: int
 
 
+class Confined(msgspec.Struct, frozen=True, tag="confined"):
+    """A function's zygote, before it has read anything of the function; with the descriptor by which its forks are asked for, where they are."""
+
+
+class Imported(msgspec.Struct, frozen=True, tag="imported"):
+    """A function's zygote has imported what it will."""
+
+
 Order = Hatch | Fork
-Report = Born | Failed | Died
+Report = Born | Failed | Died | Confined | Imported
 orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)

@@ -66,7 +66,7 @@ class FunctionPool:
         """`packages` gives the layer of what the function depends on, once it is installed."""
         self.manifest = manifest
         self.name = manifest.name
-        self.limits = limits if manifest.cpu_ms is None else replace(limits, cpu_ms=manifest.cpu_ms)
+        self.limits = replace(limits, cpu_ms=min(limits.cpu_ms, manifest.cpu_ms or limits.cpu_ms))
         self._pace = Pace(self.limits.response_mib_per_s * 2**20)
         self.workers: list[Worker] = []
         self.is_closing = False
@@ -128,6 +128,8 @@ class FunctionPool:
             self.asleep_since = now
         elif self.asleep_mib is None and now - self.asleep_since > SETTLED_S:
             self.asleep_mib = self._zygote.memory_mib
+        if self._zygote is not None and (why := self._zygote.why_ended(self.limits, is_asleep=not self.workers)):
+            self._end_guilty(self._zygote, why)
         for worker in tuple(self.workers):
             if worker.load or worker.background or not worker.is_ready:
                 is_busy = True
@@ -152,6 +154,15 @@ class FunctionPool:
                 self._hatch()
         except (Fault, ZygoteError, OSError) as error:
             log.warning("%s: %s", self.name, getattr(error, "detail", "") or error)
+
+    def _end_guilty(self, zygote: FunctionZygote, why: str) -> None:
+        """With all isolates, which may run what it runs."""
+        zygote.fail(why)
+        zygote.close()
+        self._zygote = None
+        if not self.workers:  # else their ends are counted
+            self.restarts.ended_badly(asyncio.get_running_loop().time(), had_answered=False)
+        self._tell(Fault(f"the function {self.name!r} was ended: {why}", code="packages", name="LimitExceeded"))
 
     def _failed(self, worker: Worker, fault: Fault) -> None:
         self._tell(fault)

@@ -4,25 +4,28 @@ By ctypes: 200 lines instead of three dependencies. Each call raises OSError wit
 """
 
 import ctypes
+import fcntl
 import os
 import platform
 import signal
 import struct
+import sys
 from collections.abc import Iterable
+from contextlib import suppress
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x00020000, 0x10000000, 0x20000000, 0x40000000
-CLONE_THREAD = 0x00010000
+CLONE_PARENT, CLONE_THREAD = 0x00008000, 0x00010000
 CLONE_ANY_NAMESPACE = 0x7E020000  # every CLONE_NEW* flag that clone takes
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 MNT_DETACH = 2
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER = 1, 4, 22, 24, 36
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER = 1, 4, 24, 36
 PR_SET_NO_NEW_PRIVS = 38
-SECCOMP_MODE_FILTER = 2
 LAST_CAPABILITY = 40
 
 # System call numbers: x86_64 from arch/x86/entry/syscalls/syscall_64.tbl, aarch64 from include/uapi/asm-generic/unistd.h.
 _NUMBERS = {
     "x86_64": {
+        "setsockopt": 54, "fcntl": 72, "vmsplice": 278, "seccomp": 317,
         "socket": 41, "connect": 42, "bind": 49, "clone": 56, "fork": 57, "vfork": 58, "execve": 59, "shmget": 29, "semget": 64, "msgget": 68,
         "ptrace": 101, "syslog": 103, "personality": 135, "mknod": 133, "pivot_root": 155, "adjtimex": 159, "chroot": 161, "acct": 163,
         "settimeofday": 164, "mount": 165, "umount2": 166, "swapon": 167, "swapoff": 168, "reboot": 169, "sethostname": 170,
@@ -34,6 +37,7 @@ _NUMBERS = {
         "sched_setparam": 142, "sched_setscheduler": 144, "sched_setattr": 314,
     },
     "aarch64": {
+        "setsockopt": 208, "fcntl": 25, "vmsplice": 75, "seccomp": 277,
         "socket": 198, "connect": 203, "bind": 200, "clone": 220, "execve": 221, "shmget": 194, "semget": 190, "msgget": 186, "ptrace": 117,
         "syslog": 116, "personality": 92, "pivot_root": 41, "adjtimex": 171, "chroot": 51, "acct": 89, "settimeofday": 170, "mount": 40,
         "umount2": 39, "swapon": 224, "swapoff": 225, "reboot": 142, "sethostname": 161, "setdomainname": 162, "init_module": 105,
@@ -167,21 +171,26 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 
 _LOAD, _JUMP_EQUAL, _JUMP_ANY_BIT, _JUMP_AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
-_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_ALLOW, _KILL, _ERRNO, _ASK = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
 _EPERM, _EACCES, _ENOSYS = 1, 13, 38
-_DATA_NR, _DATA_ARCH, _DATA_ARG0 = 0, 4, 16
+_SET_MODE_FILTER, _NEW_LISTENER, _CONTINUE = 1, 8, 1
+_NOTIF_RECV, _NOTIF_SEND = 0xC0502100, 0xC0182101
+_DATA_NR, _DATA_ARCH, _DATA_ARG0, _DATA_ARG1 = 0, 4, 16, 24
+_F_SETPIPE_SZ = 1031
 
 
 class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 
-def seccomp(denied: Iterable[str], *, may_fork: bool) -> None:
-    """The named system calls fail with EPERM, sockets with EACCES, new namespaces with EPERM, and, without `may_fork`, new processes as well;
-    threads are allowed. clone3 says that it does not exist, because its flags lie where a filter cannot look: the C library then takes clone."""
+def seccomp(denied: Iterable[str], *, asks: bool) -> int:
+    """The named system calls fail with EPERM, sockets with EACCES, new namespaces and larger pipes with EPERM, and new processes as well. With `asks`
+    each new process is asked for: gives back the descriptor by which another process answers (`asked`, `answer`). Threads are allowed. clone3 says
+    that it does not exist, because its flags lie where a filter cannot look: the C library then takes clone."""
     machine = platform.machine()
     if machine not in _AUDIT_ARCH:
         raise OSError(_ENOSYS, f"seccomp: no table of system calls for {machine}")
+    forks = _ASK if asks else _ERRNO | _EPERM
     code = [
         _op(_LOAD, _DATA_ARCH), _op(_JUMP_EQUAL, _AUDIT_ARCH[machine], 1, 0), _op(_RETURN, _KILL),
         _op(_LOAD, _DATA_NR), _op(_JUMP_AT_LEAST, 0x40000000, 0, 1), _op(_RETURN, _KILL),  # x32's numbers
@@ -189,18 +198,34 @@ def seccomp(denied: Iterable[str], *, may_fork: bool) -> None:
     code += _deny(number("clone3"), _ENOSYS)
     for name in denied:
         code += _deny(number(name), _EACCES if name in ("socket", "connect", "bind") else _EPERM)
-    if not may_fork:
-        for name in ("fork", "vfork"):
-            code += _deny(number(name), _EPERM)
-    code += [_op(_JUMP_EQUAL, _need("clone"), 0, 5 if not may_fork else 3), _op(_LOAD, _DATA_ARG0)]
-    code += [_op(_JUMP_ANY_BIT, CLONE_ANY_NAMESPACE, 0, 1), _op(_RETURN, _ERRNO | _EPERM)]
-    if not may_fork:
-        code += [_op(_JUMP_ANY_BIT, CLONE_THREAD, 1, 0), _op(_RETURN, _ERRNO | _EPERM)]
-    code.append(_op(_RETURN, _ALLOW))
+    for name in ("fork", "vfork"):
+        if (call := number(name)) is not None:
+            code += [_op(_JUMP_EQUAL, call, 0, 1), _op(_RETURN, forks)]
+    code += [_op(_JUMP_EQUAL, _need("fcntl"), 0, 4), _op(_LOAD, _DATA_ARG1), _op(_JUMP_EQUAL, _F_SETPIPE_SZ, 0, 1)]
+    code += [_op(_RETURN, _ERRNO | _EPERM), _op(_RETURN, _ALLOW)]
+    code += [_op(_JUMP_EQUAL, _need("clone"), 0, 5), _op(_LOAD, _DATA_ARG0)]
+    code += [_op(_JUMP_ANY_BIT, CLONE_ANY_NAMESPACE | CLONE_PARENT, 0, 1), _op(_RETURN, _ERRNO | _EPERM)]
+    code += [_op(_JUMP_ANY_BIT, CLONE_THREAD, 1, 0), _op(_RETURN, forks), _op(_RETURN, _ALLOW)]
     raw = b"".join(code)
     buffer = ctypes.create_string_buffer(raw, len(raw))
     program = _Program(len(code), ctypes.cast(buffer, ctypes.c_void_p))
-    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program))
+    flags = _NEW_LISTENER if asks else 0
+    result = int(_libc.syscall(_need("seccomp"), _SET_MODE_FILTER, flags, ctypes.byref(program)))
+    _checked("seccomp", result)
+    return result
+
+
+def asked(listener: int) -> int:
+    """The id of a question of a process behind `seccomp`. Raises OSError where whoever asked is gone."""
+    question = bytearray(80)  # struct seccomp_notif
+    fcntl.ioctl(listener, _NOTIF_RECV, question, True)
+    return int.from_bytes(question[:8], sys.byteorder)
+
+
+def answer(listener: int, id: int, is_allowed: bool) -> None:
+    reply = struct.pack("=QqiI", id, 0, 0 if is_allowed else -_EPERM, _CONTINUE if is_allowed else 0)
+    with suppress(OSError):  # whoever asked is gone
+        fcntl.ioctl(listener, _NOTIF_SEND, bytearray(reply), True)
 
 
 def _deny(call: int | None, code: int) -> list[bytes]:

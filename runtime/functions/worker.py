@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from runtime.functions import frames
 from runtime.functions.channel import Answer, Channel, ChannelClosed, Failure, Inbound, Result
 from runtime.functions.limits import Limits
-from runtime.functions.logs import FunctionLog
+from runtime.functions.logs import FunctionLog, printable
 from runtime.functions.orders import Boot, Died
 from runtime.functions.pace import Pace
 from runtime.functions.priority import Habit, Standing
@@ -25,6 +25,7 @@ TRACE_WAIT_S = 0.25
 IDLE_LOOK_S = 0.2  # between two looks at one that has nothing to do: there may be thousands
 LAST_WORDS_S = 1.0  # for the news of a death
 MAX_TRACE = 8192
+OUTSIDE_S = 1.0  # in which an isolate without an open request may make as many subrequests as a request: its WebSockets may be open for hours
 SOCKETS_SHARE = 0.5  # of a core, which an isolate's open WebSockets may use for as long as they are open
 
 Outward = Callable[["Worker", frames.Request, Inbound | None], Awaitable[Any]]
@@ -76,7 +77,8 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._cpu: dict[int, float] = {}  # seconds, by request
         self._seen: set[int] = set()  # requests that were open at the last look
-        self._subrequests: dict[int, int] = {}
+        self._subrequests: dict[int, int] = {}  # by request; -1: outside of any
+        self._outside_since = 0.0
         self._sockets_cpu = 0.0  # seconds, beyond their share
         self._sockets_seen_at = self._loop.time()
         self._cpu_seen = 0.0
@@ -207,9 +209,12 @@ class Worker:
 
     async def _answer(self, frame: frames.Request, body: Inbound | None) -> Any:
         within = getattr(frame, "within", -1)
-        within = within if within in self.open else -1
+        if within not in self.open:  # what works on behind its response, and what only says so
+            within = next(iter(self.open), -1)
+            if within < 0 and (now := self._loop.time()) - self._outside_since > OUTSIDE_S:
+                self._outside_since, self._subrequests[-1] = now, 0
         count = self._subrequests[within] = self._subrequests.get(within, 0) + 1
-        if count > self.limits.subrequests and within >= 0:
+        if count > self.limits.subrequests:
             sentence = f"this request has made {self.limits.subrequests} subrequests, which is the limit"
             raise Failure(sentence, code="too_many_subrequests", status=429)
         answer = await self._outward(self, frame, body)
@@ -364,7 +369,8 @@ class Worker:
                 report = await asyncio.shield(self._child.died)
         sentence = f"the function {self.function!r} {broke or _manner(report)}"
         if self._zygote is not None and self._zygote.why_failed:
-            sentence = f"the function {self.function!r} cannot be started: {self._zygote.why_failed}"
+            how = "was ended" if self.is_ready else "cannot be started"
+            sentence = f"the function {self.function!r} {how}: {self._zygote.why_failed}"
         last = "\n".join(list(self.log.lines)[-20:])
         return Fault(sentence, code="crashed", name="Crashed", detail=f"{sentence}\n{last}".rstrip())
 
@@ -456,7 +462,9 @@ def _manner(report: Died | None) -> str:
 
 
 def _fault(failure: Failure) -> Fault:
-    return Fault(failure.message, code=failure.code, status=500, name=failure.name, detail=failure.detail)
+    """What an isolate says of itself, for logs and terminals."""
+    message, name, detail = printable(failure.message), printable(failure.name), printable(failure.detail, keep="\n\t")
+    return Fault(message, code=failure.code, status=500, name=name, detail=detail)
 
 
 def _authors_frames(text: str) -> str:

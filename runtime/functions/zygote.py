@@ -26,10 +26,12 @@ from runtime.functions.orders import (
     MAX_DESCRIPTORS,
     MAX_MESSAGE_BYTES,
     Born,
+    Confined,
     Died,
     Failed,
     Fork,
     Hatch,
+    Imported,
     Order,
     Report,
     orders,
@@ -187,19 +189,23 @@ def _function_zygote(order: Order, fds: list[int]) -> None:
     control = socket.socket(fileno=control_fd)
     _use_log(log)
     try:
-        confine.confine(order.limits)
+        listener = confine.confine(order.limits)
     except OSError as error:
         tell(control, Failed(-1, f"this machine does not allow tier {order.limits.tier}: {error}"))
         return
     system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which clears it
     if order.limits.tier < 2:
         system.prctl(system.PR_SET_CHILD_SUBREAPER)
+    tell(control, Confined(), listener if listener >= 0 else None)
+    if listener >= 0:
+        os.close(listener)
     path = list(sys.path)
     sys.path[:0] = order.sys_path
     for name in order.imports:
         with suppress(BaseException):  # the isolate meets it again, and tells the author
             importlib.import_module(name)
     sys.path[:] = path
+    tell(control, Imported())
 
     def be_isolate(order: Order, fds: list[int]) -> None:
         assert isinstance(order, Fork)

@@ -1,6 +1,7 @@
 """The runtime's end of the zygotes: start the site's, ask it for a function's, ask that one for isolates, hear of deaths.
 
-What a function's zygote says is not believed: it has run an author's imports. A pidfd from it counts only when it names a child of its own. When
+What a function's zygote says is not believed: it has run an author's imports. A pidfd from it counts only when it names a new child of its own, a
+death only when the process is dead; who says anything else is ended. From tier 2 on it asks for each of its forks, and gets one for each order. When
 the runtime dies the sockets close, and every process here ends with them.
 """
 
@@ -8,6 +9,7 @@ import asyncio
 import importlib.util
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -19,8 +21,22 @@ from typing import Protocol
 
 import msgspec
 
+from runtime.functions import system
 from runtime.functions.confine import Confinement
-from runtime.functions.orders import MAX_MESSAGE_BYTES, Boot, Born, Died, Failed, Fork, Hatch, Order, reports
+from runtime.functions.limits import Limits
+from runtime.functions.orders import (
+    MAX_MESSAGE_BYTES,
+    Boot,
+    Born,
+    Confined,
+    Died,
+    Failed,
+    Fork,
+    Hatch,
+    Imported,
+    Order,
+    reports,
+)
 from runtime.functions.priority import Standing, cpu_s, tell_kernel
 
 ROOT = Path(__file__).parents[2]
@@ -28,10 +44,21 @@ SDK = Path(__file__).parent / "sdk"
 AGAIN_S = 0.002
 COPIED_MIB = 3  # of the pages that a zygote shares with the site's, what it has written to
 SETTLE_S = 10.0  # for a process to be born
+FORK_CPU_S = 0.05  # that a fork, and the news of a death, may cost a zygote; measured: 0.01
+BESIDE_SHARE = 0.01  # of a core, for threads that packages keep
+LOOK_S = 0.5  # between two looks at what a zygote does
+SELDOM_S = 5.0  # the same while its function sleeps: there may be thousands
+MAX_DENIED = 64  # forks that were not ordered: some packages try a few when they are imported, and go on without
+READ_AT_ONCE = 64  # messages, while others wait
+NONSENSE = "its packages forged what its zygote says"
 
 
 class ZygoteError(Exception):
     """A process cannot be made; the message says why."""
+
+
+class Lie(Exception):
+    """A report says what cannot be."""
 
 
 class Child:
@@ -84,7 +111,13 @@ class Link:
         self._parent_pid = parent_pid
         self._on_failed = on_failed
         self._children: dict[int, Child] = {}
+        self._late: set[int] = set()  # whose birth is heard again
         self._next_id = 0
+        self.num_settled = 0  # of the orders
+        self.num_forks = 0  # that were allowed
+        self._listener = -1  # of the forks
+        self._num_denied = 0
+        self.is_confined = self.is_imported = False
         self.closed = False
         control.setblocking(False)
         asyncio.get_running_loop().add_reader(control.fileno(), self._read)
@@ -109,15 +142,36 @@ class Link:
         if self.closed:
             return
         self.closed = True
-        asyncio.get_running_loop().remove_reader(self._control.fileno())
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._control.fileno())
         self._control.close()
+        if self._listener >= 0:
+            loop.remove_reader(self._listener)
+            os.close(self._listener)
+            self._listener = -1
         for child in self._children.values():
             child.kill()
             child.over(None)
         self._children.clear()
 
+    @property
+    def is_guarded(self) -> bool:
+        """It asks for its forks."""
+        return self._listener >= 0
+
+    @property
+    def is_settled(self) -> bool:
+        """No order waits for its process."""
+        return self.num_settled == self._next_id
+
+    @property
+    def pids(self) -> set[int]:
+        return {child.pid for child in self._children.values()}
+
     def _read(self) -> None:
-        while not self.closed:
+        for _ in range(READ_AT_ONCE):
+            if self.closed:
+                return
             try:
                 data, fds, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, 4)
             except BlockingIOError:
@@ -128,47 +182,93 @@ class Link:
                 if not data:
                     return self.close()
                 self._hear(data, fds)
-            except (msgspec.ValidationError, msgspec.DecodeError):
+            except (msgspec.ValidationError, msgspec.DecodeError, Lie):
+                self._on_failed(NONSENSE)
                 return self.close()
             finally:
                 for fd in fds:
                     os.close(fd)
 
-    def _hear_again(self, data: bytes, fd: int) -> None:
-        fds = [fd]
-        if not self.closed:
-            self._hear(data, fds)
-        for left in fds:
-            os.close(left)
-
     def _hear(self, data: bytes, fds: list[int]) -> None:
-        """Takes the descriptor that it keeps out of `fds`."""
+        """Takes the descriptor that it keeps out of `fds`. Raises Lie."""
         report = reports.decode(data)
+        if isinstance(report, Confined):
+            if self.is_confined:
+                raise Lie
+            self.is_confined = True
+            if fds:
+                self._listener = fds.pop(0)
+                asyncio.get_running_loop().add_reader(self._listener, self._asked)
+            return
+        if isinstance(report, Imported):
+            self.is_imported = True
+            return
         if isinstance(report, Failed) and report.id < 0:
             self._on_failed(report.why)
             return
         child = self._children.get(report.id)
-        if child is None:
-            return
-        if isinstance(report, Born) and child.pidfd < 0 and fds:
-            if not self._parent_pid():  # its own birth is still to be read, from another socket
-                asyncio.get_running_loop().call_later(AGAIN_S, self._hear_again, data, fds.pop(0))
-                return
-            pid = _pid_of(fds[0])
-            if _parent_of(pid) not in (self._parent_pid(), None):
-                return  # a lie
-            child.pidfd, child.pid = fds.pop(0), pid
-            if not child.born.done():
-                child.born.set_result(None)
+        if child is None or (not isinstance(report, Died) and (child.pidfd >= 0 or report.id in self._late)):
+            raise Lie
+        if isinstance(report, Born):
+            if not fds:
+                raise Lie
+            self.num_settled += 1
+            self._born(report.id, fds.pop(0))
         elif isinstance(report, Failed):
+            self.num_settled += 1
             del self._children[report.id]
             if not child.born.done():
                 child.born.set_exception(ZygoteError(report.why))
                 child.born.exception()
             child.over(None)
-        elif isinstance(report, Died):
+        else:
+            if not (report.id in self._late if child.pidfd < 0 else has_ended(child.pidfd)):
+                raise Lie
             del self._children[report.id]
             child.over(report)
+
+    def _born(self, id: int, pidfd: int) -> None:
+        """Raises Lie."""
+        self._late.discard(id)
+        if self.closed or (child := self._children.get(id)) is None:  # dead by now
+            os.close(pidfd)
+        elif not self._parent_pid():  # its own birth is still to be read, from another socket
+            self._late.add(id)
+            asyncio.get_running_loop().call_later(AGAIN_S, self._born_late, id, pidfd)
+        else:
+            pid = _pid_of(pidfd)
+            if _parent_of(pid) not in (self._parent_pid(), None) or (pid > 0 and pid in self.pids):
+                os.close(pidfd)
+                raise Lie
+            child.pidfd, child.pid = pidfd, pid
+            if not child.born.done():
+                child.born.set_result(None)
+
+    def _born_late(self, id: int, pidfd: int) -> None:
+        try:
+            self._born(id, pidfd)
+        except Lie:
+            self._on_failed(NONSENSE)
+            self.close()
+
+    def _asked(self) -> None:
+        """It wants to fork: once for each order, one after the other, when it has imported all."""
+        try:
+            question = system.asked(self._listener)
+        except OSError:
+            return
+        self._read()  # of the process before it may be told there
+        if self.closed:
+            return
+        is_allowed = self.is_imported and self.num_forks <= self.num_settled < self._next_id
+        if is_allowed:
+            self.num_forks = self.num_settled + 1
+        else:
+            self._num_denied += 1
+        system.answer(self._listener, question, is_allowed)
+        if self._num_denied > MAX_DENIED:
+            self._on_failed("its packages start processes again and again")
+            self.close()
 
 
 class FunctionZygote:
@@ -179,6 +279,8 @@ class FunctionZygote:
         self._child = child
         self._shared_mib = shared_mib
         self.why_failed = ""
+        self._hatched_at = self._looked_at = self._settled_at = asyncio.get_running_loop().time()
+        self._imported_cpu_s: float | None = None  # used when it had imported all
         self._standing = Standing.USUAL
         self._link = Link(control, lambda: child.pid, self.fail)
 
@@ -205,6 +307,30 @@ class FunctionZygote:
         if standing is not self._standing and self._child.pid > 0:
             self._standing = standing
             self._child.stand(standing)
+
+    def why_ended(self, limits: Limits, *, is_asleep: bool) -> str:
+        """What code that it has imported does beyond a function's limits; it is to be closed then. Empty: nothing, or it is not yet time to look."""
+        now = asyncio.get_running_loop().time()
+        if now - self._looked_at < (SELDOM_S if is_asleep else LOOK_S) or not self.is_alive or self._child.pid <= 0:
+            return ""
+        self._looked_at = now
+        if self._link.is_settled:
+            self._settled_at = now
+        cpu_s = self._child.cpu_s() - FORK_CPU_S * self._link.num_settled - BESIDE_SHARE * (now - self._hatched_at)
+        if not self._link.is_imported:
+            is_late = now - self._hatched_at > limits.start_s
+            return f"its packages were not imported within {limits.start_s:g} s" if is_late else ""
+        if self._imported_cpu_s is None:
+            self._imported_cpu_s = cpu_s
+        if cpu_s - self._imported_cpu_s > limits.cpu_ms / 1e3:
+            return f"its packages used more than {limits.cpu_ms} ms of CPU time beside its requests"
+        if now - self._settled_at > limits.start_s:
+            return f"its packages kept its isolates from starting for {limits.start_s:g} s"
+        if (memory_mib := self._child.memory_mib()) > limits.memory_mib:
+            return f"its packages used {memory_mib} MiB of memory, of at most {limits.memory_mib}"
+        if self._link.is_settled and self._link.is_guarded and descendants(self._child.pid) - self._link.pids:
+            return "its packages started processes"
+        return ""
 
     @property
     def is_closed(self) -> bool:
@@ -312,6 +438,27 @@ def memory_mib(pid: int) -> int:
 
 
 _OWN_MEMORY = re.compile(rb"^Rss(?:Anon|Shmem):\s+(\d+) kB", re.MULTILINE)  # mapped files are the machine's cache
+
+
+def has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def descendants(pid: int) -> set[int]:
+    """Processes that come from this one and live."""
+    found: set[int] = set()
+    left = [pid]
+    while left:
+        with suppress(OSError):  # gone by now
+            folder = f"/proc/{left.pop()}/task"
+            for thread in os.listdir(folder):
+                with suppress(OSError):
+                    children = {int(child) for child in _read_at_once(f"{folder}/{thread}/children").split()} - found
+                    found |= children
+                    left += children
+    return found
 
 
 def _read_at_once(path: str) -> bytes:

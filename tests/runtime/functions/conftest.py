@@ -32,7 +32,9 @@ class Served:
         (folder / "src/entry.py").write_text(dedent(source))
         (folder / "wrangler.toml").write_text(f'name = "{name}"\nmain = "src/entry.py"\n{dedent(manifest)}')
         for file, text in files.items():
-            (folder / file.replace("__", "/").replace("_dot_", ".")).write_text(text)
+            path = folder / file.replace("__", "/").replace("_dot_", ".")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(dedent(text))
         self.functions.add(load_manifest(folder))
 
     async def ask(
