@@ -167,6 +167,9 @@ class R2StoreConfig(Table, frozen=True, kw_only=True):
     profile: Annotated[str, Meta(description="section of that file")] = "default"
 
 
+Shareable = Annotated[str, Meta(pattern=r"^(kv|d1|r2|queue|rate_limit|service|props|durable_object):.+\Z")]
+
+
 class FunctionsConfig(Table, frozen=True, kw_only=True):
     """The functions of a site, and what each of them may use."""
 
@@ -180,6 +183,13 @@ class FunctionsConfig(Table, frozen=True, kw_only=True):
     state_dir: Annotated[
         str | None, Meta(description="where bindings keep their data; unset: in ~/.local/state/pilotlight/SITE")
     ] = None
+    shared: Annotated[
+        dict[Shareable, tuple[str, ...]],
+        Meta(
+            description="what functions may use that is another's, by KIND:ID (kv, d1, r2, queue, rate_limit; service, props and durable_object by "
+            "their function's name): the functions that may, with *"
+        ),
+    ] = msgspec.field(default_factory=dict)
     r2: Annotated[
         dict[str, R2StoreConfig], Meta(description="buckets, by their name in manifests, that lie at an S3 endpoint")
     ] = msgspec.field(default_factory=dict)

@@ -15,6 +15,7 @@ from starlette.types import Scope
 
 from runtime.bindings.binding import BindingError, Services
 from runtime.bindings.opener import opener
+from runtime.bindings.owners import Owners
 from runtime.bindings.s3 import S3Place
 from runtime.bindings.secret_store import SecretError, SecretStore
 from runtime.connection import header
@@ -41,6 +42,7 @@ class ServedFunctions:
         self._app = app
         self._state_dir = state_dir
         self._services = Services()
+        self._owners = Owners(state_dir, config.shared)
         shared = {field.name for field in fields(Limits)} & set(FunctionsConfig.__struct_fields__)
         limits = Limits(**{name: getattr(config, name) for name in shared})
         self.functions = SiteFunctions(
@@ -100,6 +102,7 @@ class ServedFunctions:
         served = name or manifest.name
         named = replace(manifest, name=served)  # as its bindings and its consumers call it
         try:
+            self._owners.claim(named)
             self.functions.add(_with_secrets(named, self._state_dir), name=pool, layers=layers)
         except (BindingError, SecretError) as error:
             raise ManifestError(f"{manifest.directory}: {error}") from None

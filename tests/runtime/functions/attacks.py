@@ -3,6 +3,7 @@ makes docs/isolation.md of what happens. An attempt that comes to its end was no
 
 import asyncio
 import ctypes
+import fcntl
 import mmap
 import os
 import socket
@@ -13,6 +14,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from workers import Response, WorkerEntrypoint, fetch
+from workers.outbound import current_request
 
 MIB = 1 << 20
 CLONE_NEWUSER, PTRACE_SEIZE = 0x10000000, 0x4206
@@ -170,6 +172,25 @@ class Attempts:
             except Exception as error:
                 if "subrequests" in str(error):
                     raise
+
+    async def calls_without_end_for_no_request(query):
+        current_request.set(-1)
+        await Attempts.calls_without_end(query)
+
+    async def enlarges_the_buffers_of_sockets(query):
+        for end in socket.socketpair():
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
+
+    async def enlarges_a_pipe(query):
+        fcntl.fcntl(os.pipe()[1], fcntl.F_SETPIPE_SZ, 1 << 20)
+
+    async def fills_pipes_with_pages_that_it_gives_back(query):
+        _checked(min(0, libc.vmsplice(os.pipe()[1], None, 0, 0)))
+
+    async def opens_pairs_of_sockets_without_end(query):
+        hoard = []
+        while True:
+            hoard.append(socket.socketpair())
 
     async def works_on_behind_its_response_without_end(query):
         asyncio.ensure_future(_spin())

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ class Default(WorkerEntrypoint):
     async def fetch(self, request):
         return Response("well")
 """
+WMEM_DEFAULT = int(Path("/proc/sys/net/core/wmem_default").read_text())
 TIERS = pytest.mark.parametrize("tier", [1, 2])
 
 
@@ -327,6 +329,80 @@ return Response(last)
     async with make_served(limits={"subrequests": 5}) as served:
         served.add(source, "bad")
         assert b"5 subrequests, which is the limit" in await served.get(name="bad")
+
+
+async def test_subrequests_that_claim_no_request_are_counted_with_the_one_that_is_open(
+    make_served: ServedMaker,
+) -> None:
+    source = hostile(
+        """
+from workers.outbound import current_request
+made = 0
+for i in range(30):
+    current_request.set(-1 if i % 2 else 10**6)
+    try:
+        await fetch('http://127.0.0.1:1/')
+    except Exception as error:
+        made += 'subrequests' not in str(error)
+return Response(str(made))
+"""
+    )
+    async with make_served(limits={"subrequests": 5}) as served:
+        served.add(source, "bad")
+        assert await served.get(name="bad") == b"5"
+
+
+async def test_what_a_function_holds_in_sockets_and_pipes_is_bounded_by_its_descriptors_at_tier_2(
+    make_served: ServedMaker,
+) -> None:
+    """With the kernel's usual buffers of 208 KiB; a socket takes one piece beyond."""
+    source = hostile(
+        """
+import socket
+ends, held = [], 0
+try:
+    while True:
+        ends += socket.socketpair()
+except OSError:
+    pass
+for end in ends:
+    end.setblocking(False)
+    for size in (65536, 4096, 1):
+        try:
+            while True:
+                held += end.send(bytes(size))
+        except BlockingIOError:
+            pass
+return Response(f"{len(ends)} {held}")
+"""
+    )
+    async with make_served(limits={"open_files": 128}) as served:
+        served.add(source, "bad")
+        num_ends, held = map(int, (await served.get(name="bad")).split())
+    assert 64 < num_ends < 128
+    assert held < 128 * 1.5 * WMEM_DEFAULT
+
+
+async def test_a_manifest_lowers_the_sites_cpu_time_and_does_not_raise_it(make_served: ServedMaker) -> None:
+    async with make_served(limits={"cpu_ms": 3000}) as served:
+        for name, wanted, given in (("low", 50, 50), ("high", 300_000, 3000)):
+            served.add(GOOD, name, manifest=f"[limits]\ncpu_ms = {wanted}")
+            assert served.functions.pools[name].limits.cpu_ms == given
+
+
+async def test_what_a_function_prints_or_raises_moves_no_terminal(make_served: ServedMaker) -> None:
+    text = "\\x1b[2J\\rsite: forged\\x9b1A\\u202e\\u2028\\x00\\x7f\\tend \\xe9"
+    source = hostile(f"print('{text}', flush=True)\nraise ValueError('{text}')")
+    async with make_served() as served:
+        lines: list[str] = []
+        served.add(source, "bad")
+        served.functions.pools["bad"]._follow = lines.append
+        fault = await fault_of(served)
+        await served.functions.pools["bad"].close()
+    printed = next(line for line in lines if line.startswith("\\x1b"))
+    assert printed == "\\x1b[2J\\rsite: forged\\x9b1A\\u202e\\u2028\\x00\\x7f\tend \xe9"
+    assert printed in fault.message
+    assert all(c in "\n\t" or c.isprintable() for line in [*lines, fault.message, fault.detail] for c in line)
 
 
 async def test_a_busy_function_gets_a_second_isolate_and_no_more_than_allowed(make_served: ServedMaker) -> None:
