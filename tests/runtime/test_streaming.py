@@ -225,11 +225,12 @@ def test_the_end_token_in_the_middle_of_an_output_is_text_like_any_other() -> No
     """An engine that was told to go on past it (ignore_eos) samples it in mid-answer: only as the last token, and as the reason, is it the end."""
     end = 7  # a token with text that this answer calls its end
     made = Assembler(TOKENIZER.detokenizer(), hidden_token_ids=frozenset({end}))
+    made.push(TokenOutput("s", (end,)))
     made.push(TokenOutput("s", (end, *ids("a"), end), finish_reason="stop"))
     piece = made.take()
     assert piece is not None
-    assert piece.text == TOKENIZER.decode([end]) + "a"
-    assert [token.is_shown for token in piece.tokens] == [True, True, False]
+    assert piece.text == TOKENIZER.decode([end]) * 2 + "a"
+    assert [token.is_shown for token in piece.tokens] == [True, True, True, False]
 
 
 def test_the_matcher_holds_no_more_than_a_stop_string_can_need() -> None:
