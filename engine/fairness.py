@@ -19,7 +19,7 @@ Knows lengths and arrivals; refuses to know blocks, steps and clocks.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from engine.sequence import Sequence
@@ -46,6 +46,10 @@ class FairQueue:
 
     def __iter__(self) -> Iterator[Sequence]:
         return (sequence for group in self._classes.values() for sequence in group)
+
+    def owners(self) -> set[tuple[int, bytes]]:
+        """Of all that wait."""
+        return {(priority, tenant.name) for priority, group in self._classes.items() for tenant in group.tenants}
 
     def add(self, sequence: Sequence) -> None:
         group = self._classes.get(sequence.priority)
@@ -114,6 +118,11 @@ class _PriorityClass:
     @property
     def is_empty(self) -> bool:
         return not self._ring
+
+    @property
+    def tenants(self) -> Iterable[_Tenant]:
+        """Those with something waiting."""
+        return self._ring
 
     def __iter__(self) -> Iterator[Sequence]:
         return (sequence for tenant in self._ring for sequence in tenant.queue)

@@ -50,10 +50,25 @@ class Plan:
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self.chunks: list[Chunk] = []
-        self.sequences: set[Sequence] = set()
+        self._lengths: dict[Sequence, int] = {}
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence in self._lengths
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """Decodes before the rest."""
+        chunks = [Chunk.next_of(sequence, length) for sequence, length in self._lengths.items()]
+        return sorted(chunks, key=lambda chunk: not chunk.is_decode)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._lengths
+
+    def length_of(self, sequence: Sequence) -> int:
+        return self._lengths.get(sequence, 0)
 
     def add(self, sequence: Sequence, length: int) -> None:
-        self.chunks.append(Chunk.next_of(sequence, length))
-        self.sequences.add(sequence)
+        """So many tokens more."""
+        self._lengths[sequence] = self.length_of(sequence) + length
         self.budget -= length

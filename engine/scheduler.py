@@ -1,8 +1,9 @@
 """Which sequences compute which tokens in the next step, and which blocks they get for it.
 
-Knows lengths, blocks and order; refuses to know tensors, models and clients. Running decodes come first, then prompt
-chunks of running sequences, then waiting ones, until the token budget is spent. Who is admitted next is fairness.py's
-business. When blocks run out the youngest running sequence is preempted: it gives its blocks back, keeps its tokens
+Knows lengths, blocks and order; refuses to know tensors, models and clients. Running decodes come first. The rest of the
+token budget is shared equally by the tenants (each with each of its priorities) whose prompts are being computed, and
+those who wait with none: a long prompt holds up nobody else's short one. What a share leaves goes to the oldest prompt. Who
+is admitted next is fairness.py's business. When blocks run out the youngest running sequence is preempted: it gives its blocks back, keeps its tokens
 and waits before the others of its tenant. No sequence is preempted for a younger one, whatever their priorities, so
 the oldest running one always advances, and an admission that ageing won is not lost to the next more urgent arrival.
 A prompt's blocks that have left the device come back from the tiers behind it (kv/tiers.py) while others compute, and a
@@ -14,6 +15,7 @@ others are due, and waits a step for blocks that another model is about to leave
 
 from array import array
 from bisect import insort
+from collections import Counter
 from itertools import count, islice
 
 from engine.fairness import FairQueue
@@ -86,15 +88,18 @@ class Scheduler:
         if self.account is not None:
             self.account.begin()
         plan = Plan(self.limits.max_num_batched_tokens)
-        short = self._schedule_running(plan, [s for s in self.running if s.is_decoding and not s.awaits_its_end])
-        short |= self._schedule_running(plan, [s for s in self.running if not s.is_decoding and not s.awaits_its_end])
+        busy = [sequence for sequence in self.running if not sequence.awaits_its_end]
+        short = self._schedule_running(plan, [sequence for sequence in busy if sequence.is_decoding], plan.budget)
+        prefilling = [sequence for sequence in busy if not sequence.is_decoding]
+        short |= self._schedule_running(plan, prefilling, self._prompt_share(prefilling, plan.budget))
         if not short:  # a sequence admitted now would take the blocks that were just cleared, or that are awaited
             self._admit(plan)
+            self._schedule_running(plan, prefilling, plan.budget)
         awaits = self.incoming or (self.account is not None and self.account.num_short > 0)
         awaits_results = any(s.is_pending or s.awaits_its_end for s in self.running)
-        stuck = not plan.chunks and self.has_work and not awaits and not awaits_results
+        stuck = plan.is_empty and self.has_work and not awaits and not awaits_results
         assert not stuck, "sequences wait and none of them can be scheduled"
-        return sorted(plan.chunks, key=lambda chunk: not chunk.is_decode)
+        return plan.chunks
 
     def launch(self, chunk: Chunk) -> None:
         """The chunk is about to be computed: the next step goes on from its end."""
@@ -143,8 +148,7 @@ class Scheduler:
         sequence = self._oldest()
         if sequence is None:
             return None
-        missing = self._num_blocks(len(sequence.token_ids)) - len(sequence.block_table)
-        return Oldest(sequence.arrival, sequence.block_table, missing)
+        return Oldest(sequence.arrival, sequence.block_table, self._num_missing(sequence))
 
     def preempt_youngest(self, keep_oldest: bool) -> bool:
         """For another model. False if nothing may go."""
@@ -173,38 +177,46 @@ class Scheduler:
     def _claim(self, num_blocks: int) -> bool:
         return self.account is not None and self.account.claim(num_blocks)
 
-    def _schedule_running(self, plan: Plan, sequences: list[Sequence]) -> bool:
-        """Give each sequence its next chunk, oldest first. True if blocks were short: a sequence was preempted for them,
-        or another model will leave some."""
+    def _prompt_share(self, prefilling: list[Sequence], budget: int) -> int:
+        """Of the step's prompt tokens, for each who has some to compute; one for all who wait and have none yet."""
+        sharing = {sequence.owner for sequence in prefilling}
+        waits = self._num_admitted < self.limits.max_num_seqs and bool(self.waiting.owners() - sharing)
+        return max(1, budget // max(1, len(sharing) + waits))
+
+    def _schedule_running(self, plan: Plan, sequences: list[Sequence], share: int) -> bool:
+        """Give each sequence its next chunk, or more of it, oldest first; `share`: tokens for all of one owner. True if blocks
+        were short: a sequence was preempted for them, or another model will leave some."""
         short = False
+        spent: Counter[tuple[int, bytes]] = Counter()
         for sequence in sequences:
-            length = min(sequence.num_uncomputed_tokens, plan.budget)
-            if length == 0:
-                break
-            if sequence not in self.running:
-                continue  # preempted for an older one
-            while not self._grow(sequence, sequence.num_computed_tokens + length):
-                if self._claim(self._num_blocks(sequence.num_computed_tokens + length) - len(sequence.block_table)):
+            planned = plan.length_of(sequence)
+            length = min(sequence.num_uncomputed_tokens - planned, plan.budget, share - spent[sequence.owner])
+            if length == 0 or sequence not in self.running:  # preempted for an older one
+                continue
+            end = sequence.num_computed_tokens + planned + length
+            while not self._grow(sequence, end):
+                if self._claim(self._num_blocks(end) - len(sequence.block_table)):
                     short = True
                     break
-                victim = next(s for s in reversed(self.running) if s not in plan.sequences)
+                victim = next((s for s in reversed(self.running) if s not in plan), sequence)
                 if victim is sequence:
                     break  # all that could yield are older or already at work: wait a step, keep the blocks
                 self._preempt(victim)
                 short = True
             else:
                 plan.add(sequence, length)
+                spent[sequence.owner] += length
         return short
 
     def _admit(self, plan: Plan) -> None:
         while self.waiting and self._num_admitted < self.limits.max_num_seqs and plan.budget > 0:
             sequence = self.waiting.peek()
-            if self.limits.is_whole and plan.chunks and len(sequence.token_ids) > plan.budget:
+            if self.limits.is_whole and not plan.is_empty and len(sequence.token_ids) > plan.budget:
                 return
             cached = self._cached_blocks(sequence)
             needed = self._num_blocks(len(sequence.token_ids)) - len(cached)
-            # One spare block for each running sequence: without it the newcomer would be preempted within a few tokens.
-            needed += self._num_admitted
+            # What each running sequence still lacks, and one spare block at least: without it the newcomer would be preempted soon.
+            needed += sum(max(1, self._num_missing(holder)) for holder in self._holders())
             self.pool.make_room(needed)
             missing = needed - self.pool.num_available + self.pool.num_evictable(cached)
             if missing > 0:
@@ -355,6 +367,10 @@ class Scheduler:
                 if pair == (lost, generations[lost])
             ]
             self.pool.recount(lost, len(holding))
+
+    def _num_missing(self, sequence: Sequence) -> int:
+        """Blocks until all its tokens have a place."""
+        return self._num_blocks(len(sequence.token_ids)) - len(sequence.block_table)
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.limits.block_size)

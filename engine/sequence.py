@@ -54,6 +54,11 @@ class Sequence:
         self.counts = TokenCounts.wanted_by(self.sampling, self.num_prompt_tokens - self.num_delivered_tokens)
 
     @property
+    def owner(self) -> tuple[int, bytes]:
+        """With whom it shares what is shared between tenants."""
+        return self.priority, self.tenant
+
+    @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
 

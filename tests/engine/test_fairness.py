@@ -239,3 +239,39 @@ def test_an_absence_pays_debts_and_saves_up_nothing() -> None:
     for _ in range(10):
         line.admit()
     assert line.served[b"back"] - line.served[b"steady"] <= QUANTUM + 50
+
+
+@pytest.mark.parametrize("queued", [0, 3])
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize(("salt", "priority"), [(b"other", 0), (b"other", -8), (b"long", -8)])
+def test_a_long_prompt_holds_up_nobody_elses_short_one(salt: bytes, priority: int, overlaps: bool, queued: int) -> None:
+    engine, runner = fake_engine(num_blocks=300, max_num_batched_tokens=16, overlaps=overlaps)
+    for i in range(1 + queued):
+        prompt = tuple(i * 7 + n % 900 for n in range(800 // (1 + queued)))
+        engine.submit(Submit(f"long {i}", "tiny", prompt, SamplingParams(1), b"long"))
+    engine.step()
+    engine.step()
+    engine.submit(Submit("short", "tiny", (1, 2, 3), SamplingParams(1), salt, priority=priority))
+    ended: list[str] = []
+    for _ in range(3 + overlaps):  # one turn of the other tenant's may have begun
+        engine.step()
+        ended += [o.sequence_id for o in engine.take_outputs() if o.token_ids]
+    assert ended == ["short"]
+    while engine.has_work:
+        engine.step()
+    assert sum(runner.batch_tokens) == 803
+    assert len(runner.batch_tokens) <= 53, "no step was left half empty"
+
+
+def test_long_prompts_of_several_tenants_advance_alike() -> None:
+    engine, _ = fake_engine(num_blocks=300, max_num_batched_tokens=24)
+    for tenant in (b"a", b"b", b"c"):
+        for i in range(2):
+            prompt = tuple((tenant[0] * 3 + i + n) % 900 for n in range(150))
+            engine.submit(Submit(f"{tenant!r} {i}", "tiny", prompt, SamplingParams(1), tenant))
+    for _ in range(10):
+        engine.step()
+    computed = sorted(s.num_computed_tokens for s in engine.scheduler.running)
+    assert len(computed) == 3, "a second prompt waits for its tenant's first"
+    assert computed[0] >= 64
+    assert sum(computed) == 240
