@@ -19,6 +19,10 @@ def next_token(token_ids: SequenceOf[int]) -> int:
     return (sum(token_ids[-3:]) * 31 + len(token_ids)) % VOCAB
 
 
+def next_penalised_token(prompt: SequenceOf[int], outputs: SequenceOf[int]) -> int:
+    return (next_token([*prompt, *outputs]) + sum(outputs)) % VOCAB
+
+
 def prompt_logprobs_of(token_ids: SequenceOf[int]) -> tuple[TokenLogprobs, ...]:
     """Of all but the first."""
     return tuple(TokenLogprobs(-float(next_token(token_ids[:i]))) for i in range(1, len(token_ids)))
@@ -113,8 +117,17 @@ class FakeRunner:
         return [*known, self.chosen[sequence] if last == PENDING else last]
 
     def _sample(self, sequence: Sequence, tokens: list[int]) -> SampledToken:
-        self.chosen[sequence] = next_token(tokens)
+        self.chosen[sequence] = (next_token(tokens) + self._penalty(sequence, tokens[-1])) % VOCAB
         return SampledToken(self.chosen[sequence], sequence.sequence_id not in self.bad_sequences)
+
+    def _penalty(self, sequence: Sequence, newest: int) -> int:
+        """The sum of its outputs, as they were counted; the newest may be known to the device alone."""
+        counts = sequence.counts
+        if counts is None:
+            return 0
+        counts.catch_up(sequence.token_ids, len(sequence.token_ids) - sequence.is_pending)
+        known = sum(token * round(n) for token, n in zip(counts.token_ids, counts.num_outputs, strict=True))
+        return known + newest * sequence.is_pending
 
     def _prompt_logprobs(self, chunk: Chunk, tokens: list[int]) -> tuple[TokenLogprobs, ...]:
         if not chunk.sequence.wants_prompt_logprobs:

@@ -11,7 +11,15 @@ from engine.engine import Engine
 from engine.kv.lending import NoSlabsError, Reservation
 from engine.protocol import SamplingParams, Submit
 from tests.engine.driver import Heard
-from tests.engine.fake_runner import FakeArena, FakeMemory, FakeRunner, borrowing_engine, next_token
+from tests.engine.fake_runner import (
+    FakeArena,
+    FakeMemory,
+    FakeRunner,
+    borrowing_engine,
+    next_penalised_token,
+    next_token,
+    prompt_logprobs_of,
+)
 
 MODELS = ("one", "two")
 
@@ -26,6 +34,8 @@ class Arrival(NamedTuple):
     abort_after: int | None
     copies: int  # a burst of the same prompt with different tails
     priority: int
+    prompt_logprobs: bool = False
+    is_penalised: bool = False
 
 
 class Shape(NamedTuple):
@@ -65,6 +75,8 @@ arrivals = st.lists(
         abort_after=st.none() | st.integers(0, 25),
         copies=st.sampled_from([1, 1, 2, 6]),
         priority=st.sampled_from([0, 0, -1, 5]),
+        prompt_logprobs=st.booleans(),
+        is_penalised=st.booleans(),
     ),
     min_size=1,
     max_size=8,
@@ -101,9 +113,9 @@ def test_two_models_on_one_arena_end_every_sequence_rightly(
 
 @pytest.mark.slow
 @given(shapes, arrivals, reservations, accidents)
-@settings(max_examples=5000, deadline=None)
-@pytest.mark.timeout(1200)
-def test_two_models_on_one_arena_through_thousands_of_schedules(
+@settings(max_examples=20_000, deadline=None)
+@pytest.mark.timeout(7200)
+def test_two_models_on_one_arena_through_twenty_thousand_schedules(
     shape: Shape, plan: list[Arrival], reserve: Reserve | None, accident: Accident | None
 ) -> None:
     Play(shape, plan, reserve, accident).run()
@@ -258,6 +270,7 @@ class Play:
                 self._check(self.heard[name], name, k, arrival)
         for engine in self.engines:
             assert engine.scheduler.pool.num_held == 0
+            assert (engine.load().waiting, engine.load().waiting_tokens) == (0, 0)
             self.num_preemptions += engine.scheduler.num_preemptions
         for model, runner in enumerate(self.runners):
             assert max(runner.batch_tokens, default=0) <= self.shape.max_num_batched_tokens, MODELS[model]
@@ -276,11 +289,14 @@ class Play:
 
     def _check(self, heard: Heard, name: str, k: int, arrival: Arrival) -> None:
         context_length = self.contexts[arrival.model]
-        tokens = list(prompt_of(k, arrival))
+        prompt, tokens = prompt_of(k, arrival), list(prompt_of(k, arrival))
         expected = min(arrival.max_tokens, context_length - len(tokens))
-        for token in heard.token_ids:
-            assert token == next_token(tokens)
+        for i, token in enumerate(heard.token_ids):
+            wanted = next_penalised_token(prompt, heard.token_ids[:i]) if arrival.is_penalised else next_token(tokens)
+            assert token == wanted
             tokens.append(token)
+        if heard.token_ids:
+            assert heard.prompt_logprobs == (prompt_logprobs_of(prompt) if arrival.prompt_logprobs else None)
         if heard.finish_reason == "abort":
             assert arrival.abort_after is not None
         elif heard.finish_reason == "error":
@@ -305,6 +321,10 @@ def prompt_of(k: int, arrival: Arrival) -> tuple[int, ...]:
 
 
 def as_submit(name: str, k: int, arrival: Arrival) -> Submit:
-    sampling = SamplingParams(arrival.max_tokens)
+    sampling = SamplingParams(
+        arrival.max_tokens,
+        prompt_logprobs=arrival.prompt_logprobs,
+        presence_penalty=0.5 if arrival.is_penalised else 0.0,
+    )
     prompt = prompt_of(k, arrival)
     return Submit(name, MODELS[arrival.model], prompt, sampling, arrival.salt, priority=arrival.priority)
