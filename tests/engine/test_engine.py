@@ -2,9 +2,11 @@
 
 import pytest
 
+from engine.engine import Engine
+from engine.kv.prefix_index import CacheIdentity
 from engine.protocol import SamplingParams, Submit
-from tests.engine.driver import drain, one, submit
-from tests.engine.fake_runner import VOCAB, fake_engine, next_token
+from tests.engine.driver import Heard, drain, one, submit
+from tests.engine.fake_runner import VOCAB, FakeLaunched, fake_engine, next_token
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 
@@ -186,3 +188,43 @@ def test_a_steps_time_is_told_by_phase() -> None:
     engine.step()
     assert engine.last_step == (100, 100, 0.0, 100), "the fake device takes no time"
     assert runner.batch_tokens == [len(PROMPT)]
+
+
+def test_a_newcomer_waits_while_a_running_sequence_would_need_its_blocks_for_the_next_tokens() -> None:
+    engine, _ = fake_engine(num_blocks=4, block_size=4)
+    engine.submit(submit("a", list(range(7)), max_tokens=4))
+    engine.step()
+    engine.submit(submit("b", list(range(20, 28)), max_tokens=2))
+    assert set(drain(engine, [])) == {"a", "b"}
+    assert engine.scheduler.num_preemptions == 0
+
+
+def test_closing_waits_for_the_step_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+    engine, _ = fake_engine(overlaps=True)
+    engine.submit(submit("a", PROMPT, max_tokens=50))
+    engine.step()
+    monkeypatch.setattr(FakeLaunched, "collect", lambda self: ended.append("the step"))
+    monkeypatch.setattr(engine.tiers, "close", lambda: ended.append("the tiers"), raising=False)
+    engine.close()
+    assert ended == ["the step", "the tiers"]
+
+
+def test_sequences_of_another_engine_are_computed_and_cached_under_this_ones_names() -> None:
+    """Names of blocks say what computed them: those of one engine mean nothing to the next."""
+    engines = []
+    for dtype in ("float32", "bfloat16"):
+        engine, runner = fake_engine(num_blocks=32)
+        identity = CacheIdentity("tiny", dtype, engine.info.block_size)
+        engines.append(Engine(engine.info, runner, engine._limits, identity=identity))
+    first, second = engines
+    prompt = list(range(20))
+    first.submit(submit("a", prompt, max_tokens=6))
+    first.step()
+    heard = {"a": Heard()}
+    for output in first.take_outputs():
+        heard["a"].hear(output)
+    second.go_on_with(first.let_go())
+    assert not first.has_work
+    assert drain(second, [], heard=heard)["a"].token_ids == expected_tokens(prompt, 6)
+    assert one(second, submit("b", [*prompt, 500], max_tokens=2)).num_cached_tokens == 20

@@ -1,6 +1,7 @@
 """Who gets which slab, shown on numbers alone: order of borrowing, fair shares, claims, reservations."""
 
 from dataclasses import dataclass, field
+from threading import Thread
 
 import pytest
 from hypothesis import given, settings
@@ -282,3 +283,35 @@ def test_owned_slabs_bring_exactly_the_blocks_that_lie_in_them(
 
 def bytes_of(grid: SlabGrid, block: int) -> range:
     return range(block * grid.block_bytes, (block + 1) * grid.block_bytes)
+
+
+def test_the_hosts_oldest_sequence_is_preempted_for_nobody() -> None:
+    """Where a younger one's blocks, still being filled from a tier, are all that could be left."""
+    _, (a, b) = lend(4, "a", "b")
+    a.run(0, 2)
+    for _ in range(4):
+        a.account.pool.allocate()
+    b.is_waiting = True
+    b.run(1, 2)
+    assert sizes([a, b]) == [3, 1]
+    b.account.begin()
+    assert b.account.claim(2)
+    a.account.begin()
+    assert a.preempted == []
+    assert sizes([a, b]) == [3, 1]
+
+
+def test_a_slab_is_looked_for_while_no_model_is_opened_or_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lending, (a,) = lend(4, "a")
+    held: list[bool] = []
+    look = lending._slab_for
+
+    def watched(account: Account) -> int | None:
+        loader = Thread(target=lambda: held.append(not lending._lock.acquire(blocking=False)))
+        loader.start()
+        loader.join()
+        return look(account)
+
+    monkeypatch.setattr(lending, "_slab_for", watched)
+    a.run(0, 2)
+    assert held == [True]

@@ -1,6 +1,10 @@
 """Random schedules over tiny pools with tiers behind them that are late, forgetful and lossy: every sequence ends with the right tokens, and
 nothing is left behind (I1, I2, I3, I6, I9)."""
 
+from collections.abc import Hashable
+from collections.abc import Sequence as SequenceOf
+from random import Random
+
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -221,3 +225,56 @@ def test_others_go_on_while_blocks_are_on_their_way() -> None:
         engine.step()
         told += [o.sequence_id for o in engine.take_outputs()]
     assert told == ["other"] * 5 + ["fetching"] * 2
+
+
+class Tiers(FakeTiers):
+    """All that was stored is on the host; what is fetched comes when it is said."""
+
+    class Draws(Random):
+        def random(self) -> float:
+            return 0.5
+
+        def randint(self, low: int, high: int) -> int:
+            return 10**6
+
+    def __init__(self, runner: FakeRunner) -> None:
+        super().__init__(runner, 0, 1000, has_disk=False)
+        self.draw = self.Draws()
+        self.swapped: list[list[int]] = []
+
+    def swap_out(self, owner: Hashable, hashes: SequenceOf[bytes], blocks: SequenceOf[int]) -> bool:
+        self.swapped.append(list(blocks))
+        return super().swap_out(owner, hashes, blocks)
+
+
+def test_who_waits_behind_a_fetcher_that_is_aborted_looks_again() -> None:
+    engine, _ = fake_engine(num_blocks=20, make_tiers=Tiers)
+    one(engine, submit("first", PROMPT * 4, max_tokens=1))
+    one(engine, submit("pushes it out", [900 - i for i in range(76)], max_tokens=1))
+    engine.submit(submit("fetcher", [*PROMPT * 4, 7], max_tokens=2))
+    engine.submit(submit("behind", [*PROMPT * 4, 8], max_tokens=2))
+    engine.step()
+    assert len(engine.scheduler.incoming.fetching) == 1
+    assert len(engine.scheduler.incoming) == 2
+    engine.abort("fetcher")
+    engine.step()
+    (sequence,) = engine.scheduler.incoming.fetching
+    assert sequence.sequence_id == "behind"
+    engine.abort("behind")
+    assert not engine.has_work
+
+
+def test_a_block_that_was_handed_to_another_is_not_kept_under_the_first_ones_name() -> None:
+    engine, _ = fake_engine(num_blocks=12, make_tiers=Tiers)
+    engine.submit(submit("a", PROMPT * 2, max_tokens=20))
+    engine.step()
+    (sequence,) = engine.scheduler.running
+    first, second, *_ = sequence.block_table
+    assert sequence.num_registered_blocks >= 2
+    pool = engine.scheduler.pool
+    pool.generations[first] += 1
+    assert engine.scheduler.preempt_youngest(keep_oldest=False)
+    tiers = engine.tiers
+    assert isinstance(tiers, Tiers)
+    assert second in tiers.swapped[0]
+    assert first not in tiers.swapped[0]
