@@ -84,14 +84,6 @@ def test_a_full_waiting_queue_refuses_the_next() -> None:
     assert (refused.sequence_id, refused.error_code) == ("c", "overloaded")
 
 
-def test_an_id_in_use_is_refused() -> None:
-    engine, _ = fake_engine()
-    engine.submit(submit("a", PROMPT))
-    engine.submit(submit("a", PROMPT))
-    (refused,) = engine.take_outputs()
-    assert refused.error_code == "invalid_request"
-
-
 def test_an_abort_returns_the_blocks_at_once() -> None:
     engine, _ = fake_engine()
     engine.submit(submit("a", PROMPT, max_tokens=50))

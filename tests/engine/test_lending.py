@@ -306,8 +306,14 @@ def test_a_slab_is_looked_for_while_no_model_is_opened_or_closed(monkeypatch: py
     held: list[bool] = []
     look = lending._slab_for
 
+    def try_to_open() -> None:
+        is_free = lending._lock.acquire(blocking=False)
+        held.append(not is_free)
+        if is_free:
+            lending._lock.release()
+
     def watched(account: Account) -> int | None:
-        loader = Thread(target=lambda: held.append(not lending._lock.acquire(blocking=False)))
+        loader = Thread(target=try_to_open)
         loader.start()
         loader.join()
         return look(account)
