@@ -1,17 +1,20 @@
 """The disk tier: KV blocks in append-only segments of one directory, found by the hash of their content's chain, trusted by checksum alone.
 
 A segment is a run of records, each a header and one block; the oldest unused segment gives way as a whole. Nothing is flushed: what a crash
-tears is cut off or fails its checksum, and is computed again. A disk that keeps refusing is let be. Knows files and errors; refuses to know
-models, tokens and threads (whose business it is not to be in the engine's way is tier_threads.py's). Safe to use from several threads.
+tears is cut off or fails its checksum, and is computed again. A disk that keeps refusing is let be, and tried again from time to time. Knows
+files and errors; refuses to know models, tokens and threads (whose business it is not to be in the engine's way is tier_threads.py's). Safe to
+use from several threads.
 """
 
 import errno
 import logging
+import mmap
 import os
 import struct
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +27,9 @@ log = logging.getLogger(__name__)
 
 _SEGMENTS = 16  # a limit's worth: what gives way at once is no more than this part of the cache
 _MAX_SEGMENT_BYTES = 256 << 20
-_PATIENCE = 3  # errors in a row, after which reading or writing is given up
+_PATIENCE = 3  # errors in a row, after which reading or writing is given up for:
+_FIRST_PAUSE_S = 10.0  # doubled after each try that fails, up to:
+_LONGEST_PAUSE_S = 300.0
 # magic, checksum of the rest, hash, bytes of the block, their checksum
 _HEADER = struct.Struct("<4sI32sQI12x")
 _NAME = struct.Struct("<32sQI")
@@ -48,7 +53,9 @@ class _Segment:
 class DiskTier:
     """Use as `DiskTier.open(directory, limit_bytes)`; nothing is found until `scan` has looked through what an earlier process left."""
 
-    def __init__(self, directory: Path, limit_bytes: int, lock_fd: int) -> None:
+    def __init__(
+        self, directory: Path, limit_bytes: int, lock_fd: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.limit_bytes = limit_bytes
         self.num_corrupt = 0
         self.num_errors = 0
@@ -61,14 +68,16 @@ class DiskTier:
         self._active: _Segment | None = None  # written to by one thread
         self._active_fd = -1
         self._next_number = 0
-        self._write_errors = _Patience("written to", directory)
-        self._read_errors = _Patience("read", directory)
+        self._write_errors = _Patience("written to", directory, clock)
+        self._read_errors = _Patience("read", directory, clock)
 
     @classmethod
-    def open(cls, directory: Path, limit_bytes: int, patience_s: float = 0.0) -> "DiskTier":
+    def open(
+        cls, directory: Path, limit_bytes: int, patience_s: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> "DiskTier":
         """Raises TierError."""
         try:
-            return cls(directory, limit_bytes, lock_directory(directory, patience_s))
+            return cls(directory, limit_bytes, lock_directory(directory, patience_s), clock)
         except OSError as error:
             raise TierError(f"the disk KV tier at {directory} cannot be used: {error.strerror}") from error
 
@@ -112,7 +121,8 @@ class DiskTier:
                 self._append(segment, block_hash, block, checksum)
             except OSError as error:
                 os.ftruncate(self._active_fd, segment.num_bytes)  # no half a record before the next one
-                if error.errno != errno.ENOSPC or not self._give_up_oldest():
+                # A try after a pause costs nothing that is still good: others would have it.
+                if error.errno != errno.ENOSPC or self._write_errors.is_trying or not self._give_up_oldest():
                     raise
                 self._append(segment, block_hash, block, checksum)  # others fill the disk: this much less is ours
         except OSError as error:
@@ -170,7 +180,16 @@ class DiskTier:
         segment = _Segment(path)
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            while header := _read_header(os.pread(file.fileno(), _HEADER.size, segment.num_bytes)):
+            while segment.num_bytes < size:
+                header = _read_header(os.pread(file.fileno(), _HEADER.size, segment.num_bytes))
+                if header is None:
+                    next_good = _find_record(file.fileno(), segment.num_bytes + 1, size)
+                    if next_good is None:
+                        break
+                    self.num_corrupt += 1
+                    log.warning("%s is damaged; bytes %d to %d are skipped", path, segment.num_bytes, next_good)
+                    segment.num_bytes = next_good
+                    continue
                 block_hash, num_bytes, checksum, is_good = header
                 offset = segment.num_bytes + _HEADER.size
                 if offset + num_bytes > size:
@@ -180,7 +199,7 @@ class DiskTier:
                     with self._lock:
                         self._records[block_hash] = _Record(segment, offset, num_bytes, checksum)
                     segment.hashes.add(block_hash)
-        if segment.num_bytes < size:  # torn by a crash, or damaged: what follows cannot be told apart
+        if segment.num_bytes < size:  # torn by a crash, or damaged
             self.num_corrupt += 1
             log.warning("%s is damaged after %d of %d bytes; the rest is dropped", path, segment.num_bytes, size)
             os.truncate(path, segment.num_bytes)
@@ -241,26 +260,38 @@ class DiskTier:
 
 
 class _Patience:
-    """Errors in a row."""
+    """Errors in a row: after a few of them, pauses between one try and the next."""
 
-    def __init__(self, what: str, directory: Path) -> None:
+    def __init__(self, what: str, directory: Path, clock: Callable[[], float]) -> None:
         self._what = what
         self._directory = directory
+        self._clock = clock
         self._failures = 0
+        self._next_try_at = 0.0
 
     @property
     def is_exhausted(self) -> bool:
+        return self.is_trying and self._clock() < self._next_try_at
+
+    @property
+    def is_trying(self) -> bool:
+        """It is not known to work."""
         return self._failures >= _PATIENCE
 
     def succeed(self) -> None:
-        if not self.is_exhausted:
-            self._failures = 0
+        if self.is_trying:
+            log.warning("the disk KV tier at %s is %s again", self._directory, self._what)
+        self._failures = 0
 
     def fail(self, error: OSError) -> None:
         self._failures += 1
+        if not self.is_trying:
+            return
+        pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(10, self._failures - _PATIENCE))
+        self._next_try_at = self._clock() + pause_s
         if self._failures == _PATIENCE:
             log.error(
-                "the disk KV tier at %s is no longer %s after %d errors in a row, the last of them: %s",
+                "the disk KV tier at %s is no longer %s after %d errors in a row, the last of them: %s; it is tried again from time to time",
                 self._directory, self._what, _PATIENCE, error.strerror,
             )  # fmt: skip
 
@@ -282,6 +313,16 @@ def _read_header(header: bytes) -> _Header | None:
 
 
 _BLOTTED = b"PLno"
+
+
+def _find_record(fd: int, start: int, size: int) -> int | None:
+    """Where the next one begins that is whole, from `start` on."""
+    with mmap.mmap(fd, size, prot=mmap.PROT_READ) as content:
+        while (start := content.find(_MAGIC, start)) >= 0:
+            if _read_header(content[start : start + _HEADER.size]) is not None:
+                return start
+            start += 1
+    return None
 
 
 def _blot_out(record: _Record) -> None:

@@ -1,6 +1,8 @@
 """The disk tier: what it keeps, what gives way, and every way in which a disk can let one down."""
 
 import errno
+import itertools
+import logging
 import os
 import resource
 import stat
@@ -131,7 +133,7 @@ def test_a_truncated_segment_keeps_what_is_whole(tmp_path: Path, keep: int, left
     tier.close()
 
 
-def test_a_damaged_header_costs_the_rest_of_its_segment_alone(tmp_path: Path) -> None:
+def test_a_damaged_header_costs_its_own_block_alone(tmp_path: Path) -> None:
     tier = DiskTier.open(tmp_path, LIMIT)
     tier.scan()
     for n in range(8):
@@ -141,7 +143,8 @@ def test_a_damaged_header_costs_the_rest_of_its_segment_alone(tmp_path: Path) ->
     damaged[2 * RECORD + 41] ^= 1  # the third record's length
     file.write_bytes(damaged)
     tier = reopen(tier, tmp_path)
-    assert [name(n) in tier for n in range(8)] == [True, True, False, False, True, True, True, True]
+    assert [name(n) in tier for n in range(8)] == [True, True, False, True, True, True, True, True]
+    assert [read(tier, n) == content(n, SIZE) for n in range(8)] == [n != 2 for n in range(8)]
     assert tier.num_corrupt == 1
     tier.close()
 
@@ -190,6 +193,35 @@ def test_a_disk_that_keeps_refusing_is_let_be_and_that_is_said_once(
     assert not put(tier, 20)
     assert caplog.text.count("no longer written to") == 1
     assert read(tier, 0) == content(0, SIZE), "what is there may still be read"
+
+
+def test_a_disk_that_was_full_is_written_to_again_when_it_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [0.0]
+    tier = DiskTier.open(tmp_path, LIMIT, clock=lambda: now[0])
+    tier.scan()
+    tries: list[float] = []
+
+    def full(*_: object) -> int:
+        tries.append(now[0])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pwritev", full)
+        for second in range(1000):
+            now[0] = float(second)
+            assert not put(tier, second)
+    assert tries[:3] == [0.0, 1.0, 2.0]
+    assert [round(b - a) for a, b in itertools.pairwise(tries[2:])] == [10, 20, 40, 80, 160, 300, 300]
+    assert "no longer written to" in caplog.text
+    caplog.clear()
+    now[0] += 300
+    with caplog.at_level(logging.WARNING):
+        assert put(tier, 5000)
+        assert put(tier, 5001)
+    assert caplog.messages == [f"the disk KV tier at {tmp_path} is written to again"]
+    tier.close()
 
 
 def test_a_disk_that_cannot_be_read_is_let_be(
