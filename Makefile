@@ -96,14 +96,14 @@ eval-ember: $(BASE)
 train-ember: $(BASE)
 	@$(BIN)/python -m engine.embedded.ember.train --out runs/ember --compile
 
-# On a GPU machine these run from the bare tree, with whatever Python has torch: GPU_PYTHON=python3 make gpu-check
+# On a GPU machine these run from the bare tree, with whatever Python has torch: GPU_PYTHON=python3 make gpu-check; REHEARSE=1 tries them on a CPU
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 
 gpu-check:
-	@$(GPU_PYTHON) -m load_tests.gpu check
+	@$(GPU_PYTHON) -m load_tests.gpu check $(if $(REHEARSE),--rehearse)
 
 gpu-bench:
-	@$(GPU_PYTHON) -m load_tests.gpu bench
+	@$(GPU_PYTHON) -m load_tests.gpu bench $(if $(REHEARSE),--rehearse)
 
 clean:
 	@rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

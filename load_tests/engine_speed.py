@@ -6,7 +6,7 @@ second (prefill's floor). Nothing is loaded from disk; nothing outside torch and
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -175,8 +175,9 @@ def launches(work: Callable[[], object]) -> dict[str, float]:
 
 def measure(
     shape: str, device: torch.device, dtype: torch.dtype, batches: list[int], prompts: list[int], budget_s: float
-) -> dict[str, Any]:
-    """Everything, for one shape. Memory-bound work is held against the larger of the two measured bandwidths."""
+) -> Iterator[dict[str, Any]]:
+    """Everything, for one shape: the results again with each row that comes to them. Memory-bound work is held against the larger of the two measured
+    bandwidths."""
     config = SHAPES[shape]
     if device.type == "cpu":
         library.start(wait=True)
@@ -185,11 +186,17 @@ def measure(
     bandwidth, matmul = max(limits["copy_gb_per_s"], limits["read_gb_per_s"]), limits[f"{NAMES[dtype]}_tflop_per_s"]
     kv_tokens = max(max(batches) * (DECODE_CONTEXT + BLOCK_SIZE), *prompts) + BLOCK_SIZE
     runner = make_runner(config, device, dtype, kv_tokens)
-    return {
+    results: dict[str, Any] = {
         "shape": shape,
         "dtype": str(dtype).removeprefix("torch."),
         "weight_gb": weight_bytes(config, dtype) / 1e9,
         "ceilings": limits,
-        "decode": [decode_speed(runner, config, batch, bandwidth, budget.next_share_s()) for batch in batches],
-        "prefill": [prefill_speed(runner, config, tokens, matmul, budget.next_share_s()) for tokens in prompts],
+        "decode": [],
+        "prefill": [],
     }
+    for batch in batches:
+        results["decode"].append(decode_speed(runner, config, batch, bandwidth, budget.next_share_s()))
+        yield results
+    for tokens in prompts:
+        results["prefill"].append(prefill_speed(runner, config, tokens, matmul, budget.next_share_s()))
+        yield results

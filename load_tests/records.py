@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def percentiles(values: list[float]) -> dict[str, float]:
     return {**spread(values), **at}
 
 
+@cache
 def describe_machine() -> dict[str, Any]:
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
@@ -65,18 +67,19 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
+@cache
 def commit() -> str:
-    """The commit, with a plus sign when the tree differs from it."""
+    """The commit, with a plus sign when the tree differs from it; where the tree came without git, what $PILOTLIGHT_COMMIT says."""
+    try:
+        head = _git("rev-parse", "--short=12", "HEAD")
+        return head + ("+" if _git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("PILOTLIGHT_COMMIT", "unknown")
+
+
+def _git(*arguments: str) -> str:
     here = Path(__file__).parent
-    head = subprocess.run(
-        ["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True, check=False
-    )
-    if head.returncode != 0:
-        return "unknown"
-    dirty = subprocess.run(
-        ["git", "status", "--porcelain", "-uno"], cwd=here, capture_output=True, text=True, check=False
-    ).stdout
-    return head.stdout.strip() + ("+" if dirty.strip() else "")
+    return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _processor() -> str:

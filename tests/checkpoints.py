@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 LLAMA3_SCALING = {
     "rope_type": "llama3",
@@ -65,6 +66,10 @@ def write_checkpoint(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+        for module in model.modules():
+            if isinstance(module, GptOssExperts):  # before 5.20, constants stand there for what the configuration says
+                module.alpha = getattr(config, "swiglu_alpha", module.alpha)
+                module.limit = getattr(config, "swiglu_limit", module.limit)
         if hasattr(model, "set_experts_implementation"):  # the grouped one wants sizes that are multiples of four
             model.set_experts_implementation("eager")
         # transformers initialises norms to one and biases to zero: give them values that a mistake would show in.

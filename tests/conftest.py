@@ -7,6 +7,7 @@ cache, and SIGHUP means what it means in a terminal, under nohup too.
 import os
 import signal
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("steady", derandomize=True, deadline=None)
@@ -17,3 +18,16 @@ if os.environ.get("PILOTLIGHT_TEST_DEVICE", "cpu") == "cpu":
 
 os.environ["PILOTLIGHT_OPENINGS"] = "0"
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """A kernel that fails on a GPU does so later than its call, and for the rest of its process: the test that launched it is the one that is named,
+    and those after it run in a new process, which pytest-xdist starts."""
+    if os.environ.get("PILOTLIGHT_TEST_DEVICE") == "cuda" and "PYTEST_XDIST_WORKER" in os.environ:
+        import torch
+
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            os._exit(1)

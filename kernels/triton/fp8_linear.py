@@ -124,7 +124,7 @@ def fp8_linear(x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None = N
     if not out.numel():
         return out
     values, scales = quantise_fp8(x, x_group, weight.input_scale)
-    stored = weight.values.view(torch.uint8)
+    stored, weight_scales = weight.values.view(torch.uint8), weight.scales.contiguous()
     tile = tile_for(tokens)
     programs = triton.cdiv(tokens, tile.tokens) * triton.cdiv(rows, tile.rows)
     splits = 1
@@ -135,8 +135,8 @@ def fp8_linear(x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None = N
     parts = out if splits == 1 else torch.empty((splits, tokens, rows), dtype=torch.float32, device=x.device)
     column_group = columns + 1 if weight.column_group >= columns else weight.column_group
     _multiply[(programs * splits,)](
-        values.view(torch.uint8), scales, stored, weight.scales, out if bias is None else bias, parts,
-        columns, scales.stride(0), rows, 0 if splits == 1 else tokens * rows, tokens, rows, columns, stored.stride(0), weight.scales.stride(0),
+        values.view(torch.uint8), scales, stored, weight_scales, out if bias is None else bias, parts,
+        columns, scales.stride(0), rows, 0 if splits == 1 else tokens * rows, tokens, rows, columns, stored.stride(0), weight_scales.stride(0),
         x_group, weight.row_group, column_group, split_columns, splits, 8,
         EXACT=not x.is_cuda, HAS_BIAS=bias is not None, DIRECT=splits == 1, TOKENS=tile.tokens, ROWS=tile.rows, DEPTH=DEPTH,
         num_warps=tile.warps, num_stages=tile.stages,

@@ -53,6 +53,7 @@ def kv_write(
     tokens, kv_heads, head_dim = k.shape
     assert k_cache.stride() == v_cache.stride(), "keys and values must be strided alike"
     assert k.stride(2) == v.stride(2) == k_cache.stride(3) == 1, "heads must be contiguous"
+    assert slot_mapping.is_contiguous(), "slots must be contiguous"
     if k.numel():
         block = triton.next_power_of_2(head_dim)
         tile = heads_per_program(kv_heads, block // 2)

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton.jit import jit
+from kernels.triton.stored import check_rows
 
 CHUNK = 4096  # logits a program, in registers: the likeliest are taken out one after the other
 _NOBODY = tl.constexpr(0x7FFFFFFF)
@@ -60,6 +61,7 @@ def token_logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As kernels/logprobs.py."""
+    check_rows("token_logprobs", "logits", logits)
     rows, vocab = logits.shape
     device = logits.device
     num_top = min(num_top, vocab)
@@ -78,7 +80,7 @@ def token_logprobs(
         logits, tops, sums, top_ids, top_logits, row_stride, vocab, chunks, num_top, CHUNK=CHUNK, num_warps=8
     )
     _of_row[(rows,)](
-        logits, token_ids, tops, sums, top_ids, top_logits, chosen, ids, logprobs, row_stride, chunks, num_top,
+        logits, token_ids.contiguous(), tops, sums, top_ids, top_logits, chosen, ids, logprobs, row_stride, chunks, num_top,
         CHUNKS=triton.next_power_of_2(chunks), num_warps=1,
     )  # fmt: skip
     return chosen, ids, logprobs

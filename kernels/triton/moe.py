@@ -197,6 +197,7 @@ def moe_experts(
         or num_experts > MOST_EXPERTS
     ):
         _complain(tokens, weights, expert_ids, num_experts)
+    gate_up_bias, down_bias = (None if bias is None else bias.contiguous() for bias in (gate_up_bias, down_bias))
     out = torch.empty((tokens, second.rows), dtype=x.dtype, device=x.device)
     if not out.numel():
         return out
@@ -230,7 +231,7 @@ def moe_experts(
 def by_expert(expert_ids: torch.Tensor, num_experts: int, rows_a_tile: int) -> tuple[torch.Tensor, torch.Tensor]:
     """expert_ids [tokens, top_k] -> order [pairs] int64, the flat indices of expert_ids by expert; table [tiles, 3] int32, for each tile its expert,
     or -1, and from where to where its rows lie in that order. Nothing waits for the device."""
-    ids = expert_ids.flatten()
+    ids = expert_ids.flatten().contiguous()
     pairs = ids.numel()
     tiles = pairs // rows_a_tile + min(num_experts, pairs)
     table = torch.empty((tiles, 3), dtype=torch.int32, device=ids.device)

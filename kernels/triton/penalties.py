@@ -49,7 +49,14 @@ def penalize_(logits: torch.Tensor, entries: "LogitEntries") -> torch.Tensor:
     before = torch.empty(count, dtype=logits.dtype, device=logits.device)
     if count:
         _penalize[(triton.cdiv(count, _BLOCK),)](
-            logits, *entries, before, logits.stride(0), count, BLOCK=_BLOCK, num_warps=4, enable_fp_fusion=False
+            logits,
+            *(values.contiguous() for values in entries),
+            before,
+            logits.stride(0),
+            count,
+            BLOCK=_BLOCK,
+            num_warps=4,
+            enable_fp_fusion=False,
         )
     return before
 
@@ -58,5 +65,6 @@ def restore_(logits: torch.Tensor, entries: "LogitEntries", before: torch.Tensor
     count = len(entries.rows)
     if count:
         _restore[(triton.cdiv(count, _BLOCK),)](
-            logits, entries.rows, entries.token_ids, before, logits.stride(0), count, BLOCK=_BLOCK, num_warps=4
-        )
+            logits, entries.rows.contiguous(), entries.token_ids.contiguous(), before.contiguous(), logits.stride(0), count,
+            BLOCK=_BLOCK, num_warps=4,
+        )  # fmt: skip

@@ -43,6 +43,14 @@ def pool_pieces(hidden: torch.Tensor, starts: torch.Tensor, host_lens: tuple[int
     out = torch.empty((pieces, size), dtype=torch.float32, device=hidden.device)
     if pieces:
         _pool[(pieces, triton.cdiv(size, _COLUMNS))](
-            hidden, starts, out, hidden.stride(0), size, KIND=kind, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=4
+            hidden,
+            starts.contiguous(),
+            out,
+            hidden.stride(0),
+            size,
+            KIND=kind,
+            ROWS=_ROWS,
+            COLUMNS=_COLUMNS,
+            num_warps=4,
         )
     return out

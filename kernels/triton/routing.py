@@ -111,7 +111,7 @@ def route_in_groups(
     if tokens:
         size = experts // groups
         _route_in_groups[(tokens,)](
-            logits, bias, weights, ids, logits.stride(0), groups, size, top_groups, top_k, scale,
+            logits, bias.contiguous(), weights, ids, logits.stride(0), groups, size, top_groups, top_k, scale,
             RENORMALISE=renormalise, GROUPS=triton.next_power_of_2(groups), SIZE=triton.next_power_of_2(size),
             SLOTS=triton.next_power_of_2(top_k), num_warps=1,
         )  # fmt: skip

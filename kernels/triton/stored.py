@@ -40,16 +40,18 @@ def operands(operation: str, x: torch.Tensor, weight: Stored, columns: int) -> O
         return _operands(weight, weight, weight, columns, 1, 1, PLAIN, False)
     if isinstance(weight, Int4Weight):
         check_int4(operation, x, weight, columns)
-        zeros = weight.codes if weight.zeros is None else weight.zeros
+        zeros = weight.codes if weight.zeros is None else weight.zeros.contiguous()
         group = columns + BLOCK if weight.group >= columns else weight.group
-        return _operands(weight.codes, weight.scales, zeros, columns, 1, group, INT4, weight.zeros is not None)
+        return _operands(
+            weight.codes, weight.scales.contiguous(), zeros, columns, 1, group, INT4, weight.zeros is not None
+        )
     if isinstance(weight, Mxfp4Weight):
         check_mxfp4(operation, x, weight, columns)
-        return _operands(weight.codes, weight.scales, weight.codes, columns, 1, BLOCK, MXFP4, False)
+        return _operands(weight.codes, weight.scales.contiguous(), weight.codes, columns, 1, BLOCK, MXFP4, False)
     check_fp8(operation, x, weight, columns)
     group = columns + 1 if weight.column_group >= columns else weight.column_group
     values = weight.values.view(torch.uint8)
-    return _operands(values, weight.scales, values, columns, weight.row_group, group, FP8, False)
+    return _operands(values, weight.scales.contiguous(), values, columns, weight.row_group, group, FP8, False)
 
 
 def check_rows(operation: str, name: str, x: torch.Tensor) -> None:

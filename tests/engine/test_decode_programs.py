@@ -23,6 +23,8 @@ from tests.engine.agreement import full
 from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit
 from tests.engine.families import MODELS, write_family
 
+pytestmark = pytest.mark.cpu_only
+
 DENSE = [name for name in MODELS if name.startswith(("llama", "qwen2", "qwen3,", "mistral", "gemma3"))]
 
 

@@ -33,7 +33,10 @@ from tests.engine.driver import Heard, drain, one, random_prompt, submit
 from tests.engine.families import MODELS, write_family
 from tests.engine.test_mapped_weights import CONFIG, load, mappings
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere weights are read")
+pytestmark = [
+    pytest.mark.cpu_only,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere weights are read"),
+]
 
 ROOT = Path(__file__).parents[2]
 

@@ -21,7 +21,10 @@ from tests.engine.families import MODELS, write_family
 from tests.engine.openings import CONFIG, Leave, checkpoint, folder, leave, opened, the_c_library_computes
 from tests.engine.test_decode_programs import DENSE
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere no file is mapped in place")
+pytestmark = [
+    pytest.mark.cpu_only,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere no file is mapped in place"),
+]
 
 __all__ = ["checkpoint", "folder", "leave", "the_c_library_computes"]
 

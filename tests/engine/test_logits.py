@@ -32,6 +32,7 @@ def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path) -> None:
     assert_agrees(model, prompt, one(load_engine(tmp_path), full("a", prompt, max_tokens=3)))
 
 
+@pytest.mark.cpu_only
 def test_a_small_bf16_checkpoint_is_computed_in_fp32_on_a_cpu(tmp_path: Path) -> None:
     model = write_llama(tmp_path, dtype=torch.bfloat16)
     engine: Engine = load_engine(tmp_path)

@@ -99,6 +99,7 @@ def test_a_mapped_embedder_makes_the_same_vectors(name: str, tmp_path: Path, kep
     assert vectors[0] == vectors[1] == vectors[2]
 
 
+@pytest.mark.cpu_only
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_the_weights_are_the_files_own_pages(directory: Path, kept_at: Path, memory: KvMemory) -> None:
     for _ in range(2):
@@ -115,6 +116,7 @@ def test_waking_reads_no_weights(
     assert load(directory, kept_at, memory).engine.info.mapped
 
 
+@pytest.mark.cpu_only
 def test_a_load_says_what_its_time_went_into(directory: Path, kept_at: Path, memory: KvMemory) -> None:
     for is_proved in (False, True):
         info = load(directory, kept_at, memory).engine.info
@@ -325,6 +327,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.cpu_only
 def test_two_hosts_share_a_bundle_and_one_that_is_killed_takes_nothing_along(
     directory: Path, kept_at: Path, memory: KvMemory
 ) -> None:
@@ -346,6 +349,7 @@ def is_mapped(path: Path) -> bool:
     return f"{path}" in Path("/proc/self/maps").read_text()
 
 
+@pytest.mark.cpu_only
 def test_a_model_that_wakes_lies_where_it_lay(directory: Path, kept_at: Path, memory: KvMemory) -> None:
     load(directory, kept_at, memory).close()
     first = load(directory, kept_at, memory)
@@ -364,6 +368,7 @@ def weights_at(loaded: LoadedModel) -> int:
     return int(model.embedding.weight.data_ptr())
 
 
+@pytest.mark.cpu_only
 def test_the_memory_of_a_removed_bundle_is_let_go(directory: Path, kept_at: Path, memory: KvMemory) -> None:
     load(directory, kept_at, memory).close()
     load(directory, kept_at, memory).close()
@@ -388,6 +393,7 @@ def test_a_bundle_in_the_place_of_another_is_mapped_anew(directory: Path, kept_a
     again.close()
 
 
+@pytest.mark.cpu_only
 def test_a_host_lets_go_what_its_site_removes_while_it_rests(
     directory: Path, kept_at: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

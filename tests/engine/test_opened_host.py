@@ -34,7 +34,10 @@ from tests.checkpoints import write_llama
 from tests.engine.driver import Heard, one, random_prompt, submit
 from tests.engine.openings import CONFIG, Leave, checkpoint, folder, leave, the_c_library_computes
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere no file is mapped in place")
+pytestmark = [
+    pytest.mark.cpu_only,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere no file is mapped in place"),
+]
 
 __all__ = ["checkpoint", "folder", "leave", "the_c_library_computes"]
 

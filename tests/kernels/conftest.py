@@ -12,6 +12,10 @@ from tests.cpu_kernels import BOTH, computing_with
 DEVICE = os.environ.get("PILOTLIGHT_TEST_DEVICE", "cpu")
 
 
+def on_device(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(DEVICE)
+
+
 @pytest.fixture(autouse=True)
 def _tensors_on_the_device_under_test() -> Iterator[None]:
     torch.manual_seed(5)  # what tests draw is the same in every run

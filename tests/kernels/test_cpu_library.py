@@ -15,9 +15,7 @@ import torch
 from kernels.cpu import build, library
 from kernels.cpu.build import BuildError, build_library, discard_libraries, find_library
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("PILOTLIGHT_TEST_DEVICE", "cpu") != "cpu", reason="the library is for CPUs"
-)
+pytestmark = pytest.mark.cpu_only
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 from a program is refused."""
 
 import gc
-import os
 import subprocess
 import sys
 import weakref
@@ -23,9 +22,7 @@ from kernels.qkv import rotate_and_cache
 from kernels.rows import rows_of
 from tests.cpu_kernels import C_LIBRARY, computing_with
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("PILOTLIGHT_TEST_DEVICE", "cpu") != "cpu", reason="programs are for CPUs"
-)
+pytestmark = pytest.mark.cpu_only
 DTYPES = [torch.float32, torch.bfloat16]
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 6, 2, 14, 4
 

@@ -5,6 +5,8 @@ import torch
 
 from kernels.cpu.finite import are_finite
 
+pytestmark = pytest.mark.cpu_only
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NO_NUMBERS = [float("nan"), float("inf"), -float("inf")]
 

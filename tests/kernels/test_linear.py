@@ -39,7 +39,7 @@ def test_a_gated_product_is_its_steps_one_by_one(
 ) -> None:
     x, weight = torch.randn(rows, inputs).to(dtype), (torch.randn(2 * outputs, inputs) / inputs**0.5).to(dtype)
     bias = torch.randn(2 * outputs).to(dtype)
-    expected = activation(F.linear(x.double(), weight.double(), bias.double()))
+    expected = activation(F.linear(x.cpu().double(), weight.cpu().double(), bias.cpu().double())).to(x.device)
     # With one output, errors of gate and up are those of sums that may cancel: they weigh more than where many outputs are averaged.
     tolerance = (4 if outputs > 1 else 40) * ratio
     assert_close("gated", expected, gated_linear(x, weight, bias, activation), tolerance)

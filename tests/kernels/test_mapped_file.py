@@ -10,7 +10,10 @@ import pytest
 from kernels.cpu import pages
 from kernels.cpu.mapped_file import MappedParts, Part, can_join
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere files are read")
+pytestmark = [
+    pytest.mark.cpu_only,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere files are read"),
+]
 
 PAGE = mmap.PAGESIZE
 

@@ -45,11 +45,12 @@ def test_each_token_gets_the_weighted_sum_of_its_experts(
     logits[:, -1] = -torch.inf  # an expert that nobody wants
     weights, ids = route(logits, top_k, renormalise=True)
     actual = moe_experts(x, weights, ids, gate_up, down, silu_and_mul, *(biases if biased else ()))
-    expected = torch.zeros(tokens, hidden, dtype=torch.float64)
+    expected = torch.zeros(tokens, hidden, dtype=torch.float64, device="cpu")
+    x, weights, ids, gate_up, down, *biases = (part.cpu() for part in (x, weights, ids, gate_up, down, *biases))
     for t in range(tokens):
         for weight, e in zip(weights[t].double(), ids[t], strict=True):
             inner = gate_up[e].double() @ x[t].double() + (biases[0][e].double() if biased else 0)
             inner = silu_and_mul(inner.unsqueeze(0)).squeeze(0)
             expected[t] += weight * (down[e].double() @ inner + (biases[1][e].double() if biased else 0))
     assert actual.dtype == dtype
-    assert_close("mixture", expected, actual, ratio)
+    assert_close("mixture", expected, actual.cpu(), ratio)

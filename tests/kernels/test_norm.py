@@ -31,4 +31,9 @@ def test_heads_are_normalised_each_for_itself(dtype: torch.dtype, ratio: float) 
     actual = head_rms_norm(x, weight, 1e-5)
     assert actual.dtype == dtype
     for head in range(3):
-        assert_close(f"head {head}", rms_norm(x[:, head].double(), weight[head].double(), 1e-5), actual[:, head], ratio)
+        assert_close(
+            f"head {head}",
+            rms_norm(x[:, head].cpu().double(), weight[head].cpu().double(), 1e-5),
+            actual[:, head].cpu(),
+            ratio,
+        )

@@ -21,16 +21,15 @@ class Paged:
     values."""
 
     def __init__(self, lens: list[int], kv_heads: int, head_dim: int, block_size: int) -> None:
-        generator = torch.Generator().manual_seed(sum(lens))
         blocks_of = [-(-n // block_size) for n in lens]
         num_blocks = sum(blocks_of) + 3
         arena = torch.zeros(num_blocks, 2, 2, block_size, kv_heads, head_dim)  # two layers: views of one are strided
         self.k_cache, self.v_cache = arena[:, 1, 0], arena[:, 1, 1]
-        order = torch.randperm(num_blocks, generator=generator)
+        order = torch.randperm(num_blocks)
         tables = [t.tolist() for t in torch.split(order[: sum(blocks_of)], blocks_of)]
         self.block_tables = torch.tensor([t + [t[0]] * (max(blocks_of) - len(t)) for t in tables])
-        self.k = [torch.randn(n, kv_heads, head_dim, generator=generator) for n in lens]
-        self.v = [torch.randn(n, kv_heads, head_dim, generator=generator) for n in lens]
+        self.k = [torch.randn(n, kv_heads, head_dim) for n in lens]
+        self.v = [torch.randn(n, kv_heads, head_dim) for n in lens]
         for table, k, v in zip(tables, self.k, self.v, strict=True):
             positions = torch.arange(len(k))
             slots = torch.tensor(table)[positions // block_size] * block_size + positions % block_size

@@ -14,6 +14,7 @@ from kernels.checks import ArgumentError
 from kernels.draws import HEAVIEST, POWER, Draw, Draws
 from kernels.philox import uniform
 from kernels.sample import choose, highest, pick, piece_sums, sample, weigh
+from tests.kernels.conftest import on_device
 
 
 def reference_distribution(
@@ -40,7 +41,7 @@ def draw(
     logits: torch.Tensor, u: torch.Tensor, temperature: float, top_k: int | None, top_p: float, min_p: float
 ) -> torch.Tensor:
     """One token for each of the numbers `u`."""
-    draws = Draws.of([Draw(temperature, top_k, top_p, min_p, 0, 0)] * len(u), logits.shape[-1])
+    draws = Draws.of([Draw(temperature, top_k, top_p, min_p, 0, 0)] * len(u), logits.shape[-1], on_device)
     rows = logits.expand(len(u), -1).contiguous()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels.sample, "uniform", lambda *_: u)
@@ -70,7 +71,7 @@ def test_numbers_at_both_ends_of_every_tokens_share_draw_that_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kernels.sample, "NUM_CANDIDATES", candidates)  # 4: the nucleus is looked for again and again
-    logits = torch.randn(42, generator=torch.Generator().manual_seed(6)) * 2
+    logits = on_device(torch.randn(42, generator=torch.Generator().manual_seed(6), device="cpu")) * 2
     shares = reference_distribution(logits.tolist(), temperature, top_k, top_p, min_p)
     ends = list(accumulate(shares))
     wide = [token for token in range(42) if shares[token] > 3e-6]
@@ -141,7 +142,7 @@ def test_every_half_of_a_seed_counts() -> None:
 def test_each_row_follows_its_own_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]]).repeat(4, 1)
     parameters = [(1.0, None, 1.0, 0.0), (1.0, 1, 1.0, 0.0), (1.0, None, 0.1, 0.0), (0.01, None, 1.0, 0.0)]
-    draws = Draws.of([Draw(*row, 0, 0) for row in parameters], 4)
+    draws = Draws.of([Draw(*row, 0, 0) for row in parameters], 4, on_device)
     numbers = torch.tensor([0.0, 0.0, 0.0, 0.5], dtype=torch.float64)
     monkeypatch.setattr(kernels.sample, "uniform", lambda *_: numbers)
     assert sample(logits, logits.amax(-1), draws).tolist() == [0, 3, 3, 3]
@@ -198,7 +199,7 @@ def test_what_is_no_number_gets_a_token_all_the_same() -> None:
     logits = torch.zeros(3, 7)
     logits[0, 3], logits[1] = torch.nan, -torch.inf
     logits[2, 5] = torch.inf
-    ids, tops = choose(logits, Draws.of([Draw(1.0, 3, 0.9, 0.0, 1, 1)] * 3, 7))
+    ids, tops = choose(logits, Draws.of([Draw(1.0, 3, 0.9, 0.0, 1, 1)] * 3, 7, on_device))
     assert bool(((ids >= 0) & (ids < 7)).all())
     assert tops.isfinite().tolist() == [False] * 3
 
@@ -221,7 +222,7 @@ def test_the_highest_is_the_first_of_equals_and_no_number_if_any_is_none(vocab: 
 
 
 def test_what_cannot_be_chosen_from_is_named() -> None:
-    draws = Draws.of([Draw(1.0, None, 1.0, 0.0, 1, 1)] * 2, 7)
+    draws = Draws.of([Draw(1.0, None, 1.0, 0.0, 1, 1)] * 2, 7, on_device)
     with pytest.raises(ArgumentError, match="choose: logits has dtype float16"):
         choose(torch.zeros(2, 7).half(), draws)
     with pytest.raises(ArgumentError, match="choose: logits has 0 entries a row"):

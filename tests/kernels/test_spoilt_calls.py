@@ -1,7 +1,8 @@
 """Every tensor of every operation of the catalogue spoilt in every way, one at a time: the call is refused by name, or what it gives is what its
 formula gives for the spoilt arguments. Nothing else, no other exception and no crash.
 
-An index beyond the end lies on the device: what only that can tell is refused in debug mode.
+An index beyond the end lies on the device: what only that can tell is refused in debug mode. A GPU is asked in that mode alone, since such an index
+ends its process's use of it, or spoils what others wrote.
 """
 
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from kernels.catalogue import OPERATIONS
 from kernels.catalogue.operation import Arguments, Operation, copied, in_double, tensors
 from kernels.checks import ArgumentError
 from tests.closeness import assert_close
+from tests.kernels.conftest import DEVICE
 
 DTYPE = torch.float32
 # What no one can tell from a call that was meant so.
@@ -23,6 +25,7 @@ UNKNOWABLE = {("choose", "logits", "longer in 1")}  # a larger vocabulary, of wh
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_a_spoilt_call_is_refused_or_right(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "DEBUG", DEVICE == "cuda")
     problems = []
     for arguments in ordinary(operation):
         for place, x in places(arguments):

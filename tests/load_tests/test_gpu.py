@@ -43,8 +43,37 @@ def test_the_check_counts_tests_by_file_and_leaves_a_record(
     assert f"{counts['passed']} passed, 0 failed" in capfd.readouterr().out
 
 
+def test_a_check_leaves_out_what_is_marked_for_a_cpu_alone(tmp_path: Path) -> None:
+    (tmp_path / "test_two.py").write_text(
+        "import pytest\ndef test_one(): pass\n@pytest.mark.cpu_only\ndef test_other(): assert False\n"
+    )
+    status, counts = gpu.run_suite(str(tmp_path), "cpu", [], 60)
+    assert status == 0
+    assert [row["passed"] + row["failed"] for row in counts.values()] == [1]
+
+
+def test_a_test_that_breaks_the_device_is_named_and_those_after_it_get_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a failed assertion on a GPU does: later than its call, and for the rest of its process."""
+    (tmp_path / "conftest.py").write_text(
+        "import pytest, torch\nfrom tests.conftest import pytest_runtest_teardown\nfailed = []\n"
+        "def synchronize():\n    if failed: raise RuntimeError('device-side assert triggered')\n"
+        "torch.cuda.synchronize = synchronize\n@pytest.fixture\ndef device(): return failed\n"
+    )
+    tests = [
+        f"def test_{i}(device):\n    assert not device\n    {'device.append(1)' if i == 3 else ''}\n" for i in range(8)
+    ]
+    (tmp_path / "test_all.py").write_text("".join(tests))
+    monkeypatch.setattr(gpu, "plugins", lambda: ["-n", "1", "--dist", "worksteal"])
+    _, counts = gpu.run_suite(str(tmp_path), "cuda", [], 60)
+    assert sum(row["failed"] for row in counts.values()) == 1
+    assert sum(row["passed"] for row in counts.values()) >= 7
+    assert ["test_3" in name for row in counts.values() for name in row["failures"]] == [True]
+
+
 def test_a_check_that_hangs_ends(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(gpu, "CHECK_S", 0.1)
+    monkeypatch.setattr(gpu, "REHEARSAL_S", 0.1)
     monkeypatch.delenv("OUT", raising=False)
     assert gpu.check("cpu", ["tests/kernels/test_rotary.py"]) == gpu.TOO_LATE
     assert "did not end" in capfd.readouterr().out

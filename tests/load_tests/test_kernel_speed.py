@@ -141,7 +141,7 @@ def test_the_scenario_shows_every_call_and_writes_a_record(
     monkeypatch.setattr(scenario, "OPERATIONS", (RMS_NORM, wrong))
     monkeypatch.setattr(scenario, "Ceilings", lambda *arguments: Fixed())
     monkeypatch.setenv("OUT", str(tmp_path))
-    assert scenario.run(CPU, budget_s=0.5) == 1
+    assert scenario.run(CPU, budget_s=0.5, limit_s=math.inf) == 1
     *_, before_last, last, place = capsys.readouterr().out.splitlines()
     assert last == f"{len(RMS_NORM.cases) + 1} calls, 1 failed; 0 of 0 targets met"
     assert before_last.startswith("triple")
@@ -153,12 +153,30 @@ def test_the_scenario_shows_every_call_and_writes_a_record(
     assert all(row["predicted_us"] >= 0 for row in rows[:-1])
 
 
+def test_each_row_is_in_the_record_before_the_next_call_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded: list[int] = []
+
+    def looking(x: torch.Tensor) -> torch.Tensor:
+        recorded.extend(
+            len(json.loads(file.read_text())["results"]["rows"]) for file in tmp_path.glob("*-kernels.json")
+        )
+        return 2 * x
+
+    monkeypatch.setattr(scenario, "OPERATIONS", (doubling(), doubling(looking)))
+    monkeypatch.setattr(scenario, "Ceilings", lambda *arguments: Fixed())
+    monkeypatch.setenv("OUT", str(tmp_path))
+    assert scenario.run(CPU, budget_s=0.0, limit_s=math.inf) == 0
+    assert set(recorded) == {1}
+
+
 def test_what_is_not_reached_in_time_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scenario, "Ceilings", lambda *arguments: Fixed())
     monkeypatch.delenv("OUT", raising=False)
     shown: list[dict[str, Any]] = []
     monkeypatch.setattr(scenario, "show", shown.append)
-    assert scenario.run(CPU, budget_s=-1.0, only=["rms_norm"]) == 1
+    assert scenario.run(CPU, budget_s=0.0, limit_s=-1.0, only=["rms_norm"]) == 1
     assert {row["failure"] for row in shown[0]["rows"]} == {"not reached in time"}
 
 

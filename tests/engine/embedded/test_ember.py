@@ -31,6 +31,8 @@ from engine.embedded.ember.corpus import (
 from engine.embedded.ember.corpus.conversation import Conversation, Expected, Lists, Split
 from engine.embedded.ember.corpus.mixture import MIXTURE, conversation, conversations
 
+pytestmark = pytest.mark.cpu_only
+
 WEATHER = {
     "type": "function",
     "function": {

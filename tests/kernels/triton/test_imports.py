@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("triton")
 
+pytestmark = pytest.mark.cpu_only
+
 ROOT = Path(__file__).parents[3]
 SCRIPT = """
 import importlib, pkgutil, sys

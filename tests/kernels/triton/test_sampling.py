@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 import kernels.triton.sample as triton_sample
 from kernels.draws import Draw, Draws
 from kernels.sample import choose
+from tests.kernels.conftest import on_device
 
 LOGITS: dict[str, Callable[[int, int], torch.Tensor]] = {
     "normal": lambda rows, vocab: 3 * torch.randn(rows, vocab),
@@ -42,7 +43,7 @@ def test_both_forms_choose_the_same_tokens(kind: str, vocab: int, monkeypatch: p
     monkeypatch.setattr(triton_sample, "TILE", 16)
     chance = random.Random(f"{kind} {vocab}")
     logits = LOGITS[kind](6, vocab)
-    draws = Draws.of([some_draw(chance, vocab) for _ in range(6)], vocab, lambda packed: packed.to(logits.device))
+    draws = Draws.of([some_draw(chance, vocab) for _ in range(6)], vocab, on_device)
     for expected, actual in zip(choose(logits, draws), triton_sample.choose(logits, draws), strict=True):
         assert torch.equal(expected, actual)
 
@@ -50,14 +51,10 @@ def test_both_forms_choose_the_same_tokens(kind: str, vocab: int, monkeypatch: p
 def test_a_row_is_the_same_in_any_company() -> None:
     chance = random.Random(5)
     logits, asked = 3 * torch.randn(5, 431), [some_draw(chance, 431) for _ in range(5)]
-    together = triton_sample.choose(logits, on_device(asked))[0].tolist()
+    together = triton_sample.choose(logits, Draws.of(asked, 431, on_device))[0].tolist()
     assert [
-        triton_sample.choose(logits[i : i + 1], on_device(asked[i : i + 1]))[0].item() for i in range(5)
+        triton_sample.choose(logits[i : i + 1], Draws.of(asked[i : i + 1], 431, on_device))[0].item() for i in range(5)
     ] == together
-
-
-def on_device(asked: list[Draw]) -> Draws:
-    return Draws.of(asked, 431, lambda packed: packed.to(torch.get_default_device()))
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # by numpy, which interprets inf - inf
@@ -65,7 +62,7 @@ def test_what_is_no_number_gets_a_token_all_the_same() -> None:
     logits = torch.zeros(4, 7)
     logits[0, 3], logits[1], logits[2, 5] = torch.nan, -torch.inf, torch.inf
     for temperature in (0.0, 1.0):
-        draws = Draws.of([Draw(temperature, 3, 0.9, 0.0, 1, 1)] * 4, 7, lambda packed: packed.to(logits.device))
+        draws = Draws.of([Draw(temperature, 3, 0.9, 0.0, 1, 1)] * 4, 7, on_device)
         ids, highest = triton_sample.choose(logits, draws)
         assert bool(((ids >= 0) & (ids < 7)).all())
         assert highest.isfinite().tolist() == [False, False, False, True]
