@@ -12,6 +12,7 @@ from itertools import accumulate
 import torch
 
 from engine.plan import Chunk
+from engine.transfer import to_device
 from kernels.varlen import VarlenBatch
 
 
@@ -37,41 +38,30 @@ class Batch:
 
 
 def build_batch(chunks: SequenceOf[Chunk], block_size: int, device: torch.device) -> Batch:
-    """`chunks` as scheduled, decodes first."""
+    """`chunks` as scheduled, decodes first. One transfer for decodes, one for prompts: nobody waits for the device."""
     decodes = [chunk for chunk in chunks if chunk.is_decode]
     prefills = list(chunks[len(decodes) :])
     assert not any(chunk.is_decode for chunk in prefills), "decodes must come before prompt chunks"
-    numbers, decode = _decode_batch(decodes, block_size, device) if decodes else (None, None)
-    sampling_rows = _sampling_rows(chunks, device)
-    if numbers is not None and not prefills:
+    rows = _sampling_rows(chunks)
+    if not prefills:
+        numbers, alone, rows_there = _decode_batch(decodes, rows or [], block_size, device)
         token_ids, positions, slots, _ = numbers.unbind()
-        return Batch(token_ids, positions, slots, len(decodes), decode, None, sampling_rows, numbers)
-    parts = [numbers[:3]] if numbers is not None else []
-    prefill = _prefill_batch(prefills)
-    for i, chunk in enumerate(prefills):
-        ids = torch.tensor(chunk.sequence.token_ids[chunk.start : chunk.end])
-        at = torch.arange(chunk.start, chunk.end)
-        slots = _slots(prefill.block_tables[i : i + 1], at.unsqueeze(0), block_size).squeeze(0)
-        parts.append(torch.stack((ids, at, slots)).to(device))
-    token_ids, positions, slots = torch.cat(parts, dim=1).unbind()
-    return Batch(
-        token_ids,
-        positions,
-        slots,
-        num_decodes=len(decodes),
-        decode=decode,
-        prefill=prefill._replace(
-            block_tables=prefill.block_tables.to(device),
-            cu_seqlens_q=prefill.cu_seqlens_q.to(device),
-            context_lens=prefill.context_lens.to(device),
-        ),
-        sampling_rows=sampling_rows,
-    )
+        sampling_rows = None if rows is None else rows_there
+        return Batch(token_ids, positions, slots, len(decodes), alone, None, sampling_rows, numbers)
+    numbers, prefill, rows_there = _prefill_batch(prefills, rows or [], block_size, device)
+    decode: DecodeBatch | None = None
+    if decodes:
+        before, decode, _ = _decode_batch(decodes, [], block_size, device)
+        numbers = torch.cat((before[:3], numbers), dim=1)
+    token_ids, positions, slots = numbers.unbind()
+    return Batch(token_ids, positions, slots, len(decodes), decode, prefill, None if rows is None else rows_there)
 
 
-def _decode_batch(chunks: SequenceOf[Chunk], block_size: int, device: torch.device) -> tuple[torch.Tensor, DecodeBatch]:
-    """Its numbers, [4, seqs] as in Batch, and the rest. All of it is one transfer, and few operations of torch's: behind a step that has read the
-    whole model, each finds the caches empty and takes 10 us."""
+def _decode_batch(
+    chunks: SequenceOf[Chunk], rows: list[int], block_size: int, device: torch.device
+) -> tuple[torch.Tensor, DecodeBatch, torch.Tensor]:
+    """Its numbers, [4, seqs] as in Batch, the rest, and `rows` there. All of it is one transfer, and few operations of torch's: behind a step that
+    has read the whole model, each finds the caches empty and takes 10 us."""
     seqs, starts = len(chunks), [chunk.start for chunk in chunks]
     flat = array("q", [chunk.sequence.token_ids[chunk.start] for chunk in chunks])
     flat.extend(starts)
@@ -83,21 +73,32 @@ def _decode_batch(chunks: SequenceOf[Chunk], block_size: int, device: torch.devi
     )
     flat.extend([start + 1 for start in starts])
     longest = _extend_by_tables(flat, chunks)
-    there = torch.frombuffer(flat, dtype=torch.int64).to(device)
-    numbers, tables = there[: 4 * seqs].view(4, seqs), there[4 * seqs :].view(seqs, longest)
-    return numbers, DecodeBatch(tables, numbers[3], max(starts) + 1)
+    flat.extend(rows)
+    there = to_device(torch.frombuffer(flat, dtype=torch.int64), device)
+    end = (4 + longest) * seqs
+    numbers, tables = there[: 4 * seqs].view(4, seqs), there[4 * seqs : end].view(seqs, longest)
+    return numbers, DecodeBatch(tables, numbers[3], max(starts) + 1), there[end:]
 
 
-def _prefill_batch(chunks: SequenceOf[Chunk]) -> VarlenBatch:
+def _prefill_batch(
+    chunks: SequenceOf[Chunk], rows: list[int], block_size: int, device: torch.device
+) -> tuple[torch.Tensor, VarlenBatch, torch.Tensor]:
+    """Its token ids, positions and slots, [3, tokens], the rest, and `rows` there, by one transfer too."""
     q_lens = [chunk.length for chunk in chunks]
     context_lens = [chunk.end for chunk in chunks]
-    return VarlenBatch(
-        block_tables=_block_tables(chunks),
-        cu_seqlens_q=torch.tensor([0, *q_lens]).cumsum(0).int(),
-        context_lens=torch.tensor(context_lens, dtype=torch.int32),
-        host_q_lens=tuple(q_lens),
-        host_context_lens=tuple(context_lens),
-    )
+    tables = _block_tables(chunks)
+    ids = [torch.tensor(chunk.sequence.token_ids[chunk.start : chunk.end]) for chunk in chunks]
+    places = [torch.arange(chunk.start, chunk.end) for chunk in chunks]
+    slots = [_slots(table, at, block_size) for table, at in zip(tables, places, strict=True)]
+    parts = [  # tables first: a kernel is compiled anew for one that starts at no multiple of 16 bytes
+        tables.view(-1), *ids, *places, *slots, torch.tensor([0, *accumulate(q_lens)]), torch.tensor(context_lens),
+        torch.tensor(rows, dtype=torch.int64),
+    ]  # fmt: skip
+    there = to_device(torch.cat(parts), device)
+    sizes = [tables.numel(), 3 * sum(q_lens), len(chunks) + 1, len(chunks), len(rows)]
+    tables_there, numbers, starts, lens, rows_there = torch.split(there, sizes)
+    batch = VarlenBatch(tables_there.view(tables.shape), starts.int(), lens.int(), tuple(q_lens), tuple(context_lens))
+    return numbers.view(3, -1), batch, rows_there
 
 
 def _block_tables(chunks: SequenceOf[Chunk]) -> torch.Tensor:
@@ -117,14 +118,14 @@ def _extend_by_tables(flat: "array[int]", chunks: SequenceOf[Chunk]) -> int:
     return longest
 
 
-def _slots(block_tables: torch.Tensor, positions: torch.Tensor, block_size: int) -> torch.Tensor:
-    """block_tables [seqs, max_blocks], positions [seqs, n] -> slots [seqs, n]"""
-    return block_tables.gather(1, positions // block_size) * block_size + positions % block_size
+def _slots(block_table: torch.Tensor, positions: torch.Tensor, block_size: int) -> torch.Tensor:
+    """block_table [max_blocks], positions [n] -> slots [n]"""
+    return block_table[positions // block_size] * block_size + positions % block_size
 
 
-def _sampling_rows(chunks: SequenceOf[Chunk], device: torch.device) -> torch.Tensor | None:
+def _sampling_rows(chunks: SequenceOf[Chunk]) -> list[int] | None:
+    """None: all of them."""
     if all(chunk.length == 1 and chunk.samples for chunk in chunks):
         return None
     ends = accumulate(chunk.length for chunk in chunks)
-    rows = [end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.samples]
-    return torch.tensor(rows, dtype=torch.int64).to(device)
+    return [end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.samples]

@@ -1,11 +1,16 @@
 """Overlapped steps: launched before the tokens of the one before are known, and the same in all that is told."""
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from engine.plan import Chunk
 from engine.protocol import SamplingParams, Submit
+from engine.runner import LaunchedStep, ModelRunner
 from tests.checkpoints import write_llama
 from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit
 from tests.engine.fake_runner import fake_engine, next_token, prompt_logprobs_of
@@ -212,3 +217,29 @@ def test_a_penalised_sequence_does_not_stop_the_overlap_of_its_batch(checkpoint:
         together, steps, overlapped = run(True, kinds)
         assert {name: h.token_ids for name, h in together.items()} == {name: h.token_ids for name, h in apart.items()}
         assert (steps, overlapped) == (41, 40)
+
+
+@pytest.mark.skipif(os.environ.get("PILOTLIGHT_TEST_DEVICE") != "cuda", reason="a CPU is never waited for")
+def test_a_launch_never_waits_for_the_device(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the next step would not be ready when the one before ends. Log probabilities of prompts are read where they are computed."""
+    engine = load_engine(checkpoint, overlaps=True, max_num_batched_tokens=40)
+    launch = ModelRunner.launch
+
+    def strict(runner: ModelRunner, chunks: Sequence[Chunk]) -> LaunchedStep:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return launch(runner, chunks)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    for round_ in range(3):  # in the first, kernels are compiled and steps recorded
+        if round_ == 1:
+            monkeypatch.setattr(ModelRunner, "launch", strict)
+        requests = [
+            submit(f"{name} {n}", random_prompt(n, seed=n + round_), **{"max_tokens": 20, **kind})
+            for n in (4, 33)
+            for name, kind in KINDS.items()
+            if name != "prompt logprobs"
+        ]
+        heard = drain(engine, requests)
+        assert {name: one.error for name, one in heard.items() if one.error} == {}

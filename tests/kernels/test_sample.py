@@ -94,7 +94,7 @@ def in_bits(*distances: float) -> torch.Tensor:
 
 def sampled(logits: torch.Tensor, numbers: torch.Tensor, draw: Draw, *, truncates: bool = False) -> set[int]:
     """The tokens that the numbers draw from logits [vocab] in bits."""
-    draws = Draws.of([draw] * len(numbers), logits.shape[-1])
+    draws = Draws.of([draw] * len(numbers), logits.shape[-1], on_device)
     draws.reals[0] = 2.0**24
     draws = draws._replace(truncates=draws.truncates or truncates)
     rows = logits.expand(len(numbers), -1).contiguous()
@@ -132,7 +132,7 @@ def test_a_row_whose_top_p_is_one_loses_nothing_beside_rows_that_are_truncated(m
 def test_every_half_of_a_seed_counts() -> None:
     """Of 2**16 equal tokens the one is drawn that the first bits of the number of (both halves, position) name."""
     seeds, vocab = [0, 1, 1 << 31, 1 << 32, 1 << 40, 1 << 63, (1 << 64) - 1], 1 << 16
-    draws = Draws.of([Draw(1.0, None, 1.0, 0.0, seed, 5) for seed in seeds], vocab)
+    draws = Draws.of([Draw(1.0, None, 1.0, 0.0, seed, 5) for seed in seeds], vocab, on_device)
     low, high = (torch.tensor([seed >> shift & 0xFFFFFFFF for seed in seeds]) for shift in (0, 32))
     expected = (uniform(low, high, torch.full((len(seeds),), 5)) * vocab).long().tolist()
     assert sample(torch.zeros(len(seeds), vocab), torch.zeros(len(seeds)), draws).tolist() == expected
