@@ -115,6 +115,8 @@ class EngineHost:
                 self._opened.hold_longest()
             working = [model for model in self._models.values() if model.engine.has_work]
             stepped = [model for model in working if self._broken is None and self._step(model)]
+            if self._broken is not None:
+                break
             if stepped or self._has_outputs() or self._until_heartbeat_s() <= 0:
                 self._send_frame(stepped)
             if not self._loader.has_begun and self._should_load():

@@ -18,6 +18,7 @@ import zmq
 from safetensors.torch import load_file, save_file
 
 from engine.client import EngineClient, EngineError, InProcessEngineClient, SocketEngineClient
+from engine.engine import Engine
 from engine.protocol import HostConfig, ModelSpec, SamplingParams, StepOutput, Submit, TokenOutput
 from tests.checkpoints import write_llama
 from tests.engine.driver import load_engine, one, random_prompt, submit
@@ -289,10 +290,19 @@ async def test_a_device_whose_every_step_fails_ends_its_host(
 
     client = InProcessEngineClient(CONFIG)
     await load(client, checkpoint)
+    touched = 0
 
     def fail(self: ModelRunner, chunks: list[object]) -> object:
+        nonlocal touched
+        touched += 1
         raise RuntimeError(error)
 
+    def touch(*_: object) -> None:
+        if touched > failures:  # whatever is asked of the device
+            raise RuntimeError(error)
+
+    monkeypatch.setattr(Engine, "rest", touch)
+    monkeypatch.setattr(Engine, "close", touch)
     monkeypatch.setattr(ModelRunner, "launch", fail)
     for _ in range(failures):
         with pytest.raises(EngineError, match="a step of tiny failed"):
