@@ -111,8 +111,8 @@ CHOOSE = Operation(
     dtypes=(torch.float32,),
     cases=(
         _choosing("peaked", 24, 431, _KINDS, _peaked),
-        _choosing("normal", 24, 42, _KINDS, lambda *shape: 3 * torch.randn(*shape)),
-        _choosing("tied", 24, 123, _KINDS, _tied),
+        _choosing("normal", 12, 42, _KINDS, lambda *shape: 3 * torch.randn(*shape)),
+        _choosing("tied", 12, 123, _KINDS, _tied),
         _choosing("in two chunks", 12, 9001, _KINDS, _peaked),
         _choosing("whose window is longer than a tile", 4, 9001, _KINDS[2:6:2] + _KINDS[10:], _flat),
         _choosing("greedy", 3, 8193, _GREEDY, _tied),

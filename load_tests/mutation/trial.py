@@ -16,11 +16,11 @@ from typing import Literal, NamedTuple
 
 from load_tests.mutation.mutant import Mutant
 
-Outcome = Literal["noticed", "survived", "harmless", "moved", "no program"]
+Outcome = Literal["noticed", "survived", "harmless", "moved", "no program", "unjudged"]
 LIMIT_S = 1800.0  # of a run, waits for a slot included; pytest's own limit ends a test that hangs
 # A time limit of pytest's own ends the whole process: a change that makes a test hang is noticed.
 OPTIONS = ("-x", "-q", "--no-header", "-p", "no:cacheprovider", "-m", "not slow")
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::.+?)?)(?: - .*)?$", re.MULTILINE)
 
 
 class Trial(NamedTuple):
@@ -36,8 +36,8 @@ class Copy:
         self.folder = folder
         self._prefix = prefix  # of every command: `nice`, for example
 
-    def passes(self, tests: Sequence[str]) -> tuple[bool, str]:
-        """Whether the tests pass as things are, and which fails first."""
+    def failing(self, tests: Sequence[str]) -> str | None:
+        """The first of the tests that fails as things are, or the last thing said; None: they pass."""
         command = [*self._prefix, sys.executable, "-m", "pytest", *OPTIONS, *tests]
         environment = {**os.environ, "PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"}
         with tempfile.TemporaryFile("w+") as output:
@@ -54,8 +54,9 @@ class Copy:
                 status = -1
             output.seek(0)
             failed = _FAILED.search(text := output.read())
-        last_line = text.strip().rpartition("\n")[2]
-        return status == 0, failed[1] if failed else last_line
+        if status == 0:
+            return None
+        return failed[1] if failed else text.strip().rpartition("\n")[2]
 
     def tried(self, mutant: Mutant, tests: Sequence[str]) -> Trial:
         path = self.folder / mutant.file
@@ -68,13 +69,15 @@ class Copy:
         began = time.monotonic()
         try:
             self._write(path, changed)
-            passes, by = self.passes(tests)
+            noticed_by = self.failing(tests)
         finally:
             self._write(path, source)
         seconds = round(time.monotonic() - began, 1)
-        if passes:
+        if noticed_by is None:
             return Trial("harmless" if mutant.is_harmless else "survived", "", seconds)
-        return Trial("noticed", by, seconds)
+        if self.failing([noticed_by] if "::" in noticed_by else tests) is not None:
+            return Trial("unjudged", f"{noticed_by} fails without the change", seconds)
+        return Trial("noticed", noticed_by, seconds)
 
     def _write(self, path: Path, text: str) -> None:
         """With a time of its own: Python believes compiled code of the same second and size."""

@@ -81,9 +81,9 @@ compile(split_kv._join, COLUMNS=512, DIM=512, CHUNK=16, HAS_SINKS=True)
 
 
 @pytest.mark.timeout(300)
-def test_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
+def test_every_kernel_compiles_for_hopper(compiled: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)}
+    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(compiled)}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "wgmma" in done.stdout, "a tile of 64 queries or more uses the tensor cores of Hopper"

@@ -83,8 +83,8 @@ for tokens, instruction in ((1, "mma.sync"), (512, "wgmma")):
 
 
 @pytest.mark.timeout(300)
-def test_products_and_experts_compile_for_hopper(tmp_path: Path) -> None:
+def test_products_and_experts_compile_for_hopper(compiled: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)}
+    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(compiled)}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
