@@ -39,10 +39,10 @@ class Exchange:
         while text not in self.body:
             assert not self.task.done(), f"the response ended without {text!r}: {self.body!r}"
             self._changed.clear()
-            await asyncio.wait_for(self._changed.wait(), 5)
+            await asyncio.wait_for(self._changed.wait(), 30)
 
     async def done(self) -> "Exchange":
-        await asyncio.wait_for(self.task, 10)
+        await asyncio.wait_for(self.task, 60)
         return self
 
     @property
@@ -106,7 +106,7 @@ async def running(app: Any) -> AsyncIterator[Any]:
         yield app
 
 
-async def eventually(condition: Any, timeout_s: float = 5.0) -> None:
+async def eventually(condition: Any, timeout_s: float = 30.0) -> None:
     """Waits until `condition()` holds; the bound is only there to end a failing test."""
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):

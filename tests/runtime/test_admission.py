@@ -64,7 +64,7 @@ async def test_an_empty_admission_can_be_waited_for() -> None:
         waiting = asyncio.ensure_future(admission.wait_until_empty())
         await asyncio.sleep(0)
         assert not waiting.done()
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 30)
 
 
 async def test_a_full_site_refuses_in_either_dialect(make_site: SiteMaker) -> None:
