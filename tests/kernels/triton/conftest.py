@@ -1,5 +1,5 @@
-"""The C library has no part in these tests: one run of each is enough. What they compile for Hopper is kept from run to run, as Triton keeps it: by what
-it was compiled from."""
+"""The C library has no part in these tests: one run of each is enough. What they compile for Hopper is kept from run
+to run, as Triton keeps it: by what it was compiled from."""
 
 from pathlib import Path
 

@@ -39,7 +39,7 @@ def some_draw(chance: random.Random, vocab: int) -> Draw:
 @pytest.mark.parametrize("vocab", [1, 63, 64, 431])
 @pytest.mark.parametrize("kind", LOGITS)
 def test_both_forms_choose_the_same_tokens(kind: str, vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    chunk, tile = (64, 16) if vocab <= 64 else (128, 64)  # several of each; smaller ones would take the interpreter 20 s
+    chunk, tile = (64, 16) if vocab <= 64 else (128, 64)  # several of each: of smaller ones 431 entries take 20 s
     monkeypatch.setattr(triton_sample, "CHUNK", chunk)
     monkeypatch.setattr(triton_sample, "TILE", tile)
     chance = random.Random(f"{kind} {vocab}")
