@@ -98,6 +98,11 @@ class Backend:
         """It was well, and its last probe failed."""
         return self._failures > 0 and self.state == "healthy"
 
+    @property
+    def is_frozen(self) -> bool:
+        """Its probes fail. One that answers them, only to say that it is not ready or does not know us, knows about its streams itself."""
+        return self.state == "unhealthy" and not self.hop_fault and (self.status is None or self.status.ready)
+
     def inflight(self, tokens: int) -> Ticket:
         return Ticket(self, tokens, self._clock())
 

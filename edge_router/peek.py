@@ -14,10 +14,12 @@ import msgspec
 import orjson
 from msgspec.structs import force_setattr
 
+from edge_router.aside import AT_ONCE_BYTES
 from edge_router.client_places import FindPlace
 from edge_router.policy import RouteRequest
 from edge_router.session import Conversation, Recall, prefix_chain, session_digest, tenant_salt
 from wire.chance import random_bytes
+from wire.chat import MAX_MESSAGES
 from wire.continuation import ANSWER, AnswerName, encode_answer
 from wire.credentials import bearer_token, bearer_token_or_none
 from wire.errors import ApiError, Dialect, dialect_of
@@ -55,7 +57,7 @@ class Head(msgspec.Struct, frozen=True):
     target: str  # as sent, query included
     headers: list[tuple[str, str]]  # names lower case
     first: dict[str, str] = {}  # of each name; made here, for a request is asked for a dozen of them
-    known: "_Known | None" = None  # what `peek` has made of it: a client that repeats a head has it looked at once
+    known: "Known | None" = None  # what `peek` has made of it: a client that repeats a head has it looked at once
     is_sound: bool = False  # it has been checked
     tenant: bytes = b""  # whose it is, once that was asked
     signed: "Signed | None" = None  # for the next request that repeats it
@@ -94,7 +96,7 @@ class Signed(msgspec.Struct, frozen=True):
     at_s: float
 
 
-class _Known(msgspec.Struct, frozen=True):
+class Known(msgspec.Struct, frozen=True):
     """What follows from a head alone."""
 
     is_hop: bool  # another router sent it
@@ -105,6 +107,25 @@ class _Known(msgspec.Struct, frozen=True):
     is_compressed: bool
     session: str  # that it names
     geo: str
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What follows from a body."""
+
+    model: str | None
+    wants_stream: bool
+    conversation: Conversation
+
+
+class _Anything(msgspec.Struct, gc=False):
+    """Some object."""
+
+
+class _Shape(msgspec.Struct, gc=False):
+    messages: list[_Anything] | None = None
+
+
+_shape_decoder = msgspec.json.Decoder(_Shape)
 
 
 class ValidRequest(msgspec.Struct, frozen=True):
@@ -194,23 +215,36 @@ def peek(
     find_place: FindPlace,
     address: str,
     signed: Signed | None = None,
+    reading: Reading | None = None,
 ) -> ValidRequest:
-    """Raises ApiError on what no site could answer. `address`: where the request came from."""
-    known = head.known or _look(head, secret, max_hops, address)
+    """Raises ApiError on what no site could answer. `address`: where the request came from; `reading`: of the body, where it has been read."""
+    known = look(head, secret, max_hops, address)
     place = find_place(address, known.geo, known.is_hop)
-    fields = _parse(known, body) if body and known.is_json else {}
-    model = known.run_model
-    if model is None:
-        model = fields.get("model")
-        model = model if isinstance(model, str) else None
+    reading = reading or read(known, body)
+    model = reading.model
     return ValidRequest(
-        head, body, model, fields.get("stream") is True, _conversation(known, fields, model or ""), place, request_id,
+        head, body, model, reading.wants_stream, reading.conversation, place, request_id,
         known.kept if place is None else known.kept + _place_line(place), AnswerName.fresh() if secret and model is not None else None,
         signed,
     )  # fmt: skip
 
 
-def _look(head: Head, secret: str, max_hops: int, address: str) -> _Known:
+def read(known: Known, body: bytes) -> Reading:
+    """May be called in a thread. Raises ApiError."""
+    fields = _parse(known, body) if body and known.is_json else {}
+    model = known.run_model
+    if model is None:
+        model = fields.get("model")
+        model = model if isinstance(model, str) else None
+    return Reading(model, fields.get("stream") is True, _conversation(known, fields, model or ""))
+
+
+def look(head: Head, secret: str, max_hops: int, address: str) -> Known:
+    """Raises ApiError."""
+    return head.known or _look(head, secret, max_hops, address)
+
+
+def _look(head: Head, secret: str, max_hops: int, address: str) -> Known:
     is_hop = bool(secret) and hop_is_genuine(
         head.header(HOP), secret, time.time(), head.method, head.path, head.header(REQUEST_ID)
     )
@@ -219,7 +253,7 @@ def _look(head: Head, secret: str, max_hops: int, address: str) -> _Known:
         message = f"the request has passed {max_hops} routers: a site's url in a network file leads back to a router"
         raise ApiError("invalid_request", message)
     account, model = _account_and_model(head)
-    known = _Known(
+    known = Known(
         is_hop,
         _kept_lines(head, hops, "" if is_hop else address),
         tenant_salt(head.key, account, secret),
@@ -265,16 +299,41 @@ def _place_line(place: Place) -> bytes:
     return f"{CLIENT_GEO}: {place.latitude:g},{place.longitude:g}\r\n".encode()
 
 
-def _parse(known: _Known, body: bytes) -> dict[str, Any]:
+def _parse(known: Known, body: bytes) -> dict[str, Any]:
     if known.is_compressed:
         raise ApiError("invalid_request", "a request body must not be compressed: drop the content-encoding header")
+    if len(body) > AT_ONCE_BYTES:
+        _check_shape(body)
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise ApiError("malformed_json", f"the body is not valid JSON: {error}") from None
     if not isinstance(fields, dict):
         raise ApiError("invalid_request", 'the body must be a JSON object, such as {"model": ...}')
+    messages = fields.get("messages")
+    if isinstance(messages, list):
+        _check_number(len(messages))
+        if not all(isinstance(message, dict) for message in messages):
+            raise ApiError("invalid_request", "each message must be an object", param="messages")
     return fields
+
+
+def _check_shape(body: bytes) -> None:
+    """Before a large body is made into objects: four million zeros in the place of messages take seconds and hundreds of MiB. What is not JSON at all
+    is for others to say."""
+    try:
+        shape = _shape_decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise ApiError("invalid_request", f"messages must be a list of objects: {error}", param="messages") from None
+    except msgspec.DecodeError:
+        return
+    _check_number(len(shape.messages or ()))
+
+
+def _check_number(num_messages: int) -> None:
+    if num_messages > MAX_MESSAGES:
+        sentence = f"{num_messages} messages are more than the {MAX_MESSAGES} that are taken"
+        raise ApiError("invalid_request", sentence, param="messages")
 
 
 def _account_and_model(head: Head) -> tuple[str, str | None]:
@@ -287,7 +346,7 @@ def _account_and_model(head: Head) -> tuple[str, str | None]:
     return account[1] if account else "", None
 
 
-def _conversation(known: _Known, fields: dict[str, Any], model: str) -> Conversation:
+def _conversation(known: Known, fields: dict[str, Any], model: str) -> Conversation:
     salt = known.salt
     name = known.session or fields.get("prompt_cache_key")
     session = session_digest(salt, model, name) if isinstance(name, str) and name else None
@@ -303,19 +362,16 @@ def _pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
     if isinstance(messages, list):
         user_has_spoken = False
         for message in messages:
-            if isinstance(message, dict):
-                get = message.get
-                user_has_spoken = user_has_spoken or get("role") not in ("system", "developer")
-                told = [
-                    get("role"),
-                    get("content"),
-                    get("name"),
-                    get("tool_calls"),
-                    get("tool_call_id"),
-                ]  # what reaches the prompt
-                yield _canonical(told), user_has_spoken
-            else:
-                yield _canonical(message), user_has_spoken
+            get = message.get
+            user_has_spoken = user_has_spoken or get("role") not in ("system", "developer")
+            told = [
+                get("role"),
+                get("content"),
+                get("name"),
+                get("tool_calls"),
+                get("tool_call_id"),
+            ]  # what reaches the prompt
+            yield _canonical(told), user_has_spoken
     elif prompt is not None:
         raw = prompt.encode() if isinstance(prompt, str) else _canonical(prompt)
         for start in range(0, len(raw), TEXT_PIECE_BYTES):

@@ -18,6 +18,7 @@ from msgspec.structs import force_setattr
 from starlette.types import Receive, Scope, Send
 
 from edge_router.ahead import Ahead
+from edge_router.aside import AT_ONCE_BYTES, aside_if_large
 from edge_router.asking import Asking
 from edge_router.backend import Backend, Ticket
 from edge_router.client_places import ClientPlaces
@@ -27,7 +28,7 @@ from edge_router.exchange import Asked, Exchange
 from edge_router.hints import WakeHints
 from edge_router.limits import Limits
 from edge_router.metrics import NO_SITE, RouterMetrics
-from edge_router.peek import FUNCTIONS, Head, Signed, ValidRequest, peek, sign_ahead
+from edge_router.peek import FUNCTIONS, Head, Reading, Signed, ValidRequest, look, peek, read, sign_ahead
 from edge_router.plain import PlainEvent
 from edge_router.policy import Policy, Preference, RouteRequest
 from edge_router.retries import RetryBudget
@@ -42,6 +43,7 @@ from wire.http1_exchange import Exchange as HttpExchange
 from wire.sse import Event
 
 PREFIXES = ("/ai/v1/", "/v1/", "/client/v4/", FUNCTIONS)  # what is forwarded
+MODEL_LISTS = ("/v1/models", "/ai/v1/models")
 MAX_RETRY_AFTER_S = 60.0
 DRAIN_POLL_S = 0.05
 # failures of a site that has not begun the request
@@ -137,7 +139,7 @@ class Proxy:
         if (body := client.whole_body(self._max_body_bytes)) is None:
             return
         ahead.body = body
-        if not is_mentioned(client.head, body):
+        if len(body) <= AT_ONCE_BYTES and not is_mentioned(client.head, body):
             exchange = ahead.exchange = self._exchange(client, body)
             route, preferences = self.rank(exchange.request)
             if preferences:
@@ -153,7 +155,7 @@ class Proxy:
             if ahead.exchange is not None:
                 return await client.while_present(self._through(client, ahead.exchange))
             body = await self._body(client) if ahead.body is None else ahead.body
-            is_durable, is_async, body = asks_for_it(client.head, body)
+            is_durable, is_async, body = await aside_if_large(body, asks_for_it, client.head, body)
             if not is_durable:
                 return await client.while_present(self.forward(client, body))
             recording = self.recordings.start(
@@ -169,11 +171,16 @@ class Proxy:
             await self._answered(recording, self.forward(recording, body))
 
     async def forward(self, client: Listener, body: bytes) -> None:
-        await self._through(client, self._exchange(client, body))
+        reading = await self.reading(client.head, body, client.address)
+        await self._through(client, self._exchange(client, body, reading))
 
-    def _exchange(self, client: Listener, body: bytes) -> Exchange:
+    async def reading(self, head: Head, body: bytes, address: str) -> Reading:
+        """Raises ApiError."""
+        return await aside_if_large(body, read, look(head, self.secret, self.relay.max_hops, address), body)
+
+    def _exchange(self, client: Listener, body: bytes, reading: Reading | None = None) -> Exchange:
         started_at = self._clock()
-        request = self.parsed(client.head, body, client.request_id, client.address, client.signed)
+        request = self.parsed(client.head, body, client.request_id, client.address, client.signed, reading)
         self.retries.deposit()
         self.limits.charge(client.head, request.conversation.tokens)
         return Exchange(request, self.relay, started_at)
@@ -231,6 +238,8 @@ class Proxy:
             raise ApiError("draining", "the router is shutting down: send the request again", retry_after_s=1)
         if head.is_sound:
             return
+        if head.path in MODEL_LISTS and head.method not in ("GET", "HEAD", "OPTIONS"):
+            raise ApiError("method_not_allowed", f"{head.path[:200]} does not take {head.method}: GET lists the models")
         if not head.is_for_function:
             self._access.check_client(head.header("authorization"))
         if ".." in head.path and ".." in head.path.split("/"):
@@ -240,9 +249,16 @@ class Proxy:
         force_setattr(head, "is_sound", True)
 
     def parsed(
-        self, head: Head, body: bytes, request_id: str, address: str, signed: Signed | None = None
+        self,
+        head: Head,
+        body: bytes,
+        request_id: str,
+        address: str,
+        signed: Signed | None = None,
+        reading: Reading | None = None,
     ) -> ValidRequest:
-        return peek(head, body, request_id, self.secret, self.relay.max_hops, self.places.place, address, signed)
+        place, max_hops = self.places.place, self.relay.max_hops
+        return peek(head, body, request_id, self.secret, max_hops, place, address, signed, reading)
 
     async def _body(self, client: Downstream) -> bytes:
         return await client.body(self._max_body_bytes, self.relay.idle_timeout_s, self.body_timeout_s)
@@ -328,7 +344,7 @@ class Proxy:
             self._told(exchange, site)
             return True
 
-        async with aclosing(answer.batches(lambda: _is_frozen(self.backends[site]), passed_on, plain_on)) as batches:
+        async with aclosing(answer.batches(lambda: self.backends[site].is_frozen, passed_on, plain_on)) as batches:
             async for events in batches:
                 if ready := exchange.ready(events, has_marks):
                     await client.events(ready)
@@ -436,11 +452,6 @@ def explain(preference: Preference, tries: int) -> str:
     """The decision in a header: `site=ams1; cost=12.3; rtt=0.4; ...; tries=1; reason=home`."""
     terms = "".join([f"; {name}={value:.1f}" for name, value in preference.terms.items()])
     return f"site={preference.backend.name}; cost={preference.cost_ms:.1f}{terms}; tries={tries}; reason={preference.reason}"
-
-
-def _is_frozen(backend: Backend) -> bool:
-    """Its probes fail. One that answers them, only to say that it is not ready or does not know us, knows about its streams itself."""
-    return backend.state == "unhealthy" and not backend.hop_fault and (backend.status is None or backend.status.ready)
 
 
 def _serves(preference: Preference, request: ValidRequest) -> bool:

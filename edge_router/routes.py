@@ -72,7 +72,9 @@ class OwnRoutes:
                 body = orjson.dumps({"model": model})
             address = request.query_params.get("address", "")
             secret, max_hops = self._proxy.secret, self._proxy.relay.max_hops
-            asked = peek(head, body, request_id_of(head), secret, max_hops, self._supposed_place, address)
+            reading = await self._proxy.reading(head, body, address)
+            name = request_id_of(head)
+            asked = peek(head, body, name, secret, max_hops, self._supposed_place, address, reading=reading)
         except ApiError as error:
             return refusal(error, path)
         route, preferences = self._proxy.rank(asked)

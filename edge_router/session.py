@@ -8,7 +8,7 @@ A prefix can be held by several sites at once: a system prompt by all that have 
 it left a moment ago. The newest holder of a conversation's own prefix is its home; the others still count when prefill is priced.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import NamedTuple
@@ -24,6 +24,8 @@ DIGEST_BYTES = 16  # 2^64 entries before a collision is likely
 REMEMBERED_PREFIXES = (
     32  # of one conversation, its newest: a branch from further back finds home by what its older turns have left here
 )
+FIRST_PREFIXES = 8  # kept of one request: by these it is placed and its home is found
+LAST_PREFIXES = 248
 SHORT_SEED = 256  # bytes: a model's name. With tools it is long, and not kept for the next request
 HOLDERS = (
     6  # sites remembered for one prefix, the newest: what was sent elsewhere before has probably been evicted there
@@ -83,18 +85,19 @@ def session_digest(salt: bytes, model: str, name: str) -> bytes:
 
 
 def prefix_chain(salt: bytes, seed: bytes, pieces: Iterable[tuple[bytes, bool]]) -> tuple[Prefix, ...]:
-    """One prefix per piece, each digest covering all pieces so far. `seed` is what precedes them all (model, tools). A piece that is not marked
-    as telling is a beginning that all of a tenant's conversations share: a site may hold it, but nobody lives there for its sake."""
+    """One prefix per piece, each digest covering all pieces so far; of many, the first and the last ones are kept. `seed` is what precedes
+    them all (model, tools). A piece that is not marked as telling is a beginning that all of a tenant's conversations share: a site may hold
+    it, but nobody lives there for its sake."""
     link = _root(salt, seed) if len(seed) <= SHORT_SEED else _root.__wrapped__(salt, seed)
     size = len(seed)
-    prefixes = []
+    first: list[Prefix] = []
+    last: deque[Prefix] = deque(maxlen=LAST_PREFIXES)
     for piece, is_telling in pieces:
         link = blake3(link + piece, key=salt).digest()
         size += len(piece)
-        prefixes.append(
-            Prefix(link[:DIGEST_BYTES], size // 4, is_telling)
-        )  # four bytes a token: English in most vocabularies
-    return tuple(prefixes)
+        prefix = Prefix(link[:DIGEST_BYTES], size // 4, is_telling)  # four bytes a token: English in most vocabularies
+        (first if len(first) < FIRST_PREFIXES else last).append(prefix)
+    return (*first, *last)
 
 
 @lru_cache(4096)

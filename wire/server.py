@@ -19,6 +19,8 @@ except ImportError:  # not a Unix
 
 PARENT_PID_ENV = "PILOTLIGHT_PARENT_PID"
 BACKLOG = 2048
+# After so long without a word from its kernel a client is gone (the first in ms). Linux counts a full window as silence, too, and a reader may stall.
+VANISHED = {"TCP_USER_TIMEOUT": 60_000, "TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 KEEP_ALIVE_S = 75.0  # longer than any client's or router's pool keeps an idle connection: the client closes first, so no request races a close
 GRACE_S = 1.0  # for connections when the server stops: it has drained before, and what is left then is idle
 
@@ -35,6 +37,12 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Linux hands the option on to accepted sockets. Without it Nagle's algorithm and delayed acknowledgements hold a small event for 40 ms.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Likewise. A client that vanished without a word takes nothing more, yet the kernel would go on trying for a quarter of an hour, and what its
+        # buffers hold looks sent: its answer would be computed to the end.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in VANISHED.items():
+            if hasattr(socket, option):  # not every system has them all
+                listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         listener.bind((host, port))
         listener.listen(BACKLOG)
         listener.setblocking(False)

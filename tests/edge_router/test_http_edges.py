@@ -1,11 +1,16 @@
 """The router's HTTP doors against clients that are slow, greedy, ambiguous or gone: each is held to its limit, and nobody else notices."""
 
 import asyncio
+import io
 import socket
+import threading
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
+from edge_router.aside import AT_ONCE_BYTES
+from edge_router.peek import read
 from tests.edge_router.fakes import DONE, FakeSite, answer, begin, event, hang, raw_stream, router, sites, stream_of
 from tests.edge_router.raw import post, status_of, wire
 from wire.http1 import REFUSED_AT_ONCE
@@ -251,3 +256,46 @@ async def test_http_2_is_served_on_the_same_port() -> None:
                     heard += what.data
             await client.say(protocol.data_to_send())
         assert heard == b'{"number": 7}'
+
+
+HUGE = b'{"model":"ember","messages":['
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        (CHAT, HUGE + b"0," * (4_000_000) + b"0]}", 400),
+        ("/debug/route", HUGE + b"0," * (4_000_000) + b"0]}", 400),
+        (CHAT, b'{"durable":0,"messages":[' + b"0," * (4_000_000) + b"0]}", 400),
+        ("/v1/models", b"{}", 405),
+        ("/ai/v1/models", HUGE + b"0," * (4_000_000) + b"0]}", 405),
+    ],
+)
+async def test_a_body_that_would_take_seconds_to_look_at_is_refused_by_its_shape(
+    path: str, body: bytes, status: int
+) -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        async with running.http.post(running.url + path, data=io.BytesIO(body)) as response:
+            assert response.status == status
+        assert fakes[0].bodies == []
+
+
+async def test_large_bodies_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def noting(*arguments: Any) -> Any:
+        threads.append(threading.current_thread())
+        return read(*arguments)
+
+    monkeypatch.setattr("edge_router.proxy.read", noting)
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = answer(200, {})
+        for size in (10, AT_ONCE_BYTES):
+            message = {"role": "user", "content": "x" * size}
+            for path in (CHAT, "/debug/route"):
+                async with running.http.post(
+                    running.url + path, json={"model": "ember", "messages": [message]}
+                ) as response:
+                    assert response.status == 200
+    large = [thread for thread in threads if thread is not threading.main_thread()]
+    assert len(large) == 2

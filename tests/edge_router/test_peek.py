@@ -2,9 +2,11 @@
 
 import time
 
+import orjson
 import pytest
 from msgspec.structs import replace
 
+from edge_router.aside import AT_ONCE_BYTES
 from edge_router.client_places import ClientPlaces
 from edge_router.peek import (
     HOPS,
@@ -16,6 +18,8 @@ from edge_router.peek import (
     sign_ahead,
     take_signed,
 )
+from edge_router.session import FIRST_PREFIXES, LAST_PREFIXES
+from wire.chat import MAX_MESSAGES
 from wire.errors import ApiError, Dialect
 from wire.headers import HOP, HOP_MAX_AGE_S, REQUEST_ID, hop_is_genuine, sign_hop
 from wire.status import Place
@@ -58,7 +62,11 @@ def test_the_model_of_a_run_path_comes_from_the_path() -> None:
 @pytest.mark.parametrize(
     ("body", "word"),
     [(b'{"model": "ember"', "malformed_json"), (b"model=ember", "malformed_json"), (b"\xff\xfe", "malformed_json"),
-     (b"[" * 3000, "malformed_json"), (b"[1, 2]", "invalid_request"), (b'"hello"', "invalid_request")],
+     (b"[" * 3000, "malformed_json"), (b"[1, 2]", "invalid_request"), (b'"hello"', "invalid_request"),
+     (b'{"messages":[1]}', "invalid_request"), (b'{"messages":[' + b"0," * AT_ONCE_BYTES + b"0]}", "invalid_request"),
+     (b'{"messages":[' + b"{}," * MAX_MESSAGES + b"{}]}", "invalid_request"),
+     (b'{"messages":[' + b"{}," * AT_ONCE_BYTES + b"{}]}", "invalid_request"),
+     (b'{"messages":[' + b"{}," * AT_ONCE_BYTES, "malformed_json")],
 )  # fmt: skip
 def test_a_body_that_is_no_json_object_is_refused(body: bytes, word: str) -> None:
     with pytest.raises(ApiError) as refused:
@@ -68,7 +76,7 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes, word: str) -> Non
 
 @pytest.mark.parametrize(
     "body",
-    [b'{"model": 5, "messages": "x", "stream": "yes", "tools": 3, "prompt_cache_key": []}', b'{"messages": [1, null, {"role": 2}]}',
+    [b'{"model": 5, "messages": "x", "stream": "yes", "tools": 3, "prompt_cache_key": []}', b'{"messages": [{"role": 2}]}',
      b'{"messages": [], "prompt": {}}', b'{"prompt": [1, 2, 3]}',
      b'{"tools": ' + b"[" * 900 + b"]" * 900 + b', "messages": [' + b'{"content":' * 900 + b"1" + b"}" * 900 + b"]}"],
 )  # fmt: skip
@@ -193,3 +201,14 @@ def test_a_name_made_ahead_too_long_ago_or_for_a_client_with_names_of_its_own_is
         sign_ahead(each, "secret", 1000.0)
     assert take_signed(repeated, 1000.0 + SIGNED_AHEAD_S) is None
     assert take_signed(named, 1000.0) is None
+
+
+def test_of_a_long_conversation_a_bounded_number_of_prefixes_is_kept_and_the_next_turn_finds_them() -> None:
+    messages = [{"role": "user", "content": str(i)} for i in range(5000)]
+    before, after = (
+        look(orjson.dumps({"model": "ember", "messages": messages[:number]})).conversation for number in (4999, 5000)
+    )
+    assert len(after.prefixes) == FIRST_PREFIXES + LAST_PREFIXES
+    assert before.prefixes[-1] in after.prefixes
+    assert before.placement_key == after.placement_key
+    assert after.tokens > 5000

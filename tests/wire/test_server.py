@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from wire.server import PARENT_PID_ENV, ListenError, bind, url_of
+from wire.server import PARENT_PID_ENV, VANISHED, ListenError, bind, url_of
 
 
 def test_a_port_in_use_is_named_with_its_remedy() -> None:
@@ -47,3 +47,15 @@ def test_a_process_whose_parent_is_gone_is_told_so() -> None:
         pass
     assert followed(gone.pid) == "False"
     assert followed(os.getpid()) == "True"
+
+
+def test_an_accepted_connection_whose_client_vanishes_ends_soon() -> None:
+    with (
+        bind("127.0.0.1", 0) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        for option, value in VANISHED.items():
+            if hasattr(socket, option):
+                assert accepted.getsockopt(socket.IPPROTO_TCP, getattr(socket, option)) == value
