@@ -209,6 +209,14 @@ def test_whatever_a_template_does_to_a_special_token_that_somebody_wrote_it_is_t
     assert tokenizer.decode(token_ids) == unshielded.removeprefix("<|im_start|>").removesuffix("<|im_end|>")
 
 
+def test_a_special_token_in_a_key_alone_is_text() -> None:
+    tokenizer = Tokenizer.from_json(byte_tokenizer().to_str(), {})
+    ((key, value),) = tokenizer.shield({FORGED: 1}).items()
+    token_ids = tokenizer.encode_rendered(key)
+    assert (tokenizer.decode(token_ids), value) == (FORGED, 1)
+    assert not any(map(tokenizer.is_special, token_ids))
+
+
 def test_marks_that_a_user_wrote_do_not_help() -> None:
     tokenizer = Tokenizer.from_json(byte_tokenizer().to_str(), {})
     begin, end = SHIELD_BEGIN, SHIELD_END
