@@ -5,14 +5,20 @@ reachable, and its heart beats, before.
 """
 
 import logging
+import os
 import queue
+import signal
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import CheckpointError
+from engine.opening import kept
 from engine.preparation import prepare
 from engine.protocol import HostConfig, HostReady, LoadProgress, ModelFailed, ModelSpec
+from engine.weights.digests import expect_sound, verify_later
+from engine.weights.reader import packed_file
 
 if TYPE_CHECKING:
     from engine.kv.shared_tiers import SharedTiers
@@ -114,4 +120,13 @@ class ModelLoader:
                 reported_at = now
                 self._results.put((spec, LoadProgress(spec.name, done, total)))
 
-        return load_model(spec, self._config, self._memory, report, self._tiers, self._leaves_openings)
+        directory = Path(spec.path)
+        # Packed ones have checksums of their own (packed.py).
+        records = kept.digests() if self._leaves_openings and packed_file(directory) is None else None
+        if records is not None:
+            expect_sound(directory, records)
+        loaded = load_model(spec, self._config, self._memory, report, self._tiers, self._leaves_openings)
+        if records is not None:
+            # The host ends as if it were told to: what is open goes on where the weights are sound, and here they are refused by name.
+            verify_later(directory, records, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        return loaded

@@ -23,7 +23,7 @@ MOST_OWN_BYTES = 256 << 20  # of one's weights that lie in no other file
 _SUFFIX = ".opening"
 
 
-SWITCH = "PILOTLIGHT_OPENINGS"  # 0: no programs; or the folder where they are kept
+SWITCH = "PILOTLIGHT_OPENINGS"  # 0: nothing is left there, nor read; or the folder where programs are kept
 
 
 def are_wanted() -> bool:
@@ -54,6 +54,14 @@ def discard() -> None:
     for path in _folder().glob(f"*{_SUFFIX}"):
         path.unlink(missing_ok=True)
         log.warning("removed %s; it is made again", path)
+
+
+def digests() -> Path | None:
+    """Where it is kept what checkpoints hold (engine/weights/digests.py); None: nowhere."""
+    try:
+        return private_folder(_folder() / "digests") if are_wanted() else None
+    except BuildError:
+        return None
 
 
 def note_use(path: Path) -> None:

@@ -19,6 +19,7 @@ from engine.opening.runner import OpeningRunner
 from engine.plan import Limits
 from engine.protocol import HostConfig, ModelSpec, Submit, TokenOutput
 from engine.sequence import Sequence
+from engine.weights.digests import expect_sound
 from engine.weights.fingerprint import fingerprint
 from kernels.cpu import functions
 from kernels.cpu.build import BuildError
@@ -68,6 +69,8 @@ class Opener:
             path = kept.path_of(digest, dtype, library)
             if not path.exists():
                 return None
+            if (records := kept.digests()) is not None:
+                expect_sound(directory, records)
             opener = cls(directory, dtype, path, library, threads)
             if opener.program.fingerprint != digest:
                 raise OpeningError("it is of another checkpoint")

@@ -1,0 +1,114 @@
+"""Whether a checkpoint's files still hold the bytes that an earlier load found in them: read once more in the background, when nobody waits.
+
+A plain checkpoint names no digest of its own, so the first load's bytes are what later ones are held to. Bytes that have changed in a file that
+nobody has written since are damage, and the next load refuses them by name; a file that was written again is another one, and the log says so.
+Knows files; refuses to know tensors.
+"""
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+from engine.errors import CheckpointError
+from kernels.cpu import durable
+
+log = logging.getLogger(__name__)
+
+_FIRST_AFTER_S = 5.0  # other work of a load comes first
+_STEP_BYTES = 4 << 20
+_SHARE = 0.25  # of a core's time, at most
+
+
+class _Found(NamedTuple):
+    size: int
+    written_at: int  # ns
+    checksum: int
+    is_damaged: bool = False
+
+    def is_of(self, status: os.stat_result) -> bool:
+        return (self.size, self.written_at) == (status.st_size, status.st_mtime_ns)
+
+
+def expect_sound(directory: Path, folder: Path) -> None:
+    """`folder`: where records are kept. Raises CheckpointError for a checkpoint in which damage was found."""
+    for name, found in _read(_record_of(directory, folder)).items():
+        file = directory / name
+        if found.is_damaged and file.exists() and found.is_of(file.stat()):
+            raise CheckpointError(
+                f"{file} is damaged: its bytes are not those of its first load, and nobody has written it since; fetch the checkpoint again"
+            )
+
+
+def verify(directory: Path, folder: Path, pause: Callable[[float], None] = time.sleep) -> bool:
+    """Against the record of the first load, which is made where there is none. False: something is damaged, and the log says what. Raises OSError."""
+    path = _record_of(directory, folder)
+    before, now = _read(path), {}
+    for file in sorted(directory.glob("*.safetensors")):
+        known, status = before.get(file.name), file.stat()
+        found = _Found(status.st_size, status.st_mtime_ns, _checksum(file, pause))
+        if not found.is_of(file.stat()):
+            return True  # it is being written: whoever loads it next looks again
+        if known is not None and known.checksum != found.checksum:
+            if known.is_of(status):
+                found = known._replace(is_damaged=True)
+                log.error("%s is damaged: its bytes are not those of its first load; fetch the checkpoint again", file)
+            else:
+                log.warning("%s was written again since its last load, and holds other bytes", file)
+        now[file.name] = found
+    if now != before:
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps({name: list(found) for name, found in now.items()}))
+        durable.replace(partial, path)
+    return not any(found.is_damaged for found in now.values())
+
+
+def verify_later(
+    directory: Path, folder: Path, on_damage: Callable[[], None], first_after_s: float = _FIRST_AFTER_S
+) -> None:
+    """In a thread, once in a process for each state of the files."""
+    key = (directory, *((file.name, file.stat().st_mtime_ns) for file in sorted(directory.glob("*.safetensors"))))
+    if key in _begun:
+        return
+    _begun.add(key)
+
+    def run() -> None:
+        time.sleep(first_after_s)
+        try:
+            if not verify(directory, folder):
+                on_damage()
+        except OSError as error:
+            log.warning("%s cannot be compared with its first load: %s", directory, error)
+
+    threading.Thread(target=run, name="digests", daemon=True).start()
+
+
+_begun: set[tuple[object, ...]] = set()
+
+
+def _checksum(file: Path, pause: Callable[[float], None]) -> int:
+    checksum = 0
+    with file.open("rb", buffering=0) as content:
+        while True:
+            began = time.thread_time()
+            if not (step := content.read(_STEP_BYTES)):
+                return checksum
+            checksum = crc32(step, checksum)
+            pause((time.thread_time() - began) * (1 / _SHARE - 1))
+
+
+def _record_of(directory: Path, folder: Path) -> Path:
+    return folder / f"{sha256(str(directory.resolve()).encode()).hexdigest()[:32]}.json"
+
+
+def _read(path: Path) -> dict[str, _Found]:
+    try:
+        return {name: _Found(*found) for name, found in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, TypeError, AttributeError):  # there is none, or none that is whole
+        return {}

@@ -1,0 +1,89 @@
+"""A plain checkpoint is held to the bytes of its first load."""
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from engine.errors import CheckpointError
+from engine.weights.digests import expect_sound, verify, verify_later
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    for name in ("model-1.safetensors", "model-2.safetensors"):
+        (directory / name).write_bytes(os.urandom(10_000))
+    return directory
+
+
+def looks(directory: Path) -> bool:
+    return verify(directory, directory.parent, lambda seconds: None)
+
+
+def flip(file: Path, *, secretly: bool) -> None:
+    before = file.stat()
+    content = bytearray(file.read_bytes())
+    content[5000] ^= 1
+    file.write_bytes(content)
+    if secretly:
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    else:
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+
+
+def test_a_checkpoint_that_stays_as_it_is_is_sound(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert looks(checkpoint)
+    assert looks(checkpoint)
+    expect_sound(checkpoint, checkpoint.parent)
+    assert caplog.messages == []
+
+
+def test_damage_is_named_and_refused_until_the_file_is_fetched_again(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert looks(checkpoint)
+    file = checkpoint / "model-2.safetensors"
+    whole = file.read_bytes()
+    flip(file, secretly=True)
+    assert not looks(checkpoint)
+    assert f"{file} is damaged" in caplog.text
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"model-2\.safetensors is damaged: .* fetch the checkpoint again"):
+            expect_sound(checkpoint, checkpoint.parent)
+        assert not looks(checkpoint), "it is not forgotten"
+    file.write_bytes(whole)
+    expect_sound(checkpoint, checkpoint.parent)
+    assert looks(checkpoint)
+
+
+def test_a_file_that_was_written_again_is_another_and_that_is_said(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert looks(checkpoint)
+    flip(checkpoint / "model-1.safetensors", secretly=False)
+    with caplog.at_level(logging.WARNING):
+        assert looks(checkpoint)
+    assert "model-1.safetensors was written again since its last load, and holds other bytes" in caplog.text
+    expect_sound(checkpoint, checkpoint.parent)
+
+
+def test_a_record_that_is_damaged_is_made_again(checkpoint: Path) -> None:
+    assert looks(checkpoint)
+    (record,) = checkpoint.parent.glob("*.json")
+    whole = record.read_text()
+    record.write_text(whole[:20])
+    expect_sound(checkpoint, checkpoint.parent)
+    assert looks(checkpoint)
+    assert record.read_text() == whole
+
+
+def test_whoever_serves_damage_is_told(checkpoint: Path) -> None:
+    assert looks(checkpoint)
+    flip(checkpoint / "model-1.safetensors", secretly=True)
+    told = threading.Event()
+    verify_later(checkpoint, checkpoint.parent, told.set, first_after_s=0.0)
+    assert told.wait(30)
