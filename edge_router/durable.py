@@ -87,6 +87,7 @@ class Recording:
         self.headers: list[tuple[str, str]] = []
         self.body: bytes | None = None  # of a refusal: there is no stream
         self.num_bytes = 0
+        self.body_bytes = 0  # of the request, for as long as it may have to be sent to another site
         self.started_at = started_at
         self.ended_at: float | None = None
         self.task: asyncio.Task[None] | None = None
@@ -179,6 +180,7 @@ class Recording:
 
     def end(self, now: float) -> None:
         self.ended_at = now
+        self.body_bytes = 0
         self._tell()
 
     def _keep(self, event: Event) -> None:
@@ -217,7 +219,7 @@ class Recordings:
 
     @property
     def num_bytes(self) -> int:
-        return sum(recording.num_bytes for recording in self._all.values())
+        return sum(recording.num_bytes + recording.body_bytes for recording in self._all.values())
 
     def start(
         self, tenant: bytes, client: Downstream, work: Callable[[Recording], Coroutine[Any, Any, None]]

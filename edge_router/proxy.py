@@ -161,6 +161,7 @@ class Proxy:
             recording = self.recordings.start(
                 owner_of(client.head, self.secret), client, lambda made: self._record(made, body, client.address)
             )
+            recording.body_bytes = len(body)
             if is_async:
                 return await accepted(recording, client)
             with contextlib.suppress(ClientGone):  # the stream goes on without it

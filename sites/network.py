@@ -100,6 +100,10 @@ class DoorConfig(AccessConfig, frozen=True, kw_only=True):
     max_headers: Annotated[int, Meta(ge=8)] = 128
     head_timeout_s: Annotated[Positive, Meta(description="for a request's head, from its first byte")] = 15.0
     body_timeout_s: Annotated[Positive, Meta(description="for a request's whole body")] = 120.0
+    max_bodies_mib: Annotated[
+        Positive,
+        Meta(description="of all requests that are not answered yet; whoever sends more is told to come again"),
+    ] = 512.0
     keep_alive_s: Annotated[Positive, Meta(description="a connection without a request is closed after so long")] = 75.0
     stall_timeout_s: Annotated[
         Positive, Meta(description="a client that leaves what waits for it unread is cut off after so long")

@@ -8,6 +8,7 @@ WebSockets are handed to others. Knows all connections and one clock; what is re
 import asyncio
 import socket
 import ssl
+import sys
 import time
 from collections import Counter
 from typing import NamedTuple
@@ -32,6 +33,7 @@ class HttpLimits(NamedTuple):
     keep_alive_s: float = 75.0  # longer than any pool keeps an idle connection: the client closes first
     stall_s: float = 60.0  # for a client to take what waits for it, once its buffer is full
     write_buffer_bytes: int = 64 << 10  # full, and then the application waits; beside the kernel's own
+    max_bodies_bytes: int = sys.maxsize  # of all requests that are not answered yet
     max_connections: int = 20_000
     max_connections_per_client: int = 20_000  # by address
 
@@ -54,6 +56,7 @@ class Server:
         self.connections: set[Connection] = set()
         self.by_client: Counter[str] = Counter()
         self.cut: Counter[str] = Counter()  # connections that were ended for a limit, by its word
+        self.body_bytes = 0  # of all requests that are not answered yet
         self.is_stopping = False
         self.date = b""
         self.heads = KnownHeads()

@@ -32,7 +32,7 @@ NEVER = float("inf")
 
 class Connection(asyncio.Protocol):
     __slots__ = (
-        "_around", "_client", "_exchange", "_fed_bytes", "_head_bytes", "_headers", "_in_head", "_incoming", "_is_lingering",
+        "_around", "_body_bytes", "_client", "_exchange", "_fed_bytes", "_head_bytes", "_headers", "_in_head", "_incoming", "_is_lingering",
         "_is_paused", "_length", "_limits", "_opening", "_parser", "_refusal", "_repeated", "_server", "_unbegun", "_url", "_waiting",
         "deadline", "is_full", "loop", "transport",
     )  # fmt: skip
@@ -54,6 +54,7 @@ class Connection(asyncio.Protocol):
         self._length: bytes | None = None
         self._url = b""
         self._head_bytes = 0  # of its whole headers
+        self._body_bytes = 0  # of requests that are not answered yet
         self._fed_bytes = 0  # since it began, whole headers or not
         self._in_head = False
         self._is_paused = False
@@ -193,8 +194,15 @@ class Connection(asyncio.Protocol):
             raise self._refusal
 
     def on_body(self, body: bytes) -> None:
-        if self._incoming is not None:
-            self._incoming.take(body)
+        if self._incoming is None:
+            return
+        self._body_bytes += len(body)
+        self._server.body_bytes += len(body)
+        if self._server.body_bytes > self._server.limits.max_bodies_bytes:
+            message = "the bodies of other requests fill the memory: send yours again soon"
+            self._refusal = ApiError("overloaded", message, retry_after_s=1)
+            raise self._refusal
+        self._incoming.take(body)
 
     def on_message_complete(self) -> None:
         if self._incoming is not None:
@@ -213,6 +221,8 @@ class Connection(asyncio.Protocol):
         if exchange is not self._exchange:
             return
         self._exchange = None
+        if not self._waiting:
+            self._release_bodies()
         if not exchange.has_all:
             return self._linger()
         if not exchange.keep_alive or self._server.is_stopping:
@@ -229,6 +239,7 @@ class Connection(asyncio.Protocol):
     def refuse(self, error: ApiError) -> None:
         """Before the request's answer has begun. Of one under way, its own or that of a request before it, only the end can be withheld."""
         self._server.cut[error.word] += 1
+        self._release_bodies()
         exchange = self._exchange
         if exchange is not None:
             if exchange.has_begun or exchange is not self._incoming:
@@ -320,7 +331,12 @@ class Connection(asyncio.Protocol):
                 exchange.gone()
         self._waiting.clear()
 
+    def _release_bodies(self) -> None:
+        self._server.body_bytes -= self._body_bytes
+        self._body_bytes = 0
+
     def _forget(self) -> None:
+        self._release_bodies()
         self._server.forget(self, self._client)
 
     def _too_large(self) -> ApiError:

@@ -299,3 +299,23 @@ async def test_large_bodies_are_read_beside_the_event_loop(monkeypatch: pytest.M
                     assert response.status == 200
     large = [thread for thread in threads if thread is not threading.main_thread()]
     assert len(large) == 2
+
+
+async def test_bodies_in_flight_have_one_budget_and_it_is_whole_again_when_they_are_answered_or_gone() -> None:
+    door = {"max_bodies_mib": 1}
+    half = post(CHAT, b'{"model":"ember"}' + b" " * (600 << 10))
+    async with sites("ams1") as fakes, router(fakes, tables={"door": door}) as running:
+        fakes[0].behave = answer(200, {})
+        async with wire(running.url) as slow, wire(running.url) as late:
+            await slow.say(half[:-1])
+            await running.until(lambda: running.server.body_bytes > 500 << 10)
+            await late.say(half)
+            heard = await late.hear_all()
+            assert status_of(heard) == 503
+            assert b"retry-after: 1" in heard
+        await running.until(lambda: running.server.body_bytes == 0)
+        for _ in range(3):
+            async with wire(running.url) as client:
+                await client.say(half)
+                assert status_of(await client.hear_until(b"\r\n\r\n")) == 200
+        await running.until(lambda: running.server.body_bytes == 0)
