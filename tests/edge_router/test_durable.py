@@ -268,3 +268,15 @@ def test_a_wish_for_durability_that_makes_no_sense_is_refused(fields: dict[str, 
 )
 def test_a_body_that_only_speaks_of_it_is_left_as_it_is(body: bytes) -> None:
     assert asks_for_it(HEAD, body) == (False, False, body)
+
+
+async def test_a_request_counts_with_its_stream_until_that_has_ended() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = raw_stream(event(0), end="on command")
+        recordings = running.proxy.recordings
+        async with running.chat(headers={**ALICE, "prefer": "respond-async"}, user="x" * 100_000) as response:
+            assert response.status == 202
+        assert recordings.num_bytes > 100_000
+        fakes[0].go_on.set()
+        async with asyncio.timeout(10):
+            await running.until(lambda: recordings.num_bytes < 10_000)

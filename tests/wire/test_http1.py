@@ -13,7 +13,7 @@ import pytest
 from tests.asgi import eventually
 from tests.edge_router.raw import Wire, status_of, wire
 from wire.http1 import HttpLimits, Server, http_date
-from wire.http1_exchange import DIRECT
+from wire.http1_exchange import DIRECT, HELD_BODY_BYTES
 from wire.http1_others import OtherHandler
 from wire.server import bind, url_of
 
@@ -410,3 +410,48 @@ async def test_a_stop_waits_until_requests_that_it_cuts_have_noticed() -> None:
             await eventually(lambda: any(connection.task for connection in server.connections))
             await server.stop(0.2)
             assert ended[-1:] == [word]
+
+
+@pytest.mark.parametrize("evil", [b"1\r\nset-cookie: a=b", b"1\r\n\r\nHTTP/1.1 200 OK", b"1\n2", b"1\r2"])
+@pytest.mark.parametrize("own", [(), ((b"content-length", b"2"),)])
+async def test_a_header_that_holds_a_line_end_is_not_sent(evil: bytes, own: tuple[tuple[bytes, bytes], ...]) -> None:
+    for pair in ((b"x", evil), (b"x-" + evil, b"1")):
+        app = App(start(pair, *own), body(b"ok"))
+        async with client_of(app) as client:
+            await client.say(GET)
+            head, _ = parts_of(await client.hear_until(b"\r\n\r\n"))
+            assert head[0] == b"HTTP/1.1 500 Internal Server Error"
+            assert not any(line.startswith((b"x", b"set-cookie")) for line in head)
+        assert len(app.errors) == 1
+
+
+@pytest.mark.parametrize("framing", [b"content-length: 6\r\n", b"transfer-encoding: chunked\r\n"])
+async def test_an_upgrade_with_a_body_is_handed_to_nobody(framing: bytes) -> None:
+    app, handed = App(), []
+
+    async def others(*arguments: Any) -> None:
+        handed.append(arguments)
+
+    sent = b"onetwo" if b"length" in framing else b"6\r\nonetwo\r\n0\r\n\r\n"
+    async with client_of(app, others=others) as client:
+        await client.say(b"GET /j HTTP/1.1\r\nhost: x\r\n" + UPGRADE % b"websocket" + framing + b"\r\n" + sent)
+        assert status_of(await client.hear_until(b"ok")) == 200
+    assert (app.bodies, handed) == ([b"onetwo"], [])
+
+
+async def test_a_body_that_nobody_asks_for_is_not_read_on() -> None:
+    gate = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Send) -> None:
+        await gate.wait()
+        await send(start((b"content-length", b"2")))
+        await send(body(b"ok"))
+
+    async with served(app) as server, wire(server.url) as client:  # type: ignore[attr-defined]
+        client.writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 67108864\r\n\r\n" + bytes(32 << 20))
+        await eventually(lambda: server.body_bytes > HELD_BODY_BYTES)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert server.body_bytes < HELD_BODY_BYTES + (1 << 20)
+        gate.set()
+        assert status_of(await client.hear_until(b"ok")) == 200
