@@ -290,4 +290,5 @@ def head_of(scope: Scope) -> Head:
     target = scope.get("raw_path", scope["path"].encode()).decode("latin-1") + (
         f"?{query.decode('latin-1')}" if query else ""
     )
-    return Head(scope["method"], scope["path"], target, headers)
+    scheme = "https" if scope.get("scheme") in ("https", "wss") else "http"
+    return Head(scope["method"], scope["path"], target, headers, scheme=scheme)

@@ -26,6 +26,7 @@ from wire.errors import ApiError, Dialect, dialect_of
 from wire.headers import (
     CLIENT_ADDRESS,
     CLIENT_GEO,
+    CLIENT_ORIGIN,
     HOP,
     HOP_SECRET_ENV,
     HOPS,
@@ -61,6 +62,7 @@ class Head(msgspec.Struct, frozen=True):
     is_sound: bool = False  # it has been checked
     tenant: bytes = b""  # whose it is, once that was asked
     signed: "Signed | None" = None  # for the next request that repeats it
+    scheme: str = "http"  # of the connection
 
     def __post_init__(self) -> None:
         force_setattr(self, "first", dict(reversed(self.headers)))
@@ -255,7 +257,7 @@ def _look(head: Head, secret: str, max_hops: int, address: str) -> Known:
     account, model = _account_and_model(head)
     known = Known(
         is_hop,
-        _kept_lines(head, hops, "" if is_hop else address),
+        _kept_lines(head, hops, "" if is_hop else address, is_hop),
         tenant_salt(head.key, account, secret),
         model,
         not head.is_for_function,  # whatever type it claims, as sites do: curl calls JSON a form, others octets
@@ -281,7 +283,7 @@ def _hops_so_far(head: Head) -> int:
     return int(count) if count.isascii() and count.isdigit() and len(count) < 4 else 0
 
 
-def _kept_lines(head: Head, hops: int, address: str) -> bytes:
+def _kept_lines(head: Head, hops: int, address: str, is_hop: bool) -> bytes:
     """`address`: the client's, where it is ours to say. A function reads it and versions are shared out by it, so a client's own word is dropped,
     and so is its word of where it stands, which another router would take for ours."""
     # an `Expect` was answered by our own server already
@@ -291,6 +293,9 @@ def _kept_lines(head: Head, hops: int, address: str) -> bytes:
     kept = [(name, value) for name, value in forwardable(head.headers) if name not in ours]
     if CLIENT_ADDRESS in ours:
         kept.append((CLIENT_ADDRESS, address))
+    if head.is_for_function:
+        origin = head.header(CLIENT_ORIGIN) if is_hop else f"{head.scheme}://{head.header('host')}"
+        kept.append((CLIENT_ORIGIN, origin))
     kept += [("accept-encoding", "identity"), (HOPS, str(hops))]
     return "".join([f"{name}: {value}\r\n" for name, value in kept]).encode("latin-1")
 

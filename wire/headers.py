@@ -15,6 +15,7 @@ ROUTE = "x-pilotlight-route"  # router -> client: which site answered and why
 SITE = "x-pilotlight-site"  # site -> router, client: who answered
 HOP = "x-pilotlight-hop"  # router -> site: signature
 CLIENT_ADDRESS = "cf-connecting-ip"  # router, site -> function: the platform's name for it
+CLIENT_ORIGIN = "x-pilotlight-origin"  # router -> site, for a function: scheme and host as its client has named them
 CLIENT_GEO = "x-client-geo"  # router -> site: latitude,longitude of the client
 HOPS = "x-pilotlight-hops"  # router -> router: how many routers the request has passed
 PATIENCE = "x-pilotlight-patience"  # router -> site: with a queue longer than so many ms, decline

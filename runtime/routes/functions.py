@@ -22,7 +22,7 @@ from runtime.functions.worker import Fault
 from runtime.middleware.identity import GENUINE_HOP, SITE_NAME
 from runtime.routing import Route, any_method, socket
 from wire.errors import ApiError, Dialect
-from wire.headers import CLIENT_ADDRESS, CLIENT_GEO, HOP_BY_HOP, OURS, REQUEST_ID
+from wire.headers import CLIENT_ADDRESS, CLIENT_GEO, CLIENT_ORIGIN, HOP_BY_HOP, OURS, REQUEST_ID
 
 BODY_IN_ONE = 64 << 10  # a body that is announced as small goes along with its request
 LIMITS = frozenset({"cpu_time", "memory", "blocked", "wall_time", "start_time", "response_too_large"})
@@ -175,9 +175,7 @@ class FunctionRoute:
         if self._name is None:
             raw = "/" + raw.split("/", 3)[3] if raw.count("/") > 2 else "/"
         query = scope.get("query_string", b"").decode("latin-1")
-        host = header(scope, b"host") or "localhost"
-        scheme = {"ws": "http", "wss": "https"}.get(scope["scheme"], scope["scheme"])
-        return f"{scheme}://{host}{raw}" + (f"?{query}" if query else "")
+        return f"{_origin(scope)}{raw}" + (f"?{query}" if query else "")
 
 
 class Upload:
@@ -318,9 +316,20 @@ def _below(response: Response, prefix: str) -> Response:
     )
 
 
+def _origin(scope: Scope) -> str:
+    """Scheme and host as the client has named them: of a router's request, what the router says of its client."""
+    told = header(scope, CLIENT_ORIGIN.encode()) if scope.get(GENUINE_HOP, False) else None
+    if told is not None and not told.endswith("://"):
+        return told
+    scheme = {"ws": "http", "wss": "https"}.get(scope["scheme"], scope["scheme"])
+    return f"{scheme}://{header(scope, b'host') or 'localhost'}"
+
+
 def _headers(scope: Scope, is_below: bool, name: str) -> list[tuple[str, str]]:
     pairs = [(key.decode("latin-1").lower(), value.decode("latin-1")) for key, value in scope["headers"]]
     kept = [pair for pair in pairs if pair[0] not in HOP_BY_HOP and not pair[0].startswith(OURS)]
+    host = _origin(scope).partition("://")[2]
+    kept = [(key, host if key == "host" else value) for key, value in kept]
     client = scope.get("client")
     if client is not None and not scope.get(GENUINE_HOP, False):  # a router's word; anybody else may lie
         kept = [*(pair for pair in kept if pair[0] != CLIENT_ADDRESS), (CLIENT_ADDRESS, str(client[0]))]

@@ -99,6 +99,15 @@ async def test_a_stream_that_breaks_off_has_no_end_for_its_client_either() -> No
         assert fakes[1].seen == []
 
 
+async def test_a_function_learns_the_host_that_its_client_has_named_whatever_the_client_says_of_it() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        host = running.url.partition("://")[2]
+        for given in ({}, {"x-pilotlight-origin": "https://evil.example", "x-pilotlight-hop": "forged"}):
+            async with running.http.get(running.url + "/fn/f", headers=given):
+                pass
+        assert [request.headers["x-pilotlight-origin"] for request in fakes[0].seen] == [f"http://{host}"] * 2
+
+
 async def test_a_function_learns_its_clients_address_whatever_the_client_says() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:
         for given in ({}, {"cf-connecting-ip": "192.0.2.7", "x-pilotlight-hop": "forged"}):

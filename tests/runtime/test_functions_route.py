@@ -223,6 +223,21 @@ async def test_without_a_secret_there_is_no_hop_and_nobody_may_say_what_its_addr
                 assert (await answer.json())[2] == "127.0.0.1"
 
 
+async def test_the_url_is_the_one_that_the_client_asked_for_where_a_router_of_the_network_says_so(
+    make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HOP_SECRET_ENV, "hush" * 8)
+    source = SOURCE.replace('request.headers.get("x-pilotlight-prefix")', 'request.headers.get("host")')
+    serve = [{"name": "f", "path": str(function_in(tmp_path / "f", source))}]
+    table = {"serve": serve, "state_dir": str(tmp_path / "state")}
+    async with make_server(functions=table) as server, aiohttp.ClientSession(server.url) as client:
+        told = {"x-pilotlight-origin": "https://api.example.com", REQUEST_ID: "r"}
+        signed = {HOP: sign_hop("hush" * 8, time.time(), "GET", "/fn/f/a", "r")}
+        for headers, origin in ((told | signed, "https://api.example.com"), (told, server.url)):
+            async with client.get("/fn/f/a?c=1", headers=headers) as answer:
+                assert await answer.json() == ["GET", f"{origin}/a?c=1", origin.partition("://")[2]]
+
+
 async def test_a_function_speaks_neither_for_its_site_nor_for_its_neighbours_below_fn(
     make_server: SiteMaker, tmp_path: Path
 ) -> None:
