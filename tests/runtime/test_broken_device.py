@@ -31,7 +31,7 @@ class Launcher:
     def __init__(self) -> None:
         self.hosts: list[InProcessHost] = []
 
-    async def launch(self, *, standby: bool = False) -> InProcessHost:
+    async def launch(self, *, standby: bool = False, afresh: bool = False) -> InProcessHost:
         self.hosts.append(InProcessHost())
         return self.hosts[-1]
 
