@@ -16,13 +16,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from edge_router.app import Router, access_of, build_app
+from edge_router.peek import FUNCTIONS
 from edge_router.proxy import Proxy
 from edge_router.tls import Certificate
 from sites.config import ConfigError
 from sites.network import DoorConfig, NetworkConfig, load_network
 from sites.reloading import read_again
+from sites.rules import is_loopback
 from wire.handover import Handover
 from wire.http1 import HttpLimits, Server
+from wire.origins import Origins
 from wire.server import (
     GRACE_S,
     ListenError,
@@ -98,10 +101,17 @@ def reload(app: Router, network: NetworkConfig, file: Path | None) -> None:
 @asynccontextmanager
 async def serving(app: Router, network: NetworkConfig, listener: socket.socket) -> AsyncIterator[Server]:
     """Takes the socket over."""
-    others = Handover(app)
-    server = Server(app, http_limits(network.door), others, app.tunnels, app.direct)
+    door = network.door
+    origins = Origins(
+        is_local=is_loopback(network.listen.host) and not door.open_to_all,
+        hosts=door.hosts,
+        cors_origins=door.cors_origins,
+        own_cors=FUNCTIONS,
+    )
+    others = Handover(app, origins=origins)
+    server = Server(app, http_limits(door), others, app.tunnels, app.direct, http2=door.http2, origins=origins)
     app.proxy.metrics.watch("connections", "Of clients, over HTTP/1.1.", lambda: len(server.connections))
-    certificate = Certificate.of(network.listen)
+    certificate = Certificate.of(network.listen, http2=door.http2)
     async with app.router.lifespan_context(app):
         await server.start(listener, certificate.context if certificate else None)
         watch = asyncio.create_task(certificate.watch()) if certificate else None

@@ -13,14 +13,14 @@ from sites.config import ConfigError
 from sites.network import RouterListenConfig
 
 LOOK_EVERY_S = 2.0
-PROTOCOLS = ["h2", "http/1.1"]
 
 log = logging.getLogger(__name__)
 
 
 class Certificate:
-    def __init__(self, certificate: Path, key: Path) -> None:
+    def __init__(self, certificate: Path, key: Path, *, http2: bool = False) -> None:
         """Raises ConfigError."""
+        self._protocols = ["h2", "http/1.1"] if http2 else ["http/1.1"]
         self._files = (certificate, key)
         self._seen = self._stamps()
         try:
@@ -31,10 +31,10 @@ class Certificate:
             ) from None
 
     @classmethod
-    def of(cls, listen: RouterListenConfig) -> "Certificate | None":
+    def of(cls, listen: RouterListenConfig, *, http2: bool = False) -> "Certificate | None":
         if listen.tls_certificate is None or listen.tls_key is None:
             return None
-        return cls(Path(listen.tls_certificate), Path(listen.tls_key))
+        return cls(Path(listen.tls_certificate), Path(listen.tls_key), http2=http2)
 
     async def watch(self, every_s: float = LOOK_EVERY_S) -> None:
         """Until cancelled."""
@@ -60,7 +60,7 @@ class Certificate:
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(PROTOCOLS)
+        context.set_alpn_protocols(self._protocols)
         context.load_cert_chain(*self._files)
         return context
 

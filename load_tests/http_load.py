@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
 
 def request_of(path: str, method: str = "GET", body: bytes = b"") -> bytes:
     more = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n" if body else ""
-    return f"{method} {path} HTTP/1.1\r\nhost: here\r\n{more}\r\n".encode() + body
+    return f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n{more}\r\n".encode() + body
 
 
 async def closed_loop(port: int, request: bytes, connections: int, seconds: float) -> Load:

@@ -22,7 +22,7 @@ from runtime.engines.weights_tier import open_tier
 from runtime.generation import Generator
 from runtime.metrics import Metrics
 from runtime.middleware.errors import Errors
-from runtime.middleware.identity import Identity
+from runtime.middleware.identity import FUNCTIONS, Identity
 from runtime.middleware.unread import UnreadBody
 from runtime.routes.health import Health
 from runtime.routes.internal import Internal
@@ -107,6 +107,7 @@ def build_app(
     )
     router.routes.extend((*health.routes(), *Internal(models, timeline, secret).routes()))
     app.state.why_not_started = None
+    app.state.functions_path = FUNCTIONS
     app.state.url = None  # known once the socket is bound
     app.state.routes = Errors(router)  # for bindings: the same doors, without the layers that speak to strangers
     app.state.is_busy = lambda model: admission.inflight >= admission.max_inflight or models.has_waiting(model)

@@ -23,9 +23,11 @@ from runtime.routing import Application
 from runtime.timeline import process_began_s
 from sites.config import ConfigError
 from sites.reloading import read_again
+from sites.rules import is_loopback
 from sites.site import SiteConfig, load_site
 from wire.handover import Handover
 from wire.http1 import HttpLimits, Server
+from wire.origins import Origins
 from wire.server import (
     GRACE_S,
     KEEP_ALIVE_S,
@@ -137,8 +139,14 @@ async def serve_app(
 async def _served(app: Application, site: SiteConfig, listener: socket.socket) -> AsyncIterator[None]:
     """Nobody is accepted before; who connects earlier waits."""
     limits = _http_limits()
-    others = Handover(app, limits.keep_alive_s, int(site.functions.socket_message_mib * 2**20))
-    server = Server(app, limits, others)
+    origins = Origins(
+        is_local=is_loopback(site.listen.host) and not site.door.open_to_all,
+        hosts=site.door.hosts,
+        cors_origins=site.door.cors_origins,
+        own_cors=app.state.functions_path,
+    )
+    others = Handover(app, limits.keep_alive_s, int(site.functions.socket_message_mib * 2**20), origins)
+    server = Server(app, limits, others, http2=site.door.http2, origins=origins)
     await server.start(listener)
     try:
         yield

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import msgspec
 from msgspec import Meta
 
-from sites.rules import is_loopback
+from sites.rules import are_host_names, are_origins, is_loopback
 
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}\Z")]  # Python's $ would let a line's end pass
 Positive = Annotated[float, Meta(gt=0)]
@@ -89,7 +89,28 @@ class AccessConfig(Table, frozen=True, kw_only=True):
     require_key: Annotated[
         bool, Meta(description="serve only clients with a key that this file knows; functions judge for themselves")
     ] = False
-    open_to_all: Annotated[bool, Meta(description="listen beyond this machine, and serve whoever comes")] = False
+    open_to_all: Annotated[
+        bool,
+        Meta(description="serve whoever comes: from beyond this machine without a key, on it by whatever host name"),
+    ] = False
+    hosts: Annotated[
+        tuple[str, ...],
+        Meta(description="host names, without ports, that a listener on 127.0.0.1 answers to beside localhost's own"),
+    ] = ()
+    cors_origins: Annotated[
+        tuple[str, ...],
+        Meta(
+            description='whose pages may read answers, as https://app.example.com; "*": everybody\'s. Functions answer for themselves'
+        ),
+    ] = ()
+    http2: Annotated[
+        bool,
+        Meta(
+            description="speak HTTP/2 too: behind a front that limits how many frames a client sends, not to strangers"
+        ),
+    ] = False
+
+    rules: ClassVar[Rules] = {"hosts": are_host_names, "cors_origins": are_origins}
 
 
 class KeyConfig(Table, frozen=True, kw_only=True):

@@ -43,6 +43,18 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def are_host_names(hosts: tuple[str, ...]) -> None:
+    for host in hosts:
+        if not re.fullmatch(r"[a-zA-Z0-9._-]+|[0-9a-fA-F:]+", host):
+            raise ValueError(f"{host!r} is no host name; write app.example.com, without a scheme or a port")
+
+
+def are_origins(origins: tuple[str, ...]) -> None:
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,*]+", origin):
+            raise ValueError(f"{origin!r} is no origin; write https://app.example.com, without a path")
+
+
 def are_networks(networks: tuple[str, ...]) -> None:
     for network in networks:
         try:

@@ -17,6 +17,7 @@ from wire.errors import ApiError
 from wire.http1_connection import Connection, host_and_port
 from wire.http1_exchange import Application, Direct
 from wire.http1_others import OtherHandler, Others, SocketHandler
+from wire.origins import Origins
 from wire.request_head import KnownHeads
 
 SWEEP_S = 0.5
@@ -39,7 +40,8 @@ class HttpLimits(NamedTuple):
 
 
 class Server:
-    """`await start`, later `await stop`. Applications see ASGI 3. `others` gets connections of HTTP/2 and, without `sockets`, of WebSockets."""
+    """`await start`, later `await stop`. Applications see ASGI 3. `others` gets connections of HTTP/2, where `http2` says so, and, without
+    `sockets`, of WebSockets."""
 
     def __init__(
         self,
@@ -48,8 +50,12 @@ class Server:
         others: OtherHandler | None = None,
         sockets: SocketHandler | None = None,
         direct: Direct | None = None,
+        *,
+        http2: bool = False,
+        origins: Origins | None = None,
     ) -> None:
         self.app = app
+        self.http2 = http2
         self.direct = direct
         self.limits = limits or HttpLimits()
         self.others = Others(others, sockets)
@@ -59,7 +65,7 @@ class Server:
         self.body_bytes = 0  # of all requests that are not answered yet
         self.is_stopping = False
         self.date = b""
-        self.heads = KnownHeads()
+        self.heads = KnownHeads(origins)
         self.name: object = None  # where it listens
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None

@@ -18,6 +18,7 @@ from wire.errors import ApiError, Dialect
 from wire.headers import REFUSAL
 from wire.http1_exchange import Exchange
 from wire.http1_others import raw_head
+from wire.origins import answer_preflight
 from wire.request_head import Headers, Repeated, RequestHead
 from wire.tunnel import Upgrading
 
@@ -77,7 +78,7 @@ class Connection(asyncio.Protocol):
         self._around = {"scheme": scheme, "client": peer, "server": server.name}
         if tls is not None and tls.selected_alpn_protocol() == "h2":
             self._opening = None
-            return self._hand_over(b"")
+            return self._hand_over_http2(b"")
         if refusal is not None:
             self.refuse(refusal)
 
@@ -109,7 +110,7 @@ class Connection(asyncio.Protocol):
                 if len(data) < len(H2_PREFACE):
                     self._opening = data
                 else:
-                    self._hand_over(data)
+                    self._hand_over_http2(data)
                 return
         is_at_start = self._incoming is None and not self._in_head and self._exchange is None
         if is_at_start and self._repeated is not None and (found := self._repeated.request_in(data)) is not None:
@@ -178,8 +179,8 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         head = self._whole_head()
-        if not head.has_one_host:
-            self._refusal = ApiError("invalid_request", "a request must have one host header")
+        if head.refusal is not None:
+            self._refusal = head.refusal
             raise self._refusal
         if self._parser.should_upgrade():
             return  # the parser stops here
@@ -310,7 +311,9 @@ class Connection(asyncio.Protocol):
     def _tell_app(self) -> None:
         """Once what has come is parsed: most requests are whole then."""
         exchange, self._unbegun = self._unbegun, None
-        if exchange is not None:
+        if exchange is not None and exchange.head.is_preflight:
+            exchange.begin(answer_preflight)
+        elif exchange is not None:
             exchange.begin(self._server.app, self._server.direct)
 
     def _linger(self) -> None:
@@ -347,14 +350,15 @@ class Connection(asyncio.Protocol):
         return ApiError("headers_too_large", sentence)
 
     def _upgrade(self, rest: bytes) -> None:
-        """To a WebSocket or to HTTP/2. Any other wish is passed over, as RFC 9110 (7.8) allows; `rest` came behind the head."""
+        """To a WebSocket. Any other wish is passed over, as RFC 9110 (7.8) allows, and so is h2c, which RFC 9113 has removed: it would lead past
+        whatever a front judges by paths. `rest` came behind the head."""
         if self._parser.get_method() == b"CONNECT":
             return self.refuse(ApiError("invalid_request", "there are no tunnels here: send plain HTTP/1.1"))
-        wanted = next((value.lower() for name, value in self._headers if name == b"upgrade"), b"")
-        if self._may_upgrade:
-            if wanted == b"websocket" and self._server.others.sockets is not None:
+        wanted = [value.lower() for name, value in self._headers if name == b"upgrade"]
+        if self._may_upgrade and wanted == [b"websocket"]:
+            if self._server.others.sockets is not None:
                 return self._to_tunnel(rest)
-            if wanted in (b"websocket", b"h2c") and self._server.others.streams is not None:
+            if self._server.others.streams is not None:
                 return self._hand_over(self._raw_head() + rest)
         self._headers = [pair for pair in self._headers if pair[0] != b"upgrade"]
         plain = self._raw_head()
@@ -375,13 +379,15 @@ class Connection(asyncio.Protocol):
         scope = {**head.scope, **self._around, "headers": [*head.headers]}
         self._server.others.serve_socket(Upgrading(scope, rest, self.transport, self._forget))
 
+    def _hand_over_http2(self, data: bytes) -> None:
+        if not self._server.http2:
+            return self.refuse(ApiError("http_version_not_supported", "HTTP/2 is not offered here: send HTTP/1.1"))
+        self._hand_over(data)
+
     def _hand_over(self, data: bytes) -> None:
         """`data`: all that was read of it."""
-        others = self._server.others
-        if others.streams is None:
-            return self.refuse(ApiError("invalid_request", "HTTP/2 is not offered here"))
         self._forget()
-        others.serve_stream(self.transport, data)
+        self._server.others.serve_stream(self.transport, data)
 
     def _raw_head(self) -> bytes:
         parser = self._parser

@@ -321,7 +321,8 @@ class Exchange:
         elif self.head.version == "1.0":
             parts.append(b"connection: keep-alive\r\n")
         parts.append(self._connection.date)
-        return b"".join(parts) + b"\r\n"
+        return b"".join(parts) + self.head.answer_headers + b"
+"
 
 
 async def _raised(error: Exception) -> None:

@@ -11,6 +11,9 @@ from urllib.parse import unquote
 
 import httptools
 
+from wire.errors import ApiError
+from wire.origins import Origins
+
 Headers = list[tuple[bytes, bytes]]  # names lower case
 
 
@@ -22,7 +25,9 @@ _LENGTH = re.compile(rb"\r\ncontent-length: ?(?=[0-9]+\r\n)", re.IGNORECASE)
 
 
 class RequestHead:
-    __slots__ = ("expects", "has_one_host", "headers", "keep_alive", "memo", "method", "scope", "url", "version")
+    __slots__ = (
+        "answer_headers", "expects", "headers", "is_preflight", "keep_alive", "memo", "method", "refusal", "scope", "url", "version",
+    )  # fmt: skip
 
     def __init__(self, method: bytes, url: bytes, version: str, headers: Headers) -> None:
         """`headers` without content-length."""
@@ -32,7 +37,10 @@ class RequestHead:
         self.headers = headers
         self.keep_alive = version == "1.1"
         self.expects = False  # to be told to go on before it sends its body
+        self.answer_headers = b""  # lines that every answer to it has besides its own
+        self.is_preflight = False  # a browser's question, which the application is not asked
         num_hosts = 0
+        coding: bytes | None = None
         for name, value in headers:
             if name == b"host":
                 num_hosts += 1
@@ -41,9 +49,17 @@ class RequestHead:
                 self.keep_alive = (self.keep_alive or b"keep-alive" in tokens) and b"close" not in tokens
             elif name == b"expect":
                 self.expects = value.lower() == b"100-continue" and version == "1.1"
-        self.has_one_host = num_hosts == 1 or (num_hosts == 0 and version != "1.1")
+            elif name == b"transfer-encoding":
+                coding = value.lower() if coding is None else coding + b"," + value.lower()
+        self.refusal = _refusal(version, num_hosts, coding)
         self.scope = self._scope()
         self.memo: dict[str, Any] = {}
+
+    def judge(self, origins: Origins) -> None:
+        method = self.scope["method"]
+        self.refusal = origins.refusal(method, self.headers)
+        said, self.is_preflight = origins.cors(method, self.scope["path"], self.headers)
+        self.answer_headers = b"".join([b"%s: %s\r\n" % pair for pair in said])
 
     def _scope(self) -> dict[str, Any]:
         """Without what it tells of the connection."""
@@ -58,6 +74,19 @@ class RequestHead:
             "method": self.method.decode("latin-1"), "path": unquote(path) if "%" in path else path, "raw_path": raw_path,
             "query_string": query, "root_path": "",
         }  # fmt: skip
+
+
+def _refusal(version: str, num_hosts: int, coding: bytes | None) -> ApiError | None:
+    """What the parser lets pass, and another reader on the way may have read otherwise."""
+    if version not in ("1.0", "1.1"):
+        return ApiError("http_version_not_supported", "send HTTP/1.1")
+    if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
+        return ApiError("invalid_request", "a request must have one host header")
+    if coding is not None and version == "1.0":
+        return ApiError("invalid_request", "HTTP/1.0 has no transfer-encoding: send HTTP/1.1, or a content-length")
+    if coding not in (None, b"chunked"):
+        return ApiError("not_implemented", "the only transfer-encoding that is read here is chunked")
+    return None
 
 
 class Repeated(NamedTuple):
@@ -95,7 +124,9 @@ class Repeated(NamedTuple):
 class KnownHeads:
     """Those that came last, of all connections."""
 
-    def __init__(self) -> None:
+    def __init__(self, origins: Origins | None = None) -> None:
+        """`origins` judges each once."""
+        self._origins = origins
         self._heads: dict[tuple[bytes, bytes, str, tuple[tuple[bytes, bytes], ...]], RequestHead] = {}
 
     def __len__(self) -> int:
@@ -107,6 +138,8 @@ class KnownHeads:
         known = self._heads.get(key)
         if known is None:
             known = RequestHead(method, url, version, headers)
+            if self._origins is not None and known.refusal is None:
+                known.judge(self._origins)
             if num_bytes + len(url) <= MAX_KEPT_BYTES:
                 self._heads[key] = known
                 if len(self._heads) > MAX_KEPT:

@@ -230,7 +230,7 @@ def first_byte_ms(port: int, path: str) -> float:
     """From the request's first byte to the answer's first byte, on a connection that is open already."""
     with socket.create_connection(("127.0.0.1", port), 30) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        request = f"GET {path} HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n".encode()
+        request = f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode()
         began = time.perf_counter()
         connection.sendall(request)
         first = connection.recv(65536)

@@ -147,7 +147,7 @@ def _keep_asking(port: int, path: str, begun: Event, ended: Event) -> None:
             try:
                 with socket.create_connection(("127.0.0.1", port), 5) as connection:
                     connection.settimeout(1.0)
-                    connection.sendall(f"GET {path} HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n".encode())
+                    connection.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
                     while reads and not ended.is_set() and connection.recv(65536):
                         pass
                     ended.wait(0.05 if reads else 1.0)

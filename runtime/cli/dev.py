@@ -47,7 +47,7 @@ def dev(directory: Path, host: str, port: int, environment: str | None, model: s
     _print_logs(console)
     try:
         listener = bind(host, port)
-        app = dev_app(manifest, site_of(manifest, host, port, environment, model))
+        app = dev_app(manifest, site_of(manifest, host, port, environment, model, open_to_all))
     except ListenError as error:
         raise CliError(str(error)) from None
 
@@ -69,7 +69,9 @@ def dev(directory: Path, host: str, port: int, environment: str | None, model: s
         raise CliError(str(error)) from None
 
 
-def site_of(manifest: Manifest, host: str, port: int, environment: str | None, model: str) -> SiteConfig:
+def site_of(
+    manifest: Manifest, host: str, port: int, environment: str | None, model: str, open_to_all: bool = False
+) -> SiteConfig:
     name = model.removeprefix("embedded:").rstrip("/").rsplit("/", 1)[-1]
     wants_model = any(binding.kind == "ai" for binding in manifest.bindings)
     function = {"name": manifest.name, "path": str(manifest.directory), "environment": environment}
@@ -77,7 +79,7 @@ def site_of(manifest: Manifest, host: str, port: int, environment: str | None, m
         "name": "dev",
         "place": {"city": "here", "latitude": 0.0, "longitude": 0.0},
         "listen": {"host": host, "port": port},
-        "door": {"open_to_all": True},  # beyond this machine only where the author has said so
+        "door": {"open_to_all": open_to_all},
         "limits": {"drain_timeout_s": GRACE_S},
         "models": [
             {
@@ -119,6 +121,7 @@ def dev_app(manifest: Manifest, site: SiteConfig) -> Application:
         socket("/{path:path}", route),
     ]
     app.state.site = site
+    app.state.functions_path = "/"
     return app
 
 

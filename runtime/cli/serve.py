@@ -69,7 +69,7 @@ def serve(
     if known:
         own_key, own = new_key("pilotlight-serve", is_admin=True)  # this command's own, to watch the start
         known.append(own)
-    site = site_of(model, host, port, name, dtype, device, threads, kv_gib, known)
+    site = site_of(model, host, port, name, dtype, device, threads, kv_gib, known, clients.open_to_all)
     try:
         local_directory(model)
     except SourceError as error:
@@ -93,6 +93,7 @@ def site_of(
     threads: int | None,
     kv_gib: float,
     known: Sequence[KeyConfig] = (),
+    open_to_all: bool = False,
 ) -> SiteConfig:
     """A site file's values, made of the command's options."""
     place = model.split("#")[0].removeprefix("embedded:").rstrip("/")
@@ -102,7 +103,7 @@ def site_of(
         "name": "local",
         "place": {"city": "here", "latitude": 0.0, "longitude": 0.0},
         "listen": {"host": host, "port": port},
-        "door": {"require_key": bool(known), "open_to_all": True},  # `serve` has asked whether that is meant
+        "door": {"require_key": bool(known), "open_to_all": open_to_all},
         "tenants": [msgspec.to_builtins(key) for key in known],
         "engine": engine,
         "models": [{"name": served, "source": model, "dtype": dtype}],

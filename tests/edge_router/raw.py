@@ -44,7 +44,7 @@ async def wire(url: str) -> AsyncIterator[Wire]:
 def post(path: str, body: bytes, *headers: str) -> bytes:
     lines = [
         f"POST {path} HTTP/1.1",
-        "host: x",
+        "host: localhost",
         "content-type: application/json",
         f"content-length: {len(body)}",
         *headers,

@@ -53,7 +53,7 @@ async def test_a_client_that_leaves_inside_its_own_body_reaches_no_site() -> Non
     async with sites("ams1") as fakes, router(fakes) as running:
         host, port = running.url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
         await writer.drain()
         await running.until(lambda: running.counted("pilotlight_router_open_requests") == 1)
         writer.close()
@@ -106,11 +106,11 @@ async def test_a_body_that_never_ends_is_refused_without_reading_on_for_ever() -
     async with sites("ams1") as fakes, router(fakes, max_body_mib=0.01, idle_timeout_s=0.1) as running:
         host, port = running.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50000\r\n\r\n{")
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50000\r\n\r\n{")
         assert b" 413 " in await reader.readline()
         writer.close()
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{")
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{")
         assert b" 408 " in await reader.readline()
         writer.close()
         assert fakes[0].bodies == []

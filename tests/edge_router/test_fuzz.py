@@ -195,7 +195,7 @@ async def test_a_site_that_does_not_speak_http_is_named_and_left(slowly: bool) -
 
 
 REQUEST_PIECES = [
-    b"GET / HTTP/1.1\r\n", b"POST /v1/chat/completions HTTP/1.1\r\n", b"host: x\r\n", b"\r\n", b"content-length: 5\r\n", b"0\r\n\r\n",
+    b"GET / HTTP/1.1\r\n", b"POST /v1/chat/completions HTTP/1.1\r\n", b"host: localhost\r\n", b"\r\n", b"content-length: 5\r\n", b"0\r\n\r\n",
     b"transfer-encoding: chunked\r\n", b"5\r\nabcde\r\n", b'{"model":"ember"}', b"expect: 100-continue\r\n", b"connection: close\r\n",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"upgrade: h2c\r\nconnection: upgrade\r\n", b"x: " + b"a" * 9000 + b"\r\n", b"\0", b"\xff\xff",
 ]  # fmt: skip

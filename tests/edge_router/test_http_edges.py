@@ -22,10 +22,10 @@ STREAM = b'{"model":"ember","stream":true,"messages":[]}'
 @pytest.mark.parametrize(
     "head",
     [
-        b"GET /livez HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 3000 + b"\r\n\r\n",
-        b"GET /livez HTTP/1.1\r\nhost: x\r\n" + b"".join(b"x%d: 1\r\n" % i for i in range(20)) + b"\r\n",
+        b"GET /livez HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 3000 + b"\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nhost: localhost\r\n" + b"".join(b"x%d: 1\r\n" % i for i in range(20)) + b"\r\n",
         b"GET /" + b"a" * 3000,
-        b"GET /livez HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 3000,
+        b"GET /livez HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 3000,
     ],
     ids=["a long header", "many headers", "a path without end", "a header without end"],
 )
@@ -42,16 +42,16 @@ async def test_a_head_beyond_its_limits_is_refused_and_the_connection_closed(hea
 @pytest.mark.parametrize(
     "request_",
     [
-        b"POST /v1/x HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST /v1/x HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\ncontent-length: 5\r\n\r\nabcde",
-        b"POST /v1/x HTTP/1.1\r\nhost: x\r\ncontent-length: -4\r\n\r\n",
-        b"POST /v1/x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/x HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/x HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\ncontent-length: 5\r\n\r\nabcde",
+        b"POST /v1/x HTTP/1.1\r\nhost: localhost\r\ncontent-length: -4\r\n\r\n",
+        b"POST /v1/x HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
         b"POST /v1/x HTTP/1.1\r\n\r\n",
-        b"POST /v1/x HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n",
-        b"POST /v1/x HTTP/1.1\r\nhost: x\r\nx\0y: 1\r\n\r\n",
-        b"GET /v1/x HTTP/1.1\r\nhost: x\r\nx: a\r\n folded\r\n\r\n",
-        b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
+        b"POST /v1/x HTTP/1.1\r\nhost: localhost\r\nhost: y\r\n\r\n",
+        b"POST /v1/x HTTP/1.1\r\nhost: localhost\r\nx\0y: 1\r\n\r\n",
+        b"GET /v1/x HTTP/1.1\r\nhost: localhost\r\nx: a\r\n folded\r\n\r\n",
+        b"CONNECT x:443 HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"nonsense\r\n\r\n",
     ],
@@ -164,7 +164,7 @@ async def test_pipelined_requests_are_answered_in_their_order() -> None:
     async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
         fakes[0].behave = answer(200, {"number": 1})
         last = post(CHAT, b'{"model":"ember"}', "connection: close")
-        await client.say(post(CHAT, b'{"model":"ember"}') + b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" + last)
+        await client.say(post(CHAT, b'{"model":"ember"}') + b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n" + last)
         heard = await client.hear_all()
         assert heard.count(b"HTTP/1.1 200 OK") == 3
         assert heard.index(b'"number": 1') < heard.index(b'"live":true') < heard.rindex(b'"number": 1')
@@ -231,10 +231,14 @@ async def test_small_events_leave_at_once_on_both_sides() -> None:
             await response.read()
 
 
-async def test_http_2_is_served_on_the_same_port() -> None:
+async def test_http_2_is_served_on_the_same_port_where_the_file_says_so() -> None:
     h2 = pytest.importorskip("h2.connection")
     events = pytest.importorskip("h2.events")
-    async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
+    async with (
+        sites("ams1") as fakes,
+        router(fakes, tables={"door": {"http2": True}}) as running,
+        wire(running.url) as client,
+    ):
         fakes[0].behave = answer(200, {"number": 7})
         protocol = h2.H2Connection()
         protocol.initiate_connection()
@@ -242,7 +246,7 @@ async def test_http_2_is_served_on_the_same_port() -> None:
         head = [
             (":method", "POST"),
             (":scheme", "http"),
-            (":authority", "x"),
+            (":authority", "localhost"),
             (":path", CHAT),
             ("content-length", str(len(body))),
         ]

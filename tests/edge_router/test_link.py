@@ -38,7 +38,7 @@ async def site(*answers: bytes) -> AsyncIterator[Origin]:
 
 
 async def ask(link: Link) -> tuple[int, bytes]:
-    link.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b"")
+    link.send(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n", b"")
     await link.head()
     status, body = link.status, b""
     while part := await link.read():

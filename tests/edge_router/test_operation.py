@@ -24,7 +24,7 @@ async def test_a_drain_that_finds_a_client_still_sending_its_body_does_not_forwa
     async with sites("ams1") as fakes, router(fakes) as running:
         host, port = running.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{")
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{")
         await running.until(lambda: running.counted("pilotlight_router_open_requests") == 1)
         drain = asyncio.ensure_future(running.proxy.drain(0.0))
         await asyncio.sleep(0)

@@ -21,7 +21,7 @@ from tests.edge_router.raw import wire
 from wire.headers import HOP_SECRET_ENV, hop_is_genuine
 
 ASK = (
-    b"GET /fn/f/ws HTTP/1.1\r\nhost: x\r\nconnection: keep-alive, Upgrade\r\nupgrade: websocket\r\n"
+    b"GET /fn/f/ws HTTP/1.1\r\nhost: localhost\r\nconnection: keep-alive, Upgrade\r\nupgrade: websocket\r\n"
     b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
 
@@ -141,7 +141,11 @@ async def test_a_wish_for_another_protocol_is_passed_over() -> None:
 
 async def test_over_http2_sockets_are_neither_offered_nor_taken() -> None:
     """A browser that is offered them opens all its sockets on the connection that it has."""
-    async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
+    async with (
+        sites("ams1") as fakes,
+        router(fakes, tables={"door": {"http2": True}}) as running,
+        wire(running.url) as client,
+    ):
         http2 = h2.connection.H2Connection()
         http2.initiate_connection()
         ask = [
@@ -149,7 +153,7 @@ async def test_over_http2_sockets_are_neither_offered_nor_taken() -> None:
             (":protocol", "websocket"),
             (":scheme", "http"),
             (":path", "/fn/f/ws"),
-            (":authority", "x"),
+            (":authority", "localhost"),
         ]
         http2.send_headers(1, [*ask, ("sec-websocket-version", "13")])
         await client.say(http2.data_to_send())

@@ -139,7 +139,7 @@ async def test_a_client_that_speaks_before_its_handshake_is_answered_is_refused_
     server: Site,
 ) -> None:
     host, port = server.url.removeprefix("http://").split(":")
-    head = b"GET /fn/f/echo HTTP/1.1\r\nhost: f\r\nupgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-version: 13\r\n"
+    head = b"GET /fn/f/echo HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-version: 13\r\n"
     head += b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
     for _ in range(3):
         reader, writer = await asyncio.open_connection(host, int(port))

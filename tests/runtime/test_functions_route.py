@@ -115,7 +115,7 @@ async def test_a_client_that_sends_without_reading_and_then_leaves_leaves_nothin
     async with make_server(functions=functions_table(tmp_path)) as server:
         host, port = server.url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port), limit=1 << 10)
-        writer.write(b"POST /fn/f/echo HTTP/1.1\r\nhost: f\r\ncontent-length: 100000000\r\n\r\n")
+        writer.write(b"POST /fn/f/echo HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000000\r\n\r\n")
         for _ in range(200):  # 40 MB, more than all buffers on both ways
             writer.write(b"u" * 200_000)
             try:

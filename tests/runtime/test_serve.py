@@ -34,7 +34,7 @@ async def connect(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWrite
 
 def request_bytes(body: dict[str, Any]) -> bytes:
     raw = json.dumps(body).encode()
-    return f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(raw)}\r\n\r\n".encode() + raw
+    return f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(raw)}\r\n\r\n".encode() + raw
 
 
 async def close(writer: asyncio.StreamWriter) -> None:
@@ -130,13 +130,18 @@ async def test_closing_only_the_sending_half_counts_as_leaving(server: Site) -> 
 
 
 @pytest.mark.parametrize("has_data", [False, True])
-async def test_resetting_an_http2_stream_aborts_it_alone(server: Site, has_data: bool) -> None:
+async def test_resetting_an_http2_stream_aborts_it_alone(make_server: SiteMaker, has_data: bool) -> None:
+    async with make_server(door={"http2": True}) as server:
+        await reset_one_of_two(server, has_data)
+
+
+async def reset_one_of_two(server: Site, has_data: bool) -> None:
     server.engine.script = [*says("Hello", finish=None), 30] if has_data else [30]
     reader, writer = await connect(server)
     http2 = h2.connection.H2Connection()
     http2.initiate_connection()
     for stream_id in (1, 3):
-        path = [(":method", "POST"), (":path", CHAT), (":scheme", "http"), (":authority", "x")]
+        path = [(":method", "POST"), (":path", CHAT), (":scheme", "http"), (":authority", "localhost")]
         http2.send_headers(stream_id, path)
         http2.send_data(stream_id, json.dumps({**HELLO, "stream": True}).encode(), end_stream=True)
     writer.write(http2.data_to_send())
@@ -292,7 +297,7 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
 async def asked(url, method, path, body=b""):
     reader, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
-    writer.write(f"{method} {path} HTTP/1.1\\r\\nhost: x\\r\\nconnection: close\\r\\ncontent-length: {len(body)}\\r\\n\\r\\n".encode() + body)
+    writer.write(f"{method} {path} HTTP/1.1\\r\\nhost: localhost\\r\\nconnection: close\\r\\ncontent-length: {len(body)}\\r\\n\\r\\n".encode() + body)
     answer = await reader.read()
     writer.close()
     return answer.split(b" ", 2)[1].decode()
@@ -323,19 +328,19 @@ def test_a_site_that_is_asked_for_neither_http2_nor_websockets_never_imports_hyp
 
 
 HOSTILE = {
-    "bytes in a path": (b"GET /\xff\xc3\xa9 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", (400, 404)),
-    "an escaped byte": (b"GET /fn/%ff%00 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", (404,)),
-    "bytes in a header": (b"GET /livez HTTP/1.1\r\nhost: x\r\nx: \xff\xfe\r\nconnection: close\r\n\r\n", (200,)),
-    "a bare line end": (b"GET /livez HTTP/1.1\nhost: x\n\n", (400,)),
+    "bytes in a path": (b"GET /\xff\xc3\xa9 HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n", (400, 404)),
+    "an escaped byte": (b"GET /fn/%ff%00 HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n", (404,)),
+    "bytes in a header": (b"GET /livez HTTP/1.1\r\nhost: localhost\r\nx: \xff\xfe\r\nconnection: close\r\n\r\n", (200,)),
+    "a bare line end": (b"GET /livez HTTP/1.1\nhost: localhost\n\n", (400,)),
     "two framings": (
-        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", (400,),
+        b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", (400,),
     ),
     "no host": (b"GET /livez HTTP/1.1\r\n\r\n", (400,)),
-    "a tunnel": (b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\n\r\n", (400,)),
-    "the server itself": (b"OPTIONS * HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", (404,)),
-    "another's target": (b"GET http://y/livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", (200,)),
-    "a long head": (b"GET /livez HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 200_000 + b"\r\n\r\n", (431,)),
-    "many headers": (b"GET /livez HTTP/1.1\r\nhost: x\r\n" + b"x: y\r\n" * 2000 + b"\r\n", (431,)),
+    "a tunnel": (b"CONNECT x:443 HTTP/1.1\r\nhost: localhost\r\n\r\n", (400,)),
+    "the server itself": (b"OPTIONS * HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n", (404,)),
+    "another's target": (b"GET http://y/livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n", (200,)),
+    "a long head": (b"GET /livez HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 200_000 + b"\r\n\r\n", (431,)),
+    "many headers": (b"GET /livez HTTP/1.1\r\nhost: localhost\r\n" + b"x: y\r\n" * 2000 + b"\r\n", (431,)),
     "an old client": (b"GET /livez HTTP/1.0\r\n\r\n", (200,)),
     "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", (400,)),
 }  # fmt: skip

@@ -21,7 +21,7 @@ async def main():
     listener = bind("127.0.0.1", 0)
     address = listener.getsockname()
     others = Handover(app)
-    server = Server(app, others=others)
+    server = Server(app, others=others, http2=True)
     await server.start(listener)
     reader, writer = await asyncio.open_connection(*address)
     for _ in range(2):

@@ -59,10 +59,14 @@ class App:
 
 @asynccontextmanager
 async def served(
-    app: Any, limits: HttpLimits | None = None, others: OtherHandler | None = None, host: str = "127.0.0.1"
+    app: Any,
+    limits: HttpLimits | None = None,
+    others: OtherHandler | None = None,
+    host: str = "127.0.0.1",
+    **options: Any,
 ) -> AsyncIterator[Server]:
     listener = bind(host, 0)
-    server = Server(app, limits, others)
+    server = Server(app, limits, others, **options)
     url = url_of(listener)
     await server.start(listener)
     server.url = url  # type: ignore[attr-defined]
@@ -379,9 +383,51 @@ async def test_a_handshake_is_handed_over_whole_in_whatever_pieces_it_comes(size
     assert rest == b"\x81\0END"
 
 
+@pytest.mark.parametrize(
+    "wishes", [b"upgrade: h2c\r\n", b"upgrade: websocket\r\nupgrade: h2c\r\n", b"upgrade: websocket, h2c\r\n"]
+)
+async def test_h2c_leads_nowhere_even_where_http2_is_spoken(wishes: bytes) -> None:
+    app, others = App(), Others()
+    async with client_of(app, others=others, http2=True) as client:
+        await client.say(
+            b"GET / HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, HTTP2-Settings\r\n"
+            + wishes
+            + b"http2-settings: AAMAAABk\r\n\r\n"
+        )
+        assert status_of(await client.hear_until(b"ok")) == 200
+    assert others.heard == []
+
+
+async def test_http2_is_refused_where_nobody_has_asked_for_it() -> None:
+    others = Others()
+    async with client_of(App(), others=others) as client:
+        await client.say(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nEND")
+        assert status_of(await client.hear_all()) == 505
+    assert others.heard == []
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"POST / HTTP/1.0\r\ntransfer-encoding: chunked\r\nconnection: keep-alive\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 501),
+        (b"GET / HTTP/2.0\r\nhost: x\r\n\r\n", 505),
+        (b"GET / HTTP/0.9\r\nhost: x\r\n\r\n", 505),
+        (b"GET /\r\n\r\n", 505),
+    ],
+)
+async def test_what_others_on_the_way_may_read_otherwise_is_refused(head: bytes, status: int) -> None:
+    app = App()
+    async with client_of(app) as client:
+        await client.say(head)
+        assert status_of(await client.hear_all()) == status
+    assert app.scopes == []
+
+
 async def test_what_begins_as_http2_is_handed_over_and_a_stop_ends_it() -> None:
     others = Others()
-    async with served(App(), others=others) as server, wire(server.url) as client:  # type: ignore[attr-defined]
+    async with served(App(), others=others, http2=True) as server, wire(server.url) as client:  # type: ignore[attr-defined]
         await client.say(b"PRI * HTTP/2.0\r\n", b"\r\nSM\r\n\r\n", b"settings")
         await eventually(lambda: not server.connections)
         await server.stop(0.05)

@@ -1,0 +1,128 @@
+"""What a browser may be made to send by somebody else's page, and what it may read."""
+
+import pytest
+
+from tests.edge_router.raw import status_of
+from tests.wire.test_http1 import App, client_of
+from wire.errors import Dialect
+from wire.handover import Handover
+from wire.origins import Origins
+
+EVIL = b"http://evil.example"
+LOCAL = Origins(is_local=True, hosts=["pilot.example"], cors_origins=["https://app.example"])
+
+
+def refused(origins: Origins, method: str = "GET", **headers: bytes) -> int | None:
+    pairs = [(name.replace("_", "-").encode(), value) for name, value in headers.items()]
+    refusal = origins.refusal(method, pairs)
+    return None if refusal is None else refusal.status(Dialect.OPENAI)
+
+
+@pytest.mark.parametrize(
+    "host", [b"localhost", b"LOCALHOST:8787", b"127.0.0.1", b"127.0.0.1:1", b"[::1]", b"[::1]:80", b"Pilot.example:443"]
+)
+def test_a_local_listener_answers_to_local_and_configured_names(host: bytes) -> None:
+    assert refused(LOCAL, host=host) is None
+
+
+@pytest.mark.parametrize(
+    "host",
+    [b"evil.example", b"evil.example:8787", b"", b"localhost.evil.example", b"127.0.0.1.evil.example", b"127.0.0.1@evil.example",
+     b"192.0.2.1", b"[::1", b"evil.example#127.0.0.1", b"localhost.", b"0.0.0.0"],
+)  # fmt: skip
+def test_a_local_listener_answers_to_no_other_name(host: bytes) -> None:
+    assert refused(LOCAL, host=host) == 421
+    assert refused(Origins(is_local=False), host=host) is None
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        b"text/plain",
+        b"TEXT/PLAIN; charset=utf-8",
+        b"application/x-www-form-urlencoded",
+        b"multipart/form-data; boundary=x",
+        b"",
+    ],
+)
+def test_a_form_of_another_page_is_refused(kind: bytes) -> None:
+    for origin, status in (
+        (EVIL, 403),
+        (b"null", 403),
+        (b"https://app.example", None),
+        (b"http://localhost:5173", None),
+    ):
+        assert refused(LOCAL, "POST", host=b"localhost:8787", origin=origin, content_type=kind) == status
+    assert refused(LOCAL, "POST", host=b"localhost:8787", content_type=kind) is None, "no browser sends it"
+    assert refused(LOCAL, "POST", host=b"pilot.example", origin=EVIL, content_type=kind) is None, "a front's to judge"
+
+
+def test_what_a_browser_asks_about_first_is_not_refused_and_sockets_are() -> None:
+    assert refused(LOCAL, "POST", host=b"localhost", origin=EVIL, content_type=b"application/json") is None
+    assert refused(LOCAL, "GET", host=b"localhost", origin=EVIL) is None
+    assert refused(LOCAL, "GET", host=b"localhost", origin=EVIL, upgrade=b"websocket") == 403
+    assert refused(LOCAL, "GET", host=b"localhost", origin=b"http://localhost", upgrade=b"websocket") is None
+
+
+PREFLIGHT = (
+    b"OPTIONS %s HTTP/1.1\r\nhost: localhost\r\norigin: %s\r\naccess-control-request-method: POST\r\n"
+    b"access-control-request-headers: authorization\r\n\r\n"
+)
+
+
+async def test_pages_of_a_configured_origin_may_ask_and_read() -> None:
+    app = App()
+    async with client_of(app, origins=LOCAL) as client:
+        await client.say(PREFLIGHT % (b"/v1/x", b"https://app.example"))
+        head = await client.hear_until(b"\r\n\r\n")
+        assert status_of(head) == 204
+        assert b"access-control-allow-origin: https://app.example\r\n" in head
+        assert b"access-control-allow-headers: authorization\r\n" in head
+        assert app.scopes == []
+        await client.say(b"GET /v1/x HTTP/1.1\r\nhost: localhost\r\norigin: https://app.example\r\n\r\n")
+        answer = await client.hear_until(b"ok")
+        assert b"access-control-allow-origin: https://app.example\r\nvary: origin\r\n" in answer
+
+
+@pytest.mark.parametrize(("path", "origin"), [(b"/v1/x", EVIL), (b"/fn/f/", b"https://app.example")])
+async def test_other_pages_and_functions_get_nothing_added(path: bytes, origin: bytes) -> None:
+    app = App()
+    async with client_of(app, origins=LOCAL) as client:
+        await client.say(PREFLIGHT % (path, origin))
+        assert b"access-control" not in await client.hear_until(b"ok")
+        assert len(app.scopes) == 1
+
+
+def test_without_origins_in_the_file_no_page_may_read() -> None:
+    assert Origins(is_local=True).cors("OPTIONS", "/v1/x", [(b"origin", EVIL)]) == ([], False)
+    anybody = Origins(is_local=False, cors_origins=["*"])
+    assert (b"access-control-allow-origin", b"*") in anybody.cors("GET", "/v1/x", [(b"origin", EVIL)])[0]
+
+
+async def test_a_refused_name_ends_the_connection_with_a_sentence() -> None:
+    app = App()
+    async with client_of(app, origins=LOCAL) as client:
+        await client.say(b"GET / HTTP/1.1\r\nhost: evil.example\r\n\r\n")
+        answer = await client.hear_all()
+        assert status_of(answer) == 421
+        assert b"add it to hosts under [door]" in answer
+    assert app.scopes == []
+
+
+async def test_connections_that_are_handed_over_are_judged_as_well() -> None:
+    app, said = App(), []
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict[str, object]) -> None:
+        said.append(message)
+
+    judged = Handover(app, origins=LOCAL)._app
+    for host, status in ((b"evil.example", 421), (b"localhost", 200)):
+        headers = [(b"host", host), (b"origin", b"https://app.example")]
+        await judged({"type": "http", "method": "GET", "path": "/v1/x", "headers": headers}, receive, send)
+        start = said[-2]
+        assert start["status"] == status
+    assert (b"access-control-allow-origin", b"https://app.example") in start["headers"]  # type: ignore[operator]
+    assert len(app.scopes) == 1

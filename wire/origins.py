@@ -1,0 +1,103 @@
+"""By what names a listener may be called, and from which web pages: a browser runs anybody's code next to what listens on this machine alone.
+
+A page can point a name of its own at 127.0.0.1 and then read what answers (DNS rebinding), and can post forms and open WebSockets without asking
+first. So a listener on loopback answers only to local names and configured ones. What other pages may read (CORS) is what the configuration says.
+"""
+
+from collections.abc import Iterable
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+from wire.errors import ApiError
+
+Pairs = list[tuple[bytes, bytes]]  # names lower case
+
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+# What a page may post to anybody without a preflight (the Fetch standard's safelisted types); no type at all is such a one.
+FORM_TYPES = ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
+PREFLIGHT_S = 600
+
+
+class Origins:
+    """`own_cors`: paths whose applications answer for other pages themselves, functions."""
+
+    def __init__(
+        self,
+        *,
+        is_local: bool,
+        hosts: Iterable[str] = (),
+        cors_origins: Iterable[str] = (),
+        own_cors: str = "/fn/",
+    ) -> None:
+        self._is_local = is_local
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._cors_origins = frozenset(cors_origins)
+        self._own_cors = own_cors
+
+    def refusal(self, method: str, headers: Pairs) -> ApiError | None:
+        """None: the request may pass."""
+        if not self._is_local:
+            return None
+        given = dict(reversed(headers))  # the first of each name
+        host, origin = _text(given, b"host"), _text(given, b"origin")
+        if b"host" in given and not self._is_known(name := _host_of(f"//{host}")):
+            shown = (name or host)[:100]
+            sentence = f"{shown!r} is no name of this machine: add it to hosts under [door] if it is meant"
+            return ApiError("misdirected_request", sentence)
+        may_be_sent_unasked = b"upgrade" in given or (
+            method not in SAFE_METHODS and _text(given, b"content-type").partition(";")[0].strip().lower() in FORM_TYPES
+        )
+        if not origin or not may_be_sent_unasked or not _is_loopback(_host_of(f"//{host}")):
+            return None
+        if origin in self._cors_origins or "*" in self._cors_origins or self._is_known(_host_of(origin)):
+            return None
+        sentence = f"a page of {origin[:100]!r} may not send this: add it to cors_origins under [door] if it is meant"
+        return ApiError("forbidden", sentence)
+
+    def cors(self, method: str, path: str, headers: Pairs) -> tuple[Pairs, bool]:
+        """What an answer to that page says besides, and whether the request is only the browser's question beforehand."""
+        if not self._cors_origins or path.startswith(self._own_cors):
+            return [], False
+        given = dict(reversed(headers))
+        origin = given.get(b"origin", b"")
+        is_any = "*" in self._cors_origins
+        if not origin or not (is_any or origin.decode("latin-1") in self._cors_origins):
+            return [], False
+        said: Pairs = [(b"access-control-allow-origin", b"*" if is_any else origin), (b"vary", b"origin")]
+        if method != "OPTIONS" or b"access-control-request-method" not in given:
+            return [*said, (b"access-control-expose-headers", b"*")], False
+        said += [
+            (b"access-control-allow-methods", b"GET, POST, DELETE"),
+            (b"access-control-allow-headers", given.get(b"access-control-request-headers", b"*")),
+            (b"access-control-max-age", b"%d" % PREFLIGHT_S),
+        ]
+        return said, True
+
+    def _is_known(self, name: str) -> bool:
+        return _is_loopback(name) or name in self._hosts
+
+
+async def answer_preflight(scope: Any, receive: Any, send: Any) -> None:
+    """The headers are the connection's to add, as to every answer."""
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _text(given: dict[bytes, bytes], name: bytes) -> str:
+    return given.get(name, b"").decode("latin-1")
+
+
+def _host_of(url: str) -> str:
+    """Lower case, without a port; empty where there is none."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
