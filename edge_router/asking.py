@@ -42,16 +42,17 @@ class Asking:
     """`await answer()`, or `give_up()`."""
 
     def __init__(
-        self, upstream: Upstream, url: str, request: ValidRequest, first_byte_s: float, ticket: Ticket
+        self, upstream: Upstream, site: str, url: str, request: ValidRequest, first_byte_s: float, ticket: Ticket
     ) -> None:
         """`first_byte_s`: of an answer that is generated before it is sent, the network's own patience counts instead."""
         self._upstream = upstream
+        self._site = site
         self._request = request
         self._ticket = ticket
         self._origin = upstream.origin(url)
         self._link = upstream.pool.idle(self._origin)
         if self._link is not None:
-            upstream.send(self._link, request)
+            upstream.send(self._link, site, request)
         self._first_byte_s = first_byte_s
         self._patience_s = upstream.relay.answer_timeout_s if request.is_generated_whole else first_byte_s
         self._patience = _Patience(self._patience_s, self._link)
@@ -135,7 +136,7 @@ class Asking:
         link = self._link = self._patience.link = await self._patience.within(
             self._upstream.pool.connect(self._origin, Link)
         )
-        self._upstream.send(link, self._request)
+        self._upstream.send(link, self._site, self._request)
         return link
 
     def _begun(self) -> None:

@@ -26,8 +26,8 @@ from edge_router.backend import Backend
 from edge_router.bundles import BundleStore
 from sites.config import ConfigError
 from wire.bundles import BundleError
+from wire.credentials import bearer_token_or_none
 from wire.deployments import (
-    DEPLOY_TOKEN_ENV,
     MAX_VERSIONS,
     PATH,
     TAIL_PATH,
@@ -43,7 +43,7 @@ from wire.deployments import (
     encode,
 )
 from wire.errors import ApiError, Dialect
-from wire.headers import HOP, HOP_SECRET_ENV, REQUEST_ID, hop_is_genuine, sign_hop
+from wire.headers import DEPLOY_TOKEN_ENV, FOR_ROUTERS, HOP, HOP_SECRET_ENV, REQUEST_ID, Hop, hop_is_genuine, sign_hop
 
 STATE_DIR_ENV = "PILOTLIGHT_ROUTER_STATE"
 MAX_BODY = 64 << 10
@@ -62,23 +62,26 @@ class Guard:
     def author(self, request: Request) -> None:
         if not self.token:
             raise ApiError("not_found", f"this router takes no deployments; set {DEPLOY_TOKEN_ENV} where it is started")
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self.token.encode()):
+        given = bearer_token_or_none(request.headers.get("authorization"))
+        if not hmac.compare_digest(given.encode(), self.token.encode()):
             raise ApiError("forbidden", f"deploying needs the router's token; set {DEPLOY_TOKEN_ENV}")
 
     def author_or_site(self, request: Request) -> None:
         signature, id = request.headers.get(HOP, ""), request.headers.get(REQUEST_ID, "")
-        if self.secret and hop_is_genuine(signature, self.secret, time.time(), request.method, request.url.path, id):
+        hop = Hop(request.method, request.url.path, id, FOR_ROUTERS, request.url.query)
+        if self._key and hop_is_genuine(signature, self._key, time.time(), hop):
             return
         self.author(request)
 
-    def signed(self, method: str, path: str) -> dict[str, str]:
-        """Headers by which a site knows this router."""
-        id = uuid.uuid4().hex
-        headers = {REQUEST_ID: id, "authorization": f"Bearer {self.token}"}
-        if self.secret:
-            headers[HOP] = sign_hop(self.secret, time.time(), method, path, id)
-        return headers
+    def signed(self, method: str, path: str, site: str, body: bytes = b"") -> dict[str, str]:
+        """Headers by which a site knows this router. The token itself is never sent to one."""
+        hop = Hop(method, path, uuid.uuid4().hex, site)
+        return {REQUEST_ID: hop.request_id, HOP: sign_hop(self._key, time.time(), hop, body)} if self._key else {}
+
+    @property
+    def _key(self) -> str:
+        """A network without a secret, on one machine, has the token to sign with."""
+        return self.secret or self.token
 
 
 class Deployments:
@@ -240,7 +243,9 @@ class DeploymentRoutes:
         async def follow(session: aiohttp.ClientSession, backend: Backend) -> None:
             path = f"{TAIL_PATH}/{name}"
             try:
-                async with session.get(backend.url + path, headers=self._guard.signed("GET", path)) as answer:
+                async with session.get(
+                    backend.url + path, headers=self._guard.signed("GET", path, backend.name)
+                ) as answer:
                     async for line in answer.content:
                         if line.startswith(b"data:"):
                             await queue.put(line.rstrip() + b"\n\n")
@@ -279,7 +284,8 @@ class DeploymentRoutes:
     async def _try(self, session: aiohttp.ClientSession, backend: Backend, name: str, version: Version) -> Tried | None:
         """None: that site takes no deployed functions."""
         try:
-            body, headers = encode(Try(name, version)), self._guard.signed("POST", TRY_PATH)
+            body = encode(Try(name, version))
+            headers = self._guard.signed("POST", TRY_PATH, backend.name, body)
             async with session.post(backend.url + TRY_PATH, data=body, headers=headers) as answer:
                 data = await answer.read()
                 if answer.status == 404:

@@ -5,14 +5,13 @@ listening: `while_present` knows both. Knows nothing of sites.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar, cast
 
 import orjson
 from starlette.types import Message, Receive, Scope, Send
 
-from edge_router.peek import Head, Signed, request_id_of, take_signed
+from edge_router.peek import Head, request_id_of
 from wire.errors import ApiError
 from wire.headers import REQUEST_ID
 from wire.http1_exchange import DIRECT
@@ -38,7 +37,6 @@ class Listener(Protocol):
     head: Head
     address: str  # the client's; empty where none is there
     request_id: str
-    signed: Signed | None  # and signed already
     is_streaming: bool  # an event stream has begun: a failure is an event now, no longer a status
 
     def cut(self, error: ApiError) -> None: ...
@@ -71,8 +69,7 @@ class Downstream:
         """`direct`: where our own server serves."""
         self.head = head
         self.address = address
-        self.signed = take_signed(head, time.time()) if direct is not None else None
-        self.request_id = request_id_of(head) if self.signed is None else self.signed.request_id
+        self.request_id = request_id_of(head)
         self.is_streaming = False
         self.has_answered = False
         self._receive = receive

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from edge_router.downstream import ClientGone, Downstream, Listener
 from edge_router.limits import Limits
-from edge_router.peek import Head, Signed
+from edge_router.peek import Head
 from edge_router.preferences import preferences
 from edge_router.session import tenant_salt
 from sites.network import DurableConfig
@@ -77,7 +77,6 @@ class Recording:
         self.head = client.head
         self.address = client.address  # where it was when it asked: it may have left
         self.request_id = client.request_id
-        self.signed: Signed | None = None
         self.is_streaming = False
         self.is_ready = self.may_begin = (
             False  # for `events_now` and `begin_now`: what does not fit ends the work, so a task has to stand behind it

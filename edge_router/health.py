@@ -19,7 +19,7 @@ import msgspec
 from edge_router.backend import Backend
 from edge_router.upstream import reason_of
 from sites.network import HealthConfig
-from wire.headers import HOP, HOP_MAX_AGE_S, HOP_SECRET_ENV, REFUSAL, REQUEST_ID, sign_hop
+from wire.headers import HOP, HOP_MAX_AGE_S, HOP_SECRET_ENV, REFUSAL, REQUEST_ID, Hop, sign_hop
 from wire.status import decode_status
 
 JITTER = 0.2  # of the interval, either way: routers that start together must not probe together
@@ -46,7 +46,7 @@ class ProbeError(Exception):
     """The site did not publish a usable status; the message says why."""
 
 
-Fetch = Callable[[str], Awaitable[Fetched]]
+Fetch = Callable[[str, str], Awaitable[Fetched]]  # of a URL, from the site of that name
 
 
 class HealthMonitor:
@@ -86,7 +86,7 @@ class HealthMonitor:
         asked_at = self._clock()
         try:
             async with asyncio.timeout(self._config.timeout_s):
-                fetched = await self._fetch(backend.url + STATUS_PATH)
+                fetched = await self._fetch(backend.url + STATUS_PATH, backend.name)
             elapsed_ms = 1000 * (self._clock() - asked_at)
             if fetched.refusal:
                 raise _HopRefused(fetched.refusal, fetched.clock_ahead_s)
@@ -146,11 +146,11 @@ def status_fetch(session: aiohttp.ClientSession, secret: str = "") -> Fetch:
     """`session` must carry `connection_trace()`, which tells warm connections from new ones. Signed as requests are, so that a site whose secret or
     clock differs is known before a client's request is sent there."""
 
-    async def fetch(url: str) -> Fetched:
+    async def fetch(url: str, site: str) -> Fetched:
         trips = SimpleNamespace(count=1)
         headers = {REQUEST_ID: (request_id := uuid.uuid4().hex)}
         if secret:
-            headers[HOP] = sign_hop(secret, time.time(), "GET", STATUS_PATH, request_id)
+            headers[HOP] = sign_hop(secret, time.time(), Hop("GET", STATUS_PATH, request_id, site))
         async with session.get(url, headers=headers, allow_redirects=False, trace_request_ctx=trips) as response:
             body = bytearray()
             async for chunk in response.content.iter_any():

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from edge_router.policy import Preference
 from edge_router.upstream import reason_of
-from wire.headers import HOP, REQUEST_ID, sign_hop
+from wire.headers import HOP, REQUEST_ID, Hop, sign_hop
 from wire.hints import WAKE_PATH, WakeHint
 
 # For one model at one site: longer than most wakes, so that the next status says whether it was heeded.
@@ -78,11 +78,11 @@ class WakeHints:
 
     async def _tell(self, site: str, model: str) -> None:
         headers = {"content-type": "application/json", REQUEST_ID: (request_id := uuid.uuid4().hex)}
-        if self._secret is not None:
-            headers[HOP] = sign_hop(self._secret, time.time(), "POST", WAKE_PATH, request_id)
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 body = msgspec.json.encode(WakeHint(model))
+                if self._secret:
+                    headers[HOP] = sign_hop(self._secret, time.time(), Hop("POST", WAKE_PATH, request_id, site), body)
                 async with self._session.post(self._urls[site] + WAKE_PATH, data=body, headers=headers) as answer:
                     outcome = "heeded" if answer.status < 300 else "refused"
                     if outcome == "refused":

@@ -34,16 +34,17 @@ from wire.headers import (
     PREFIXES,
     REQUEST_ID,
     SESSION_AFFINITY,
+    Hop,
     forwardable,
     hop_is_genuine,
     sign_hop,
+    site_of_hop,
 )
 from wire.prefixes import encode_named
 from wire.status import Place
 
 FUNCTIONS = "/fn/"  # paths whose requests and answers are somebody's own: relayed as bytes, never read
 TEXT_PIECE_BYTES = 1024  # a plain prompt is fingerprinted in pieces of this size
-SIGNED_AHEAD_S = 20.0  # a signature lives for a minute (wire/headers.py), and clocks differ
 
 _RUN_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/ai/run/(.+)$")
 _ACCOUNT_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/")
@@ -61,7 +62,6 @@ class Head(msgspec.Struct, frozen=True):
     known: "Known | None" = None  # what `peek` has made of it: a client that repeats a head has it looked at once
     is_sound: bool = False  # it has been checked
     tenant: bytes = b""  # whose it is, once that was asked
-    signed: "Signed | None" = None  # for the next request that repeats it
     scheme: str = "http"  # of the connection
 
     def __post_init__(self) -> None:
@@ -88,14 +88,6 @@ class Head(msgspec.Struct, frozen=True):
     @property
     def dialect(self) -> Dialect:
         return dialect_of(self.path)
-
-
-class Signed(msgspec.Struct, frozen=True):
-    """What a request will be called, and the signature of that, made while nobody waits for it."""
-
-    request_id: str
-    lines: bytes
-    at_s: float
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -140,7 +132,6 @@ class ValidRequest(msgspec.Struct, frozen=True):
     request_id: str
     kept_lines: bytes  # of the head; without a signature, which is made when they are sent
     answer_name: AnswerName | None = None  # whichever site makes it; None: it is nothing that could be made twice
-    signed: Signed | None = None
     delivery: bytes = b""  # of a stream that is to be continued, what its client has
     delivered_tokens: int = 0
     patience_ms: float | None = (
@@ -166,40 +157,22 @@ class ValidRequest(msgspec.Struct, frozen=True):
             now_s,
         )
 
-    def head_lines(self, secret: str, now_s: float) -> bytes:
-        """As the next site gets them. A signature lives for a minute, a request through several sites longer: so each try has its own."""
-        signed = self.signed
-        if signed is None or now_s - signed.at_s > SIGNED_AHEAD_S:
-            signed = _signed(self.head, self.request_id, secret, now_s)
-        lines = ""
+    def head_lines(self, secret: str, now_s: float, site: str, body: bytes) -> bytes:
+        """As the next site gets them. A signature is for one site, and lives for a minute: so each try has its own."""
+        lines = f"{REQUEST_ID}: {self.request_id}\r\n"
         if secret:
+            lines += f"{HOP}: {sign_hop(secret, now_s, _hop(self.head, self.request_id, site), body)}\r\n"
             if self.answer_name is not None:
                 lines += f"{ANSWER}: {encode_answer(self.answer_name, self.delivery)}\r\n"
             if self.patience_ms is not None:
                 lines += f"{PATIENCE}: {round(self.patience_ms)}\r\n"
             if self.conversation.prefixes:
                 lines += f"{PREFIXES}: {encode_named(self.conversation.short_digests)}\r\n"
-        return self.kept_lines + signed.lines + lines.encode("latin-1")
+        return self.kept_lines + lines.encode("latin-1")
 
 
-def sign_ahead(head: Head, secret: str, now_s: float) -> None:
-    """For the next request with this head, where it is one that requests repeat and names none itself."""
-    if secret and head.known is not None and not head.header(REQUEST_ID):
-        force_setattr(head, "signed", _signed(head, request_id_of(head), secret, now_s))
-
-
-def take_signed(head: Head, now_s: float) -> Signed | None:
-    signed = head.signed
-    if signed is not None:
-        force_setattr(head, "signed", None)
-    return signed if signed is not None and now_s - signed.at_s < SIGNED_AHEAD_S else None
-
-
-def _signed(head: Head, request_id: str, secret: str, now_s: float) -> Signed:
-    lines = f"{REQUEST_ID}: {request_id}\r\n"
-    if secret:
-        lines += f"{HOP}: {sign_hop(secret, now_s, head.method, head.path, request_id)}\r\n"
-    return Signed(request_id, lines.encode("latin-1"), now_s)
+def _hop(head: Head, request_id: str, site: str) -> Hop:
+    return Hop(head.method, head.path, request_id, site, head.target.partition("?")[2])
 
 
 def request_id_of(head: Head) -> str:
@@ -216,7 +189,6 @@ def peek(
     max_hops: int,
     find_place: FindPlace,
     address: str,
-    signed: Signed | None = None,
     reading: Reading | None = None,
 ) -> ValidRequest:
     """Raises ApiError on what no site could answer. `address`: where the request came from; `reading`: of the body, where it has been read."""
@@ -227,7 +199,6 @@ def peek(
     return ValidRequest(
         head, body, model, reading.wants_stream, reading.conversation, place, request_id,
         known.kept if place is None else known.kept + _place_line(place), AnswerName.fresh() if secret and model is not None else None,
-        signed,
     )  # fmt: skip
 
 
@@ -247,8 +218,10 @@ def look(head: Head, secret: str, max_hops: int, address: str) -> Known:
 
 
 def _look(head: Head, secret: str, max_hops: int, address: str) -> Known:
+    signature = head.header(HOP)
+    meant_for = site_of_hop(signature)  # a router has no name of its own: whichever site it was
     is_hop = bool(secret) and hop_is_genuine(
-        head.header(HOP), secret, time.time(), head.method, head.path, head.header(REQUEST_ID)
+        signature, secret, time.time(), _hop(head, head.header(REQUEST_ID), meant_for)
     )
     hops = (_hops_so_far(head) if is_hop or not secret else 0) + 1
     if hops > max_hops:

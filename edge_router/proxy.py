@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 import re
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import aclosing
 from functools import partial
@@ -28,7 +27,7 @@ from edge_router.exchange import Asked, Exchange
 from edge_router.hints import WakeHints
 from edge_router.limits import Limits
 from edge_router.metrics import NO_SITE, RouterMetrics
-from edge_router.peek import FUNCTIONS, Head, Reading, Signed, ValidRequest, look, peek, read, sign_ahead
+from edge_router.peek import FUNCTIONS, Head, Reading, ValidRequest, look, peek, read
 from edge_router.plain import PlainEvent
 from edge_router.policy import Policy, Preference, RouteRequest
 from edge_router.retries import RetryBudget
@@ -181,7 +180,7 @@ class Proxy:
 
     def _exchange(self, client: Listener, body: bytes, reading: Reading | None = None) -> Exchange:
         started_at = self._clock()
-        request = self.parsed(client.head, body, client.request_id, client.address, client.signed, reading)
+        request = self.parsed(client.head, body, client.request_id, client.address, reading)
         self.retries.deposit()
         self.limits.charge(client.head, request.conversation.tokens)
         return Exchange(request, self.relay, started_at)
@@ -250,16 +249,10 @@ class Proxy:
         force_setattr(head, "is_sound", True)
 
     def parsed(
-        self,
-        head: Head,
-        body: bytes,
-        request_id: str,
-        address: str,
-        signed: Signed | None = None,
-        reading: Reading | None = None,
+        self, head: Head, body: bytes, request_id: str, address: str, reading: Reading | None = None
     ) -> ValidRequest:
         place, max_hops = self.places.place, self.relay.max_hops
-        return peek(head, body, request_id, self.secret, max_hops, place, address, signed, reading)
+        return peek(head, body, request_id, self.secret, max_hops, place, address, reading)
 
     async def _body(self, client: Downstream) -> bytes:
         return await client.body(self._max_body_bytes, self.relay.idle_timeout_s, self.body_timeout_s)
@@ -288,7 +281,9 @@ class Proxy:
         ticket = backend.inflight(route.uncached_tokens(backend.name))
         try:
             request = exchange.asks(preference.patience_ms)
-            asking = Asking(self.upstream, backend.url, request, exchange.patience_s(self._clock()), ticket)
+            asking = Asking(
+                self.upstream, backend.name, backend.url, request, exchange.patience_s(self._clock()), ticket
+            )
         except BaseException:
             ticket.give_back()
             raise
@@ -353,7 +348,6 @@ class Proxy:
                 if not has_learnt:
                     has_learnt = True
                     self._learn(exchange, preference, answer, elapsed_s)
-                    sign_ahead(client.head, self.secret, time.time())
                 if journal.broken is not None:
                     raise Lost("malformed", f"it sent {journal.broken}")
                 last = events or answer.first

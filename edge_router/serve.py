@@ -19,11 +19,12 @@ from edge_router.app import Router, access_of, build_app
 from edge_router.peek import FUNCTIONS
 from edge_router.proxy import Proxy
 from edge_router.tls import Certificate
-from sites.config import ConfigError
+from sites.config import ConfigError, check_secrets
 from sites.network import DoorConfig, NetworkConfig, load_network
 from sites.reloading import read_again
 from sites.rules import is_loopback
 from wire.handover import Handover
+from wire.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV
 from wire.http1 import HttpLimits, Server
 from wire.origins import Origins
 from wire.server import (
@@ -59,6 +60,7 @@ def run(network: NetworkConfig, port: int | None = None, file: Path | None = Non
     port that cannot be had."""
     if not follow_parent():
         return 1
+    check_secrets(HOP_SECRET_ENV, DEPLOY_TOKEN_ENV)
     raise_file_limit()
     listener = bind(network.listen.host, network.listen.port if port is None else port)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:

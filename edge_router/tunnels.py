@@ -174,7 +174,7 @@ class Tunnels:
         try:
             async with asyncio.timeout(patience_s):
                 link = await upstream.pool.connect(upstream.origin(backend.url), SwitchingLink)
-                lines = request.head_lines(self._proxy.secret, time.time()) + UPGRADING
+                lines = request.head_lines(self._proxy.secret, time.time(), backend.name, b"") + UPGRADING
                 link.send(request_head(link.origin, request, lines, 0), b"")
                 await link.head()
                 if link.status == HTTPStatus.SWITCHING_PROTOCOLS:

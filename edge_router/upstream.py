@@ -286,9 +286,9 @@ class Upstream:
         await asyncio.gather(self._watch, return_exceptions=True)
         self.pool.close()
 
-    def send(self, link: Link, request: ValidRequest) -> None:
+    def send(self, link: Link, site: str, request: ValidRequest) -> None:
         body = request.delivery + request.body if request.delivery else request.body
-        head = request_head(link.origin, request, request.head_lines(self._secret, time.time()), len(body))
+        head = request_head(link.origin, request, request.head_lines(self._secret, time.time(), site, body), len(body))
         link.send(head, body, is_head_request=request.head.method == "HEAD")
 
     def read_events(self, link: Link, *, as_pieces: bool = False) -> "Events":

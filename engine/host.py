@@ -352,6 +352,8 @@ def main(words: Sequence[str], opener: Opener | None = None) -> None:
         with suppress(BuildError, OSError):  # then there is none
             discard_libraries()
             kept.discard()
+    if problem := address_problem(arguments.address):
+        sys.exit(f"engine.host: {problem}")
     if config.threads is not None:
         # Read when torch is imported, by every thread that computes.
         os.environ["OMP_NUM_THREADS"] = str(config.threads)
@@ -365,6 +367,14 @@ def main(words: Sequence[str], opener: Opener | None = None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent(parent, host.stop)
     host.run()
+
+
+def address_problem(address: str) -> str | None:
+    """Whoever reaches the socket commands the host: nothing in the protocol asks who it is."""
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    if not address.startswith("tcp://") or host in ("127.0.0.1", "::1"):
+        return None
+    return f"--address {address} can be reached from other machines, which would command this host: use ipc://PATH, or tcp://127.0.0.1:PORT"
 
 
 def _die_with_parent(parent: int, stop: Callable[[], None]) -> None:

@@ -21,11 +21,12 @@ from runtime.engines.early_host import EarlyHost
 from runtime.engines.sources import SourceError, local_directory
 from runtime.routing import Application
 from runtime.timeline import process_began_s
-from sites.config import ConfigError
+from sites.config import ConfigError, check_secrets
 from sites.reloading import read_again
 from sites.rules import is_loopback
 from sites.site import SiteConfig, load_site
 from wire.handover import Handover
+from wire.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV
 from wire.http1 import HttpLimits, Server
 from wire.origins import Origins
 from wire.server import (
@@ -81,6 +82,7 @@ def run(
     try:
         if not follow_parent():
             return 1
+        check_secrets(HOP_SECRET_ENV, DEPLOY_TOKEN_ENV)
         raise_file_limit()
         check_devices(site.engine.all_devices)
         for model in site.models:

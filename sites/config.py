@@ -6,6 +6,7 @@ integer may stand for a float, and nothing else for anything else. Knows the tab
 hold (site.py, network.py).
 """
 
+import os
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,6 +24,8 @@ Count = Annotated[int, Meta(ge=1)]
 
 KeyDigest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="SHA-256 of its key, in hexadecimal digits")]
 IsAdmin = Annotated[bool, Meta(description="may also ask for /status, /metrics and what else operators ask for")]
+
+MIN_SECRET_BYTES = 16
 
 Rules = Mapping[str, Callable[[Any], None]]  # by field
 
@@ -119,6 +122,15 @@ class KeyConfig(Table, frozen=True, kw_only=True):
     name: Name
     key_sha256: KeyDigest
     admin: IsAdmin = False
+
+
+def check_secrets(*names: str) -> None:
+    """Raises ConfigError for an environment variable that could be guessed. Unset ones are none."""
+    for name in names:
+        if 0 < len(os.environ.get(name, "").encode()) < MIN_SECRET_BYTES:
+            raise ConfigError(
+                f"{name} is shorter than {MIN_SECRET_BYTES} bytes: set it to, say, what `openssl rand -hex 32` prints"
+            )
 
 
 def check_access(host: str, door: AccessConfig, num_keys: int, *, requires_hop: bool = False) -> None:

@@ -12,7 +12,6 @@ from msgspec import Meta
 PATH = "/deployments"
 TRY_PATH = "/internal/functions/try"  # router -> site: fetch this version, start it, make its health call
 TAIL_PATH = "/internal/functions/tail"
-DEPLOY_TOKEN_ENV = "PILOTLIGHT_DEPLOY_TOKEN"
 MAX_VERSIONS = 50  # of one function
 
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]

@@ -1,13 +1,14 @@
 """Header names, which headers end at a hop, and the signature by which a site knows that a request came through one of its routers.
 
-The signature is HMAC-SHA256 over time, method, path and request id with the network's shared secret; a site rejects one older than a minute.
+The signature is HMAC-SHA256 over time, site, method, path, query, request id and the body's digest with the network's shared secret; a site rejects
+one that is older than a minute or comes from the future.
 """
 
 import hashlib
 import hmac
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 SESSION_AFFINITY = "x-session-affinity"
 REQUEST_ID = "x-request-id"
@@ -28,7 +29,9 @@ OURS = "x-pilotlight-"  # a client may not send these: the router drops them
 REFUSALS = frozenset({"draining", "overloaded", "engine_error", "model_load_failed", "signature", "clock"})
 
 HOP_SECRET_ENV = "PILOTLIGHT_HOP_SECRET"
+DEPLOY_TOKEN_ENV = "PILOTLIGHT_DEPLOY_TOKEN"
 HOP_MAX_AGE_S = 60.0
+FOR_ROUTERS = ""  # in the place of a site's name
 
 # RFC 9110 section 7.6.1, and proxy-* of RFC 9110 section 11.7
 HOP_BY_HOP = frozenset({
@@ -55,29 +58,59 @@ def forwardable(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     return kept
 
 
-def sign_hop(secret: str, now_s: float, method: str, path: str, request_id: str) -> str:
-    stamp = str(int(now_s))
-    return f"{stamp}.{_mac(secret, stamp, method, path, request_id)}"
+class Hop(NamedTuple):
+    """What a signature covers. A WebSocket's messages and whatever else follows a handshake it does not; TLS between router and site does."""
+
+    method: str
+    path: str  # decoded: a proxy in between may spell the same path otherwise
+    request_id: str
+    site: str  # for whom it is; empty: for the router
+    query: str = ""
 
 
-def hop_is_genuine(signature: str, secret: str, now_s: float, method: str, path: str, request_id: str) -> bool:
-    stamp, _, mac = signature.partition(".")
-    if not (stamp.isascii() and stamp.isdigit() and len(stamp) < 20 and mac.isascii()):
-        return False
-    fresh = abs(now_s - int(stamp)) <= HOP_MAX_AGE_S
-    return hmac.compare_digest(mac, _mac(secret, stamp, method, path, request_id)) and fresh
+NO_BODY = hashlib.sha256().hexdigest()
+
+
+def sign_hop(secret: str, now_s: float, hop: Hop, body: bytes = b"") -> str:
+    """STAMP.DIGEST.MAC.SITE. The body's digest is told, so that all but the body can be judged before that is here."""
+    stamp, digest = str(int(now_s)), hashlib.sha256(body).hexdigest() if body else NO_BODY
+    return f"{stamp}.{digest}.{_mac(secret, stamp, digest, hop)}.{hop.site}"
+
+
+def signed_body(signature: str, secret: str, now_s: float, hop: Hop) -> str | None:
+    """The digest of the body that belongs to it; None: it is not genuine, too old, or from the future."""
+    stamp, digest, mac, site = (signature.split(".", 3) + [""] * 3)[:4]
+    if not (_is_stamp(stamp) and signature.isascii() and site == hop.site):
+        return None
+    is_genuine = hmac.compare_digest(mac, _mac(secret, stamp, digest, hop))
+    return digest if is_genuine and abs(now_s - int(stamp)) <= HOP_MAX_AGE_S else None
+
+
+def hop_is_genuine(signature: str, secret: str, now_s: float, hop: Hop) -> bool:
+    """All but its body."""
+    return signed_body(signature, secret, now_s, hop) is not None
+
+
+def site_of_hop(signature: str) -> str:
+    """For whom it says that it is."""
+    return signature.split(".", 3)[-1] if signature.count(".") >= 3 else ""
 
 
 def age_of_hop(signature: str, now_s: float) -> float | None:
     """By its own stamp, genuine or not; negative: it comes from the future. None: it is no signature."""
     stamp = signature.partition(".")[0]
-    return now_s - int(stamp) if stamp.isascii() and stamp.isdigit() and len(stamp) < 20 else None
+    return now_s - int(stamp) if _is_stamp(stamp) else None
 
 
-def _mac(secret: str, stamp: str, method: str, path: str, request_id: str) -> str:
+def _is_stamp(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 20
+
+
+def _mac(secret: str, stamp: str, digest: str, hop: Hop) -> str:
     inner, outer = _halves(secret)
     inner, outer = inner.copy(), outer.copy()
-    inner.update(f"{stamp}\n{method}\n{path}\n{request_id}".encode())
+    # The path comes last: decoded, it may hold line ends, and nothing else can.
+    inner.update(f"{stamp}\n{digest}\n{hop.site}\n{hop.method}\n{hop.request_id}\n{hop.query}\n{hop.path}".encode())
     outer.update(inner.digest())
     mac: str = outer.hexdigest()
     return mac

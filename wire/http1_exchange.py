@@ -321,8 +321,7 @@ class Exchange:
         elif self.head.version == "1.0":
             parts.append(b"connection: keep-alive\r\n")
         parts.append(self._connection.date)
-        return b"".join(parts) + self.head.answer_headers + b"
-"
+        return b"".join(parts) + self.head.answer_headers + b"\r\n"
 
 
 async def _raised(error: Exception) -> None:

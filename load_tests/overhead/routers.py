@@ -124,7 +124,7 @@ def _process(name: str, command: list[str], url: str, folder: Path, version: str
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
-        HOP_SECRET_ENV: "overhead",
+        HOP_SECRET_ENV: "the secret of a measurement",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }
     if command[0] != sys.executable:

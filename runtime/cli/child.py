@@ -31,6 +31,7 @@ class Child:
         with suppress(FileNotFoundError):
             if self.log.stat().st_size > LONGEST_LOG_BYTES:
                 self.log.replace(self.log.with_name(f"{self.log.name}.1"))
+        self.log.touch(0o600)
         with self.log.open("ab") as log:  # what the one before said is why there is another
             self._said_from = log.tell()
             output = None if self._verbose else log

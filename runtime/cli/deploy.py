@@ -15,7 +15,8 @@ from runtime.cli.api import Api
 from runtime.cli.errors import CliError
 from runtime.functions.manifest import load_manifest
 from wire.bundles import BundleError, digest_of, pack
-from wire.deployments import DEPLOY_TOKEN_ENV, PATH
+from wire.deployments import PATH
+from wire.headers import DEPLOY_TOKEN_ENV
 
 
 def deploy(api: Api, directory: Path, environment: str | None, percent: float, message: str, health: str) -> None:

@@ -81,7 +81,8 @@ def log_directory() -> Path:
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     try:
         logs = state / "pilotlight" / "logs"
-        logs.mkdir(parents=True, exist_ok=True)
+        logs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        logs.chmod(0o700)  # one that an earlier version has made
         with tempfile.TemporaryFile(dir=logs):
             return logs
     except OSError:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import asyncio
 
+SECRET_ENDINGS = ("_SECRET", "_TOKEN", "_KEY", "_PASSWORD")
+
 
 def start_early() -> "EarlyHost | None":
     """None where the system has no file descriptors of processes, to hear of their ends by."""
@@ -23,11 +25,17 @@ def start_early() -> "EarlyHost | None":
         process = subprocess.Popen(
             [sys.executable, "-m", "engine.early"],
             stdin=subprocess.PIPE,
+            env=host_environment(),
             start_new_session=True,  # as every host: it outlives the drain of its site
         )
     except OSError:
         return None  # the site will try again when it needs one, and say what it meets
     return EarlyHost(process)
+
+
+def host_environment() -> dict[str, str]:
+    """This process's, without what signs or opens anything: an engine host reads checkpoints of strangers, and needs none of it."""
+    return {name: value for name, value in os.environ.items() if not name.endswith(SECRET_ENDINGS)}
 
 
 class EarlyHost:

@@ -19,7 +19,7 @@ from engine.client import EngineClient
 from engine.protocol import HostConfig
 from runtime.endings import ending, oom_kills
 from runtime.engines.cores import Cores, divided, keep_to
-from runtime.engines.early_host import EarlyHost
+from runtime.engines.early_host import EarlyHost, host_environment
 from runtime.engines.socket_place import SocketPlace, remove_dead_later
 from runtime.engines.tier_place import TierPlace, kv_places, owners_of
 from sites.site import EngineConfig
@@ -87,6 +87,7 @@ class ProcessLauncher:
         return await create_subprocess_exec(
             *(sys.executable, "-m", "engine.host", *arguments),
             stdin=DEVNULL,
+            env=host_environment(),
             # A terminal's Ctrl-C reaches every process of the group; the host must outlive the drain of its site.
             start_new_session=True,
         )

@@ -23,7 +23,7 @@ from runtime.functions.manifest import Manifest, ManifestError, load_manifest
 from runtime.functions.site import SiteFunctions
 from wire.bundles import MAX_BYTES, BundleError, digest_of, unpack
 from wire.deployments import PATH, Deployment, Tried, Version, decode_deployments, encode
-from wire.headers import HOP, REQUEST_ID, sign_hop
+from wire.headers import FOR_ROUTERS, HOP, REQUEST_ID, Hop, sign_hop
 
 log = logging.getLogger("pilotlight.function")
 
@@ -251,11 +251,10 @@ class DeployedFunctions:
 
     async def _get(self, path: str) -> bytes:
         assert self._session is not None
-        headers = {REQUEST_ID: (id := uuid.uuid4().hex)}
-        if self._token:
-            headers["authorization"] = f"Bearer {self._token}"
-        if self._secret:
-            headers[HOP] = sign_hop(self._secret, time.time(), "GET", path, id)
+        hop = Hop("GET", path, uuid.uuid4().hex, FOR_ROUTERS)
+        headers = {REQUEST_ID: hop.request_id}
+        if key := self._secret or self._token:
+            headers[HOP] = sign_hop(key, time.time(), hop)
         async with self._session.get(self._router + path, headers=headers) as answer:
             if answer.status != 200:
                 text = (await answer.content.read(2000)).decode(errors="replace")

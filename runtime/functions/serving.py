@@ -27,8 +27,7 @@ from runtime.functions.site import SiteFunctions
 from runtime.middleware.identity import GENUINE_HOP
 from runtime.routing import Application
 from sites.site import FunctionsConfig, SiteConfig
-from wire.deployments import DEPLOY_TOKEN_ENV
-from wire.headers import CLIENT_ADDRESS, HOP_SECRET_ENV, HOPS, SESSION_AFFINITY
+from wire.headers import CLIENT_ADDRESS, DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, HOPS, SESSION_AFFINITY
 from wire.status import FunctionsStatus, FunctionStatus
 
 

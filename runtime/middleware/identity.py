@@ -4,6 +4,7 @@ A request id from outside is kept only with a genuine signature of one of the ne
 scope says behind it whether the hop is genuine.
 """
 
+import hashlib
 import logging
 import time
 
@@ -63,11 +64,12 @@ class Identity:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal: ApiError | None = None
         try:
-            request_id, is_genuine = self._request_id(scope)
+            request_id, digest = self._request_id(scope)
         except ApiError as error:
             if isinstance(error, HopRefused):
                 self._log(error, scope)
-            request_id, is_genuine, refusal = random_bytes(16).hex(), False, error
+            request_id, digest, refusal = random_bytes(16).hex(), None, error
+        is_genuine = digest is not None
         scope["pilotlight.request_id"] = request_id
         scope[GENUINE_HOP] = is_genuine
         scope[SITE_NAME] = self._site
@@ -86,26 +88,30 @@ class Identity:
         if refusal is not None:
             await send_error(answering(scope, signing), refusal, dialect_of(scope["path"]))
         else:
-            await self._app(scope, receive, signing)
+            await self._app(scope, receive if digest is None else _checked(receive, digest), signing)
 
-    def _request_id(self, scope: Scope) -> tuple[str, bool]:
-        """The router's id where its signature is genuine, else a new one, and which it is. Raises ApiError where it must not pass."""
+    def _request_id(self, scope: Scope) -> tuple[str, str | None]:
+        """The router's id where its signature is genuine, with the digest of the body that it has signed; else a new one, and None. Raises ApiError
+        where it must not pass."""
         signature = header(scope, headers.HOP.encode())
         given = header(scope, headers.REQUEST_ID.encode()) or ""
         if self._hop_secret is not None and signature is not None:
-            path = scope["path"]  # decoded: a proxy in between may spell the same path otherwise
+            query = scope["query_string"].decode("latin-1")
             method = scope.get("method", "GET")  # a WebSocket's
-            if headers.hop_is_genuine(signature, self._hop_secret, time.time(), method, path, given):
-                return given or random_bytes(16).hex(), True
+            hop = headers.Hop(method, scope["path"], given, self._site, query)
+            digest = headers.signed_body(signature, self._hop_secret, time.time(), hop)
+            if digest is not None:
+                return given or random_bytes(16).hex(), digest
             age_s = headers.age_of_hop(signature, time.time())
-            if age_s is None or not headers.hop_is_genuine(
-                signature, self._hop_secret, time.time() - age_s, method, path, given
-            ):
-                raise HopRefused("signature", f"the {headers.HOP} signature is not made with this site's secret")
+            if age_s is None or not headers.hop_is_genuine(signature, self._hop_secret, time.time() - age_s, hop):
+                sentence = (
+                    f"the {headers.HOP} signature is not made with this site's secret, or for another site or request"
+                )
+                raise HopRefused("signature", sentence)
             when = f"{abs(age_s):.0f} s {'old' if age_s > 0 else 'ahead'}"
             raise HopRefused("clock", f"the {headers.HOP} signature is {when} by this site's clock: set the clocks")
         self._check_stranger(scope)
-        return random_bytes(16).hex(), False
+        return random_bytes(16).hex(), None
 
     def _check_stranger(self, scope: Scope) -> None:
         """Of a request that no router has signed. Raises ApiError."""
@@ -127,6 +133,21 @@ class Identity:
         if now - self._logged_at.get(refused.fault, float("-inf")) >= LOGGED_EVERY_S:
             self._logged_at[refused.fault] = now
             log.warning("a request from %s was refused: %s", (scope.get("client") or ("nobody",))[0], refused.message)
+
+
+def _checked(receive: Receive, digest: str) -> Receive:
+    """Refuses a body that is not the one that was signed, once all of it is here: what streams it has had the beginning by then."""
+    hasher = hashlib.sha256()
+
+    async def checked() -> Message:
+        message = await receive()
+        if message["type"] == "http.request":
+            hasher.update(message.get("body", b""))
+            if not message.get("more_body", False) and hasher.hexdigest() != digest:
+                raise HopRefused("signature", "the body is not the one that was signed")
+        return message
+
+    return checked
 
 
 def _family(path: str) -> str:

@@ -3,8 +3,8 @@
 Both must be signed where the network has a secret; what is printed may be private, so without one it needs the deploy token.
 """
 
-import hmac
 import os
+import time
 from contextlib import aclosing
 
 import msgspec
@@ -15,8 +15,9 @@ from runtime.functions.serving import ServedFunctions
 from runtime.functions.tails import Tails
 from runtime.middleware.identity import GENUINE_HOP
 from runtime.routing import Route, get, post
-from wire.deployments import DEPLOY_TOKEN_ENV, TAIL_PATH, TRY_PATH, Try, encode
+from wire.deployments import TAIL_PATH, TRY_PATH, Try, encode
 from wire.errors import ApiError
+from wire.headers import DEPLOY_TOKEN_ENV, HOP, REQUEST_ID, Hop, hop_is_genuine
 from wire.sse import CONTENT_TYPE, encode_event
 
 MAX_BODY = 64 << 10
@@ -33,7 +34,7 @@ class DeploymentRoutes:
         return [post(TRY_PATH, self.try_version), get(TAIL_PATH + "/{name}", self.tail)]
 
     async def try_version(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._hop_secret is not None and not scope.get(GENUINE_HOP, False):
+        if (self._hop_secret or self._token) and not self._is_from_router(scope):
             raise ApiError("forbidden", "a version is tried for one of the network's routers only")
         if self._served.deployed is None:
             raise ApiError("not_found", "this site serves no deployed functions: its file has no functions.deployments")
@@ -46,16 +47,19 @@ class DeploymentRoutes:
         await send_json(send, encode(tried))
 
     async def tail(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not scope.get(GENUINE_HOP, False) and not self._has_token(scope):
-            raise ApiError("forbidden", f"following a function needs a router's signature, or {DEPLOY_TOKEN_ENV}")
+        if not self._is_from_router(scope):
+            raise ApiError("forbidden", "a function is followed through one of the network's routers only")
         name, tails = scope["path_params"]["name"], self._served.functions.tails
         if tails.is_full(name):
             raise ApiError("overloaded", "too many follow this function already", retry_after_s=5)
         await until_disconnect(receive, _follow(tails, name, self._site, send))
 
-    def _has_token(self, scope: Scope) -> bool:
-        _, _, given = (header(scope, b"authorization") or "").partition(" ")
-        return bool(self._token) and hmac.compare_digest(given.strip().encode(), self._token.encode())
+    def _is_from_router(self, scope: Scope) -> bool:
+        """Where the network has no secret, its routers sign with the deploy token."""
+        if self._hop_secret is not None or not self._token:
+            return bool(scope.get(GENUINE_HOP, False))
+        id, signature = header(scope, REQUEST_ID.encode()) or "", header(scope, HOP.encode()) or ""
+        return hop_is_genuine(signature, self._token, time.time(), Hop(scope["method"], scope["path"], id, self._site))
 
 
 def deployment_routes(served: ServedFunctions, hop_secret: str | None, site: str) -> list[Route]:

@@ -63,8 +63,8 @@ class Processes:
         self.url = f"http://127.0.0.1:{self.ports['router']}"
         self.env = {
             **os.environ,
-            "PILOTLIGHT_DEPLOY_TOKEN": "token",
-            "PILOTLIGHT_HOP_SECRET": "secret",
+            "PILOTLIGHT_DEPLOY_TOKEN": "a-token-of-sixteen-bytes-or-more",
+            "PILOTLIGHT_HOP_SECRET": "a secret of sixteen bytes or more",
             "PILOTLIGHT_ROUTER_STATE": str(folder / "router"),
             "PILOTLIGHT_URL": self.url,
         }

@@ -23,7 +23,7 @@ from edge_router.proxy import Proxy
 from edge_router.serve import serving
 from tests.edge_router.builders import network, site_status
 from wire.continuation import ANSWER, MARKS, NOTHING_DELIVERED, Mark, decode_answer, decode_delivery, marked
-from wire.headers import HOP, REFUSAL, REQUEST_ID, hop_is_genuine
+from wire.headers import HOP, REFUSAL, REQUEST_ID, Hop, hop_is_genuine
 from wire.http1 import Server
 from wire.server import bind
 from wire.status import encode_status
@@ -82,7 +82,8 @@ class FakeSite:
 
     def _refusal(self, request: web.Request) -> web.Response | None:
         signature, name = request.headers.get(HOP, ""), request.headers.get(REQUEST_ID, "")
-        if not self.secret or hop_is_genuine(signature, self.secret, time.time(), request.method, request.path, name):
+        hop = Hop(request.method, request.path, name, self.name, request.query_string)
+        if not self.secret or hop_is_genuine(signature, self.secret, time.time(), hop):
             return None
         return web.json_response({"error": {"code": "forbidden"}}, status=403, headers={REFUSAL: "signature"})
 

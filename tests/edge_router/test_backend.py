@@ -48,7 +48,7 @@ class Probes:
     async def bad(self) -> str:
         return await self.reply(ConnectionRefusedError("refused"))
 
-    async def _fetch(self, url: str) -> Fetched:
+    async def _fetch(self, url: str, site: str) -> Fetched:
         assert url == "http://127.0.0.1:1/status"
         self.clock.advance(self._took_s)
         if self._reply is None:
@@ -115,7 +115,7 @@ async def test_a_router_whose_clock_differs_from_every_sites_says_so(
     backends = [*static_backends(network({"ams1": "http://1", "iad1": "http://2"}), Clock()).values()]
     skews = dict(zip((backend.url for backend in backends), ahead_s, strict=True))
 
-    async def fetch(url: str) -> Fetched:
+    async def fetch(url: str, site: str) -> Fetched:
         skew = skews[url.removesuffix("/status")]
         return Fetched(b"", 403, 1, "clock" if skew else "signature", skew)
 
@@ -235,7 +235,7 @@ async def test_of_thousands_of_sites_a_thousand_are_asked_in_a_second() -> None:
     asked, slept = [], []
     waiting = asyncio.Event()
 
-    async def fetch(url: str) -> Fetched:
+    async def fetch(url: str, site: str) -> Fetched:
         asked.append(url)
         raise ConnectionRefusedError("refused")
 
@@ -314,11 +314,11 @@ async def test_only_a_new_connection_costs_a_second_round_trip() -> None:
         client_session(tcp, RelayConfig(), connection_trace()) as session,
     ):
         fetch = status_fetch(session)
-        fetched = [await fetch(site.url + "/status") for _ in range(3)]
+        fetched = [await fetch(site.url + "/status", "ams1") for _ in range(3)]
         assert [(reply.http_status, reply.round_trips) for reply in fetched] == [(200, 2), (200, 1), (200, 1)]
         site.status_body = b" " * (5 << 20)
         with pytest.raises(ProbeError, match="larger than"):
-            await fetch(site.url + "/status")
+            await fetch(site.url + "/status", "ams1")
 
 
 def test_a_site_status_without_aliases_is_still_read() -> None:

@@ -32,7 +32,7 @@ from tests.edge_router.fakes import (
     write_and_wait,
 )
 from wire.continuation import ANSWER, DRAIN_NOTICE, Mark, decode_answer, decode_delivery, marked
-from wire.headers import HOP, hop_is_genuine
+from wire.headers import HOP, Hop, hop_is_genuine
 
 SECRET = "s3cret"
 COUNT = 6
@@ -327,7 +327,7 @@ async def test_every_try_is_signed_anew(monkeypatch: pytest.MonkeyPatch) -> None
             assert await response.read() == WHOLE
         second = fakes[1].seen[0]
         request_id = second.headers["x-request-id"]
-        assert hop_is_genuine(second.headers[HOP], SECRET, now + 3600, "POST", second.path, request_id)
+        assert hop_is_genuine(second.headers[HOP], SECRET, now + 3600, Hop("POST", second.path, request_id, "iad1"))
 
 
 async def test_a_whole_answer_has_the_same_name_and_seed_at_its_second_site() -> None:

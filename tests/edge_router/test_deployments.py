@@ -1,6 +1,7 @@
 """Deployments at the router: versions, shares, and changes that are whole or do not happen."""
 
 import asyncio
+import hashlib
 import json
 import time
 from collections.abc import AsyncIterator
@@ -18,7 +19,7 @@ from tests.asgi import Exchange, call
 from wire.bundles import digest_of, pack
 from wire.deployments import PATH, TRY_PATH, Deployment, Share, Version, decode_deployments, encode
 from wire.errors import ApiError
-from wire.headers import HOP, REQUEST_ID, sign_hop
+from wire.headers import FOR_ROUTERS, HOP, REQUEST_ID, Hop, sign_hop, signed_body
 
 TOKEN = {"authorization": "Bearer token"}
 
@@ -201,7 +202,7 @@ async def test_only_who_has_the_token_deploys_and_sites_may_read(
         assert (await call(app, path, method="PUT", body=data, **headers)).status == 403
         assert (await call(app, PATH, **headers)).status == 403
     await put(app, data)
-    signed = {REQUEST_ID: "id", HOP: sign_hop("secret", time.time(), "GET", path, "id")}
+    signed = {REQUEST_ID: "id", HOP: sign_hop("secret", time.time(), Hop("GET", path, "id", FOR_ROUTERS))}
     assert (await call(app, path, **signed)).body == data
     assert (await call(app, path, method="PUT", body=data, **signed)).status == 403
     off = router_app(fake, tmp_path, token="")
@@ -226,3 +227,12 @@ def test_what_is_kept_can_be_read_again() -> None:
     assert decode_deployments(encode([deployment])) == {"f": deployment}
     with pytest.raises(msgspec.ValidationError):
         decode_deployments(encode([{"name": "../f", "revision": 1}]))
+
+
+@pytest.mark.parametrize("secret", ["a secret", ""])
+def test_the_deploy_token_is_never_sent_to_a_site_and_signs_where_there_is_no_secret(secret: str) -> None:
+    headers = Guard("a token", secret).signed("POST", TRY_PATH, "ams1", b"body")
+    assert "a token" not in str(headers)
+    hop = Hop("POST", TRY_PATH, headers[REQUEST_ID], "ams1")
+    assert signed_body(headers[HOP], secret or "a token", time.time(), hop) == hashlib.sha256(b"body").hexdigest()
+    assert signed_body(headers[HOP], secret or "a token", time.time(), hop._replace(site="iad1")) is None

@@ -1,6 +1,7 @@
 """A site where the wanted model sleeps is told so: rarely, signed, and without anybody waiting for it."""
 
 import asyncio
+import hashlib
 import json
 import time
 from collections.abc import AsyncIterator
@@ -14,7 +15,7 @@ from edge_router.hints import sleeping_winner
 from edge_router.policy import Preference
 from tests.edge_router.builders import model_status, view
 from tests.edge_router.fakes import FakeSite, Router, hang, reset_before_first_byte, router, sites, stream_of
-from wire.headers import HOP, HOP_SECRET_ENV, REQUEST_ID, hop_is_genuine
+from wire.headers import HOP, HOP_SECRET_ENV, REQUEST_ID, Hop, signed_body
 from wire.hints import WAKE_PATH
 
 ASLEEP = {"models": (model_status(residency="host", wake_ms=200.0),)}
@@ -97,7 +98,8 @@ async def test_the_hint_is_signed_and_names_the_model(hinted: Hinted) -> None:
     (hint,) = hinted.hints
     assert json.loads(hinted.asleep.bodies[-1]) == {"model": "ember"}
     signature, request_id = hint.headers[HOP], hint.headers[REQUEST_ID]
-    assert hop_is_genuine(signature, "s3cret", time.time(), "POST", WAKE_PATH, request_id)
+    hop = Hop("POST", WAKE_PATH, request_id, hinted.asleep.name)
+    assert signed_body(signature, "s3cret", time.time(), hop) == hashlib.sha256(hinted.asleep.bodies[-1]).hexdigest()
     assert [request.path for request in hinted.awake.seen] == ["/ai/v1/chat/completions"], "the request went elsewhere"
 
 

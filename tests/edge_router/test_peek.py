@@ -1,27 +1,24 @@
 """The door: what the router reads of a request, refuses of it, and adds to it."""
 
+import hashlib
 import time
 
 import orjson
 import pytest
-from msgspec.structs import replace
 
 from edge_router.aside import AT_ONCE_BYTES
 from edge_router.client_places import ClientPlaces
 from edge_router.peek import (
     HOPS,
-    SIGNED_AHEAD_S,
     Head,
     ValidRequest,
     peek,
     request_id_of,
-    sign_ahead,
-    take_signed,
 )
 from edge_router.session import FIRST_PREFIXES, LAST_PREFIXES
 from wire.chat import MAX_MESSAGES
 from wire.errors import ApiError, Dialect
-from wire.headers import HOP, HOP_MAX_AGE_S, REQUEST_ID, hop_is_genuine, sign_hop
+from wire.headers import HOP, Hop, sign_hop, signed_body
 from wire.status import Place
 
 CHAT = "/ai/v1/chat/completions"
@@ -42,7 +39,7 @@ def look(
 
 
 def sent(request: ValidRequest, secret: str = "") -> dict[str, str]:
-    lines = request.head_lines(secret, time.time()).decode("latin-1").split("\r\n")
+    lines = request.head_lines(secret, time.time(), "ams1", request.body).decode("latin-1").split("\r\n")
     assert lines.pop() == ""
     return dict(line.split(": ", 1) for line in lines)
 
@@ -121,7 +118,7 @@ def test_a_place_is_the_front_ends_word_alone_and_no_other_router_hears_an_inven
     assert b"x-client-geo: 52.3,-4.8\r\n" in believed.kept_lines
     assert invented.client is None
     assert b"x-client-geo" not in invented.kept_lines
-    signature = sign_hop("s3cret", time.time(), "POST", CHAT, "id-1")
+    signature = sign_hop("s3cret", time.time(), Hop("POST", CHAT, "id-1", "ams1"))
     by_router = look(
         b"{}", head(**said, x_pilotlight_hop=signature, x_request_id="id-1"), "s3cret", address="192.0.2.1"
     )
@@ -148,7 +145,10 @@ def test_forged_headers_of_ours_and_hop_by_hop_headers_do_not_travel() -> None:
 
 def test_the_hop_is_signed_where_the_network_has_a_secret() -> None:
     signed = sent(look(b"{}", secret="s3cret"), "s3cret")
-    assert hop_is_genuine(signed[HOP], "s3cret", time.time(), "POST", CHAT, "id-1")
+    assert (
+        signed_body(signed[HOP], "s3cret", time.time(), Hop("POST", CHAT, "id-1", "ams1"))
+        == hashlib.sha256(b"{}").hexdigest()
+    )
 
 
 def test_hops_are_counted_and_a_loop_is_refused() -> None:
@@ -159,7 +159,7 @@ def test_hops_are_counted_and_a_loop_is_refused() -> None:
 
 def test_with_a_secret_only_signed_hops_count() -> None:
     assert sent(look(b"{}", head(x_pilotlight_hops="9"), secret="s"), "s")[HOPS] == "1"
-    signature = sign_hop("s", time.time(), "POST", CHAT, "id-0")
+    signature = sign_hop("s", time.time(), Hop("POST", CHAT, "id-0", "ams1"))
     with pytest.raises(ApiError, match="passed 4 routers"):
         look(b"{}", head(x_pilotlight_hops="9", x_pilotlight_hop=signature, x_request_id="id-0"), secret="s")
 
@@ -176,31 +176,6 @@ def test_two_clients_with_the_same_head_stand_each_in_their_own_place() -> None:
         assert request.client == places[address]
         assert sent(request)["x-client-geo"] == line
     assert "x-client-geo" not in sent(look_from("192.0.2.3"))
-
-
-def test_the_next_request_with_a_head_is_named_and_signed_ahead_once_and_for_a_while() -> None:
-    repeated = head()
-    sign_ahead(repeated, "secret", 1000.0)
-    assert take_signed(repeated, 1000.0) is None, "nothing is made for a head that has not been looked at"
-    first = look(b"{}", repeated, "secret")
-    sign_ahead(repeated, "secret", 1000.0)
-    signed = take_signed(repeated, 1001.0)
-    assert signed is not None
-    assert take_signed(repeated, 1001.0) is None
-    request = replace(first, request_id=signed.request_id, signed=signed)
-    for now_s in (1001.0, 1000.0 + HOP_MAX_AGE_S, 5000.0):
-        lines = dict(line.split(": ", 1) for line in request.head_lines("secret", now_s).decode().splitlines())
-        assert lines[REQUEST_ID] == signed.request_id
-        assert hop_is_genuine(lines[HOP], "secret", now_s, "POST", repeated.path, signed.request_id)
-
-
-def test_a_name_made_ahead_too_long_ago_or_for_a_client_with_names_of_its_own_is_not_used() -> None:
-    repeated, named = head(), head(**{REQUEST_ID: "mine"})
-    for each in (repeated, named):
-        look(b"{}", each, "secret")
-        sign_ahead(each, "secret", 1000.0)
-    assert take_signed(repeated, 1000.0 + SIGNED_AHEAD_S) is None
-    assert take_signed(named, 1000.0) is None
 
 
 def test_of_a_long_conversation_a_bounded_number_of_prefixes_is_kept_and_the_next_turn_finds_them() -> None:

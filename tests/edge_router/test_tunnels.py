@@ -18,7 +18,7 @@ from tests.edge_router.fakes import (
     sites,
 )
 from tests.edge_router.raw import wire
-from wire.headers import HOP_SECRET_ENV, hop_is_genuine
+from wire.headers import HOP_SECRET_ENV, Hop, hop_is_genuine
 
 ASK = (
     b"GET /fn/f/ws HTTP/1.1\r\nhost: localhost\r\nconnection: keep-alive, Upgrade\r\nupgrade: websocket\r\n"
@@ -116,7 +116,9 @@ async def test_the_hop_is_signed(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
         headers = fakes[0].seen[0].headers
         stamp = float(headers["x-pilotlight-hop"].partition(".")[0])
-        assert hop_is_genuine(headers["x-pilotlight-hop"], "s" * 32, stamp, "GET", "/fn/f/ws", headers["x-request-id"])
+        assert hop_is_genuine(
+            headers["x-pilotlight-hop"], "s" * 32, stamp, Hop("GET", "/fn/f/ws", headers["x-request-id"], "ams1")
+        )
         assert headers["cf-connecting-ip"] == "127.0.0.1"
 
 

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.client import EngineClient, EngineError, InProcessEngineClient, SocketEngineClient
 from engine.engine import Engine
+from engine.host import address_problem
 from engine.protocol import HostConfig, ModelSpec, SamplingParams, StepOutput, Submit, TokenOutput
 from tests.checkpoints import write_llama
 from tests.engine.driver import load_engine, one, random_prompt, submit
@@ -505,3 +506,16 @@ async def test_a_client_that_is_closed_when_those_who_asked_have_left_leaves_no_
     await client.close()
     gc.collect()
     assert not unread
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["tcp://*:5555", "tcp://0.0.0.0:5555", "tcp://192.0.2.1:5555", "tcp://[::]:5555", "tcp://host.example:5555"],
+)
+def test_a_host_takes_no_commands_from_other_machines(address: str) -> None:
+    assert address in (address_problem(address) or "")
+
+
+@pytest.mark.parametrize("address", ["ipc:///run/x", "tcp://127.0.0.1:5555", "tcp://[::1]:5555"])
+def test_a_host_listens_on_its_own_machine(address: str) -> None:
+    assert address_problem(address) is None

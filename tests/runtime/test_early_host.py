@@ -11,7 +11,7 @@ import pytest
 
 from engine.client import EngineError
 from engine.protocol import ModelSpec
-from runtime.engines.early_host import start_early
+from runtime.engines.early_host import host_environment, start_early
 from runtime.engines.launch import launchers_of
 from runtime.engines.likely import likely_work
 from sites.site import EngineConfig
@@ -177,3 +177,18 @@ def test_a_site_serves_with_the_threads_that_its_file_names(tmp_path: Path) -> N
     finally:
         assert site.stop() == 0
     eventually(lambda: not engine.is_running())
+
+
+def test_an_engine_host_inherits_nothing_that_signs_or_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = (
+        "PILOTLIGHT_HOP_SECRET",
+        "PILOTLIGHT_DEPLOY_TOKEN",
+        "PILOTLIGHT_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "HF_TOKEN",
+    )
+    for name in (*secrets, "PILOTLIGHT_CPU", "TOKENIZERS_PARALLELISM"):
+        monkeypatch.setenv(name, "something")
+    inherited = host_environment()
+    assert not inherited.keys() & set(secrets)
+    assert inherited.keys() >= {"PILOTLIGHT_CPU", "TOKENIZERS_PARALLELISM", "PATH"}

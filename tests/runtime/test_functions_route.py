@@ -17,7 +17,7 @@ from runtime.cli.init import init
 from runtime.functions.manifest import load_manifest
 from tests.asgi import call, eventually, running
 from tests.runtime.conftest import SiteMaker
-from wire.headers import HOP, HOP_SECRET_ENV, REQUEST_ID, sign_hop
+from wire.headers import HOP, HOP_SECRET_ENV, REQUEST_ID, Hop, sign_hop
 
 SOURCE = """
 import asyncio
@@ -90,7 +90,10 @@ async def test_a_request_says_where_it_was_answered_and_a_router_where_its_clien
     async with make_site(functions=table, hop_secret="secret") as site:
         place = {"x-client-geo": "52.3,4.8"}
         assert (await call(site.app, "/fn/f/", **place)).json == ["AMS", "HTTP/1.1", None]
-        hop = {"x-pilotlight-hop": sign_hop("secret", time.time(), "GET", "/fn/f/", "r"), "x-request-id": "r"}
+        hop = {
+            "x-pilotlight-hop": sign_hop("secret", time.time(), Hop("GET", "/fn/f/", "r", "ams1")),
+            "x-request-id": "r",
+        }
         assert (await call(site.app, "/fn/f/", **place, **hop)).json == ["AMS", "HTTP/1.1", "52.3"]
 
 
@@ -195,7 +198,11 @@ async def test_a_client_cannot_say_what_its_address_is_but_a_router_of_the_netwo
         claimed = {"cf-connecting-ip": "192.0.2.7"}
 
         def signed(secret: str) -> dict[str, str]:
-            return {**claimed, REQUEST_ID: "abc", HOP: sign_hop(secret, time.time(), "GET", "/fn/f/", "abc")}
+            return {
+                **claimed,
+                REQUEST_ID: "abc",
+                HOP: sign_hop(secret, time.time(), Hop("GET", "/fn/f/", "abc", "ams1")),
+            }
 
         for headers, status, address in (
             ({}, 200, "127.0.0.1"),

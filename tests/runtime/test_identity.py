@@ -1,6 +1,7 @@
 """Hop signatures, request ids, and the site's name on every response."""
 
 import hashlib
+import json
 import time
 from typing import Any
 
@@ -10,7 +11,7 @@ from runtime.app import build_app
 from sites.config import ConfigError
 from tests.asgi import call
 from tests.runtime.conftest import Site, SiteMaker, site_config
-from wire.headers import HOP, REFUSAL, sign_hop
+from wire.headers import HOP, REFUSAL, Hop, sign_hop
 
 CHAT = "/ai/v1/chat/completions"
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -19,9 +20,12 @@ CLIENT, OPERATOR, BOB = ({"authorization": f"Bearer {name}"} for name in ("clien
 
 
 def signed(
-    request_id: str = "r1", *, path: str = CHAT, method: str = "POST", secret: str = SECRET, age_s: float = 0
-) -> dict[str, str]:
-    return {HOP: sign_hop(secret, time.time() - age_s, method, path, request_id), "x-request-id": request_id}
+    request_id: str = "r1", *, path: str = CHAT, method: str = "POST", secret: str = SECRET, age_s: float = 0, site: str = "ams1",
+    query: str = "", body: bytes | None = None,
+) -> dict[str, str]:  # fmt: skip
+    body = (json.dumps(HELLO).encode() if method == "POST" else b"") if body is None else body
+    signature = sign_hop(secret, time.time() - age_s, Hop(method, path, request_id, site, query), body)
+    return {HOP: signature, "x-request-id": request_id}
 
 
 async def test_every_response_names_site_and_request(site: Site) -> None:
@@ -53,6 +57,9 @@ async def test_a_genuine_hop_keeps_its_request_id(make_site: SiteMaker) -> None:
         (signed(age_s=120), "clock"),
         (signed(age_s=-120), "clock"),
         ({**signed(), "x-request-id": "r2"}, "signature"),
+        (signed(site="iad1"), "signature"),
+        (signed(query="a=b"), "signature"),
+        (signed(body=b"{}"), "signature"),
         ({HOP: "nonsense", "x-request-id": "r1"}, "signature"),
     ],
 )

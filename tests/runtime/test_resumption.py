@@ -13,7 +13,7 @@ from tests.asgi import call, start
 from tests.fakes import EOS, FakeEngineClient, FakeLauncher, Step, ids
 from tests.runtime.conftest import Site, SiteMaker
 from wire.continuation import ANSWER, DRAIN_NOTICE, AnswerName, Delivered, Delivery, encode_answer, encode_delivery
-from wire.headers import HOP, sign_hop
+from wire.headers import HOP, Hop, sign_hop
 from wire.sse import Event, EventDecoder
 
 CHAT, COMPLETIONS, RUN = "/ai/v1/chat/completions", "/ai/v1/completions", "/client/v4/accounts/acc1/ai/run/@test/tiny"
@@ -73,15 +73,26 @@ def sample(texts: tuple[str, ...]) -> Any:
     return answer
 
 
-def hop(path: str, delivery: bytes = b"", request_id: str = "r1") -> dict[str, str]:
-    signature = sign_hop(SECRET, time.time(), "POST", path, request_id)
-    return {HOP: signature, "x-request-id": request_id, ANSWER: encode_answer(NAME, delivery)}
+ASKED_WHOLE = {"model": "tiny", "messages": MESSAGES}
+
+
+def signature(secret: str, path: str, body: bytes, request_id: str = "r1") -> str:
+    return sign_hop(secret, time.time(), Hop("POST", path, request_id, "ams1"), body)
+
+
+def hop(path: str, body: bytes, delivery: bytes = b"", request_id: str = "r1") -> dict[str, str]:
+    """`body` is all that is sent, the delivery before it included."""
+    return {
+        HOP: signature(SECRET, path, body, request_id),
+        "x-request-id": request_id,
+        ANSWER: encode_answer(NAME, delivery),
+    }
 
 
 async def stream(site: Site, path: str, body: dict[str, Any], delivery: bytes = b"") -> list[Event]:
     """What the site sends to a router."""
     raw = delivery + json.dumps(body).encode()
-    exchange = await call(site.app, path, body=raw, **hop(path, delivery))
+    exchange = await call(site.app, path, body=raw, **hop(path, body, delivery))
     assert exchange.status == 200, exchange.body
     assert exchange.headers["x-pilotlight-marks"] == "1"
     return EventDecoder().feed(exchange.body)
@@ -177,8 +188,8 @@ async def test_the_answers_name_and_random_numbers_come_from_the_router_unless_t
     make_site: SiteMaker,
 ) -> None:
     async with make_site(hop_secret=SECRET) as site:
-        first = await call(site.app, CHAT, {"model": "tiny", "messages": MESSAGES}, **hop(CHAT))
-        await call(site.app, CHAT, {"model": "tiny", "messages": MESSAGES, "seed": 5}, **hop(CHAT))
+        first = await call(site.app, CHAT, ASKED_WHOLE, **hop(CHAT, ASKED_WHOLE))
+        await call(site.app, CHAT, ASKED_WHOLE | {"seed": 5}, **hop(CHAT, ASKED_WHOLE | {"seed": 5}))
         assert [submit.sampling.seed for submit in site.engine.submits] == [NAME.seed, 5]
         assert (first.json["id"], first.json["created"]) == (f"chatcmpl-{NAME.nonce}", NAME.created)
         await site.is_idle()
@@ -186,18 +197,20 @@ async def test_the_answers_name_and_random_numbers_come_from_the_router_unless_t
 
 async def test_a_client_that_asks_the_site_itself_sees_no_marks(make_site: SiteMaker) -> None:
     async with make_site(hop_secret=SECRET) as site:
-        signed = {HOP: sign_hop(SECRET, time.time(), "POST", CHAT, "r1"), "x-request-id": "r1"}
+        signed = {HOP: signature(SECRET, CHAT, json.dumps(ASKED).encode()), "x-request-id": "r1"}
         for headers in ({}, signed):  # a router that does not ask for marks gets none either
             answer = await call(site.app, CHAT, ASKED, **headers)
             assert "x-pilotlight-marks" not in answer.headers
             assert b":pl" not in answer.body
 
 
+FORGED_BODY = encode_delivery(Delivery((Delivered((1, 2)),))) + json.dumps(ASKED).encode()
 FORGED = {
     "no signature": {},
-    "another secret": {HOP: sign_hop("guess", time.time(), "POST", CHAT, "r1"), "x-request-id": "r1"},
-    "another path": {HOP: sign_hop(SECRET, time.time(), "POST", RUN, "r1"), "x-request-id": "r1"},
-    "another request": {HOP: sign_hop(SECRET, time.time(), "POST", CHAT, "r2"), "x-request-id": "r1"},
+    "another secret": {HOP: signature("guess", CHAT, FORGED_BODY), "x-request-id": "r1"},
+    "another path": {HOP: signature(SECRET, RUN, FORGED_BODY), "x-request-id": "r1"},
+    "another request": {HOP: signature(SECRET, CHAT, FORGED_BODY, "r2"), "x-request-id": "r1"},
+    "another body": {HOP: signature(SECRET, CHAT, FORGED_BODY + b" "), "x-request-id": "r1"},
 }
 
 
@@ -225,7 +238,7 @@ async def test_a_name_that_no_router_gave_is_not_heard(make_site: SiteMaker, sec
 async def test_without_a_secret_nobody_may_continue_an_answer(site: Site) -> None:
     delivery = encode_delivery(Delivery((Delivered((1, 2)),)))
     raw = delivery + json.dumps(ASKED).encode()
-    answer = await call(site.app, CHAT, body=raw, **hop(CHAT, delivery))
+    answer = await call(site.app, CHAT, body=raw, **hop(CHAT, ASKED, delivery))
     assert (answer.status, answer.json["error"]["code"]) == (403, "forbidden")
 
 
@@ -245,7 +258,7 @@ MALFORMED: dict[str, tuple[str, bytes]] = {
 async def test_a_malformed_continuation_is_refused_in_one_sentence(make_site: SiteMaker, case: str) -> None:
     value, delivery = MALFORMED[case]
     async with make_site(hop_secret=SECRET) as site:
-        headers = {**hop(CHAT, delivery), **({ANSWER: value} if value else {})}
+        headers = {**hop(CHAT, ASKED, delivery), **({ANSWER: value} if value else {})}
         answer = await call(site.app, CHAT, body=delivery + json.dumps(ASKED).encode(), **headers)
         assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_request")
         assert not site.engine.submits
@@ -261,7 +274,7 @@ async def test_an_answer_that_should_have_ended_here_is_not_continued(
 ) -> None:
     async with make_site(hop_secret=SECRET) as site:
         delivery = encode_delivery(Delivery((delivered,)))
-        answer = await call(site.app, CHAT, body=delivery + json.dumps(body).encode(), **hop(CHAT, delivery))
+        answer = await call(site.app, CHAT, body=delivery + json.dumps(body).encode(), **hop(CHAT, body, delivery))
         assert (answer.status, answer.json["error"]["code"]) == (500, "engine_error")
         assert "cannot be continued at this site" in answer.json["error"]["message"]
         await site.is_idle()
@@ -273,10 +286,10 @@ async def test_an_engine_that_takes_another_way_is_noticed_where_tokens_come_aga
         body = {**ASKED, "tools": TOOLS, "logprobs": True}
         delivery = encode_delivery(Delivery((Delivered(ids("ab<tooL")),)))  # `<tooL` was shown to no one as a whole
         # what was held back there, `<too`, cannot be told from here any more: the L made it text
-        answer = await call(site.app, CHAT, body=delivery + json.dumps(body).encode(), **hop(CHAT, delivery))
+        answer = await call(site.app, CHAT, body=delivery + json.dumps(body).encode(), **hop(CHAT, body, delivery))
         assert answer.status == 200
         held = encode_delivery(Delivery((Delivered(ids("ab<tooz<to")),)))
-        answer = await call(site.app, CHAT, body=held + json.dumps(body).encode(), **hop(CHAT, held))
+        answer = await call(site.app, CHAT, body=held + json.dumps(body).encode(), **hop(CHAT, body, held))
         assert answer.json["error"]["code"] == "engine_error"
         assert "had been shown" in answer.json["error"]["message"]
         await site.is_idle()
@@ -285,7 +298,7 @@ async def test_an_engine_that_takes_another_way_is_noticed_where_tokens_come_aga
 async def test_a_site_that_drains_tells_the_router_and_not_a_client(make_site: SiteMaker) -> None:
     async with make_site(hop_secret=SECRET) as site:
         site.engine.answer = lambda submit: [TokenOutput("", ids("a")), 30.0]
-        routed, plain = start(site.app, CHAT, ASKED, **hop(CHAT)), start(site.app, CHAT, ASKED)
+        routed, plain = start(site.app, CHAT, ASKED, **hop(CHAT, ASKED)), start(site.app, CHAT, ASKED)
         await routed.until(b'"a"')
         await plain.until(b'"a"')
         site.admission.drain()

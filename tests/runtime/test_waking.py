@@ -25,7 +25,7 @@ from tests.asgi import call, eventually, start
 from tests.edge_router.builders import Clock, network
 from tests.fakes import FakeEngineClient, FakeLauncher, says, write_model_directory
 from tests.runtime.conftest import Site, SiteMaker
-from wire.headers import sign_hop
+from wire.headers import Hop, sign_hop
 from wire.status import SiteStatus, decode_status
 
 CHAT = "/ai/v1/chat/completions"
@@ -313,14 +313,17 @@ async def test_a_hint_wakes_a_model_and_only_a_router_may_give_one(
     async with make_site(models=entries, hop_secret="s3cret") as site:
         unsigned = await call(site.app, "/internal/wake", {"model": "a"})
         assert (unsigned.status, unsigned.json["error"]["code"]) == (403, "forbidden")
-        signature = sign_hop("s3cret", time.time(), "POST", "/internal/wake", "r1")
-        signed = {"x_pilotlight_hop": signature, "x_request_id": "r1"}
-        hinted = await call(site.app, "/internal/wake", {"model": "a"}, **signed)
+
+        def signed(body: bytes) -> dict[str, str]:
+            signature = sign_hop("s3cret", time.time(), Hop("POST", "/internal/wake", "r1", site.config.name), body)
+            return {"x_pilotlight_hop": signature, "x_request_id": "r1"}
+
+        hinted = await call(site.app, "/internal/wake", {"model": "a"}, **signed(b'{"model": "a"}'))
         assert (hinted.status, hinted.json) == (202, {"model": "a", "residency": "loading"})
         await eventually(lambda: site.engine.loaded == ["a"])
-        unknown = await call(site.app, "/internal/wake", {"model": "nope"}, **signed)
+        unknown = await call(site.app, "/internal/wake", {"model": "nope"}, **signed(b'{"model": "nope"}'))
         assert (unknown.status, unknown.json["error"]["code"]) == (404, "model_not_found")
-        garbled = await call(site.app, "/internal/wake", body=b"[]", **signed)
+        garbled = await call(site.app, "/internal/wake", body=b"[]", **signed(b"[]"))
         assert (garbled.status, garbled.json["error"]["code"]) == (400, "malformed_json")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sites.config import ConfigError, parse
+from sites.config import MIN_SECRET_BYTES, ConfigError, check_secrets, parse
 from sites.network import NETWORK_FILE, NetworkConfig, load_network
 from sites.schema import FILES, HERE, render
 from sites.site import LOCAL, SiteConfig, load_site
@@ -126,3 +126,13 @@ def test_values_are_frozen() -> None:
 def test_the_schemas_for_editors_are_current(file_name: str) -> None:
     assert (HERE / file_name).read_text() == render(FILES[file_name]), "run `python -m sites.schema`"
     json.loads((HERE / file_name).read_text())
+
+
+def test_a_secret_that_could_be_guessed_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PILOTLIGHT_TEST_SECRET", raising=False)
+    check_secrets("PILOTLIGHT_TEST_SECRET")
+    monkeypatch.setenv("PILOTLIGHT_TEST_SECRET", "x" * MIN_SECRET_BYTES)
+    check_secrets("PILOTLIGHT_TEST_SECRET")
+    monkeypatch.setenv("PILOTLIGHT_TEST_SECRET", "x" * (MIN_SECRET_BYTES - 1))
+    with pytest.raises(ConfigError, match="PILOTLIGHT_TEST_SECRET is shorter than 16 bytes"):
+        check_secrets("PILOTLIGHT_TEST_SECRET")

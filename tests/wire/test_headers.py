@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 
-from wire.headers import forwardable, hop_is_genuine, sign_hop
+from wire.headers import Hop, forwardable, hop_is_genuine, sign_hop, signed_body, site_of_hop
 
 
 def test_hop_by_hop_headers_and_those_named_by_connection_stay_behind() -> None:
@@ -20,22 +20,74 @@ def test_a_client_cannot_forge_our_own_headers() -> None:
     ]
 
 
+ASKED = Hop("POST", "/v1/chat/completions", "r1", "ams1", "a=b")
+
+
 def test_a_hop_is_believed_for_a_minute_and_for_its_own_request_only() -> None:
-    signature = sign_hop("secret", 1000.4, "POST", "/v1/chat/completions", "r1")
-    assert hop_is_genuine(signature, "secret", 1059.0, "POST", "/v1/chat/completions", "r1")
-    assert not hop_is_genuine(signature, "secret", 1061.0, "POST", "/v1/chat/completions", "r1")
-    assert not hop_is_genuine(signature, "other", 1000.0, "POST", "/v1/chat/completions", "r1")
-    assert not hop_is_genuine(signature, "secret", 1000.0, "GET", "/v1/chat/completions", "r1")
-    assert not hop_is_genuine(signature, "secret", 1000.0, "POST", "/v1/chat/completions", "r2")
+    signature = sign_hop("secret", 1000.4, ASKED, b"body")
+    assert hop_is_genuine(signature, "secret", 1059.0, ASKED)
+    assert signed_body(signature, "secret", 1059.0, ASKED) == hashlib.sha256(b"body").hexdigest()
+    assert not hop_is_genuine(signature, "secret", 1061.0, ASKED)
+    assert not hop_is_genuine(signature, "other", 1000.0, ASKED)
+    for field, value in (
+        ("method", "GET"),
+        ("path", "/v1/models"),
+        ("request_id", "r2"),
+        ("site", "iad1"),
+        ("query", ""),
+    ):
+        assert not hop_is_genuine(signature, "secret", 1000.0, ASKED._replace(**{field: value})), field
+
+
+def test_a_hop_from_the_future_is_refused_as_one_from_the_past_is() -> None:
+    signature = sign_hop("secret", 1000.0, ASKED)
+    assert hop_is_genuine(signature, "secret", 940.0, ASKED)
+    assert not hop_is_genuine(signature, "secret", 939.0, ASKED)
+
+
+def test_no_part_of_a_signature_can_be_exchanged() -> None:
+    stamp, digest, mac, site = sign_hop("secret", 1000.0, ASKED, b"body").split(".", 3)
+    _, other_digest, other_mac, _ = sign_hop("secret", 1001.0, ASKED, b"another").split(".", 3)
+    for parts in (
+        ("1001", digest, mac, site),
+        (stamp, other_digest, mac, site),
+        (stamp, digest, other_mac, site),
+        (stamp, digest, mac, "iad1"),
+    ):
+        assert not hop_is_genuine(".".join(parts), "secret", 1000.0, ASKED)
+    moved = ASKED._replace(query="", path="/v1/chat/completions\na=b"), ASKED._replace(request_id="r1\na=b", query="")
+    assert not any(hop_is_genuine(f"{stamp}.{digest}.{mac}.{site}", "secret", 1000.0, hop) for hop in moved)
+
+
+def test_a_site_whose_name_has_points_is_named_whole() -> None:
+    hop = ASKED._replace(site="ams1.example.com")
+    signature = sign_hop("secret", 1000.0, hop)
+    assert site_of_hop(signature) == "ams1.example.com"
+    assert hop_is_genuine(signature, "secret", 1000.0, hop)
+    assert site_of_hop("1.2") == ""
 
 
 def test_garbage_signatures_are_false_not_errors() -> None:
-    for garbage in ("", ".", "x.y", "1000", "1000.", "١٠٠٠.ab", "9" * 50 + ".ab", "1000.é"):
-        assert not hop_is_genuine(garbage, "secret", 1000.0, "GET", "/", "r")
+    garbage = (
+        "",
+        ".",
+        "x.y",
+        "1000",
+        "1000.",
+        "١٠٠٠.ab",
+        "9" * 50 + ".ab",
+        "1000.é",
+        "1000.a.b.ams1",
+        "1000.a.é.ams1",
+        "...ams1",
+    )
+    for each in garbage:
+        assert not hop_is_genuine(each, "secret", 1000.0, ASKED)
 
 
 def test_a_signature_is_hmac_sha256_for_keys_of_any_length() -> None:
+    digest = hashlib.sha256(b"body").hexdigest()
+    message = f"1000\n{digest}\nams1\nPOST\nr1\na=b\n/v1/chat/completions".encode()
     for secret in ("", "s", "k" * 64, "k" * 65, "\u00e9" * 200):
-        stamp, _, mac = sign_hop(secret, 1000.4, "POST", "/v1/x", "r1").partition(".")
-        assert stamp == "1000"
-        assert mac == hmac.new(secret.encode(), b"1000\nPOST\n/v1/x\nr1", hashlib.sha256).hexdigest()
+        mac = hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
+        assert sign_hop(secret, 1000.4, ASKED, b"body") == f"1000.{digest}.{mac}.ams1"

@@ -21,7 +21,7 @@ from runtime.cli.errors import CliError
 from runtime.functions import deployed
 from tests.asgi import call, eventually
 from tests.runtime.conftest import Site, SiteMaker
-from wire.deployments import DEPLOY_TOKEN_ENV
+from wire.headers import DEPLOY_TOKEN_ENV
 from wire.http1 import Server
 from wire.server import bind
 
