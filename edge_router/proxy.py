@@ -236,12 +236,12 @@ class Proxy:
         """Raises ApiError on what is not taken, whatever its body."""
         if self.is_draining:
             raise ApiError("draining", "the router is shutting down: send the request again", retry_after_s=1)
+        if not head.is_for_function:  # each time, though the head be known: a key may have been withdrawn since
+            self._access.check_client(head.header("authorization"))
         if head.is_sound:
             return
         if head.path in MODEL_LISTS and head.method not in ("GET", "HEAD", "OPTIONS"):
             raise ApiError("method_not_allowed", f"{head.path[:200]} does not take {head.method}: GET lists the models")
-        if not head.is_for_function:
-            self._access.check_client(head.header("authorization"))
         if ".." in head.path and ".." in head.path.split("/"):
             raise ApiError("not_found", "a path must not contain '..'")
         if not _PLAIN_TARGET.fullmatch(head.target):

@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from tests.edge_router.fakes import answer, router, sites
+from wire.credentials import Access
 
 KEY, ADMIN = "pl-client", "pl-operator"
 TABLES: dict[str, Any] = {
@@ -77,3 +78,13 @@ async def test_without_require_key_all_of_it_is_open() -> None:
         for path in ("/status", "/metrics"):
             async with running.http.get(running.url + path) as response:
                 assert response.status == 200
+
+
+async def test_a_key_that_is_withdrawn_serves_no_longer_whoever_repeats_its_head() -> None:
+    async with sites("ams1") as fakes, router(fakes, tables=TABLES) as running:
+        fakes[0].behave = answer(200, {"ok": True})
+        for status in (200, 401):
+            for _ in range(3):
+                async with running.chat(headers=bearer(KEY), stream=False) as response:
+                    assert response.status == status
+            running.proxy._access.become(Access([], is_required=True))
