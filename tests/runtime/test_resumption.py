@@ -80,13 +80,9 @@ def signature(secret: str, path: str, body: bytes, request_id: str = "r1") -> st
     return sign_hop(secret, time.time(), Hop("POST", path, request_id, "ams1"), body)
 
 
-def hop(path: str, body: bytes, delivery: bytes = b"", request_id: str = "r1") -> dict[str, str]:
-    """`body` is all that is sent, the delivery before it included."""
-    return {
-        HOP: signature(SECRET, path, body, request_id),
-        "x-request-id": request_id,
-        ANSWER: encode_answer(NAME, delivery),
-    }
+def hop(path: str, body: dict[str, Any], delivery: bytes = b"", request_id: str = "r1") -> dict[str, str]:
+    signed = signature(SECRET, path, delivery + json.dumps(body).encode(), request_id)
+    return {HOP: signed, "x-request-id": request_id, ANSWER: encode_answer(NAME, delivery)}
 
 
 async def stream(site: Site, path: str, body: dict[str, Any], delivery: bytes = b"") -> list[Event]:
