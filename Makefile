@@ -9,7 +9,7 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install up test test-all check fmt bench bench-engine bench-cold bench-step bench-functions bench-site-death bench-routing bench-router bench-faults soak peers report eval-ember train-ember gpu-check gpu-bench clean
+.PHONY: help install up test test-all check fmt bench bench-engine bench-cold bench-step bench-functions bench-site-death bench-routing bench-router bench-faults bench-attacks soak peers report eval-ember train-ember gpu-check gpu-bench clean
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine"
@@ -24,6 +24,7 @@ help:
 	@echo "make bench-routing  the routing policy beside nine others in simulated time, with plots (some 20 minutes)"
 	@echo "make bench-router   what this router adds to a request, beside other routers (make peers)"
 	@echo "make bench-faults   what clients notice of each of some forty faults (as root: lossy links and full disks too)"
+	@echo "make bench-attacks  what other clients notice of hostile requests, beside as many well-formed ones"
 	@echo "make soak       half an hour of mixed traffic and random faults (MINUTES=... for less)"
 	@echo "make bench-functions   cold starts of functions, what a warm call costs, and other servers beside (set up in .peers/)"
 	@echo "make eval-ember evaluate the embedded model on held-out phrasings"
@@ -74,6 +75,9 @@ bench-router: $(DEV)
 
 bench-faults: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.faults
+
+bench-attacks: $(DEV)
+	@$(BIN)/python -m load_tests.scenarios.attacks
 
 MINUTES ?= 30
 

@@ -14,6 +14,8 @@ import tomllib
 from pathlib import Path
 from types import TracebackType
 
+import psutil
+
 from sites.network import NETWORK_FILE
 from sites.site import LOCAL
 from wire.status import SiteStatus, decode_status
@@ -81,6 +83,11 @@ class LocalNetwork:
 
     def pid(self, name: str, role: str = "site") -> int:
         return next(process.pid for process in self.site_status(name).processes if process.role == role)
+
+    def processes(self) -> list[psutil.Process]:
+        """All of them, engine hosts included."""
+        children: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
+        return children
 
     def log(self, name: str) -> str:
         return (Path(self._folder.name) / "pilotlight" / "logs" / f"{name}.log").read_text(errors="replace")

@@ -15,13 +15,14 @@ WRONG = {HOP_SECRET_ENV: "another secret than all the others have"}
 def rows() -> list[Row]:
     return [
         Row("a wrong secret at one site", _says("ams1"), {"ams1": Differently(WRONG)}, expected=("iad1", "sin1")),
-        Row("the router's clock an hour behind", _says(*()), {ROUTER: Differently(_skew(-3600))}, expected=(), may_be_refused=True),
-        Row("a site's clock 180 s ahead", _says("ams1"), {"ams1": Differently(_skew(180))}, expected=("iad1", "sin1")),
+        Row("the router's clock an hour behind", _says(*()), {ROUTER: Differently(skewed(-3600))}, expected=(), may_be_refused=True),
+        Row("a site's clock 180 s ahead", _says("ams1"), {"ams1": Differently(skewed(180))}, expected=("iad1", "sin1")),
         Row("SIGHUP to every member", hangup),
     ]  # fmt: skip
 
 
-def _skew(seconds: float) -> dict[str, str]:
+def skewed(seconds: float) -> dict[str, str]:
+    """The environment of a process whose wall clock is so far ahead."""
     return {"PYTHONPATH": str(SKEWED), "PILOTLIGHT_FAULTS_CLOCK_S": str(seconds)}
 
 

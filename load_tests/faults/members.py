@@ -13,9 +13,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+
+import psutil
 
 from load_tests.local_network import LocalNetwork
 from wire.headers import HOP_SECRET_ENV
@@ -42,7 +45,7 @@ class Member:
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self.name, self.log, self.starts = name, log, 0
-        self._command, self._environment = command, environment
+        self._command, self.environment = command, dict(environment)  # of its next life
         self._is_wanted = True
         self.start()
 
@@ -50,7 +53,7 @@ class Member:
         self.starts += 1
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT, env=dict(self._environment),
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT, env=self.environment,
                 start_new_session=True,
             )  # fmt: skip
 
@@ -118,6 +121,14 @@ class ScatteredNetwork(LocalNetwork):
         for member in reversed(self.members.values()):
             member.wait()
         self._folder.cleanup()
+
+    def processes(self) -> list[psutil.Process]:
+        found = []
+        for member in self.members.values():
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(member.process.pid)
+                found += [process, *process.children(recursive=True)]
+        return found
 
     def log(self, name: str) -> str:
         return self.members[name].log.read_text(errors="replace")

@@ -61,7 +61,7 @@ def run_row(row: Row, expected: Sequence[Heard], bodies: Sequence[dict[str, Any]
     try:
         with (
             ScatteredNetwork(row.differently, row.names, row.expected) as network,
-            Links() if row.needs_filter else _no_links() as links,
+            Links() as links,
         ):
             return {**_under_fault(row, network, links, expected, bodies), "row_s": round(time.monotonic() - began, 1)}
     except Exception as error:  # the row failed, and the table goes on
@@ -160,8 +160,3 @@ def still_held(network: ScatteredNetwork, timeout_s: float = 60.0) -> list[str]:
         if not held or time.monotonic() > deadline:
             return held
         time.sleep(0.2)
-
-
-class _no_links(Links):
-    def heal(self) -> None:
-        pass

@@ -13,6 +13,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import quantiles
 from typing import Any
@@ -207,9 +208,10 @@ def _processes(network: LocalNetwork, site: str) -> list[psutil.Process]:
 
 
 def thaw(network: LocalNetwork) -> None:
-    for process in psutil.Process(network.process.pid).children(recursive=True):
-        if process.status() == psutil.STATUS_STOPPED:
-            process.resume()
+    for process in network.processes():
+        with suppress(psutil.NoSuchProcess):
+            if process.status() == psutil.STATUS_STOPPED:
+                process.resume()
 
 
 def stream_counts(network: LocalNetwork) -> "Counter[str]":

@@ -1,8 +1,9 @@
 """Does anything leak, and does every request end as it should, for as long as one cares to watch? `make soak` runs it.
 
-Three real sites; clients that stream, ask for whole answers, come back to durable streams, leave half-way and send nonsense; sites that are killed,
-frozen and drained at random. Each finished answer must have the very tokens of its undisturbed run. At the end, when all is quiet, memory, sockets,
-tasks and tables of the router are compared with those after the first minute of load, and everything that counts work must be at zero.
+Three real sites; clients that stream, ask for whole answers, come back to durable streams, leave half-way, send nonsense and attack; sites that are
+killed, frozen and drained at random, whose links lose packets (as root), and whose clocks are wrong for one of their lives. Each finished answer must
+have the very tokens of its undisturbed run. At the end, when all is quiet, memory, sockets, tasks and tables of the router are compared with those
+after the first minute of load, and everything that counts work must be at zero.
 """
 
 import argparse
@@ -22,9 +23,14 @@ import orjson
 import psutil
 from rich.console import Console
 
+from load_tests.attacks import CASES, ask
+from load_tests.faults.beliefs import skewed
+from load_tests.faults.links import Links, can_filter, in_own_namespace
+from load_tests.faults.members import ScatteredNetwork
 from load_tests.local_network import LocalNetwork
 from load_tests.records import write_record
 from load_tests.scenarios.site_death import (
+    Fault,
     Heard,
     drain,
     freeze,
@@ -59,8 +65,8 @@ NONSENSE: tuple[bytes, ...] = (
 
 
 class Soak:
-    def __init__(self, network: LocalNetwork, seed: int, streams: int, console: Console) -> None:
-        self.network = network
+    def __init__(self, network: ScatteredNetwork, links: Links, seed: int, streams: int, console: Console) -> None:
+        self.network, self.links = network, links
         self.random = random.Random(seed)
         self.streams = streams
         self.console = console
@@ -100,6 +106,7 @@ class Soak:
     async def _client(self) -> None:
         kinds: tuple[tuple[str, Callable[[], Awaitable[str]], int], ...] = (
             ("stream", self._stream, 10), ("whole", self._whole, 3), ("leaves", self._leave, 4), ("nonsense", self._nonsense, 2),
+            ("attack", self._attack, 1),
             ("durable", self._durable, 3), ("stopped", self._stopped, 1), ("two tenants", self._two_tenants, 1),
         )  # fmt: skip
         while time.monotonic() < self.until:
@@ -165,6 +172,13 @@ class Soak:
                 self.wrong.append(f"nonsense was answered with {answer.status}")
             return "refused" if answer.status < 500 else str(answer.status)
 
+    async def _attack(self) -> str:
+        attack = self.random.choice(CASES)
+        status = await ask(self.network.url, attack.request(self.network.url.removeprefix("http://")), END_S)
+        if status not in attack.answers:
+            self.wrong.append(f"{attack.name}: answered with {status}")
+        return "refused" if status >= 400 or status <= 0 else "answered"
+
     async def _durable(self) -> str:
         """Begun and left; read to some event; read on from there."""
         number = self.random.randrange(len(self.bodies))
@@ -227,7 +241,7 @@ class Soak:
 
     async def _disturb(self) -> None:
         while time.monotonic() < self.until - 15:
-            name, fault = self.random.choice((("kill", kill), ("freeze", freeze), ("drain", drain)))
+            name, fault = self.random.choice(self._faults())
             site = self.random.choice(sorted(self.network.site_urls))
             try:
                 await asyncio.to_thread(fault, self.network, site)
@@ -238,7 +252,7 @@ class Soak:
                 f"{name} {site}; {sum(self.ended.values())} requests have ended, {len(self.wrong)} of them wrongly"
             )
             await asyncio.sleep(self.random.uniform(3, 8))
-            await asyncio.to_thread(thaw, self.network)
+            await asyncio.to_thread(self._heal, site)
             try:
                 await asyncio.to_thread(self._wait_until_up, 60.0)
             except RuntimeError as error:
@@ -246,11 +260,42 @@ class Soak:
             await asyncio.sleep(self.random.uniform(1, 6))
         await asyncio.to_thread(thaw, self.network)
 
+    def _faults(self) -> "list[tuple[str, Fault]]":
+        found: list[tuple[str, Fault]] = [
+            ("kill", kill),
+            ("freeze", freeze),
+            ("drain", drain),
+            ("clock", self._move_clock),
+        ]
+        if can_filter():
+            found += [("lossy", lambda _, site: self._lose(site, 0.2)), ("dark", lambda _, site: self._lose(site, 1.0))]
+        return found
+
+    def _lose(self, site: str, share: float) -> None:
+        self.links.lose(self.network.site_urls[site], share=share)
+
+    def _move_clock(self, network: LocalNetwork, site: str) -> None:
+        """For its next life, which begins at once."""
+        member = self.network.members[site]
+        member.environment |= skewed(self.random.choice((-3600, -90, 180, 3600)))
+        kill(network, site)
+
+    def _heal(self, site: str) -> None:
+        thaw(self.network)
+        self.links.heal()
+        member = self.network.members[site]
+        if member.environment.pop("PILOTLIGHT_FAULTS_CLOCK_S", None) is not None:
+            del member.environment["PYTHONPATH"]
+            member.process.kill()
+
     def _wait_until_up(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while True:
-            with urllib.request.urlopen(f"{self.network.url}/readyz", timeout=10) as answer:
-                others = orjson.loads(answer.read())["not_healthy"]
+            try:
+                with urllib.request.urlopen(f"{self.network.url}/readyz", timeout=10) as answer:
+                    others = orjson.loads(answer.read())["not_healthy"]
+            except OSError as error:
+                others = [f"the router: {error}"]
             if not others:
                 return
             if time.monotonic() > deadline:
@@ -283,9 +328,10 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=24)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    in_own_namespace("load_tests.scenarios.soak", sys.argv[1:])
     console = Console()
-    with LocalNetwork() as network:
-        results = asyncio.run(Soak(network, options.seed, options.clients, console).run(options.minutes))
+    with ScatteredNetwork() as network, Links() as links:
+        results = asyncio.run(Soak(network, links, options.seed, options.clients, console).run(options.minutes))
     console.print_json(orjson.dumps(results).decode())
     console.print(f"Record: {write_record('soak', results, ('aiohttp', 'httptools', 'uvloop'))}", soft_wrap=True)
     return 1 if results["num_wrong"] else 0
