@@ -21,8 +21,8 @@ def rows() -> list[Row]:
         Row("kill a site, 0.8 s later all other engines", kill_site_then_engines),
         Row("kill the same engine three times in 2 s", kill_thrice),
         Row("freeze an engine for 20 s", lambda it: frozen(it, [engine(it, it.busiest())], 20)),
-        Row("freeze all engines for 20 s, step deadline 3 s", freeze_all_engines, differently=_each_site(_deadline(3))),
-        Row("kill a standby", kill_standby),
+        Row("freeze all engines for 20 s", freeze_all_engines, _each_site(_deadline(3)), before=until_standbys),
+        Row("kill a standby", kill_standby, before=until_standbys),
         Row("freeze a runtime for 20 s", lambda it: frozen(it, [it.network.members[it.busiest()].process.pid], 20)),
         Row("freeze the router for 12 s", freeze_router, pause_s=12 + PAUSE_S),
         Row("rolling restart of three sites", rolling_restart),
@@ -38,6 +38,15 @@ def _deadline(seconds: float) -> Callable[[str], str]:
 
 def _each_site(edit: Callable[[str], str]) -> dict[str, Differently]:
     return {name: Differently(edit=edit) for name in ("ams1", "iad1", "sin1")}
+
+
+def until_standbys(it: Strike) -> None:
+    """As it is a few seconds after a start: each site has an engine host that waits."""
+
+    def roles(site: str) -> set[str]:
+        return {process.role for process in it.network.site_status(site).processes}
+
+    _until(lambda: all("standby" in roles(site) for site in it.network.site_urls), 90, "every site has a standby")
 
 
 def engine(it: Strike, site: str) -> int:
