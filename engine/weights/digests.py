@@ -1,8 +1,8 @@
-"""Whether a checkpoint's files still hold the bytes that an earlier load found in them: read once more in the background, when nobody waits.
+"""Whether a checkpoint's files still hold the bytes that an earlier load found in them.
 
-A plain checkpoint names no digest of its own, so the first load's bytes are what later ones are held to. Bytes that have changed in a file that
-nobody has written since are damage, and the next load refuses them by name; a file that was written again is another one, and the log says so.
-Knows files; refuses to know tensors.
+A plain checkpoint names no digest of its own, so the first load's bytes are what later ones are held to. A file that was written into is read once
+more before it is loaded; one that nobody has written since, in the background, when nobody waits. Other bytes are damage, and refused by name. A file
+that was put in the other's place by renaming is another one, and the log says so. Knows files; refuses to know tensors.
 """
 
 import json
@@ -30,19 +30,29 @@ class _Found(NamedTuple):
     size: int
     written_at: int  # ns
     checksum: int
+    inode: int
     is_damaged: bool = False
 
     def is_of(self, status: os.stat_result) -> bool:
-        return (self.size, self.written_at) == (status.st_size, status.st_mtime_ns)
+        return (self.size, self.written_at, self.inode) == (status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 def expect_sound(directory: Path, folder: Path) -> None:
-    """`folder`: where records are kept. Raises CheckpointError for a checkpoint in which damage was found."""
-    for name, found in _read(_record_of(directory, folder)).items():
+    """`folder`: where records are kept. Raises CheckpointError for a checkpoint in which damage was found, or that was written into."""
+    record = _record_of(directory, folder)
+    for name, found in _read(record).items():
         file = directory / name
-        if found.is_damaged and file.exists() and found.is_of(file.stat()):
+        if not file.exists():
+            continue
+        status = file.stat()
+        if found.is_of(status):
+            is_damaged = found.is_damaged
+        else:
+            is_damaged = found.inode == status.st_ino and _checksum(file, lambda _: None) != found.checksum
+        if is_damaged:
             raise CheckpointError(
-                f"{file} is damaged: its bytes are not those of its first load, and nobody has written it since; fetch the checkpoint again"
+                f"{file} is damaged: its bytes are not those of its first load; fetch the checkpoint again. If they are meant, put the file there by "
+                f"renaming, or remove {record}"
             )
 
 
@@ -52,15 +62,15 @@ def verify(directory: Path, folder: Path, pause: Callable[[float], None] = time.
     before, now = _read(path), {}
     for file in sorted(directory.glob("*.safetensors")):
         known, status = before.get(file.name), file.stat()
-        found = _Found(status.st_size, status.st_mtime_ns, _checksum(file, pause))
+        found = _Found(status.st_size, status.st_mtime_ns, _checksum(file, pause), status.st_ino)
         if not found.is_of(file.stat()):
             return True  # it is being written: whoever loads it next looks again
         if known is not None and known.checksum != found.checksum:
-            if known.is_of(status):
-                found = known._replace(is_damaged=True)
+            if known.is_of(status) or known.inode == status.st_ino:
+                found = found._replace(checksum=known.checksum, is_damaged=True)
                 log.error("%s is damaged: its bytes are not those of its first load; fetch the checkpoint again", file)
             else:
-                log.warning("%s was written again since its last load, and holds other bytes", file)
+                log.warning("%s was replaced since its last load, and holds other bytes", file)
         now[file.name] = found
     if now != before:
         partial = path.with_suffix(f".{os.getpid()}")

@@ -60,14 +60,29 @@ def test_damage_is_named_and_refused_until_the_file_is_fetched_again(
     assert looks(checkpoint)
 
 
-def test_a_file_that_was_written_again_is_another_and_that_is_said(
+def test_a_file_that_was_written_into_is_refused_before_it_is_loaded(checkpoint: Path) -> None:
+    assert looks(checkpoint)
+    file = checkpoint / "model-1.safetensors"
+    whole = file.read_bytes()
+    flip(file, secretly=False)
+    with pytest.raises(CheckpointError, match=r"model-1\.safetensors is damaged: .* by renaming, or remove "):
+        expect_sound(checkpoint, checkpoint.parent)
+    assert not looks(checkpoint), "whoever serves it already is told"
+    file.write_bytes(whole)
+    expect_sound(checkpoint, checkpoint.parent)
+
+
+def test_a_file_in_the_place_of_another_is_another_and_that_is_said(
     checkpoint: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert looks(checkpoint)
-    flip(checkpoint / "model-1.safetensors", secretly=False)
+    other = checkpoint / "partial"
+    other.write_bytes(os.urandom(10_000))
+    other.replace(checkpoint / "model-1.safetensors")
+    expect_sound(checkpoint, checkpoint.parent)
     with caplog.at_level(logging.WARNING):
         assert looks(checkpoint)
-    assert "model-1.safetensors was written again since its last load, and holds other bytes" in caplog.text
+    assert "model-1.safetensors was replaced since its last load, and holds other bytes" in caplog.text
     expect_sound(checkpoint, checkpoint.parent)
 
 
