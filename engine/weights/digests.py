@@ -45,10 +45,9 @@ def expect_sound(directory: Path, folder: Path) -> None:
         if not file.exists():
             continue
         status = file.stat()
-        if found.is_of(status):
-            is_damaged = found.is_damaged
-        else:
-            is_damaged = found.inode == status.st_ino and _checksum(file, lambda _: None) != found.checksum
+        is_damaged = found.is_of(status) and found.is_damaged
+        if not found.is_of(status) and found.inode == status.st_ino:  # somebody has written into it
+            is_damaged = _checksum(file, lambda _: None) != found.checksum
         if is_damaged:
             raise CheckpointError(
                 f"{file} is damaged: its bytes are not those of its first load; fetch the checkpoint again. If they are meant, put the file there by "
