@@ -15,13 +15,15 @@ from tests.checkpoints import write_llama
 class InProcessHost:
     pid = None
     url = None
+    has_crashed = False
 
     def __init__(self) -> None:
         self.client = InProcessEngineClient(HostConfig(threads=1, kv_bytes=1 << 20))
 
     async def exited(self) -> str:
-        await asyncio.Event().wait()
-        raise AssertionError
+        while (death := self.client.death) is None:
+            await asyncio.sleep(0.01)
+        return death
 
     async def stop(self, grace_s: float) -> None:
         await self.client.close()
