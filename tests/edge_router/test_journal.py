@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_router.journal import MAX_HELD_BYTES, Journal
+from edge_router.plain import PlainEvent
 from wire.continuation import NOTHING_DELIVERED, Delivered, Mark, decode_delivery, marked
 from wire.sse import DONE, HEARTBEAT, Event, EventDecoder, encode_event
 
@@ -84,6 +85,16 @@ def test_nothing_of_the_side_field_and_nothing_without_a_mark_reaches_the_client
     assert journal.num_tokens == before.count(b":pl [0,[1]]\ndata: b\n\n") == client.count(b"data: b")
     last = max((i for i, raw in enumerate(before) if b"data: b" in raw), default=-1)
     assert client.count(b"data: a") == before[: last + 1].count(b"data: a\n\n")
+
+
+def test_an_event_of_a_choice_that_has_ended_does_not_pass_the_short_way_either() -> None:
+    journal, more = Journal(), PlainEvent(0, (2,), 0, b"data: b\n\n")
+    assert not journal.passes(more), "its choice has not begun"
+    journal.pass_on(EventDecoder().feed(b':pl [0,[1],"stop",0]\ndata: a\n\n'))
+    assert not journal.passes(more)
+    assert (journal.num_tokens, journal.broken) == (1, None)
+    journal.pass_on(EventDecoder().feed(b":pl [0,[2],null,0]\ndata: b\n\n"))
+    assert "went on after its end" in str(journal.broken)
 
 
 def test_a_site_that_never_marks_is_not_held_without_end() -> None:

@@ -41,6 +41,12 @@ def test_a_bucket_holds_a_minutes_worth_and_fills_with_time() -> None:
     assert Bucket(60, 0.0).wait_s(1e9) == 0
 
 
+def test_a_quiet_hour_saves_up_no_more_than_a_minutes_worth() -> None:
+    bucket = Bucket(60, 0.0)
+    bucket.take(60, 3600.0)
+    assert bucket.wait_s(3600.0) == pytest.approx(1.0)
+
+
 def test_a_clock_that_jumps_back_gives_nothing_and_takes_nothing() -> None:
     bucket = Bucket(60, 100.0)
     bucket.take(60, 100.0)

@@ -14,6 +14,17 @@ def test_hop_by_hop_headers_and_those_named_by_connection_stay_behind() -> None:
     assert forwardable(sent) == [("authorization", "Bearer k"), ("traceparent", "00-1-2-01")]
 
 
+def test_every_connection_header_is_heeded() -> None:
+    sent = [
+        ("connection", "x-one"),
+        ("x-one", "1"),
+        ("x-two", "2"),
+        ("Connection", "X-Two, keep-alive"),
+        ("x-three", "3"),
+    ]
+    assert forwardable(sent) == [("x-three", "3")]
+
+
 def test_a_client_cannot_forge_our_own_headers() -> None:
     assert forwardable([("X-Pilotlight-Hop", "x"), ("x-pilotlight-route", "y"), ("x-session-affinity", "s")]) == [
         ("x-session-affinity", "s")

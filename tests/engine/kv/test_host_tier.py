@@ -229,6 +229,23 @@ def test_a_damaged_body_is_noticed_when_it_is_read_and_a_damaged_header_when_it_
     second.close()
 
 
+def test_a_damaged_block_is_bad_however_often_those_who_hold_it_look(tmp_path: Path) -> None:
+    first = HostTier.open(tmp_path, 10 * STRIDE)
+    put(first, 1)
+    first.close()
+    file = tmp_path / f"slots-{SIZE}.kv"
+    damaged = bytearray(file.read_bytes())
+    damaged[len(damaged) - 10 * STRIDE + 5000] ^= 1
+    file.write_bytes(damaged)
+    second = HostTier.open(tmp_path, 10 * STRIDE)
+    pinned = second.pin_prefix([name(1)]) + second.pin_prefix([name(1)])
+    assert [second.is_sound(slot) for slot in (*pinned, *pinned)] == [False] * 4
+    assert second.num_corrupt == 1
+    second.unpin(pinned)
+    assert second.used_bytes == 0
+    second.close()
+
+
 @pytest.mark.parametrize("change", ["truncated", "another limit", "nonsense"])
 def test_a_file_of_another_geometry_is_made_anew(tmp_path: Path, change: str) -> None:
     first = HostTier.open(tmp_path, 10 * STRIDE)

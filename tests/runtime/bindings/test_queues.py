@@ -289,6 +289,19 @@ async def test_every_acknowledged_message_is_delivered_across_kill_9(tmp_path: P
         await queue.close()
 
 
+async def test_what_a_dead_process_had_taken_comes_at_once_and_counts_as_tried(tmp_path: Path) -> None:
+    path = tmp_path / "messages.sqlite"
+    before = Queue("jobs", path, 1 << 20)
+    await before.put([(b"a", 0.0), (b"b", 3600.0)])
+    (taken,) = await before.take(10)
+    assert await before.take(10) == [], "it is leased"
+    await before.close()  # as a kill does: nothing is settled
+    after = Queue("jobs", path, 1 << 20)
+    (again,) = await after.take(10)
+    assert (again.id, again.body, again.attempts) == (taken.id, b"a", 2)
+    await after.close()
+
+
 async def test_a_function_that_consumes_anew_takes_over_and_another_one_is_refused(wire: Wire, tmp_path: Path) -> None:
     wired = await wire(QUEUE)
     queue, first, second = queue_of(wired, tmp_path), Handler(), Handler()
