@@ -56,7 +56,7 @@ _TESTS = {
     "edge_router/limits.py": "edge_router/test_limits",
     "edge_router/link.py": "edge_router/test_link edge_router/test_retries",
     "edge_router/policy/cost.py": "edge_router/test_policy edge_router/test_policy_properties",
-    "edge_router/proxy.py": "edge_router/test_relay edge_router/test_retries edge_router/test_continuation",
+    "edge_router/proxy.py": "edge_router/test_relay edge_router/test_retries edge_router/test_continuation edge_router/test_limits",
     "edge_router/retries.py": "edge_router/test_retry_budget",
     "edge_router/session.py": "edge_router/test_session",
     "wire/continuation.py": "wire/test_continuation",

@@ -36,6 +36,14 @@ def test_reserved_tokens_have_a_limit_and_come_back() -> None:
     assert set(admission.reserved.values()) == {0}
 
 
+def test_every_choice_reserves_its_own_answer_and_the_prompt_once() -> None:
+    admission = Admission(max_inflight=1)
+    with admission.permit() as permit:
+        permit.reserve("m", prompt_tokens=100, max_tokens=10, kv_tokens=1000, choices=3)
+        assert admission.reserved == {"m": 130}
+    assert admission.reserved == {"m": 0}
+
+
 def test_expected_output_learns_from_what_was_used() -> None:
     admission = Admission(max_inflight=1)
     assert admission.expected_output("m", 10_000) == 512

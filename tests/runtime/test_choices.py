@@ -158,3 +158,9 @@ async def test_the_native_path_gives_one_answer(site: Site) -> None:
     answer = await call(site.app, "/client/v4/accounts/a/ai/run/tiny", {"prompt": "Hi", "n": 2})
     assert answer.status == 400
     assert "one answer per request" in answer.json["errors"][0]["message"]
+
+
+async def test_no_choice_is_asked_for_more_tokens_than_the_context_has_room_for(site: Site) -> None:
+    assert (await call(site.app, CHAT, {**HELLO, "n": 2, "max_tokens": 100_000})).status == 200
+    room = {512 - len(submit.prompt_token_ids) for submit in site.engine.submits}
+    assert {submit.sampling.max_tokens for submit in site.engine.submits} == room

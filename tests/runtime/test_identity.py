@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from runtime.accounts import tenant_of
 from runtime.app import build_app
 from sites.config import ConfigError
 from tests.asgi import call
@@ -149,3 +150,10 @@ def test_demanding_hops_without_a_secret_stops_the_start(model_directory, monkey
     monkeypatch.delenv("PILOTLIGHT_HOP_SECRET", raising=False)
     with pytest.raises(ConfigError, match="PILOTLIGHT_HOP_SECRET"):
         build_app(site_config(model_directory, listen={"port": 0, "require_hop": True}))
+
+
+def test_no_key_and_account_are_another_key_and_account_put_together() -> None:
+    pairs = [("a", "b"), ("a:b", ""), ("a", ""), ("", "a"), ("a:b", "c"), ("a", "b:c"), ("1:a", ""), ("", "1:a")]
+    tenants = {tenant_of(f"Bearer {key}" if key else None, account) for key, account in pairs}
+    assert len({tenant.salt for tenant in tenants}) == len({tenant.id for tenant in tenants}) == len(pairs)
+    assert tenant_of("bearer  a", "b") == tenant_of("Bearer a", "b")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.formats.hermes import HermesParser
 from engine.protocol import TokenOutput
 from engine.tokenizer import Tokenizer
-from runtime.streaming import Assembler, Piece, StopMatcher, joined
+from runtime.streaming import Assembler, Diverged, Piece, StopMatcher, joined
 from tests.fakes import EOS, byte_tokenizer, ids
 
 TOKENIZER = Tokenizer.from_json(byte_tokenizer().to_str(), {})
@@ -265,3 +265,20 @@ def test_an_assembler_that_is_told_what_another_has_shown_goes_on_with_the_next_
     assert again[-1].finish_reason == rest[-1].finish_reason
     carried = [(token.position, token.text_offset) for piece in again for token in piece.tokens]
     assert carried == [(token.position, token.text_offset) for piece in rest for token in piece.tokens]
+
+
+def test_a_whole_answer_is_not_continued() -> None:
+    with pytest.raises(Diverged, match="whole answer already"):
+        assembler("lo").resume(ids("Hello"))
+
+
+def test_tokens_that_were_shown_and_are_computed_again_show_nothing_a_second_time() -> None:
+    made = assembler()
+    made.resume(ids("ab"), again=ids("cd"))
+    for token_id in ids("cd"):
+        made.push(TokenOutput("s", (token_id,)))
+        assert made.take() is None
+    made.push(TokenOutput("s", ids("e")))
+    piece = made.take()
+    assert piece is not None
+    assert (piece.text, piece.new_token_ids) == ("e", ids("e"))

@@ -1,11 +1,15 @@
 """Where functions may not go, as addresses: the places of the IANA's registries, of clouds, and of the machine itself."""
 
+import asyncio
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from runtime.functions.channel import Failure
 from runtime.functions.egress import Egress
+from runtime.functions.frames import Fetch
 
 NOT_PUBLIC = [
     "0.0.0.0",
@@ -111,3 +115,42 @@ def test_an_address_of_this_machine_is_denied_at_every_port(monkeypatch: pytest.
     assert "the site's own machine" in egress.why_denied("example.com", "64:ff9b::808:404", 1)
     assert egress.why_denied("example.com", "8.8.8.8", 8080) == ""
     assert Egress(["8.8.4.4:1"]).why_denied("8.8.4.4", "8.8.4.4", 1) == ""
+
+
+@asynccontextmanager
+async def far_side(*answers: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A server that gives these answers, one a connection, and what it was sent."""
+    heard: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(
+            (int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0
+        )
+        heard.append(head + await reader.readexactly(length))
+        writer.write(answers[len(heard) - 1] + b"content-length: 0\r\nconnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", heard
+
+
+async def test_credentials_and_a_form_do_not_follow_a_redirect_to_another_host() -> None:
+    async with far_side(b"HTTP/1.1 200 OK\r\n") as (there, elsewhere):
+        again, away = b"location: /again\r\n", f"location: {there}/away\r\n".encode()
+        answers = (b"HTTP/1.1 307 Same\r\n" + again, b"HTTP/1.1 302 Found\r\n" + away)
+        async with far_side(*answers) as (here, first), Egress(("127.0.0.1",)) as egress:
+            headers = [("Authorization", "Bearer k"), ("cookie", "c=1"), ("x-own", "1")]
+            answer = await egress.fetch(
+                Fetch(id=1, method="POST", url=f"{here}/form", headers=headers, body=b"a=1"), None
+            )
+    assert (answer.value["status"], answer.value["redirected"]) == (200, True)
+    assert all(b"bearer k" in head.lower() and b"c=1" in head and head.endswith(b"a=1") for head in first)
+    assert [head.split(b" HTTP")[0] for head in (*first, *elsewhere)] == [b"POST /form", b"POST /again", b"GET /away"]
+    (head,) = elsewhere
+    assert b"x-own: 1" in head
+    assert b"bearer" not in head.lower()
+    assert b"c=1" not in head
+    assert b"a=1" not in head
