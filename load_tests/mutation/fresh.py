@@ -5,8 +5,8 @@ from load_tests.mutation.mutant import Mutant
 FRESH = (
     Mutant(
         "engine/scheduler.py",
-        "next(s for s in reversed(self.running) if",
-        "next(s for s in self.running if",
+        "next((s for s in reversed(self.running) if",
+        "next((s for s in self.running if",
         "the oldest sequence is preempted instead of the youngest",
     ),
     Mutant(
@@ -101,8 +101,8 @@ FRESH = (
     ),
     Mutant(
         "engine/token_counts.py",
-        "token_ids[max(self._num_counted, self._num_prompt_tokens) :]",
-        "token_ids[self._num_counted :]",
+        "token_ids[max(self._num_counted, self._num_prompt_tokens) : num_known]",
+        "token_ids[self._num_counted : num_known]",
         "the prompt counts as output",
     ),
     Mutant(
