@@ -24,6 +24,7 @@ from edge_router.policy.cost import CostPolicy
 from edge_router.proxy import PREFIXES, Proxy
 from edge_router.routes import ADMIN_PATHS, OwnRoutes, method_not_allowed, not_found, refusal
 from edge_router.session import SessionTable
+from edge_router.site_clocks import SiteClocks
 from edge_router.tunnels import Tunnels
 from edge_router.upstream import Upstream, client_session, connector
 from sites.network import NetworkConfig
@@ -50,6 +51,7 @@ def build_app(
         relay, backends, policy or CostPolicy(), sessions, metrics, limits, recordings, clock,
         access=access, places=places, secret=secret, body_timeout_s=network.door.body_timeout_s,
     )  # fmt: skip
+    clocks = SiteClocks([*backends])
     own = OwnRoutes(router_place(network), backends, proxy)
 
     metrics.watch("tasks", "Tasks of the event loop.", lambda: len(asyncio.all_tasks()))
@@ -65,10 +67,10 @@ def build_app(
         async with (
             connector() as tcp,
             client_session(tcp, relay, connection_trace()) as probing,
-            WakeHints(probing, urls, proxy.secret, metrics.registry) as hints,
-            Upstream(relay, proxy.secret) as upstream,
+            WakeHints(probing, urls, proxy.secret, clocks, metrics.registry) as hints,
+            Upstream(relay, proxy.secret, clocks) as upstream,
         ):
-            monitor = HealthMonitor(backends.values(), status_fetch(probing, secret), network.health, clock)
+            monitor = HealthMonitor(backends.values(), status_fetch(probing, secret, clocks), network.health, clock)
             tasks = [asyncio.create_task(monitor.run())]
             if places.database is not None:
                 tasks.append(asyncio.create_task(places.database.watch()))
@@ -89,7 +91,7 @@ def build_app(
     )
     app.router.redirect_slashes = False  # /v1 is not /v1/: a redirect would turn a client's POST into a GET
     app.state.proxy = app.proxy = proxy
-    app.tunnels = Tunnels(proxy)
+    app.tunnels = Tunnels(proxy, clocks)
     metrics.watch("sockets", "Open WebSockets.", lambda: len(app.tunnels))
     app.streams = StreamRoutes(recordings, limits, access, secret)
     app.access = access

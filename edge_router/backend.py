@@ -70,8 +70,7 @@ class Backend:
         self.detail = "not yet asked"  # why the state is what it is
         self.status: SiteStatus | None = None
         self.outstanding = 0
-        self.hop_fault = ""  # why it takes nothing that this router signs: the signature, or a clock
-        self.clock_ahead_s = 0.0  # of the router's, where a clock is at fault
+        self.refuses_hops = False  # it takes nothing that this router signs
         self._status_at = float("-inf")
         self._prefixes: frozenset[int] = frozenset()
         self._health = health
@@ -101,7 +100,7 @@ class Backend:
     @property
     def is_frozen(self) -> bool:
         """Its probes fail. One that answers them, only to say that it is not ready or does not know us, knows about its streams itself."""
-        return self.state == "unhealthy" and not self.hop_fault and (self.status is None or self.status.ready)
+        return self.state == "unhealthy" and not self.refuses_hops and (self.status is None or self.status.ready)
 
     def inflight(self, tokens: int) -> Ticket:
         return Ticket(self, tokens, self._clock())
@@ -122,7 +121,7 @@ class Backend:
     def answered(self, status: SiteStatus, asked_at: float) -> None:
         """A probe came back. What was sent before the probe was asked is in the status itself."""
         self._view = None
-        self.hop_fault = ""
+        self.refuses_hops = False
         self._failures = 0
         if not self._is_older(status):
             self._prefixes = self._published_prefixes(status)
@@ -158,15 +157,15 @@ class Backend:
         self._failures += 1
         self._successes = 0
         if self._failures >= self._health.unhealthy_after:
-            self.hop_fault = ""
+            self.refuses_hops = False
             self._become("unhealthy", reason)
             for ticket in tuple(self._waiting):
                 if ticket.on_site_lost is not None:
                     ticket.on_site_lost()
 
-    def refused_hop(self, fault: str, reason: str, clock_ahead_s: float) -> None:
+    def refused_hop(self, reason: str) -> None:
         """It is there, and takes nothing that this router signs. What it has taken, it goes on with."""
-        self.hop_fault, self.clock_ahead_s = fault, clock_ahead_s
+        self.refuses_hops = True
         self._become("unhealthy", reason)
 
     def refused_draining(self) -> None:

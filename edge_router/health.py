@@ -6,10 +6,8 @@ A probe also measures the round trip. Clock, sleep and chance are injected; how 
 import asyncio
 import logging
 import random
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
-from email.utils import parsedate_to_datetime
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -17,9 +15,10 @@ import aiohttp
 import msgspec
 
 from edge_router.backend import Backend
+from edge_router.site_clocks import SiteClocks
 from edge_router.upstream import reason_of
 from sites.network import HealthConfig
-from wire.headers import HOP, HOP_MAX_AGE_S, HOP_SECRET_ENV, REFUSAL, REQUEST_ID, Hop, sign_hop
+from wire.headers import CLOCK, HOP, HOP_SECRET_ENV, REFUSAL, REQUEST_ID, Hop, sign_hop, told_clock
 from wire.status import decode_status
 
 JITTER = 0.2  # of the interval, either way: routers that start together must not probe together
@@ -39,7 +38,6 @@ class Fetched(NamedTuple):
     http_status: int
     round_trips: int  # how many the elapsed time holds: 1 on a warm connection, more on a new one
     refusal: str = ""  # why the site takes nothing from this router
-    clock_ahead_s: float = 0.0  # the site's of ours, as far as it says what time it is
 
 
 class ProbeError(Exception):
@@ -82,14 +80,14 @@ class HealthMonitor:
             await self._sleep(max(least_s, self._config.interval_s * share) * (1 + JITTER * (2 * self._chance() - 1)))
 
     async def probe(self, backend: Backend) -> None:
-        before, fault_before = backend.state, backend.hop_fault
+        before, refused_before = backend.state, backend.refuses_hops
         asked_at = self._clock()
         try:
             async with asyncio.timeout(self._config.timeout_s):
                 fetched = await self._fetch(backend.url + STATUS_PATH, backend.name)
             elapsed_ms = 1000 * (self._clock() - asked_at)
             if fetched.refusal:
-                raise _HopRefused(fetched.refusal, fetched.clock_ahead_s)
+                raise _HopRefused
             if fetched.http_status != 200:
                 raise ProbeError(f"/status answered {fetched.http_status}")
             status = decode_status(fetched.body)
@@ -99,8 +97,8 @@ class HealthMonitor:
             backend.failed(f"/status did not answer within {self._config.timeout_s:g} s")
         except msgspec.MsgspecError as error:
             backend.failed(f"/status is malformed: {error}")
-        except _HopRefused as refused:
-            backend.refused_hop(refused.fault, str(refused), refused.clock_ahead_s)
+        except _HopRefused:
+            backend.refused_hop(f"it refuses our signature: {HOP_SECRET_ENV} must be the same there and here")
         except (ProbeError, aiohttp.ClientError, OSError) as error:
             backend.failed(reason_of(error))
         except Exception:
@@ -109,7 +107,7 @@ class HealthMonitor:
         else:
             backend.round_trip.observe(elapsed_ms / fetched.round_trips)
             backend.answered(status, asked_at)
-        if backend.state != before or backend.hop_fault not in ("", fault_before):
+        if backend.state != before or (backend.refuses_hops and not refused_before):
             level = logging.INFO if backend.state == "healthy" else logging.WARNING
             log.log(
                 level,
@@ -119,57 +117,39 @@ class HealthMonitor:
                 backend.state,
                 backend.detail or "it answers",
             )
-            self._look_at_our_clock()
-
-    def _look_at_our_clock(self) -> None:
-        """Where every site's clock differs from ours, and by the same, it is not the sites'."""
-        ahead_s = [backend.clock_ahead_s for backend in self._backends if backend.hop_fault == "clock"]
-        if len(ahead_s) == len(self._backends) > 1 and max(ahead_s) - min(ahead_s) < HOP_MAX_AGE_S:
-            when = "behind" if ahead_s[0] > 0 else "ahead of"
-            log.error("this router's own clock is %.0f s %s that of every site: set it", abs(ahead_s[0]), when)
 
 
 class _HopRefused(Exception):
-    """The site answers, and takes nothing that this router sends; the message says what to set."""
-
-    def __init__(self, fault: str, clock_ahead_s: float) -> None:
-        when = "ahead of" if clock_ahead_s > 0 else "behind"
-        super().__init__(
-            f"its clock is {abs(clock_ahead_s):.0f} s {when} this router's: set whichever is wrong"
-            if fault == "clock"
-            else f"it refuses our signature: {HOP_SECRET_ENV} must be the same there and here"
-        )
-        self.fault, self.clock_ahead_s = fault, clock_ahead_s
+    """The site answers, and takes nothing that this router sends."""
 
 
-def status_fetch(session: aiohttp.ClientSession, secret: str = "") -> Fetch:
-    """`session` must carry `connection_trace()`, which tells warm connections from new ones. Signed as requests are, so that a site whose secret or
-    clock differs is known before a client's request is sent there."""
+def status_fetch(session: aiohttp.ClientSession, secret: str = "", clocks: SiteClocks | None = None) -> Fetch:
+    """`session` must carry `connection_trace()`, which tells warm connections from new ones. Signed as requests are, so that a site whose secret
+    differs is known before a client's request is sent there; one whose clock differs says so, and is asked again by its own."""
+    clocks = clocks or SiteClocks(())
 
     async def fetch(url: str, site: str) -> Fetched:
+        fetched, told_s = await ask(url, site)
+        if told_s is None:
+            return fetched
+        clocks.is_told(site, told_s)
+        return (await ask(url, site))[0]
+
+    async def ask(url: str, site: str) -> tuple[Fetched, float | None]:
         trips = SimpleNamespace(count=1)
         headers = {REQUEST_ID: (request_id := uuid.uuid4().hex)}
         if secret:
-            headers[HOP] = sign_hop(secret, time.time(), Hop("GET", STATUS_PATH, request_id, site))
+            headers[HOP] = sign_hop(secret, clocks.now_s(site), Hop("GET", STATUS_PATH, request_id, site))
         async with session.get(url, headers=headers, allow_redirects=False, trace_request_ctx=trips) as response:
             body = bytearray()
             async for chunk in response.content.iter_any():
                 body += chunk
                 if len(body) > MAX_STATUS_BYTES:
                     raise ProbeError(f"/status is larger than {MAX_STATUS_BYTES} bytes")
-            refusal = response.headers.get(REFUSAL, "")
-            ahead_s = _seconds(response.headers.get("date", "")) - time.time() if refusal == "clock" else 0.0
-            return Fetched(bytes(body), response.status, trips.count, refusal, ahead_s)
+            told_s = told_clock(response.headers.get(CLOCK, ""), secret, site, request_id) if secret else None
+            return Fetched(bytes(body), response.status, trips.count, response.headers.get(REFUSAL, "")), told_s
 
     return fetch
-
-
-def _seconds(http_date: str) -> float:
-    """Since the epoch; now where it is no date."""
-    try:
-        return parsedate_to_datetime(http_date).timestamp()
-    except ValueError:
-        return time.time()
 
 
 def connection_trace() -> aiohttp.TraceConfig:

@@ -15,6 +15,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter
 
 from edge_router.policy import Preference
+from edge_router.site_clocks import SiteClocks
 from edge_router.upstream import reason_of
 from wire.headers import HOP, REQUEST_ID, Hop, sign_hop
 from wire.hints import WAKE_PATH, WakeHint
@@ -36,13 +37,14 @@ class WakeHints:
         session: aiohttp.ClientSession,
         urls: Mapping[str, str],
         secret: str | None,
+        clocks: SiteClocks,
         registry: CollectorRegistry,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`urls` of the sites by name."""
         self._session = session
         self._urls = urls
-        self._secret = secret
+        self._secret, self._clocks = secret, clocks
         self._clock = clock
         self._told_at: dict[tuple[str, str], float] = {}  # by site and model: both are published names, and few
         self._under_way: set[asyncio.Task[None]] = set()
@@ -82,7 +84,8 @@ class WakeHints:
             async with asyncio.timeout(TIMEOUT_S):
                 body = msgspec.json.encode(WakeHint(model))
                 if self._secret:
-                    headers[HOP] = sign_hop(self._secret, time.time(), Hop("POST", WAKE_PATH, request_id, site), body)
+                    hop = Hop("POST", WAKE_PATH, request_id, site)
+                    headers[HOP] = sign_hop(self._secret, self._clocks.now_s(site), hop, body)
                 async with self._session.post(self._urls[site] + WAKE_PATH, data=body, headers=headers) as answer:
                     outcome = "heeded" if answer.status < 300 else "refused"
                     if outcome == "refused":

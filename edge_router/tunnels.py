@@ -6,7 +6,6 @@ here knows what was said. An open socket is no request at work: it counts as the
 
 import asyncio
 import logging
-import time
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from edge_router.link import CannotConnect, Link, LinkLost
 from edge_router.metrics import NO_SITE
 from edge_router.peek import FUNCTIONS, Head, ValidRequest, request_id_of
 from edge_router.proxy import Proxy, explain
+from edge_router.site_clocks import SiteClocks
 from edge_router.upstream import SiteFailed, Upstream, request_head
 from wire.errors import ApiError
 from wire.headers import HOP_BY_HOP, OURS, REQUEST_ID, ROUTE, SITE
@@ -83,8 +83,8 @@ class SwitchingLink(Link):
 class Tunnels:
     """What the server calls with each client that asks for a WebSocket."""
 
-    def __init__(self, proxy: Proxy) -> None:
-        self._proxy = proxy
+    def __init__(self, proxy: Proxy, clocks: SiteClocks) -> None:
+        self._proxy, self._clocks = proxy, clocks
         self._open: set[Tunnel] = set()
 
     def __len__(self) -> int:
@@ -174,7 +174,10 @@ class Tunnels:
         try:
             async with asyncio.timeout(patience_s):
                 link = await upstream.pool.connect(upstream.origin(backend.url), SwitchingLink)
-                lines = request.head_lines(self._proxy.secret, time.time(), backend.name, b"") + UPGRADING
+                lines = (
+                    request.head_lines(self._proxy.secret, self._clocks.now_s(backend.name), backend.name, b"")
+                    + UPGRADING
+                )
                 link.send(request_head(link.origin, request, lines, 0), b"")
                 await link.head()
                 if link.status == HTTPStatus.SWITCHING_PROTOCOLS:

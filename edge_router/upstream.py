@@ -18,6 +18,7 @@ import orjson
 from edge_router.link import KEEP_ALIVE_S, Link, LinkLost, LinkPool, Origin
 from edge_router.peek import ValidRequest
 from edge_router.plain import PlainEvent
+from edge_router.site_clocks import SiteClocks
 from sites.network import RelayConfig
 from wire.continuation import MARKS
 from wire.headers import SITE, forwardable
@@ -266,10 +267,10 @@ class _Pieces(Events):
 class Upstream:
     """`async with` it: leaving closes all connections."""
 
-    def __init__(self, relay: RelayConfig, secret: str) -> None:
+    def __init__(self, relay: RelayConfig, secret: str, clocks: SiteClocks) -> None:
         self.pool = LinkPool(relay.connect_timeout_s)
         self.relay = relay
-        self._secret = secret
+        self._secret, self._clocks = secret, clocks
         self._origins: dict[str, Origin] = {}
         self._streams: set[Events] = set()
         self._watch: asyncio.Task[None] | None = None
@@ -288,7 +289,9 @@ class Upstream:
 
     def send(self, link: Link, site: str, request: ValidRequest) -> None:
         body = request.delivery + request.body if request.delivery else request.body
-        head = request_head(link.origin, request, request.head_lines(self._secret, time.time(), site, body), len(body))
+        head = request_head(
+            link.origin, request, request.head_lines(self._secret, self._clocks.now_s(site), site, body), len(body)
+        )
         link.send(head, body, is_head_request=request.head.method == "HEAD")
 
     def read_events(self, link: Link, *, as_pieces: bool = False) -> "Events":

@@ -22,6 +22,7 @@ HOPS = "x-pilotlight-hops"  # router -> router: how many routers the request has
 PATIENCE = "x-pilotlight-patience"  # router -> site: with a queue longer than so many ms, decline
 PREFIXES = "x-pilotlight-prefixes"  # router -> site: short digests of the conversation's beginnings (wire/prefixes.py)
 QUEUE = "x-pilotlight-queue"  # site -> router: that it declines, and how many tokens its queue has
+CLOCK = "x-pilotlight-clock"  # site -> router: what time it is there, signed, where a signature's time is not believed
 REFUSAL = "x-pilotlight-refusal"  # site -> router: why the site, and not the request, is at fault, in one of REFUSALS; no function can set it
 OURS = "x-pilotlight-"  # a client may not send these: the router drops them
 
@@ -100,6 +101,21 @@ def age_of_hop(signature: str, now_s: float) -> float | None:
     """By its own stamp, genuine or not; negative: it comes from the future. None: it is no signature."""
     stamp = signature.partition(".")[0]
     return now_s - int(stamp) if _is_stamp(stamp) else None
+
+
+def tell_clock(secret: str, now_s: float, site: str, request_id: str) -> str:
+    """STAMP.MAC, by which a router signs for this site although their clocks differ. The request's id makes it this answer's alone."""
+    stamp = str(int(now_s))
+    return f"{stamp}.{_mac(secret, stamp, CLOCK, Hop('', '', request_id, site))}"
+
+
+def told_clock(value: str, secret: str, site: str, request_id: str) -> float | None:
+    """The site's time, in seconds since the epoch; None: nobody with the secret has said so."""
+    stamp, _, mac = value.partition(".")
+    if not (_is_stamp(stamp) and mac.isascii()):
+        return None
+    expected = _mac(secret, stamp, CLOCK, Hop("", "", request_id, site))
+    return float(stamp) if hmac.compare_digest(mac, expected) else None
 
 
 def _is_stamp(text: str) -> bool:

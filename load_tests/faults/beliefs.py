@@ -16,7 +16,8 @@ def rows() -> list[Row]:
     return [
         Row("a wrong secret at one site", _says("ams1"), {"ams1": Differently(WRONG)}, expected=("iad1", "sin1")),
         Row("the router's clock an hour behind", _says(*()), {ROUTER: Differently(skewed(-3600))}),
-        Row("a site's clock 180 s ahead", _says("ams1"), {"ams1": Differently(skewed(180))}, expected=("iad1", "sin1")),
+        Row("a site's clock 180 s ahead", _says("ams1"), {"ams1": Differently(skewed(180))}),
+        Row("the only site's clock 180 s ahead", _says("ams1"), {"ams1": Differently(skewed(180))}, names=("ams1",)),
         Row("SIGHUP to every member", hangup),
     ]  # fmt: skip
 

@@ -34,12 +34,13 @@ log = logging.getLogger("pilotlight.http")
 class HopRefused(ApiError):
     """It is the network's failure and no client's: the router has to hear it, and a person has to read it."""
 
-    def __init__(self, fault: str, message: str) -> None:
+    def __init__(self, fault: str, message: str, clock: str = "") -> None:
+        """`clock`: this site's time, signed, for a router of the network whose own differs."""
         super().__init__("forbidden", message)
-        self.fault = fault
+        self.fault, self._clock = fault, clock
 
     def headers(self) -> list[tuple[str, str]]:
-        return [(headers.REFUSAL, self.fault)]
+        return [(headers.REFUSAL, self.fault), *([(headers.CLOCK, self._clock)] if self._clock else ())]
 
 
 class Identity:
@@ -109,7 +110,8 @@ class Identity:
                 )
                 raise HopRefused("signature", sentence)
             when = f"{abs(age_s):.0f} s {'old' if age_s > 0 else 'ahead'}"
-            raise HopRefused("clock", f"the {headers.HOP} signature is {when} by this site's clock: set the clocks")
+            sentence = f"the {headers.HOP} signature is {when} by this site's clock: set the clocks"
+            raise HopRefused("clock", sentence, headers.tell_clock(self._hop_secret, time.time(), self._site, given))
         self._check_stranger(scope)
         return random_bytes(16).hex(), None
 

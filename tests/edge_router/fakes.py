@@ -23,7 +23,7 @@ from edge_router.proxy import Proxy
 from edge_router.serve import serving
 from tests.edge_router.builders import network, site_status
 from wire.continuation import ANSWER, MARKS, NOTHING_DELIVERED, Mark, decode_answer, decode_delivery, marked
-from wire.headers import HOP, REFUSAL, REQUEST_ID, Hop, hop_is_genuine
+from wire.headers import CLOCK, HOP, REFUSAL, REQUEST_ID, Hop, age_of_hop, hop_is_genuine, tell_clock
 from wire.http1 import Server
 from wire.server import bind
 from wire.status import encode_status
@@ -40,6 +40,7 @@ class FakeSite:
         self.status_fields: dict[str, Any] = {}
         self.status_body: bytes | None = None  # instead of a real one
         self.secret = ""  # with one it refuses what is not signed with it, as sites do
+        self.clock_ahead_s = 0.0
         self.seen: list[web.Request] = []
         self.bodies: list[bytes] = []
         self.active = 0
@@ -83,9 +84,13 @@ class FakeSite:
     def _refusal(self, request: web.Request) -> web.Response | None:
         signature, name = request.headers.get(HOP, ""), request.headers.get(REQUEST_ID, "")
         hop = Hop(request.method, request.path, name, self.name, request.query_string)
-        if not self.secret or hop_is_genuine(signature, self.secret, time.time(), hop):
+        now_s = time.time() + self.clock_ahead_s
+        if not self.secret or hop_is_genuine(signature, self.secret, now_s, hop):
             return None
-        return web.json_response({"error": {"code": "forbidden"}}, status=403, headers={REFUSAL: "signature"})
+        headers = {REFUSAL: "signature"}
+        if hop_is_genuine(signature, self.secret, now_s - (age_of_hop(signature, now_s) or 0.0), hop):
+            headers = {REFUSAL: "clock", CLOCK: tell_clock(self.secret, now_s, self.name, name)}
+        return web.json_response({"error": {"code": "forbidden"}}, status=403, headers=headers)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         if (refusal := self._refusal(request)) is not None:

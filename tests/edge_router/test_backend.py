@@ -33,7 +33,7 @@ class Probes:
         self._reply: bytes | Exception | None = b""
         self._http_status = 200
         self._took_s = 0.0
-        self.refusal, self.clock_ahead_s = "", 0.0
+        self.refusal = ""
         self.monitor = HealthMonitor([self.backend], self._fetch, HEALTH, self.clock, self._sleep, lambda: self.chance)
 
     async def reply(self, reply: bytes | Exception | None, http_status: int = 200, took_s: float = 0.004) -> str:
@@ -56,7 +56,7 @@ class Probes:
         if isinstance(self._reply, Exception):
             raise self._reply
         assert self._reply is not None
-        return Fetched(self._reply, self._http_status, 1, self.refusal, self.clock_ahead_s)
+        return Fetched(self._reply, self._http_status, 1, self.refusal)
 
     async def _sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
@@ -99,32 +99,8 @@ async def test_a_site_that_refuses_our_signature_is_unhealthy_at_once_and_says_w
     assert await site.reply(b"", 403) == await site.reply(b"", 403) == "unhealthy"
     assert "PILOTLIGHT_HOP_SECRET must be the same" in site.backend.detail
     assert len([record for record in caplog.records if "signature" in record.message]) == 1
-    site.refusal, site.clock_ahead_s = "clock", 184.4
-    await site.reply(b"", 403)
-    assert site.backend.detail == "its clock is 184 s ahead of this router's: set whichever is wrong"
     site.refusal = ""
-    assert [await site.good(), await site.good(), site.backend.hop_fault] == ["unhealthy", "healthy", ""]
-
-
-@pytest.mark.parametrize(
-    ("ahead_s", "is_ours"), [((3600.2, 3599.7), True), ((3600.0, 0.0), False), ((3600.0, 90.0), False)]
-)
-async def test_a_router_whose_clock_differs_from_every_sites_says_so(
-    ahead_s: tuple[float, float], is_ours: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    backends = [*static_backends(network({"ams1": "http://1", "iad1": "http://2"}), Clock()).values()]
-    skews = dict(zip((backend.url for backend in backends), ahead_s, strict=True))
-
-    async def fetch(url: str, site: str) -> Fetched:
-        skew = skews[url.removesuffix("/status")]
-        return Fetched(b"", 403, 1, "clock" if skew else "signature", skew)
-
-    monitor = HealthMonitor(backends, fetch, HEALTH, Clock())
-    for _ in range(2):
-        for backend in backends:
-            await monitor.probe(backend)
-    said = [record.message for record in caplog.records if "own clock" in record.message]
-    assert said == (["this router's own clock is 3600 s behind that of every site: set it"] if is_ours else [])
+    assert [await site.good(), await site.good(), site.backend.refuses_hops] == ["unhealthy", "healthy", False]
 
 
 async def test_a_flapping_site_must_answer_twice_before_it_is_trusted_again() -> None:

@@ -12,7 +12,7 @@ from runtime.app import build_app
 from sites.config import ConfigError
 from tests.asgi import call
 from tests.runtime.conftest import Site, SiteMaker, site_config
-from wire.headers import HOP, REFUSAL, Hop, sign_hop
+from wire.headers import CLOCK, HOP, REFUSAL, Hop, sign_hop, told_clock
 
 CHAT = "/ai/v1/chat/completions"
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -74,6 +74,9 @@ async def test_a_false_hop_is_403_and_its_router_learns_why(
         assert answer.headers[REFUSAL] == fault
         if fault == "clock":
             assert " by this site's clock" in answer.json["error"]["message"]
+            assert told_clock(answer.headers[CLOCK], SECRET, "ams1", "r1") == pytest.approx(time.time(), abs=30)
+        else:
+            assert CLOCK not in answer.headers
 
 
 async def test_refused_hops_are_logged_once_a_minute(make_site: SiteMaker, caplog: pytest.LogCaptureFixture) -> None:
