@@ -239,7 +239,7 @@ async def test_the_url_is_the_one_that_the_client_asked_for_where_a_router_of_th
     table = {"serve": serve, "state_dir": str(tmp_path / "state")}
     async with make_server(functions=table) as server, aiohttp.ClientSession(server.url) as client:
         told = {"x-pilotlight-origin": "https://api.example.com", REQUEST_ID: "r"}
-        signed = {HOP: sign_hop("hush" * 8, time.time(), "GET", "/fn/f/a", "r")}
+        signed = {HOP: sign_hop("hush" * 8, time.time(), Hop("GET", "/fn/f/a", "r", "ams1", "c=1"))}
         for headers, origin in ((told | signed, "https://api.example.com"), (told, server.url)):
             async with client.get("/fn/f/a?c=1", headers=headers) as answer:
                 assert await answer.json() == ["GET", f"{origin}/a?c=1", origin.partition("://")[2]]
