@@ -21,6 +21,8 @@ from sites.site import LOCAL
 from wire.status import SiteStatus, decode_status
 
 READY = "Pilotlight is ready: "
+# Every client of a measurement is one address.
+DOOR = "\n[door]\nmax_connections_per_client = 20_000\nmax_open_per_client = 20_000\n"
 
 
 class LocalNetwork:
@@ -101,7 +103,7 @@ class LocalNetwork:
         for file_name, text in texts.items():
             for port, replacement in fresh.items():
                 text = text.replace(f"port = {port}", f"port = {replacement}").replace(f":{port}", f":{replacement}")
-            (folder / file_name).write_text(text)
+            (folder / file_name).write_text(text + (DOOR if file_name == "network.toml" else ""))
         sites = tomllib.loads((folder / "network.toml").read_text())["sites"]
         self.site_urls = {site["name"]: site["url"] for site in sites}
         return int(fresh[ports[0]])

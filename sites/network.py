@@ -109,8 +109,10 @@ class DoorConfig(AccessConfig, frozen=True, kw_only=True):
         Positive, Meta(description="a client that leaves what waits for it unread is cut off after so long")
     ] = 60.0
     max_connections: Count = 20_000
-    max_connections_per_client: Annotated[Count, Meta(description="of one address")] = 20_000
-    max_open_per_client: Annotated[Count, Meta(description="requests of one address at work at once")] = 20_000
+    max_connections_per_client: Annotated[
+        Count, Meta(description="of one address; where a load balancer stands in front, that is one for all clients")
+    ] = 256
+    max_open_per_client: Annotated[Count, Meta(description="requests of one address at work at once; likewise")] = 256
 
 
 class ClientsConfig(Table, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import orjson
 import psutil
 
-from load_tests.local_network import free_ports
+from load_tests.local_network import DOOR, free_ports
 from load_tests.overhead.trivial_site import MODEL, NAME
 from wire.headers import HOP_SECRET_ENV
 
@@ -114,7 +114,7 @@ def _network_file(folder: Path, site: str) -> Path:
     path = folder / "network.toml"
     place = '{ city = "Amsterdam", latitude = 52.31, longitude = 4.76 }'
     path.write_text(
-        f'place = {place}\n[listen]\nport = 0\n[[sites]]\nname = "{NAME}"\nurl = "{site}"\nplace = {place}\n'
+        f'place = {place}\n[listen]\nport = 0\n[[sites]]\nname = "{NAME}"\nurl = "{site}"\nplace = {place}\n{DOOR}'
     )
     return path
 

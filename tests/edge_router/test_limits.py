@@ -1,7 +1,7 @@
 """What tenants and addresses may have: buckets that fill with time, counts that come back, and a refusal that says when to ask again."""
 
 import hashlib
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 
 import msgspec
 import pytest
@@ -126,6 +126,18 @@ def test_requests_at_work_are_counted_per_tenant_and_per_address() -> None:
             ask(door, "dora", "a")
     ask(door, "alice")
     assert door.num_open == 0
+
+
+def test_one_address_is_a_small_part_of_what_a_router_takes_unless_the_file_says_otherwise() -> None:
+    door = DoorConfig()
+    assert door.max_connections_per_client == door.max_open_per_client <= door.max_connections / 50
+    full = limits(Clock(), max_open_per_client=door.max_open_per_client)
+    with ExitStack() as stack:
+        for _ in range(door.max_open_per_client):
+            stack.enter_context(full.admitted(head("alice"), "a"))
+        with pytest.raises(ApiError, match="your address has 256 requests at work"):
+            ask(full, "alice", "a")
+        ask(full, "alice", "b")
 
 
 def test_a_tenant_of_the_file_has_its_own_limits() -> None:
