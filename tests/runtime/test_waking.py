@@ -225,6 +225,27 @@ async def test_who_waits_for_room_hears_at_once_that_another_model_did_not_wake(
     assert (await third.done()).status == 200
 
 
+async def test_a_host_that_dies_while_the_text_side_is_still_read_is_followed_by_one_that_loads_the_weights(
+    small: Site,
+) -> None:
+    waker = small.app.state.models._waker
+    gate, read_text = asyncio.Event(), waker._read_text
+
+    async def slowly(*arguments: Any) -> Any:
+        await gate.wait()
+        return await read_text(*arguments)
+
+    waker._read_text = slowly
+    exchange = start(small.app, CHAT, ask("a"))
+    first = small.launcher.hosts[0]
+    await eventually(lambda: first.client.loaded == ["a"])
+    first.die()
+    gate.set()
+    assert (await exchange.done()).status == 200
+    assert small.engine is not first.client
+    assert small.engine.loaded == ["a"]
+
+
 async def test_streams_of_a_waking_model_hear_a_heartbeat(make_site: SiteMaker, entries: list[dict[str, Any]]) -> None:
     async with make_site(models=entries, limits={"heartbeat_s": 0.03}) as site:
         await eventually(lambda: site.launcher.hosts)
