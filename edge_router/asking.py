@@ -13,6 +13,7 @@ from edge_router.backend import Ticket
 from edge_router.link import CannotConnect, Link, LinkLost, NoDescriptors
 from edge_router.peek import ValidRequest
 from edge_router.upstream import (
+    LOOK_AGAIN_S,
     Answer,
     Events,
     Failure,
@@ -42,9 +43,18 @@ class Asking:
     """`await answer()`, or `give_up()`."""
 
     def __init__(
-        self, upstream: Upstream, site: str, url: str, request: ValidRequest, first_byte_s: float, ticket: Ticket
+        self,
+        upstream: Upstream,
+        site: str,
+        url: str,
+        request: ValidRequest,
+        first_byte_s: float,
+        ticket: Ticket,
+        stall_s: float = float("inf"),
+        may_leave: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`first_byte_s`: of an answer that is generated before it is sent, the network's own patience counts instead."""
+        """`first_byte_s`: of an answer that is generated before it is sent, the network's own patience counts instead. After `stall_s` the site is
+        left where that `may_leave`."""
         self._upstream = upstream
         self._site = site
         self._request = request
@@ -55,7 +65,7 @@ class Asking:
             upstream.send(self._link, site, request)
         self._first_byte_s = first_byte_s
         self._patience_s = upstream.relay.answer_timeout_s if request.is_generated_whole else first_byte_s
-        self._patience = _Patience(self._patience_s, self._link)
+        self._patience = _Patience(self._patience_s, self._link, stall_s, may_leave)
         self._has_head = False  # of a stream
         self._stream: Events | None = None
         self._first: list[Event] = []
@@ -93,7 +103,7 @@ class Asking:
             if self._patience.is_site_lost:
                 detail = f"it became unhealthy before its first byte: {self._ticket.detail}"
                 raise SiteFailed("silent", detail) from None
-            raise SiteFailed("silent", f"it sent nothing for {self._patience_s:g} s") from None
+            raise SiteFailed("silent", f"it sent nothing for {self._patience.waited_s:.3g} s") from None
         except LinkLost as error:
             raise SiteFailed("lost", str(error)) from None
         except SSEError as error:
@@ -243,13 +253,19 @@ class _Patience:
     """How long a site may keep one request waiting. It has a timer of its own, not a task's time-out, which costs 4 us each time it is set: the timer
     is left as it is when the patience begins anew, and looks at the clock when it rings."""
 
-    def __init__(self, seconds: float, link: Link | None) -> None:
+    def __init__(self, seconds: float, link: Link | None, stall_s: float, may_leave: Callable[[], bool]) -> None:
         self.link = link
+        self._may_leave = may_leave
         self.is_over = self.is_site_lost = False
         self._connecting: asyncio.Timeout | None = None
         self._loop = asyncio.get_running_loop()
-        self.until = self._loop.time() + seconds  # on the loop's clock
-        self._timer = self._loop.call_at(self.until, self._ring)
+        self._since = now = self._loop.time()
+        self.until, self._leave_at = now + seconds, now + stall_s  # on the loop's clock
+        self._timer = self._loop.call_at(min(self.until, self._leave_at), self._ring)
+
+    @property
+    def waited_s(self) -> float:
+        return self._loop.time() - self._since
 
     def begin_anew(self, seconds: float) -> None:
         self.until = self._loop.time() + seconds
@@ -274,10 +290,12 @@ class _Patience:
         self._timer.cancel()
 
     def _ring(self) -> None:
-        if self._loop.time() < self.until:
-            self._timer = self._loop.call_at(self.until, self._ring)
-        else:
-            self._end_wait()
+        now = self._loop.time()
+        if now >= self.until or (now >= self._leave_at and self._may_leave()):
+            return self._end_wait()
+        if now >= self._leave_at:
+            self._leave_at = now + LOOK_AGAIN_S
+        self._timer = self._loop.call_at(min(self.until, self._leave_at), self._ring)
 
     def _end_wait(self) -> None:
         self.is_over = True

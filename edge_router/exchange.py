@@ -3,12 +3,13 @@
 Facts and the rules by which they change. Sending, choosing and telling the client are proxy.py's.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from edge_router.asking import Asking
-from edge_router.backend import Ticket
+from edge_router.backend import Backend, Ticket
 from edge_router.journal import Journal
 from edge_router.peek import ValidRequest
 from edge_router.policy import MAX_DECLINES, Preference
@@ -17,7 +18,10 @@ from sites.network import RelayConfig
 from wire.errors import ApiError
 from wire.sse import Event
 
+MAX_RETRY_AFTER_S = 60.0
 MAX_HANDOVERS = 16  # of one stream by sites that drain: each is a deploy that it outlived
+MAX_MOVES = 8  # of one stream away from sites that stall: each costs its prompt once more
+SETTLED_S = 5.0  # a stream that has gone on for so long since its last move is as patient as at its beginning
 
 
 class Asked(NamedTuple):
@@ -30,6 +34,17 @@ class Asked(NamedTuple):
     def give_up(self) -> None:
         self.asking.give_up()
         self.ticket.give_back()
+
+
+def nothing_left(failures: Mapping[str, SiteFailed], backends: Mapping[str, Backend]) -> ApiError:
+    if failures:
+        tried = "; ".join(f"{site}: {failure.detail}" for site, failure in failures.items())
+        sentence = f"no site could answer; tried {tried}"
+    else:
+        states = "; ".join(f"{backend.name} is {backend.state}: {backend.detail}" for backend in backends.values())
+        sentence = f"no site is available; {states}"
+    hints = [failure.retry_after_s for failure in failures.values() if failure.retry_after_s is not None]
+    return ApiError("no_site_available", sentence, retry_after_s=min([*hints, MAX_RETRY_AFTER_S]) if hints else 1.0)
 
 
 class Exchange:
@@ -51,8 +66,13 @@ class Exchange:
         self.told_at = 0.0  # when the client last heard something of the answer
         self.look_again_at = 0.0  # when a draining site's stream may look for another site once more
         self._relay = relay
+        self.went_on_at = 0.0  # when the client last heard something of it behind a cut
+        self.is_paid = False  # the next try
         self._losses = 0
         self._handovers = 0
+        self._moves = 0
+        self._moves_in_a_row = 0
+        self._silences = 0  # of sites asked since the stream was last cut
         self._deadline = 0.0
 
     def take_asked(self) -> Asked | None:
@@ -80,13 +100,17 @@ class Exchange:
             return
         self.failures[site] = failure
         self.tried.add(site)
+        self._silences += failure.kind == "silent"
 
     def cut(self, site: str, lost: Lost, now: float) -> None:
         """From here the answer is to go on elsewhere; with that site only if there is no other for a while. Raises ContinuationError."""
         self.lost, self.lost_site, self.is_cut = lost, site, True
-        self.failures, self.tried = {}, {site}
+        self.failures, self.tried, self._silences = {}, {site}, 0
         if lost.cause == "draining":
             self._handovers += 1
+        elif lost.cause == "stalled":
+            self._moves_in_a_row = 1 if self.is_settled else self._moves_in_a_row + 1
+            self._moves += 1
         else:
             self._losses += 1
         self._deadline = now + self._relay.continue_within_s
@@ -96,6 +120,24 @@ class Exchange:
     @property
     def may_be_cut_again(self) -> bool:
         return self._losses <= self._relay.max_losses and self._handovers <= MAX_HANDOVERS
+
+    @property
+    def may_move(self) -> bool:
+        return self._moves < MAX_MOVES and self._relay.max_losses > 0
+
+    @property
+    def is_settled(self) -> bool:
+        return self.told_at - self.went_on_at >= SETTLED_S
+
+    @property
+    def stall_s(self) -> float:
+        """Twice as long for each move that has not helped, so that no stream goes to and fro where all sites are slow."""
+        return self._relay.stall_s * (1 if self.is_settled else 2.0**self._moves_in_a_row)
+
+    @property
+    def first_stall_s(self) -> float:
+        """The same before the next site's first token. A stream that stands still has waited already."""
+        return self._relay.stall_s * (2 if self.lost is None else 1) * 2.0**self._silences
 
     def patience_s(self, now: float) -> float:
         """For the next site's first event. A site that freezes while it takes over must leave time for another one."""

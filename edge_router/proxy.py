@@ -23,10 +23,11 @@ from edge_router.backend import Backend, Ticket
 from edge_router.client_places import ClientPlaces
 from edge_router.downstream import ClientGone, Downstream, Listener
 from edge_router.durable import Recording, Recordings, accepted, asks_for_it, is_mentioned, owner_of, tell
-from edge_router.exchange import Asked, Exchange
+from edge_router.exchange import Asked, Exchange, nothing_left
 from edge_router.hints import WakeHints
 from edge_router.limits import Limits
 from edge_router.metrics import NO_SITE, RouterMetrics
+from edge_router.pace import Pace
 from edge_router.peek import FUNCTIONS, Head, Reading, ValidRequest, look, peek, read
 from edge_router.plain import PlainEvent
 from edge_router.policy import Policy, Preference, RouteRequest
@@ -43,7 +44,6 @@ from wire.sse import Event
 
 PREFIXES = ("/ai/v1/", "/v1/", "/client/v4/", FUNCTIONS)  # what is forwarded
 MODEL_LISTS = ("/v1/models", "/ai/v1/models")
-MAX_RETRY_AFTER_S = 60.0
 DRAIN_POLL_S = 0.05
 # failures of a site that has not begun the request
 UNTOUCHED = ("connect", "full", "draining", "no_model", "untrusted", "no_files")
@@ -93,6 +93,7 @@ class Proxy:
         self._open: set[Listener] = set()
         metrics.watch("open_requests", "Requests under way.", lambda: len(self._open))
         self.retries = RetryBudget(clock)
+        self.pace = Pace(relay, self.rank, self.retries)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         return self._begun(Downstream.of(scope, receive, send))
@@ -259,8 +260,9 @@ class Proxy:
 
     async def _ask_next(self, client: Listener, exchange: Exchange) -> Asked | None:
         """The best site not yet tried. Ranked anew each time: while one kept us waiting, others have failed, and others have come back."""
-        if exchange.failures and exchange.lost is None and not self.retries.withdraw():
+        if exchange.failures and exchange.lost is None and not (exchange.is_paid or self.retries.withdraw()):
             return None
+        exchange.is_paid = False
         while not exchange.is_out_of_tries(self._clock()):
             route, preferences = self.rank(exchange.request)
             self._consider_hints(exchange, route, preferences)
@@ -282,8 +284,9 @@ class Proxy:
         try:
             request = exchange.asks(preference.patience_ms)
             asking = Asking(
-                self.upstream, backend.name, backend.url, request, exchange.patience_s(self._clock()), ticket
-            )
+                self.upstream, backend.name, backend.url, request, exchange.patience_s(self._clock()), ticket,
+                self.pace.first_stall_s(exchange, preference), lambda: self.pace.may_leave(exchange, backend),
+            )  # fmt: skip
         except BaseException:
             ticket.give_back()
             raise
@@ -340,7 +343,13 @@ class Proxy:
             self._told(exchange, site)
             return True
 
-        async with aclosing(answer.batches(lambda: self.backends[site].is_frozen, passed_on, plain_on)) as batches:
+        def is_frozen() -> bool:
+            return self.backends[site].is_frozen
+
+        def is_stalled(silent_s: float) -> bool:
+            return self.pace.is_stalled(exchange, self.backends[site], silent_s)
+
+        async with aclosing(answer.batches(is_frozen, is_stalled, passed_on, plain_on)) as batches:
             async for events in batches:
                 if ready := exchange.ready(events, has_marks):
                     await client.events(ready)
@@ -364,6 +373,7 @@ class Proxy:
         now = self._clock()
         if exchange.is_cut:
             exchange.is_cut = False
+            exchange.went_on_at = now
             self.metrics.stream_continued(site, now - exchange.told_at)
         exchange.told_at = now
 
@@ -375,7 +385,7 @@ class Proxy:
             return
         exchange.look_again_at = now + TRY_AGAIN_S
         _, preferences = self.rank(exchange.request)
-        if any(_serves(preference, exchange.request) for preference in preferences):
+        if any(preference.serves(exchange.request.model) for preference in preferences):
             raise Lost("draining", "it is draining")
 
     def _cut(self, exchange: Exchange, answer: Answer, backend: Backend, lost: Lost) -> bool:
@@ -394,7 +404,7 @@ class Proxy:
 
     async def _give_up(self, client: Listener, exchange: Exchange) -> None:
         if exchange.lost is None:
-            raise self.nothing_left(exchange.failures)
+            raise nothing_left(exchange.failures, self.backends)
         self.metrics.ended(exchange.lost_site, "lost")
         self.metrics.stream_lost(exchange.lost_site)
         await client.refuse(exchange.end_of_stream())
@@ -424,35 +434,11 @@ class Proxy:
             if answer.body is None and exchange.is_at_first_try:
                 self.metrics.first_token(preference, elapsed_s)
 
-    def nothing_left(self, failures: Mapping[str, SiteFailed]) -> ApiError:
-        if failures:
-            tried = "; ".join(f"{site}: {failure.detail}" for site, failure in failures.items())
-            sentence = f"no site could answer; tried {tried}"
-        else:
-            states = "; ".join(
-                f"{backend.name} is {backend.state}: {backend.detail}" for backend in self.backends.values()
-            )
-            sentence = f"no site is available; {states}"
-        hints = [failure.retry_after_s for failure in failures.values() if failure.retry_after_s is not None]
-        return ApiError("no_site_available", sentence, retry_after_s=min([*hints, MAX_RETRY_AFTER_S]) if hints else 1.0)
-
 
 def _headers(client: Listener, exchange: Exchange, answer: Answer, preference: Preference) -> list[tuple[str, str]]:
     headers = [pair for pair in answer.headers if pair[0] != REQUEST_ID]
-    headers += [(REQUEST_ID, client.request_id), (ROUTE, explain(preference, len(exchange.failures) + 1))]
+    headers += [(REQUEST_ID, client.request_id), (ROUTE, preference.explained(len(exchange.failures) + 1))]
     return headers
-
-
-def explain(preference: Preference, tries: int) -> str:
-    """The decision in a header: `site=ams1; cost=12.3; rtt=0.4; ...; tries=1; reason=home`."""
-    terms = "".join([f"; {name}={value:.1f}" for name, value in preference.terms.items()])
-    return f"site={preference.backend.name}; cost={preference.cost_ms:.1f}{terms}; tries={tries}; reason={preference.reason}"
-
-
-def _serves(preference: Preference, request: ValidRequest) -> bool:
-    """Sites that do not have the model are ranked, too, where none has it."""
-    site = preference.backend
-    return site.status is None or request.model is None or site.model(request.model) is not None
 
 
 def _outcome(status: int) -> str:

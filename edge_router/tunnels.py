@@ -15,10 +15,11 @@ import orjson
 from edge_router.asking import raise_refusal
 from edge_router.backend import Backend
 from edge_router.downstream import head_of
+from edge_router.exchange import nothing_left
 from edge_router.link import CannotConnect, Link, LinkLost
 from edge_router.metrics import NO_SITE
 from edge_router.peek import FUNCTIONS, Head, ValidRequest, request_id_of
-from edge_router.proxy import Proxy, explain
+from edge_router.proxy import Proxy
 from edge_router.site_clocks import SiteClocks
 from edge_router.upstream import SiteFailed, Upstream, request_head
 from wire.errors import ApiError
@@ -139,13 +140,13 @@ class Tunnels:
             _, preferences = proxy.rank(request)
             for preference in preferences[: proxy.relay.max_tries]:
                 backend = proxy.backends[preference.backend.name]
-                reasons = explain(preference, len(failures) + 1)
+                reasons = preference.explained(len(failures) + 1)
                 try:
                     return backend.name, await self._open_at(backend, client, request, reasons)
                 except SiteFailed as failure:
                     failures[backend.name] = failure
                     self._note(backend, failure)
-            raise proxy.nothing_left(failures)
+            raise nothing_left(failures, proxy.backends)
 
     async def _open_at(self, backend: Backend, client: Upgrading, request: ValidRequest, reasons: str) -> Tunnel | None:
         """Raises SiteFailed."""

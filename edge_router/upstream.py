@@ -37,7 +37,7 @@ Failure = Literal[
     "untrusted",
     "no_files",
 ]
-Cause = Literal["closed", "silent", "frozen", "error", "draining", "malformed"]
+Cause = Literal["closed", "silent", "frozen", "stalled", "error", "draining", "malformed"]
 
 PassedOn = Callable[
     [list[Event]], list[Event] | None
@@ -139,16 +139,18 @@ class Answer:
         self._upstream.leave(self._link, self._stream)
 
     async def batches(
-        self, is_frozen: Callable[[], bool], passed_on: PassedOn, plain_on: PlainOn
+        self, is_frozen: Callable[[], bool], is_stalled: Callable[[float], bool], passed_on: PassedOn, plain_on: PlainOn
     ) -> AsyncGenerator[list[Event], None]:
         """Whole events, as many at once as one read delivered; those that `plain_on` and `passed_on` leave of what comes while they are waited for,
-        which may be none. Raises Lost where the stream ends without having said so, and where it is silent while `is_frozen`."""
+        which may be none. Raises Lost where the stream ends without having said so, and where it is silent while `is_frozen`, or for so many seconds
+        that it `is_stalled`."""
         stream = self._stream
         assert stream is not None
         stream.is_frozen, stream.passed_on = is_frozen, passed_on
         stream.plain_on = plain_on
         if self.has_marks and not self.is_opaque:
             self._link.plain = stream.take_plain
+            stream.is_stalled = is_stalled
         events: list[Event] | None = self.first
         yield [] if self.is_told else self.first
         while not (events and events[-1].is_done):
@@ -169,6 +171,7 @@ class Events:
 
     def __init__(self, link: Link, idle_timeout_s: float) -> None:
         self.is_frozen: Callable[[], bool] | None = None
+        self.is_stalled: Callable[[float], bool] | None = None
         self.passed_on: PassedOn | None = None
         self.plain_on: PlainOn | None = None
         self.last: Event | None = None  # that carried data
@@ -191,8 +194,9 @@ class Events:
         finally:
             self._waits_since = None
 
-    def look(self, now: float) -> None:
-        """Ends the wait for a site that has been silent for too long, or is and whose probes fail."""
+    def look(self, now: float, awake_since: float = float("-inf")) -> None:
+        """Ends the wait for a site that has been silent for too long, or is and whose probes fail. `awake_since`: before then this process stood
+        still itself, and what it did not hear says nothing of a site."""
         if self._waits_since is None:
             return
         silent_s = now - self._waits_since
@@ -200,6 +204,8 @@ class Events:
             self._link.fail(Lost("silent", f"it was silent for {self._idle_timeout_s:g} s"))
         elif silent_s >= LOOK_AGAIN_S and self.is_frozen is not None and self.is_frozen():
             self._link.fail(Lost("frozen", f"it was silent for {silent_s:.1f} s, and its probes fail"))
+        elif self.is_stalled is not None and self.is_stalled(heard_s := now - max(self._waits_since, awake_since)):
+            self._link.fail(Lost("stalled", f"it was silent for {heard_s:.1f} s, though its probes are answered"))
 
     async def read(self) -> list[Event] | None:
         link = self._link
@@ -313,13 +319,17 @@ class Upstream:
     async def _look_after_streams(self) -> None:
         """A few at a time, and whatever else has come goes between: nine thousand in one go kept every token waiting for 12 ms."""
         interval_s = min(LOOK_AGAIN_S, self.relay.idle_timeout_s) / 2
+        looked_at, awake_since = time.monotonic(), float("-inf")
         while True:
             await asyncio.sleep(interval_s)
+            before, looked_at = looked_at, time.monotonic()
+            if looked_at - before > interval_s + LOOK_AGAIN_S:
+                awake_since = looked_at
             streams = tuple(self._streams)
             for start in range(0, len(streams), LOOKED_AT_ONCE):
                 now = time.monotonic()
                 for stream in streams[start : start + LOOKED_AT_ONCE]:
-                    stream.look(now)
+                    stream.look(now, awake_since)
                 await asyncio.sleep(0)
             self.pool.sweep()
 

@@ -64,6 +64,13 @@ class RelayConfig(Table, frozen=True, kw_only=True):
     idle_timeout_s: Annotated[
         Positive, Meta(description="silence inside a stream, after which the upstream is lost")
     ] = 60.0
+    stall_s: Annotated[
+        Positive,
+        Meta(
+            description="silence inside a stream, or twice that before its first token, after which another healthy site goes on "
+            "with it; longer where the site's own published pace explains it"
+        ),
+    ] = 2.5
     max_tries: Annotated[Count, Meta(description="sites tried for one request")] = 3
     continue_within_s: Annotated[
         NonNegative,

@@ -108,6 +108,15 @@ class Preference(msgspec.Struct, frozen=True):
     reason: str
     patience_ms: float | None = None  # with a longer queue than this the site had better decline; None: any is accepted
 
+    def serves(self, model: str | None) -> bool:
+        """Sites that do not have the model are ranked, too, where none has it."""
+        return self.backend.status is None or model is None or self.backend.model(model) is not None
+
+    def explained(self, tries: int) -> str:
+        """The decision in a header: `site=ams1; cost=12.3; rtt=0.4; ...; tries=1; reason=home`."""
+        terms = "".join([f"; {name}={value:.1f}" for name, value in self.terms.items()])
+        return f"site={self.backend.name}; cost={self.cost_ms:.1f}{terms}; tries={tries}; reason={self.reason}"
+
 
 class Policy(Protocol):
     def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:

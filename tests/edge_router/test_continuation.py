@@ -171,6 +171,49 @@ async def test_a_frozen_site_is_left_in_mid_stream_once_its_probes_fail() -> Non
         assert running.counted("pilotlight_router_streams_disturbed_total", site="ams1", cause="frozen") == 1
 
 
+async def test_a_stream_that_stands_still_leaves_its_site_though_the_probes_are_answered() -> None:
+    async with (
+        sites("ams1", "iad1") as fakes,
+        router(fakes, policy=FirstThen("ams1", "iad1"), idle_timeout_s=60, stall_s=0.3) as running,
+    ):
+        fakes[0].behave = continued_stream(COUNT, until=3, ending=fall_silent)
+        fakes[1].behave = continued_stream(COUNT)
+        async with running.chat() as response:
+            assert await response.read() == WHOLE
+        assert running.counted("pilotlight_router_streams_disturbed_total", site="ams1", cause="stalled") == 1
+        await running.until(lambda: fakes[0].active == 0)
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "asked"),
+    [
+        ({}, {"models": (model_status("another"),)}, {}),
+        ({"models": (model_status(decode_tokens_per_s=0.1),)}, {}, {}),
+        ({"models": (model_status(prefill_tokens_per_s=1.0, queued_tokens=500),)}, {}, {}),
+        ({}, {}, {"tools": []}),
+    ],
+)
+async def test_a_stream_whose_silence_is_explained_or_that_has_nowhere_to_go_stays(
+    mine: dict[str, Any], others: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    async with sites("ams1", "iad1") as fakes:
+        fakes[0].status_fields, fakes[1].status_fields = mine, others
+        async with router(fakes, policy=FirstThen("ams1", "iad1"), idle_timeout_s=60, stall_s=0.1) as running:
+
+            async def pause(site: FakeSite, request: Any, response: Any) -> None:
+                await site.go_on.wait()
+                await response.write(b"".join(marked_event(i) for i in range(3, COUNT)))
+                await response.write(marked(DONE, Mark(0, (), "stop")))
+
+            fakes[0].behave = continued_stream(COUNT, until=3, ending=pause)
+            async with running.chat(**asked) as response:
+                await response.content.readexactly(len(event(0)) * 3)
+                await asyncio.sleep(0.8)  # several looks
+                fakes[0].go_on.set()
+                assert event(0) + event(1) + event(2) + await response.read() == WHOLE
+            assert counts(running)["disturbed"] == 0
+
+
 async def test_a_site_that_is_not_ready_but_says_so_keeps_its_streams() -> None:
     """Its engine is being started again, and it continues them itself."""
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
@@ -318,7 +361,8 @@ async def test_every_try_is_signed_anew(monkeypatch: pytest.MonkeyPatch) -> None
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
 
         async def much_later(site: FakeSite, request: Any, response: Any) -> None:
-            monkeypatch.setattr("edge_router.upstream.time.time", lambda: now + 3600)
+            assert running.proxy.upstream is not None
+            monkeypatch.setattr(running.proxy.upstream._clocks, "_clock", lambda: now + 3600)
             await reset_it(site, request, response)
 
         fakes[0].behave = continued_stream(COUNT, until=3, ending=much_later)

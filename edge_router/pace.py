@@ -1,0 +1,93 @@
+"""How long a site may be silent in a stream before another one is asked: many times what its own published pace explains.
+
+A link that loses packets, or an engine that has frozen, keeps answering probes while its streams stand still.
+"""
+
+from collections.abc import Callable
+
+from edge_router.backend import Backend
+from edge_router.exchange import Exchange
+from edge_router.peek import ValidRequest
+from edge_router.policy import Preference, RouteRequest
+from edge_router.retries import RetryBudget
+from sites.network import RelayConfig
+from wire.continuation import ContinuationError
+from wire.status import ModelStatus
+
+INTERVALS = (
+    50  # decode steps that a site may take for one token: others' prompts come between, and a sequence may be preempted
+)
+TIMES = 4.0  # the predicted wait for a first token: predictions are averages
+
+
+def stall_limit_s(model: ModelStatus | None, stall_s: float) -> float:
+    """Between two tokens."""
+    if model is None:
+        return stall_s
+    if model.decode_tokens_per_s > 0:
+        stall_s = max(stall_s, INTERVALS / model.decode_tokens_per_s)
+    if model.prefill_tokens_per_s > 0:
+        stall_s += model.queued_tokens / model.prefill_tokens_per_s
+    return stall_s
+
+
+def first_token_limit_s(preference: Preference, name: str | None, stall_s: float) -> float:
+    """Before the first one; without bound where nobody has measured, or the model must wake first."""
+    model = preference.backend.model(name) if name is not None else None
+    if model is None or model.residency != "device" or model.prefill_tokens_per_s <= 0:
+        return float("inf")
+    expected_ms = sum(
+        [preference.terms.get(term, 0.0) for term in ("rtt", "queue_ahead", "prefill", "decode_crowding")]
+    )
+    return max(stall_s, TIMES * expected_ms / 1000)
+
+
+class Pace:
+    """Who is left, and when."""
+
+    def __init__(
+        self,
+        relay: RelayConfig,
+        rank: Callable[[ValidRequest], tuple[RouteRequest, list[Preference]]],
+        retries: RetryBudget,
+    ) -> None:
+        self._relay = relay
+        self._rank = rank
+        self._retries = retries
+
+    def is_stalled(self, exchange: Exchange, backend: Backend, silent_s: float) -> bool:
+        """Whether its stream had better go on elsewhere: it has stood still for longer than the site's own pace explains, and can be moved. A tool
+        call is written whole, so that there silence says nothing."""
+        model = exchange.request.model
+        if silent_s < self._relay.stall_s or model is None or not exchange.may_move:
+            return False
+        if b'"tools"' in exchange.request.body or silent_s < stall_limit_s(
+            backend.view().model(model), exchange.stall_s
+        ):
+            return False
+        try:
+            exchange.journal.delivery()
+        except ContinuationError:
+            return False
+        return self._has_other(exchange, {backend.name})
+
+    def first_stall_s(self, exchange: Exchange, preference: Preference) -> float:
+        request = exchange.request
+        if request.is_generated_whole or request.head.is_for_function:
+            return float("inf")
+        return first_token_limit_s(preference, request.model, exchange.first_stall_s)
+
+    def may_leave(self, exchange: Exchange, backend: Backend) -> bool:
+        """Before its first token. The try that follows is paid for now: a request must not be left without one."""
+        if exchange.lost is not None:
+            return True
+        if len(exchange.failures) + 1 >= self._relay.max_tries or not exchange.request.head.may_be_repeated:
+            return False
+        if self._has_other(exchange, exchange.tried | {backend.name}) and self._retries.withdraw():
+            exchange.is_paid = True
+        return exchange.is_paid
+
+    def _has_other(self, exchange: Exchange, than: set[str]) -> bool:
+        model = exchange.request.model
+        others = [each for each in self._rank(exchange.request)[1] if each.backend.name not in than]
+        return any(each.backend.state == "healthy" and each.serves(model) for each in others)
