@@ -186,8 +186,8 @@ class FunctionsConfig(Table, frozen=True, kw_only=True):
     shared: Annotated[
         dict[Shareable, tuple[str, ...]],
         Meta(
-            description="what functions may use that is another's, by KIND:ID (kv, d1, r2, queue, rate_limit; service, props and durable_object by "
-            "their function's name): the functions that may, with *"
+            description="what deployed functions may use that is the site's or another's, by KIND:ID (kv, d1, r2, queue, rate_limit; service, props "
+            "and durable_object by their function's name): the functions that may, with *"
         ),
     ] = msgspec.field(default_factory=dict)
     r2: Annotated[

@@ -18,6 +18,7 @@ from typing import Protocol
 import aiohttp
 import msgspec
 
+from runtime.bindings.binding import BindingError
 from runtime.functions.channel import Failure
 from runtime.functions.manifest import Manifest, ManifestError, load_manifest
 from runtime.functions.site import SiteFunctions
@@ -42,6 +43,8 @@ class Serving(Protocol):
 
     def add(self, manifest: Manifest, *, name: str | None = None, pool: str | None = None) -> None: ...
 
+    def claim(self, pool: str) -> None: ...
+
 
 class DeployedFunctions:
     """Use as `async with`."""
@@ -57,6 +60,7 @@ class DeployedFunctions:
         self._secret, self._token = secret, token
         self._known: dict[str, Deployment] = {}
         self._failed: dict[str, tuple[Failure, float]] = {}
+        self._accepted: set[str] = set()  # pools whose functions own what they name
         self._locks: dict[str, asyncio.Lock] = {}
         self._asked_at = float("-inf")
         self._asking = asyncio.Lock()
@@ -102,7 +106,7 @@ class DeployedFunctions:
             return Tried(False, f"the site file serves a function named {name} already")
         self._failed.pop(pool_name(name, version), None)
         try:
-            await self._ready(name, version)
+            await self._started(name, version)
         except Failure as failure:
             return Tried(False, failure.detail or failure.message)
         return Tried(True)
@@ -110,6 +114,18 @@ class DeployedFunctions:
     # -- versions -----------------------------------------------------------------------------------------------------------------
 
     async def _ready(self, name: str, version: Version) -> str:
+        """Of a version that has been accepted."""
+        pool = await self._started(name, version)
+        if pool not in self._accepted:
+            try:
+                self._serving.claim(pool)
+            except BindingError as error:
+                self._serving.functions.remove(pool)
+                raise Failure(f"version {version.number} of {name} cannot be served: {error}") from None
+            self._accepted.add(pool)
+        return pool
+
+    async def _started(self, name: str, version: Version) -> str:
         pool = pool_name(name, version)
         if pool in self._serving.functions.pools:
             return pool

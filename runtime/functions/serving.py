@@ -41,7 +41,7 @@ class ServedFunctions:
         self._app = app
         self._state_dir = state_dir
         self._services = Services()
-        self._owners = Owners(state_dir, config.shared)
+        self._owners = Owners(state_dir, self.manifests, config.shared)
         shared = {field.name for field in fields(Limits)} & set(FunctionsConfig.__struct_fields__)
         limits = Limits(**{name: getattr(config, name) for name in shared})
         self.functions = SiteFunctions(
@@ -96,15 +96,21 @@ class ServedFunctions:
         layers: tuple[Path, ...] = (),
         pool: str | None = None,
     ) -> None:
-        """From its next request on, in the place of one of that name; `pool`: as one version beside others. Raises ManifestError, and then nothing
-        has changed."""
+        """From its next request on, in the place of one of that name; `pool`: as one version beside others, which owns what it names once it is
+        accepted (`claim`). Raises ManifestError, and then nothing has changed."""
         served = name or manifest.name
         named = replace(manifest, name=served)  # as its bindings and its consumers call it
         try:
-            self._owners.claim(named)
+            self._owners.check(named)
             self.functions.add(_with_secrets(named, self._state_dir), name=pool, layers=layers)
+            if pool is None:
+                self._owners.claim(named)
         except (BindingError, SecretError) as error:
             raise ManifestError(f"{manifest.directory}: {error}") from None
+
+    def claim(self, pool: str) -> None:
+        """What this version names and nobody owns. Raises BindingError where another was quicker."""
+        self._owners.claim(self.functions.pools[pool].manifest)
 
     async def pool_of(self, name: str, scope: Scope) -> str:
         """Who answers a request to the function: of one that was deployed, the version that this client gets."""

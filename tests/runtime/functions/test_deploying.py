@@ -145,6 +145,36 @@ async def test_a_version_that_does_not_start_takes_nothing_from_the_one_before(n
     assert [each._consumers != [] for each in bindings.values()] == [True]
 
 
+async def test_a_deployment_that_is_refused_owns_nothing_and_what_is_anothers_refuses_one(network: Network) -> None:
+    broken = ENTRY.replace('return Response("VERSION")', 'raise ValueError("broken inside")')
+    network.write("one", broken, MANIFEST.replace("greeter", "squatter"))
+    with pytest.raises(CliError, match="broken inside"):
+        await network.deploy()
+    network.write("one")
+    await network.deploy()
+    assert (await network.ask()).body == b"one"
+    network.write("one", manifest=MANIFEST.replace("greeter", "squatter"))
+    with pytest.raises(CliError, match="squatter may not use kv:kept, which is the function greeter's"):
+        await network.deploy()
+
+
+async def test_of_two_versions_that_were_tried_with_one_store_the_first_that_is_accepted_owns_it(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = network.site.app.state.functions
+    network.write("one", manifest=MANIFEST.replace("greeter", "squatter"))
+    monkeypatch.setattr(served, "claim", lambda pool: None)  # both are between their trial and their first request
+    await network.deploy()
+    network.write("one")
+    await network.deploy()
+    monkeypatch.undo()
+    served.deployed._accepted.clear()
+    assert (await network.ask()).body == b"one"
+    answer = await network.ask(name="squatter")
+    assert (answer.status, "which is the function greeter's" in answer.json["error"]["message"]) == (500, True)
+    assert [name.partition("@")[0] for name in served.functions.pools] == ["greeter"]
+
+
 async def test_a_site_goes_on_with_what_it_knows_when_the_router_is_gone(
     make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,8 +149,7 @@ def two_functions(folder: Path, manifest: str = MANIFEST) -> dict[str, Any]:
         (folder / name / "wrangler.toml").write_text(text)
     (folder / "f/public").mkdir()
     (folder / "f/public/page.html").write_text("<p>page")
-    shared = {"service:other": ["f"], "props:other": ["f"]}
-    return {"directory": str(folder), "state_dir": str(folder / "state"), "show_errors": True, "shared": shared}
+    return {"directory": str(folder), "state_dir": str(folder / "state"), "show_errors": True}
 
 
 async def test_every_binding_works_inside_a_function(make_site: SiteMaker, tmp_path: Path) -> None:
