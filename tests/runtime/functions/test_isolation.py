@@ -7,6 +7,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.runtime.functions.conftest import Served, ServedMaker, working_oci_ru
 from tests.runtime.functions.test_hostile import GOOD
 
 ATTEMPTS = [name for name in vars(attacks.Attempts) if not name.startswith("_")]
+WAITING = ("blocks_its_event_loop", "prints_without_end")
 DOCUMENT = Path(__file__).parents[3] / "docs/isolation.md"
 TIGHT = {"cpu_ms": 200, "blocked_s": 5.0, "threads": 24, "response_mib": 4.0, "subrequests": 50, "open_files": 64}
 BEGIN, END = "<!-- made by tests/runtime/functions/test_isolation.py -->\n", "<!-- end -->\n"
@@ -59,7 +61,10 @@ async def test_the_document_says_what_each_tier_stops(make_served: ServedMaker, 
 
 
 async def outcomes(served: Served, query: str) -> list[str]:
-    served.add(inspect.getsource(attacks), "bad")
+    for name in ("bad", "waiting"):
+        served.add(inspect.getsource(attacks), name)
+    waiting = served.functions.pools["waiting"]
+    waiting.limits = replace(waiting.limits, blocked_s=0.3)  # for those who wait and do not compute
     for name in ("good", "victim"):
         served.add(GOOD, name)
         await served.get(name=name)
@@ -70,7 +75,8 @@ async def outcomes(served: Served, query: str) -> list[str]:
     try:
         for name in ATTEMPTS:
             path = f"/{name}?{query}&pid={victim._child.pid}"
-            found.append(await asyncio.wait_for(outcome(served, path), 20))
+            pool = "waiting" if name in WAITING else "bad"
+            found.append(await asyncio.wait_for(outcome(served, path, pool), 20))
             assert not asking.done(), asking.exception()
     finally:
         asking.cancel()
@@ -85,10 +91,10 @@ async def keep_asking(served: Served) -> None:
         await asyncio.sleep(0.01)
 
 
-async def outcome(served: Served, path: str) -> str:
-    pool = served.functions.pools["bad"]
+async def outcome(served: Served, path: str, name: str) -> str:
+    pool = served.functions.pools[name]
     try:
-        response = await served.ask(path, name="bad")
+        response = await served.ask(path, name=name)
         headers = dict(response.headers)
         if response.stream is None and "x-spin" not in headers:
             return "**not stopped**"
