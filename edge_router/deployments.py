@@ -1,7 +1,8 @@
 """The deployed functions of the network: versions, shares of traffic, and the routes by which they are changed. Off without a deploy token.
 
 A new version takes traffic only after the sites have started it and its health call has succeeded there. Of two changes at once the later one is
-refused: each names the revision it was made for. What is known is on the disk before it is answered. Sites ask for all this; nothing is pushed.
+refused: each names the revision it was made for. What is known is on the disk before it is answered. Sites ask for all this, and are told when: a
+change is answered when they serve it, or with those that do not say so in time.
 """
 
 import asyncio
@@ -30,11 +31,14 @@ from wire.credentials import bearer_token_or_none
 from wire.deployments import (
     MAX_VERSIONS,
     PATH,
+    SERVE_PATH,
     TAIL_PATH,
     TRY_PATH,
+    Changed,
     Deployment,
     NewVersion,
     Rollback,
+    Serve,
     Share,
     Tried,
     Try,
@@ -48,6 +52,9 @@ from wire.headers import DEPLOY_TOKEN_ENV, FOR_ROUTERS, HOP, HOP_SECRET_ENV, REQ
 STATE_DIR_ENV = "PILOTLIGHT_ROUTER_STATE"
 MAX_BODY = 64 << 10
 TRY_TIMEOUT_S = 120.0
+SERVE_TIMEOUT_S = (
+    10.0  # of a version that was tried already: a site fetches what is known, and a process may have to start
+)
 JSON = "application/json"
 RequestT = TypeVar("RequestT")
 
@@ -219,7 +226,7 @@ class DeploymentRoutes:
         changed = with_version(self._deployments.expected(name, new.expected_revision), version, new.percent)
         self._deployments.change(changed)
         self._forget_bundles()
-        return Response(encode(changed), 201, media_type=JSON)
+        return await self._served_everywhere(changed, 201)
 
     async def rollback(self, request: Request) -> Response:
         self._guard.author(request)
@@ -227,7 +234,7 @@ class DeploymentRoutes:
         name = request.path_params["name"]
         changed = rolled_back(self._deployments.expected(name, wanted.expected_revision), wanted.number)
         self._deployments.change(changed)
-        return Response(encode(changed), media_type=JSON)
+        return await self._served_everywhere(changed, 200)
 
     async def tail(self, request: Request) -> Response:
         """What the function prints at every site, as events, until the reader leaves."""
@@ -267,26 +274,34 @@ class DeploymentRoutes:
 
     async def _try_everywhere(self, name: str, version: Version) -> None:
         """Raises ApiError unless every site that can be asked has started it and found it healthy."""
-        sites = [backend for backend in self._backends.values() if _serves_functions(backend)]
-        if not sites:
-            raise ApiError("no_site_available", "no healthy site of this network takes deployed functions")
-        timeout = aiohttp.ClientTimeout(total=TRY_TIMEOUT_S, sock_connect=5.0)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            results = await asyncio.gather(*(self._try(session, backend, name, version) for backend in sites))
-        if all(tried is None for tried in results):
-            sentence = "no site of this network takes deployed functions; functions.deployments in a site's file names the router"
+        results = await self._ask_sites(TRY_PATH, encode(Try(name, version)), TRY_TIMEOUT_S)
+        if not results:
+            sentence = "no healthy site of this network takes deployed functions; functions.deployments in a site's file names the router"
             raise ApiError("no_site_available", sentence)
-        for backend, tried in zip(sites, results, strict=True):
-            if tried is not None and not tried.healthy:
-                sentence = f"version {version.number} of {name} takes no traffic: at {backend.name} {tried.detail}"
+        for site, tried in results.items():
+            if not tried.healthy:
+                sentence = f"version {version.number} of {name} takes no traffic: at {site} {tried.detail}"
                 raise ApiError("unhealthy_version", sentence)
 
-    async def _try(self, session: aiohttp.ClientSession, backend: Backend, name: str, version: Version) -> Tried | None:
+    async def _served_everywhere(self, changed: Deployment, status: int) -> Response:
+        results = await self._ask_sites(SERVE_PATH, encode(Serve(changed.name, changed.revision)), SERVE_TIMEOUT_S)
+        unconfirmed = {site: tried.detail for site, tried in results.items() if not tried.healthy}
+        fields = (changed.name, changed.revision, changed.versions, changed.shares)
+        return Response(encode(Changed(*fields, unconfirmed)), status, media_type=JSON)
+
+    async def _ask_sites(self, path: str, body: bytes, timeout_s: float) -> dict[str, Tried]:
+        """What each healthy site that takes deployed functions says, by its name."""
+        sites = [backend for backend in self._backends.values() if _serves_functions(backend)]
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5.0)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            results = await asyncio.gather(*(self._ask_site(session, site, path, body) for site in sites))
+        return {site.name: tried for site, tried in zip(sites, results, strict=True) if tried is not None}
+
+    async def _ask_site(self, session: aiohttp.ClientSession, site: Backend, path: str, body: bytes) -> Tried | None:
         """None: that site takes no deployed functions."""
         try:
-            body = encode(Try(name, version))
-            headers = self._guard.signed("POST", TRY_PATH, backend.name, body)
-            async with session.post(backend.url + TRY_PATH, data=body, headers=headers) as answer:
+            headers = self._guard.signed("POST", path, site.name, body)
+            async with session.post(site.url + path, data=body, headers=headers) as answer:
                 data = await answer.read()
                 if answer.status == 404:
                     return None
@@ -294,9 +309,9 @@ class DeploymentRoutes:
                     return Tried(False, f"the site refused it: {_message_of(data)}")
                 return msgspec.json.decode(data, type=Tried)
         except TimeoutError:
-            return Tried(False, f"it was not started within {TRY_TIMEOUT_S:g} s")
+            return Tried(False, f"nothing was heard within {session.timeout.total:g} s")
         except (aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
-            return Tried(False, f"it could not be tried: {error}")
+            return Tried(False, f"it could not be asked: {error}")
 
     def _forget_bundles(self) -> None:
         known = self._deployments.known.values()

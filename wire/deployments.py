@@ -11,6 +11,7 @@ from msgspec import Meta
 
 PATH = "/deployments"
 TRY_PATH = "/internal/functions/try"  # router -> site: fetch this version, start it, make its health call
+SERVE_PATH = "/internal/functions/serve"  # router -> site: ask me what is deployed, and serve it
 TAIL_PATH = "/internal/functions/tail"
 MAX_VERSIONS = 50  # of one function
 
@@ -55,6 +56,12 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.version(self.shares[-1].number) if self.shares else None
 
 
+class Changed(Deployment, frozen=True, forbid_unknown_fields=True):
+    """What a deploy or a rollback has made."""
+
+    unconfirmed: dict[str, str] = {}  # sites that are not known to serve it yet, and why
+
+
 class NewVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """POST PATH/NAME"""
 
@@ -80,8 +87,15 @@ class Try(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Version
 
 
+class Serve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Router -> site."""
+
+    name: Name
+    revision: int
+
+
 class Tried(msgspec.Struct, frozen=True):
-    """Site -> router. `detail` is the author's traceback, where there is one."""
+    """Site -> router: of a version to try, or of a revision to serve. `detail` is the author's traceback, where there is one."""
 
     healthy: bool
     detail: str = ""

@@ -93,7 +93,10 @@ def _served_now(deployment: dict[str, Any], digest: str, environment: str | None
 
 def _shares(deployment: dict[str, Any]) -> list[str]:
     name = deployment["name"]
-    return [f"{name}: version {share['number']} has {share['percent']:g} %" for share in deployment["shares"]]
+    shares = [f"{name}: version {share['number']} has {share['percent']:g} %" for share in deployment["shares"]]
+    return shares + [
+        f"{name}: not known to be served at {site} yet: {why}" for site, why in deployment["unconfirmed"].items()
+    ]
 
 
 def _token() -> str:

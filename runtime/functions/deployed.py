@@ -111,6 +111,25 @@ class DeployedFunctions:
             return Tried(False, failure.detail or failure.message)
         return Tried(True)
 
+    async def served(self, name: str, revision: int) -> Tried:
+        """Whether this revision's versions answer here, now that the router has been asked."""
+        if name in self._taken:
+            return Tried(False, f"the site file serves a function named {name} already")
+        try:
+            await self._ask()
+        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
+            return Tried(False, f"{self._router} cannot be asked: {error}")
+        deployment = self._known.get(name)
+        if deployment is None or deployment.revision < revision:
+            return Tried(False, f"{self._router}, which this site asks, knows no revision {revision}")
+        try:
+            for share in deployment.shares:
+                if (version := deployment.version(share.number)) is not None:
+                    await self._ready(name, version)
+        except Failure as failure:
+            return Tried(False, failure.message)
+        return Tried(True)
+
     # -- versions -----------------------------------------------------------------------------------------------------------------
 
     async def _ready(self, name: str, version: Version) -> str:

@@ -14,10 +14,11 @@ import pytest
 from aiohttp import web
 from starlette.applications import Starlette
 
+from edge_router import deployments
 from edge_router.deployments import DeploymentRoutes, Guard, rolled_back, with_version
 from tests.asgi import Exchange, call
 from wire.bundles import digest_of, pack
-from wire.deployments import PATH, TRY_PATH, Deployment, Share, Version, decode_deployments, encode
+from wire.deployments import PATH, SERVE_PATH, TRY_PATH, Deployment, Share, Version, decode_deployments, encode
 from wire.errors import ApiError
 from wire.headers import FOR_ROUTERS, HOP, REQUEST_ID, Hop, sign_hop, signed_body
 
@@ -67,6 +68,10 @@ class FakeSite:
     def __init__(self) -> None:
         self.tried: list[dict[str, Any]] = []
         self.answer: dict[str, Any] = {"healthy": True}
+        self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()  # what it is to serve
+        self.serves = asyncio.Event()
+        self.serves.set()
+        self.serving: dict[str, Any] = {"healthy": True}
         self.gate = asyncio.Event()
         self.gate.set()
         self.state, self.name, self.url = "healthy", "ams1", ""
@@ -78,12 +83,19 @@ class FakeSite:
         await self.gate.wait()
         return web.json_response(self.answer)
 
+    async def serve(self, request: web.Request) -> web.Response:
+        assert request.headers[HOP]
+        self.told.put_nowait(await request.json())
+        await self.serves.wait()
+        return web.json_response(self.serving)
+
 
 @pytest.fixture
 async def fake() -> AsyncIterator[FakeSite]:
     site = FakeSite()
     app = web.Application()
     app.router.add_post(TRY_PATH, site.handle)
+    app.router.add_post(SERVE_PATH, site.serve)
     runner = web.AppRunner(app)
     await runner.setup()
     listener = web.TCPSite(runner, "127.0.0.1", 0)
@@ -91,6 +103,7 @@ async def fake() -> AsyncIterator[FakeSite]:
     site.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     yield site
     site.gate.set()
+    site.serves.set()
     await runner.cleanup()
 
 
@@ -131,6 +144,43 @@ async def test_a_version_is_tried_and_then_has_its_traffic(app: Starlette, fake:
     assert decode_deployments((await call(router_app(fake, tmp_path), PATH, **TOKEN)).body) == known
     fetched = await call(app, f"{PATH}/bundles/{digest_of(data)}", **TOKEN)
     assert fetched.body == data
+
+
+async def rolled_back_by(app: Starlette, revision: int) -> Any:
+    body = json.dumps({"expected_revision": revision, "number": 1}).encode()
+    return await call(app, f"{PATH}/f/rollback", method="POST", body=body, **TOKEN)
+
+
+async def test_a_deploy_and_a_rollback_are_answered_when_the_sites_serve_them(
+    app: Starlette, fake: FakeSite, tmp_path: Path
+) -> None:
+    await put(app, data := bundle(tmp_path))
+    fake.serves.clear()
+    for revision, change in enumerate((deployed(app, data, 0), rolled_back_by(app, 1)), 1):
+        answering = asyncio.ensure_future(change)
+        assert await fake.told.get() == {"name": "f", "revision": revision}
+        known = decode_deployments((await call(app, PATH, **TOKEN)).body)  # what the site finds when it asks
+        assert known["f"].revision == revision
+        assert not answering.done()
+        fake.serves.set()
+        answer = await answering
+        assert (answer.status < 300, answer.json["unconfirmed"]) == (True, {})
+        fake.serves.clear()
+
+
+async def test_sites_that_do_not_confirm_are_named_and_cost_no_deploy(
+    app: Starlette, fake: FakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await put(app, data := bundle(tmp_path))
+    fake.serving = {"healthy": False, "detail": "the router cannot be asked"}
+    answer = await deployed(app, data, 0)
+    assert (answer.status, answer.json["unconfirmed"]) == (201, {"ams1": "the router cannot be asked"})
+    monkeypatch.setattr(deployments, "SERVE_TIMEOUT_S", 0.05)
+    fake.serves.clear()
+    answer = await rolled_back_by(app, 1)
+    assert (answer.status, answer.json["unconfirmed"]) == (200, {"ams1": "nothing was heard within 0.05 s"})
+    fake.state = "unhealthy"  # it will ask when it is back
+    assert (await rolled_back_by(app, 2)).json["unconfirmed"] == {}
 
 
 async def test_a_rollback_never_leads_to_a_version_that_was_rolled_back(app: Starlette, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from runtime.cli.errors import CliError
 from runtime.functions import deployed
 from tests.asgi import call, eventually
 from tests.runtime.conftest import Site, SiteMaker
+from wire.deployments import Tried
 from wire.headers import DEPLOY_TOKEN_ENV
 from wire.http1 import Server
 from wire.server import bind
@@ -57,7 +58,6 @@ class Network:
 
     async def deploy(self, percent: float = 100.0) -> None:
         await asyncio.to_thread(deploy, self.api, self.folder, None, percent, "", "/")
-        await asyncio.sleep(0.15)  # a site asks for what is deployed now and then
 
     async def ask(self, session: str = "", name: str = "greeter") -> Any:
         headers = {"x-session-affinity": session} if session else {}
@@ -67,7 +67,7 @@ class Network:
 @pytest.fixture
 async def network(make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Network]:
     monkeypatch.setenv(DEPLOY_TOKEN_ENV, "token")
-    monkeypatch.setattr(deployed, "POLL_S", 0.05)
+    monkeypatch.setattr(deployed, "POLL_S", 3600.0)  # it asks when it is told to
     table = {"state_dir": str(tmp_path / "state"), "show_errors": True}
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -97,10 +97,9 @@ async def test_a_version_is_deployed_replaced_and_rolled_back(
     assert (await network.ask()).body == b"one"
     network.write("two")
     await network.deploy()
-    await eventually(lambda: len(network.site.app.state.functions.functions.pools) == 1)
     assert (await network.ask()).body == b"two"
+    assert len(network.site.app.state.functions.functions.pools) == 1
     await asyncio.to_thread(rollback, network.api, "greeter", None)
-    await asyncio.sleep(0.2)
     assert (await network.ask()).body == b"one"
     capsys.readouterr()
     await asyncio.to_thread(versions, network.api, "greeter", True)
@@ -108,6 +107,25 @@ async def test_a_version_is_deployed_replaced_and_rolled_back(
     assert [version["number"] for version in printed["versions"]] == [1, 2]
     assert printed["shares"] == [{"number": 1, "percent": 100.0}]
     await network.site.is_idle()
+
+
+async def test_a_site_that_cannot_serve_a_change_is_named(
+    network: Network, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = network.site.app.state.functions.deployed
+    monkeypatch.setattr(site, "_router", "http://127.0.0.1:1")
+    tried = await site.served("greeter", 1)
+    assert tried.healthy is False
+    assert tried.detail.startswith("http://127.0.0.1:1 cannot be asked: ")
+    monkeypatch.undo()
+    assert "knows no revision 1" in (await site.served("greeter", 1)).detail
+    network.write("one")
+    monkeypatch.setattr(site, "served", lambda name, revision: asyncio.sleep(0, Tried(False, "it is busy")))
+    await network.deploy()
+    assert (
+        "greeter: version 1 has 100 %\ngreeter: not known to be served at ams1 yet: it is busy\n"
+        in capsys.readouterr().out
+    )
 
 
 async def test_a_share_of_the_clients_gets_the_new_version_and_keeps_it(network: Network) -> None:
@@ -179,7 +197,7 @@ async def test_a_site_goes_on_with_what_it_knows_when_the_router_is_gone(
     make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(DEPLOY_TOKEN_ENV, "token")
-    monkeypatch.setattr(deployed, "POLL_S", 0.05)
+    monkeypatch.setattr(deployed, "POLL_S", 3600.0)  # it asks when it is told to
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     table = {"state_dir": str(tmp_path / "state"), "deployments": url}
