@@ -5,11 +5,11 @@ What has been done is kept by tag beside the objects. Classes need not be announ
 
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from runtime import durable
 from runtime.bindings.place import name_of
 from runtime.functions.manifest import Migration
 
@@ -31,7 +31,7 @@ def migrate(directory: Path, migrations: Iterable[Migration]) -> None:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         written = record.with_suffix(".new")
         written.write_text(json.dumps(done))
-        os.replace(written, record)  # a crash before this repeats the tag, which then finds nothing to do
+        durable.replace(written, record)  # a crash before this repeats the tag, which then finds nothing to do
 
 
 def _rename(old: Path, new: Path) -> None:
@@ -40,4 +40,5 @@ def _rename(old: Path, new: Path) -> None:
     if new.exists():
         raise ValueError(f"the class {old.name} cannot be renamed to {new.name}, which has objects already")
     old.rename(new)
+    durable.sync(old.parent)
     log.info("the objects of the class %s are %s's now", old.name, new.name)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+from runtime import durable
 from runtime.fetching.listing import NAME, ListingError, parse_listing
 
 STORE_ENV = "PILOTLIGHT_MODELS"
@@ -46,15 +47,7 @@ def chunks_in_store() -> dict[tuple[str, int], tuple[Path, int]]:
 
 
 def settle(place: Path) -> None:
-    """On the disk before it has its name."""
-    partial = partial_of(place)
-    for path in (*partial.rglob("*"), partial):
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-    partial.rename(place)
+    durable.replace(partial_of(place), place)
 
 
 def note(url: str, place: Path) -> None:
@@ -62,7 +55,7 @@ def note(url: str, place: Path) -> None:
     pointer = _pointer(url)
     beside = pointer.with_suffix(".new")
     beside.write_text(place.name)
-    beside.replace(pointer)
+    durable.replace(beside, pointer)
 
 
 def served_last(url: str) -> Path | None:

@@ -6,7 +6,6 @@ Which version a client gets follows from its key, the same at every site. While 
 
 import asyncio
 import logging
-import os
 import shutil
 import time
 import uuid
@@ -18,6 +17,7 @@ from typing import Protocol
 import aiohttp
 import msgspec
 
+from runtime import durable
 from runtime.bindings.binding import BindingError
 from runtime.functions.channel import Failure
 from runtime.functions.manifest import Manifest, ManifestError, load_manifest
@@ -236,7 +236,7 @@ class DeployedFunctions:
         self._directory.mkdir(parents=True, exist_ok=True)
         written = self._directory / "deployments.new"
         written.write_bytes(encode(list(known.values())))
-        os.replace(written, self._directory / "deployments.json")
+        durable.replace(written, self._directory / "deployments.json")
 
     async def _apply(self) -> None:
         """What has traffic is served, what has none is not, and what no version names is removed."""
@@ -312,7 +312,7 @@ def _unpacked(data: bytes, folder: Path) -> None:
     beside = folder.parent / f"{folder.name}.{uuid.uuid4().hex[:8]}.part"
     try:
         unpack(data, beside)
-        beside.rename(folder)
+        durable.replace(beside, folder)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise

@@ -23,6 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from runtime import durable
 from runtime.functions.manifest import ManifestError
 
 log = logging.getLogger("pilotlight.function")
@@ -142,6 +143,7 @@ class Layers:
             (listed := Path(name) / LIST).write_text("".join(f"{each}\n" for each in requirements))
             await _install(listed, made)
             (made / "layer-requirements.txt").write_text(listed.read_text())
+            await asyncio.to_thread(durable.sync_all, made)
             self._publish(made, path)
         return path
 
@@ -149,6 +151,7 @@ class Layers:
         with _locked(self._directory / ".lock"):
             if not path.is_dir():  # another process may have made the same
                 os.rename(made, path)
+                durable.sync(path.parent)
 
 
 class _Layer(NamedTuple):

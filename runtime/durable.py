@@ -1,0 +1,29 @@
+"""Files and folders that are whole under their name even after a power cut.
+
+A rename alone may reach the disk before what was written: the file then has its name and lacks its end.
+"""
+
+import os
+from pathlib import Path
+
+
+def replace(made: Path, path: Path) -> None:
+    """`made`, a closed file or a folder of them, is at `path` from now on. Raises OSError."""
+    sync_all(made)
+    made.replace(path)
+    sync(path.parent)
+
+
+def sync_all(path: Path) -> None:
+    """With all that lies in it."""
+    for each in (*path.rglob("*"), path):
+        if not each.is_symlink():
+            sync(each)
+
+
+def sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

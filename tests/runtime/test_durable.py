@@ -1,0 +1,55 @@
+"""What is on the disk before a name leads to it, as the calls to the kernel show."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from runtime import durable
+from runtime.bindings.object_migrations import migrate
+from runtime.functions.deployed import _unpacked
+from runtime.functions.manifest import Migration
+from wire.bundles import pack
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names, in order; `-> NAME` where something is renamed to it."""
+    seen: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def recorded(fd: int) -> None:
+        seen.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+        fsync(fd)
+
+    def renamed(path: Path, to: Path) -> Path:
+        seen.append(f"-> {to.name}")
+        return replace(path, to)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    monkeypatch.setattr(Path, "replace", renamed)
+    return seen
+
+
+def test_a_folder_with_all_its_files_is_on_the_disk_before_it_has_its_name_and_the_name_after(
+    synced: list[str], tmp_path: Path
+) -> None:
+    (made := tmp_path / "made/inner").mkdir(parents=True)
+    (made / "file").write_text("text")
+    (made / "link").symlink_to("nowhere")
+    durable.replace(tmp_path / "made", tmp_path / "whole")
+    assert sorted(synced[:3]) == ["file", "inner", "made"]
+    assert synced[3:] == ["-> whole", tmp_path.name]
+
+
+def test_a_deployed_version_is_on_the_disk_before_it_has_its_name(synced: list[str], tmp_path: Path) -> None:
+    (source := tmp_path / "source").mkdir()
+    (source / "entry.py").write_text("")
+    _unpacked(pack(source), tmp_path / "version")
+    assert synced[0] == "entry.py"
+    assert synced[-2:] == ["-> version", tmp_path.name]
+
+
+def test_a_migration_is_on_the_disk_before_it_counts_as_done(synced: list[str], tmp_path: Path) -> None:
+    migrate(tmp_path, [Migration(tag="v1")])
+    assert synced == ["migrations.new", "-> migrations.json", tmp_path.name]
