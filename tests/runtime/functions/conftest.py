@@ -19,6 +19,10 @@ RUNTIMES = ("crun", "runc", "crun --cgroup-manager=disabled")
 QUICK = {"blocked_s": 1.0, "memory_mib": 160, "disk_mib": 16, "idle_s": 30.0}
 
 
+def quick(limits: dict[str, Any]) -> Limits:
+    return Limits(**{**QUICK, **limits})
+
+
 class Served:
     """A site's functions, and a way to call them that reads the whole answer."""
 
@@ -26,7 +30,10 @@ class Served:
         self.functions = functions
         self._folder = folder
 
-    def add(self, source: str, name: str = "f", manifest: str = "", **files: str) -> None:
+    def add(
+        self, source: str, name: str = "f", manifest: str = "", limits: dict[str, Any] | None = None, **files: str
+    ) -> None:
+        """`limits`: its own, where the site's are not meant."""
         folder = self._folder / name
         (folder / "src").mkdir(parents=True, exist_ok=True)
         (folder / "src/entry.py").write_text(dedent(source))
@@ -35,7 +42,10 @@ class Served:
             path = folder / file.replace("__", "/").replace("_dot_", ".")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(dedent(text))
+        sites_own = self.functions.limits
+        self.functions.limits = sites_own if limits is None else quick(limits)
         self.functions.add(load_manifest(folder))
+        self.functions.limits = sites_own
 
     async def ask(
         self,
@@ -74,8 +84,7 @@ ServedMaker = Callable[..., AbstractAsyncContextManager[Served]]
 def make_served(tmp_path: Path) -> ServedMaker:
     @asynccontextmanager
     async def make(*, tier: int = 2, limits: dict[str, Any] | None = None, **options: Any) -> AsyncIterator[Served]:
-        bounds = Limits(**{**QUICK, **(limits or {})})  # type: ignore[arg-type]
-        async with SiteFunctions(limits=bounds, min_tier=tier, max_tier=tier, **options) as functions:
+        async with SiteFunctions(limits=quick(limits or {}), min_tier=tier, max_tier=tier, **options) as functions:
             yield Served(functions, tmp_path)
 
     return make
