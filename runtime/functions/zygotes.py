@@ -8,8 +8,6 @@ the runtime dies the sockets close, and every process here ends with them.
 import asyncio
 import importlib.util
 import os
-import re
-import select
 import signal
 import socket
 import subprocess
@@ -38,6 +36,7 @@ from runtime.functions.orders import (
     reports,
 )
 from runtime.functions.priority import Standing, cpu_s, tell_kernel
+from runtime.functions.processes import descendants, has_ended, memory_mib, parent_of, pid_of
 
 ROOT = Path(__file__).parents[2]
 SDK = Path(__file__).parent / "sdk"
@@ -236,8 +235,8 @@ class Link:
             self._late.add(id)
             asyncio.get_running_loop().call_later(AGAIN_S, self._born_late, id, pidfd)
         else:
-            pid = _pid_of(pidfd)
-            if _parent_of(pid) not in (self._parent_pid(), None) or (pid > 0 and pid in self.pids):
+            pid = pid_of(pidfd)
+            if parent_of(pid) not in (self._parent_pid(), None) or (pid > 0 and pid in self.pids):
                 os.close(pidfd)
                 raise Lie
             child.pidfd, child.pid = pidfd, pid
@@ -426,64 +425,3 @@ class SiteZygote:
                 self._process.kill()
                 self._process.wait()
             self._process = None
-
-
-def memory_mib(pid: int) -> int:
-    """Of a process; 0 where it is gone."""
-    try:
-        status = _read_at_once(f"/proc/{pid}/status")
-    except OSError:
-        return 0
-    return sum(int(size) for size in _OWN_MEMORY.findall(status)) >> 10
-
-
-_OWN_MEMORY = re.compile(rb"^Rss(?:Anon|Shmem):\s+(\d+) kB", re.MULTILINE)  # mapped files are the machine's cache
-
-
-def has_ended(pidfd: int) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
-
-
-def descendants(pid: int) -> set[int]:
-    """Processes that come from this one and live."""
-    found: set[int] = set()
-    left = [pid]
-    while left:
-        with suppress(OSError):  # gone by now
-            folder = f"/proc/{left.pop()}/task"
-            for thread in os.listdir(folder):
-                with suppress(OSError):
-                    children = {int(child) for child in _read_at_once(f"{folder}/{thread}/children").split()} - found
-                    found |= children
-                    left += children
-    return found
-
-
-def _read_at_once(path: str) -> bytes:
-    """Of /proc: 30 us, which is a quarter of what a Path takes, while every request waits."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(file, 1 << 14)
-    finally:
-        os.close(file)
-
-
-def _pid_of(pidfd: int) -> int:
-    """As /proc here numbers it; 0 for what is no pidfd of a process that can be seen."""
-    try:
-        lines = _read_at_once(f"/proc/self/fdinfo/{pidfd}").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith(b"Pid:")), 0)
-
-
-def _parent_of(pid: int) -> int | None:
-    """None for one that has ended by now."""
-    if pid <= 0:
-        return None if pid == -1 else 0
-    try:
-        return int(_read_at_once(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1])
-    except OSError:
-        return None

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from runtime.functions.orders import Born, Confined, Died, Failed, Fork, Report
-from runtime.functions.zygotes import NONSENSE, Child, Link, descendants
+from runtime.functions.processes import descendants
+from runtime.functions.zygotes import NONSENSE, Child, Link
 from tests.asgi import eventually
 from tests.runtime.functions.conftest import Served, ServedMaker
 from tests.runtime.functions.test_hostile import GOOD, fault_of

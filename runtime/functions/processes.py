@@ -1,0 +1,67 @@
+"""What the kernel says of processes, by /proc and by their descriptors: memory, parents, descendants, whether they live."""
+
+import os
+import re
+import select
+from contextlib import suppress
+
+
+def memory_mib(pid: int) -> int:
+    """Of a process; 0 where it is gone."""
+    try:
+        status = _read_at_once(f"/proc/{pid}/status")
+    except OSError:
+        return 0
+    return sum(int(size) for size in _OWN_MEMORY.findall(status)) >> 10
+
+
+_OWN_MEMORY = re.compile(rb"^Rss(?:Anon|Shmem):\s+(\d+) kB", re.MULTILINE)  # mapped files are the machine's cache
+
+
+def has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def descendants(pid: int) -> set[int]:
+    """Processes that come from this one and live."""
+    found: set[int] = set()
+    left = [pid]
+    while left:
+        with suppress(OSError):  # gone by now
+            folder = f"/proc/{left.pop()}/task"
+            for thread in os.listdir(folder):
+                with suppress(OSError):
+                    children = {int(child) for child in _read_at_once(f"{folder}/{thread}/children").split()} - found
+                    found |= children
+                    left += children
+    return found
+
+
+def _read_at_once(path: str) -> bytes:
+    """Of /proc: 30 us, which is a quarter of what a Path takes, while every request waits."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(file, 1 << 14)
+    finally:
+        os.close(file)
+
+
+def pid_of(pidfd: int) -> int:
+    """As /proc here numbers it; 0 for what is no pidfd of a process that can be seen."""
+    try:
+        lines = _read_at_once(f"/proc/self/fdinfo/{pidfd}").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(b"Pid:")), 0)
+
+
+def parent_of(pid: int) -> int | None:
+    """None for one that has ended by now."""
+    if pid <= 0:
+        return None if pid == -1 else 0
+    try:
+        return int(_read_at_once(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1])
+    except OSError:
+        return None
