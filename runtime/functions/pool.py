@@ -3,7 +3,6 @@
 Chooses an isolate for each request and starts one where none is free. Knows the manifest and the limits; what leaves an isolate is `outward`'s.
 """
 
-import ast
 import asyncio
 import itertools
 import logging
@@ -11,7 +10,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,8 @@ from pathlib import Path
 from runtime.functions import frames, priority
 from runtime.functions.channel import Failure, Result
 from runtime.functions.confine import Confinement
+from runtime.functions.faults import Fault
+from runtime.functions.imports import imports_of
 from runtime.functions.layers import LayerError
 from runtime.functions.limits import Limits
 from runtime.functions.logs import FunctionLog
@@ -27,7 +28,7 @@ from runtime.functions.orders import Boot
 from runtime.functions.pace import Pace
 from runtime.functions.priority import Standing
 from runtime.functions.restarts import MAX_WAIT_S, Restarts
-from runtime.functions.worker import Fault, Outward, Worker
+from runtime.functions.worker import Outward, Worker
 from runtime.functions.zygotes import FunctionZygote, Hatchery, ZygoteError
 
 log = logging.getLogger("pilotlight.function")
@@ -37,7 +38,6 @@ REFUSED_FOR_S = 20.0  # packages that could not be installed are not tried again
 LAG_S = 0.1  # a loop that is silent for so long is busy: another isolate takes the next request
 SETTLED_S = 3.0  # after which a function that sleeps has imported what it will
 SCRATCH_S = 0.25  # between two looks at what tier 1 has written
-MAX_SOURCES = 500  # files looked through for imports
 
 
 @dataclass(frozen=True)
@@ -429,42 +429,6 @@ def empty(folder: Path) -> None:
             shutil.rmtree(entry.path, ignore_errors=True)
         else:
             os.unlink(entry.path)
-
-
-def imports_of(manifest: Manifest) -> list[str]:
-    """What the function's files import from elsewhere, found by reading them: the function's zygote imports it once, for all isolates."""
-    folder, own_root = manifest.directory, manifest.main.parent
-    local = {path.stem for path in own_root.iterdir()} | {path.stem for path in folder.iterdir()}
-    names: dict[str, None] = {}
-    for path in _sources(folder):
-        try:
-            tree = ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError, OSError, RecursionError):
-            continue  # its import tells the author
-        for name in _imported(tree):
-            top = name.partition(".")[0]
-            if top not in local and top not in ("workers", "js", "pyodide"):
-                names[name] = None
-    return list(names)[:200]
-
-
-def _sources(folder: Path) -> Iterator[Path]:
-    count = 0
-    for parent, folders, files in os.walk(folder):
-        folders[:] = [
-            name for name in folders if name not in ("python_modules", "node_modules", "__pycache__") and name[0] != "."
-        ]
-        for name in files:
-            if name.endswith(".py") and (count := count + 1) <= MAX_SOURCES:
-                yield Path(parent) / name
-
-
-def _imported(tree: ast.Module) -> Iterator[str]:
-    for node in tree.body:  # those at the top: what a function imports inside may never be wanted
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            yield node.module
 
 
 assert sys.platform == "linux", "isolates need Linux"

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from runtime.functions import frames
 from runtime.functions.channel import Answer, Channel, ChannelClosed, Failure, Inbound, Result
+from runtime.functions.faults import Fault, authors_frames, fault_of, manner_of
 from runtime.functions.limits import Limits
-from runtime.functions.logs import FunctionLog, printable
+from runtime.functions.logs import FunctionLog
 from runtime.functions.orders import Boot, Died
 from runtime.functions.pace import Pace
 from runtime.functions.priority import Habit, Standing
@@ -30,10 +31,6 @@ SOCKETS_SHARE = 0.5  # of a core, which an isolate's open WebSockets may use for
 
 Outward = Callable[["Worker", frames.Request, Inbound | None], Awaitable[Any]]
 """What the runtime does for a function: calls of bindings, fetches."""
-
-
-class Fault(Failure):
-    """The function failed; not its neighbours, and not the site."""
 
 
 class Open(NamedTuple):
@@ -171,7 +168,7 @@ class Worker:
             raise await self.why_gone() from None
         except Failure as failure:
             self._done(ids)
-            raise _fault(failure) from None
+            raise fault_of(failure) from None
         except BaseException:
             self._done(ids)
             raise
@@ -347,7 +344,7 @@ class Worker:
             text += more
             if not more:
                 break
-        return _authors_frames(text.decode("utf-8", "replace"))
+        return authors_frames(text.decode("utf-8", "replace"))
 
     async def why_gone(self) -> Fault:
         """After the channel has closed: the reason."""
@@ -367,7 +364,7 @@ class Worker:
                 if broke:
                     self._child.kill()
                 report = await asyncio.shield(self._child.died)
-        sentence = f"the function {self.function!r} {broke or _manner(report)}"
+        sentence = f"the function {self.function!r} {broke or manner_of(report)}"
         if self._zygote is not None and self._zygote.why_failed:
             how = "was ended" if self.is_ready else "cannot be started"
             sentence = f"the function {self.function!r} {how}: {self._zygote.why_failed}"
@@ -443,39 +440,10 @@ class Streamed:
         except ChannelClosed:
             raise await self._worker.why_gone() from None
         except Failure as failure:
-            raise _fault(failure) from None
+            raise fault_of(failure) from None
         self._size += len(chunk)
         await self._worker.gave_piece(len(chunk))
         if self._size > limits.response_mib * 2**20 and self._ends_at is not None:
             sentence = f"the response is larger than {limits.response_mib:g} MiB"
             raise Fault(sentence, code="response_too_large")
         return chunk
-
-
-def _manner(report: Died | None) -> str:
-    if report is None:
-        return "is gone, and nobody knows why"
-    if os.WIFSIGNALED(report.status):
-        number = os.WTERMSIG(report.status)
-        return f"was killed by signal {number} ({signal.strsignal(number)})"
-    return f"ended its process with exit status {os.waitstatus_to_exitcode(report.status)}"
-
-
-def _fault(failure: Failure) -> Fault:
-    """What an isolate says of itself, for logs and terminals."""
-    message, name, detail = printable(failure.message), printable(failure.name), printable(failure.detail, keep="\n\t")
-    return Fault(message, code=failure.code, status=500, name=name, detail=detail)
-
-
-def _authors_frames(text: str) -> str:
-    """Of each thread, the frames before the first one of the event loop's or of ours."""
-    kept: list[str] = []
-    is_skipping = False
-    for line in text.splitlines():
-        if not line.startswith("  "):
-            is_skipping = False
-        elif "/asyncio/" in line or "/runtime/functions/" in line:
-            is_skipping = True
-        if not is_skipping and line.strip():
-            kept.append(line)
-    return "\n".join(kept)

@@ -15,10 +15,10 @@ from runtime.admission import Admission
 from runtime.connection import AnswerCut, ClientGone, answering, header, response_start, send_json
 from runtime.functions.answer_headers import confined_headers
 from runtime.functions.channel import Failure
+from runtime.functions.faults import Fault
 from runtime.functions.serving import ServedFunctions
 from runtime.functions.site import Response
 from runtime.functions.socket_relay import SocketRelay
-from runtime.functions.worker import Fault
 from runtime.middleware.identity import GENUINE_HOP, SITE_NAME
 from runtime.routing import Route, any_method, socket
 from wire.errors import ApiError, Dialect

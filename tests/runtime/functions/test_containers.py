@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from runtime.functions.faults import Fault
 from runtime.functions.site import IsolationError, SiteFunctions
-from runtime.functions.worker import Fault
 from tests.runtime.functions.conftest import Served, ServedMaker
 
 LOOKS = """

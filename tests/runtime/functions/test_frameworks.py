@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from runtime.functions.faults import Fault
 from runtime.functions.manifest import load_manifest
-from runtime.functions.worker import Fault
 from tests.asgi import eventually
 from tests.runtime.functions.conftest import Served, ServedMaker
 

@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from runtime.functions.channel import WINDOW_BYTES
+from runtime.functions.faults import Fault
 from runtime.functions.site import SiteFunctions
-from runtime.functions.worker import Fault
 from tests.runtime.functions.conftest import Served, quick
 
 GOOD = """

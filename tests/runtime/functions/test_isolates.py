@@ -7,9 +7,9 @@ import pytest
 
 from runtime.functions import restarts, site
 from runtime.functions.channel import Failure
+from runtime.functions.faults import Fault
 from runtime.functions.priority import OWN_NICE, YIELD_NICE
 from runtime.functions.restarts import FIRST_PAUSE_S, FREE
-from runtime.functions.worker import Fault
 from tests.asgi import eventually
 from tests.runtime.functions.conftest import Served, ServedMaker
 

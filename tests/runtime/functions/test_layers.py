@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from runtime.functions import layers, site
+from runtime.functions.faults import Fault
 from runtime.functions.layers import DAY_S, LayerError, Layers, Room, digest_of, requirements_of
 from runtime.functions.manifest import ManifestError
-from runtime.functions.worker import Fault
 from tests.asgi import eventually
 from tests.runtime.functions.conftest import ServedMaker
 

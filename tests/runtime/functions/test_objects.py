@@ -15,7 +15,7 @@ from runtime.bindings import alarms
 from runtime.bindings.binding import Services
 from runtime.bindings.database import Databases
 from runtime.bindings.opener import opener
-from runtime.functions.worker import Fault
+from runtime.functions.faults import Fault
 from tests.asgi import eventually
 from tests.runtime.functions.conftest import Served, ServedMaker
 

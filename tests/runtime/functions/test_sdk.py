@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from runtime.functions.worker import Fault
+from runtime.functions.faults import Fault
 from tests.runtime.functions.conftest import Served
 
 HEAD = "from workers import *\nimport asyncio, json\n\n"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from runtime.functions import worker
+from runtime.functions.faults import Fault
 from runtime.functions.manifest import load_manifest
 from runtime.functions.socket_messages import Close
-from runtime.functions.worker import Fault
 from tests.asgi import eventually
 from tests.runtime.functions.conftest import Served, ServedMaker
 from tests.runtime.functions.sockets import ask, opened

@@ -9,12 +9,13 @@ import pytest
 
 from runtime.functions import frames
 from runtime.functions.channel import Channel, Inbound
+from runtime.functions.faults import Fault
 from runtime.functions.limits import Limits
 from runtime.functions.logs import FunctionLog
 from runtime.functions.orders import Boot
 from runtime.functions.pace import Pace
 from runtime.functions.priority import Standing
-from runtime.functions.worker import Fault, Worker
+from runtime.functions.worker import Worker
 from runtime.functions.zygotes import Child
 
 LIMITS = Limits(cpu_ms=200, memory_mib=64)
