@@ -95,7 +95,8 @@ def _shares(deployment: dict[str, Any]) -> list[str]:
     name = deployment["name"]
     shares = [f"{name}: version {share['number']} has {share['percent']:g} %" for share in deployment["shares"]]
     return shares + [
-        f"{name}: not known to be served at {site} yet: {why}" for site, why in deployment["unconfirmed"].items()
+        f"{name}: not known to be served at {site} yet: {why}"
+        for site, why in deployment.get("unconfirmed", {}).items()
     ]
 
 
