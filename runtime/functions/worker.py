@@ -365,6 +365,8 @@ class Worker:
                     self._child.kill()
                 report = await asyncio.shield(self._child.died)
         sentence = f"the function {self.function!r} {broke or manner_of(report)}"
+        if self._child.born.done() and (why := self._child.born.exception()) is not None:
+            sentence = f"the function {self.function!r} cannot be started: {why}"
         if self._zygote is not None and self._zygote.why_failed:
             how = "was ended" if self.is_ready else "cannot be started"
             sentence = f"the function {self.function!r} {how}: {self._zygote.why_failed}"

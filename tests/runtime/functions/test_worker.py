@@ -16,7 +16,7 @@ from runtime.functions.orders import Boot
 from runtime.functions.pace import Pace
 from runtime.functions.priority import Standing
 from runtime.functions.worker import Worker
-from runtime.functions.zygotes import Child
+from runtime.functions.zygotes import Child, ZygoteError
 
 LIMITS = Limits(cpu_ms=200, memory_mib=64)
 
@@ -80,7 +80,8 @@ async def made() -> AsyncIterator[Made]:
     worker.is_ready = True
     yield Made(worker, zygote, isolate)
     isolate.close("the test is over")
-    zygote.child.died.cancel()
+    if not zygote.child.died.done():
+        zygote.child.died.set_result(None)
     await worker.close()
 
 
@@ -116,6 +117,14 @@ async def test_requests_of_an_isolate_that_dies_are_open_no_longer(made: Made) -
     with pytest.raises(Fault, match="is gone"):
         await asking
     assert made.worker.load == 0
+
+
+async def test_an_isolate_that_could_not_be_made_says_why(made: Made) -> None:
+    made.child.born.set_exception(ZygoteError("clone: Resource temporarily unavailable"))
+    made.child.died.set_result(None)
+    made.isolate.close("it was never there")
+    with pytest.raises(Fault, match="cannot be started: clone: Resource"):
+        await made.ask()
 
 
 async def test_a_request_beyond_its_wall_time_is_open_no_longer(made: Made) -> None:
