@@ -26,6 +26,7 @@ from load_tests.records import write_record
 from load_tests.timing import Budget
 
 SUBJECT = "kernels"
+_MOST_COPIES = {"cuda": 64, "cpu": 2}  # a rehearsal has no time for more
 
 
 def main() -> int:
@@ -83,7 +84,7 @@ def row(
 ) -> dict[str, Any]:
     began = time.monotonic()
     try:
-        return measure(operation, case, device, limits, share_s)
+        return measure(operation, case, device, limits, share_s, _MOST_COPIES[device.type])
     except torch.OutOfMemoryError:
         failure = "the device's memory is too small to check it; let the catalogue say along which rows it can be cut"
     except WrongError as error:

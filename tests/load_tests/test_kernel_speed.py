@@ -171,6 +171,12 @@ def test_each_row_is_in_the_record_before_the_next_call_is_made(
     assert set(recorded) == {1}
 
 
+def test_a_rehearsal_takes_operations_that_no_cpu_has_a_ceiling_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scenario, "Ceilings", lambda *arguments: Fixed())
+    monkeypatch.delenv("OUT", raising=False)
+    assert scenario.run(CPU, budget_s=0.0, limit_s=math.inf, only=["fp8_linear"]) == 0
+
+
 def test_what_is_not_reached_in_time_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scenario, "Ceilings", lambda *arguments: Fixed())
     monkeypatch.delenv("OUT", raising=False)
