@@ -72,7 +72,8 @@ def _cost(arguments: Arguments) -> Cost:
     """What is moved, read and written."""
     arena, buffer = arguments["arena"], arguments["buffer"]
     tokens = min(len(arguments["blocks"]) * arena.shape[3], buffer.shape[0] * buffer.shape[3])
-    return Cost(2 * tokens * buffer[0, :, :, 0].numel() * buffer.element_size())
+    _, layers, pair, _, heads, head_dim = buffer.shape
+    return Cost(2 * tokens * layers * pair * heads * head_dim * buffer.element_size())
 
 
 def _operation(name: str, function: Callable[..., Any], reference: Callable[..., Any], changes: str) -> Operation:

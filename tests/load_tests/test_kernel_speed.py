@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.catalogue import OPERATIONS
 from kernels.catalogue.norms import ADD_RMS_NORM, RMS_NORM
 from kernels.catalogue.operation import Case, Cost, Operation, Target
 from load_tests import kernel_speed
-from load_tests.kernel_speed import OURS, WrongError, checked, held_against, measure, num_copies
+from load_tests.kernel_speed import OURS, WrongError, checked, held_against, measure, num_copies, storage_type
 from load_tests.scenarios import kernels as scenario
 from load_tests.timing import Budget, Contender, take_turns
 
@@ -169,6 +170,12 @@ def test_each_row_is_in_the_record_before_the_next_call_is_made(
     monkeypatch.setenv("OUT", str(tmp_path))
     assert scenario.run(CPU, budget_s=0.0, limit_s=math.inf) == 0
     assert set(recorded) == {1}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_every_case_has_a_cost(operation: Operation) -> None:
+    for case in operation.cases:
+        assert operation.cost(case.make(storage_type(operation, CPU))).bytes >= 0
 
 
 def test_a_rehearsal_takes_operations_that_no_cpu_has_a_ceiling_for(monkeypatch: pytest.MonkeyPatch) -> None:
