@@ -188,9 +188,9 @@ def moe_experts(
     check_rows("moe_experts", "x", x)
     kind, alpha, limit = _kind(activation)
     tokens, hidden_size = x.shape
-    first = operands("moe_experts", x, gate_up, hidden_size)
+    first = operands("moe_experts", x, gate_up, hidden_size, "gate_up")
     intermediate, num_experts = first.rows // 2, first.weight.shape[0]
-    second = operands("moe_experts", x, down, intermediate)
+    second = operands("moe_experts", x, down, intermediate, "down")
     top_k = expert_ids.shape[1]
     if (
         not (weights.is_contiguous() and weights.shape == expert_ids.shape == (tokens, top_k))

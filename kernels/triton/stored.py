@@ -32,11 +32,11 @@ class Operands(NamedTuple):
     has_zeros: bool
 
 
-def operands(operation: str, x: torch.Tensor, weight: Stored, columns: int) -> Operands:
+def operands(operation: str, x: torch.Tensor, weight: Stored, columns: int, name: str = "weight") -> Operands:
     """Raises ArgumentError unless x, whose rows have `columns` values, can be multiplied with the weight."""
     if isinstance(weight, torch.Tensor):
         if weight.dtype != x.dtype or weight.shape[-1] != columns or weight.stride(-1) != 1:
-            _complain(operation, x, weight, columns)
+            _complain(operation, x, weight, columns, name)
         return _operands(weight, weight, weight, columns, 1, 1, PLAIN, False)
     if isinstance(weight, Int4Weight):
         check_int4(operation, x, weight, columns)
@@ -84,12 +84,12 @@ def _operands(
     )  # fmt: skip
 
 
-def _complain(operation: str, x: torch.Tensor, weight: torch.Tensor, columns: int) -> None:
+def _complain(operation: str, x: torch.Tensor, weight: torch.Tensor, columns: int, name: str) -> None:
     if weight.dtype != x.dtype:
-        raise ArgumentError(operation, "weight", f"has type {weight.dtype} and x {x.dtype}; they must be equal")
+        raise ArgumentError(operation, name, f"has type {weight.dtype} and x {x.dtype}; they must be equal")
     if weight.shape[-1] != columns:
         raise ArgumentError(
             operation, "x", f"has {columns} columns and the weight {weight.shape[-1]}; they must be equal"
         )
     if columns > 1:
-        raise ArgumentError(operation, "weight", "must be contiguous along its last dimension")
+        raise ArgumentError(operation, name, "must be contiguous along its last dimension")

@@ -99,7 +99,7 @@ def sampled(logits: torch.Tensor, numbers: torch.Tensor, draw: Draw, *, truncate
     draws = draws._replace(truncates=draws.truncates or truncates)
     rows = logits.expand(len(numbers), -1).contiguous()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels.sample, "uniform", lambda *_: numbers)
+        patch.setattr(kernels.sample, "uniform", lambda *_: on_device(numbers))
         return set(sample(rows, rows.amax(-1), draws).tolist())
 
 
