@@ -221,6 +221,7 @@ class Asking:
             if events is None:
                 raise SiteFailed("lost", "it closed the connection before its first event")
             first += events
+            self._patience.heard()
         return first
 
     async def _passed_through(self, link: Link) -> Answer:
@@ -260,12 +261,17 @@ class _Patience:
         self._connecting: asyncio.Timeout | None = None
         self._loop = asyncio.get_running_loop()
         self._since = now = self._loop.time()
+        self._stall_s = stall_s
         self.until, self._leave_at = now + seconds, now + stall_s  # on the loop's clock
         self._timer = self._loop.call_at(min(self.until, self._leave_at), self._ring)
 
     @property
     def waited_s(self) -> float:
         return self._loop.time() - self._since
+
+    def heard(self) -> None:
+        """A heartbeat: the site holds back what it has, and is not to be left for it yet."""
+        self._leave_at = self._loop.time() + self._stall_s
 
     def begin_anew(self, seconds: float) -> None:
         self.until = self._loop.time() + seconds

@@ -56,14 +56,11 @@ class Pace:
         self._retries = retries
 
     def is_stalled(self, exchange: Exchange, backend: Backend, silent_s: float) -> bool:
-        """Whether its stream had better go on elsewhere: it has stood still for longer than the site's own pace explains, and can be moved. A tool
-        call is written whole, so that there silence says nothing."""
+        """Whether its stream had better go on elsewhere: it has stood still for longer than the site's own pace explains, and can be moved."""
         model = exchange.request.model
         if silent_s < self._relay.stall_s or model is None or not exchange.may_move:
             return False
-        if b'"tools"' in exchange.request.body or silent_s < stall_limit_s(
-            backend.view().model(model), exchange.stall_s
-        ):
+        if silent_s < stall_limit_s(backend.view().model(model), exchange.stall_s):
             return False
         try:
             exchange.journal.delivery()

@@ -5,6 +5,7 @@
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -29,6 +30,8 @@ from wire.chat import FinishReason, Usage
 from wire.continuation import Delivery
 from wire.errors import ApiError
 
+NOTHING_YET = Piece((), (), None)
+HELD_BACK_S = 1.0  # well below the silence after which a router looks for another site
 MANY_CHARACTERS = 16  # of a token: prose has 4, and a context full of longer ones is encoded twice
 
 
@@ -148,7 +151,9 @@ class Generation:
         self._ends_with_prompt = True
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """All that is ready of a choice at a time as one piece. Each choice ends with a piece that has a finish reason."""
+        """All that is ready of a choice at a time as one piece. Each choice ends with a piece that has a finish reason. While tokens come and all of
+        them are held back, as those of a tool call, there is an empty piece once a second: this is no silence."""
+        shown_at = time.monotonic()
         touched: dict[int, None] = {}  # choices, in order
         while not self.is_finished:
             for choice, output in await self._pump.take():
@@ -164,6 +169,10 @@ class Generation:
                         await self._pump.close(choice)  # its stop string was found: the engine need not go on
                     self.on_piece(choice)
                     yield piece._replace(choice=choice)
+                    shown_at = time.monotonic()
+            if not self.is_finished and time.monotonic() - shown_at >= HELD_BACK_S:
+                yield NOTHING_YET
+                shown_at = time.monotonic()
             touched = {}
 
     async def whole(self) -> list[Piece]:

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from runtime.accounts import Tenant, tenant_of
 from runtime.connection import EventWriter, error_body, header, read_body, send_json, until_disconnect
-from runtime.generation import Generation, Generator
+from runtime.generation import NOTHING_YET, Generation, Generator
 from runtime.hop import Hop, body_limit, hop_of, named_prefixes
 from runtime.patience import decline_if_too_long
 from runtime.streaming import Piece
@@ -112,6 +112,9 @@ class Endpoint(Generic[RequestT]):
         answer = self._answer(request, self._generator)
         async with self._generator.generate(request, tenant) as generation:
             async for piece in generation.pieces():
+                if piece is NOTHING_YET:
+                    await writer.write(HEARTBEAT)
+                    continue
                 events = answer.events(piece, generation)
                 if generation.is_finished:
                     events += answer.ending(generation)

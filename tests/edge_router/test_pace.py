@@ -1,10 +1,12 @@
 """How long a site may be silent, by its own pace and by what the stream has been through."""
 
+import asyncio
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from edge_router.asking import _Patience
 from edge_router.exchange import MAX_MOVES, SETTLED_S, Exchange
 from edge_router.pace import Pace, first_token_limit_s, stall_limit_s
 from edge_router.peek import Head, ValidRequest, peek
@@ -15,6 +17,7 @@ from sites.network import RelayConfig
 from tests.edge_router.builders import Clock, model_status, view
 
 RELAY = RelayConfig(stall_s=2.0)
+CLOCK_TICK_S = 0.01
 INFINITE = float("inf")
 
 
@@ -113,10 +116,35 @@ def test_what_the_router_did_not_hear_while_it_stood_still_itself_is_no_silence_
     link = Link()
     stream = Events(link, 60.0)  # type: ignore[arg-type]
     heard: list[float] = []
-    stream.is_stalled = lambda silent_s: bool(heard.append(silent_s)) or silent_s > 2.0
+
+    def is_stalled(silent_s: float) -> bool:
+        heard.append(silent_s)
+        return silent_s > 2.0
+
+    stream.is_stalled = is_stalled
     stream._waits_since = 100.0
     stream.look(112.0, awake_since=112.0)
     assert heard == [0.0]
     stream.look(114.5, awake_since=112.0)
     assert isinstance(link.error, Lost)
     assert link.error.cause == "stalled"
+
+
+async def test_a_site_whose_heartbeats_come_is_not_left_before_its_first_token_and_a_silent_one_is() -> None:
+    left: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    def may_leave() -> bool:
+        left.append(loop.time())
+        return True
+
+    patience = _Patience(60.0, None, 0.2, may_leave)
+    begun = loop.time()
+    async with asyncio.timeout(20):
+        while loop.time() < begun + 0.5:
+            patience.heard()
+            assert not left
+            await asyncio.sleep(0)
+        while not patience.is_over:
+            await asyncio.sleep(0.01)
+    assert left[0] >= begun + 0.7 - CLOCK_TICK_S

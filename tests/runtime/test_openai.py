@@ -6,6 +6,7 @@ from engine.client import EngineError
 from tests.asgi import call
 from tests.fakes import EOS, ids, says
 from tests.runtime.conftest import Site, SiteMaker
+from wire.sse import HEARTBEAT
 
 CHAT = "/ai/v1/chat/completions"
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -180,6 +181,19 @@ async def test_streamed_calls_are_deltas_with_an_index(site: Site) -> None:
     assert [made["index"] for made in calls] == [0, 1]
     assert "tool_call>" not in "".join(delta.get("content", "") for delta in deltas)
     assert answer.events[-2]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_a_call_that_is_held_back_for_long_is_no_silence(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.generation.HELD_BACK_S", 0.0)
+    paced = [each for step in says(CALL_TEXT) for each in (0.0, step)]  # each is taken before the next one comes
+    for is_stream in (True, False):
+        site.engine.script = paced
+        answer = await call(site.app, CHAT, {**HELLO, "tools": TOOLS, "stream": is_stream})
+        if is_stream:
+            assert answer.body.startswith(HEARTBEAT)
+            assert answer.body.endswith(b"data: [DONE]\n\n")
+        else:
+            assert answer.json["choices"][0]["finish_reason"] == "tool_calls"
 
 
 async def test_calls_are_text_when_no_tools_are_listed(site: Site) -> None:
