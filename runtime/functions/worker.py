@@ -10,7 +10,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from runtime.functions import frames
 from runtime.functions.channel import Answer, Channel, ChannelClosed, Failure, Inbound, Result
@@ -33,12 +33,6 @@ Outward = Callable[["Worker", frames.Request, Inbound | None], Awaitable[Any]]
 """What the runtime does for a function: calls of bindings, fetches."""
 
 
-class Open(NamedTuple):
-    """A request under way."""
-
-    ends_at: float
-
-
 class Worker:
     def __init__(
         self,
@@ -57,7 +51,6 @@ class Worker:
         self._pace = pace  # of its streams, in bytes
         self._habit = Habit(is_on_probation=is_on_probation)
         self.log = log
-        self.open: dict[int, Open] = {}
         self.background = 0
         self.promised = 0  # requests that wait for its start
         self.started = asyncio.Event()  # or failed
@@ -72,7 +65,7 @@ class Worker:
         self.limits = limits
         self._outward = outward
         self._loop = asyncio.get_running_loop()
-        self._cpu: dict[int, float] = {}  # seconds, by request
+        self._cpu: dict[int, float] = {}  # seconds, by request that is open
         self._seen: set[int] = set()  # requests that were open at the last look
         self._subrequests: dict[int, int] = {}  # by request; -1: outside of any
         self._outside_since = 0.0
@@ -136,7 +129,7 @@ class Worker:
 
     @property
     def load(self) -> int:
-        return len(self.open) + self.promised
+        return len(self._cpu) + self.promised
 
     async def ask(
         self,
@@ -154,7 +147,7 @@ class Worker:
 
         def numbered(id: int) -> frames.Request:
             ids.append(id)
-            self.open[id], self._cpu[id] = Open(ends_at), 0.0
+            self._cpu[id] = 0.0
             return frame(id)
 
         try:
@@ -199,15 +192,14 @@ class Worker:
 
     def _done(self, ids: list[int]) -> None:
         for id in ids:
-            self.open.pop(id, None)
             self._cpu.pop(id, None)
             self._subrequests.pop(id, None)
         self.idle_since = self._loop.time()
 
     async def _answer(self, frame: frames.Request, body: Inbound | None) -> Any:
         within = getattr(frame, "within", -1)
-        if within not in self.open:  # what works on behind its response, and what only says so
-            within = next(iter(self.open), -1)
+        if within not in self._cpu:  # what works on behind its response, and what only says so
+            within = next(iter(self._cpu), -1)
             if within < 0 and (now := self._loop.time()) - self._outside_since > OUTSIDE_S:
                 self._outside_since, self._subrequests[-1] = now, 0
         count = self._subrequests[within] = self._subrequests.get(within, 0) + 1
