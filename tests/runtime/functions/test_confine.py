@@ -44,6 +44,7 @@ async def test_no_group_no_capability_and_no_list_of_the_root_is_left_at_tier_2(
 ) -> None:
     served.add(SOURCE)
     found = json.loads(await served.get())
-    assert GROUP not in found["groups"]
+    if os.getuid() == 0:  # another user has none that it could leave
+        assert found["groups"] == []
     assert found["capabilities"] == [0] * 6
     assert found["listed"] is None  # the root is there, and Landlock alone says that it is not for reading
