@@ -2,12 +2,14 @@
 
 import ast
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from runtime.functions.manifest import Manifest
 
 MAX_SOURCES = 500  # files looked through
+_parsing = threading.Lock()  # Python 3.11 counts the depth of all threads' trees together, and raises SystemError
 
 
 def imports_of(manifest: Manifest) -> list[str]:
@@ -17,7 +19,8 @@ def imports_of(manifest: Manifest) -> list[str]:
     names: dict[str, None] = {}
     for path in _sources(folder):
         try:
-            tree = ast.parse(path.read_bytes())
+            with _parsing:
+                tree = ast.parse(path.read_bytes())
         except (SyntaxError, ValueError, OSError, RecursionError):
             continue  # its import tells the author
         for name in _imported(tree):
