@@ -4,6 +4,7 @@ Use as `async with`. Which tier of isolation the machine offers is tried at the 
 """
 
 import asyncio
+import itertools
 import logging
 import os
 import tempfile
@@ -37,7 +38,9 @@ TRIM_S = 2.0
 PREPARE_AFTER_S = 0.5  # of a site's start, whose models come first
 PREPARE_EVERY_S = 0.05  # a zygote for each function, one after the other: each takes 6 ms of a core
 PRUNE_S = 600.0
-UID_BASE = 231_072  # above what systems give to people; each function has its own
+UID_BASE = 231_072  # above what systems give to people
+# Each function's own, and apart from those of other sites on this machine: the kernel counts a user's processes, and lets it signal its own.
+_uids = itertools.count(UID_BASE + os.getpid() % 2048 * 256)
 
 
 class IsolationError(ConfigError):
@@ -113,7 +116,6 @@ class SiteFunctions:
         self._oci_runtime = oci_runtime
         self._hatchery: Hatchery = self._zygote
         self._stack = AsyncExitStack()
-        self._uids = 0
         self._stirred = asyncio.Event()  # there is a request
         self._unprepared: asyncio.Queue[FunctionPool] = asyncio.Queue()
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -147,8 +149,7 @@ class SiteFunctions:
         assert self._state_dir is not None
         requirements = () if layers else requirements_of(manifest.directory)
         served = name or manifest.name
-        uid = UID_BASE + self._uids if os.getuid() == 0 else None
-        self._uids += 1
+        uid = next(_uids) if os.getuid() == 0 else None
         ground = Ground(self._hatchery, self.isolation.tier, uid, self._state_dir / "scratch", self._stirred.set)
         pool = FunctionPool(
             manifest,
@@ -289,7 +290,7 @@ class SiteFunctions:
         assert self._state_dir is not None
         reasons: list[str] = []
         (scratch := self._state_dir / "scratch").mkdir(parents=True, exist_ok=True)
-        uid = UID_BASE if os.getuid() == 0 else None
+        uid = next(_uids) if os.getuid() == 0 else None
         for tier in range(self._max_tier, 0, -1):
             hatchery: Hatchery = self._zygote
             if tier == 3:

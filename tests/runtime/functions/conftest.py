@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import os
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -12,15 +11,11 @@ from typing import Any
 
 import pytest
 
-from runtime.functions import site
 from runtime.functions.limits import Limits
 from runtime.functions.manifest import load_manifest
 from runtime.functions.site import IsolationError, Response, SiteFunctions
 
 RUNTIMES = ("crun", "runc", "crun --cgroup-manager=disabled")
-site.UID_BASE += (
-    os.getpid() << 9
-)  # the kernel counts processes by user: those of another run at the same time are not ours
 QUICK = {"blocked_s": 1.0, "memory_mib": 160, "disk_mib": 16, "idle_s": 30.0}
 
 
