@@ -56,15 +56,24 @@ class Stream:
 
     def __init__(self, url: str, body: dict[str, Any], on_event: Callable[[], None] = lambda: None) -> None:
         self.events: list[Any] = []
+        self.has_begun = threading.Event()
+        self.error: httpx.HTTPError | None = None  # what ended it, where that was no answer's end
         self._thread = threading.Thread(target=self._read, args=(url, body, on_event), daemon=True)
         self._thread.start()
 
     def _read(self, url: str, body: dict[str, Any], on_event: Callable[[], None]) -> None:
+        try:
+            self._hear(url, body, on_event)
+        except httpx.HTTPError as error:
+            self.error = error
+
+    def _hear(self, url: str, body: dict[str, Any], on_event: Callable[[], None]) -> None:
         with httpx.Client(timeout=120) as client, client.stream("POST", url + CHAT, json=body) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: "):
                     data = line.removeprefix("data: ")
                     self.events.append(data if data == "[DONE]" else json.loads(data))
+                    self.has_begun.set()
                     on_event()
                 elif line.startswith("{"):
                     self.events.append(json.loads(line))
@@ -72,6 +81,7 @@ class Stream:
     def end(self, timeout_s: float = 100.0) -> None:
         self._thread.join(timeout_s)
         assert not self._thread.is_alive(), f"the stream hangs after {len(self.events)} events"
+        assert self.error is None, f"after {len(self.events)} events: {self.error!r}"
 
     @property
     def answer(self) -> Any:
@@ -90,6 +100,14 @@ class Stream:
                 mine["finish"] = choice["finish_reason"]
         assert usage is not None
         return told, usage["prompt_tokens"], usage["completion_tokens"]
+
+
+def endless_streams(site: Process) -> list[Stream]:
+    """All under way, and none of them done soon, however slowly this test goes on."""
+    streams = [Stream(site.url, {**body, "max_tokens": 3000}) for body in REQUESTS[:4]]
+    for stream in streams:
+        assert stream.has_begun.wait(60)
+    return streams
 
 
 def write_site(folder: Path, source: str, continue_within_s: float, step_deadline_s: float = 30.0) -> Path:
@@ -203,15 +221,12 @@ def test_without_a_next_host_every_stream_ends_with_an_error_event(tmp_path: Pat
     copy = copy_of_ember(tmp_path / "ember")
     site = Process(write_site(tmp_path, str(copy), continue_within_s=5.0), tmp_path / "log")
     try:
-        heard = threading.Semaphore(0)
-        streams = [Stream(site.url, body, on_event=heard.release) for body in REQUESTS[:4]]
-        for _ in range(4):
-            assert heard.acquire(timeout=30)
-        (copy / "model.safetensors").rename(copy / "elsewhere")
         engine = site.engine()
+        streams = endless_streams(site)
+        (copy / "model.safetensors").rename(copy / "elsewhere")
         engine.kill()
         for stream in streams:
-            stream.end(10.0)
+            stream.end()
             assert stream.events[-1]["error"]["code"] in ("model_load_failed", "engine_error")
         (copy / "elsewhere").rename(copy / "model.safetensors")
     finally:
@@ -221,11 +236,8 @@ def test_without_a_next_host_every_stream_ends_with_an_error_event(tmp_path: Pat
 def test_a_next_host_that_hangs_ends_every_stream_with_an_error_event(tmp_path: Path) -> None:
     site = Process(write_site(tmp_path, "embedded:ember", continue_within_s=4.0), tmp_path / "log")
     try:
-        heard = threading.Semaphore(0)
-        streams = [Stream(site.url, body, on_event=heard.release) for body in REQUESTS[:4]]
-        for _ in range(4):
-            assert heard.acquire(timeout=30)
         engine = site.engine()
+        streams = endless_streams(site)
         engine.kill()
         successor: list[psutil.Process] = []
 
@@ -238,7 +250,7 @@ def test_a_next_host_that_hangs_ends_every_stream_with_an_error_event(tmp_path: 
         wait_for(has_successor)
         successor[0].send_signal(signal.SIGSTOP)
         for stream in streams:
-            stream.end(10.0)
+            stream.end()
             assert stream.events[-1]["error"]["code"] == "engine_error"
             assert "within 4 s" in stream.events[-1]["error"]["message"]
         successor[0].kill()
