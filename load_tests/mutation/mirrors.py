@@ -3,8 +3,9 @@
 from load_tests.mutation.mutant import ROOT
 
 _TESTS = {
-    "engine/batch.py": "engine/test_engine engine/test_invariance engine/test_decode_graphs",
-    "engine/engine.py": "engine/test_engine engine/test_overlap engine/test_siblings engine/test_opened_host",
+    "engine/batch.py": "engine/test_batch engine/test_engine engine/test_invariance engine/test_decode_graphs",
+    "engine/engine.py": "engine/test_engine engine/test_overlap engine/test_siblings engine/test_opened_host "
+    "engine/test_tier_schedules",
     "engine/fairness.py": "engine/test_fairness",
     "engine/host.py": "engine/test_host",
     "engine/incoming.py": "engine/kv/test_tiered_cache engine/test_tier_schedules",

@@ -107,6 +107,8 @@ class FakeRunner:
 
     def scrub(self, blocks: SequenceOf[int]) -> None:
         self.scrubbed += blocks
+        for block in blocks:
+            self.slots[block * self.block_size : (block + 1) * self.block_size] = [None] * self.block_size
 
     def reset(self) -> None:
         self.slots = [None] * len(self.slots)

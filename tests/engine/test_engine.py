@@ -128,6 +128,18 @@ def test_logits_that_are_not_numbers_end_one_sequence_and_poison_no_cache() -> N
     assert one(engine, submit("again", PROMPT * 2)).num_cached_tokens == 4, "only what the good one left may be found"
 
 
+def test_a_sequence_whose_logits_are_not_numbers_leaves_the_blocks_that_it_shares_as_they_are() -> None:
+    engine, runner = fake_engine()
+    engine.submit(submit("good", PROMPT * 2, max_tokens=9))
+    engine.step()
+    runner.bad_sequences.add("bad")
+    heard = drain(engine, [submit("bad", [*PROMPT * 2, 1])])
+    assert heard["bad"].finish_reason == "error"
+    assert engine.load().prefix_hits == 12
+    assert len(runner.scrubbed) == 1, "of its four blocks, the one that is its own"
+    assert heard["good"].token_ids == expected_tokens(PROMPT * 2, 9)
+
+
 def test_a_fully_cached_prompt_still_computes_its_last_token() -> None:
     engine, runner = fake_engine()
     prompt = [*PROMPT, 1, 2]

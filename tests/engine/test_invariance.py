@@ -67,6 +67,16 @@ def test_company_and_chunks_and_preemption_change_no_token(
     assert ("kv_tokens" in limits) == (engine.scheduler.num_preemptions > 0)
 
 
+def test_chunks_change_no_log_probability_of_the_prompt(checkpoint: Path) -> None:
+    message = submit("a", random_prompt(50, seed=50), max_tokens=1, prompt_logprobs=True)
+    whole = one(load_engine(checkpoint), message).prompt_logprobs
+    parts = one(load_engine(checkpoint, max_num_batched_tokens=13), message).prompt_logprobs
+    assert whole is not None
+    assert parts is not None
+    assert len(whole) == 49, "all but the first token's"
+    assert [reported.logprob for reported in parts] == pytest.approx([reported.logprob for reported in whole], abs=1e-4)
+
+
 def test_a_warm_cache_changes_no_token(checkpoint: Path, alone: dict[str, list[int]]) -> None:
     engine = load_engine(checkpoint)
     drain(engine, requests())
