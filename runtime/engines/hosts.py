@@ -334,8 +334,7 @@ class DeviceHost:
             return exited.result()
         finally:
             exited.cancel()
-            with suppress(asyncio.CancelledError):
-                await exited
+            await asyncio.wait({exited})  # which raises only when this task is cancelled as well
 
     def _stuck(self) -> str | None:
         silent_s = time.monotonic() - self._progress_at

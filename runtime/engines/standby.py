@@ -8,7 +8,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from engine.client import EngineError
@@ -151,5 +150,4 @@ class Standby:
         finally:
             for task in (exited, taken):
                 task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+                await asyncio.wait({task})
