@@ -19,6 +19,7 @@ from wire.http1_exchange import Application, Direct
 from wire.http1_others import OtherHandler, Others, SocketHandler
 from wire.origins import Origins
 from wire.request_head import KnownHeads
+from wire.vanished import has_vanished
 
 SWEEP_S = 0.5
 SWEPT_AT_ONCE = 256
@@ -140,6 +141,9 @@ class Server:
                 for connection in connections[start : start + SWEPT_AT_ONCE]:
                     if now > connection.deadline and connection in self.connections:
                         connection.overdue()
+                    elif connection.is_answering and has_vanished(connection.transport.get_extra_info("socket")):
+                        self.cut["vanished"] += 1
+                        connection.abort()  # nobody's answer is computed on
                 await asyncio.sleep(0)
 
     def _tell_date(self) -> None:

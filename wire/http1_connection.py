@@ -299,6 +299,10 @@ class Connection(asyncio.Protocol):
         return self._server.date
 
     @property
+    def is_answering(self) -> bool:
+        return self._exchange is not None
+
+    @property
     def is_last(self) -> bool:
         return self._server.is_stopping
 

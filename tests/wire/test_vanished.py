@@ -1,0 +1,48 @@
+"""A client that acknowledges nothing has vanished; one that reads nothing has not."""
+
+import socket
+import struct
+import sys
+from contextlib import suppress
+
+import pytest
+
+from wire.vanished import SILENT_MS, has_vanished, is_silent
+
+
+def tcp_info(unacked: int, last_ack_ms: int) -> bytes:
+    return bytes(24) + struct.pack("=I", unacked) + bytes(28) + struct.pack("=I", last_ack_ms)
+
+
+@pytest.mark.parametrize(
+    ("unacked", "last_ack_ms", "silent"),
+    [(0, 10 * SILENT_MS, False), (3, SILENT_MS, False), (3, SILENT_MS + 1, True), (3, 0, False)],
+)
+def test_bytes_that_nobody_acknowledges_for_long_are_silence(unacked: int, last_ack_ms: int, silent: bool) -> None:
+    assert is_silent(tcp_info(unacked, last_ack_ms)) is silent
+
+
+def test_what_is_no_tcp_connection_has_not_vanished() -> None:
+    ends = socket.socketpair()
+    assert not any(map(has_vanished, ends))
+    for end in ends:
+        end.close()
+    assert not has_vanished(ends[0])
+    assert not has_vanished(None)
+    assert not is_silent(b"")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the struct is Linux's")
+def test_a_connection_whose_client_does_not_read_has_not_vanished(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wire.vanished.SILENT_MS", -1)  # whoever has unacknowledged bytes
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
+        server, _ = listener.accept()
+        with server:
+            assert not has_vanished(server)
+            server.setblocking(False)
+            with suppress(BlockingIOError):
+                while True:
+                    server.send(bytes(65536))
+            assert client.getpeername() == server.getsockname()
+            info = server.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
+            assert has_vanished(server) == (struct.unpack_from("=I", info, 24)[0] > 0)
