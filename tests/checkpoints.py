@@ -67,7 +67,9 @@ def write_checkpoint(
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
         for module in model.modules():
-            if isinstance(module, GptOssExperts):  # such as 5.17, constants stand there for what the configuration says
+            if isinstance(
+                module, GptOssExperts
+            ):  # in versions such as 5.17 constants stand there for what the configuration says
                 module.alpha = getattr(config, "swiglu_alpha", module.alpha)
                 module.limit = getattr(config, "swiglu_limit", module.limit)
         if hasattr(model, "set_experts_implementation"):  # the grouped one wants sizes that are multiples of four

@@ -16,7 +16,7 @@ def rows() -> list[Row]:
         Row("blackhole a site for 25 s", lambda it: _lossy(it, 25), needs_filter=True),
         Row("lose a site's own packets for 20 s", lambda it: _lossy(it, 20, to_site=False), needs_filter=True),
         Row("blackhole a site for 2 s", lambda it: _lossy(it, 2), needs_filter=True),
-        Row("lose 20 % between router and all sites for 20 s", _gray, needs_filter=True, max_tokens=480),
+        Row("lose 20 % between router and all sites for 20 s", _gray, needs_filter=True, max_tokens=400),
         Row("all sites dark for 8 s", _all_dark, needs_filter=True, pause_s=DARK_S + PAUSE_S),
         Row("300 half-open clients", half_open, ends_healthy=True),
         Row("12 clients vanish", vanish, needs_filter=True),

@@ -126,7 +126,7 @@ def judge(row: Row, heard: Sequence[Heard], expected: Sequence[Heard], at_s: flo
             if mine.answer == whole.answer:
                 same += 1
             else:
-                wrong.append(f"stream {number}: other tokens")
+                wrong.append(f"stream {number}: {difference(mine, whole)}")
         elif not mine.arrivals_s and mine.error is not None:
             refused += 1
             if not (row.may_be_refused or row.may_be_cut):
@@ -143,6 +143,23 @@ def judge(row: Row, heard: Sequence[Heard], expected: Sequence[Heard], at_s: flo
         "fault": row.name, "streams": len(heard), "same": same, "cut": cut, "refused": refused,
         "longest_pause_s": round(longest, 2), "allowed_pause_s": row.pause_s, "wrong": wrong,
     }  # fmt: skip
+
+
+def difference(mine: Heard, whole: Heard) -> str:
+    """Where an answer is another one, in words."""
+    for name in ("text", "calls", "finish", "tokens", "usage"):
+        ours, theirs = getattr(mine, name), getattr(whole, name)
+        if ours == theirs:
+            continue
+        if name == "text":
+            number = next(n for n in theirs if ours.get(n) != theirs[n])
+            ours, theirs = ours.get(number, ""), theirs[number]
+            at = next(
+                (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
+            )
+            return f"other text from character {at} of {len(theirs)} on: {ours[at : at + 60]!r}, not {theirs[at : at + 60]!r}"
+        return f"other {name}: {ours}, not {theirs}"[:300]
+    return "the same"
 
 
 def still_held(network: ScatteredNetwork, timeout_s: float = 60.0) -> list[str]:
