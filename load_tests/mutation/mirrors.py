@@ -72,10 +72,11 @@ _TESTS = {
     "runtime/functions/egress.py": "runtime/functions/test_egress runtime/functions/test_hostile runtime/functions/test_isolates",
     "runtime/functions/manifest.py": "runtime/functions/test_manifest",
     "runtime/functions/pace.py": "runtime/functions/test_priority",
-    "runtime/functions/pool.py": "runtime/functions/test_isolates runtime/functions/test_priority",
+    "runtime/functions/pool.py": "runtime/functions/test_pool runtime/functions/test_isolates runtime/functions/test_priority",
     "runtime/functions/priority.py": "runtime/functions/test_priority",
     "runtime/functions/restarts.py": "runtime/functions/test_restarts",
-    "runtime/functions/worker.py": "runtime/functions/test_worker runtime/functions/test_isolates runtime/functions/test_hostile",
+    "runtime/functions/worker.py": "runtime/functions/test_worker runtime/functions/test_websockets runtime/functions/test_isolates "
+    "runtime/functions/test_hostile",
     "runtime/bindings/d1.py": "runtime/bindings/test_d1",
     "runtime/bindings/kv.py": "runtime/bindings/test_kv",
     "runtime/bindings/object_store.py": "runtime/bindings/test_object_store",

@@ -340,6 +340,7 @@ class FunctionPool:
             raise Fault(f"the function {self.name!r} cannot be started: {error}", code="no_isolate") from None
         except BaseException:  # the client left at this very moment
             self._retire(worker)
+            self._freed.set()
             raise
         self.num_started += 1
         self._keep(self._attend(worker))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtime.functions import worker
+from runtime.functions.channel import Failure
 from runtime.functions.faults import Fault
 from runtime.functions.manifest import load_manifest
 from runtime.functions.socket_messages import Close
@@ -142,6 +143,17 @@ async def test_a_switch_that_nobody_asked_for_is_a_failure(served: Served) -> No
     served.add(PAIRS)
     with pytest.raises(Fault, match="did not ask for a WebSocket"):
         await served.ask("/properties")
+
+
+async def test_a_socket_that_has_closed_leaves_its_place_to_another(make_served: ServedMaker) -> None:
+    async with make_served(tier=1, limits={"sockets": 1, "max_isolates": 1}) as served:
+        served.add(PAIRS)
+        async with opened(served, "/properties"):
+            with pytest.raises(Failure, match="as many WebSockets open as it may"):
+                await ask(served, "/properties")
+        async with opened(served, "/properties") as socket:
+            socket.send("here")
+            assert await socket.get() == "message here"
 
 
 async def test_open_sockets_are_no_open_requests_and_their_cpu_time_is_watched(
