@@ -18,8 +18,8 @@ def rows() -> list[Row]:
     return [
         Row("kill a site and its engine", lambda it: kill_site(it, it.busiest())),
         Row("kill every engine and standby", kill_every_engine),
-        Row("kill a site, 0.8 s later all other engines", kill_site_then_engines),
-        Row("kill the same engine three times in 2 s", kill_thrice),
+        Row("kill a site, 0.8 s later all other engines", kill_site_then_engines, before=until_standbys),
+        Row("kill the same engine three times in 2 s", kill_thrice, before=until_standbys),
         Row("freeze an engine for 20 s", lambda it: frozen(it, [engine(it, it.busiest())], 20)),
         Row("freeze all engines for 20 s", freeze_all_engines, _each_site(_deadline(3)), before=until_standbys),
         Row("kill a standby", kill_standby, before=until_standbys),

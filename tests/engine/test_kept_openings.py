@@ -4,7 +4,6 @@ import logging
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -191,8 +190,6 @@ def test_a_writer_ends_with_its_process(checkpoint: Path, folder: Path) -> None:
     code = """
 import sys
 from engine.opening.making import Writing
-Writing(lambda: sys.exit("it was made after the end"), first_after_s=60.0)
+Writing(lambda: sys.exit("it was made after the end"), first_after_s=600.0)
 """
-    began = time.monotonic()
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], timeout=30)
-    assert time.monotonic() - began < 30
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], timeout=100)
