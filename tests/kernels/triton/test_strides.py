@@ -11,6 +11,7 @@ from tests.closeness import assert_close
 from tests.kernels.test_spoilt_calls import DTYPE, ordinary, places, spoils, with_
 
 
+@pytest.mark.timeout(600)  # the interpreter takes ten seconds of a core for the experts' calls
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_numbers_that_lie_apart_are_refused_or_read(operation: Operation) -> None:
     for arguments in ordinary(operation):
