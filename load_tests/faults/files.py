@@ -40,7 +40,7 @@ def rows() -> list[Row]:
         ("a plain checkpoint is cut", _cut),
     ):
         model = Path(tempfile.mkdtemp(prefix="pilotlight-fault-")) / "ember"
-        elsewhere = {"ams1": Differently(edit=_other_source(model))}
+        elsewhere = {"ams1": Differently({"XDG_CACHE_HOME": str(model.parent)}, _other_source(model))}
         before = _in_checkpoint(model, damage)
         found.append(
             Row(name, _nothing, elsewhere, expected=("iad1", "sin1"), before=before, ends_healthy=False, streams=8)
@@ -64,7 +64,8 @@ def _in_cache(cache: Path, suffix: str, damage: Damage) -> Fault:
 
     def strike(it: Strike) -> None:
         warm(it)
-        files = _wait_for(lambda: [file for file in cache.rglob(f"*{suffix}") if not file.name.startswith(".")], 60)
+        # Of those that are finished: what is being made lies in a folder of its own, or has a name that begins with a dot.
+        files = _wait_for(lambda: [*cache.glob(f"pilotlight/*/[!.]*{suffix}")], 60)
         for file in files:
             damage(file)
         it.notes["damaged"] = [file.name for file in files]
@@ -82,6 +83,9 @@ def _in_checkpoint(model: Path, damage: Damage) -> Fault:
     def strike(it: Strike) -> None:
         it.network.wait_until_up()
         warm(it)
+        _wait_for(
+            lambda: [*model.parent.glob("pilotlight/openings/digests/*.json")], 60
+        )  # what the first load has found
         damage(model / "model.safetensors")
         kill_site(it, "ams1")
         time.sleep(6)
@@ -94,8 +98,8 @@ def _in_checkpoint(model: Path, damage: Damage) -> Fault:
 
 def _in_tier(folder: Path, damage: Damage) -> Fault:
     def strike(it: Strike) -> None:
-        for _ in range(4):
-            warm(it)
+        for number in range(60):
+            warm(it, f"{number} ")
         files = [file for file in folder.rglob("*") if file.is_file() and file.stat().st_size > 4096]
         for file in files:
             damage(file)
@@ -108,19 +112,20 @@ def _in_tier(folder: Path, damage: Damage) -> Fault:
 
 
 def _with_tiers(folder: Path) -> Callable[[str], str]:
-    tiers = f'kv_host_gib = 0.05\nkv_disk_dir = "{folder}"\nkv_disk_gib = 0.2'
-    return lambda text: text.replace("[engine]", f"[engine]\n{tiers}")
+    """Small ones, so that what is cached reaches the disk."""
+    tiers = f'kv_host_gib = 0.01\nkv_disk_dir = "{folder}"\nkv_disk_gib = 0.2'
+    return lambda text: text.replace("kv_gib = 0.125", f"kv_gib = 0.03\n{tiers}")
 
 
 def _other_source(model: Path) -> Callable[[str], str]:
     return lambda text: text.replace('"embedded:ember"', f'"{model}"')
 
 
-def warm(it: Strike) -> None:
+def warm(it: Strike, salt: str = "") -> None:
     """Each site answers something by itself, and is then idle long enough to write what it keeps."""
     for url in it.network.site_urls.values():
         body = orjson.dumps(
-            {"model": "ember", "max_tokens": 16, "messages": [{"role": "user", "content": "Hello " * 40}]}
+            {"model": "ember", "max_tokens": 16, "messages": [{"role": "user", "content": salt + "Hello " * 150}]}
         )
         request = urllib.request.Request(f"{url}/v1/chat/completions", body, {"content-type": "application/json"})
         urllib.request.urlopen(request, timeout=60).close()

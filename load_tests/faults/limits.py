@@ -117,7 +117,8 @@ def _in_cgroup(mib: int) -> tuple[str, ...]:
 
 
 def _kv_disk(text: str) -> str:
-    return text.replace("[engine]", '[engine]\nkv_host_gib = 0.01\nkv_disk_dir = "{kv}"\nkv_disk_gib = 0.05')
+    tiers = 'kv_host_gib = 0.01\nkv_disk_dir = "{kv}"\nkv_disk_gib = 0.05'
+    return text.replace("kv_gib = 0.125", f"kv_gib = 0.03\n{tiers}")
 
 
 def nothing(it: Strike) -> None:
