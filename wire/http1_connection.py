@@ -181,7 +181,9 @@ class Connection(asyncio.Protocol):
         head = self._whole_head()
         if head.refusal is not None:
             self._refusal = head.refusal
-            raise self._refusal
+            raise head.refusal.with_traceback(
+                None
+            )  # it is kept for heads that come again, and would gather the frames of all
         if self._parser.should_upgrade():
             return  # the parser stops here
         exchange = self._incoming = Exchange(self, head, self._around, self._length)

@@ -1,9 +1,11 @@
 """The router's HTTP doors against clients that are slow, greedy, ambiguous or gone: each is held to its limit, and nobody else notices."""
 
 import asyncio
+import gc
 import io
 import socket
 import threading
+import traceback
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -13,6 +15,7 @@ from edge_router.aside import AT_ONCE_BYTES
 from edge_router.peek import read
 from tests.edge_router.fakes import DONE, FakeSite, answer, begin, event, hang, raw_stream, router, sites, stream_of
 from tests.edge_router.raw import post, status_of, wire
+from wire.errors import ApiError
 from wire.http1 import REFUSED_AT_ONCE
 
 CHAT = "/v1/chat/completions"
@@ -124,15 +127,28 @@ async def test_idle_and_stuck_connections_do_not_keep_others_waiting() -> None:
         idle = [await asyncio.open_connection(*running.url.removeprefix("http://").split(":")) for _ in range(200)]
         for _, writer in idle[:100]:
             writer.write(post(CHAT, STREAM))
-        async with asyncio.timeout(10):
-            await running.until(lambda: fakes[0].active == 100)
-        fakes[0].behave = stream_of(2)
-        async with asyncio.timeout(2), running.chat() as response:
-            assert (await response.read()).endswith(DONE)
-        for _, writer in idle:
-            writer.transport.abort()
-        async with asyncio.timeout(10):
+        try:
+            async with asyncio.timeout(60):
+                await running.until(lambda: fakes[0].active == 100)
+            fakes[0].behave = stream_of(2)
+            async with asyncio.timeout(30), running.chat() as response:
+                assert (await response.read()).endswith(DONE)
+        finally:
+            for _, writer in idle:
+                writer.transport.abort()
+        async with asyncio.timeout(60):
             await running.until(lambda: fakes[0].active == 0)
+
+
+async def test_the_refusal_of_a_head_that_comes_again_gathers_no_frames() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        for _ in range(20):
+            async with wire(running.url) as client:
+                await client.say(b"GET / HTTP/1.1\r\nhost: evil.example\r\n\r\n")
+                assert status_of(await client.hear_all()) == 421
+        kept = [error for error in gc.get_objects() if isinstance(error, ApiError)]
+        assert kept
+        assert max(len(traceback.extract_tb(error.__traceback__)) for error in kept) < 10
 
 
 async def test_connections_of_one_address_are_limited() -> None:

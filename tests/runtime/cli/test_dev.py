@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -80,6 +81,7 @@ def test_ctrl_c_ends_an_endless_stream_after_a_short_grace_and_a_second_one_at_o
 
 def test_ctrl_c_without_open_requests_says_nothing_of_them(dev: Dev) -> None:
     assert httpx.get(dev.url + "quick", timeout=30).text == "done"
+    time.sleep(1.0)  # a busy machine counts a request as open for a moment after its last byte
     dev.interrupt()
     output, _ = dev.process.communicate(timeout=20)
     assert dev.process.returncode == 0
