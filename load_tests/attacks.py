@@ -140,7 +140,7 @@ async def ask(url: str, request: bytes, timeout_s: float = 60.0) -> int:
                 words = line.split()
                 return int(words[1]) if len(words) > 1 and words[0].startswith(b"HTTP/1") else 0
             finally:
-                writer.close()
+                writer.transport.abort()  # megabytes may be unsent, and nobody will read them
     except TimeoutError:
         return -1
     except OSError:

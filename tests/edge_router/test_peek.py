@@ -63,6 +63,9 @@ def test_the_model_of_a_run_path_comes_from_the_path() -> None:
      (b'{"messages":[1]}', "invalid_request"), (b'{"messages":[' + b"0," * AT_ONCE_BYTES + b"0]}", "invalid_request"),
      (b'{"messages":[' + b"{}," * MAX_MESSAGES + b"{}]}", "invalid_request"),
      (b'{"messages":[' + b"{}," * AT_ONCE_BYTES + b"{}]}", "invalid_request"),
+     (b'{"messages":[{"tool_calls":[' + b"{}," * AT_ONCE_BYTES + b"{}]}]}", "invalid_request"),
+     (b'{"messages":[{"content":[' + b"{}," * AT_ONCE_BYTES + b"{}]}]}", "invalid_request"),
+     (b'{"tools":[' + b"{}," * AT_ONCE_BYTES + b"{}]}", "invalid_request"),
      (b'{"messages":[' + b"{}," * AT_ONCE_BYTES, "malformed_json")],
 )  # fmt: skip
 def test_a_body_that_is_no_json_object_is_refused(body: bytes, word: str) -> None:
