@@ -124,7 +124,7 @@ class Engine:
     def submit(self, submit: Submit) -> None:
         """Accept the sequence, or answer it with an error."""
         assert not self.has(submit.sequence_id), "an answer would end the one that is open"
-        self._heed_reservations()
+        self._refresh_limits()
         refused = refusal(submit, self.info)
         if self.scheduler.is_full:
             refused = (
@@ -167,7 +167,7 @@ class Engine:
         """Compute the next tokens of as many sequences as the limits allow. False if all there are wait for blocks: from
         another model, or from a tier."""
         started = self._clock()
-        self._heed_reservations()
+        self._refresh_limits()
         chunks = self._intact(self.scheduler.schedule())
         scheduled = self._clock()
         flight = _Flight(chunks, self.runner.launch(chunks)) if chunks else None
@@ -189,8 +189,8 @@ class Engine:
         self.last_step = StepTimes(scheduled - started, prepare_s, result.device_s, ended - collected)
         return flight is not None or landing is not None
 
-    def rest(self) -> None:
-        """The step's results have been handed out: time for what nobody waits for."""
+    def on_idle(self) -> None:
+        """Begin work that no request waits for. Call it when a step's outputs have been sent."""
         self.tiers.begin_stores(everything=not self.has_work)
 
     def close(self) -> None:
@@ -204,9 +204,9 @@ class Engine:
         outputs, self._outputs = self._outputs, []
         return outputs
 
-    def let_go(self, at_least: int = 0) -> list[Sequence]:
-        """Its sequences of so many tokens and more, oldest first, for another engine of the same model, which computes them again. Here they are
-        as if they had never been."""
+    def detach_sequences(self, at_least: int = 0) -> list[Sequence]:
+        """Remove and return the sequences of at least so many tokens, oldest first, for another engine of the same model to adopt and compute
+        again."""
         going = [s for s in self._sequences.values() if len(s.token_ids) >= at_least]
         for sequence in going:
             self._end(sequence)
@@ -214,8 +214,8 @@ class Engine:
             sequence.block_hashes = []
         return sorted(going, key=lambda sequence: sequence.arrival)
 
-    def go_on_with(self, sequences: SequenceOf[Sequence]) -> None:
-        """What another engine has let go."""
+    def adopt_sequences(self, sequences: SequenceOf[Sequence]) -> None:
+        """Continue sequences that another engine of the same model has detached."""
         for sequence in sequences:
             sequence.chain_root = chain_root(sequence.tenant, self._identity)
             sequence.length_limit = min(sequence.length_limit, self.info.context_length)
@@ -287,8 +287,8 @@ class Engine:
             self._outputs.append(error_output(sequence.sequence_id, "engine_error", message))
         return [chunk for i, chunk in enumerate(chunks) if i not in stale] if stale else chunks
 
-    def _heed_reservations(self) -> None:
-        """What others have reserved since the last step is not there for long contexts any more."""
+    def _refresh_limits(self) -> None:
+        """Shorten the longest context where other models have reserved part of the arena since the last step."""
         if self._account is None:
             return
         room = self._account.max_blocks * self._limits.block_size

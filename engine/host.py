@@ -109,7 +109,7 @@ class EngineHost:
         """Serve until told to stop; then say so at once, for whoever goes on with the open sequences elsewhere."""
         while not self._stopping and not self._is_orphaned():
             for command in self._transport.receive(self._patience_s()):
-                self._obey(command)
+                self._handle_command(command)
             self._collect_loads()
             if self._opened is not None:
                 self._opened.hold_longest()
@@ -122,7 +122,7 @@ class EngineHost:
             if not self._loader.has_begun and self._should_load():
                 self._begin_loads()
             for model in self._models.values():
-                model.engine.rest()
+                model.engine.on_idle()
             self._waits_for_blocks = bool(working) and not stepped
         self._send_frame([])  # tokens that have been computed are not lost
         self._transport.send(HostEnding(self._broken or "the engine host was shut down"))
@@ -141,7 +141,7 @@ class EngineHost:
             return _LOADING_POLL_S
         return max(0.0, self._until_heartbeat_s())
 
-    def _obey(self, command: Command | NewFrontEnd) -> None:
+    def _handle_command(self, command: Command | NewFrontEnd) -> None:
         match command:
             case Submit():
                 self._submit(command)
@@ -249,18 +249,18 @@ class EngineHost:
                     pass
                 case loaded:
                     self._arriving.append(loaded)
-        self._arriving = [loaded for loaded in self._arriving if not self._seat(loaded)]
+        self._arriving = [loaded for loaded in self._arriving if not self._activate(loaded)]
 
-    def _seat(self, loaded: "LoadedModel") -> bool:
-        """The model serves from now on, or was unloaded meanwhile. False: it must wait for its part of the arena."""
+    def _activate(self, loaded: "LoadedModel") -> bool:
+        """Let a loaded model serve, or close it where it was unloaded meanwhile. False while its part of the arena is not free."""
         name = loaded.spec.name
         if self._loading.get(name) is not loaded.spec:
             loaded.close()
-        elif loaded.is_seated():
+        elif loaded.has_whole_cache():
             del self._loading[name]
             opened, self._models[name] = self._models.get(name), loaded
             if isinstance(opened, OpenedModel):
-                self._outputs += opened.give_way_to(loaded.engine)
+                self._outputs += opened.hand_over_to(loaded.engine)
                 self._opened = None
                 sys.setswitchinterval(_USUAL_SWITCH_S)
             self._transport.send(ModelReady(loaded.engine.info))

@@ -64,8 +64,8 @@ class LoadedModel(NamedTuple):
     place: Account | Reservation | None  # None: an encoder, which caches nothing
     under_weights: HugePages | Settling[Model] | None = None  # what still happens to the memory they lie in
 
-    def is_seated(self) -> bool:
-        """Its cache is its own: what others had there, they have left."""
+    def has_whole_cache(self) -> bool:
+        """Whether every slab of its cache is its own: other models have left those it reserved."""
         return not isinstance(self.place, Reservation) or self.place.is_complete()
 
     def close(self) -> None:

@@ -132,7 +132,7 @@ class Scheduler:
         elif not self.siblings.drop(sequence) and not self.incoming.drop_behind(sequence):
             self.waiting.remove(sequence)
         self._release(sequence)
-        self.tiers.let_go(sequence)
+        self.tiers.unpin(sequence)
         self.tiers.settle(sequence.block_hashes)
         if orphans := self.siblings.release(sequence):  # it ended before its prompt was computed: the next one does it
             self.waiting.add(orphans[0])
@@ -250,7 +250,7 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, num_fetched: int = 0) -> None:
         """`num_fetched`: of its registered blocks, the last ones, which came from the tiers."""
-        self.tiers.let_go(sequence)
+        self.tiers.unpin(sequence)
         self.tiers.touch(sequence.block_hashes[: sequence.num_registered_blocks])
         num_tokens = sequence.num_registered_blocks * self.limits.block_size
         sequence.num_computed_tokens = sequence.num_completed_tokens = num_tokens

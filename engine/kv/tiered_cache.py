@@ -203,7 +203,7 @@ class TieredCache:
         self._pin(owner, slots)
         return bool(slots)
 
-    def let_go(self, owner: Hashable) -> None:
+    def unpin(self, owner: Hashable) -> None:
         slots = self._pins.pop(owner, None)
         if slots:
             self._host.unpin(slots)
@@ -224,7 +224,7 @@ class TieredCache:
         for read in list(self._reads):
             self.cancel(read)
         for owner in list(self._pins):
-            self.let_go(owner)
+            self.unpin(owner)
 
     def close(self) -> None:
         """What is complete is kept first: a model that goes to sleep finds its conversations again. It is little, since stores begin whenever

@@ -60,8 +60,8 @@ class Tiers(Protocol):
         """Make sure that the complete blocks of a chain are in the host tier, and pin them there; False where computing them again is
         predicted to be cheaper, or there is no room."""
 
-    def let_go(self, owner: Hashable) -> None:
-        """Undo every pin of `owner`."""
+    def unpin(self, owner: Hashable) -> None:
+        """Undo every pin taken for `owner`."""
 
 
 class NoTiers:
@@ -100,7 +100,7 @@ class NoTiers:
     def swap_out(self, owner: Hashable, hashes: Sequence[bytes], blocks: Sequence[int]) -> bool:
         return False
 
-    def let_go(self, owner: Hashable) -> None:
+    def unpin(self, owner: Hashable) -> None:
         pass
 
     def begin_stores(self, everything: bool) -> None:

@@ -135,7 +135,7 @@ class OpenedModel:
 
     def hold_longest(self) -> None:
         """Before a step: those for whose next tokens there is no room wait for the model."""
-        self._longest += self.engine.let_go(self._most_tokens + 1)
+        self._longest += self.engine.detach_sequences(self._most_tokens + 1)
 
     def drop(self, sequence_id: str) -> bool:
         """One that waits for the model, and whose reader has left. False: there is none."""
@@ -149,10 +149,10 @@ class OpenedModel:
         self._longest, self._held = [], {}
         return waiting
 
-    def give_way_to(self, engine: Engine) -> list[TokenOutput]:
+    def hand_over_to(self, engine: Engine) -> list[TokenOutput]:
         """The model is here: all that is open goes on with its engine. What is left to be sent."""
         outputs = self.engine.take_outputs()
-        engine.go_on_with([*self._longest, *self.engine.let_go()])
+        engine.adopt_sequences([*self._longest, *self.engine.detach_sequences()])
         for submit in self._held.values():
             engine.submit(submit)
         return outputs

@@ -11,7 +11,7 @@ FRESH = (
     ),
     Mutant(
         "engine/scheduler.py",
-        "        self.tiers.let_go(sequence)\n        self.tiers.settle",
+        "        self.tiers.unpin(sequence)\n        self.tiers.settle",
         "        self.tiers.settle",
         "the slots of a sequence that has ended stay pinned for ever",
     ),

@@ -85,7 +85,7 @@ class Bench:
             made.step()
             step_s = time.perf_counter() - began
             is_decode = len(made.take_outputs()) == BATCH
-            made.rest()
+            made.on_idle()
             if is_full and is_decode:
                 times = made.last_step
                 host = times.schedule_s, times.prepare_s, times.publish_s
@@ -103,7 +103,7 @@ class Bench:
             while made.has_work:
                 made.step()
                 made.take_outputs()
-                made.rest()
+                made.on_idle()
             whole = time.perf_counter() - began
         assert made.load().prefix_hits == 0, "the prompts were to be new"
         return cache.seconds / whole

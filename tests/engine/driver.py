@@ -83,7 +83,7 @@ def drain(
     for _ in range(max_steps):
         for output in engine.take_outputs():
             heard.setdefault(output.sequence_id, Heard()).hear(output)
-        engine.rest()
+        engine.on_idle()
         if not engine.has_work:
             break
         if not engine.step():

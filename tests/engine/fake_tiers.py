@@ -100,7 +100,7 @@ class FakeTiers:
         self.pins.setdefault(owner, []).extend(hashes)
         return True
 
-    def let_go(self, owner: Hashable) -> None:
+    def unpin(self, owner: Hashable) -> None:
         self.pins.pop(owner, None)
 
     # What the engine asks

@@ -228,7 +228,7 @@ def test_sequences_of_another_engine_are_computed_and_cached_under_this_ones_nam
     heard = {"a": Heard()}
     for output in first.take_outputs():
         heard["a"].hear(output)
-    second.go_on_with(first.let_go())
+    second.adopt_sequences(first.detach_sequences())
     assert not first.has_work
     assert drain(second, [], heard=heard)["a"].token_ids == expected_tokens(prompt, 6)
     assert one(second, submit("b", [*prompt, 500], max_tokens=2)).num_cached_tokens == 20

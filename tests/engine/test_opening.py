@@ -143,7 +143,7 @@ def test_the_model_goes_on_with_what_its_program_has_begun(steps: int, checkpoin
         model.engine.step()
         for output in model.engine.take_outputs():
             heard.setdefault(output.sequence_id, Heard()).hear(output)
-    for output in model.give_way_to(engine):
+    for output in model.hand_over_to(engine):
         heard.setdefault(output.sequence_id, Heard()).hear(output)
     assert not model.engine.has_work
     assert tokens(drain(engine, [], heard=heard)) == expected
@@ -171,7 +171,7 @@ def test_what_the_program_cannot_do_waits_for_the_model(
     model = opened(checkpoint)
     model.submit(message)
     assert not model.engine.has_work
-    assert model.give_way_to(engine) == []
+    assert model.hand_over_to(engine) == []
     assert drain(engine, [])["a"].token_ids == expected.token_ids
 
 
@@ -222,7 +222,7 @@ def test_a_sequence_as_long_as_the_program_can_hold_waits_for_the_model(
         for output in model.engine.take_outputs():
             heard[output.sequence_id].hear(output)
     assert len(heard["short"].token_ids) == 96 - 16 + 1 - 30
-    model.give_way_to(engine)
+    model.hand_over_to(engine)
     assert tokens(drain(engine, [], heard=heard)) == expected
 
 
@@ -232,7 +232,7 @@ def test_whoever_leaves_while_he_waits_for_the_model_is_forgotten(checkpoint: Pa
     model.submit(submit("a", [5, 6], num_logprobs=1))
     assert model.drop("a")
     assert not model.drop("a")
-    model.give_way_to(engine)
+    model.hand_over_to(engine)
     assert drain(engine, []) == {}
 
 

@@ -184,7 +184,7 @@ class Play:
                 for output in engine.take_outputs():
                     self.heard[output.sequence_id].hear(output)
                 assert len(engine.scheduler.running) <= self.shape.max_num_seqs
-                engine.rest()
+                engine.on_idle()
                 load = engine.load()
                 assert 0 <= load.free_blocks <= load.total_blocks
                 self.arena.lending.assert_consistent()

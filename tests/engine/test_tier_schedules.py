@@ -101,7 +101,7 @@ def play(engine: Engine, tiers: FakeTiers, plan: list[Arrival], fails_at: int | 
             engine.step()
         for output in engine.take_outputs():
             heard[output.sequence_id].hear(output)
-        engine.rest()
+        engine.on_idle()
         engine.scheduler.pool.assert_consistent()
         assert len(engine.scheduler.running) <= engine.scheduler.limits.max_num_seqs
         step += 1
@@ -191,7 +191,7 @@ def test_what_was_waiting_to_be_copied_is_not_copied_after_a_failure() -> None:
     engine.step()
     assert tiers.waiting
     engine.fail_all("engine_error", "a step failed")
-    engine.rest()
+    engine.on_idle()
     assert not tiers.host
     assert one(engine, submit("b", PROMPT, max_tokens=3)).token_ids == expected_tokens(PROMPT, 3)
 

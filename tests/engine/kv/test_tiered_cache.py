@@ -234,7 +234,7 @@ def test_a_chain_comes_back_from_the_disk_and_a_damaged_block_ends_it(tmp_path: 
     assert rig.tiers.num_lost == 1
     assert rig.disk.disk.num_corrupt == 1
     fetch = rig.fetch(range(4), range(20, 24))
-    rig.tiers.let_go(owner)
+    rig.tiers.unpin(owner)
     assert rig.tiers.wait_until_idle(10)
     assert fetch.num_blocks == 4
     assert all(holds(rig.cache[20 + n], n) for n in range(4))
@@ -305,7 +305,7 @@ def test_a_swap_copies_what_is_missing_and_pins_it_until_it_is_let_go(rig: Rig) 
     assert all(name(n) in rig.host for n in range(6))
     assert rig.tiers.num_pinned == 6
     fetch = rig.fetch(range(6), range(6))
-    rig.tiers.let_go(owner)
+    rig.tiers.unpin(owner)
     assert rig.tiers.wait_until_idle(10)
     assert fetch.num_blocks == 6
     assert all(holds(rig.cache[n], n) for n in range(6))
@@ -319,7 +319,7 @@ def test_a_tier_slower_than_computing_is_passed_over_but_now_and_then_tried(rig:
     rig.tiers.note_prefill_rate(4 * BLOCK_SIZE / 2.0)  # two seconds for the chain
     assert rig.tiers.lookup(chain, with_disk=True) == Kept(4)
     assert rig.tiers.swap_out("a", chain, range(4))
-    rig.tiers.let_go("a")
+    rig.tiers.unpin("a")
     rig.tiers.note_prefill_rate(4 * BLOCK_SIZE / 0.5)
     found = [rig.tiers.lookup(chain, with_disk=True).num_blocks for _ in range(48)]
     assert found.count(4) == 3
