@@ -30,7 +30,7 @@ from edge_router.upstream import Upstream, client_session, connector
 from sites.network import NetworkConfig
 from wire.credentials import Access, Key
 from wire.errors import ApiError
-from wire.http1_exchange import Exchange
+from wire.http.exchange import Exchange
 
 
 def build_app(

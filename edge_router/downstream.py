@@ -14,8 +14,8 @@ from starlette.types import Message, Receive, Scope, Send
 from edge_router.peek import Head, request_id_of
 from wire.errors import ApiError
 from wire.headers import REQUEST_ID
-from wire.http1_exchange import DIRECT
-from wire.http1_exchange import Exchange as HttpExchange
+from wire.http.exchange import DIRECT
+from wire.http.exchange import Exchange as HttpExchange
 from wire.sse import encode_event
 
 Result = TypeVar("Result")

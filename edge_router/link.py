@@ -17,7 +17,7 @@ import httptools
 
 MAX_HEAD_BYTES = 64 << 10  # of an answer
 HELD_BYTES = 256 << 10  # of an answer that nobody has read yet; beyond it the site is not read
-# Sites keep idle connections for 75 s (wire/server.py). Where one closes sooner, the link is known to be closed, or the request that crossed the
+# Sites keep idle connections for 75 s (wire/http/listen.py). Where one closes sooner, the link is known to be closed, or the request that crossed the
 # close is sent again over a new one. With four seconds every other stream of a quiet router waited for a handshake before its first token.
 KEEP_ALIVE_S = 60.0
 

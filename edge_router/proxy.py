@@ -39,7 +39,7 @@ from wire.continuation import ContinuationError
 from wire.credentials import Access
 from wire.errors import ApiError
 from wire.headers import REQUEST_ID, ROUTE
-from wire.http1_exchange import Exchange as HttpExchange
+from wire.http.exchange import Exchange as HttpExchange
 from wire.sse import Event
 
 PREFIXES = ("/ai/v1/", "/v1/", "/client/v4/", FUNCTIONS)  # what is forwarded

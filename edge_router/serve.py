@@ -23,11 +23,9 @@ from sites.config import ConfigError, check_secrets
 from sites.network import DoorConfig, NetworkConfig, load_network
 from sites.reloading import read_again
 from sites.rules import is_loopback
-from wire.handover import Handover
-from wire.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV
-from wire.http1 import HttpLimits, Server
-from wire.origins import Origins
-from wire.server import (
+from wire.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, OVERLOADED
+from wire.http.handover import Handover
+from wire.http.listen import (
     GRACE_S,
     ListenError,
     bind,
@@ -37,6 +35,8 @@ from wire.server import (
     raise_file_limit,
     url_of,
 )
+from wire.http.origins import Origins
+from wire.http.server import HttpLimits, Server
 from wire.signals import follow_signals
 
 SPARE_FILES = 64  # for probes, logs, what Python opens, and clients that are being refused
@@ -111,7 +111,16 @@ async def serving(app: Router, network: NetworkConfig, listener: socket.socket) 
         own_cors=FUNCTIONS,
     )
     others = Handover(app, origins=origins)
-    server = Server(app, http_limits(door), others, app.tunnels, app.direct, http2=door.http2, origins=origins)
+    server = Server(
+        app,
+        http_limits(door),
+        others,
+        app.tunnels,
+        app.direct,
+        http2=door.http2,
+        origins=origins,
+        overload_headers=OVERLOADED,
+    )
     app.proxy.metrics.watch("connections", "Of clients, over HTTP/1.1.", lambda: len(server.connections))
     certificate = Certificate.of(network.listen, http2=door.http2)
     async with app.router.lifespan_context(app):

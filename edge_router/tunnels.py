@@ -1,4 +1,4 @@
-"""WebSockets through the router: a handshake like any request to a function, and behind it two connections joined into one (wire/tunnel.py).
+"""WebSockets through the router: a handshake like any request to a function, and behind it two connections joined into one (wire/http/tunnel.py).
 
 A site that refuses before it has switched protocols is passed over or passed on, as its answer says; afterwards nothing is tried again, for nobody
 here knows what was said. An open socket is no request at work: it counts as the connection that it is.
@@ -24,7 +24,7 @@ from edge_router.site_clocks import SiteClocks
 from edge_router.upstream import SiteFailed, Upstream, request_head
 from wire.errors import ApiError
 from wire.headers import HOP_BY_HOP, OURS, REQUEST_ID, ROUTE, SITE
-from wire.tunnel import Tunnel, Upgrading
+from wire.http.tunnel import Tunnel, Upgrading
 
 MAX_REFUSAL_BYTES = 1 << 20
 MIN_SILENCE_S = (

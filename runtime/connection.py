@@ -1,7 +1,7 @@
 """One HTTP exchange's two ends: the body read within a limit, the client watched while work is done, an answer sent.
 
 ASGI callables only: anything that buffers a response, or asks for the disconnect only when sending, hides a client's leaving. The server below
-(wire/http1_connection.py) also reports a client that closes only its sending half as gone: a client must keep its side open until it has its answer.
+(wire/http/connection.py) also reports a client that closes only its sending half as gone: a client must keep its side open until it has its answer.
 """
 
 import asyncio

@@ -25,11 +25,9 @@ from sites.config import ConfigError, check_secrets
 from sites.reloading import read_again
 from sites.rules import is_loopback
 from sites.site import SiteConfig, load_site
-from wire.handover import Handover
-from wire.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV
-from wire.http1 import HttpLimits, Server
-from wire.origins import Origins
-from wire.server import (
+from wire.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, OVERLOADED
+from wire.http.handover import Handover
+from wire.http.listen import (
     GRACE_S,
     KEEP_ALIVE_S,
     ListenError,
@@ -40,6 +38,8 @@ from wire.server import (
     raise_file_limit,
     url_of,
 )
+from wire.http.origins import Origins
+from wire.http.server import HttpLimits, Server
 from wire.signals import follow_signals
 
 log = logging.getLogger("pilotlight.site")
@@ -148,7 +148,7 @@ async def _served(app: Application, site: SiteConfig, listener: socket.socket) -
         own_cors=app.state.functions_path,
     )
     others = Handover(app, limits.keep_alive_s, int(site.functions.socket_message_mib * 2**20), origins)
-    server = Server(app, limits, others, http2=site.door.http2, origins=origins)
+    server = Server(app, limits, others, http2=site.door.http2, origins=origins, overload_headers=OVERLOADED)
     await server.start(listener)
     try:
         yield

@@ -44,6 +44,13 @@ def test_a_room_imports_only_those_it_may_know(room: str) -> None:
             assert target not in ROOMS or target == room or target in MAY_IMPORT[room], f"{path} imports {name}"
 
 
+def test_http_on_sockets_knows_nothing_of_ours_but_errors() -> None:
+    for path in modules("wire/http"):
+        for name in imported(path):
+            ours = name.partition(".")[0] in ROOMS
+            assert not ours or name.startswith(("wire.http", "wire.errors")), f"{path} imports {name}"
+
+
 def test_the_runtime_knows_only_the_engines_client_half() -> None:
     for path in modules("runtime"):
         for name in imported(path):

@@ -369,7 +369,7 @@ FRESH = (
         "of two connection headers the first is forgotten, and what it names goes on",
     ),
     Mutant(
-        "wire/request_head.py",
+        "wire/http/request_head.py",
         "return (length, body) if len(body) == int(length) else None",
         "return (length, body) if len(body) >= int(length) else None",
         "a pipelined request is taken for the body's end",
@@ -381,7 +381,7 @@ FRESH = (
         "an event's end that comes in two pieces is missed",
     ),
     Mutant(
-        "wire/http1_exchange.py",
+        "wire/http/exchange.py",
         "if self._owed < 0 or (is_last and self._owed > 0):",
         "if self._owed < 0:",
         "an answer that is shorter than it says leaves its client waiting",

@@ -148,19 +148,19 @@ SURVIVORS = (
         "hops that are signed for the future are believed",
     ),
     Mutant(
-        "wire/http1_connection.py",
+        "wire/http/connection.py",
         'self._length not in (None, b"0")',
         "False",
         "a request with a body is handed on as a WebSocket, and its body is read as frames",
     ),
     Mutant(
-        "wire/http1_exchange.py",
+        "wire/http/exchange.py",
         'raise ValueError("a header holds a line end")',
         "pass",
         "a line end in a header's value injects a header",
     ),
     Mutant(
-        "wire/http1_exchange.py",
+        "wire/http/exchange.py",
         "            self._connection.hold_back()\n        self.wake()",
         "            pass\n        self.wake()",
         "a body that nobody asks for is read without bound",

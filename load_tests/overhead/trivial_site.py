@@ -15,7 +15,7 @@ import httptools
 import uvloop
 
 from wire.continuation import ANSWER, MARKS
-from wire.server import raise_file_limit
+from wire.http.listen import raise_file_limit
 from wire.status import ModelStatus, Place, ProcessStatus, SiteStatus, encode_status
 
 IDLE = 1_000_000  # so many tokens are never sent: after the first one the stream is silent, and open

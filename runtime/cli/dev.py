@@ -25,7 +25,7 @@ from runtime.serve import Farewell, StartError, serve_app
 from sites.config import parse
 from sites.rules import is_loopback
 from sites.site import SiteConfig
-from wire.server import ListenError, bind, loop_factory
+from wire.http.listen import ListenError, bind, loop_factory
 
 STATE = ".pilotlight"  # in the function's folder: what its bindings keep between runs
 LOOK_S = 0.25

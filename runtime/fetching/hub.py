@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.fetching.errors import FetchError, Progress
-from wire.server import PARENT_PID_ENV, follow_parent
+from wire.http.listen import PARENT_PID_ENV, follow_parent
 
 # What a model needs: never the other frameworks' weights, which can double a download.
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja", "additional_chat_templates/*"]

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from wire.http1_exchange import DIRECT, Exchange
+from wire.http.exchange import DIRECT, Exchange
 
 DISCARD_BYTES = 64 << 20
 DISCARD_S = 10.0

@@ -24,8 +24,8 @@ from edge_router.serve import serving
 from tests.edge_router.builders import network, site_status
 from wire.continuation import ANSWER, MARKS, NOTHING_DELIVERED, Mark, decode_answer, decode_delivery, marked
 from wire.headers import CLOCK, HOP, REFUSAL, REQUEST_ID, Hop, age_of_hop, hop_is_genuine, tell_clock
-from wire.http1 import Server
-from wire.server import bind
+from wire.http.listen import bind
+from wire.http.server import Server
 from wire.status import encode_status
 
 Behaviour = Callable[["FakeSite", web.Request], Awaitable[web.StreamResponse]]

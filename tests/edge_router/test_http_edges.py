@@ -16,7 +16,7 @@ from edge_router.peek import read
 from tests.edge_router.fakes import DONE, FakeSite, answer, begin, event, hang, raw_stream, router, sites, stream_of
 from tests.edge_router.raw import post, status_of, wire
 from wire.errors import ApiError
-from wire.http1 import REFUSED_AT_ONCE
+from wire.http.server import REFUSED_AT_ONCE
 
 CHAT = "/v1/chat/completions"
 STREAM = b'{"model":"ember","stream":true,"messages":[]}'

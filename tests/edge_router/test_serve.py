@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 
 from tests.edge_router.fakes import DONE, FakeSite, event, raw_stream, sites
-from wire.server import PARENT_PID_ENV
+from wire.http.listen import PARENT_PID_ENV
 
 ROOT = Path(__file__).parents[2]
 

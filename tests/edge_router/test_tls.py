@@ -17,7 +17,7 @@ from sites.network import NetworkConfig, RouterListenConfig
 from tests.edge_router.builders import network
 from tests.edge_router.fakes import DONE, event, raw_stream, router, sites
 from tests.edge_router.test_tunnels import echo
-from wire.server import loop_factory
+from wire.http.listen import loop_factory
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made by openssl's command")
 

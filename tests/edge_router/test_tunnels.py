@@ -293,7 +293,7 @@ async def test_a_close_of_the_sites_own_is_the_last_that_a_client_hears() -> Non
 
 async def test_a_client_that_sends_on_has_time_to_hear_why_the_router_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that were closed at once would be reset by what the client sends, whatever it had not read yet."""
-    monkeypatch.setattr("wire.tunnel.HEAR_S", 30.0)
+    monkeypatch.setattr("wire.http.tunnel.HEAR_S", 30.0)
     async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
         fakes[0].behave = echo
         await client.say(ASK)

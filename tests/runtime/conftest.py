@@ -15,7 +15,7 @@ from sites.config import parse
 from sites.site import SiteConfig
 from tests.asgi import eventually, running
 from tests.fakes import FakeEngineClient, FakeLauncher, write_model_directory
-from wire.server import bind
+from wire.http.listen import bind
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from runtime.serve import serve_app
 from tests.asgi import eventually
 from tests.runtime.conftest import Site, SiteMaker
 from tests.runtime.test_functions_route import function_in
-from wire.server import bind
+from wire.http.listen import bind
 
 SOURCE = """
 import asyncio

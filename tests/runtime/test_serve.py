@@ -291,7 +291,7 @@ from runtime.app import build_app
 from runtime.serve import serve_app
 from tests.fakes import FakeLauncher, write_model_directory
 from tests.runtime.conftest import site_config
-from wire.server import bind
+from wire.http.listen import bind
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 

@@ -23,8 +23,8 @@ from tests.asgi import call, eventually
 from tests.runtime.conftest import Site, SiteMaker
 from wire.deployments import Tried
 from wire.headers import DEPLOY_TOKEN_ENV
-from wire.http1 import Server
-from wire.server import bind
+from wire.http.listen import bind
+from wire.http.server import Server
 
 ENTRY = """
 from workers import Response, WorkerEntrypoint

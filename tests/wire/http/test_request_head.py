@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wire.request_head import MAX_KEPT, MAX_KEPT_BYTES, Headers, KnownHeads, Repeated, RequestHead
+from wire.http.request_head import MAX_KEPT, MAX_KEPT_BYTES, Headers, KnownHeads, Repeated, RequestHead
 
 HEADERS = [(b"host", b"x"), (b"authorization", b"Bearer t")]
 

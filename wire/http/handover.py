@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from wire.errors import Dialect
-from wire.http1_exchange import Application
-from wire.origins import Origins, answer_preflight
-from wire.server import KEEP_ALIVE_S
+from wire.http.exchange import Application
+from wire.http.listen import KEEP_ALIVE_S
+from wire.http.origins import Origins, answer_preflight
 
 if TYPE_CHECKING:
-    from wire.hypercorn_connection import Hypercorn
+    from wire.http.hypercorn_connection import Hypercorn
 
 MAX_MESSAGE_BYTES = 16 << 20  # of a WebSocket's message
 
@@ -39,7 +39,7 @@ class Handover:
         if self._hypercorn is None:
             await asyncio.to_thread(_import)
         if self._hypercorn is None:  # another connection may have been quicker
-            from wire.hypercorn_connection import Hypercorn
+            from wire.http.hypercorn_connection import Hypercorn
 
             self._hypercorn = Hypercorn(self._app, self._keep_alive_s, self._max_message_bytes)
         await self._hypercorn.serve(reader, writer)
@@ -80,4 +80,4 @@ def _judged(app: Application, origins: Origins) -> Application:
 
 
 def _import() -> None:
-    import wire.hypercorn_connection  # noqa: F401
+    import wire.http.hypercorn_connection  # noqa: F401

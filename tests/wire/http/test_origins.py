@@ -3,10 +3,10 @@
 import pytest
 
 from tests.edge_router.raw import status_of
-from tests.wire.test_http1 import App, client_of
+from tests.wire.http.test_server import App, client_of
 from wire.errors import Dialect
-from wire.handover import Handover
-from wire.origins import Origins
+from wire.http.handover import Handover
+from wire.http.origins import Origins
 
 EVIL = b"http://evil.example"
 LOCAL = Origins(is_local=True, hosts=["pilot.example"], cors_origins=["https://app.example"])

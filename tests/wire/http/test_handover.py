@@ -6,9 +6,9 @@ import sys
 SCRIPT = """
 import asyncio, sys
 import runtime.serve, edge_router.serve
-from wire.handover import Handover
-from wire.http1 import Server
-from wire.server import bind
+from wire.http.handover import Handover
+from wire.http.server import Server
+from wire.http.listen import bind
 
 def found():
     return sorted({name.partition(".")[0] for name in sys.modules} & {"hypercorn", "h2", "h11", "wsproto", "priority", "hpack"})

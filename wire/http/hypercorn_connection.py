@@ -1,4 +1,4 @@
-"""Connections that Hypercorn serves for us: those of HTTP/2, and WebSockets at a site. Imported by the first of them (wire/handover.py).
+"""Connections that Hypercorn serves for us: those of HTTP/2, and WebSockets at a site. Imported by the first of them (wire/http/handover.py).
 
 Hypercorn's defaults are made for short requests; each setting here undoes one that hurts streams. A connection of Hypercorn's own waits for
 `keep_alive_timeout` although its client has left and nothing can come any more; ours ends. The module refuses to know what is served.
@@ -13,8 +13,8 @@ from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 from hypercorn.events import Event, Updated
 
-from wire.http1_exchange import Application
-from wire.socket_stream import install as install_sockets
+from wire.http.exchange import Application
+from wire.http.socket_stream import install as install_sockets
 
 MAX_HEAD_BYTES = 1 << 20  # a handshake's head has passed our own limits already
 

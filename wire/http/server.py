@@ -2,7 +2,7 @@
 
 It holds clients to limits that no application can: how many connections they have, how long a head may take and be, how long a client may leave what
 waits for it unread. The parser is llhttp, so what is ambiguous (two lengths, stray line ends) is refused. HTTP/2, by ALPN or by its preface, and
-WebSockets are handed to others. Knows all connections and one clock; what is read of one is http1_connection.py's.
+WebSockets are handed to others. Knows all connections and one clock; what is read of one is connection.py's.
 """
 
 import asyncio
@@ -11,15 +11,16 @@ import ssl
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from wire.errors import ApiError
-from wire.http1_connection import Connection, host_and_port
-from wire.http1_exchange import Application, Direct
-from wire.http1_others import OtherHandler, Others, SocketHandler
-from wire.origins import Origins
-from wire.request_head import KnownHeads
-from wire.vanished import has_vanished
+from wire.http.connection import Connection, host_and_port
+from wire.http.exchange import Application, Direct
+from wire.http.origins import Origins
+from wire.http.protocol_handoff import OtherHandler, Others, SocketHandler
+from wire.http.request_head import KnownHeads
+from wire.http.vanished import has_vanished
 
 SWEEP_S = 0.5
 SWEPT_AT_ONCE = 256
@@ -54,9 +55,12 @@ class Server:
         *,
         http2: bool = False,
         origins: Origins | None = None,
+        overload_headers: Iterable[tuple[str, str]] = (),
     ) -> None:
+        """`overload_headers`: what a refusal for too many connections says besides."""
         self.app = app
         self.http2 = http2
+        self.overload_headers = tuple(overload_headers)
         self.direct = direct
         self.limits = limits or HttpLimits()
         self.others = Others(others, sockets)

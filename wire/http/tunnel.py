@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from wire.frame_ends import FrameEnds
+from wire.http.frame_ends import FrameEnds
 
 BUFFER_BYTES = 64 << 10  # of each direction, beside the kernels' own
 EARLY_BYTES = 64 << 10  # that a client may send before its upgrade is answered

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import httptools
 
 from wire.errors import ApiError
-from wire.origins import Origins
+from wire.http.origins import Origins
 
 Headers = list[tuple[bytes, bytes]]  # names lower case
 

@@ -2,7 +2,7 @@
 
 One small object and no task: the parser (llhttp) and the transport call it, and its exchanges do. It sees to the order of pipelined requests, to
 heads that repeat themselves, and to what is no plain request: that is refused in a sentence, or handed on with what has been read. Refuses to know
-answers (http1_exchange.py) and who serves what is handed on (http1_others.py).
+answers (exchange.py) and who serves what is handed on (protocol_handoff.py).
 """
 
 import asyncio
@@ -15,15 +15,14 @@ import httptools
 import orjson
 
 from wire.errors import ApiError, Dialect
-from wire.headers import REFUSAL
-from wire.http1_exchange import Exchange
-from wire.http1_others import raw_head
-from wire.origins import answer_preflight
-from wire.request_head import Headers, Repeated, RequestHead
-from wire.tunnel import Upgrading
+from wire.http.exchange import Exchange
+from wire.http.origins import answer_preflight
+from wire.http.protocol_handoff import raw_head
+from wire.http.request_head import Headers, Repeated, RequestHead
+from wire.http.tunnel import Upgrading
 
 if TYPE_CHECKING:
-    from wire.http1 import Server
+    from wire.http.server import Server
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MAX_PIPELINED = 64  # requests that a client may send ahead of their answers
@@ -257,11 +256,8 @@ class Connection(asyncio.Protocol):
             "connection: close",
             *(f"{name}: {value}" for name, value in error.headers()),
         ]
-        if error.word in (
-            "overloaded",
-            "quota_exceeded",
-        ):  # whoever is refused here may be a router, which goes elsewhere
-            lines.append(f"{REFUSAL}: overloaded")
+        if error.word in ("overloaded", "quota_exceeded"):
+            lines += [f"{name}: {value}" for name, value in self._server.overload_headers]
         self.transport.write("\r\n".join(lines).encode() + b"\r\n" + self._server.date + b"\r\n" + body)
         self._linger()
 

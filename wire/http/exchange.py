@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequ
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from wire.request_head import RequestHead
+from wire.http.request_head import RequestHead
 
 DIRECT = "pilotlight.direct"  # in the scope: the Exchange itself, for what need not wait: no task has to listen for the client's leaving
 HELD_BODY_BYTES = 512 << 10  # of a body that nobody has asked for yet; beyond it the client is not read

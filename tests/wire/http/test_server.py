@@ -12,10 +12,10 @@ import pytest
 
 from tests.asgi import eventually
 from tests.edge_router.raw import Wire, status_of, wire
-from wire.http1 import HttpLimits, Server, http_date
-from wire.http1_exchange import DIRECT, HELD_BODY_BYTES
-from wire.http1_others import OtherHandler
-from wire.server import bind, url_of
+from wire.http.exchange import DIRECT, HELD_BODY_BYTES
+from wire.http.listen import bind, url_of
+from wire.http.protocol_handoff import OtherHandler
+from wire.http.server import HttpLimits, Server, http_date
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -315,7 +315,7 @@ async def test_pipelined_requests_are_answered_in_order_and_after_a_close_no_mor
 async def test_an_idle_connection_is_closed_after_its_time_and_one_at_work_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("wire.http1.SWEEP_S", 0.02)
+    monkeypatch.setattr("wire.http.server.SWEEP_S", 0.02)
     gate = asyncio.Event()
     async with client_of(
         App(start(), body(b"one", True), gate, body(b"")), limits=HttpLimits(keep_alive_s=0.1)

@@ -12,7 +12,7 @@ from hypercorn.protocol.events import Data, Event, Request, Response, StreamClos
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wire.socket_stream import SocketStream, install
+from wire.http.socket_stream import SocketStream, install
 
 HANDSHAKE = [
     (b"host", b"x"),
@@ -205,8 +205,8 @@ async def test_an_application_that_ends_leaves_nobody_waiting() -> None:
 
 
 async def test_a_silent_client_is_pinged_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wire.socket_stream.PING_S", 0.01)
-    monkeypatch.setattr("wire.socket_stream.LOST_S", 0.05)
+    monkeypatch.setattr("wire.http.socket_stream.PING_S", 0.01)
+    monkeypatch.setattr("wire.http.socket_stream.LOST_S", 0.05)
     async with Connection() as connection:
         assert (await asyncio.wait_for(connection.received.get(), 5))["code"] == 1006
         assert any(isinstance(event, Data) and event.data[0] == 0x80 | PING for event in connection.written)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from wire.server import PARENT_PID_ENV, VANISHED, ListenError, bind, url_of
+from wire.http.listen import PARENT_PID_ENV, VANISHED, ListenError, bind, url_of
 
 
 def test_a_port_in_use_is_named_with_its_remedy() -> None:
@@ -38,7 +38,7 @@ def test_the_url_names_the_port_that_was_given() -> None:
 
 def followed(parent_pid: int) -> str:
     environment = {**os.environ, PARENT_PID_ENV: str(parent_pid)}
-    command = [sys.executable, "-c", "from wire.server import follow_parent; print(follow_parent())"]
+    command = [sys.executable, "-c", "from wire.http.listen import follow_parent; print(follow_parent())"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 from wsproto.frame_protocol import CloseReason, FrameProtocol
 
-from wire.frame_ends import FrameEnds
+from wire.http.frame_ends import FrameEnds
 
 SIZES = (0, 1, 125, 126, 127, 65_535, 65_536, 70_000)
 

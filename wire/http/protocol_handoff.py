@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from wire.request_head import Headers
-from wire.tunnel import Upgrading
+from wire.http.request_head import Headers
+from wire.http.tunnel import Upgrading
 
 OtherHandler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 SocketHandler = Callable[[Upgrading], Coroutine[Any, Any, None]]
