@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,18 @@ import httpx
 import pytest
 
 from tests.checkpoints import write_llama, write_tokenizer
+from tests.cpu_kernels import C_LIBRARY, computing_with
 from tests.runtime.test_real_engine import Process, eventually
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere no file is mapped in place")
+
+
+@pytest.fixture(autouse=True)
+def the_c_library_computes() -> Iterator[None]:
+    """Opening programs are lists of its calls."""
+    with computing_with(C_LIBRARY):
+        yield
+
 
 LONG: dict[str, Any] = {
     "model": "tiny",
