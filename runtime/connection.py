@@ -5,12 +5,14 @@ ASGI callables only: anything that buffers a response, or asks for the disconnec
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
-from typing import Any
-from urllib.parse import parse_qsl
+from typing import Any, TypeVar
 
+import msgspec
 import orjson
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from wire.errors import ApiError, Dialect
@@ -61,6 +63,18 @@ async def _read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
             return b"".join(chunks)
 
 
+BodyT = TypeVar("BodyT")
+
+
+async def read_json(request: Request, kind: type[BodyT], limit_bytes: int, expected: str) -> BodyT:
+    """A body of the network's own parts. Raises ApiError, whose sentence begins with what was `expected`."""
+    raw = await read_body(request.scope, request.receive, limit_bytes)
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.DecodeError as error:
+        raise ApiError("malformed_json", f"{expected}: {error}") from None
+
+
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Does the work; cancels it, and waits until its scopes are left, as soon as the client leaves."""
     worker = asyncio.ensure_future(work)
@@ -80,14 +94,14 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def send_bytes(send: Send, status: int, content_type: str, body: bytes, headers: Headers = ()) -> None:
-    pairs = [("content-type", content_type), ("content-length", str(len(body))), *headers]
-    await send(response_start(status, pairs))
-    await send({"type": "http.response.body", "body": body})
+def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(body, status, headers, "application/json")
 
 
 async def send_json(send: Send, body: bytes, status: int = 200, headers: Headers = ()) -> None:
-    await send_bytes(send, status, "application/json", body, headers)
+    pairs = [("content-type", "application/json"), ("content-length", str(len(body))), *headers]
+    await send(response_start(status, pairs))
+    await send({"type": "http.response.body", "body": body})
 
 
 async def send_error(send: Send, error: ApiError, dialect: Dialect, headers: Headers = ()) -> None:
@@ -122,11 +136,6 @@ def header(scope: Scope, name: bytes) -> str | None:
         if key == name:
             return bytes(value).decode("latin-1")
     return None
-
-
-def query_of(scope: Scope) -> dict[str, str]:
-    """What stands behind the path's question mark; of a name that comes twice, the last."""
-    return dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
 
 
 def _too_large(limit_bytes: int) -> ApiError:

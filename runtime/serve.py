@@ -15,11 +15,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from runtime.app import access_of, build_app
+from runtime.app import SiteApp, build_app
 from runtime.engines.devices import check_devices
 from runtime.engines.early_host import EarlyHost
 from runtime.engines.sources import SourceError, local_directory
-from runtime.routing import Application
+from runtime.site import Site, access_of
 from runtime.timeline import process_began_s
 from sites.config import ConfigError, check_secrets
 from sites.reloading import read_again
@@ -89,14 +89,14 @@ def run(
             local_directory(model.source)
         listener = bind(site.listen.host, site.listen.port)
         app = build_app(site, early=early)
-        app.state.timeline.note("site process", process_began_s() or imported_at, imported_at)
-        app.state.timeline.note("site listens", imported_at)
+        app.site.timeline.note("site process", process_began_s() or imported_at, imported_at)
+        app.site.timeline.note("site listens", imported_at)
     except (ListenError, ConfigError, SourceError) as error:
         print(f"site {site.name} cannot start: {error}", file=sys.stderr)
         return 1
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(serve_app(app, site, listener, on_ready=_settle_memory, file=file))
+            runner.run(serve_app(app, listener, on_ready=_settle_memory, file=file))
     except StartError as error:
         print(f"site {site.name} cannot start: {error}", file=sys.stderr)
         return 1
@@ -104,8 +104,7 @@ def run(
 
 
 async def serve_app(
-    app: Application,
-    site: SiteConfig,
+    app: SiteApp,
     listener: socket.socket,
     *,
     stop: asyncio.Event | None = None,
@@ -115,37 +114,35 @@ async def serve_app(
 ) -> None:
     """Serves on a bound socket, which it takes over. `stop` begins the drain, as do the stop signals when none is given, of which a second one
     cuts it short; `on_ready` gets the URL once the site answers requests with its models loaded. `file` is read again at SIGHUP."""
-    url = app.state.url = url_of(listener)
+    url = app.site.url = url_of(listener)
     log.info("listening on %s", url)
     hurry = asyncio.Event()
-    stopping = stop or _stop_on_signals(hurry, lambda: reload(app, site, file))
+    stopping = stop or _stop_on_signals(hurry, lambda: reload(app.site, file))
     try:
-        async with app.router.lifespan_context(app), _served(app, site, listener):
-            announcing = asyncio.create_task(_announce(app, url, on_ready), name="announce")
+        async with app.router.lifespan_context(app), _served(app, listener):
+            announcing = asyncio.create_task(_announce(app.site, url, on_ready), name="announce")
             try:
                 await stopping.wait()
-                await _drain(app, site.limits.drain_timeout_s, hurry, farewell)
+                await _drain(app.site, hurry, farewell)
             finally:
                 announcing.cancel()
                 await asyncio.gather(announcing, return_exceptions=True)
     except ConfigError as error:
-        if app.state.why_not_started is None:
-            raise
-        raise StartError(app.state.why_not_started) from error
+        raise StartError(str(error)) from error
     finally:
         listener.close()
     log.info("stopped")
 
 
 @asynccontextmanager
-async def _served(app: Application, site: SiteConfig, listener: socket.socket) -> AsyncIterator[None]:
+async def _served(app: SiteApp, listener: socket.socket) -> AsyncIterator[None]:
     """Nobody is accepted before; who connects earlier waits."""
-    limits = _http_limits()
+    limits, site = _http_limits(), app.site.config
     origins = Origins(
         is_local=is_loopback(site.listen.host) and not site.door.open_to_all,
         hosts=site.door.hosts,
         cors_origins=site.door.cors_origins,
-        own_cors=app.state.functions_path,
+        own_cors=app.functions_path,
     )
     others = Handover(app, limits.keep_alive_s, int(site.functions.socket_message_mib * 2**20), origins)
     server = Server(app, limits, others, http2=site.door.http2, origins=origins, overload_headers=OVERLOADED)
@@ -170,20 +167,20 @@ def _http_limits() -> HttpLimits:
     )
 
 
-async def _drain(app: Application, timeout_s: float, hurry: asyncio.Event, farewell: Farewell) -> None:
-    admission, fleet = app.state.admission, app.state.fleet
-    admission.drain()
-    app.state.models.drain()
-    fleet.end()
+async def _drain(site: Site, hurry: asyncio.Event, farewell: Farewell) -> None:
+    admission = site.admission
+    site.drain()
     log.info("draining: %d requests at work", admission.inflight)
     farewell.on_drain(admission.num_open)
     empty = asyncio.create_task(admission.wait_until_empty())
     hurried = asyncio.create_task(hurry.wait())
     try:
-        await asyncio.wait({empty, hurried}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {empty, hurried}, timeout=site.config.limits.drain_timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
         if not empty.done():
             farewell.on_cut(admission.num_open)
-            fleet.fail_open("the site is shutting down and does not wait for this answer any longer")
+            site.fleet.fail_open("the site is shutting down and does not wait for this answer any longer")
             await asyncio.wait({empty}, timeout=farewell.last_bytes_s)
     finally:
         empty.cancel()
@@ -191,8 +188,8 @@ async def _drain(app: Application, timeout_s: float, hurry: asyncio.Event, farew
         await asyncio.gather(empty, hurried, return_exceptions=True)
 
 
-async def _announce(app: Application, url: str, on_ready: Callable[[str], None] | None) -> None:
-    while app.state.health.why_not_ready():
+async def _announce(site: Site, url: str, on_ready: Callable[[str], None] | None) -> None:
+    while site.why_not_ready():
         await asyncio.sleep(0.02)
     log.info("ready: %s", url)
     if on_ready is not None:
@@ -208,12 +205,12 @@ def _settle_memory(_: str) -> None:
 LIVE = ("tenants", "door.require_key")
 
 
-def reload(app: Application, site: SiteConfig, file: Path | None) -> None:
-    """Keys."""
+def reload(site: Site, file: Path | None) -> None:
+    """Take over the file's keys."""
     if file is None:
         log.warning("SIGHUP: this site has no file that could be read again")
-    elif (found := read_again(site, file, load_site, LIVE)) is not None:
-        app.state.access.become(access_of(found))
+    elif (found := read_again(site.config, file, load_site, LIVE)) is not None:
+        site.access.become(access_of(found))
 
 
 def _stop_on_signals(hurry: asyncio.Event, reload: Callable[[], None]) -> asyncio.Event:

@@ -10,17 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
-from starlette.types import Receive, Scope, Send
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
-from runtime.app import build_app
+from runtime.app import SiteApp, build_app
 from runtime.cli.errors import CliError
-from runtime.connection import query_of, send_bytes
 from runtime.functions.channel import Failure
 from runtime.functions.manifest import Manifest, ManifestError, load_manifest
 from runtime.functions.serving import ServedFunctions
-from runtime.middleware.errors import Errors
-from runtime.routes.functions import FunctionRoute
-from runtime.routing import Application, Router, any_method, get, post, socket
+from runtime.routes.functions import FunctionRoute, at_paths
 from runtime.serve import Farewell, StartError, serve_app
 from sites.config import parse
 from sites.rules import is_loopback
@@ -33,7 +32,6 @@ LOOK_S = 0.25
 GRACE_S, LAST_BYTES_S = 2.0, 0.2
 SKIPPED = ("__pycache__", "node_modules")
 MODEL = "embedded:ember"
-_TEXT = "text/plain; charset=utf-8"
 
 Seen = dict[Path, tuple[int, int]]
 
@@ -54,7 +52,7 @@ def dev(directory: Path, host: str, port: int, environment: str | None, model: s
     async def serve() -> None:
         watching = asyncio.create_task(watch(app, directory, environment, lambda line: _say(console, line)))
         try:
-            await serve_app(app, app.state.site, listener, farewell=farewell_to(lambda line: _say(console, line)))
+            await serve_app(app, listener, farewell=farewell_to(lambda line: _say(console, line)))
         finally:
             watching.cancel()
 
@@ -99,30 +97,29 @@ def site_of(
     return parse(SiteConfig, values, "pilotlight dev")
 
 
-def dev_app(manifest: Manifest, site: SiteConfig) -> Application:
+def dev_app(manifest: Manifest, site: SiteConfig) -> SiteApp:
     """The site's application, with the function in front of all its paths."""
     app = build_app(site)
-    served: ServedFunctions = app.state.functions
+    served = _served(app)
     route = FunctionRoute(
         served,
-        app.state.admission,
+        app.site.admission,
         request_mib=site.functions.request_mib,
         show_errors=True,
         name=manifest.name,
     )
-    app.state.routes = Errors(
-        Router([*app.router.routes])
-    )  # AI bindings must not find the function at the models' paths
     clock = _Clock(served, manifest.name)
     app.router.routes[0:0] = [
-        get("/cdn-cgi/handler/scheduled", clock.fire),
-        post("/cdn-cgi/handler/scheduled", clock.fire),
-        any_method("/{path:path}", route),
-        socket("/{path:path}", route),
+        Route("/cdn-cgi/handler/scheduled", clock.fire, methods=["GET", "POST"]),
+        *at_paths(route, "/{path:rest}"),
     ]
-    app.state.site = site
-    app.state.functions_path = "/"
+    app.functions_path = "/"
     return app
+
+
+def _served(app: SiteApp) -> ServedFunctions:
+    assert app.functions is not None, "its site serves a function"
+    return app.functions
 
 
 def farewell_to(say: Callable[[str], None]) -> Farewell:
@@ -144,21 +141,20 @@ class _Clock:
         self._served = served
         self._name = name
 
-    async def fire(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = query_of(scope)
+    async def fire(self, request: Request) -> Response:
+        given = request.query_params
         at_ms = given.get("time", "")
         scheduled_time_ms = int(at_ms) if at_ms.isascii() and at_ms.isdigit() else int(time.time() * 1000)
         try:
             await self._served.functions.scheduled(self._name, given.get("cron", ""), scheduled_time_ms)
         except Failure as failure:
-            await send_bytes(send, 500, _TEXT, (failure.detail or failure.message).encode())
-        else:
-            await send_bytes(send, 200, _TEXT, b"ok")
+            return PlainTextResponse(failure.detail or failure.message, 500)
+        return PlainTextResponse("ok")
 
 
-async def watch(app: Application, directory: Path, environment: str | None, say: Callable[[str], None]) -> None:
+async def watch(app: SiteApp, directory: Path, environment: str | None, say: Callable[[str], None]) -> None:
     """Replaces the function whenever its files change. A manifest with a mistake leaves the last good one in place."""
-    served: ServedFunctions = app.state.functions
+    served = _served(app)
     name, config = served.config.serve[0].name, served.config.serve[0]
     layers = (Path(config.layer),) if config.layer else ()
     seen = await asyncio.to_thread(snapshot, directory)

@@ -5,13 +5,12 @@ Knows the site file; processes, pools and bindings are built here and known by t
 
 import os
 import uuid
-from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
 
 from msgspec.structs import asdict
-from starlette.types import Scope
+from starlette.types import ASGIApp, Scope
 
 from runtime.bindings.binding import BindingError, Services
 from runtime.bindings.opener import opener
@@ -25,7 +24,7 @@ from runtime.functions.limits import Limits
 from runtime.functions.manifest import FILES, BindingDeclaration, Manifest, ManifestError, load_manifest
 from runtime.functions.site import SiteFunctions
 from runtime.middleware.identity import GENUINE_HOP
-from runtime.routing import Application
+from runtime.site import Site
 from sites.site import FunctionsConfig, SiteConfig
 from wire.headers import CLIENT_ADDRESS, DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, HOPS, SESSION_AFFINITY
 from wire.status import FunctionsStatus, FunctionStatus
@@ -34,11 +33,13 @@ from wire.status import FunctionsStatus, FunctionStatus
 class ServedFunctions:
     """Use as `async with`. `functions` is there inside."""
 
-    def __init__(self, config: FunctionsConfig, state_dir: Path, app: Callable[[], Application]) -> None:
+    def __init__(self, config: FunctionsConfig, state_dir: Path, site: Site, inference: ASGIApp) -> None:
+        """`inference` answers AI bindings."""
         self.config = config
         self.manifests = _manifests(config)
         self.deployed: DeployedFunctions | None = None
-        self._app = app
+        self._site = site
+        self._inference = inference
         self._state_dir = state_dir
         self._services = Services()
         self._owners = Owners(state_dir, self.manifests, config.shared)
@@ -50,15 +51,14 @@ class ServedFunctions:
             oci_runtime=config.oci_runtime,
             state_dir=state_dir,
             egress_allow=config.egress_allow,
-            own_ports=lambda: _ports(app()),
+            own_ports=lambda: _ports(site),
             zygotes_mib=config.zygotes_mib,
             layers_room=Room(config.layers_mib, config.layers_days),
             open_bindings=lambda manifest, functions: opener(self._state_dir, self._services)(manifest, functions),
         )
 
     async def __aenter__(self) -> "ServedFunctions":
-        state = self._app().state
-        self._services = Services(app=state.routes, is_busy=state.is_busy, r2=_stores(self.config))
+        self._services = Services(app=self._inference, is_busy=self._site.is_busy, r2=_stores(self.config))
         await self.functions.__aenter__()
         try:
             if self.config.deployments is not None:
@@ -180,6 +180,5 @@ def _stores(config: FunctionsConfig) -> dict[str, S3Place]:
     return {name: S3Place(**{**asdict(store), "bucket": store.bucket or name}) for name, store in config.r2.items()}
 
 
-def _ports(app: Application) -> list[int]:
-    url: str | None = getattr(app.state, "url", None)
-    return [] if url is None else [int(url.rpartition(":")[2])]
+def _ports(site: Site) -> list[int]:
+    return [] if site.url is None else [int(site.url.rpartition(":")[2])]

@@ -1,8 +1,11 @@
 """Every failure of a route as an answer in the dialect of its path; an unforeseen one is also logged with its traceback."""
 
 import logging
+from typing import NoReturn
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, Send
 
 from runtime.connection import AnswerCut, ClientGone, answering, send_error
 from wire.errors import ApiError, dialect_of
@@ -43,3 +46,19 @@ class Errors:
             )
             failure = ApiError("internal_error", "something went wrong inside this site; its log has the details")
             await send_error(answering(scope, send), failure, dialect_of(scope["path"]))
+
+
+async def _no_path(request: Request, error: Exception) -> NoReturn:
+    path = request.scope["path"]
+    raise ApiError("not_found", f"there is nothing at {path}; the API is under /ai/v1, /v1, /client/v4 and /fn")
+
+
+async def _no_method(request: Request, error: Exception) -> NoReturn:
+    assert isinstance(error, HTTPException)
+    allowed = ", ".join(sorted((error.headers or {})["Allow"].split(", ")))
+    raise ApiError(
+        "method_not_allowed", f"{request.method} is not allowed on {request.scope['path']}; allowed: {allowed}"
+    )
+
+
+UNROUTED: dict[int, ExceptionHandler] = {404: _no_path, 405: _no_method}  # of an application behind this layer

@@ -9,14 +9,16 @@ from contextlib import aclosing
 from typing import TypeVar
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from runtime.connection import header, read_body, response_start, send_json, until_disconnect
+from runtime.connection import header, json_response, read_json, response_start, until_disconnect
 from runtime.functions.deployed import DeployedFunctions
 from runtime.functions.serving import ServedFunctions
 from runtime.functions.tails import Tails
 from runtime.middleware.identity import GENUINE_HOP
-from runtime.routing import Route, get, post
 from wire.deployments import SERVE_PATH, TAIL_PATH, TRY_PATH, Serve, Try, encode
 from wire.errors import ApiError
 from wire.headers import DEPLOY_TOKEN_ENV, HOP, REQUEST_ID, Hop, hop_is_genuine
@@ -35,38 +37,34 @@ class DeploymentRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            post(TRY_PATH, self.try_version),
-            post(SERVE_PATH, self.serve),
-            get(TAIL_PATH + "/{name}", self.tail),
+            Route(TRY_PATH, self.try_version, methods=["POST"]),
+            Route(SERVE_PATH, self.serve, methods=["POST"]),
+            Route(TAIL_PATH + "/{name}", self.tail),
         ]
 
-    async def try_version(self, scope: Scope, receive: Receive, send: Send) -> None:
-        deployed, wanted = await self._wanted(scope, receive, Try)
-        await send_json(send, encode(await deployed.tried(wanted.name, wanted.version)))
+    async def try_version(self, request: Request) -> Response:
+        deployed, wanted = await self._wanted(request, Try)
+        return json_response(encode(await deployed.tried(wanted.name, wanted.version)))
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        deployed, wanted = await self._wanted(scope, receive, Serve)
-        await send_json(send, encode(await deployed.served(wanted.name, wanted.revision)))
+    async def serve(self, request: Request) -> Response:
+        deployed, wanted = await self._wanted(request, Serve)
+        return json_response(encode(await deployed.served(wanted.name, wanted.revision)))
 
-    async def _wanted(self, scope: Scope, receive: Receive, kind: type[WantedT]) -> tuple[DeployedFunctions, WantedT]:
+    async def _wanted(self, request: Request, kind: type[WantedT]) -> tuple[DeployedFunctions, WantedT]:
         """Raises ApiError where it is no router's to ask, or makes no sense here."""
-        if (self._hop_secret or self._token) and not self._is_from_router(scope):
+        if (self._hop_secret or self._token) and not self._is_from_router(request.scope):
             raise ApiError("forbidden", "a version is tried and served for one of the network's routers only")
         if self._served.deployed is None:
             raise ApiError("not_found", "this site serves no deployed functions: its file has no functions.deployments")
-        raw = await read_body(scope, receive, MAX_BODY)
-        try:
-            return self._served.deployed, msgspec.json.decode(raw, type=kind)
-        except msgspec.DecodeError as error:
-            raise ApiError("malformed_json", f"the body is not what a router asks for: {error}") from None
+        return self._served.deployed, await read_json(request, kind, MAX_BODY, "the body is not what a router asks for")
 
-    async def tail(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._is_from_router(scope):
+    async def tail(self, request: Request) -> Response:
+        if not self._is_from_router(request.scope):
             raise ApiError("forbidden", "a function is followed through one of the network's routers only")
-        name, tails = scope["path_params"]["name"], self._served.functions.tails
+        name, tails = request.path_params["name"], self._served.functions.tails
         if tails.is_full(name):
             raise ApiError("overloaded", "too many follow this function already", retry_after_s=5)
-        await until_disconnect(receive, _follow(tails, name, self._site, send))
+        return _Tail(tails, name, self._site)
 
     def _is_from_router(self, scope: Scope) -> bool:
         """Where the network has no secret, its routers sign with the deploy token."""
@@ -80,15 +78,24 @@ def deployment_routes(served: ServedFunctions, hop_secret: str | None, site: str
     return DeploymentRoutes(served, hop_secret, site).routes()
 
 
-async def _follow(tails: Tails, name: str, site: str, send: Send) -> None:
+class _Tail(Response):
+    """A stream of what a function prints, until the client leaves."""
 
-    async def write(event: bytes) -> None:
-        await send({"type": "http.response.body", "body": event, "more_body": True})
+    def __init__(self, tails: Tails, name: str, site: str) -> None:
+        super().__init__()
+        self._tails, self._name, self._site = tails, name, site
 
-    await send(response_start(200, [("content-type", CONTENT_TYPE), ("cache-control", "no-store")]))
-    await write(b": following\n\n")
-    async with aclosing(tails.follow(name)) as lines:
-        async for line in lines:
-            event = {"site": site, "at_s": round(line.at_s, 3), "line": line.text}
-            await write(encode_event(msgspec.json.encode(event)))
-    await send({"type": "http.response.body", "body": b""})
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await until_disconnect(receive, self._follow(send))
+
+    async def _follow(self, send: Send) -> None:
+        async def write(event: bytes) -> None:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+
+        await send(response_start(200, [("content-type", CONTENT_TYPE), ("cache-control", "no-store")]))
+        await write(b": following\n\n")
+        async with aclosing(self._tails.follow(self._name)) as lines:
+            async for line in lines:
+                event = {"site": self._site, "at_s": round(line.at_s, 3), "line": line.text}
+                await write(encode_event(msgspec.json.encode(event)))
+        await send({"type": "http.response.body", "body": b""})

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 
 import orjson
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 
 from runtime.admission import Admission
@@ -20,7 +22,6 @@ from runtime.functions.serving import ServedFunctions
 from runtime.functions.site import Response
 from runtime.functions.socket_relay import SocketRelay
 from runtime.middleware.identity import GENUINE_HOP, SITE_NAME
-from runtime.routing import Route, any_method, socket
 from wire.errors import ApiError, Dialect
 from wire.headers import CLIENT_ADDRESS, CLIENT_GEO, CLIENT_ORIGIN, HOP_BY_HOP, OURS, REQUEST_ID
 
@@ -261,12 +262,31 @@ class Upload:
                 return  # what comes next is read by who watches for the client's leaving
 
 
-def function_routes(served: ServedFunctions, admission: Admission) -> list[Route]:
+class _Rest(Convertor[str]):
+    """All that is left of a path: Starlette's own `path` ends before a line feed, which a client may well send to a function."""
+
+    regex = "(?s:.*)"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("rest", _Rest())
+
+
+def function_routes(served: ServedFunctions, admission: Admission) -> list[BaseRoute]:
     route = FunctionRoute(
         served, admission, request_mib=served.config.request_mib, show_errors=served.config.show_errors
     )
-    paths = ("/fn/{name}", "/fn/{name}/{path:path}")
-    return [*(any_method(path, route) for path in paths), *(socket(path, route) for path in paths)]
+    return at_paths(route, "/fn/{name}", "/fn/{name}/{path:rest}")
+
+
+def at_paths(route: FunctionRoute, *paths: str) -> list[BaseRoute]:
+    """Requests of every method, and WebSockets."""
+    return [kind(path, route) for kind in (Route, WebSocketRoute) for path in paths]
 
 
 async def _send(response: Response, method: str, send: Send) -> None:

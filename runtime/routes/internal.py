@@ -5,12 +5,13 @@ want of room, and says where the model is.
 """
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
-from runtime.connection import read_body, send_json
+from runtime.connection import json_response, read_json
 from runtime.engines.models import Models
 from runtime.middleware.identity import GENUINE_HOP
-from runtime.routing import Route, get, post
 from runtime.timeline import Timeline
 from wire.errors import ApiError
 from wire.hints import WAKE_PATH, WakeAnswer, WakeHint
@@ -25,22 +26,18 @@ class Internal:
         self._needs_signature = hop_secret is not None
 
     def routes(self) -> list[Route]:
-        return [post(WAKE_PATH, self.wake), get("/timeline", self.timeline)]
+        return [Route(WAKE_PATH, self.wake, methods=["POST"]), Route("/timeline", self.timeline)]
 
-    async def wake(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._needs_signature and not scope.get(GENUINE_HOP, False):
+    async def wake(self, request: Request) -> Response:
+        if self._needs_signature and not request.scope.get(GENUINE_HOP, False):
             raise ApiError("forbidden", "a hint must be signed by one of the network's routers")
-        raw = await read_body(scope, receive, MAX_BODY)
-        try:
-            hint = msgspec.json.decode(raw, type=WakeHint)
-        except msgspec.DecodeError as error:
-            raise ApiError("malformed_json", f'the body must be {{"model": NAME}}: {error}') from None
+        hint = await read_json(request, WakeHint, MAX_BODY, 'the body must be {"model": NAME}')
         name = self._models.resolve(hint.model)
         if name is None:
             raise ApiError("model_not_found", f"this site has no model named {hint.model[:200]!r}", param="model")
         self._models.hint(name)
         answer = WakeAnswer(name, self._models.residency(name))
-        await send_json(send, msgspec.json.encode(answer), 202)
+        return json_response(msgspec.json.encode(answer), 202)
 
-    async def timeline(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_json(send, msgspec.json.encode({"spans": self._timeline.spans}))
+    async def timeline(self, request: Request) -> Response:
+        return json_response(msgspec.json.encode({"spans": self._timeline.spans}))

@@ -6,15 +6,17 @@ Knows paths and models; how an answer is written is runtime/answers' business.
 from typing import Literal
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Scope
 
 from runtime.answers.chat import ChatAnswer
 from runtime.answers.completion import CompletionAnswer
-from runtime.connection import send_json
+from runtime.connection import json_response
 from runtime.generation import Generator
 from runtime.routes.embeddings import EmbeddingEndpoint, as_openai
 from runtime.routes.endpoint import Endpoint
-from runtime.routing import Route, get, post
 from runtime.validation import (
     ValidChat,
     ValidCompletion,
@@ -51,11 +53,11 @@ def openai_routes(generator: Generator, limits: LimitsConfig) -> list[Route]:
         route
         for prefix in ("/ai/v1", "/v1")
         for route in (
-            post(f"{prefix}/chat/completions", chats),
-            post(f"{prefix}/completions", completions),
-            post(f"{prefix}/embeddings", embeddings),
-            get(f"{prefix}/models", models.all),
-            get(f"{prefix}/models/{{id:path}}", models.one),
+            Route(f"{prefix}/chat/completions", chats, methods=["POST"]),
+            Route(f"{prefix}/completions", completions, methods=["POST"]),
+            Route(f"{prefix}/embeddings", embeddings, methods=["POST"]),
+            Route(f"{prefix}/models", models.all),
+            Route(f"{prefix}/models/{{id:path}}", models.one),
         )
     ]
 
@@ -64,16 +66,16 @@ class _ModelRoutes:
     def __init__(self, generator: Generator) -> None:
         self._models = generator.models
 
-    async def all(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def all(self, request: Request) -> Response:
         listed = ModelList(tuple(self._model(config.name) for config in self._models.configs))
-        await send_json(send, _encoder.encode(listed))
+        return json_response(_encoder.encode(listed))
 
-    async def one(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = scope["path_params"]["id"]
+    async def one(self, request: Request) -> Response:
+        asked = request.path_params["id"]
         name = self._models.resolve(asked)
         if name is None:
             raise ApiError("model_not_found", f"this site has no model named {asked[:200]!r}", param="model")
-        await send_json(send, _encoder.encode(self._model(name)))
+        return json_response(_encoder.encode(self._model(name)))
 
     def _model(self, name: str) -> Model:
         info = self._models.info(name)

@@ -3,18 +3,22 @@
 Same generation as OpenAI's paths, other shapes: an envelope round one object, a stream of `{"response": ...}` whose last event has the usage.
 """
 
+from collections.abc import Mapping
+
 import msgspec
 import orjson
 from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from engine.formats import Content, ToolCall
-from runtime.connection import query_of, read_body, send_json
+from runtime.connection import json_response, read_body
 from runtime.generation import Generation, Generator
 from runtime.hop import body_limit
 from runtime.routes.embeddings import EmbeddingEndpoint, as_workers_ai
 from runtime.routes.endpoint import MIB, Endpoint, parsed
-from runtime.routing import Route, get, post
 from runtime.streaming import Piece
 from runtime.validation import ValidEmbedding, ValidRun, parse_run, parse_run_embedding
 from sites.site import LimitsConfig
@@ -41,9 +45,9 @@ def workers_ai_routes(generator: Generator, limits: LimitsConfig) -> list[Route]
     endpoint = _Run(generating, embedding_texts, limits.max_body_mib)
     search = _Search(generator)
     return [
-        post(f"{_PREFIX}/run/{{model:path}}", endpoint),
-        get(f"{_PREFIX}/models/search", search.answer),
-        post("/fn/@{model:path}", _AsFunction(endpoint)),
+        Route(f"{_PREFIX}/run/{{model:path}}", endpoint, methods=["POST"]),
+        Route(f"{_PREFIX}/models/search", search.answer),
+        Route("/fn/@{model:path}", _AsFunction(endpoint), methods=["POST"]),
     ]
 
 
@@ -113,8 +117,8 @@ class _Search:
     def __init__(self, generator: Generator) -> None:
         self._models = generator.models
 
-    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        query = query_of(scope)
+    async def answer(self, request: Request) -> Response:
+        query = request.query_params
         page, per_page = _whole_number(query, "page", 1), _whole_number(query, "per_page", PER_PAGE)
         wanted, task = query.get("search", "").lower(), query.get("task", "").lower()
         cards = [
@@ -125,7 +129,7 @@ class _Search:
         cards = [card for card in cards if task in ("", card.task.name.lower(), card.task.id)]
         shown = tuple(cards[(page - 1) * per_page : page * per_page])
         info = ResultInfo(page, per_page, len(shown), len(cards))
-        await send_json(send, _encoder.encode(Envelope(shown, result_info=info)))
+        return json_response(_encoder.encode(Envelope(shown, result_info=info)))
 
     def _card(self, name: str) -> ModelCard:
         info = self._models.info(name)
@@ -141,7 +145,7 @@ class _Search:
         return ModelCard(name, name, description, properties, EMBEDDING_TASK)
 
 
-def _whole_number(query: dict[str, str], name: str, default: int) -> int:
+def _whole_number(query: Mapping[str, str], name: str, default: int) -> int:
     value = query.get(name, str(default))
     if not (value.isascii() and value.isdigit() and len(value) < 10 and int(value)):
         raise ApiError("invalid_request", f"{name} must be a whole number from 1 on", param=name)

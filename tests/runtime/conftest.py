@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtime.app import build_app
-from runtime.routing import Application
+from runtime.app import SiteApp, build_app
 from runtime.serve import serve_app
 from sites.config import parse
 from sites.site import SiteConfig
@@ -39,7 +38,7 @@ def site_config(model_directory: Path, **tables: Any) -> SiteConfig:
 class Site:
     """A running site and its engine's strings."""
 
-    def __init__(self, app: Application, config: SiteConfig, launcher: FakeLauncher) -> None:
+    def __init__(self, app: SiteApp, config: SiteConfig, launcher: FakeLauncher) -> None:
         self.app = app
         self.config = config
         self.launcher = launcher
@@ -52,7 +51,7 @@ class Site:
 
     @property
     def admission(self) -> Any:
-        return self.app.state.admission
+        return self.app.site.admission
 
     async def is_idle(self) -> None:
         """Everything given back: permits, tokens, sequences (I6)."""
@@ -81,7 +80,7 @@ def make_site(model_directory: Path) -> SiteMaker:
         app = build_app(config, launchers=[launcher, *further], hop_secret=hop_secret)
         async with running(app):
             if wait:
-                await eventually(lambda: not app.state.health.why_not_ready())
+                await eventually(lambda: not app.site.why_not_ready())
             yield Site(app, config, launcher)
 
     return make
@@ -106,9 +105,7 @@ def make_server(model_directory: Path) -> SiteMaker:
         site = Site(app, config, launcher)
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         server = asyncio.create_task(
-            serve_app(
-                app, config, bind(config.listen.host, config.listen.port), stop=site.stop, on_ready=ready.set_result
-            )
+            serve_app(app, bind(config.listen.host, config.listen.port), stop=site.stop, on_ready=ready.set_result)
         )
         site.url = await asyncio.wait_for(ready, 10)
         try:

@@ -144,7 +144,7 @@ async def test_a_request_that_kills_every_host_ends_with_the_third(make_site: Si
         answer = await call(site.app, CHAT, STREAMED)
         assert answer.events[-1]["error"]["code"] == "engine_error"
         assert "third host that died" in answer.events[-1]["error"]["message"]
-        await eventually(lambda: not site.app.state.health.why_not_ready())
+        await eventually(lambda: not site.app.site.why_not_ready())
         assert len(mortal.clients) == 4
         assert (await call(site.app, CHAT, HELLO)).json["choices"][0]["message"]["content"] == TEXT
         text = (await call(site.app, "/metrics")).body.decode()
@@ -169,7 +169,7 @@ async def test_what_an_earlier_site_delivered_counts_at_the_next_host_too(make_s
         submit = Submit("s1", "tiny", (1, 2, *ids(TEXT)[:3]), sampling, num_delivered_tokens=3)
         outcomes: list[str] = []
         continuations = Continuations(
-            site.app.state.fleet, site.app.state.models, 10.0, lambda _, outcome: outcomes.append(outcome)
+            site.app.site.fleet, site.app.site.models, 10.0, lambda _, outcome: outcomes.append(outcome)
         )
         async with continuations.generate(submit) as outputs:
             delivered = [token_id async for output in outputs for token_id in output.token_ids]
@@ -194,7 +194,7 @@ async def test_a_sequence_that_has_left_its_dead_host_counts_nowhere_while_it_wa
         mortal.launcher.prepare = hang
         exchange = start(site.app, CHAT, STREAMED)
         await eventually(lambda: len(mortal.clients) == 2)
-        (copy,) = site.app.state.models._slots["tiny"].copies
+        (copy,) = site.app.site.models._slots["tiny"].copies
         await eventually(lambda: not copy.work.sequences)
         gate.set()
         assert (await exchange.done()).events[-1] == "[DONE]"
@@ -287,7 +287,7 @@ async def test_a_client_that_leaves_while_its_answer_waits_for_a_host_frees_ever
         exchange.disconnect()
         await site.is_idle()
         gate.set()
-        await eventually(lambda: not site.app.state.health.why_not_ready())
+        await eventually(lambda: not site.app.site.why_not_ready())
         assert mortal.clients[1].submits == []
 
 
@@ -325,7 +325,7 @@ async def test_a_site_that_drains_continues_nothing(make_server: SiteMaker, mode
 
 
 async def test_a_site_that_stops_wakes_those_that_wait_for_a_host(site: Site) -> None:
-    hosts = site.app.state.fleet.hosts[0]
+    hosts = site.app.site.fleet.hosts[0]
     waiting = asyncio.ensure_future(hosts.next_client(after=hosts.client))
     await asyncio.sleep(0)
     hosts.fail_open("the site is shutting down")

@@ -129,7 +129,7 @@ async def test_nobody_sleeps_for_a_further_copy_but_it_sleeps_for_anybody(
         (slot_d,) = [copy for copy in pair.copies("d") if copy.is_awake]
         slot_c = next(copy for copy in pair.copies("c") if copy.is_awake)
         away = next(copy for copy in (slot_d, slot_c) if copy.host.index != home)
-        await pair.site.app.state.models._rooms[away.host.index].put_to_sleep(away)
+        await pair.site.app.site.models._rooms[away.host.index].put_to_sleep(away)
         await eventually(lambda: sum(copy.is_awake for copy in pair.copies("a")) == 2)
         for name in "abcd":
             for copy in pair.copies(name):

@@ -26,7 +26,7 @@ async def test_a_site_is_ready_once_its_models_are_on_the_device(make_site: Site
     gate = asyncio.Event()
     launcher = FakeLauncher(lambda client: setattr(client, "load_gate", gate))
     async with make_site(launcher=launcher, wait=False) as site:
-        await eventually(lambda: "loaded" in str(site.app.state.health.why_not_ready()))
+        await eventually(lambda: "loaded" in str(site.app.site.why_not_ready()))
         ready = await call(site.app, "/readyz")
         assert ready.status == 503
         assert ready.json["reasons"] == ["model 'tiny': 1 of 2 MB loaded"]
@@ -61,7 +61,7 @@ async def test_the_status_is_what_a_router_reads(site: Site) -> None:
 async def test_a_host_that_dies_is_replaced_with_its_models(site: Site) -> None:
     first = site.launcher.hosts[0]
     first.die()
-    await eventually(lambda: len(site.launcher.hosts) == 2 and not site.app.state.health.why_not_ready())
+    await eventually(lambda: len(site.launcher.hosts) == 2 and not site.app.site.why_not_ready())
     assert first.is_stopped
     assert site.engine.loaded == ["tiny"]
     assert (await call(site.app, CHAT, HELLO)).status == 200
@@ -70,18 +70,18 @@ async def test_a_host_that_dies_is_replaced_with_its_models(site: Site) -> None:
 async def test_readiness_is_lost_while_the_host_is_down(site: Site) -> None:
     site.launcher.failures = [OSError("no more processes")] * 3
     site.launcher.hosts[0].die()
-    await eventually(lambda: "no more processes" in str(site.app.state.health.why_not_ready()))
+    await eventually(lambda: "no more processes" in str(site.app.site.why_not_ready()))
     ready = await call(site.app, "/readyz")
     assert ready.status == 503
     assert (await status(site))["ready"] is False
-    await eventually(lambda: not site.app.state.health.why_not_ready(), 10)
+    await eventually(lambda: not site.app.site.why_not_ready(), 10)
     assert (await call(site.app, CHAT, HELLO)).status == 200
 
 
 async def test_no_surprise_leaves_the_site_without_a_supervisor(site: Site) -> None:
     site.launcher.failures = [RuntimeError("nobody thought of this")]
     site.launcher.hosts[0].die()
-    await eventually(lambda: len(site.launcher.hosts) == 2 and not site.app.state.health.why_not_ready())
+    await eventually(lambda: len(site.launcher.hosts) == 2 and not site.app.site.why_not_ready())
     assert (await call(site.app, CHAT, HELLO)).status == 200
 
 
@@ -93,7 +93,7 @@ async def test_requests_are_sent_elsewhere_when_no_host_lives_and_the_site_recov
         assert (waiting.status, waiting.json["error"]["code"]) == (503, "overloaded")
         assert "does not start" in waiting.json["error"]["message"]
         assert int(waiting.headers["retry-after"]) > 0
-        await eventually(lambda: not site.app.state.health.why_not_ready(), 10)
+        await eventually(lambda: not site.app.site.why_not_ready(), 10)
         assert (await call(site.app, CHAT, HELLO)).status == 200
 
 
@@ -126,12 +126,12 @@ async def test_a_host_with_work_and_no_step_is_killed(make_site: SiteMaker) -> N
         site.launcher.prepare = lambda client: setattr(client, "script", [30])
         site.engine.script = [*says("Hel", finish=None), 30]
         exchange = start(site.app, CHAT, {**HELLO, "stream": True})
-        await eventually(lambda: "took no step for 0.2 s" in str(site.app.state.health.why_not_ready()))
+        await eventually(lambda: "took no step for 0.2 s" in str(site.app.site.why_not_ready()))
         exchange.disconnect()
         await eventually(lambda: site.launcher.hosts[0].is_stopped)
         site.launcher.prepare = lambda client: None
         await site.is_idle()
-        await eventually(lambda: not site.app.state.health.why_not_ready())
+        await eventually(lambda: not site.app.site.why_not_ready())
         assert (await call(site.app, CHAT, HELLO)).status == 200
 
 
@@ -183,7 +183,7 @@ async def test_a_host_that_never_answers_is_replaced(make_site: SiteMaker) -> No
 async def test_a_lost_connection_counts_as_a_dead_host(site: Site) -> None:
     site.engine.fail("the socket was closed")  # the process lives on
     assert (await call(site.app, CHAT, HELLO)).status == 200, "it waits for the next host"
-    await eventually(lambda: len(site.launcher.hosts) == 2 and not site.app.state.health.why_not_ready())
+    await eventually(lambda: len(site.launcher.hosts) == 2 and not site.app.site.why_not_ready())
     assert (await call(site.app, CHAT, HELLO)).status == 200
 
 
@@ -191,7 +191,7 @@ async def test_a_model_that_cannot_be_loaded_says_why(make_site: SiteMaker) -> N
     error = EngineError("model_load_failed", "model.safetensors is truncated")
     launcher = FakeLauncher(lambda client: setattr(client, "load_error", error))
     async with make_site(launcher=launcher, wait=False) as site:
-        await eventually(lambda: site.app.state.models.statuses()[0].residency == "failed")
+        await eventually(lambda: site.app.site.models.statuses()[0].residency == "failed")
         answer = await call(site.app, CHAT, HELLO)
         assert (answer.status, answer.json["error"]["code"]) == (500, "model_load_failed")
         assert "model.safetensors is truncated" in answer.json["error"]["message"]
@@ -207,7 +207,7 @@ async def test_a_load_that_kills_its_host_is_given_up(make_site: SiteMaker) -> N
 
     launcher.prepare = prepare
     async with make_site(launcher=launcher, wait=False) as site:
-        await eventually(lambda: site.app.state.models.statuses()[0].residency == "failed", 10)
+        await eventually(lambda: site.app.site.models.statuses()[0].residency == "failed", 10)
         answer = await call(site.app, CHAT, HELLO)
         assert "died 3 times" in answer.json["error"]["message"]
 

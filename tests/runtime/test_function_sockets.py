@@ -97,7 +97,7 @@ def table(tmp_path: Path, **more: Any) -> dict[str, Any]:
 
 
 def printed(site: Site) -> list[str]:
-    return [line for worker in site.app.state.functions.functions.pools["f"].workers for line in worker.log.lines]
+    return [line for worker in site.app.functions.functions.pools["f"].workers for line in worker.log.lines]
 
 
 async def closed(socket: ClientWebSocketResponse) -> tuple[int | None, str]:
@@ -123,7 +123,7 @@ async def test_a_function_echoes_texts_and_bytes(server: Site) -> None:
             assert await socket.receive_bytes(timeout=10) == data
         await socket.close(code=4321, message=b"enough")
     await eventually(lambda: "closed 4321 enough True" in printed(server))
-    await eventually(lambda: server.app.state.admission.attached == 0)
+    await eventually(lambda: server.app.site.admission.attached == 0)
 
 
 async def test_messages_can_be_iterated(server: Site) -> None:
@@ -146,7 +146,7 @@ async def test_a_client_that_speaks_before_its_handshake_is_answered_is_refused_
         writer.write(head + b"\x81\x82\0\0\0\0hi")
         assert (await asyncio.wait_for(reader.readline(), 10)).startswith(b"HTTP/1.1 400")
         writer.transport.abort()
-    admission, pool = server.app.state.admission, server.app.state.functions.functions.pools["f"]
+    admission, pool = server.app.site.admission, server.app.functions.functions.pools["f"]
     await eventually(lambda: admission.inflight == admission.attached == pool.sockets == 0)
 
 
@@ -214,7 +214,7 @@ async def test_a_killed_isolate_closes_its_sockets_with_1011(server: Site) -> No
     async with aiohttp.ClientSession(server.url) as client, client.ws_connect("/fn/f/echo") as socket:
         await socket.send_str("x")
         await socket.receive_str(timeout=10)
-        pool = server.app.state.functions.functions.pools["f"]
+        pool = server.app.functions.functions.pools["f"]
         os.kill(pool.workers[0]._child.pid, signal.SIGKILL)
         assert await closed(socket) == (1011, "the function failed")
         async with client.ws_connect("/fn/f/echo") as another:
@@ -224,7 +224,7 @@ async def test_a_killed_isolate_closes_its_sockets_with_1011(server: Site) -> No
 
 async def test_a_replaced_function_closes_its_sockets_with_1012(server: Site) -> None:
     async with aiohttp.ClientSession(server.url) as client, client.ws_connect("/fn/f/echo") as socket:
-        functions = server.app.state.functions
+        functions = server.app.functions
         functions.add(load_manifest(functions.manifests["f"][0].directory))
         assert await closed(socket) == (1012, "the function is being replaced")
 
@@ -242,14 +242,14 @@ async def test_an_idle_socket_is_closed_and_an_open_one_outlives_the_requests_wa
     limits = {"wall_s": 0.5, "socket_idle_s": 1.5, "idle_s": 0.3}
     async with make_server(functions=table(tmp_path, **limits)) as server, aiohttp.ClientSession(server.url) as client:
         socket = await client.ws_connect("/fn/f/echo")
-        pool = server.app.state.functions.functions.pools["f"]
+        pool = server.app.functions.functions.pools["f"]
         for _ in range(4):
             await asyncio.sleep(0.3)
             await socket.send_str("x")
             assert await socket.receive_str(timeout=10) == "x"
         assert pool.workers[0].sockets == 1
         assert pool.workers[0].load == 0
-        assert server.app.state.admission.inflight == 0
+        assert server.app.site.admission.inflight == 0
         assert await closed(socket) == (1001, "no message for 1.5 s")
         await eventually(lambda: not pool.workers)  # and then the function sleeps
 
@@ -278,7 +278,7 @@ async def test_a_message_that_is_too_large_ends_the_socket_with_1009(make_server
             async with client.ws_connect("/fn/f/echo") as socket:
                 await (socket.send_str(sent) if isinstance(sent, str) else socket.send_bytes(sent))
                 assert (await closed(socket))[0] == 1009
-        await eventually(lambda: server.app.state.admission.attached == 0)
+        await eventually(lambda: server.app.site.admission.attached == 0)
 
 
 async def test_a_client_that_does_not_read_holds_the_function_up(server: Site) -> None:
@@ -298,7 +298,7 @@ async def test_a_client_that_does_not_read_holds_the_function_up(server: Site) -
         assert last() < 2000  # 20 MB: what sockets, server and channel hold on the way
         transport.abort()
         socket._response.close()
-        await eventually(lambda: server.app.state.admission.attached == 0, 15)
+        await eventually(lambda: server.app.site.admission.attached == 0, 15)
 
 
 async def test_a_function_that_does_not_read_holds_its_client_up(server: Site) -> None:
@@ -325,7 +325,7 @@ async def test_more_sockets_than_an_isolate_takes_open_another_and_then_are_refu
     functions = table(tmp_path, sockets=2, max_isolates=2)
     async with make_server(functions=functions) as server, aiohttp.ClientSession(server.url) as client:
         sockets = [await client.ws_connect("/fn/f/echo") for _ in range(4)]
-        pool = server.app.state.functions.functions.pools["f"]
+        pool = server.app.functions.functions.pools["f"]
         assert [worker.sockets for worker in pool.workers] == [2, 2]
         with pytest.raises(WSServerHandshakeError) as refused:
             await client.ws_connect("/fn/f/echo")
@@ -344,9 +344,7 @@ async def test_dev_serves_sockets_at_the_root(tmp_path: Path) -> None:
     app = dev_app(manifest, site_of(manifest, "127.0.0.1", 0, None, "embedded:ember"))
     stop = asyncio.Event()
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(
-        serve_app(app, app.state.site, bind("127.0.0.1", 0), stop=stop, on_ready=ready.set_result)
-    )
+    serving = asyncio.create_task(serve_app(app, bind("127.0.0.1", 0), stop=stop, on_ready=ready.set_result))
     try:
         async with aiohttp.ClientSession(await ready) as client, client.ws_connect("/echo") as socket:
             await socket.send_str("here")

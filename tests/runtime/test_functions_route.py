@@ -53,6 +53,13 @@ def functions_table(tmp_path: Path, **more: object) -> dict[str, object]:
     }
 
 
+async def test_a_functions_path_may_hold_anything(make_site: SiteMaker, tmp_path: Path) -> None:
+    async with make_site(functions=functions_table(tmp_path)) as site:
+        for path in ("/fn/f", "/fn/f/", "/fn/f/a/b", "/fn/f/a\nb"):
+            answer = await call(site.app, path)
+            assert answer.status == 200, (path, answer.body)
+
+
 async def test_a_site_serves_its_functions_under_fn(make_server: SiteMaker, tmp_path: Path) -> None:
     async with make_server(functions=functions_table(tmp_path)) as server, aiohttp.ClientSession(server.url) as client:
         async with client.get("/fn/f/a/b?c=d") as answer:

@@ -49,7 +49,7 @@ async def test_a_dead_hosts_sequences_go_on_at_once_where_the_model_is_awake(mak
         texts = [event["choices"][0]["delta"].get("content") or "" for event in answer.events[:-1] if event["choices"]]
         assert "".join(texts) == TEXT
         assert clients[1 - at].submits[-1].num_delivered_tokens == 5
-        assert not pair.site.app.state.health.why_not_ready(), "the site never was without a host"
+        assert not pair.site.app.site.why_not_ready(), "the site never was without a host"
         assert 'pilotlight_cut_sequences_total{model_name="tiny",outcome="continued"} 1.0' in await pair.metrics()
         assert "pilotlight_engine_hosts_up 1.0" in await pair.metrics()
 
@@ -73,7 +73,7 @@ async def test_a_lost_spare_copy_is_not_missed(even: Pair) -> None:
         engine.answer = lambda submit: says("Hi")
     dead = even.launchers[0]
     dead.hosts[0].die("it was killed")
-    await eventually(lambda: even.site.app.state.fleet.num_up == 2 and len(dead.hosts) == 2)
+    await eventually(lambda: even.site.app.site.fleet.num_up == 2 and len(dead.hosts) == 2)
     assert (await call(even.site.app, CHAT, ask())).status == 200
     assert even.loaded == [[], ["tiny"]], "it is not hot any more"
     assert [copy.holds_room for copy in even.copies()] == [False, True]
@@ -85,7 +85,7 @@ async def test_a_device_whose_hosts_do_not_live_is_done_without(make_site: SiteM
     broken.failures = [OSError("no more processes")] * 100
     async with make_site(launcher=broken, further=[sound], engine=TWO, wait=False) as site:
         await eventually(lambda: sound.hosts and sound.client.loaded == ["tiny"])
-        await eventually(lambda: not site.app.state.health.why_not_ready())
+        await eventually(lambda: not site.app.site.why_not_ready())
         sound.client.script = says("Hi")
         assert (await call(site.app, CHAT, ask())).status == 200
 

@@ -203,13 +203,13 @@ async def test_a_drain_sends_away_who_waits_for_a_model_to_wake(make_server: Sit
         site.engine.load_gate = asyncio.Event()
         url = site.url + "/ai/v1/chat/completions"
         waiting = [asyncio.create_task(http.post(url, json={**HELLO, "stream": stream})) for stream in (False, True)]
-        await eventually(lambda: site.app.state.models._slots["tiny"].waiters == 2)
+        await eventually(lambda: site.app.site.models._slots["tiny"].waiters == 2)
         site.stop.set()
         for answer in await asyncio.wait_for(asyncio.gather(*waiting), 10):
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
             assert int(answer.headers["retry-after"]) >= 1
         await site.is_idle()
-        assert site.app.state.models._slots["tiny"].queued == 0
+        assert site.app.site.models._slots["tiny"].queued == 0
 
 
 async def test_a_stream_that_outlasts_the_drain_ends_with_an_error_event(make_server: SiteMaker) -> None:
@@ -234,7 +234,7 @@ async def test_a_second_signal_cuts_the_drain_short(make_site: SiteMaker) -> Non
         site.engine.script = [*says("one", finish=None), 30]
         exchange = start(site.app, CHAT, {**HELLO, "stream": True})
         await exchange.until(b"one")
-        stopping = asyncio.get_running_loop().create_task(_drain(site.app, 30, hurry := asyncio.Event(), Farewell()))
+        stopping = asyncio.get_running_loop().create_task(_drain(site.app.site, hurry := asyncio.Event(), Farewell()))
         await eventually(lambda: site.admission.draining)
         assert not exchange.task.done()
         hurry.set()
@@ -306,7 +306,7 @@ async def main():
     config = site_config(write_model_directory(Path(sys.argv[1]) / "tiny"))
     app, stop = build_app(config, launchers=[FakeLauncher()]), asyncio.Event()
     ready = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(serve_app(app, config, bind("127.0.0.1", 0), stop=stop, on_ready=ready.set_result))
+    serving = asyncio.create_task(serve_app(app, bind("127.0.0.1", 0), stop=stop, on_ready=ready.set_result))
     url = await ready
     for path in ("/livez", "/readyz", "/status", "/metrics", "/v1/models", "/nothing"):
         print(await asked(url, "GET", path), end=" ")
@@ -385,14 +385,14 @@ async def test_a_hangup_reads_the_sites_keys_again(
     place = '{city = "A", latitude = 0.0, longitude = 0.0}'
     written = f'name = "ams1"\nplace = {place}\n[listen]\nport = 0\n[[models]]\nname = "tiny"\nsource = "/nowhere"\n'
     file.write_text(written)
-    running = load_site(file)
+    server.app.site.config = load_site(file)
     digest = hashlib.sha256(b"secret").hexdigest()
     file.write_text(
         f'{written}[limits]\nmax_inflight = 3\n[door]\nrequire_key = true\n[[tenants]]\nname = "a"\nkey_sha256 = "{digest}"\n'
     )
     async with httpx.AsyncClient(base_url=server.url) as client:
         assert (await client.post(CHAT, json=HELLO)).status_code == 200
-        reload(server.app, running, file)
+        reload(server.app.site, file)
         assert (await client.post(CHAT, json=HELLO)).status_code == 401
         assert (await client.post(CHAT, json=HELLO, headers={"authorization": "Bearer secret"})).status_code == 200
     assert f"{file} was read again; a restart is needed for limits.max_inflight" in caplog.text

@@ -28,7 +28,7 @@ KEPT = {"standby": True, "standby_after_s": 0.0}
 
 
 def is_ready(site: Site) -> bool:
-    return site.app.state.fleet.hosts[0].standby.state == "ready"
+    return site.app.site.fleet.hosts[0].standby.state == "ready"
 
 
 async def test_a_dead_host_is_followed_by_the_standby_and_another_is_prepared(make_site: SiteMaker) -> None:
@@ -36,8 +36,8 @@ async def test_a_dead_host_is_followed_by_the_standby_and_another_is_prepared(ma
         await eventually(lambda: is_ready(site))
         (waiting,) = site.launcher.standbys
         site.launcher.hosts[0].die()
-        await eventually(lambda: site.app.state.fleet.hosts[0].client is waiting.client)
-        await eventually(lambda: not site.app.state.health.why_not_ready())
+        await eventually(lambda: site.app.site.fleet.hosts[0].client is waiting.client)
+        await eventually(lambda: not site.app.site.why_not_ready())
         assert waiting.client.loaded == ["tiny"]
         assert len(site.launcher.hosts) == 1, "none was started meanwhile"
         assert (await call(site.app, CHAT, HELLO)).status == 200
@@ -63,7 +63,7 @@ async def test_a_stream_goes_on_with_the_standby(make_site: SiteMaker) -> None:
         mortal.clients[1].answer = lambda submit: mortal._outputs(submit, 5, 1, die)
         answer = await call(site.app, CHAT, HELLO)
         assert answer.json["choices"][0]["message"]["content"] == TEXT
-        assert site.app.state.fleet.hosts[0].client is mortal.launcher.standbys[1].client
+        assert site.app.site.fleet.hosts[0].client is mortal.launcher.standbys[1].client
         await site.is_idle()
 
 

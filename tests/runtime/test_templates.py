@@ -36,7 +36,7 @@ async def test_a_model_with_a_broken_template_is_not_loaded_where_nobody_waits_f
     make_site: SiteMaker, broken: Path
 ) -> None:
     async with make_site(wait=False) as site:
-        await eventually(lambda: SENTENCE in str(site.app.state.health.why_not_ready()))
+        await eventually(lambda: SENTENCE in str(site.app.site.why_not_ready()))
         model = await model_status(site)
         assert model["residency"] == "failed"
         assert SENTENCE in model["detail"]
@@ -51,7 +51,7 @@ async def test_a_text_that_woke_a_model_is_answered_before_its_template_is_compi
 ) -> None:
     async with make_site(models=asleep(model_directory)) as site:
         assert (await call(site.app, COMPLETIONS, ONCE)).status == 200
-        template = site.app.state.models._slots["tiny"].text.template
+        template = site.app.site.models._slots["tiny"].text.template
         assert not template.is_compiled
         assert (await call(site.app, CHAT, HELLO)).status == 200
         assert template.is_compiled
@@ -87,10 +87,10 @@ async def test_a_broken_template_is_found_soon_though_nobody_converses(
     launcher = FakeLauncher(lambda client: setattr(client, "load_gate", gate))
     async with make_site(launcher=launcher, wait=False) as site:
         waiting = start(site.app, COMPLETIONS, ONCE)
-        await eventually(lambda: site.app.state.models._slots["tiny"].waiters == 1)
+        await eventually(lambda: site.app.site.models._slots["tiny"].waiters == 1)
         gate.set()
         assert (await waiting.done()).status == 200
-        await eventually(lambda: SENTENCE in str(site.app.state.health.why_not_ready()))
+        await eventually(lambda: SENTENCE in str(site.app.site.why_not_ready()))
         ready = await call(site.app, "/readyz")
         assert ready.status == 503
         assert ready.json["reasons"][0].startswith(f"model 'tiny': {SENTENCE}")
@@ -101,7 +101,7 @@ async def test_a_broken_template_is_found_soon_though_nobody_converses(
 async def test_a_site_that_stops_waits_for_no_template(make_site: SiteMaker, model_directory: Path) -> None:
     async with make_site(models=asleep(model_directory)) as site:
         assert (await call(site.app, COMPLETIONS, ONCE)).status == 200
-        checks = site.app.state.models._waker.checks
+        checks = site.app.site.models._waker.checks
         assert len(checks) == 1
     assert not checks
 

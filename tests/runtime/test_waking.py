@@ -63,13 +63,13 @@ async def small(make_site: SiteMaker, entries: list[dict[str, Any]]) -> AsyncIte
 def at(site: Site, now_s: float) -> list[float]:
     """The wall clock of its expectations, to be moved by hand."""
     now = [now_s]
-    models = site.app.state.models
+    models = site.app.site.models
     models._clock = models._memory._clock = models._rooms[0]._clock = lambda: now[0]
     return now
 
 
 def copies(site: Site) -> list[Copy]:
-    return [copy for slot in site.app.state.models._slots.values() for copy in slot.copies]
+    return [copy for slot in site.app.site.models._slots.values() for copy in slot.copies]
 
 
 async def residencies(site: Site) -> dict[str, str]:
@@ -105,7 +105,7 @@ async def test_a_model_with_open_requests_is_waited_for(small: Site) -> None:
         await exchange.until(b"Hel")
     small.engine.script = says("Hi")
     third = start(small.app, CHAT, ask("c"))
-    await eventually(lambda: small.app.state.models._slots["c"].detail == "waiting for room on the device")
+    await eventually(lambda: small.app.site.models._slots["c"].detail == "waiting for room on the device")
     await asyncio.sleep(0.15)  # longer than its patience
     assert sorted(small.engine.loaded) == ["a", "b"], "nobody was put to sleep"
     gate.set()
@@ -143,7 +143,7 @@ async def test_a_busy_model_yields_after_a_while_and_takes_requests_again_after_
         await exchange.until(b"Hel")
     small.engine.answer = lambda submit: says("Hi")
     third = start(small.app, CHAT, ask("c"))
-    slots = small.app.state.models._slots
+    slots = small.app.site.models._slots
     await eventually(lambda: any(slot.is_yielding for slot in slots.values()))
     (yielding,) = [model for model in "ab" if slots[model].is_yielding]
     held_back = start(small.app, CHAT, ask(yielding))
@@ -163,7 +163,7 @@ async def test_models_that_yield_take_requests_again_when_the_one_that_waited_ca
     open_ones = [start(small.app, CHAT, ask(model, stream=True)) for model in "ab"]
     for exchange in open_ones:
         await exchange.until(b"Hel")
-    models = small.app.state.models
+    models = small.app.site.models
     (c,) = models._slots["c"].copies
     c.slot.num_bytes = 1000
     waiting = asyncio.create_task(models._rooms[0].take(c))
@@ -191,7 +191,7 @@ async def test_a_model_that_is_falling_asleep_is_not_put_to_sleep_again_and_its_
         await unload_model(name)
 
     small.engine.unload_model = slowly  # type: ignore[method-assign]
-    models = small.app.state.models
+    models = small.app.site.models
     falling_asleep = asyncio.create_task(models._rooms[0].put_to_sleep(models._slots["a"].copies[0]))
     await eventually(lambda: models._slots["a"].copies[0].falling_asleep is not None)
     third = start(small.app, CHAT, ask("c"))
@@ -214,7 +214,7 @@ async def test_who_waits_for_room_hears_at_once_that_another_model_did_not_wake(
         raise EngineError("model_load_failed", "it is truncated")
 
     small.engine.load_model = damaged  # type: ignore[method-assign]
-    models = small.app.state.models
+    models = small.app.site.models
     for model in "ab":
         models.hint(model)
     await eventually(lambda: sum(copy.holds_room for copy in copies(small)) == 2)
@@ -228,7 +228,7 @@ async def test_who_waits_for_room_hears_at_once_that_another_model_did_not_wake(
 async def test_a_host_that_dies_while_the_text_side_is_still_read_is_followed_by_one_that_loads_the_weights(
     small: Site,
 ) -> None:
-    waker = small.app.state.models._waker
+    waker = small.app.site.models._waker
     gate, read_text = asyncio.Event(), waker._read_text
 
     async def slowly(*arguments: Any) -> Any:
@@ -262,7 +262,7 @@ async def test_the_queue_before_a_waking_model_is_bounded(make_site: SiteMaker, 
         await eventually(lambda: site.launcher.hosts)
         site.engine.load_gate = asyncio.Event()
         waiting = [start(site.app, CHAT, ask("a")) for _ in range(2)]
-        await eventually(lambda: site.app.state.models._slots["a"].queued == 2)
+        await eventually(lambda: site.app.site.models._slots["a"].queued == 2)
         refused = await call(site.app, CHAT, ask("a"))
         assert (refused.status, refused.json["error"]["code"]) == (503, "overloaded")
         assert "2 requests wait for 'a' to wake" in refused.json["error"]["message"]
@@ -270,17 +270,17 @@ async def test_the_queue_before_a_waking_model_is_bounded(make_site: SiteMaker, 
         site.engine.load_gate.set()
         assert [(await exchange.done()).status for exchange in waiting] == [200, 200]
         assert site.engine.loaded == ["a"], "woken once"
-        assert site.app.state.models._slots["a"].queued == 0
+        assert site.app.site.models._slots["a"].queued == 0
 
 
 async def test_a_client_that_leaves_the_queue_leaves_no_trace(small: Site) -> None:
     small.engine.load_gate = asyncio.Event()
     exchange = start(small.app, CHAT, ask("a"))
-    await eventually(lambda: small.app.state.models._slots["a"].queued == 1)
+    await eventually(lambda: small.app.site.models._slots["a"].queued == 1)
     exchange.disconnect()
     await exchange.done()
     small.engine.load_gate.set()
-    slot = small.app.state.models._slots["a"]
+    slot = small.app.site.models._slots["a"]
     await eventually(lambda: slot.loaded is not None)
     assert (slot.queued, slot.waiters, slot.users) == (0, 0, 0)
 
@@ -322,7 +322,7 @@ async def test_an_idle_model_sleeps_when_the_site_file_says_so(
     entries[0]["sleep_after_s"] = 0.05
     async with make_site(models=entries) as site:
         await call(site.app, CHAT, ask("a"))
-        slot = site.app.state.models._slots["a"]
+        slot = site.app.site.models._slots["a"]
         await eventually(lambda: site.engine.loaded == [] and slot.loaded is None)
         assert (await residencies(site))["a"] == "disk"
         assert (await call(site.app, CHAT, ask("a"))).status == 200
@@ -349,7 +349,7 @@ async def test_a_hint_wakes_a_model_and_only_a_router_may_give_one(
 
 
 async def test_a_model_that_failed_to_load_is_offered_again_after_a_while_and_a_hint_wakes_it(small: Site) -> None:
-    models, slot = small.app.state.models, small.app.state.models._slots["a"]
+    models, slot = small.app.site.models, small.app.site.models._slots["a"]
     small.engine.load_error = EngineError("model_load_failed", "the disk was away")
     assert (await call(small.app, CHAT, ask("a"))).json["error"]["code"] == "model_load_failed"
     models.hint("a")
@@ -367,7 +367,7 @@ async def test_a_model_that_failed_to_load_is_offered_again_after_a_while_and_a_
 
 
 async def test_a_model_that_fails_again_and_again_is_offered_ever_more_rarely(small: Site) -> None:
-    slot = small.app.state.models._slots["a"]
+    slot = small.app.site.models._slots["a"]
     small.engine.load_error = EngineError("model_load_failed", "it is truncated")
     patience_s = []
     for _ in range(7):
@@ -384,13 +384,13 @@ async def test_a_model_that_fails_again_and_again_is_offered_ever_more_rarely(sm
 async def test_a_model_that_stays_on_the_device_is_loaded_again_without_being_asked_for(make_site: SiteMaker) -> None:
     launcher = FakeLauncher(lambda client: setattr(client, "load_error", EngineError("model_load_failed", "no room")))
     async with make_site(launcher=launcher, wait=False) as site:
-        slot = site.app.state.models._slots["tiny"]
+        slot = site.app.site.models._slots["tiny"]
         await eventually(lambda: slot.failure is not None)
         site.engine.load_error = None
         await asyncio.sleep(0.1)
         assert slot.is_asleep
         slot.failed_at -= RETRY_FAILED_S
-        await eventually(lambda: not site.app.state.health.why_not_ready())
+        await eventually(lambda: not site.app.site.why_not_ready())
 
 
 def may_serve(status: SiteStatus, model: str) -> bool:
@@ -406,13 +406,13 @@ async def published(site: Site) -> SiteStatus:
 
 
 async def test_a_model_with_a_rhythm_wakes_before_it_is_asked_for(small: Site) -> None:
-    slot = small.app.state.models._slots["a"]
+    slot = small.app.site.models._slots["a"]
     now = at(small, 1e6)
     await call(small.app, CHAT, ask("a"))
     for beat in range(10):
         slot.arrivals.note(now[0] + 300.0 * (beat + 1))
     now[0] += 3000.0 + 100.0
-    await small.app.state.models._rooms[0].put_to_sleep(slot.copies[0])
+    await small.app.site.models._rooms[0].put_to_sleep(slot.copies[0])
     await asyncio.sleep(0.1)
     assert slot.is_asleep, "it is not expected for another three minutes"
     now[0] += 199.95
@@ -472,7 +472,7 @@ async def test_what_is_to_sleep_in_host_memory_is_put_there_at_start(
     for entry in entries[:2]:
         entry["residency"] = "host"
     async with make_site(models=entries, engine={"weights_host_gib": 1.0}) as site:
-        slots = site.app.state.models._slots
+        slots = site.app.site.models._slots
         await eventually(lambda: [slots[name].evictions for name in "abc"] == [1, 1, 0] and not site.engine.loaded)
         assert (await call(site.app, CHAT, ask("a"))).status == 200
 
@@ -492,7 +492,7 @@ async def test_random_traffic_over_too_little_room_is_all_answered(small: Site) 
     asked = [one(chance.choice("aaabbc"), chance.uniform(0, 0.5)) for _ in range(60)]
     assert set(await asyncio.wait_for(asyncio.gather(*asked), 20)) == {200}
     assert seen == {"a", "b", "c"}
-    assert all(slot.users == slot.waiters == slot.queued == 0 for slot in small.app.state.models._slots.values())
+    assert all(slot.users == slot.waiters == slot.queued == 0 for slot in small.app.site.models._slots.values())
 
 
 async def test_a_wake_is_on_the_timeline(small: Site) -> None:
@@ -515,8 +515,8 @@ async def test_a_wait_for_room_does_not_count_as_waking(small: Site) -> None:
     await asyncio.sleep(0.3)
     gate.set()
     await third.done()
-    c = small.app.state.models._slots["c"]
-    (waited,) = [span for span in small.app.state.timeline.spans if span.what == "c" and span.name == "residency"]
+    c = small.app.site.models._slots["c"]
+    (waited,) = [span for span in small.app.site.timeline.spans if span.what == "c" and span.name == "residency"]
     assert c.wake_ms / 1e3 < waited.ended_s - waited.began_s
     assert c.expected_wake_s(False) == c.wake_ms / 1e3
     for exchange in open_ones:

@@ -72,7 +72,7 @@ class Pair:
         ]
 
     def copies(self, model: str = "tiny") -> tuple[Copy, ...]:
-        copies: tuple[Copy, ...] = self.site.app.state.models._slots[model].copies
+        copies: tuple[Copy, ...] = self.site.app.site.models._slots[model].copies
         return copies
 
     @property
@@ -107,10 +107,10 @@ def make_pair(make_site: SiteMaker) -> Callable[..., Any]:
         first, second = launchers or (FakeLauncher(), FakeLauncher())
         tables["engine"] = {**TWO, **tables.get("engine", {})}
         async with make_site(launcher=first, further=[second], **tables) as site:
-            await eventually(lambda: site.app.state.fleet.num_up == 2)
+            await eventually(lambda: site.app.site.fleet.num_up == 2)
             yield Pair(site, first, second)
             await site.is_idle()
-            for slot in site.app.state.models._slots.values():
+            for slot in site.app.site.models._slots.values():
                 for copy in slot.copies:
                     assert (copy.work.sequences, copy.work.prefill_tokens, copy.work.decode_tokens) == (0, 0, 0)
 

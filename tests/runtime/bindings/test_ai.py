@@ -27,7 +27,7 @@ PROMPT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 @pytest.fixture
 async def wired(site: Site, wire: Wire) -> Wired:  # noqa: F811
-    return await wire(("ai", "AI", {}), app=site.app.state.routes, is_busy=site.app.state.is_busy)
+    return await wire(("ai", "AI", {}), app=site.app.inference, is_busy=site.app.site.is_busy)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ async def test_a_call_gives_the_result_without_its_envelope(site: Site, ai: AI) 
 
 async def test_every_function_is_a_tenant_of_its_own(site: Site, wire: Wire) -> None:  # noqa: F811
     for function in ("one", "two", "one"):
-        env = (await wire(("ai", "AI", {}), app=site.app.state.routes, function=function)).env
+        env = (await wire(("ai", "AI", {}), app=site.app.inference, function=function)).env
         await env["AI"].run(MODEL, PROMPT)
     salts = [submit.salt for submit in site.engine.submits]
     assert salts[0] == salts[2] != salts[1]
@@ -173,7 +173,7 @@ async def test_a_broken_engine_ends_a_stream_with_an_error_event(site: Site, ai:
 
 async def test_a_call_waits_for_room_and_reject_if_busy_does_not(make_site: SiteMaker, wire: Wire) -> None:  # noqa: F811
     async with make_site(limits={"max_inflight": 1}) as site:  # noqa: F811
-        ai = (await wire(("ai", "AI", {}), app=site.app.state.routes, is_busy=site.app.state.is_busy)).env["AI"]
+        ai = (await wire(("ai", "AI", {}), app=site.app.inference, is_busy=site.app.site.is_busy)).env["AI"]
         gate = asyncio.Event()
         site.engine.scripts = [[gate, *says("first")], says("second")]
         first = asyncio.ensure_future(ai.run(MODEL, PROMPT))

@@ -1,0 +1,112 @@
+"""A site's parts: engine hosts, models, admission, counters, and who may come in.
+
+What lives as long as the site is made here; nothing is global, so two sites can live in one process. Refuses to know HTTP (app.py) and functions.
+"""
+
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from runtime.admission import Admission
+from runtime.engines.continuation import Continuations
+from runtime.engines.fleet import Fleet
+from runtime.engines.hosts import Launcher
+from runtime.engines.models import Models
+from runtime.engines.slot import Wake
+from runtime.engines.weights_tier import open_tier
+from runtime.generation import Generator
+from runtime.metrics import Metrics
+from runtime.timeline import Timeline
+from sites.site import SiteConfig
+from wire.credentials import Access, Key
+from wire.status import ProcessStatus
+
+
+class Site:
+    """The parts, and their life: `async with site.running()`."""
+
+    def __init__(self, config: SiteConfig, launchers: Sequence[Launcher]) -> None:
+        """`launchers` start the engine hosts, one for each device."""
+        self.config = config
+        self.url: str | None = None  # known once the socket is bound
+        self.access = access_of(config)
+        self.metrics = Metrics(config.name)
+        self.timeline = Timeline()
+        self.admission = Admission(config.limits.max_inflight)
+        self.fleet = Fleet(launchers, config.engine, self.timeline)
+        self._tier = open_tier(config)
+        self.models = Models(
+            config,
+            self.fleet,
+            self._tier,
+            on_wake=self._note_wake,
+            on_eviction=self.metrics.evicted,
+            on_scaling=self.metrics.scaled,
+        )
+        engine = Continuations(self.fleet, self.models, config.limits.continue_within_s, self.metrics.cut)
+        self.generator = Generator(self.models, engine, self.admission, self.metrics, config.limits.request_timeout_s)
+        self.fleet.on_step(self.metrics.step)
+        self.metrics.watch(self.fleet.loads, self._gauges(), self.models.statuses)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        try:
+            async with self.fleet:
+                self.models.start()
+                try:
+                    yield
+                finally:
+                    await self.models.stop()
+        finally:
+            if self._tier is not None:
+                self._tier.close()
+
+    def drain(self) -> None:
+        """From now on nothing new begins."""
+        self.admission.drain()
+        self.models.drain()
+        self.fleet.end()
+
+    def why_not_ready(self) -> list[str]:
+        """Empty: a request sent now would start to be answered, since an engine host lives and every model that belongs on the device is there."""
+        reasons = ["the site is draining"] if self.admission.draining else []
+        if (why := self.fleet.why_down) is not None:
+            return [*reasons, why]
+        return reasons + self.models.missing()
+
+    def is_busy(self, model: str) -> bool:
+        """Whether a request for the model would have to wait or be refused."""
+        return self.admission.inflight >= self.admission.max_inflight or self.models.has_waiting(model)
+
+    def processes(self) -> list[ProcessStatus]:
+        name = self.config.name
+        found = [ProcessStatus("site", os.getpid(), name, self.url)]
+        for host in self.fleet.hosts:
+            if (pid := host.pid) is not None:
+                found.append(ProcessStatus("engine", pid, name, host.url, host.device))
+            if (pid := host.standby.pid) is not None:
+                found.append(ProcessStatus("standby", pid, name, host.standby.url, host.device))
+        return found
+
+    def _note_wake(self, wake: Wake) -> None:
+        self.metrics.wake(wake)
+        self.timeline.note_phases(wake.phases, time.time(), wake.model)
+
+    def _gauges(self) -> dict[str, Callable[[], float]]:
+        admission, fleet = self.admission, self.fleet
+        return {
+            "inflight_requests": lambda: admission.inflight,
+            "reserved_tokens": lambda: sum(admission.reserved.values()),
+            "engine_restarts": lambda: fleet.restarts,
+            "engine_standby_ready": lambda: fleet.standbys_ready,
+            "engine_standbys_taken": lambda: fleet.standbys_taken,
+            "engine_hosts_up": lambda: fleet.num_up,
+            "ready": lambda: not self.why_not_ready(),
+        }
+
+
+def access_of(config: SiteConfig) -> Access:
+    """The clients that a site's file lets in."""
+    keys = [Key(key.name, key.key_sha256, key.admin) for key in config.tenants]
+    return Access(keys, is_required=config.door.require_key)

@@ -1,0 +1,51 @@
+"""Which paths and methods a site answers, by any ASGI server's rules, and how it refuses the others."""
+
+import asyncio
+
+import pytest
+from starlette.types import Message
+
+from tests.asgi import Exchange, call
+from tests.runtime.conftest import Site
+
+
+@pytest.mark.parametrize("path", ["/v1/models/@test/tiny", "/ai/v1/models/@test/tiny"])
+async def test_a_models_name_may_have_slashes(site: Site, path: str) -> None:
+    assert (await call(site.app, path)).json["id"] == "tiny"
+
+
+@pytest.mark.parametrize("path", ["/client/v4/accounts/me/ai/run/@test/tiny", "/fn/@test/tiny"])
+async def test_a_models_path_names_it(site: Site, path: str) -> None:
+    answer = await call(site.app, path, {"prompt": "Once", "raw": True})
+    assert answer.status == 200, answer.body
+
+
+async def test_a_method_is_refused_with_those_that_the_path_takes(site: Site) -> None:
+    refused = await call(site.app, "/v1/models", method="PUT")
+    assert (refused.status, refused.json["error"]["code"]) == (405, "method_not_allowed")
+    assert refused.json["error"]["message"] == "PUT is not allowed on /v1/models; allowed: GET, HEAD"
+    assert [(await call(site.app, "/v1/models", method=method)).status for method in ("GET", "HEAD")] == [200, 200]
+    native = await call(site.app, "/client/v4/accounts/me/ai/run/tiny")
+    assert (native.status, native.json["errors"][0]["code"]) == (405, 5005)
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v1", "/v1/chat/completions/", "/livez/", "/fn", "/fn/none", "//v1/models", "/größe"]
+)
+async def test_a_path_that_leads_nowhere_is_refused_and_never_redirected(site: Site, path: str) -> None:
+    missing = await call(site.app, path)
+    assert (missing.status, missing.json["error"]["code"]) == (404, "not_found")
+    assert f"there is nothing at {path};" in missing.json["error"]["message"]
+
+
+async def test_a_socket_is_closed_where_none_is_taken(site: Site) -> None:
+    exchange = Exchange(site.app, "GET", "/v1/models", b"", {})
+    await exchange.done()
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {**exchange.scope, "type": "websocket", "scheme": "ws", "subprotocols": []}
+    await site.app(scope, asyncio.Queue[Message]().get, send)
+    assert [message["type"] for message in sent] == ["websocket.close"]
