@@ -16,10 +16,9 @@ from types import TracebackType
 
 import psutil
 
-from sites.network import NETWORK_FILE
-from sites.site import LOCAL
 from wire.status import SiteStatus, decode_status
 
+ROOT = Path(__file__).parents[1]
 READY = "Pilotlight is ready: "
 # Every client of a measurement is one address.
 DOOR = "\n[door]\nmax_connections_per_client = 20_000\nmax_open_per_client = 20_000\n"
@@ -28,7 +27,18 @@ DOOR = "\n[door]\nmax_connections_per_client = 20_000\nmax_open_per_client = 20_
 class LocalNetwork:
     """A context manager around one `pilotlight up`. `ready_s` is the time from its start to its ready line."""
 
-    def __init__(self, start_timeout_s: float = 120.0, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        start_timeout_s: float = 120.0,
+        environment: dict[str, str] | None = None,
+        *,
+        tree: Path = ROOT,
+        num_sites: int | None = None,
+        network_settings: str = "",
+    ) -> None:
+        """`tree`: the checkout that is run; `num_sites`: how many of the sites that it ships, the first ones, all of them unless given;
+        `network_settings`: TOML that is appended to the network's file."""
+        self._tree, self._num_sites, self._network_settings = tree, num_sites, network_settings
         self._start_timeout_s = start_timeout_s
         self._environment = environment or {}
         self.output: list[str] = []
@@ -52,7 +62,7 @@ class LocalNetwork:
         ]
         started = time.perf_counter()
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=Path(__file__).parents[1],
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=self._tree,
             env={**os.environ, "XDG_STATE_HOME": str(folder), **self._environment},
         )  # fmt: skip
         try:
@@ -96,16 +106,20 @@ class LocalNetwork:
 
     def _write_files(self, folder: Path) -> int:
         """The shipped files with free ports in place of theirs."""
-        shipped = [NETWORK_FILE, *sorted(LOCAL.glob("*.toml"))]
+        sites_folder = self._tree / "sites"
+        shipped = [sites_folder / "network.toml", *sorted((sites_folder / "local").glob("*.toml"))]
         texts = {path.name: path.read_text() for path in shipped}
         ports = [tomllib.loads(text)["listen"]["port"] for text in texts.values()]
         fresh = dict(zip(ports, free_ports(len(ports)), strict=True))
         for file_name, text in texts.items():
             for port, replacement in fresh.items():
                 text = text.replace(f"port = {port}", f"port = {replacement}").replace(f":{port}", f":{replacement}")
-            (folder / file_name).write_text(text + (DOOR if file_name == "network.toml" else ""))
-        sites = tomllib.loads((folder / "network.toml").read_text())["sites"]
-        self.site_urls = {site["name"]: site["url"] for site in sites}
+            if file_name == "network.toml":
+                head, *sites = text.split("\n[[sites]]\n")
+                text = "\n[[sites]]\n".join([head, *sites[: self._num_sites]]) + DOOR + self._network_settings
+            (folder / file_name).write_text(text)
+        network = tomllib.loads((folder / "network.toml").read_text())
+        self.site_urls = {site["name"]: site["url"] for site in network["sites"]}
         return int(fresh[ports[0]])
 
     def _wait_until_ready(self, router_port: int) -> None:

@@ -1,0 +1,281 @@
+"""`python -m load_tests.request_path`: the files and functions of ours that one warm chat request runs through, in every process, as traced.
+
+`pilotlight up` starts a router, a site and its engine host; the third streamed request of a connection is traced (load_tests/tracing).
+That is done on several connections, and as often for as long without a request: what the median request entered, and more often than idle processes
+do, is the path, so that probes and other work of the clock are left out.
+`--before FOLDER` traces a checkout of an older commit beside it.
+"""
+
+import argparse
+import http.client
+import json
+import math
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from load_tests.assigned_callbacks import Assignment, assigned_callbacks
+from load_tests.local_network import ROOT, LocalNetwork
+from load_tests.records import write_record
+from load_tests.tracing.sitecustomize import SWITCH
+
+HOOK = Path(__file__).parent / "tracing"
+ROUNDS = 7
+RARE_PROBES = (
+    "\n[health]\ninterval_s = 5.0\n"  # beside one a second, hardly a request would be traced alone on a busy machine
+)
+WARM_UP_LIMIT_S, QUIET_CPU_S = 120.0, 0.1  # the latter in a second, of all processes
+SETTLE_S = 0.05  # after the last byte: what a request leaves behind is put away
+BODY = {
+    "model": "ember",
+    "stream": True,
+    "messages": [{"role": "user", "content": "What is the airport code of Lisbon?"}],
+}
+
+
+class Function(NamedTuple):
+    file: str
+    name: str
+
+
+class Process(NamedTuple):
+    """The functions that the request entered in one process, in order of first entry, and the tasks it ran in."""
+
+    module: str  # as `python -m` has it
+    functions: list[Function]
+    tasks: list[str]  # asyncio tasks that our code ran in; "new" if the request began them
+
+    @property
+    def files(self) -> list[str]:
+        return list(dict.fromkeys(function.file for function in self.functions))
+
+
+class RequestPath(NamedTuple):
+    commit: str
+    processes: list[Process]
+    callbacks: list[Assignment]  # in the files of the path
+    callbacks_on_path: list[Assignment]  # by functions of the path: while the request runs
+
+    def packages(self) -> dict[str, tuple[int, int]]:
+        """Count files and functions by package, of all processes together."""
+        functions = {function for process in self.processes for function in process.functions}
+        files = Counter(_package(file) for file in {function.file for function in functions})
+        counts = Counter(_package(function.file) for function in functions)
+        return {package: (files[package], counts[package]) for package in sorted(files)}
+
+    def record(self) -> dict[str, Any]:
+        packages = self.packages()
+        return {
+            "commit": self.commit,
+            "files": sum(files for files, _ in packages.values()),
+            "functions": sum(functions for _, functions in packages.values()),
+            "packages": {name: {"files": files, "functions": count} for name, (files, count) in packages.items()},
+            "processes": [
+                {
+                    "module": process.module,
+                    "files": {file: [name for at, name in process.functions if at == file] for file in process.files},
+                    "tasks": process.tasks,
+                }
+                for process in self.processes
+            ],
+            "callbacks": [_line(found) for found in self.callbacks],
+            "callbacks_on_path": [_line(found) for found in self.callbacks_on_path],
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--before", type=Path, help="a checkout of an older commit, traced first")
+    parser.add_argument("--no-record", action="store_true")
+    arguments = parser.parse_args()
+    trees = [arguments.before, ROOT] if arguments.before else [ROOT]
+    paths = [trace_request(tree.resolve()) for tree in trees]
+    for path in paths:
+        print("\n".join(report(path)))
+    if not arguments.no_record:
+        print(f"record: {write_record('request-path', {'trees': [path.record() for path in paths]}, packages=())}")
+
+
+def trace_request(tree: Path, rounds: int = ROUNDS) -> RequestPath:
+    """Trace one request through the product in `tree`."""
+    with tempfile.TemporaryDirectory(prefix="pilotlight-trace-") as name:
+        folder = Path(name)
+        environment = {"PYTHONPATH": str(HOOK), "PILOTLIGHT_TRACE": name}
+        with LocalNetwork(environment=environment, tree=tree, num_sites=1, network_settings=RARE_PROBES) as network:
+            _warm_up(network.url, folder)
+            seen = [_round(network.url, folder) for _ in range(rounds)]
+    processes = [process for module in seen[0][0] if (process := typical(module, seen)).functions]
+    processes.sort(key=lambda process: seen[0][0][process.module].first_s.get(process.functions[0], math.inf))
+    files = sorted({file for process in processes for file in process.files})
+    callbacks = assigned_callbacks(tree, files)
+    entered = {function for process in processes for function in process.functions}
+    on_path = [found for found in callbacks if Function(found.file, found.function) in entered]
+    return RequestPath(_commit(tree), processes, callbacks, on_path)
+
+
+class Window(NamedTuple):
+    """One process while it was traced."""
+
+    counts: dict[Function, int]  # in order of first entry
+    first_s: dict[Function, float]  # when that was, on the system's clock
+    tasks: list[str]
+
+
+def typical(module: str, rounds: list[tuple[dict[str, Window], dict[str, Window]]]) -> Process:
+    """Keep what the median request entered more often than the median time without one, in the order of the first round that has it."""
+    empty = Window({}, {}, [])
+    asked = [traced.get(module, empty) for traced, _ in rounds]
+    idle = [still.get(module, empty) for _, still in rounds]
+    functions = dict.fromkeys(function for one in asked for function in one.counts)
+    tasks = dict.fromkeys(task for one in asked for task in _numbered(one.tasks))
+
+    def median(windows: list[Window], function: Function) -> float:
+        return statistics.median(one.counts.get(function, 0) for one in windows)
+
+    def num_with(windows: list[Window], task: tuple[str, int]) -> int:
+        return sum(task in _numbered(one.tasks) for one in windows)
+
+    return Process(
+        module,
+        [function for function in functions if median(asked, function) > median(idle, function)],
+        [
+            task[0]
+            for task in tasks
+            if 2 * num_with(asked, task) > len(rounds) and num_with(asked, task) > num_with(idle, task)
+        ],
+    )
+
+
+def _numbered(names: list[str]) -> list[tuple[str, int]]:
+    """Number equal names, so that each counts."""
+    return [(name, names[:index].count(name)) for index, name in enumerate(names)]
+
+
+def _round(url: str, folder: Path) -> tuple[dict[str, Window], dict[str, Window]]:
+    """Trace the third request of a connection, then as long without one; both by the modules of the processes."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+    pids = _processes(folder)
+    try:
+        for _ in range(2):
+            _ask(connection)
+        time.sleep(SETTLE_S)
+        began_s = time.monotonic()
+        asked = traced(pids, folder, lambda: _ask(connection))
+        lasted_s = time.monotonic() - began_s
+    finally:
+        connection.close()
+    time.sleep(SETTLE_S)
+    return asked, traced(pids, folder, lambda: time.sleep(lasted_s))
+
+
+def _warm_up(url: str, folder: Path) -> None:
+    """Ask until the processes have done what they do once: a model's first answers may be computed before it is loaded."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+    deadline = time.monotonic() + WARM_UP_LIMIT_S
+    num_quiet = 0
+    while num_quiet < 4 and time.monotonic() < deadline:
+        _ask(connection)
+        used_s = _cpu_s(folder)
+        time.sleep(1.0)
+        num_quiet = num_quiet + 1 if _cpu_s(folder) - used_s < QUIET_CPU_S else 0
+    connection.close()
+
+
+def _cpu_s(folder: Path) -> float:
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in _processes(folder))
+
+
+def _processes(folder: Path) -> list[int]:
+    """Return the ids of the live ones; without a standby, which is made ready at low priority and meets no request."""
+    return [
+        int(path.stem)
+        for path in folder.glob("*.process")
+        if Path(f"/proc/{path.stem}").exists() and "--standby" not in path.read_text()
+    ]
+
+
+def traced(pids: list[int], folder: Path, work: Callable[[], None]) -> dict[str, Window]:
+    _switch(pids, folder, "on")
+    work()
+    time.sleep(SETTLE_S)
+    _switch(pids, folder, "json")
+    found = [json.loads((folder / f"{pid}.json").read_text()) for pid in pids]
+    for path in [*folder.glob("*.on"), *folder.glob("*.json")]:
+        path.unlink()
+    windows: dict[str, Window] = {}
+    for one in found:
+        counts: Counter[Function] = Counter()
+        first_s: dict[Function, float] = {}
+        for file, name, count, at_s in one["functions"]:
+            counts[Function(file, name)] += count
+            first_s.setdefault(Function(file, name), at_s)
+        tasks = [f"{name} (new)" if is_new else name for name, is_new in one["tasks"]]
+        if counts:
+            windows.setdefault(one["process"][1], Window(counts, first_s, tasks))
+    return windows
+
+
+def _ask(connection: http.client.HTTPConnection) -> None:
+    connection.request("POST", "/v1/chat/completions", json.dumps(BODY), {"content-type": "application/json"})
+    answer = connection.getresponse()
+    text = answer.read()
+    if answer.status != 200 or not text.endswith(b"data: [DONE]\n\n"):
+        raise RuntimeError(f"the request was not answered: {answer.status} {text[:500]!r}")
+
+
+def _switch(pids: list[int], folder: Path, suffix: str) -> None:
+    """Signal every process, and wait until each has answered with a file."""
+    for pid in pids:
+        os.kill(pid, SWITCH)
+    deadline = time.monotonic() + 30.0
+    while waiting := [pid for pid in pids if not (folder / f"{pid}.{suffix}").exists()]:
+        if time.monotonic() > deadline:
+            names = [(folder / f"{pid}.process").read_text() for pid in waiting]
+            raise RuntimeError(f"processes that do not answer the tracer's signal: {names}")
+        time.sleep(0.005)
+
+
+def report(path: RequestPath) -> list[str]:
+    packages = path.packages()
+    lines = [f"Commit {path.commit}: one warm streamed chat request", "", "package            files  functions"]
+    lines += [f"  {name:<16} {files:>5} {functions:>10}" for name, (files, functions) in packages.items()]
+    files, functions = (sum(column) for column in zip(*packages.values(), strict=True))
+    lines += [f"  {'sum':<16} {files:>5} {functions:>10}", ""]
+    for process in path.processes:
+        lines += [f"python -m {process.module}: {len(process.files)} files, {len(process.functions)} functions"]
+        lines += [f"  tasks: {len(process.tasks)}{''.join(f'; {name}' for name in process.tasks)}"]
+        for file in process.files:
+            names = [name for at, name in process.functions if at == file]
+            lines += [f"  {file} {len(names)}: {', '.join(names)}"]
+        lines += [""]
+    lines += [f"callbacks assigned after construction: {len(path.callbacks_on_path)} while the request runs"]
+    lines += [f"  {_line(found)}" for found in path.callbacks_on_path]
+    others = [found for found in path.callbacks if found not in path.callbacks_on_path]
+    lines += [f"and {len(others)} more in files of the path, when processes start or something fails"]
+    return [*lines, *(f"  {_line(found)}" for found in others), ""]
+
+
+def _line(found: Assignment) -> str:
+    return f"{found.file}:{found.line} {found.target} in {found.function}"
+
+
+def _package(file: str) -> str:
+    return file.partition("/")[0]
+
+
+def _commit(tree: Path) -> str:
+    command = ["git", "-C", str(tree), "describe", "--always", "--abbrev=12", "--dirty=+"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+if __name__ == "__main__":
+    main()
