@@ -52,6 +52,7 @@ class Process(NamedTuple):
     module: str  # as `python -m` has it
     functions: list[Function]
     tasks: list[str]  # asyncio tasks that our code ran in; "new" if the request began them
+    began_s: float = 0.0  # after the request was sent: the first function that no idle process enters
 
     @property
     def files(self) -> list[str]:
@@ -113,7 +114,7 @@ def trace_request(tree: Path, rounds: int = ROUNDS) -> RequestPath:
             _warm_up(network.url, folder)
             seen = [_round(network.url, folder) for _ in range(rounds)]
     processes = [process for module in seen[0][0] if (process := typical(module, seen)).functions]
-    processes.sort(key=lambda process: seen[0][0][process.module].first_s.get(process.functions[0], math.inf))
+    processes.sort(key=lambda process: process.began_s)
     files = sorted({file for process in processes for file in process.files})
     callbacks = assigned_callbacks(tree, files)
     entered = {function for process in processes for function in process.functions}
@@ -125,12 +126,12 @@ class Window(NamedTuple):
     """One process while it was traced."""
 
     counts: dict[Function, int]  # in order of first entry
-    first_s: dict[Function, float]  # when that was, on the system's clock
+    first_s: dict[Function, float]  # when that was, since the tracing began
     tasks: list[str]
 
 
 def typical(module: str, rounds: list[tuple[dict[str, Window], dict[str, Window]]]) -> Process:
-    """Keep what the median request entered more often than the median time without one, in the order of the first round that has it."""
+    """Keep what the median request entered more often than the median time without one, in order of first entry."""
     empty = Window({}, {}, [])
     asked = [traced.get(module, empty) for traced, _ in rounds]
     idle = [still.get(module, empty) for _, still in rounds]
@@ -140,17 +141,25 @@ def typical(module: str, rounds: list[tuple[dict[str, Window], dict[str, Window]
     def median(windows: list[Window], function: Function) -> float:
         return statistics.median(one.counts.get(function, 0) for one in windows)
 
+    def first_s(function: Function) -> float:
+        return statistics.median(one.first_s[function] for one in asked if function in one.first_s)
+
+    entered = [function for function in functions if median(asked, function) > median(idle, function)]
+    entered.sort(key=first_s)
+    own = [function for function in entered if not any(function in one.counts for one in idle)]
+
     def num_with(windows: list[Window], task: tuple[str, int]) -> int:
         return sum(task in _numbered(one.tasks) for one in windows)
 
     return Process(
         module,
-        [function for function in functions if median(asked, function) > median(idle, function)],
+        entered,
         [
             task[0]
             for task in tasks
             if 2 * num_with(asked, task) > len(rounds) and num_with(asked, task) > num_with(idle, task)
         ],
+        first_s(own[0]) if own else math.inf,
     )
 
 
@@ -204,6 +213,7 @@ def _processes(folder: Path) -> list[int]:
 
 def traced(pids: list[int], folder: Path, work: Callable[[], None]) -> dict[str, Window]:
     _switch(pids, folder, "on")
+    began_s = time.monotonic()
     work()
     time.sleep(SETTLE_S)
     _switch(pids, folder, "json")
@@ -216,7 +226,7 @@ def traced(pids: list[int], folder: Path, work: Callable[[], None]) -> dict[str,
         first_s: dict[Function, float] = {}
         for file, name, count, at_s in one["functions"]:
             counts[Function(file, name)] += count
-            first_s.setdefault(Function(file, name), at_s)
+            first_s.setdefault(Function(file, name), at_s - began_s)
         tasks = [f"{name} (new)" if is_new else name for name, is_new in one["tasks"]]
         if counts:
             windows.setdefault(one["process"][1], Window(counts, first_s, tasks))

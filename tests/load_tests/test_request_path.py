@@ -69,13 +69,13 @@ def test_what_idle_processes_enter_as_often_is_not_the_requests() -> None:
     asked = window({"probe": 1, "answer": 1, "write": 9}, "watch", "answer (new)")
     still = window({"probe": 1, "write": 1}, "watch")
     path = typical("site", [({"site": asked}, {"site": still})] * 3)
-    assert path == Process("site", [Function("a.py", "answer"), Function("a.py", "write")], ["answer (new)"])
+    assert path == Process("site", [Function("a.py", "answer"), Function("a.py", "write")], ["answer (new)"], 1.0)
 
 
 def test_what_happens_beside_few_requests_is_not_theirs() -> None:
     rounds = [({"site": window({"answer": 1})}, {"site": window({})})] * 3
     rounds[1] = ({"site": window({"reload": 5, "answer": 1}, "reload (new)")}, {})
-    assert typical("site", rounds) == Process("site", [Function("a.py", "answer")], [])
+    assert typical("site", rounds)[:3] == ("site", [Function("a.py", "answer")], [])
 
 
 def test_callbacks_that_are_assigned_after_construction_are_found(tmp_path: Path) -> None:
