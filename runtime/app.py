@@ -26,7 +26,7 @@ from sites.site import SiteConfig
 from wire.headers import HOP_SECRET_ENV
 
 if TYPE_CHECKING:
-    from runtime.functions.serving import ServedFunctions
+    from runtime.functions.service import ServedFunctions
 
 
 def build_app(
@@ -71,8 +71,8 @@ class SiteApp(Starlette):
 
     def _own_routes(self, secret: str | None) -> Iterator[BaseRoute]:
         if self.functions is not None:
-            from runtime.routes.deployments import deployment_routes
-            from runtime.routes.functions import function_routes
+            from runtime.functions.routes.deployments import deployment_routes
+            from runtime.functions.routes.invocations import function_routes
 
             yield from function_routes(self.functions, self.site.admission)
             yield from deployment_routes(self.functions, secret, self.site.config.name)
@@ -92,6 +92,6 @@ def _functions_of(site: Site, inference: ASGIApp) -> "ServedFunctions | None":
     config = site.config.functions
     if not config.serve and config.directory is None and config.deployments is None:
         return None
-    from runtime.functions.serving import ServedFunctions, state_dir_of
+    from runtime.functions.service import ServedFunctions, state_dir_of
 
     return ServedFunctions(config, state_dir_of(site.config), site, inference)

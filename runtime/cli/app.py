@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from runtime.cli import state_commands
 from runtime.cli.api import API_KEY_ENV, DEFAULT_URL, Api
 from runtime.cli.errors import CliError
+from runtime.functions.cli import state_commands
 from sites.config import ConfigError
 from sites.network import NETWORK_FILE
 from sites.site import LOCAL
@@ -135,7 +135,7 @@ def dev(
     open_to_all: OpenOption = False,
 ) -> None:
     """Serve a folder's function here, with its bindings, and reload it at each change."""
-    from runtime.cli.dev import dev as run
+    from runtime.functions.cli.dev import dev as run
 
     run(directory, host, port, env, model, open_to_all)
 
@@ -152,7 +152,7 @@ def deploy(
     url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Make a folder's function a version that the network serves. Needs PILOTLIGHT_DEPLOY_TOKEN."""
-    from runtime.cli.deploy import deploy as run
+    from runtime.functions.cli.deploy import deploy as run
 
     run(Api(url), directory, env, percent, message, health)
 
@@ -164,7 +164,7 @@ def rollback(
     url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Give all traffic of a deployed function back to an earlier version."""
-    from runtime.cli.deploy import rollback as run
+    from runtime.functions.cli.deploy import rollback as run
 
     run(Api(url), name, version)
 
@@ -176,7 +176,7 @@ def versions(
     url: UrlOption = DEFAULT_URL,
 ) -> None:
     """List the versions of a deployed function, and their traffic."""
-    from runtime.cli.deploy import versions as run
+    from runtime.functions.cli.deploy import versions as run
 
     run(Api(url), name, as_json)
 
@@ -188,7 +188,7 @@ def tail(
     url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Follow what a function prints, at every site, and why it fails."""
-    from runtime.cli.deploy import tail as run
+    from runtime.functions.cli.deploy import tail as run
 
     run(Api(url), name, as_json)
 

@@ -53,7 +53,7 @@ class Renamed(Table, frozen=True, kw_only=True):
 
 
 class Migration(Table, frozen=True, kw_only=True):
-    """What became of Durable Objects' classes; runtime/bindings/object_migrations.py carries it out."""
+    """What became of Durable Objects' classes; runtime/functions/bindings/object_migrations.py carries it out."""
 
     tag: str
     new_classes: tuple[str, ...] = ()

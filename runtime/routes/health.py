@@ -15,7 +15,7 @@ from runtime.site import Site
 from wire.status import Place, SiteStatus, encode_status
 
 if TYPE_CHECKING:
-    from runtime.functions.serving import ServedFunctions
+    from runtime.functions.service import ServedFunctions
 
 
 class Health:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from runtime import durable
-from runtime.bindings.object_migrations import migrate
-from runtime.functions.deployed import _unpacked
+from runtime.functions.bindings.object_migrations import migrate
+from runtime.functions.host.deployed import _unpacked
 from runtime.functions.manifest import Migration
 from wire.bundles import pack
 

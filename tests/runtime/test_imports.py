@@ -28,9 +28,8 @@ LATER = {
     "sites.network",
     "runtime.mistakes",
     "typer",
-    "runtime.bindings",
+    "runtime.functions",
     "runtime.cli",
-    "runtime.functions.serving",
     "runtime.fetching.store",
     "edge_router",
 }

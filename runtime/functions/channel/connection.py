@@ -11,11 +11,22 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
-from runtime.functions import frames
+from runtime.functions.channel import frames
 from runtime.functions.channel.exchanges import Handler, Result, Sent, Taken, look_away
 from runtime.functions.channel.failure import ChannelClosed, Failure, as_failure
+from runtime.functions.channel.frames import (
+    AnyFrame,
+    Call,
+    Chunk,
+    End,
+    Fail,
+    FrameDecoder,
+    FrameError,
+    More,
+    Note,
+    Reply,
+)
 from runtime.functions.channel.streams import WINDOW_BYTES, feed
-from runtime.functions.frames import AnyFrame, Call, Chunk, End, Fail, FrameDecoder, FrameError, More, Note, Reply
 
 MAX_FRAME_BYTES = 32 << 20  # a KV value of 25 MiB, and what is around it
 MAX_OPEN = 1024  # exchanges the other side may have begun here at once

@@ -8,10 +8,10 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple, Protocol
 
-from runtime.functions import frames
+from runtime.functions.channel import frames
 from runtime.functions.channel.failure import ChannelClosed, Failure, fail_frame
+from runtime.functions.channel.frames import AnyFrame, Chunk, End, Fail, FrameError, More, Reply
 from runtime.functions.channel.streams import Credit, Inbound, Writer, close, feed
-from runtime.functions.frames import AnyFrame, Chunk, End, Fail, FrameError, More, Reply
 
 
 class Answer(NamedTuple):

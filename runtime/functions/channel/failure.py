@@ -3,7 +3,7 @@
 Knows the frame that carries it; refuses to know who raised it and what it means to whom.
 """
 
-from runtime.functions.frames import Fail
+from runtime.functions.channel.frames import Fail
 
 
 class Failure(Exception):

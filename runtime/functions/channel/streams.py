@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from runtime.functions.channel.failure import ChannelClosed, Failure, fail_frame
-from runtime.functions.frames import AnyFrame, Chunk, End, FrameError, More
+from runtime.functions.channel.frames import AnyFrame, Chunk, End, FrameError, More
 
 WINDOW_BYTES = 256 << 10  # of one stream on its way
 CHUNK_BYTES = 64 << 10

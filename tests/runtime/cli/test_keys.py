@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli.dev import dev
 from runtime.cli.errors import CliError
 from runtime.cli.keys import create
 from runtime.cli.serve import Clients, serve, site_of
+from runtime.functions.cli.dev import dev
 from sites.config import ConfigError
 from sites.site import load_keys
 

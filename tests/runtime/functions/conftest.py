@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from runtime.functions.limits import Limits
+from runtime.functions.host.limits import Limits
+from runtime.functions.host.site import IsolationError, Response, SiteFunctions
 from runtime.functions.manifest import load_manifest
-from runtime.functions.site import IsolationError, Response, SiteFunctions
 
 RUNTIMES = ("crun", "runc", "crun --cgroup-manager=disabled")
 QUICK = {"blocked_s": 1.0, "memory_mib": 160, "disk_mib": 16, "idle_s": 30.0}

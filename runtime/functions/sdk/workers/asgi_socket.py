@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
-from runtime.functions.socket_messages import Close
+from runtime.functions.channel.socket_messages import Close
 from workers.response import Response
 from workers.trouble import print_trouble
 from workers.websockets import WebSocketPair

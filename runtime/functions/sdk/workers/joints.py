@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from runtime.functions.channel import Failure
-from runtime.functions.socket_messages import ABNORMAL, Close, MessageDecoder, MessageError, encode
+from runtime.functions.channel.socket_messages import ABNORMAL, Close, MessageDecoder, MessageError, encode
 from workers.websockets import MAX_WAITING_BYTES, WebSocket, WebSocketPair
 
 CLOSE_REPLY_S = 10.0  # for the other side to answer a close

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from runtime.functions.socket_messages import Close
+from runtime.functions.channel.socket_messages import Close
 from workers.trouble import print_trouble
 from workers.websockets import CloseEvent, MessageEvent, WebSocket
 

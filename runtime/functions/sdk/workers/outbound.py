@@ -3,8 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
-from runtime.functions import frames
-from runtime.functions.channel import current_request
+from runtime.functions.channel import current_request, frames
 from workers import host
 from workers.joints import Joint, asks_for_socket
 from workers.request import Request

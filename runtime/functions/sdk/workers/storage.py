@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Protocol
 
-from runtime.functions import frames
+from runtime.functions.channel import frames
 from workers import host
 from workers.bindings.face import Items, Named, Record, as_record, options_of
 

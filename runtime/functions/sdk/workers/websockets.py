@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from runtime.functions import frames
-from runtime.functions.socket_messages import ABNORMAL, MAX_REASON_BYTES, NO_STATUS, Close, Message
+from runtime.functions.channel import frames
+from runtime.functions.channel.socket_messages import ABNORMAL, MAX_REASON_BYTES, NO_STATUS, Close, Message
 from workers import host
 from workers.bindings.face import Buffer, Named, as_record
 from workers.trouble import print_trouble

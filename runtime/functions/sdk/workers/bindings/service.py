@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from runtime.functions import frames
+from runtime.functions.channel import frames
 from workers import joints, outbound  # as modules: they import faces themselves
 from workers.bindings.face import Channel, Face, as_record
 from workers.request import Request

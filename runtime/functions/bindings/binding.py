@@ -1,0 +1,181 @@
+"""What every binding is to the runtime: methods, each with the type of its request; and what a site gives to bindings.
+
+A request comes from a function's process, which may be hostile, so it is checked here, once: behind `call` there are typed values only. Refuses to
+know sockets and processes; whoever owns the channel calls `call`.
+"""
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, get_type_hints
+
+import msgspec
+from starlette.types import ASGIApp
+
+from runtime.functions.bindings.database import Databases
+from runtime.functions.bindings.s3 import S3Place
+from runtime.functions.channel import Failure
+
+Body = AsyncIterator[bytes]
+
+
+class BindingError(Failure):
+    """A refusal that the function's author sees, as an exception of this name with this message."""
+
+    def __init__(
+        self, message: str, *, code: str | int = "invalid_argument", status: int = 400, name: str = "Error"
+    ) -> None:
+        super().__init__(message, code=code, status=status, name=name)
+
+
+class Declaration(Protocol):
+    """One binding of a manifest."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def options(self) -> Mapping[str, Any]: ...
+
+
+class FunctionResponse(Protocol):
+    @property
+    def status(self) -> int: ...
+    @property
+    def headers(self) -> list[tuple[str, str]]: ...
+    @property
+    def body(self) -> bytes: ...
+    @property
+    def stream(self) -> Body | None: ...
+
+
+class Called(Protocol):
+    @property
+    def value(self) -> Any: ...
+    @property
+    def body(self) -> Body | None: ...
+
+
+class Functions(Protocol):
+    """The site's functions, as bindings call them. `options` may name a Durable Object: {object: class, id, name}."""
+
+    async def fetch(
+        self,
+        function: str,
+        entrypoint: str,
+        method: str,
+        url: str,
+        headers: list[tuple[str, str]],
+        body: Body | bytes,
+        options: Mapping[str, Any] | None = None,
+    ) -> FunctionResponse: ...
+
+    async def rpc(
+        self,
+        function: str,
+        entrypoint: str,
+        method: str,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        options: Mapping[str, Any] | None = None,
+    ) -> Called: ...
+
+    async def queue(self, function: str, queue: str, messages: list[dict[str, Any]]) -> Mapping[str, Any]:
+        """{acked: [id], retried: [{id, delay_s}]}"""
+
+    async def scheduled(self, function: str, cron: str, scheduled_time_ms: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Services:
+    """What a site gives to its bindings. A binding that needs what is not there says so when it is opened."""
+
+    databases: Databases = field(default_factory=Databases)
+    app: ASGIApp | None = None  # the site's own routes, without the layers that speak to strangers
+    is_busy: Callable[[str], bool] = lambda model: False
+    functions: Functions | None = None
+    function: str = "function"  # whose bindings these are
+    max_bytes: int = 10 << 30  # of one database or bucket
+    r2: Mapping[str, S3Place] = field(default_factory=dict)  # buckets that lie at an S3 endpoint, by R2's name of them
+
+
+RequestT = TypeVar("RequestT")
+Method = Callable[..., Awaitable[Any]]
+
+
+def method(function: Method) -> Method:
+    """Marks what a function may call. The first parameter is the request, a msgspec.Struct; a second, `body`, is what was streamed along."""
+    function.__is_method__ = True  # type: ignore[attr-defined]
+    return function
+
+
+class _Door(NamedTuple):
+    request: type[msgspec.Struct]
+    function: Method
+    takes_body: bool
+
+
+class Binding:
+    kind: ClassVar[str]
+    _doors: ClassVar[Mapping[str, _Door]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        doors = dict(cls._doors)
+        for name, function in vars(cls).items():
+            if getattr(function, "__is_method__", False):
+                parameters = list(inspect.signature(function).parameters)
+                request = get_type_hints(function)[parameters[1]]
+                doors[name] = _Door(request, function, len(parameters) > 2)
+        cls._doors = doors
+
+    async def call(
+        self, method: str, args: list[Any] | tuple[Any, ...], kwargs: Mapping[str, Any], body: Body | None = None
+    ) -> Any:
+        """A plain value, a stream of bytes, or a channel's Answer, which is both. Raises BindingError."""
+        door = self._doors.get(method)
+        if door is None:
+            raise BindingError(f"{self.kind} has no method {method!r}", code="no_such_method", name="TypeError")
+        request = self._parsed(method, door.request, args, kwargs)
+        if body is not None and not door.takes_body:
+            raise BindingError(f"{self.kind}.{method} takes no stream", name="TypeError")
+        return await (door.function(self, request, body) if door.takes_body else door.function(self, request))
+
+    def _parsed(
+        self, method: str, kind: type[RequestT], args: list[Any] | tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> RequestT:
+        names = kind.__struct_fields__  # type: ignore[attr-defined]
+        if len(args) > len(names):
+            message = f"{self.kind}.{method} takes {len(names)} arguments and got {len(args)}"
+            raise BindingError(message, name="TypeError")
+        try:
+            return msgspec.convert({**dict(zip(names, args, strict=False)), **kwargs}, kind)
+        except (msgspec.ValidationError, RecursionError) as error:
+            raise BindingError(f"{self.kind}.{method}: {error}", name="TypeError") from None
+
+    async def close(self) -> None:
+        """Gives back what is the binding's alone; what bindings share stays open."""
+
+
+class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request without arguments."""
+
+
+async def gathered(body: Body, limit_bytes: int, refusal: Callable[[int], BindingError]) -> bytes:
+    """A streamed body as one value, refused as soon as it is longer than the limit."""
+    parts: list[bytes] = []
+    size = 0
+    async for chunk in body:
+        size += len(chunk)
+        if size > limit_bytes:
+            raise refusal(size)
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+async def in_pieces(value: bytes, piece_bytes: int = 64 << 10) -> Body:
+    for start in range(0, len(value), piece_bytes):
+        yield value[start : start + piece_bytes]
+        await asyncio.sleep(0)

@@ -1,0 +1,295 @@
+"""Durable Objects, the runtime's half: the namespace that other functions reach them by, and the storage that an object itself asks for.
+
+Where an object's instance lives is the function's pool's business; it is its oldest process. Storage is asked for with the number that the instance
+was given when it started, so an instance that has been replaced can neither read nor write.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from runtime.functions.bindings.alarms import Alarms
+from runtime.functions.bindings.binding import Binding, BindingError, Body, Declaration, Functions, Services, method
+from runtime.functions.bindings.database import storage_word
+from runtime.functions.bindings.object_file import Listing, ObjectFile
+from runtime.functions.bindings.object_migrations import migrate
+from runtime.functions.bindings.object_store import ObjectKey, ObjectStore, Stale
+from runtime.functions.bindings.place import directory_of
+from runtime.functions.bindings.service import fetched
+from runtime.functions.bindings.sql import SqlError
+from runtime.functions.channel import Answer
+from runtime.functions.manifest import Migration
+
+STORAGE = "@objects"  # no binding of a manifest can have this name
+MAX_KEYS = 128  # of one call
+MAX_KEY_BYTES = 2048
+MAX_VALUE_BYTES = 2_000_000  # with its key
+MAX_LIST_BYTES = 16 << 20
+MAX_TIME_MS = 8_640_000_000_000_000
+
+Id = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+ClassName = Annotated[str, Meta(pattern=r"^[A-Za-z_$][A-Za-z0-9_$]{0,127}$")]
+T = TypeVar("T")
+
+
+class FetchObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    method: str
+    url: str
+    id: Id
+    headers: list[tuple[str, str]] = []
+    body: bytes = b""
+    web_socket: bool = False  # `body` streams its messages
+    object_name: str | None = None
+
+
+class RpcObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    id: Id
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    object_name: str | None = None
+
+
+class DurableObjects(Binding):
+    """`env.NAMESPACE`."""
+
+    kind = "durable_object"
+
+    def __init__(self, functions: Functions, function: str, class_name: str) -> None:
+        self._functions = functions
+        self._function = function
+        self._class_name = class_name
+
+    @classmethod
+    def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "DurableObjects":
+        if services.functions is None:
+            raise BindingError(f"{declaration.name}: there are no functions here whose objects could be bound")
+        options = declaration.options
+        return cls(services.functions, options.get("script_name") or services.function, options["class_name"])
+
+    @method
+    async def fetch(self, request: FetchObject, body: Body | None) -> Any:
+        options = self._options(request.id, request.object_name)
+        return await fetched(self._functions, self._function, self._class_name, request, body, options)
+
+    @method
+    async def rpc(self, request: RpcObject) -> Any:
+        options = self._options(request.id, request.object_name)
+        called = await self._functions.rpc(
+            self._function, self._class_name, request.name, request.args, request.kwargs, options
+        )
+        return called.value if called.body is None else Answer(called.value, called.body)
+
+    def _options(self, id: str, name: str | None) -> dict[str, Any]:
+        return {"object": self._class_name, "id": id, "name": name}
+
+
+class Started(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    class_name: ClassName
+    id: Id
+
+
+class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What every request of an instance begins with."""
+
+    class_name: ClassName
+    id: Id
+    instance: int
+
+
+class Keys(Held, frozen=True, forbid_unknown_fields=True):
+    keys: list[str]
+
+
+class Put(Held, frozen=True, forbid_unknown_fields=True):
+    entries: dict[str, Any]
+
+
+class List(Held, frozen=True, forbid_unknown_fields=True):
+    start: str | None = None
+    start_after: str | None = None
+    end: str | None = None
+    prefix: str = ""
+    reverse: bool = False
+    limit: Annotated[int, Meta(ge=1)] | None = None
+
+
+class Sql(Held, frozen=True, forbid_unknown_fields=True):
+    sql: str
+    parameters: list[Any] = []
+
+
+class End(Held, frozen=True, forbid_unknown_fields=True):
+    keep: bool
+
+
+class SetAlarm(Held, frozen=True, forbid_unknown_fields=True):
+    at_ms: Annotated[int, Meta(ge=0, le=MAX_TIME_MS)]
+
+
+class ObjectStorage(Binding):
+    """What `ctx.storage` asks for."""
+
+    kind = "storage"
+
+    def __init__(self, store: ObjectStore, alarms: Alarms) -> None:
+        self._store = store
+        self._alarms = alarms
+
+    @classmethod
+    def of(cls, migrations: Iterable[Migration], state_dir: Path, services: Services) -> "ObjectStorage":
+        """Migrations are carried out by the first who opens a function's objects, hence at a site's start."""
+        assert services.functions is not None
+        directory, functions, function = _directory(state_dir, services), services.functions, services.function
+
+        def make(path: Path) -> ObjectStore:
+            try:
+                migrate(path, migrations)
+            except (OSError, ValueError) as error:
+                raise BindingError(f"migrations: {error}") from None
+            return ObjectStore(path, services.max_bytes)
+
+        store = services.databases.get(directory, make)
+
+        async def ring(key: ObjectKey, called: str, args: list[Any]) -> None:
+            options = {"object": key.class_name, "id": key.id, "name": None, "internal": True}
+            await functions.rpc(function, key.class_name, called, args, {}, options)
+
+        path = directory / "alarms.sqlite"
+        return cls(store, services.databases.get(path, lambda path: Alarms(path, store, ring)))
+
+    @method
+    async def start(self, request: Started) -> int:
+        return await self._guarded(lambda: self._store.start(ObjectKey(request.class_name, request.id)))
+
+    @method
+    async def get(self, request: Keys) -> Any:
+        keys = _checked(request.keys)
+        return await self._run(request, lambda file: file.get(keys))
+
+    @method
+    async def put(self, request: Put) -> None:
+        _checked(list(request.entries))
+        encoded = {key: msgspec.msgpack.encode(value) for key, value in request.entries.items()}
+        for key, value in encoded.items():
+            if len(key.encode()) + len(value) > MAX_VALUE_BYTES:
+                sentence = (
+                    f"the value of {key[:100]!r} has {len(value)} bytes; with its key it may have {MAX_VALUE_BYTES}"
+                )
+                raise BindingError(sentence, status=413, name="RangeError")
+        await self._run(request, lambda file: file.put(encoded))
+
+    @method
+    async def delete(self, request: Keys) -> int:
+        keys = _checked(request.keys)
+        return await self._run(request, lambda file: file.delete(keys))
+
+    @method
+    async def list(self, request: List) -> Any:
+        listing = Listing(
+            request.start, request.start_after, request.end, request.prefix, request.reverse, request.limit
+        )
+        return await self._run(request, lambda file: file.listed(listing, MAX_LIST_BYTES))
+
+    @method
+    async def delete_all(self, request: Held) -> None:
+        await self._run(request, lambda file: file.delete_all())
+
+    @method
+    async def sql(self, request: Sql) -> Any:
+        parameters = [_scalar(value) for value in request.parameters]
+        outcome = await self._run(request, lambda file: file.sql(request.sql, parameters))
+        return {
+            "columns": list(outcome.columns),
+            "rows": outcome.rows,
+            "rows_read": outcome.rows_read,
+            "rows_written": outcome.rows_written,
+        }
+
+    @method
+    async def size(self, request: Held) -> int:
+        return await self._run(request, lambda file: file.size_bytes())
+
+    @method
+    async def begin(self, request: Held) -> None:
+        await self._run(request, lambda file: file.begin())
+
+    @method
+    async def end(self, request: End) -> None:
+        await self._run(request, lambda file: file.end(keep=request.keep))
+
+    @method
+    async def commit(self, request: Held) -> None:
+        await self._run(request, lambda file: file.commit())
+
+    @method
+    async def abandon(self, request: Held) -> None:
+        """The instance ends itself, without what it has not committed."""
+        key = ObjectKey(request.class_name, request.id)
+        if self._store.is_current(key, request.instance):
+            await self._guarded(lambda: self._store.reset(key))
+
+    @method
+    async def get_alarm(self, request: Held) -> int | None:
+        alarm = await self._run(request, lambda file: file.alarm())
+        return None if alarm is None or alarm.is_running else alarm.at_ms
+
+    @method
+    async def set_alarm(self, request: SetAlarm) -> None:
+        key = ObjectKey(request.class_name, request.id)
+        await self._run(request, lambda file: file.set_alarm(request.at_ms))
+        try:
+            await self._guarded(lambda: self._alarms.note(key, request.at_ms))
+        except BaseException:
+            await self._store.reset(key)  # an alarm that is nowhere listed must not be committed
+            raise
+
+    @method
+    async def delete_alarm(self, request: Held) -> None:
+        await self._run(request, lambda file: file.delete_alarm())
+
+    async def _run(self, request: Held, work: Callable[[ObjectFile], T]) -> T:
+        key = ObjectKey(request.class_name, request.id)
+        return await self._guarded(lambda: self._store.run(key, work, request.instance))
+
+    async def _guarded(self, work: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await work()
+        except Stale:
+            sentence = "this instance of the Durable Object was replaced, or its storage failed; the next request starts it anew"
+            raise BindingError(sentence, code="object_reset", status=500) from None
+        except SqlError as error:
+            raise BindingError(str(error), code="SQLITE_ERROR") from None
+        except Exception as error:
+            if (word := storage_word(error)) is not None:
+                raise BindingError(word[2], code=word[0], status=word[1]) from None
+            if getattr(error, "sqlite_errorname", "") == "SQLITE_INTERRUPT":
+                sentence = "the statement ran for too long and was stopped; make it touch fewer rows"
+                raise BindingError(sentence, code="timeout", status=408) from None
+            raise
+
+
+def _directory(state_dir: Path, services: Services) -> Path:
+    return directory_of(state_dir, "durable_object", services.function)
+
+
+def _checked(keys: Any) -> Any:
+    if not 1 <= len(keys) <= MAX_KEYS:
+        raise BindingError(f"storage takes 1 to {MAX_KEYS} keys at once, not {len(keys)}", name="RangeError")
+    for key in keys:
+        if not 1 <= len(key.encode("utf-8", "surrogatepass")) <= MAX_KEY_BYTES:
+            raise BindingError(f"a key of storage has 1 to {MAX_KEY_BYTES} bytes", name="RangeError")
+    return keys
+
+
+def _scalar(value: Any) -> Any:
+    if isinstance(value, bool):
+        return int(value)
+    if value is None or isinstance(value, (int, float, str, bytes)):
+        return value
+    raise BindingError(
+        f"sql.exec cannot bind {type(value).__name__}; bind None, bool, int, float, str or bytes", name="TypeError"
+    )

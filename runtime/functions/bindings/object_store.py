@@ -1,0 +1,121 @@
+"""The Durable Objects of one function: their files, of which a few are open, and who may use them.
+
+Of each object there is one instance. Starting another one, in whatever process, makes the one before it stale: its requests are refused, and what it
+had not committed is undone. So state is never written by two. Knows files and instances' numbers; alarms are runtime/functions/bindings/alarms.py's.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from runtime.functions.bindings.database import MAX_WAITING, DatabaseError
+from runtime.functions.bindings.object_file import ObjectFile
+from runtime.functions.bindings.place import name_of
+
+T = TypeVar("T")
+MAX_OPEN = 128  # files; beyond, the longest unused is closed
+THREADS = 2
+MAX_INSTANCES = 100_000  # numbers of instances kept in memory
+
+
+class ObjectKey(NamedTuple):
+    class_name: str
+    id: str
+
+
+class Stale(Exception):
+    """Who asks is not the object's instance any more."""
+
+
+class ObjectStore:
+    def __init__(self, directory: Path, max_bytes: int) -> None:
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._files: OrderedDict[ObjectKey, ObjectFile] = OrderedDict()
+        self._locks: dict[ObjectKey, asyncio.Lock] = {}
+        self._users: dict[ObjectKey, int] = {}
+        self._instances: OrderedDict[ObjectKey, int] = OrderedDict()
+        self._last_instance = 0
+        self._executor: ThreadPoolExecutor | None = None
+
+    async def start(self, key: ObjectKey) -> int:
+        """The number of a new instance; what the one before it left open is undone."""
+        self._last_instance += 1
+        number = self._instances[key] = self._last_instance
+        self._instances.move_to_end(key)
+        while len(self._instances) > MAX_INSTANCES:
+            self._instances.popitem(last=False)  # that instance is stale from now on, and is started anew
+        await self.run(key, lambda file: file.rollback())
+        return number
+
+    def is_current(self, key: ObjectKey, instance: int) -> bool:
+        return self._instances.get(key) == instance
+
+    async def reset(self, key: ObjectKey) -> None:
+        """Its instance is stale from now on, and what it has not committed is undone."""
+        self._instances.pop(key, None)
+        await self.run(key, lambda file: file.rollback())
+
+    async def run(self, key: ObjectKey, work: Callable[[ObjectFile], T], instance: int | None = None) -> T:
+        """The work, in a thread, after all that was asked of this object before. None: the runtime's own. Raises Stale, and what the work raises."""
+        if self._users.get(key, 0) >= MAX_WAITING:
+            raise DatabaseError(f"{MAX_WAITING} requests wait for this object's storage already", "overloaded")
+        return await asyncio.shield(asyncio.ensure_future(self._alone(key, work, instance)))
+
+    def path_of(self, key: ObjectKey) -> Path:
+        return self._directory / name_of(key.class_name) / key.id[:2] / f"{key.id}.sqlite"
+
+    async def close(self) -> None:
+        executor, self._executor = self._executor, None
+        files, self._files = self._files, OrderedDict()
+        if executor is not None:
+            for file in files.values():
+                await asyncio.get_running_loop().run_in_executor(executor, file.close)
+            executor.shutdown(wait=False)
+
+    async def _alone(self, key: ObjectKey, work: Callable[[ObjectFile], T], instance: int | None) -> T:
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        self._users[key] = self._users.get(key, 0) + 1
+        try:
+            async with lock:
+                if instance is not None and self._instances.get(key) != instance:
+                    raise Stale
+                return await self._work(key, work, instance)
+        finally:
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key], self._locks[key]
+
+    async def _work(self, key: ObjectKey, work: Callable[[ObjectFile], T], instance: int | None) -> T:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="objects")
+        loop, file = asyncio.get_running_loop(), self._files.get(key)
+        if file is None:
+            file = await loop.run_in_executor(self._executor, ObjectFile, self.path_of(key), self._max_bytes)
+            self._files[key] = file
+        self._files.move_to_end(key)
+        was_dirty = file.is_dirty
+        try:
+            return await loop.run_in_executor(self._executor, work, file)
+        except BaseException:
+            if was_dirty and not file.is_dirty:
+                self._instances.pop(key, None)  # what it had written before is lost: whoever holds it must begin anew
+            raise
+        finally:
+            await self._close_unused()
+
+    async def _close_unused(self) -> None:
+        unused = (key for key, file in self._files.items() if key not in self._users and not file.is_dirty)
+        while len(self._files) > MAX_OPEN and (key := next(unused, None)) is not None:
+            self._users[key] = 1  # until it is closed nobody opens it again
+            lock = self._locks.setdefault(key, asyncio.Lock())
+            async with lock:
+                file = self._files.pop(key)
+                await asyncio.get_running_loop().run_in_executor(self._executor, file.close)
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key], self._locks[key]
+            unused = (key for key, file in self._files.items() if key not in self._users and not file.is_dirty)

@@ -1,0 +1,434 @@
+"""Objects of a bucket as files: an index in SQLite says which file, of a random name, holds which key's bytes. A key is never a path.
+
+A file is written beside the others, synced, renamed to its version's name and its directory synced, before the index names it in one transaction;
+the file that it replaces goes afterwards. Whatever dies in between leaves a file that no index names, which the next start removes once it is old.
+"""
+
+import asyncio
+import base64
+import binascii
+import errno
+import os
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from runtime.functions.bindings.database import Connection, Database, create, transaction
+from runtime.functions.bindings.kv import behind
+from runtime.functions.bindings.r2_objects import (
+    MIN_PART_BYTES,
+    Conditions,
+    Details,
+    Digests,
+    Listing,
+    ObjectHead,
+    Part,
+    R2Error,
+    Range,
+    Span,
+    multipart_etag,
+)
+
+CHUNK_BYTES = 256 << 10
+STRAY_AFTER_S = 3600.0  # another process may be writing what is younger
+UPLOAD_KEPT_S = 7 * 24 * 3600.0
+NO_UPLOAD = "The specified multipart upload does not exist."
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS objects (key BLOB PRIMARY KEY NOT NULL, version TEXT NOT NULL, size INTEGER NOT NULL, etag TEXT NOT NULL,
+  uploaded_ms INTEGER NOT NULL, details TEXT NOT NULL, checksums BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS uploads (id TEXT PRIMARY KEY NOT NULL, key BLOB NOT NULL, created_s REAL NOT NULL, details TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS parts (upload TEXT NOT NULL, number INTEGER NOT NULL, version TEXT NOT NULL, size INTEGER NOT NULL, etag TEXT NOT NULL,
+  PRIMARY KEY (upload, number));
+CREATE TABLE IF NOT EXISTS used (bytes INTEGER NOT NULL);
+INSERT INTO used SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM used)
+"""
+_COLUMNS = "key, version, size, etag, uploaded_ms, details, checksums"
+
+T = TypeVar("T")
+
+
+class FileStore:
+    def __init__(self, directory: Path, max_bytes: int, now_s: Callable[[], float] = time.time) -> None:
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._now_s = now_s
+        self._index = Database(directory / "index.sqlite", self._prepare)
+
+    async def head(self, key: str) -> ObjectHead | None:
+        return await self._index.run(lambda connection: _head(connection, key))
+
+    async def open(
+        self, key: str, only_if: Conditions | None, range: Range | None
+    ) -> "tuple[ObjectHead, Span, Content | None] | None":
+        """The object and its bytes; no bytes where a condition fails."""
+        while True:
+            head = await self.head(key)
+            if head is None:
+                return None
+            if only_if is not None and not only_if.hold(head):
+                return head, Span(0, 0), None
+            span = range.within(head.size) if range is not None else Span(0, head.size)
+            try:
+                return (
+                    head,
+                    span,
+                    Content(await asyncio.to_thread(self._open_file, head.version, span.start), span.length),
+                )
+            except FileNotFoundError:
+                if (await self.head(key)) == head:
+                    raise R2Error("the object's file is lost; put it again", 10001, 500) from None
+
+    async def put(
+        self,
+        key: str,
+        content: AsyncIterator[bytes],
+        details: Details,
+        only_if: Conditions | None,
+        checksum: tuple[str, bytes] | None,
+    ) -> ObjectHead | None:
+        digests = Digests(checksum)
+        version, size = await self._written(content, digests.update)
+        try:
+            found = digests.checked()
+            uploaded_ms = int(self._now_s() * 1000)
+            head = ObjectHead(key, version, size, found["md5"].hex(), uploaded_ms, details, found)
+            replaced = await self._index.run(lambda connection: self._replace(connection, head, only_if))
+        except BaseException:
+            await self._removed([version])
+            raise
+        if replaced is None:
+            await self._removed([version])
+            return None
+        await self._removed(replaced)
+        return head
+
+    async def delete(self, keys: list[str]) -> None:
+        def work(connection: Connection) -> list[str]:
+            versions = []
+            with transaction(connection):
+                for key in keys:
+                    statement = "DELETE FROM objects WHERE key = ? RETURNING version, size"
+                    for version, size in connection.execute(statement, (key.encode(),)).fetchall():
+                        versions.append(version)
+                        self._use(connection, -size)
+            return versions
+
+        await self._removed(await self._index.run(work))
+
+    async def listing(
+        self,
+        prefix: str,
+        limit: int,
+        cursor: str | None,
+        delimiter: str,
+        start_after: str,
+        *,
+        with_metadata: bool = True,
+    ) -> Listing:
+        """All of an object is in the index, whether it is wanted or not."""
+        start = _decoded_cursor(cursor) if cursor else b""
+        if not cursor and start_after:
+            start = start_after.encode() + b"\0"
+        first = prefix.encode("utf-8", "replace")
+        return await self._index.run(lambda c: _listing(c, first, limit, max(start, first), delimiter.encode()))
+
+    async def create_upload(self, key: str, details: Details) -> str:
+        upload_id = uuid.uuid4().hex
+        row = (upload_id, key.encode(), self._now_s(), msgspec.json.encode(details).decode())
+        await self._index.run(lambda c: c.execute("INSERT INTO uploads VALUES (?, ?, ?, ?)", row).close())
+        return upload_id
+
+    async def put_part(self, key: str, upload_id: str, number: int, content: AsyncIterator[bytes]) -> str:
+        await self._index.run(lambda connection: _upload(connection, key, upload_id))
+        digests = Digests(None)
+        version, size = await self._written(content, digests.update)
+        etag = digests.checked()["md5"].hex()
+
+        def work(connection: Connection) -> list[str]:
+            with transaction(connection):
+                _upload(connection, key, upload_id)  # it may have been completed meanwhile
+                query = "SELECT version, size FROM parts WHERE upload = ? AND number = ?"
+                before = connection.execute(query, (upload_id, number)).fetchall()
+                self._use(connection, size - sum(old_size for _, old_size in before))
+                row = (upload_id, number, version, size, etag)
+                connection.execute("INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?)", row)
+            return [version for version, _ in before]
+
+        try:
+            await self._removed(await self._index.run(work))
+        except BaseException:
+            await self._removed([version])
+            raise
+        return etag
+
+    async def abort_upload(self, key: str, upload_id: str) -> None:
+        await self._removed(await self._index.run(lambda connection: _forget(connection, key, upload_id)))
+
+    async def complete_upload(self, key: str, upload_id: str, parts: Sequence[Part]) -> ObjectHead:
+        details, rows = await self._index.run(lambda connection: _chosen(connection, key, upload_id, parts))
+        version, size = await self._written(self._joined([row[0] for row in rows]), lambda data: None)
+        etag = multipart_etag([row[2] for row in rows])
+        head = ObjectHead(key, version, size, etag, int(self._now_s() * 1000), details, {})
+
+        def work(connection: Connection) -> list[str]:
+            _upload(connection, key, upload_id)
+            return (self._replace(connection, head, None) or []) + _forget(connection, key, upload_id)
+
+        try:
+            replaced = await self._index.run(work)
+        except BaseException:
+            await self._removed([version])
+            raise
+        await self._removed(replaced)
+        return head
+
+    async def close(self) -> None:
+        await self._index.close()
+
+    def _replace(self, connection: Connection, head: ObjectHead, only_if: Conditions | None) -> list[str] | None:
+        """The versions that are not needed any more; None where the condition fails."""
+        with transaction(connection):
+            before = _head(connection, head.key)
+            if only_if is not None and not only_if.hold(before):
+                return None
+            self._use(connection, head.size - (before.size if before is not None else 0))
+            details, checksums = msgspec.json.encode(head.details).decode(), msgspec.msgpack.encode(head.checksums)
+            row = (head.key.encode(), head.version, head.size, head.etag, head.uploaded_ms, details, checksums)
+            connection.execute(f"INSERT OR REPLACE INTO objects ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        return [before.version] if before is not None else []
+
+    def _use(self, connection: Connection, size: int) -> None:
+        """Inside a transaction, which a full bucket ends."""
+        used = connection.execute("UPDATE used SET bytes = bytes + ? RETURNING bytes", (size,)).fetchone()[0]
+        if size > 0 and used > self._max_bytes:
+            raise _full(self._max_bytes)
+
+    async def _written(self, content: AsyncIterator[bytes], update: Callable[[bytes], None]) -> tuple[str, int]:
+        """A file with all of the content, under the name of a new version."""
+        version, size = uuid.uuid4().hex, 0
+        temporary = self._directory / "files" / f"{version}.part"
+        try:
+            file = await asyncio.to_thread(_created, temporary)
+            try:
+                buffer = bytearray()
+                async for chunk in content:
+                    size += len(chunk)
+                    if size > self._max_bytes:
+                        raise _full(self._max_bytes)
+                    buffer += chunk
+                    if len(buffer) >= CHUNK_BYTES:
+                        await asyncio.to_thread(_write, file, bytes(buffer), update)
+                        buffer.clear()
+                await asyncio.to_thread(_finish, file, bytes(buffer), update, self._file_of(version))
+            finally:
+                file.close()
+        except BaseException as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise R2Error(
+                    "the storage is full; delete something, or ask for more room", 10001, 507, "storage_full"
+                ) from None
+            raise
+        return version, size
+
+    async def _joined(self, versions: list[str]) -> AsyncIterator[bytes]:
+        for version in versions:
+            content = Content(await asyncio.to_thread(self._open_file, version, 0), None)
+            async for chunk in content:
+                yield chunk
+
+    def _open_file(self, version: str, offset: int) -> FileIO:
+        file = FileIO(self._file_of(version))
+        file.seek(offset)
+        return file
+
+    def _file_of(self, version: str) -> Path:
+        return self._directory / "files" / version[:2] / version
+
+    async def _removed(self, versions: Iterable[str]) -> None:
+        for version in versions:
+            await asyncio.shield(asyncio.to_thread(self._file_of(version).unlink, missing_ok=True))
+
+    def _prepare(self, connection: Connection) -> None:
+        (self._directory / "files").mkdir(parents=True, exist_ok=True, mode=0o700)
+        create(connection, SCHEMA)
+        self._sweep(connection)
+
+    def _sweep(self, connection: Connection) -> None:
+        """Uploads that nobody completes, and files that no index names."""
+        old = connection.execute(
+            "SELECT key, id FROM uploads WHERE created_s < ?", (self._now_s() - UPLOAD_KEPT_S,)
+        ).fetchall()
+        for key, upload_id in old:
+            _forget(connection, key.decode(), upload_id)
+        known = {
+            row[0] for row in connection.execute("SELECT version FROM objects UNION ALL SELECT version FROM parts")
+        }
+        for path in (self._directory / "files").rglob("*"):
+            with suppress(OSError):
+                is_old = path.stat().st_mtime < self._now_s() - STRAY_AFTER_S
+                if path.is_file() and path.name not in known and is_old:
+                    path.unlink()
+
+
+class Content:
+    """A part of an open file, as a stream. The file stays readable when its object is replaced meanwhile."""
+
+    def __init__(self, file: FileIO, length: int | None) -> None:
+        self._file = file
+        self._left = length
+
+    def __aiter__(self) -> "Content":
+        return self
+
+    async def __anext__(self) -> bytes:
+        size = CHUNK_BYTES if self._left is None else min(CHUNK_BYTES, self._left)
+        chunk = await asyncio.to_thread(self._file.read, size) if size and not self._file.closed else b""
+        if not chunk:
+            is_short = bool(self._left) and not self._file.closed
+            self._file.close()
+            if is_short:
+                raise R2Error("the object's file is shorter than it was", 10001, 500)
+            raise StopAsyncIteration
+        if self._left is not None:
+            self._left -= len(chunk)
+        return chunk
+
+    async def aclose(self) -> None:
+        self._file.close()
+
+
+def _created(path: Path) -> FileIO:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return FileIO(path, "x")
+
+
+def _write(file: FileIO, data: bytes, update: Callable[[bytes], None]) -> None:
+    update(data)
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
+
+def _finish(file: FileIO, data: bytes, update: Callable[[bytes], None], path: Path) -> None:
+    """The last bytes, on the disk, under the final name."""
+    _write(file, data, update)
+    os.fsync(file.fileno())
+    path.parent.mkdir(exist_ok=True, mode=0o700)
+    os.rename(str(file.name), path)
+    for directory in (path.parent, path.parent.parent):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _head(connection: Connection, key: str) -> ObjectHead | None:
+    row = connection.execute(f"SELECT {_COLUMNS} FROM objects WHERE key = ?", (key.encode(),)).fetchone()
+    return None if row is None else _as_head(row)
+
+
+def _as_head(row: tuple[Any, ...]) -> ObjectHead:
+    key, version, size, etag, uploaded_ms, details, checksums = row
+    return ObjectHead(
+        key.decode(), version, size, etag, uploaded_ms,
+        msgspec.json.decode(details, type=Details), msgspec.msgpack.decode(checksums, type=dict[str, bytes]),
+    )  # fmt: skip
+
+
+def _listing(connection: Connection, prefix: bytes, limit: int, start: bytes, delimiter: bytes) -> Listing:
+    """One look at the index per object or group: a group of a million keys is stepped over."""
+    heads: list[ObjectHead] = []
+    prefixes: list[str] = []
+    end = behind(prefix)
+    condition, bound = ("AND key < ?", [end]) if end is not None else ("", [])
+    many = f"SELECT {_COLUMNS} FROM objects WHERE key >= ? {condition} ORDER BY key LIMIT ?"
+    while True:
+        wanted = 1 if delimiter else limit + 1 - len(heads)
+        rows = connection.execute(many, (start, *bound, wanted)).fetchall()
+        for row in rows:
+            if len(heads) + len(prefixes) == limit:
+                return Listing(heads, prefixes, base64.urlsafe_b64encode(start).decode())
+            cut = row[0].find(delimiter, len(prefix)) if delimiter else -1
+            if cut >= 0:
+                group = row[0][: cut + len(delimiter)]
+                prefixes.append(group.decode())
+                after = behind(group)
+                if after is None:
+                    return Listing(heads, prefixes, None)
+                start = after
+            else:
+                heads.append(_as_head(row))
+                start = row[0] + b"\0"
+        if len(rows) < wanted:
+            return Listing(heads, prefixes, None)
+
+
+def _upload(connection: Connection, key: str, upload_id: str) -> Details:
+    row = connection.execute(
+        "SELECT details FROM uploads WHERE id = ? AND key = ?", (upload_id, key.encode())
+    ).fetchone()
+    if row is None:
+        raise R2Error(NO_UPLOAD, 10024, 404)
+    return msgspec.json.decode(row[0], type=Details)
+
+
+def _chosen(
+    connection: Connection, key: str, upload_id: str, parts: Sequence[Part]
+) -> tuple[Details, list[tuple[str, int, str]]]:
+    """(version, size, etag) of each part, in order."""
+    details = _upload(connection, key, upload_id)
+    numbers = [part.part_number for part in parts]
+    if not parts or len(set(numbers)) != len(numbers):
+        raise R2Error("Complete needs every part once, and at least one.", 10025, 400)
+    query = "SELECT version, size, etag FROM parts WHERE upload = ? AND number = ?"
+    rows = []
+    for part in sorted(parts, key=lambda part: part.part_number):
+        row = connection.execute(query, (upload_id, part.part_number)).fetchone()
+        if row is None or row[2] != part.etag:
+            raise R2Error(
+                f"One or more of the specified parts could not be found: part {part.part_number}.", 10025, 400
+            )
+        rows.append(row)
+    sizes = [row[1] for row in rows[:-1]]
+    if any(size < MIN_PART_BYTES for size in sizes):
+        raise R2Error(
+            f"Your proposed upload is smaller than the minimum: all parts but the last have {MIN_PART_BYTES} bytes or more.",
+            10011,
+            400,
+        )
+    if len(set(sizes)) > 1 or (sizes and rows[-1][1] > sizes[0]):
+        raise R2Error("All non-trailing parts must have the same length.", 10048, 400)
+    return details, rows
+
+
+def _forget(connection: Connection, key: str, upload_id: str) -> list[str]:
+    """The versions of the upload's parts."""
+    with transaction(connection):
+        _upload(connection, key, upload_id)
+        rows = connection.execute("DELETE FROM parts WHERE upload = ? RETURNING version, size", (upload_id,)).fetchall()
+        connection.execute("UPDATE used SET bytes = bytes - ?", (sum(size for _, size in rows),))
+        connection.execute("DELETE FROM uploads WHERE id = ?", (upload_id,))
+    return [version for version, _ in rows]
+
+
+def _full(max_bytes: int) -> R2Error:
+    return R2Error(
+        f"the bucket is full: it has room for {max_bytes} bytes; delete something", 10001, 507, "storage_full"
+    )
+
+
+def _decoded_cursor(cursor: str) -> bytes:
+    try:
+        return base64.b64decode(cursor.encode(), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        raise R2Error("the cursor is none that a list has given", 10022, 400) from None

@@ -1,0 +1,217 @@
+"""`pilotlight dev`: the function of a folder at `/` of a port, with its bindings, the embedded model, and a reload at each change.
+
+The whole is one site in this process; what the function prints, and why it failed, appears on the terminal.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from runtime.app import SiteApp, build_app
+from runtime.cli.errors import CliError
+from runtime.functions.channel import Failure
+from runtime.functions.manifest import Manifest, ManifestError, load_manifest
+from runtime.functions.routes.invocations import FunctionRoute, at_paths
+from runtime.functions.service import ServedFunctions
+from runtime.serve import Farewell, StartError, serve_app
+from sites.config import parse
+from sites.rules import is_loopback
+from sites.site import SiteConfig
+from wire.http.listen import ListenError, bind, loop_factory
+
+STATE = ".pilotlight"  # in the function's folder: what its bindings keep between runs
+LOOK_S = 0.25
+# An author who stops his function wants his terminal back: a stream that does not end by itself is not worth the half minute that a site gives.
+GRACE_S, LAST_BYTES_S = 2.0, 0.2
+SKIPPED = ("__pycache__", "node_modules")
+MODEL = "embedded:ember"
+
+Seen = dict[Path, tuple[int, int]]
+
+
+def dev(directory: Path, host: str, port: int, environment: str | None, model: str, open_to_all: bool) -> None:
+    """Serves until it is told to stop."""
+    if not (open_to_all or is_loopback(host)):
+        raise CliError(f"{host} can be reached from other machines: say --open-to-all to serve whoever comes.")
+    manifest = load_manifest(directory, environment)
+    console = Console()
+    _print_logs(console)
+    try:
+        listener = bind(host, port)
+        app = dev_app(manifest, site_of(manifest, host, port, environment, model, open_to_all))
+    except ListenError as error:
+        raise CliError(str(error)) from None
+
+    async def serve() -> None:
+        watching = asyncio.create_task(watch(app, directory, environment, lambda line: _say(console, line)))
+        try:
+            await serve_app(app, listener, farewell=farewell_to(lambda line: _say(console, line)))
+        finally:
+            watching.cancel()
+
+    _say(console, f"{manifest.name}: {directory.resolve()}")
+    for key in manifest.ignored:
+        _say(console, f"  {key} in the manifest has no effect here")
+    _say(console, f"Serving http://{host}:{port}/ (Ctrl-C stops)")
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(serve())
+    except StartError as error:
+        raise CliError(str(error)) from None
+
+
+def site_of(
+    manifest: Manifest, host: str, port: int, environment: str | None, model: str, open_to_all: bool = False
+) -> SiteConfig:
+    name = model.removeprefix("embedded:").rstrip("/").rsplit("/", 1)[-1]
+    wants_model = any(binding.kind == "ai" for binding in manifest.bindings)
+    function = {"name": manifest.name, "path": str(manifest.directory), "environment": environment}
+    values = {
+        "name": "dev",
+        "place": {"city": "here", "latitude": 0.0, "longitude": 0.0},
+        "listen": {"host": host, "port": port},
+        "door": {"open_to_all": open_to_all},
+        "limits": {"drain_timeout_s": GRACE_S},
+        "models": [
+            {
+                "name": name,
+                "source": model,
+                "aliases": [f"@pilotlight/{name}"],
+                "residency": "device" if wants_model else "disk",
+            }
+        ],
+        "functions": {
+            "serve": [function],
+            "show_errors": True,
+            "state_dir": str(manifest.directory / STATE),
+            "egress_allow": ["localhost", "127.0.0.1"],
+        },
+    }
+    return parse(SiteConfig, values, "pilotlight dev")
+
+
+def dev_app(manifest: Manifest, site: SiteConfig) -> SiteApp:
+    """The site's application, with the function in front of all its paths."""
+    app = build_app(site)
+    served = _served(app)
+    route = FunctionRoute(
+        served,
+        app.site.admission,
+        request_mib=site.functions.request_mib,
+        show_errors=True,
+        name=manifest.name,
+    )
+    clock = _Clock(served, manifest.name)
+    app.router.routes[0:0] = [
+        Route("/cdn-cgi/handler/scheduled", clock.fire, methods=["GET", "POST"]),
+        *at_paths(route, "/{path:rest}"),
+    ]
+    app.functions_path = "/"
+    return app
+
+
+def _served(app: SiteApp) -> ServedFunctions:
+    assert app.functions is not None, "its site serves a function"
+    return app.functions
+
+
+def farewell_to(say: Callable[[str], None]) -> Farewell:
+    def drained(num_open: int) -> None:
+        if num_open:
+            say(f"Stopping: {_requests(num_open)} may take {GRACE_S:g} s to end (Ctrl-C again ends them now)")
+
+    return Farewell(drained, lambda num_open: say(f"Ended {_requests(num_open)}"), LAST_BYTES_S)
+
+
+def _requests(count: int) -> str:
+    return "1 open request" if count == 1 else f"{count} open requests"
+
+
+class _Clock:
+    """`scheduled` now, as the platform's own local server calls it."""
+
+    def __init__(self, served: ServedFunctions, name: str) -> None:
+        self._served = served
+        self._name = name
+
+    async def fire(self, request: Request) -> Response:
+        given = request.query_params
+        at_ms = given.get("time", "")
+        scheduled_time_ms = int(at_ms) if at_ms.isascii() and at_ms.isdigit() else int(time.time() * 1000)
+        try:
+            await self._served.functions.scheduled(self._name, given.get("cron", ""), scheduled_time_ms)
+        except Failure as failure:
+            return PlainTextResponse(failure.detail or failure.message, 500)
+        return PlainTextResponse("ok")
+
+
+async def watch(app: SiteApp, directory: Path, environment: str | None, say: Callable[[str], None]) -> None:
+    """Replaces the function whenever its files change. A manifest with a mistake leaves the last good one in place."""
+    served = _served(app)
+    name, config = served.config.serve[0].name, served.config.serve[0]
+    layers = (Path(config.layer),) if config.layer else ()
+    seen = await asyncio.to_thread(snapshot, directory)
+    while True:
+        await asyncio.sleep(LOOK_S)
+        now = await asyncio.to_thread(snapshot, directory)
+        if now == seen:
+            continue
+        changed = sorted(
+            {path.name for path in seen.keys() ^ now.keys()} | {p.name for p in now if seen.get(p) != now[p]}
+        )
+        seen = now
+        began = time.perf_counter()
+        try:
+            served.add(load_manifest(directory, environment), name=name, layers=layers)
+        except ManifestError as error:
+            say(f"not reloaded: {error}")
+            continue
+        say(f"reloaded after {', '.join(changed[:3])} ({1e3 * (time.perf_counter() - began):.0f} ms)")
+
+
+def snapshot(directory: Path) -> Seen:
+    """Time and size of every file that may be part of the function."""
+    found: Seen = {}
+    for path in directory.iterdir():
+        if path.name in SKIPPED or (path.name.startswith(".") and not path.name.startswith(".dev.vars")):
+            continue
+        if path.is_dir():
+            found |= snapshot(path)
+            continue
+        try:
+            status = path.stat()
+        except OSError:
+            continue  # gone already
+        found[path] = status.st_mtime_ns, status.st_size
+    return found
+
+
+class _Lines(logging.Handler):
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _say(self._console, record.getMessage())
+
+
+def _print_logs(console: Console) -> None:
+    """The function's own words, and the site's only where something is wrong with it."""
+    handler = _Lines(console)
+    function = logging.getLogger("pilotlight.function")
+    function.setLevel(logging.INFO)
+    function.addHandler(handler)
+    function.propagate = False
+    logging.getLogger("pilotlight").addHandler(handler)
+    logging.getLogger("pilotlight").setLevel(logging.ERROR)
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,68 @@
+"""What the runtime and its zygotes say to each other: one msgpack map in each message of a SOCK_SEQPACKET socket, descriptors beside it."""
+
+from typing import Any
+
+import msgspec
+
+from runtime.functions.host.confinement import Confinement
+
+MAX_MESSAGE_BYTES = 128 << 10
+MAX_DESCRIPTORS = 4
+
+
+class Boot(msgspec.Struct, frozen=True):
+    """What an isolate runs."""
+
+    main: str
+    sys_path: list[str]
+    bindings: list[tuple[str, str, dict[str, Any]]]  # kind, name, options
+
+
+class Hatch(msgspec.Struct, frozen=True, tag="hatch"):
+    """Runtime -> the site's zygote, with [control, log]: make a function's zygote."""
+
+    id: int
+    limits: Confinement
+    imports: list[str]  # before the fork of an isolate
+    sys_path: list[str]
+
+
+class Fork(msgspec.Struct, frozen=True, tag="fork"):
+    """Runtime -> a function's zygote, with [channel, log, trace]: make an isolate."""
+
+    id: int
+    boot: Boot
+
+
+class Born(msgspec.Struct, frozen=True, tag="born"):
+    """With the child's pidfd."""
+
+    id: int
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """id -1: the zygote itself."""
+
+    id: int
+    why: str
+
+
+class Died(msgspec.Struct, frozen=True, tag="died"):
+    id: int
+    status: int  # as from waitpid
+    cpu_s: float
+    max_rss_kib: int
+
+
+class Confined(msgspec.Struct, frozen=True, tag="confined"):
+    """A function's zygote, before it has read anything of the function; with the descriptor by which its forks are asked for, where they are."""
+
+
+class Imported(msgspec.Struct, frozen=True, tag="imported"):
+    """A function's zygote has imported what it will."""
+
+
+Order = Hatch | Fork
+Report = Born | Failed | Died | Confined | Imported
+orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
+reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)

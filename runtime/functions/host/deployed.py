@@ -1,0 +1,318 @@
+"""Deployed functions: what the router has of them is fetched when it is wanted, verified by its hash, and served beside the site file's own.
+
+Each version is a pool of its own, under `NAME@DIGEST`; bindings know it by its plain name, which means the version that has most of the traffic.
+Which version a client gets follows from its key, the same at every site. While the router cannot be asked, what is known is served on.
+"""
+
+import asyncio
+import logging
+import shutil
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import aiohttp
+import msgspec
+
+from runtime import durable
+from runtime.functions.bindings.binding import BindingError
+from runtime.functions.channel import Failure
+from runtime.functions.host.site import SiteFunctions
+from runtime.functions.manifest import Manifest, ManifestError, load_manifest
+from wire.bundles import MAX_BYTES, BundleError, digest_of, unpack
+from wire.deployments import PATH, Deployment, Tried, Version, decode_deployments, encode
+from wire.headers import FOR_ROUTERS, HOP, REQUEST_ID, Hop, sign_hop
+
+log = logging.getLogger("pilotlight.function")
+
+POLL_S = 2.0
+ASK_AGAIN_S = 1.0  # for a name that nobody knows
+PAUSE_AFTER_FAILURE_S = 5.0  # of a version that could not be had; its requests are told so meanwhile
+TIMEOUT_S = 60.0
+HEALTHY = ".healthy"  # beside a version's folder, once its health call has succeeded here
+
+
+class Serving(Protocol):
+    """What serves manifests: ServedFunctions."""
+
+    @property
+    def functions(self) -> SiteFunctions: ...
+
+    def add(self, manifest: Manifest, *, name: str | None = None, pool: str | None = None) -> None: ...
+
+    def claim(self, pool: str) -> None: ...
+
+
+class DeployedFunctions:
+    """Use as `async with`."""
+
+    def __init__(
+        self, router: str, directory: Path, serving: Serving, taken: frozenset[str], secret: str, token: str
+    ) -> None:
+        """`taken`: names that the site file serves itself."""
+        self._router = router.rstrip("/")
+        self._directory = directory
+        self._serving = serving
+        self._taken = taken
+        self._secret, self._token = secret, token
+        self._known: dict[str, Deployment] = {}
+        self._failed: dict[str, tuple[Failure, float]] = {}
+        self._accepted: set[str] = set()  # pools whose functions own what they name
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._asked_at = float("-inf")
+        self._asking = asyncio.Lock()
+        self._session: aiohttp.ClientSession | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "DeployedFunctions":
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S, sock_connect=5.0))
+        with suppress(FileNotFoundError, msgspec.DecodeError):
+            self._known = decode_deployments((self._directory / "deployments.json").read_bytes())
+        self._task = asyncio.create_task(self._follow(), name="deployments")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    async def pool_of(self, name: str, key: str) -> str | None:
+        """The pool that answers a client of this key; None: no such function is deployed. Raises Failure where it cannot be had."""
+        if name in self._taken:
+            return None
+        if name not in self._known and time.monotonic() - self._asked_at > ASK_AGAIN_S:
+            with suppress(aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError):
+                await self._ask()
+        deployment = self._known.get(name)
+        version = deployment.chosen(key) if deployment is not None else None
+        if version is None:
+            return None
+        try:
+            return await self._ready(name, version)
+        except Failure:
+            other = self._serving.functions.names.get(name)
+            if other is None or other == pool_name(name, version):
+                raise
+            return other  # a version that cannot be had here is no reason to answer nothing
+
+    async def tried(self, name: str, version: Version) -> Tried:
+        """Fetched, started and asked for its health, before it has any traffic."""
+        if name in self._taken:
+            return Tried(False, f"the site file serves a function named {name} already")
+        self._failed.pop(pool_name(name, version), None)
+        try:
+            await self._started(name, version)
+        except Failure as failure:
+            return Tried(False, failure.detail or failure.message)
+        return Tried(True)
+
+    async def served(self, name: str, revision: int) -> Tried:
+        """Whether this revision's versions answer here, now that the router has been asked."""
+        if name in self._taken:
+            return Tried(False, f"the site file serves a function named {name} already")
+        try:
+            await self._ask()
+        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
+            return Tried(False, f"{self._router} cannot be asked: {error}")
+        deployment = self._known.get(name)
+        if deployment is None or deployment.revision < revision:
+            return Tried(False, f"{self._router}, which this site asks, knows no revision {revision}")
+        try:
+            for share in deployment.shares:
+                if (version := deployment.version(share.number)) is not None:
+                    await self._ready(name, version)
+        except Failure as failure:
+            return Tried(False, failure.message)
+        return Tried(True)
+
+    # -- versions -----------------------------------------------------------------------------------------------------------------
+
+    async def _ready(self, name: str, version: Version) -> str:
+        """Of a version that has been accepted."""
+        pool = await self._started(name, version)
+        if pool not in self._accepted:
+            try:
+                self._serving.claim(pool)
+            except BindingError as error:
+                self._serving.functions.remove(pool)
+                raise Failure(f"version {version.number} of {name} cannot be served: {error}") from None
+            self._accepted.add(pool)
+        return pool
+
+    async def _started(self, name: str, version: Version) -> str:
+        pool = pool_name(name, version)
+        if pool in self._serving.functions.pools:
+            return pool
+        async with self._locks.setdefault(pool, asyncio.Lock()):
+            if pool not in self._serving.functions.pools:
+                failure, until = self._failed.get(pool, (None, 0.0))
+                if failure is not None and time.monotonic() < until:
+                    raise failure
+                try:
+                    folder = await self._fetched(name, version)
+                    self._add(name, pool, folder, version)
+                    await self._checked(pool, folder, version)
+                except Failure as error:
+                    self._failed[pool] = error, time.monotonic() + PAUSE_AFTER_FAILURE_S
+                    raise
+        return pool
+
+    async def _fetched(self, name: str, version: Version) -> Path:
+        folder = self._directory / version.digest
+        if folder.is_dir():
+            return folder
+        try:
+            data = await self._get(f"{PATH}/bundles/{version.digest}")
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            sentence = f"version {version.number} of {name} could not be fetched from {self._router}: {error}"
+            raise Failure(sentence, code="overloaded", status=503) from None
+        if digest_of(data) != version.digest:
+            sentence = f"what {self._router} sent for version {version.number} of {name} is not what was deployed"
+            raise Failure(sentence, code="overloaded", status=503)
+        try:
+            await asyncio.to_thread(_unpacked, data, folder)
+        except (BundleError, OSError) as error:
+            raise Failure(f"version {version.number} of {name} cannot be unpacked: {error}") from None
+        return folder
+
+    def _add(self, name: str, pool: str, folder: Path, version: Version) -> None:
+        try:
+            manifest = load_manifest(folder, version.environment)
+            self._serving.add(manifest, name=name, pool=pool)
+        except ManifestError as error:
+            sentence = str(error).replace(f"{folder}/", "").replace(str(folder), name)
+            raise Failure(f"version {version.number} of {name} cannot be served: {sentence}") from None
+
+    async def _checked(self, pool: str, folder: Path, version: Version) -> None:
+        """A version that has failed its health call takes no traffic here, whatever the router says."""
+        mark = folder.with_suffix(HEALTHY)
+        if mark.exists():
+            return
+        try:
+            url = f"http://health.internal{version.health_path}"
+            response = await self._serving.functions.fetch(pool, "default", "GET", url, [("host", "health")], b"")
+            if response.stream is not None:
+                async for _ in response.stream:
+                    pass
+            if response.status >= 500:
+                raise Failure(f"its health call GET {version.health_path} answered {response.status}")
+        except Failure as failure:
+            if failure.code != "no_handler":  # it consumes or runs by the clock, and its module was imported
+                self._serving.functions.remove(pool)
+                raise
+        mark.touch()
+
+    # -- what the router knows ----------------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """Versions with traffic are fetched here as they appear: their queues and clocks wait for no request."""
+        said = ""
+        await self._apply()
+        while True:
+            try:
+                await self._ask()
+                said = ""
+            except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("the deployments cannot be asked of %s: %s", self._router, error)
+            await asyncio.sleep(POLL_S)
+
+    async def _ask(self) -> None:
+        async with self._asking:
+            self._asked_at = time.monotonic()
+            known = decode_deployments(await self._get(PATH))
+            if known != self._known:
+                self._known = known
+                await asyncio.to_thread(self._keep, known)
+                await self._apply()
+
+    def _keep(self, known: Mapping[str, Deployment]) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        written = self._directory / "deployments.new"
+        written.write_bytes(encode(list(known.values())))
+        durable.replace(written, self._directory / "deployments.json")
+
+    async def _apply(self) -> None:
+        """What has traffic is served, what has none is not, and what no version names is removed."""
+        wanted: set[str] = set()
+        for deployment in list(self._known.values()):
+            if deployment.name in self._taken:
+                continue
+            live = None
+            for share in sorted(deployment.shares, key=lambda share: share.percent):
+                version = deployment.version(share.number)
+                if version is None:
+                    continue
+                wanted.add(pool := pool_name(deployment.name, version))
+                try:
+                    await self._ready(deployment.name, version)
+                    live = pool  # the last is the largest
+                except Failure as failure:
+                    log.error("%s", failure.message)
+            if live is not None:
+                self._live(deployment.name, live)
+        served = [name for name in self._serving.functions.pools if "@" in name]
+        for pool in served:
+            if pool not in wanted and pool.partition("@")[0] in self._known and not self._is_tried(pool):
+                self._serving.functions.remove(pool)
+        digests = {version.digest for deployment in self._known.values() for version in deployment.versions}
+        await asyncio.to_thread(self._forget, digests)
+
+    def _live(self, name: str, pool: str) -> None:
+        try:
+            self._serving.functions.live(name, pool)
+        except Failure as failure:
+            log.error("%s: %s", name, failure.message)
+
+    def _is_tried(self, pool: str) -> bool:
+        """It is about to have traffic, perhaps."""
+        lock = self._locks.get(pool)
+        return lock is not None and lock.locked()
+
+    def _forget(self, digests: set[str]) -> None:
+        """Folders of versions that no longer exist, an hour after they were fetched: a version that is being tried is in no list."""
+        if not self._directory.is_dir():
+            return
+        for path in self._directory.iterdir():
+            if path.is_dir() and path.name not in digests and time.time() - path.stat().st_mtime > 3600:
+                path.with_suffix(HEALTHY).unlink(missing_ok=True)
+                shutil.rmtree(path, ignore_errors=True)
+
+    async def _get(self, path: str) -> bytes:
+        assert self._session is not None
+        hop = Hop("GET", path, uuid.uuid4().hex, FOR_ROUTERS)
+        headers = {REQUEST_ID: hop.request_id}
+        if key := self._secret or self._token:
+            headers[HOP] = sign_hop(key, time.time(), hop)
+        async with self._session.get(self._router + path, headers=headers) as answer:
+            if answer.status != 200:
+                text = (await answer.content.read(2000)).decode(errors="replace")
+                raise aiohttp.ClientError(f"{answer.status} {text}")
+            data = bytearray()
+            async for chunk in answer.content.iter_any():
+                data += chunk
+                if len(data) > MAX_BYTES:
+                    raise aiohttp.ClientError("the answer is too large")
+            return bytes(data)
+
+
+def pool_name(name: str, version: Version) -> str:
+    environment = f".{version.environment}" if version.environment else ""
+    return f"{name}@{version.digest[:16]}{environment}"
+
+
+def _unpacked(data: bytes, folder: Path) -> None:
+    """There whole or not at all."""
+    beside = folder.parent / f"{folder.name}.{uuid.uuid4().hex[:8]}.part"
+    try:
+        unpack(data, beside)
+        durable.replace(beside, folder)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise

@@ -1,0 +1,343 @@
+"""Isolate: the process in which a function runs. It imports the function's module and answers what the runtime asks, many requests at once.
+
+Runs behind its confinement (confinement.py). Knows the SDK, the author's module and one channel; holds no credentials. A mistake of
+the author's goes to the runtime as a failure with the author's traceback.
+"""
+
+import asyncio
+import faulthandler
+import gc
+import importlib
+import importlib.util
+import inspect
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from types import ModuleType
+from typing import Any
+
+import workers
+from runtime.functions.channel import Answer, Channel, Failure, Inbound, current_request, frames
+from runtime.functions.host.control_messages import Boot
+from workers import bindings, entrypoint, host, outbound, trouble
+from workers.bindings.face import Record, as_record, options_of
+from workers.entrypoint import Context, WorkerEntrypoint
+from workers.joints import bridged
+from workers.objects import Objects
+from workers.request import Request, received
+from workers.response import Response
+
+RESERVED = frozenset(
+    {"fetch", "scheduled", "queue", "alarm", "env", "ctx", "tail", "test", "trace", "connect", "dup", "constructor"}
+    | {"webSocketMessage", "webSocketClose", "webSocketError"}
+)
+UNKNOWN_OF_CF: dict[str, Any] = {  # what the platform's documentation names and nobody here knows
+    "asn": None, "asOrganization": None, "city": None, "continent": None, "country": None, "latitude": None, "longitude": None,
+    "metroCode": None, "postalCode": None, "region": None, "regionCode": None, "timezone": None, "tlsCipher": None, "tlsVersion": None,
+}  # fmt: skip
+ANSWER_IN_ONE = 64 << 10  # bytes: a larger body goes in pieces, so that it cannot hold up others
+
+
+def run(channel_fd: int, trace_fd: int, boot: Boot) -> None:
+    """Returns when the runtime closes the channel."""
+    faulthandler.register(
+        signal.SIGUSR1, file=trace_fd, all_threads=True, chain=False
+    )  # works while the loop is blocked
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.path[:0] = boot.sys_path
+    sock = socket.socket(fileno=channel_fd)
+    asyncio.run(serve(sock, boot))
+
+
+async def serve(sock: socket.socket, boot: Boot) -> None:
+    function = Function()
+    function.load(boot)
+    gc.freeze()  # a module and what it made at its import stay; to look at them again takes 10 ms, in the middle of an answer
+    channel = await Channel.open(sock, function.answer, is_runtime=False, describe=describe)
+    host.connect(channel)
+    entrypoint.on_background = lambda count: channel.note("background", count)
+    channel.note(
+        "ready" if function.broken is None else "broken", None if function.broken is None else function.broken.detail
+    )
+    await channel.closed.wait()
+
+
+def describe(error: BaseException) -> Failure:
+    """For the author: the name, the message and the traceback from the author's own code on."""
+    if isinstance(error, Failure) and error.detail:
+        return error
+    code, status = getattr(error, "code", "exception"), getattr(error, "status", 500)
+    return Failure(
+        str(error) or type(error).__name__,
+        code=code if isinstance(code, (str, int)) else "exception",
+        status=status if isinstance(status, int) else 500,
+        name=error.name if isinstance(error, Failure) else type(error).__name__,
+        detail=trouble.text_of(error),
+    )
+
+
+class Function:
+    """The author's module."""
+
+    def __init__(self) -> None:
+        self.broken: Failure | None = None
+        self._module = ModuleType("nothing")
+        self._objects = Objects()
+
+    def load(self, boot: Boot) -> None:
+        """What goes wrong is kept and told to every request."""
+        try:
+            for kind, name, options in boot.bindings:
+                setattr(workers.env, name, bindings.open_face(host.LateChannel(), kind, name, options))
+            self._module = _imported(boot.main)
+        except (Exception, SystemExit) as error:
+            what = "called exit while it was imported" if isinstance(error, SystemExit) else "cannot be imported"
+            name, detail = type(error).__name__, trouble.text_of(error)
+            sentence = f"{os.path.basename(boot.main)} {what}: {name}: {error}"
+            self.broken = Failure(sentence, code="import_failed", name=name, detail=detail)
+            print(detail, file=sys.stderr, flush=True)
+
+    async def answer(self, frame: frames.Request, body: Inbound | None) -> Any:
+        if self.broken is not None:
+            raise self.broken
+        current_request.set(frame.id)
+        try:
+            if isinstance(frame, frames.Fetch):
+                return await self._fetch(frame, body)
+            if isinstance(frame, frames.Rpc):
+                return await self._rpc(frame, body)
+            if isinstance(frame, frames.Scheduled):
+                return await self._scheduled(frame)
+            if isinstance(frame, frames.Queue):
+                return await self._queue(frame)
+        except SystemExit as error:
+            raise Failure(
+                f"the function called exit({error.code!r})", code="exit", detail=trouble.text_of(error)
+            ) from None
+        raise Failure(f"a function does not answer {type(frame).__name__}", code="unsupported")
+
+    async def _fetch(self, frame: frames.Fetch, body: Inbound | None) -> Answer:
+        is_socket = body is not None and isinstance(frame.options.get("websocket"), int)
+        if is_socket:
+            host.max_message_bytes = frame.options["websocket"]
+        request = received(frame.method, frame.url, frame.headers, frame.body, None if is_socket else body)
+        request.cf = Record({**UNKNOWN_OF_CF, **frame.options.get("cf", {})})
+        if "object" in frame.options:
+            response = await self._in_object(frame.options, lambda target: _awaited(_fetch_of(target)(request)))
+        else:
+            response = await self._respond(frame, request)
+        if not isinstance(response, Response):
+            kind = type(response).__name__
+            sentence = f"fetch gave back a value of the type {kind}; it must return a Response"
+            raise Failure(sentence, code="wrong_type", name="TypeError")
+        if response.status == 101 or response.web_socket is not None:
+            return _switched(response, body if is_socket else None)
+        return _answer_of(response, frame.method)
+
+    async def _respond(self, frame: frames.Fetch, request: Request) -> Any:
+        context = Context(frame.options.get("props"))
+        kind = self._entrypoint(frame.entrypoint)
+        if kind is not None:
+            made = kind(context, workers.env)
+            if not hasattr(made, "fetch"):
+                raise Failure(
+                    f"the entrypoint {kind.__name__} has no fetch method", code="no_handler", name="TypeError"
+                )
+            return await _awaited(made.fetch(request))
+        on_fetch = getattr(self._module, "on_fetch", None) or getattr(self._module, "fetch_handler", None)
+        if frame.entrypoint != "default" or on_fetch is None:
+            raise Failure(self._no_entrypoint(frame.entrypoint), code="no_handler", name="TypeError")
+        return await _awaited(_with_wanted(on_fetch, request, workers.env, context))
+
+    async def _rpc(self, frame: frames.Rpc, body: Inbound | None) -> Any:
+        args, kwargs = frames.unplain(frame.args), frames.unplain(frame.kwargs)
+        if body is not None:
+            kwargs["body"] = body
+        if "object" in frame.options:
+            is_internal = frame.options.get("internal") is True
+            value = await self._in_object(
+                frame.options, lambda target: _called(target, frame.method, args, kwargs, is_internal)
+            )
+        else:
+            kind = self._entrypoint(frame.entrypoint)
+            if kind is None:
+                raise Failure(self._no_entrypoint(frame.entrypoint), code="no_handler", name="TypeError")
+            value = await _called(
+                kind(Context(frame.options.get("props")), workers.env), frame.method, args, kwargs, False
+            )
+        return _answer_of(value, "GET") if isinstance(value, Response) else value
+
+    async def _scheduled(self, frame: frames.Scheduled) -> None:
+        controller = ScheduledController(frame.cron, frame.scheduled_time_ms)
+        await self._event("scheduled", controller)
+
+    async def _queue(self, frame: frames.Queue) -> dict[str, Any]:
+        batch = MessageBatch(frame.queue, frame.messages)
+        await self._event("queue", batch)
+        return batch.outcome()
+
+    async def _event(self, name: str, event: Any) -> None:
+        context, kind = Context(), self._entrypoint("default")
+        if kind is not None and hasattr(kind, name):
+            await _awaited(_with_wanted(getattr(kind(context, workers.env), name), event, workers.env, context))
+        elif (plain := getattr(self._module, f"on_{name}", None)) is not None:
+            await _awaited(_with_wanted(plain, event, workers.env, context))
+        else:
+            raise Failure(f"the function has no {name} handler", code="no_handler", name="TypeError")
+
+    def _entrypoint(self, name: str) -> type[Any] | None:
+        wanted = "Default" if name == "default" else name
+        kind = getattr(self._module, wanted, None)
+        return kind if isinstance(kind, type) and issubclass(kind, WorkerEntrypoint) else None
+
+    def _no_entrypoint(self, name: str) -> str:
+        found = [key for key, value in vars(self._module).items() if _is_entrypoint(value)]
+        there_is = ", ".join(found) or "none"
+        if name == "default":
+            return f"the module has no `class Default(WorkerEntrypoint)` and no on_fetch; its entrypoints: {there_is}"
+        return f"the module has no entrypoint {name!r}; its entrypoints: {there_is}"
+
+    async def _in_object(self, options: dict[str, Any], act: Callable[[Any], Awaitable[Any]]) -> Any:
+        kind = getattr(self._module, str(options["object"]), None)
+        return await self._objects.run(kind, options, act)
+
+
+class ScheduledController:
+    """What `scheduled` gets."""
+
+    type = "scheduled"
+
+    def __init__(self, cron: str, scheduled_time_ms: int) -> None:
+        self.cron = cron
+        self.scheduled_time = self.scheduledTime = scheduled_time_ms
+
+    def no_retry(self) -> None:
+        """A run that failed is not repeated here anyway."""
+
+    noRetry = no_retry
+
+
+class QueueMessage:
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.id, self.attempts = fields["id"], fields.get("attempts", 1)
+        self.timestamp = fields.get("timestamp_ms", 0)
+        self.body = as_record(frames.unplain(fields.get("body")))
+        self.decision: str | None = None
+        self.delay_s: float | None = None
+
+    def ack(self) -> None:
+        self.decision = self.decision or "ack"
+
+    def retry(self, options: Any = None, **named: Any) -> None:
+        """`delaySeconds` in a dict or by name."""
+        if self.decision is None:
+            self.decision = "retry"
+            self.delay_s = _delay(options, named)
+
+
+class MessageBatch:
+    """What `queue` gets."""
+
+    def __init__(self, queue: str, messages: list[dict[str, Any]]) -> None:
+        self.queue = queue
+        self.messages = [QueueMessage(fields) for fields in messages]
+        self._all: str | None = None
+        self._delay_s: float | None = None
+
+    def ack_all(self) -> None:
+        self._all = self._all or "ack"
+
+    def retry_all(self, options: Any = None, **named: Any) -> None:
+        if self._all is None:
+            self._all, self._delay_s = "retry", _delay(options, named)
+
+    ackAll, retryAll = ack_all, retry_all
+
+    def outcome(self) -> dict[str, Any]:
+        """A message for which nothing was said is acknowledged by the handler's return."""
+        retried = []
+        for message in self.messages:
+            if (message.decision or self._all) == "retry":
+                delay = message.delay_s if message.decision else self._delay_s
+                retried.append({"id": message.id, "delay_s": delay})
+        kept = {entry["id"] for entry in retried}
+        return {"acked": [message.id for message in self.messages if message.id not in kept], "retried": retried}
+
+
+def _imported(main: str) -> ModuleType:
+    name = os.path.splitext(os.path.basename(main))[0]
+    if name in sys.modules:
+        name = f"{name}_function"  # queue.py, say: the library's stays what it is
+    spec = importlib.util.spec_from_file_location(name, main)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _is_entrypoint(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, WorkerEntrypoint) and value is not WorkerEntrypoint
+
+
+async def _called(target: Any, name: str, args: list[Any], kwargs: dict[str, Any], is_internal: bool) -> Any:
+    """A method as another function calls it; `is_internal`: as the runtime itself does."""
+    method = None if name.startswith("_") else getattr(target, name, None)
+    if not callable(method) or (name in RESERVED and not is_internal):
+        sentence = f"{type(target).__name__} has no method {name!r} that can be called"
+        raise Failure(sentence, code="no_method", name="TypeError")
+    if is_internal:
+        return await _awaited(_with_wanted(method, *as_record(args)))
+    return await _awaited(method(*args, **kwargs))
+
+
+def _fetch_of(target: Any) -> Any:
+    if not hasattr(target, "fetch"):
+        raise Failure(f"{type(target).__name__} has no fetch method", code="no_handler", name="TypeError")
+    return target.fetch
+
+
+async def _awaited(value: Any) -> Any:
+    """A handler may give back what `fetch` gives without having awaited it, so there may be two to wait for."""
+    while inspect.isawaitable(value):
+        value = await value
+    return value
+
+
+def _with_wanted(function: Any, *arguments: Any) -> Any:
+    """Handlers may take one, two or three arguments."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return function(*arguments)
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return function(*arguments[: len(positional)])
+
+
+def _answer_of(response: Response, method: str) -> Answer:
+    whole, stream = response.taken()
+    value = {"status": response.status, "headers": response.headers.multi_items()}
+    if stream is not None and method != "HEAD":
+        return Answer(value, stream)
+    if whole and len(whole) > ANSWER_IN_ONE:
+        return Answer(value, outbound.pieces(whole))
+    return Answer({**value, "body": whole or b""})
+
+
+def _switched(response: Response, body: Inbound | None) -> Answer:
+    """From now on the exchange's two streams carry a WebSocket's messages."""
+    if response.web_socket is None:
+        sentence = "a response with the status 101 needs the end of a WebSocketPair: Response(None, status=101, web_socket=client)"
+        raise Failure(sentence, code="wrong_type", name="TypeError")
+    if body is None:
+        sentence = "the request did not ask for a WebSocket (upgrade: websocket); answer it with the status 426"
+        raise Failure(sentence, code="no_upgrade", name="TypeError")
+    value = {"status": 101, "headers": response.headers.multi_items(), "web_socket": True}
+    return Answer(value, bridged(response.web_socket, body))
+
+
+def _delay(options: Any, named: dict[str, Any]) -> float | None:
+    given = options_of(options, named, ("delay_seconds",), "retry")
+    return given.get("delay_seconds")

@@ -1,0 +1,8 @@
+"""The function of the rehearsal (runtime/functions/host/prefork.py): what most functions do, and nothing else."""
+
+from workers import Response, WorkerEntrypoint
+
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):  # type: ignore[no-untyped-def]
+        return Response(f"{request.method} {request.url}", headers={"x-host": request.headers.get("host", "")})

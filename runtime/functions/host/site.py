@@ -1,0 +1,420 @@
+"""SiteFunctions: all functions of a site, and what they reach through their sockets: bindings, each other, and the world through the egress policy.
+
+Use as `async with`. Which tier of isolation the machine offers is tried at the start; below what the site file demands nothing is started.
+"""
+
+import asyncio
+import itertools
+import logging
+import os
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from runtime.functions.channel import Answer, Failure, Inbound, Result, frames
+from runtime.functions.host.answer_headers import checked_headers
+from runtime.functions.host.confinement import Confinement
+from runtime.functions.host.egress import Egress
+from runtime.functions.host.isolate_handle import Worker
+from runtime.functions.host.layers import Layers, Room, digest_of, requirements_of
+from runtime.functions.host.limits import Limits
+from runtime.functions.host.oci import Containers
+from runtime.functions.host.pool import FunctionPool, Ground
+from runtime.functions.host.priority import Standing, tell_kernel
+from runtime.functions.host.tails import Tails
+from runtime.functions.host.zygote_client import COPIED_MIB, Hatchery, SiteZygote, ZygoteError, try_tier
+from runtime.functions.manifest import Manifest
+from sites.config import ConfigError
+
+log = logging.getLogger("pilotlight.function")
+
+WATCH_S = 0.05
+REST_S = 0.2  # more while nobody asks
+TRIM_S = 2.0
+PREPARE_AFTER_S = 0.5  # of a site's start, whose models come first
+PREPARE_EVERY_S = 0.05  # a zygote for each function, one after the other: each takes 6 ms of a core
+PRUNE_S = 600.0
+UID_BASE = 231_072  # above what systems give to people
+# Each function's own, and apart from those of other sites on this machine: the kernel counts a user's processes, and lets it signal its own.
+_uids = itertools.count(UID_BASE + os.getpid() % 2048 * 256)
+
+
+class IsolationError(ConfigError):
+    """The machine does not offer the isolation that the site file demands."""
+
+
+class Isolation(NamedTuple):
+    """What was reached, and why not more."""
+
+    tier: int
+    why_not_more: str
+
+
+class OpenBindings(Protocol):
+    """The runtime's half of a function's bindings."""
+
+    async def answer(self, call: frames.Call, body: AsyncIterator[bytes] | None = None) -> Any: ...
+
+    async def static(self, method: str, url: str, headers: list[tuple[str, str]]) -> Any:
+        """What one of its files answers; None: none does."""
+
+    def start(self) -> None:
+        """Its queues are consumed and its clock runs, from now on by these."""
+
+    async def stop(self) -> None:
+        """No longer."""
+
+    async def close(self) -> None: ...
+
+
+class Opener(Protocol):
+    def __call__(self, manifest: Manifest, functions: "SiteFunctions") -> OpenBindings: ...
+
+
+class Response(NamedTuple):
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+    stream: AsyncIterator[bytes] | None
+
+
+class SiteFunctions:
+    def __init__(
+        self,
+        *,
+        limits: Limits | None = None,
+        min_tier: int = 1,
+        max_tier: int = 3,
+        oci_runtime: str | None = None,
+        state_dir: Path | None = None,
+        egress_allow: Iterable[str] = (),
+        own_ports: Callable[[], Iterable[int]] = lambda: (),
+        open_bindings: Opener | None = None,
+        zygotes_mib: int = 1024,
+        layers_room: Room | None = None,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.isolation = Isolation(0, "not tried yet")
+        self.pools: dict[str, FunctionPool] = {}
+        self._bindings: dict[str, OpenBindings] = {}
+        self._min_tier, self._max_tier = min_tier, max_tier
+        self._state_dir = state_dir
+        self._egress = Egress(tuple(egress_allow), lambda: tuple(own_ports()))
+        self._open_bindings = open_bindings
+        self.names: dict[str, str] = {}  # of functions with several versions: the pool that bindings mean
+        self.tails = Tails()
+        self._zygotes_mib = zygotes_mib
+        self._asleep_mib = 0  # of zygotes, at the last look
+        self._layers = Layers(Path())
+        self._layers_room = layers_room or Room()
+        self._layer_of: dict[str, str] = {}  # digests, by pool
+        self._zygote = SiteZygote()
+        self._oci_runtime = oci_runtime
+        self._hatchery: Hatchery = self._zygote
+        self._stack = AsyncExitStack()
+        self._stirred = asyncio.Event()  # there is a request
+        self._unprepared: asyncio.Queue[FunctionPool] = asyncio.Queue()
+        self._tasks: set[asyncio.Future[Any]] = set()
+
+    async def __aenter__(self) -> "SiteFunctions":
+        async with AsyncExitStack() as stack:
+            if self._state_dir is None:
+                self._state_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pilotlight-functions-")))
+                self._state_dir.chmod(0o755)
+            self._layers = Layers(self._state_dir / "layers")
+            stack.push_async_callback(self._layers.close)
+            self._zygote.start()
+            tell_kernel(0, Standing.PROMPT)  # the loop that carries every request and answer
+            stack.callback(tell_kernel, 0, Standing.USUAL)
+            stack.callback(self._zygote.stop)
+            await stack.enter_async_context(self._egress)
+            self.isolation = await self._find_tier(stack)
+            stack.push_async_callback(self._close_all)
+            for work in (self._watch(), self._prune_layers(), self._prepare()):
+                stack.callback(asyncio.create_task(work, name="functions' watch").cancel)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def add(self, manifest: Manifest, *, name: str | None = None, layers: tuple[Path, ...] = ()) -> None:
+        """Serves a function, from its next request on; one of that name before it is replaced. With a name of its own it is one version of the
+        function that the manifest names, which has queues and clock once it is made `live`. `layers`: directories with its packages; without them,
+        what it asks for is installed. Raises ManifestError."""
+        assert self._state_dir is not None
+        requirements = () if layers else requirements_of(manifest.directory)
+        served = name or manifest.name
+        uid = next(_uids) if os.getuid() == 0 else None
+        ground = Ground(self._hatchery, self.isolation.tier, uid, self._state_dir / "scratch", self._stirred.set)
+        pool = FunctionPool(
+            manifest,
+            self.limits,
+            ground,
+            self._outward_of(served),
+            layers=layers,
+            packages=partial(self._layers.get, requirements) if requirements else None,
+            follow=partial(self.tails.publish, manifest.name),
+        )
+        bindings = None if self._open_bindings is None else self._open_bindings(manifest, self)
+        if bindings is not None and served == manifest.name:
+            try:
+                bindings.start()
+            except Exception:
+                self._keep(bindings.close())
+                raise
+        self.remove(served)
+        self.pools[served] = pool
+        if requirements:
+            self._layer_of[served] = digest_of(requirements)
+        if bindings is not None:
+            self._bindings[served] = bindings
+        if layers or requirements or self.isolation.tier == 3:  # a container takes its time
+            self._keep(pool.prepare())
+        else:
+            self._unprepared.put_nowait(pool)
+
+    def live(self, function: str, pool: str) -> None:
+        """This version is what bindings, queues and clocks mean by the function's name."""
+        before = self.names.get(function)
+        if before == pool:
+            return
+        self.names[function] = pool
+        if pool in self._bindings:
+            self._bindings[pool].start()
+        if before in self._bindings:
+            self._keep(self._bindings[before].stop())
+
+    def remove(self, name: str) -> None:
+        """Its open requests may finish for a while."""
+        self._layers.touch(self._layer_of.pop(name, ""))
+        old, old_bindings = self.pools.pop(name, None), self._bindings.pop(name, None)
+        self.names = {plain: pool for plain, pool in self.names.items() if pool != name}
+        if old is not None:
+            self._keep(self._end(old, old_bindings))
+
+    async def fetch(
+        self,
+        function: str,
+        entrypoint: str,
+        method: str,
+        url: str,
+        headers: list[tuple[str, str]],
+        body: AsyncIterator[bytes] | bytes,
+        options: Mapping[str, Any] | None = None,
+    ) -> Response:
+        """Raises Failure with status 404 where there is no such function, Fault where it failed. With the option `websocket` the body is a
+        WebSocket's messages, and so is the stream of a response with the status 101."""
+        further = dict(options or {})
+        is_socket = bool(further.pop("websocket", False)) and not isinstance(body, bytes)
+        if is_socket:
+            further["websocket"] = self.limits.socket_message_bytes
+        whole = body if isinstance(body, bytes) else b""
+        stream = None if isinstance(body, bytes) else body
+
+        def frame(id: int) -> frames.Fetch:
+            return frames.Fetch(id, method, url, headers, whole, stream is not None, entrypoint, further)
+
+        result = await self._pool(function).ask(frame, stream, is_pinned="object" in further, is_socket=is_socket)
+        try:
+            response = _response_of(result)
+            if response.status == 101 and not (is_socket and response.stream is not None):
+                raise Failure("the function switched protocols, and nobody asked for it", code="wrong_type")
+        except Failure:
+            if result.body is not None:
+                await result.body.aclose()
+            raise
+        return response
+
+    async def static(self, function: str, method: str, url: str, headers: list[tuple[str, str]]) -> Response | None:
+        """What a file of the function answers without it; None: the function is to be asked."""
+        bindings = self._bindings.get(self.names.get(function, function))
+        found = None if bindings is None else await bindings.static(method, url, headers)
+        if found is None:
+            return None
+        value, stream = (found.value, found.body) if isinstance(found, Answer) else (found, None)
+        return Response(value["status"], checked_headers(value["headers"]), value.get("body", b""), stream)
+
+    async def rpc(
+        self,
+        function: str,
+        entrypoint: str,
+        method: str,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        options: Mapping[str, Any] | None = None,
+    ) -> Result:
+        def frame(id: int) -> frames.Rpc:
+            return frames.Rpc(id, entrypoint, method, args, kwargs, options=dict(options or {}))
+
+        return await self._pool(function).ask(frame, is_pinned="object" in (options or {}))
+
+    async def queue(self, function: str, queue: str, messages: list[dict[str, Any]]) -> Mapping[str, Any]:
+        """Which messages the consumer acknowledged and which are to come again: {acked: [id], retried: [{id, delay_s}]}"""
+        result = await self._pool(function).ask(lambda id: frames.Queue(id, queue, messages))
+        value = result.value
+        if not isinstance(value, dict) or not isinstance(value.get("acked"), list):
+            raise Failure("the consumer gave back nonsense", code="wrong_type")
+        return value
+
+    async def scheduled(self, function: str, cron: str, scheduled_time_ms: int) -> None:
+        await self._pool(function).ask(lambda id: frames.Scheduled(id, cron, scheduled_time_ms))
+
+    def _pool(self, function: str) -> FunctionPool:
+        pool = self.pools.get(self.names.get(function, function))
+        if pool is None:
+            known = ", ".join(sorted(self.pools)) or "none"
+            raise Failure(
+                f"this site has no function named {function[:64]!r}; it has {known}", code="not_found", status=404
+            )
+        return pool
+
+    def _outward_of(self, name: str) -> Callable[[Worker, frames.Request, Inbound | None], Awaitable[Any]]:
+        async def outward(worker: Worker, frame: frames.Request, body: Inbound | None) -> Any:
+            if isinstance(frame, frames.Fetch):
+                return await self._egress.fetch(frame, body)
+            if not isinstance(frame, frames.Call):
+                raise Failure("an isolate cannot ask for this", code="unsupported", status=400)
+            bindings = self._bindings.get(name)
+            if bindings is None:
+                raise Failure(f"the binding {frame.binding!r} is not served here", code="no_binding", status=501)
+            return await bindings.answer(frame, body)
+
+        return outward
+
+    async def _find_tier(self, stack: AsyncExitStack) -> Isolation:
+        assert self._state_dir is not None
+        reasons: list[str] = []
+        (scratch := self._state_dir / "scratch").mkdir(parents=True, exist_ok=True)
+        uid = next(_uids) if os.getuid() == 0 else None
+        for tier in range(self._max_tier, 0, -1):
+            hatchery: Hatchery = self._zygote
+            if tier == 3:
+                containers = await self._containers(stack)
+                if isinstance(containers, str):
+                    reasons.append(f"tier 3: {containers}")
+                    continue
+                hatchery = containers
+            limits = Confinement(tier, str(scratch.resolve()), [], str(scratch.resolve()), uid, 256, 16, 64, 64)
+            why = await try_tier(hatchery, limits)
+            if not why:
+                self._hatchery = hatchery
+                return self._demanded(Isolation(tier, "; ".join(reasons)))
+            reasons.append(f"tier {tier}: {why}")
+        return self._demanded(Isolation(0, "; ".join(reasons)))
+
+    async def _containers(self, stack: AsyncExitStack) -> Containers | str:
+        """Or why there are none. Raises IsolationError where the file names a runtime that is not there."""
+        assert self._state_dir is not None
+        if self._oci_runtime is None:
+            return "functions.oci_runtime names no OCI runtime (crun, runc)"
+        try:
+            containers = Containers(self._oci_runtime, self._state_dir / "oci")
+        except ZygoteError as error:
+            raise IsolationError(str(error)) from None
+        if os.getuid() != 0:
+            return f"{containers.name} needs a site that was started as root"
+        await containers.open()
+        stack.push_async_callback(containers.close)
+        return containers
+
+    def _demanded(self, reached: Isolation) -> Isolation:
+        if reached.tier >= max(1, self._min_tier):
+            return reached
+        raise IsolationError(
+            f"this machine offers isolation of tier {reached.tier}, and {max(1, self._min_tier)} is demanded ({reached.why_not_more}); "
+            "lower functions.min_tier or allow what is missing"
+        )
+
+    async def _watch(self) -> None:
+        trimmed_at = 0.0
+        while True:
+            is_busy = False
+            for pool in tuple(self.pools.values()):
+                is_busy = pool.watch() or is_busy
+            if (now := asyncio.get_running_loop().time()) - trimmed_at > TRIM_S:
+                trimmed_at = now
+                self._trim()
+            if not is_busy:
+                self._stirred.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(REST_S):
+                        await self._stirred.wait()
+            await asyncio.sleep(WATCH_S)
+
+    async def _prepare(self) -> None:
+        """Functions have their zygotes before their first request, as far as there is memory for that."""
+        await asyncio.sleep(PREPARE_AFTER_S)
+        while True:
+            pool = await self._unprepared.get()
+            if pool in self.pools.values() and self._asleep_mib < self._zygotes_mib:
+                await pool.prepare()
+                self._asleep_mib += COPIED_MIB  # until the next look
+            await asyncio.sleep(PREPARE_EVERY_S)
+
+    def _trim(self) -> None:
+        """Functions that sleep keep their zygotes, and with them what they have imported, as far as there is memory for that."""
+        asleep = [
+            (pool.asleep_since, COPIED_MIB if pool.asleep_mib is None else pool.asleep_mib, pool)
+            for pool in self.pools.values()
+            if pool.asleep_since is not None
+        ]
+        self._asleep_mib = sum(mib for _, mib, _ in asleep)
+        over_mib = self._asleep_mib - self._zygotes_mib
+        for _, mib, pool in sorted(asleep, key=lambda each: each[0]):
+            if over_mib <= 0:
+                return
+            pool.end_zygote()
+            over_mib -= mib
+
+    async def _prune_layers(self) -> None:
+        while True:
+            await asyncio.sleep(PRUNE_S)
+            try:
+                await self._layers.prune(lambda: set(self._layer_of.values()), self._layers_room)
+            except OSError as error:
+                log.warning("packages that no function uses could not be deleted: %s", error)
+
+    async def _end(self, pool: FunctionPool, bindings: OpenBindings | None) -> None:
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + pool.limits.wall_s
+        try:
+            while any(worker.load or worker.background for worker in pool.workers) and loop.time() < ends_at:
+                pool.watch()
+                await asyncio.sleep(WATCH_S)
+        finally:
+            await pool.close()
+            if bindings is not None:
+                await bindings.close()
+
+    async def _close_all(self) -> None:
+        ending = tuple(self._tasks)
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+        for name in tuple(self.pools):
+            pool, bindings = self.pools.pop(name), self._bindings.pop(name, None)
+            await pool.close()
+            if bindings is not None:
+                await bindings.close()
+
+    def _keep(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _response_of(result: Result) -> Response:
+    """What comes from an isolate is checked here."""
+    value = result.value
+    try:
+        status, headers, body = value["status"], value["headers"], value.get("body", b"")
+        pairs = checked_headers(headers)
+        if not isinstance(status, int) or not (status == 101 or 200 <= status <= 599) or not isinstance(body, bytes):
+            raise TypeError
+    except (TypeError, KeyError, ValueError, AttributeError):
+        raise Failure("the function's response cannot be read", code="wrong_type") from None
+    return Response(status, pairs, body, result.body)

@@ -1,0 +1,425 @@
+"""The runtime's end of the zygotes: start the site's, ask it for a function's, ask that one for isolates, hear of deaths.
+
+What a function's zygote says is not believed: it has run an author's imports. A pidfd from it counts only when it names a new child of its own, a
+death only when the process is dead; who says anything else is ended. From tier 2 on it asks for each of its forks, and gets one for each order. When
+the runtime dies the sockets close, and every process here ends with them.
+"""
+
+import asyncio
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from runtime.functions.host import system
+from runtime.functions.host.confinement import Confinement
+from runtime.functions.host.control_messages import (
+    MAX_MESSAGE_BYTES,
+    Boot,
+    Born,
+    Confined,
+    Died,
+    Failed,
+    Fork,
+    Hatch,
+    Imported,
+    Order,
+    reports,
+)
+from runtime.functions.host.limits import Limits
+from runtime.functions.host.priority import Standing, cpu_s, tell_kernel
+from runtime.functions.host.processes import descendants, has_ended, memory_mib, parent_of, pid_of
+
+ROOT = Path(__file__).parents[3]
+SDK = Path(__file__).parents[1] / "sdk"
+AGAIN_S = 0.002
+COPIED_MIB = 3  # of the pages that a zygote shares with the site's, what it has written to
+SETTLE_S = 10.0  # for a process to be born
+FORK_CPU_S = 0.05  # that a fork, and the news of a death, may cost a zygote; measured: 0.01
+BESIDE_SHARE = 0.01  # of a core, for threads that packages keep
+LOOK_S = 0.5  # between two looks at what a zygote does
+SELDOM_S = 5.0  # the same while its function sleeps: there may be thousands
+MAX_DENIED = 64  # forks that were not ordered: some packages try a few when they are imported, and go on without
+READ_AT_ONCE = 64  # messages, while others wait
+NONSENSE = "its packages forged what its zygote says"
+
+
+class ZygoteError(Exception):
+    """A process cannot be made; the message says why."""
+
+
+class Lie(Exception):
+    """A report says what cannot be."""
+
+
+class Child:
+    """A process that a zygote made. `died` is set with its end."""
+
+    def __init__(self) -> None:
+        self.pidfd = -1
+        self.pid = 0  # as this process sees it
+        self.died: asyncio.Future[Died | None] = asyncio.get_running_loop().create_future()
+        self.born: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def signal(self, number: int) -> None:
+        if self.pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+
+    def stand(self, standing: Standing) -> None:
+        if self.pid > 0:  # 0, one that was never born, would be this process
+            tell_kernel(self.pid, standing)
+
+    def cpu_s(self) -> float:
+        """Used so far."""
+        try:
+            return cpu_s(self.pid) if self.pidfd >= 0 else 0.0
+        except OSError:
+            return 0.0
+
+    def memory_mib(self) -> int:
+        return memory_mib(self.pid)
+
+    def over(self, report: Died | None) -> None:
+        if not self.died.done():
+            self.died.set_result(report)
+        if not self.born.done():
+            self.born.set_exception(ZygoteError("it ended before it was there"))
+            self.born.exception()  # perhaps nobody asks
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+class Link:
+    """One zygote's socket."""
+
+    def __init__(self, control: socket.socket, parent_pid: Callable[[], int], on_failed: Callable[[str], None]) -> None:
+        self._control = control
+        self._parent_pid = parent_pid
+        self._on_failed = on_failed
+        self._children: dict[int, Child] = {}
+        self._late: set[int] = set()  # whose birth is heard again
+        self._next_id = 0
+        self.num_settled = 0  # of the orders
+        self.num_forks = 0  # that were allowed
+        self._listener = -1  # of the forks
+        self._num_denied = 0
+        self.is_confined = self.is_imported = False
+        self.closed = False
+        control.setblocking(False)
+        asyncio.get_running_loop().add_reader(control.fileno(), self._read)
+
+    def ask(self, order: Callable[[int], Order], fds: list[int]) -> Child:
+        """Returns before the process is there: what is written to its sockets waits for it."""
+        if self.closed:
+            raise ZygoteError("the zygote is gone")
+        self._next_id += 1
+        data = msgspec.msgpack.encode(order(self._next_id))
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise ZygoteError(f"vars and options of bindings have {len(data)} bytes, of at most {MAX_MESSAGE_BYTES}")
+        try:
+            socket.send_fds(self._control, [data], fds)
+        except OSError as error:
+            self.close()
+            raise ZygoteError(f"the zygote takes no orders: {error.strerror}") from None
+        child = self._children[self._next_id] = Child()
+        return child
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._control.fileno())
+        self._control.close()
+        if self._listener >= 0:
+            loop.remove_reader(self._listener)
+            os.close(self._listener)
+            self._listener = -1
+        for child in self._children.values():
+            child.kill()
+            child.over(None)
+        self._children.clear()
+
+    @property
+    def is_guarded(self) -> bool:
+        """It asks for its forks."""
+        return self._listener >= 0
+
+    @property
+    def is_settled(self) -> bool:
+        """No order waits for its process."""
+        return self.num_settled == self._next_id
+
+    @property
+    def pids(self) -> set[int]:
+        return {child.pid for child in self._children.values()}
+
+    def _read(self) -> None:
+        for _ in range(READ_AT_ONCE):
+            if self.closed:
+                return
+            try:
+                data, fds, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, 4)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, fds = b"", []
+            try:
+                if not data:
+                    return self.close()
+                self._hear(data, fds)
+            except (msgspec.ValidationError, msgspec.DecodeError, Lie):
+                self._on_failed(NONSENSE)
+                return self.close()
+            finally:
+                for fd in fds:
+                    os.close(fd)
+
+    def _hear(self, data: bytes, fds: list[int]) -> None:
+        """Takes the descriptor that it keeps out of `fds`. Raises Lie."""
+        report = reports.decode(data)
+        if isinstance(report, Confined):
+            if self.is_confined:
+                raise Lie
+            self.is_confined = True
+            if fds:
+                self._listener = fds.pop(0)
+                asyncio.get_running_loop().add_reader(self._listener, self._asked)
+            return
+        if isinstance(report, Imported):
+            self.is_imported = True
+            return
+        if isinstance(report, Failed) and report.id < 0:
+            self._on_failed(report.why)
+            return
+        child = self._children.get(report.id)
+        if child is None or (not isinstance(report, Died) and (child.pidfd >= 0 or report.id in self._late)):
+            raise Lie
+        if isinstance(report, Born):
+            if not fds:
+                raise Lie
+            self.num_settled += 1
+            self._born(report.id, fds.pop(0))
+        elif isinstance(report, Failed):
+            self.num_settled += 1
+            del self._children[report.id]
+            if not child.born.done():
+                child.born.set_exception(ZygoteError(report.why))
+                child.born.exception()
+            child.over(None)
+        else:
+            if not (report.id in self._late if child.pidfd < 0 else has_ended(child.pidfd)):
+                raise Lie
+            del self._children[report.id]
+            child.over(report)
+
+    def _born(self, id: int, pidfd: int) -> None:
+        """Raises Lie."""
+        self._late.discard(id)
+        if self.closed or (child := self._children.get(id)) is None:  # dead by now
+            os.close(pidfd)
+        elif not self._parent_pid():  # its own birth is still to be read, from another socket
+            self._late.add(id)
+            asyncio.get_running_loop().call_later(AGAIN_S, self._born_late, id, pidfd)
+        else:
+            pid = pid_of(pidfd)
+            if parent_of(pid) not in (self._parent_pid(), None) or (pid > 0 and pid in self.pids):
+                os.close(pidfd)
+                raise Lie
+            child.pidfd, child.pid = pidfd, pid
+            if not child.born.done():
+                child.born.set_result(None)
+
+    def _born_late(self, id: int, pidfd: int) -> None:
+        try:
+            self._born(id, pidfd)
+        except Lie:
+            self._on_failed(NONSENSE)
+            self.close()
+
+    def _asked(self) -> None:
+        """It wants to fork: once for each order, one after the other, when it has imported all."""
+        try:
+            question = system.asked(self._listener)
+        except OSError:
+            return
+        self._read()  # of the process before it may be told there
+        if self.closed:
+            return
+        is_allowed = self.is_imported and self.num_forks <= self.num_settled < self._next_id
+        if is_allowed:
+            self.num_forks = self.num_settled + 1
+        else:
+            self._num_denied += 1
+        system.answer(self._listener, question, is_allowed)
+        if self._num_denied > MAX_DENIED:
+            self._on_failed("its packages start processes again and again")
+            self.close()
+
+
+class FunctionZygote:
+    """One version of a function, confined, waiting to be forked."""
+
+    def __init__(self, child: Child, control: socket.socket, shared_mib: Callable[[], int] = lambda: 0) -> None:
+        """`shared_mib`: of what counts as its memory, what it has from the process that it was forked from."""
+        self._child = child
+        self._shared_mib = shared_mib
+        self.why_failed = ""
+        self._hatched_at = self._looked_at = self._settled_at = asyncio.get_running_loop().time()
+        self._imported_cpu_s: float | None = None  # used when it had imported all
+        self._standing = Standing.USUAL
+        self._link = Link(control, lambda: child.pid, self.fail)
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._link.closed and not self.why_failed and not self._child.died.done()
+
+    @property
+    def memory_mib(self) -> int:
+        """That ending it would free."""
+        if (all_mib := self._child.memory_mib()) == 0 or (shared_mib := self._shared_mib()) == 0:
+            return all_mib
+        return max(0, all_mib - shared_mib) + COPIED_MIB
+
+    async def born(self) -> None:
+        """Raises ZygoteError."""
+        await asyncio.shield(self._child.born)
+
+    def fork(self, boot: Boot, fds: list[int]) -> Child:
+        return self._link.ask(lambda id: Fork(id, boot), fds)
+
+    def stand(self, standing: Standing) -> None:
+        """Its children are born with it."""
+        if standing is not self._standing and self._child.pid > 0:
+            self._standing = standing
+            self._child.stand(standing)
+
+    def why_ended(self, limits: Limits, *, is_asleep: bool) -> str:
+        """What code that it has imported does beyond a function's limits; it is to be closed then. Empty: nothing, or it is not yet time to look."""
+        now = asyncio.get_running_loop().time()
+        if now - self._looked_at < (SELDOM_S if is_asleep else LOOK_S) or not self.is_alive or self._child.pid <= 0:
+            return ""
+        self._looked_at = now
+        if self._link.is_settled:
+            self._settled_at = now
+        cpu_s = self._child.cpu_s() - FORK_CPU_S * self._link.num_settled - BESIDE_SHARE * (now - self._hatched_at)
+        if not self._link.is_imported:
+            is_late = now - self._hatched_at > limits.start_s
+            return f"its packages were not imported within {limits.start_s:g} s" if is_late else ""
+        if self._imported_cpu_s is None:
+            self._imported_cpu_s = cpu_s
+        if cpu_s - self._imported_cpu_s > limits.cpu_ms / 1e3:
+            return f"its packages used more than {limits.cpu_ms} ms of CPU time beside its requests"
+        if now - self._settled_at > limits.start_s:
+            return f"its packages kept its isolates from starting for {limits.start_s:g} s"
+        if (memory_mib := self._child.memory_mib()) > limits.memory_mib:
+            return f"its packages used {memory_mib} MiB of memory, of at most {limits.memory_mib}"
+        if self._link.is_settled and self._link.is_guarded and descendants(self._child.pid) - self._link.pids:
+            return "its packages started processes"
+        return ""
+
+    @property
+    def is_closed(self) -> bool:
+        return self._link.closed
+
+    def close(self) -> None:
+        self._link.close()
+        self._child.kill()
+
+    def fail(self, why: str) -> None:
+        self.why_failed = self.why_failed or why
+
+
+class Hatchery(Protocol):
+    """Where functions' zygotes come from."""
+
+    def hatch(self, limits: Confinement, imports: list[str], sys_path: list[str], log_fd: int) -> FunctionZygote: ...
+
+
+async def try_tier(hatchery: Hatchery, limits: Confinement) -> str:
+    """Why the machine does not offer a tier; empty where it does."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        made = hatchery.hatch(limits, [], [], nowhere)
+    except ZygoteError as error:
+        return str(error)
+    finally:
+        os.close(nowhere)
+    try:
+        async with asyncio.timeout(SETTLE_S):
+            await made.born()
+            probe = made.fork(Boot("", [], []), [])  # it cannot run without descriptors: that it is born is enough
+            await asyncio.wait({probe.born})
+            return made.why_failed or ("" if probe.born.exception() is None else str(probe.born.exception()))
+    except (TimeoutError, ZygoteError) as error:
+        return made.why_failed or str(error) or "it takes too long"
+    finally:
+        made.close()
+
+
+class SiteZygote:
+    """The one from which all others come."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: Link | None = None
+        self._memory_mib = 0
+
+    def start(self) -> None:
+        """The process imports what functions need, for a fraction of a second; orders wait for it."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        spec = importlib.util.find_spec("msgspec")
+        assert spec is not None
+        assert spec.origin is not None
+        paths = [str(SDK), str(ROOT), str(Path(spec.origin).parents[1])]
+        script = f"import sys; sys.path += {paths!r}; from runtime.functions.host.zygote_main import main; main({theirs.fileno()})"
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-X", "utf8", "-c", script],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={"LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "2", "TZ": os.environ.get("TZ", "UTC")},
+                start_new_session=True,
+            )
+        process = self._process
+        self._link = Link(ours, lambda: process.pid, lambda why: None)
+
+    def hatch(self, limits: Confinement, imports: list[str], sys_path: list[str], log_fd: int) -> FunctionZygote:
+        if self._link is None or self._link.closed:
+            self.stop()
+            self.start()
+        assert self._link is not None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            child = self._link.ask(lambda id: Hatch(id, limits, imports, sys_path), [theirs.fileno(), log_fd])
+        return FunctionZygote(child, ours, self._settled_mib)
+
+    def _settled_mib(self) -> int:
+        """Asked only once a child of it is there, and then it has imported all that it will."""
+        if self._memory_mib == 0 and self._process is not None:
+            self._memory_mib = memory_mib(self._process.pid)
+        return self._memory_mib
+
+    def stop(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        if self._process is not None:
+            try:
+                self._process.wait(2.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None

@@ -1,0 +1,108 @@
+"""Everything that one function binds, opened together: its bindings, the consumers of its queues, and its cron triggers."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from runtime.functions import cron
+from runtime.functions.bindings.assets import Assets, Fetch
+from runtime.functions.bindings.binding import Body, Functions, Services
+from runtime.functions.bindings.crons import Crons
+from runtime.functions.bindings.durable_objects import STORAGE, ObjectStorage
+from runtime.functions.bindings.queues import DEFAULT_CONCURRENCY, Deliver, Queue, QueueConsumer, Settings
+from runtime.functions.bindings.registry import Bindings
+from runtime.functions.channel.frames import Call
+from runtime.functions.manifest import Manifest
+from runtime.functions.manifest import QueueConsumer as ConsumerDeclaration
+
+
+class FunctionBindings:
+    """What `opener` gives back for a manifest. Needs a running event loop."""
+
+    def __init__(self, manifest: Manifest, state_dir: Path, services: Services) -> None:
+        self._bindings = Bindings(manifest.bindings, state_dir, services)
+        self._manifest = manifest
+        self._state_dir = state_dir
+        self._services = services
+        self._consumers: list[QueueConsumer] = []
+        self._crons: Crons | None = None
+        self._objects: ObjectStorage | None = None
+        self._files = None if manifest.assets is None else Assets.open(manifest.assets.declaration, state_dir, services)
+        if services.functions is not None:
+            self._objects = ObjectStorage.of(manifest.migrations, state_dir, services)
+
+    def start(self) -> None:
+        """Its queues are consumed and its clock runs. Whoever did that before for the same function has been replaced."""
+        functions, services, manifest = self._services.functions, self._services, self._manifest
+        if functions is None or self._consumers or self._crons is not None:
+            return
+
+        async def deliver(queue: str, messages: list[dict[str, Any]]) -> Any:
+            return await functions.queue(services.function, queue, messages)
+
+        async def run(expression: str, scheduled_time_ms: int) -> None:
+            await functions.scheduled(services.function, expression, scheduled_time_ms)
+
+        for declared in manifest.consumers:
+            self._consumers.append(_consumer(declared, deliver, self._state_dir, services))
+        if manifest.crons:
+            schedules = [cron.parse(expression) for expression in dict.fromkeys(manifest.crons)]
+            self._crons = Crons.open(schedules, run, self._state_dir, services)
+
+    async def stop(self) -> None:
+        consumers, self._consumers = self._consumers, []
+        crons, self._crons = self._crons, None
+        for consumer in consumers:
+            await consumer.close()
+        if crons is not None:
+            await crons.close()
+
+    async def static(self, method: str, url: str, headers: list[tuple[str, str]]) -> Any:
+        """What a file answers before the function is asked; None: it is the function's to answer."""
+        if self._files is None or self._manifest.assets is None or method not in ("GET", "HEAD"):
+            return None
+        if _is_first(self._manifest.assets.worker_first, urlsplit(url).path or "/"):
+            return None
+        return await self._files.found(Fetch(method, url, headers))
+
+    async def answer(self, call: Call, body: Body | None = None) -> Any:
+        if call.binding == STORAGE and self._objects is not None:
+            return await self._objects.call(call.method, call.args, call.kwargs, body)
+        return await self._bindings.answer(call, body)
+
+    async def close(self) -> None:
+        await self.stop()
+        await self._bindings.close()
+
+
+def opener(state_dir: Path, services: Services) -> Callable[[Manifest, Functions], FunctionBindings]:
+    """Opens the bindings of a manifest for functions that live together. Whoever made `services` closes its databases at the end."""
+
+    def open_bindings(manifest: Manifest, functions: Functions) -> FunctionBindings:
+        own = replace(services, functions=functions, function=manifest.name)
+        return FunctionBindings(manifest, state_dir, own)
+
+    return open_bindings
+
+
+def _is_first(patterns: tuple[str, ...], path: str) -> bool:
+    """Whether the function is asked before its files."""
+    wanted = any(fnmatchcase(path, pattern) for pattern in patterns if not pattern.startswith("!"))
+    return wanted and not any(fnmatchcase(path, pattern[1:]) for pattern in patterns if pattern.startswith("!"))
+
+
+def _consumer(declared: ConsumerDeclaration, deliver: Deliver, state_dir: Path, services: Services) -> QueueConsumer:
+    letters = declared.dead_letter_queue
+    settings = Settings(
+        declared.max_batch_size,
+        declared.max_batch_timeout,
+        declared.max_retries,
+        declared.retry_delay,
+        declared.max_concurrency or DEFAULT_CONCURRENCY,
+    )
+    dead_letters = Queue.of(letters, state_dir, services) if letters else None
+    queue = Queue.of(declared.queue, state_dir, services)
+    return QueueConsumer(queue, deliver, settings, dead_letters, services.function)

@@ -1,8 +1,0 @@
-"""The function of the rehearsal (runtime/functions/rehearsal.py): what most functions do, and nothing else."""
-
-from workers import Response, WorkerEntrypoint
-
-
-class Default(WorkerEntrypoint):
-    async def fetch(self, request):  # type: ignore[no-untyped-def]
-        return Response(f"{request.method} {request.url}", headers={"x-host": request.headers.get("host", "")})

@@ -1,0 +1,1 @@
+"""The functions' HTTP endpoints at a site."""

@@ -1,0 +1,101 @@
+"""What a router asks a site about deployed functions: try a version before it has traffic, serve it once it has, and follow what a function prints.
+
+All must be signed where the network has a secret; what is printed may be private, so without one it needs the deploy token.
+"""
+
+import os
+import time
+from contextlib import aclosing
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from runtime.connection import header, json_response, read_json, response_start, until_disconnect
+from runtime.functions.host.deployed import DeployedFunctions
+from runtime.functions.host.tails import Tails
+from runtime.functions.service import ServedFunctions
+from runtime.middleware.identity import GENUINE_HOP
+from wire.deployments import SERVE_PATH, TAIL_PATH, TRY_PATH, Serve, Try, encode
+from wire.errors import ApiError
+from wire.headers import DEPLOY_TOKEN_ENV, HOP, REQUEST_ID, Hop, hop_is_genuine
+from wire.sse import CONTENT_TYPE, encode_event
+
+MAX_BODY = 64 << 10
+WantedT = TypeVar("WantedT", Try, Serve)
+
+
+class DeploymentRoutes:
+    def __init__(self, served: ServedFunctions, hop_secret: str | None, site: str) -> None:
+        self._served = served
+        self._site = site
+        self._hop_secret = hop_secret
+        self._token = os.environ.get(DEPLOY_TOKEN_ENV, "")
+
+    def routes(self) -> list[Route]:
+        return [
+            Route(TRY_PATH, self.try_version, methods=["POST"]),
+            Route(SERVE_PATH, self.serve, methods=["POST"]),
+            Route(TAIL_PATH + "/{name}", self.tail),
+        ]
+
+    async def try_version(self, request: Request) -> Response:
+        deployed, wanted = await self._wanted(request, Try)
+        return json_response(encode(await deployed.tried(wanted.name, wanted.version)))
+
+    async def serve(self, request: Request) -> Response:
+        deployed, wanted = await self._wanted(request, Serve)
+        return json_response(encode(await deployed.served(wanted.name, wanted.revision)))
+
+    async def _wanted(self, request: Request, kind: type[WantedT]) -> tuple[DeployedFunctions, WantedT]:
+        """Raises ApiError where it is no router's to ask, or makes no sense here."""
+        if (self._hop_secret or self._token) and not self._is_from_router(request.scope):
+            raise ApiError("forbidden", "a version is tried and served for one of the network's routers only")
+        if self._served.deployed is None:
+            raise ApiError("not_found", "this site serves no deployed functions: its file has no functions.deployments")
+        return self._served.deployed, await read_json(request, kind, MAX_BODY, "the body is not what a router asks for")
+
+    async def tail(self, request: Request) -> Response:
+        if not self._is_from_router(request.scope):
+            raise ApiError("forbidden", "a function is followed through one of the network's routers only")
+        name, tails = request.path_params["name"], self._served.functions.tails
+        if tails.is_full(name):
+            raise ApiError("overloaded", "too many follow this function already", retry_after_s=5)
+        return _Tail(tails, name, self._site)
+
+    def _is_from_router(self, scope: Scope) -> bool:
+        """Where the network has no secret, its routers sign with the deploy token."""
+        if self._hop_secret is not None or not self._token:
+            return bool(scope.get(GENUINE_HOP, False))
+        id, signature = header(scope, REQUEST_ID.encode()) or "", header(scope, HOP.encode()) or ""
+        return hop_is_genuine(signature, self._token, time.time(), Hop(scope["method"], scope["path"], id, self._site))
+
+
+def deployment_routes(served: ServedFunctions, hop_secret: str | None, site: str) -> list[Route]:
+    return DeploymentRoutes(served, hop_secret, site).routes()
+
+
+class _Tail(Response):
+    """A stream of what a function prints, until the client leaves."""
+
+    def __init__(self, tails: Tails, name: str, site: str) -> None:
+        super().__init__()
+        self._tails, self._name, self._site = tails, name, site
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await until_disconnect(receive, self._follow(send))
+
+    async def _follow(self, send: Send) -> None:
+        async def write(event: bytes) -> None:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+
+        await send(response_start(200, [("content-type", CONTENT_TYPE), ("cache-control", "no-store")]))
+        await write(b": following\n\n")
+        async with aclosing(self._tails.follow(self._name)) as lines:
+            async for line in lines:
+                event = {"site": self._site, "at_s": round(line.at_s, 3), "line": line.text}
+                await write(encode_event(msgspec.json.encode(event)))
+        await send({"type": "http.response.body", "body": b""})

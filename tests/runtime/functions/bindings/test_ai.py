@@ -1,0 +1,275 @@
+"""AI against a running site with a fake engine: shapes, streams, errors, waiting, batches, and who leaves."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.client import EngineError
+from engine.protocol import ModelLoad
+from runtime.functions.bindings.ai import AI as RuntimeAI
+from runtime.functions.bindings.ai_batches import Batches
+from runtime.functions.bindings.binding import BindingError, Services
+from runtime.functions.bindings.database import Databases
+from runtime.functions.channel import Failure
+from runtime.functions.manifest import BindingDeclaration
+from tests.asgi import eventually
+from tests.fakes import ids, says
+from tests.runtime.conftest import Site, SiteMaker, make_site, model_directory, site  # noqa: F401 - fixtures
+from tests.runtime.functions.bindings.conftest import Wire, Wired
+from workers.bindings.ai import AI, AbortController, AbortError, AbortSignal
+
+MODEL = "@test/tiny"
+PROMPT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.fixture
+async def wired(site: Site, wire: Wire) -> Wired:  # noqa: F811
+    return await wire(("ai", "AI", {}), app=site.app.inference, is_busy=site.app.site.is_busy)
+
+
+@pytest.fixture
+async def ai(wired: Wired) -> AI:
+    face: AI = wired.env["AI"]
+    return face
+
+
+async def test_a_call_gives_the_result_without_its_envelope(site: Site, ai: AI) -> None:  # noqa: F811
+    result = await ai.run(MODEL, PROMPT)
+    assert result.response == "Hello, world"
+    assert result["usage"]["completion_tokens"] == 13
+    assert site.engine.submits[0].prompt_token_ids == ids("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+
+
+async def test_every_function_is_a_tenant_of_its_own(site: Site, wire: Wire) -> None:  # noqa: F811
+    for function in ("one", "two", "one"):
+        env = (await wire(("ai", "AI", {}), app=site.app.inference, function=function)).env
+        await env["AI"].run(MODEL, PROMPT)
+    salts = [submit.salt for submit in site.engine.submits]
+    assert salts[0] == salts[2] != salts[1]
+
+
+async def test_a_stream_is_server_sent_events(ai: AI) -> None:
+    stream = await ai.run(MODEL, {**PROMPT, "stream": True})
+    events = [block.partition("data: ")[2] for block in (await stream.text()).split("\n\n") if "data: " in block]
+    assert events[-1] == "[DONE]"
+    assert "".join(json.loads(event)["response"] for event in events[:-1]) == "Hello, world"
+
+
+async def test_a_raw_response_has_status_headers_and_body(ai: AI) -> None:
+    pytest.importorskip("workers.response")
+    response = await ai.run(MODEL, PROMPT, {"returnRawResponse": True})
+    assert (response.status, response.headers["content-type"]) == (200, "application/json")
+    assert (await response.json())["response"] == "Hello, world"
+    streamed = await ai.run(MODEL, {**PROMPT, "stream": True}, return_raw_response=True)
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    assert (await streamed.text()).endswith("data: [DONE]\n\n")
+    refused = await ai.run("@cf/nope", PROMPT, returnRawResponse=True)
+    assert refused.status == 400
+    assert (await refused.json())["errors"][0]["code"] == 5007
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "code", "status"),
+    [
+        ("@cf/nope", PROMPT, 5007, 400),
+        ("no\nsuch?model=1&x", PROMPT, 5007, 400),
+        ("../../../../v1/models", PROMPT, 5007, 400),
+        (MODEL, {"promt": "Hi"}, 5004, 400),
+        (MODEL, {}, 5004, 400),
+        (MODEL, {"prompt": "x" * 600}, 3006, 413),
+        (MODEL, {"prompt": b"bytes"}, 5004, 400),
+        (MODEL, {"prompt": "x" * (8 << 20)}, 3006, 413),
+    ],
+)
+async def test_errors_carry_code_and_status(ai: AI, model: str, inputs: Any, code: int, status: int) -> None:
+    for further in ({}, {"stream": True}):
+        with pytest.raises(Failure) as caught:
+            await ai.run(model, {**inputs, **further})
+        assert (caught.value.code, caught.value.status, caught.value.name) == (code, status, "InferenceUpstreamError")
+        assert str(caught.value).startswith(f"{code}: ")
+
+
+async def test_models_are_listed_as_cards(ai: AI) -> None:
+    (card,) = await ai.models()
+    assert (card.name, card.task.name) == ("tiny", "Text Generation")
+    assert await ai.models({"search": "nothing like it"}) == []
+
+
+async def test_who_leaves_a_stream_stops_the_model(site: Site, ai: AI) -> None:  # noqa: F811
+    site.engine.script = [*says("Hello", finish=None), asyncio.Event()]
+    stream = await ai.run(MODEL, {**PROMPT, "stream": True})
+    async for chunk in stream:
+        assert b"H" in chunk
+        break
+    await stream.cancel()
+    await site.is_idle()
+    assert len(site.engine.aborted) == 1
+
+
+async def test_who_leaves_before_the_first_token_stops_the_model(site: Site, ai: AI) -> None:  # noqa: F811
+    site.engine.script = [asyncio.Event()]
+    for inputs in (PROMPT, {**PROMPT, "stream": True}):
+        task = asyncio.ensure_future(ai.run(MODEL, inputs))
+        await eventually(lambda: bool(site.engine.open))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await site.is_idle()
+    assert len(site.engine.aborted) == 2
+
+
+async def test_a_function_that_dies_stops_its_models(site: Site, wired: Wired) -> None:  # noqa: F811
+    site.engine.script = [*says("Hello", finish=None), asyncio.Event()]
+    stream = await wired.env["AI"].run(MODEL, {**PROMPT, "stream": True})
+    await anext(aiter(stream))
+    wired.channel.close("killed")
+    await site.is_idle()
+    assert len(site.engine.aborted) == 1
+
+
+async def test_a_slow_reader_holds_back_no_more_than_a_window(site: Site, ai: AI) -> None:  # noqa: F811
+    site.engine.script = says("x" * 400, finish="length")
+    stream = await ai.run(MODEL, {**PROMPT, "stream": True})
+    await asyncio.sleep(0.05)
+    text = await stream.text()
+    assert text.count('"response":"x') >= 1
+    assert text.endswith("data: [DONE]\n\n")
+
+
+async def test_a_signal_aborts_a_call_and_a_stream(site: Site, ai: AI) -> None:  # noqa: F811
+    site.engine.script = [*says("Hello", finish=None), asyncio.Event()]
+    controller = AbortController()
+    task = asyncio.ensure_future(ai.run(MODEL, PROMPT, {"signal": controller.signal}))
+    await eventually(lambda: bool(site.engine.open))
+    controller.abort("enough")
+    with pytest.raises(AbortError, match="enough"):
+        await task
+    await site.is_idle()
+
+    controller = AbortController.new()
+    stream = await ai.run(MODEL, {**PROMPT, "stream": True}, signal=controller.signal)
+    reading = asyncio.ensure_future(stream.text())
+    await asyncio.sleep(0.02)
+    controller.abort()
+    with pytest.raises(AbortError):
+        await reading
+    await site.is_idle()
+    with pytest.raises(AbortError):
+        await ai.run(MODEL, PROMPT, signal=controller.signal)
+    with pytest.raises(AbortError, match="20 ms have passed"):
+        await ai.run(MODEL, PROMPT, signal=AbortSignal.timeout(20))
+    await site.is_idle()
+
+
+async def test_a_broken_engine_ends_a_stream_with_an_error_event(site: Site, ai: AI) -> None:  # noqa: F811
+    site.engine.script = [*says("Hel", finish=None), EngineError("engine_error", "the step failed")]
+    text = await (await ai.run(MODEL, {**PROMPT, "stream": True})).text()
+    assert '"response":"Hel"' in text
+    assert '"errors":[{"code":5000,"message":"the step failed"}]' in text
+
+
+async def test_a_call_waits_for_room_and_reject_if_busy_does_not(make_site: SiteMaker, wire: Wire) -> None:  # noqa: F811
+    async with make_site(limits={"max_inflight": 1}) as site:  # noqa: F811
+        ai = (await wire(("ai", "AI", {}), app=site.app.inference, is_busy=site.app.site.is_busy)).env["AI"]
+        gate = asyncio.Event()
+        site.engine.scripts = [[gate, *says("first")], says("second")]
+        first = asyncio.ensure_future(ai.run(MODEL, PROMPT))
+        await eventually(lambda: bool(site.engine.open))
+        second = asyncio.ensure_future(ai.run(MODEL, PROMPT))
+        with pytest.raises(Failure) as caught:
+            await ai.run(MODEL, PROMPT, {"rejectIfBusy": True})
+        assert (caught.value.code, caught.value.status) == (3040, 429)
+        await asyncio.sleep(0.1)
+        assert not second.done()
+        gate.set()
+        assert (await first).response == "first"
+        assert (await second).response == "second"
+        site.engine.loads["tiny"] = ModelLoad(waiting=1)
+        with pytest.raises(Failure, match="3040: all of this model's room is taken"):
+            await ai.run(MODEL, PROMPT, rejectIfBusy=True)
+        await site.is_idle()
+
+
+async def test_extra_headers_pass_and_the_runtimes_own_do_not(wire: Wire) -> None:
+    seen: list[tuple[bytes, bytes]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.extend(scope["headers"])
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": b'{"result":{"response":"x"}}'})
+
+    ai = (await wire(("ai", "AI", {}), app=app)).env["AI"]
+    extra = {"x-session-affinity": "abc", "x-pilotlight-hop": "forged", "connection": "close", "Host": "evil"}
+    await ai.run(MODEL, PROMPT, {"extraHeaders": extra, "tags": ["a"], "gateway": {"id": "g"}})
+    names = [name for name, _ in seen]
+    assert (b"x-session-affinity", b"abc") in seen
+    assert not {b"x-pilotlight-hop", b"connection", b"host"} & set(names)
+
+
+async def test_a_batch_is_queued_polled_and_answered_with_its_references(site: Site, ai: AI) -> None:  # noqa: F811
+    requests = [{"prompt": "a", "external_reference": "A"}, {"prompt": "b"}, {"promt": "c"}]
+    queued = await ai.run(MODEL, {"requests": requests}, {"queueRequest": True})
+    assert (queued.status, queued.model) == ("queued", MODEL)
+    answered: Any = None
+    for _ in range(200):
+        answered = await ai.run(MODEL, {"request_id": queued.request_id})
+        if answered.status == "complete":
+            break
+        await asyncio.sleep(0.02)
+    assert [response.success for response in answered.responses] == [True, True, False]
+    assert answered.responses[0].result.response == "Hello, world"
+    assert answered.responses[0].external_reference == "A"
+    assert answered.responses[2].errors[0].code == 5004
+    with pytest.raises(Failure, match="there is no batch"):
+        await ai.run(MODEL, {"request_id": "nope"})
+    for wrong in ({"requests": []}, {"requests": ["text"]}, {"requests": [{"prompt": "a", "stream": True}]}):
+        with pytest.raises(Failure, match="5004"):
+            await ai.run(MODEL, wrong, queueRequest=True)
+
+
+async def test_a_batch_outlives_the_process_that_took_it(tmp_path: Path) -> None:
+    def services() -> Services:
+        return Services(databases=Databases(), function="f")
+
+    async def never(model: str, inputs: dict[str, Any]) -> tuple[bool, bytes]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def answers(model: str, inputs: dict[str, Any]) -> tuple[bool, bytes]:
+        return True, json.dumps({"response": inputs["prompt"]}).encode()
+
+    first = services()
+    batches = Batches.open(tmp_path, first)
+    batches.serve(never)
+    queued = await batches.put(MODEL, {"requests": [{"prompt": str(i)} for i in range(9)]})
+    await asyncio.sleep(0.05)
+    await batches.close()
+    await first.databases.close()
+
+    second = services()
+    batches = Batches.open(tmp_path, second)
+    batches.serve(answers)
+    try:
+        found: Any = {}
+        while found.get("status") != "complete":
+            found = await batches.get(queued["request_id"])
+            await asyncio.sleep(0.01)
+        assert [response["result"]["response"] for response in found["responses"]] == [str(i) for i in range(9)]
+    finally:
+        await batches.close()
+        await second.databases.close()
+
+
+async def test_a_site_without_models_says_so(tmp_path: Path) -> None:
+    with pytest.raises(BindingError, match=r"give the site a \[\[models\]\] table"):
+        RuntimeAI.open(BindingDeclaration("ai", "AI", {}), tmp_path, Services())
+
+
+async def test_misspelt_options_are_named(ai: AI) -> None:
+    with pytest.raises(TypeError, match="did you mean 'reject_if_busy'"):
+        await ai.run(MODEL, PROMPT, {"rejectIfBussy": True})
+    with pytest.raises(TypeError, match="its inputs as a dict, not list"):
+        await ai.run(MODEL, [PROMPT])

@@ -1,0 +1,143 @@
+"""Cron triggers against their file: each minute once, across restarts, reloads and clocks that jump."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.functions import cron
+from runtime.functions.bindings import crons
+from runtime.functions.bindings.binding import Services
+from runtime.functions.bindings.crons import Crons
+from runtime.functions.bindings.database import Database, Databases, create
+from runtime.functions.channel import Failure
+from runtime.functions.manifest import ManifestError, load_manifest
+from runtime.functions.opener import opener
+from tests.asgi import eventually
+
+NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC).timestamp()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = NOON - 30
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Site:
+    def __init__(self) -> None:
+        self.fired: list[tuple[str, str]] = []
+        self.failing = False
+
+    async def run(self, expression: str, scheduled_time_ms: int) -> None:
+        self.fired.append((expression, datetime.fromtimestamp(scheduled_time_ms / 1000, UTC).strftime("%H:%M")))
+        if self.failing:
+            raise Failure("the handler failed")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crons, "LOOK_S", 0.005)
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Crons]]:
+    made: list[Crons] = []
+    databases: list[Database] = []
+
+    def begin(site: Site, clock: Clock, *expressions: str) -> Crons:
+        database = Database(tmp_path / "fired.sqlite", lambda connection: create(connection, crons.SCHEMA))
+        databases.append(database)
+        made.append(Crons([cron.parse(text) for text in expressions], site.run, database, clock))
+        return made[-1]
+
+    yield begin
+    for each in made:
+        await each.close()
+    for database in databases:
+        await database.close()
+
+
+async def test_each_minute_fires_once_and_a_failure_does_not_end_the_trigger(start: Callable[..., Crons]) -> None:
+    site, clock = Site(), Clock()
+    start(site, clock, "*/5 * * * *", "0 * * * *")
+    await asyncio.sleep(0.05)
+    assert site.fired == []
+    clock.now_s, site.failing = NOON + 1, True
+    await eventually(lambda: len(site.fired) == 2)
+    clock.now_s, site.failing = NOON + 301, False
+    await eventually(lambda: len(site.fired) == 3)
+    await asyncio.sleep(0.05)
+    assert sorted(site.fired) == [("*/5 * * * *", "12:00"), ("*/5 * * * *", "12:05"), ("0 * * * *", "12:00")]
+
+
+async def test_what_was_missed_while_the_site_was_down_fires_once(start: Callable[..., Crons]) -> None:
+    site, clock = Site(), Clock()
+    first = start(site, clock, "*/5 * * * *")
+    await asyncio.sleep(0.05)
+    clock.now_s = NOON + 1
+    await eventually(lambda: site.fired == [("*/5 * * * *", "12:00")])
+    await first.close()
+    clock.now_s = NOON + 1000
+    start(site, clock, "*/5 * * * *")
+    await eventually(lambda: len(site.fired) == 2)
+    await asyncio.sleep(0.05)
+    assert site.fired[1:] == [("*/5 * * * *", "12:15")]
+
+
+async def test_two_that_follow_the_same_trigger_fire_it_once(start: Callable[..., Crons]) -> None:
+    site, clock = Site(), Clock()
+    for _ in range(3):
+        start(site, clock, "* * * * *")
+    await asyncio.sleep(0.05)
+    for minute in range(5):
+        clock.now_s = NOON + 60 * minute + 1
+        await eventually(lambda count=minute + 1: len(site.fired) >= count)
+        await asyncio.sleep(0.03)
+    assert [at for _, at in site.fired] == ["12:00", "12:01", "12:02", "12:03", "12:04"]
+
+
+async def test_a_clock_that_is_set_back_repeats_nothing(start: Callable[..., Crons]) -> None:
+    site, clock = Site(), Clock()
+    start(site, clock, "* * * * *")
+    await asyncio.sleep(0.02)
+    clock.now_s = NOON + 121
+    await eventually(lambda: len(site.fired) == 1)
+    clock.now_s = NOON + 1
+    await asyncio.sleep(0.05)
+    clock.now_s = NOON + 130
+    await asyncio.sleep(0.05)
+    assert [at for _, at in site.fired] == ["12:02"]
+
+
+async def test_the_triggers_of_a_manifest_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "entry.py").write_text("")
+    (tmp_path / "wrangler.toml").write_text('name = "f"\nmain = "entry.py"\n[triggers]\ncrons = ["* * * * *"]\n')
+    clock = Clock()
+    fired: list[Any] = []
+    monkeypatch.setattr(Crons.__init__, "__defaults__", (clock,))
+
+    class Functions:
+        async def scheduled(self, function: str, expression: str, scheduled_time_ms: int) -> None:
+            fired.append((function, expression, scheduled_time_ms))
+
+    services = Services(databases=Databases())
+    bindings = opener(tmp_path / "state", services)(load_manifest(tmp_path), Functions())  # type: ignore[arg-type]
+    bindings.start()
+    await asyncio.sleep(0.05)
+    clock.now_s = NOON + 1
+    await eventually(lambda: fired == [("f", "* * * * *", int(NOON * 1000))])
+    await bindings.close()
+    await services.databases.close()
+
+
+def test_a_manifest_with_a_wrong_expression_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "entry.py").write_text("")
+    (tmp_path / "wrangler.toml").write_text('name = "f"\nmain = "entry.py"\n[triggers]\ncrons = ["61 * * * *"]\n')
+    with pytest.raises(ManifestError, match="'61' is no minute"):
+        load_manifest(tmp_path)

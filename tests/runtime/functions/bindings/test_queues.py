@@ -1,0 +1,361 @@
+"""Queues against their file: what is sent is delivered, again where it failed, and after kill -9."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.functions.bindings import queues
+from runtime.functions.bindings.binding import BindingError, Services
+from runtime.functions.bindings.database import DatabaseError, Databases
+from runtime.functions.bindings.queues import Queue, QueueConsumer, Settings
+from runtime.functions.channel import Failure
+from runtime.functions.manifest import BindingDeclaration, Manifest
+from runtime.functions.manifest import QueueConsumer as Declared
+from runtime.functions.opener import opener
+from tests.asgi import eventually
+from tests.runtime.functions.bindings.conftest import Wire
+
+QUEUE = ("queue_producer", "QUEUE", {"queue": "jobs", "delivery_delay": 0})
+SOON = Settings(max_batch_timeout_s=0.0)
+
+
+class Handler:
+    """A consumer that remembers, and answers what `decide` says."""
+
+    def __init__(self, decide: Callable[[dict[str, Any]], Any] = lambda message: None) -> None:
+        self.batches: list[list[dict[str, Any]]] = []
+        self._decide = decide
+
+    async def __call__(self, queue: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        self.batches.append(messages)
+        decisions = [(message["id"], self._decide(message)) for message in messages]
+        return {
+            "acked": [id for id, retried in decisions if retried is None],
+            "retried": [{"id": id, "delay_s": retried} for id, retried in decisions if retried is not None],
+        }
+
+    @property
+    def bodies(self) -> list[Any]:
+        return [message["body"] for batch in self.batches for message in batch]
+
+
+def queue_of(wired: Any, tmp_path: Path, name: str = "jobs") -> Queue:
+    return Queue.of(name, tmp_path, wired.services)
+
+
+async def empty(queue: Queue) -> None:
+    """What was delivered is settled a moment later."""
+    async with asyncio.timeout(5):
+        while await queue.depth():
+            await asyncio.sleep(0.01)
+
+
+async def test_what_is_sent_is_delivered_once_in_order_and_forgotten(wire: Wire, tmp_path: Path) -> None:
+    wired = await wire(QUEUE)
+    send = wired.env["QUEUE"]
+    await send.send({"n": [1, None]})
+    await send.send("text", contentType="text")
+    await send.sendBatch([{"body": b"\x00\xff", "contentType": "bytes"}, {"body": True}])
+    queue, handler = queue_of(wired, tmp_path), Handler()
+    consumer = QueueConsumer(queue, handler, SOON)
+    await eventually(lambda: len(handler.bodies) == 4)
+    assert handler.bodies == [{"n": [1, None]}, "text", b"\x00\xff", True]
+    assert {message["attempts"] for batch in handler.batches for message in batch} == {1}
+    await empty(queue)
+    await consumer.close()
+
+
+async def test_a_batch_waits_for_its_size_or_its_time(wire: Wire, tmp_path: Path) -> None:
+    wired = await wire(QUEUE)
+    handler = Handler()
+    consumer = QueueConsumer(queue_of(wired, tmp_path), handler, Settings(max_batch_size=3, max_batch_timeout_s=0.3))
+    await wired.env["QUEUE"].send_batch([{"body": i} for i in range(4)])
+    await eventually(lambda: len(handler.batches) == 1)
+    assert [message["body"] for message in handler.batches[0]] == [0, 1, 2]
+    await eventually(lambda: len(handler.batches) == 2)
+    assert [message["body"] for message in handler.batches[1]] == [3]
+    await consumer.close()
+
+
+async def test_a_delay_is_kept_and_does_not_hold_up_others(wire: Wire, tmp_path: Path) -> None:
+    wired = await wire(QUEUE)
+    handler = Handler()
+    consumer = QueueConsumer(queue_of(wired, tmp_path), handler, SOON)
+    await wired.env["QUEUE"].send("late", delaySeconds=0.4)
+    await wired.env["QUEUE"].send("now")
+    await eventually(lambda: handler.bodies == ["now"])
+    await eventually(lambda: handler.bodies == ["now", "late"])
+    await consumer.close()
+
+
+async def test_what_is_retried_comes_again_and_then_goes_to_the_dead_letters(wire: Wire, tmp_path: Path) -> None:
+    wired = await wire(QUEUE)
+    jobs, dead = queue_of(wired, tmp_path), queue_of(wired, tmp_path, "dead")
+    handler, graves = Handler(lambda message: 0.0 if message["body"] == "bad" else None), Handler()
+    settings = SOON._replace(max_retries=2)
+    consumers = [QueueConsumer(jobs, handler, settings, dead), QueueConsumer(dead, graves, SOON)]
+    await wired.env["QUEUE"].sendBatch([{"body": "bad"}, {"body": "good"}])
+    await eventually(lambda: graves.bodies == ["bad"])
+    assert handler.bodies.count("bad") == 3
+    assert handler.bodies.count("good") == 1
+    attempts = [message["attempts"] for batch in handler.batches for message in batch if message["body"] == "bad"]
+    assert attempts == [1, 2, 3]
+    await empty(jobs)
+    for consumer in consumers:
+        await consumer.close()
+
+
+async def test_a_handler_that_fails_gets_its_whole_batch_again(wire: Wire, tmp_path: Path) -> None:
+    wired = await wire(QUEUE)
+    seen: list[int] = []
+
+    async def handler(queue: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        seen.append(len(messages))
+        if len(seen) == 1:
+            raise RuntimeError("the handler failed")
+        return {"acked": [message["id"] for message in messages], "retried": []}
+
+    await wired.env["QUEUE"].send_batch([{"body": i} for i in range(3)])
+    queue = queue_of(wired, tmp_path)
+    consumer = QueueConsumer(queue, handler, SOON)
+    await eventually(lambda: sum(seen) == 6)
+    await empty(queue)
+    await consumer.close()
+
+
+async def test_a_message_under_way_comes_again_after_its_consumer_is_closed(wire: Wire, tmp_path: Path) -> None:
+    wired = await wire(QUEUE)
+    started = asyncio.Event()
+
+    async def never(queue: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        started.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    await wired.env["QUEUE"].send("job")
+    queue, handler = queue_of(wired, tmp_path), Handler()
+    first = QueueConsumer(queue, never, SOON)
+    await asyncio.wait_for(started.wait(), 5)
+    await first.close()
+    second = QueueConsumer(queue, handler, SOON)
+    await eventually(lambda: handler.bodies == ["job"])
+    assert handler.batches[0][0]["attempts"] == 2
+    await second.close()
+
+
+async def test_a_function_cannot_delay_or_acknowledge_nonsense(wire: Wire, tmp_path: Path) -> None:
+    wired = await wire(QUEUE)
+    calls = 0
+
+    async def hostile(queue: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        nonlocal calls
+        calls += 1
+        ids = [message["id"] for message in messages]
+        if calls == 1:
+            return {"retried": [{"id": "another", "delay_s": 1e300}, {"id": ids[0], "delay_s": -5}]}
+        return {"retried": []}
+
+    await wired.env["QUEUE"].send("job")
+    queue = queue_of(wired, tmp_path)
+    consumer = QueueConsumer(queue, hostile, SOON)
+    await eventually(lambda: calls == 2)
+    await empty(queue)
+    await consumer.close()
+
+
+@pytest.mark.parametrize(
+    ("messages", "sentence"),
+    [
+        ([{"body": "x" * 128_001}], "exceeds limit of 128000"),
+        ([{"body": "x" * 100_000}] * 3, "exceeds limit of 256000"),
+        ([{"body": 1}] * 101, "1 to 100 messages"),
+        ([], "1 to 100 messages"),
+        ([{"body": 1, "delaySeconds": -1}], "delay_seconds"),
+        ([{"body": 1, "delaySeconds": 43_201}], "delay_seconds"),
+        ([{"body": 1, "contentType": "xml"}], "content_type"),
+    ],
+)
+async def test_messages_beyond_the_limits_are_refused_whole(
+    wire: Wire, tmp_path: Path, messages: list[dict[str, Any]], sentence: str
+) -> None:
+    wired = await wire(QUEUE)
+    with pytest.raises(Failure, match=sentence):
+        await wired.env["QUEUE"].send_batch(messages)
+    assert await queue_of(wired, tmp_path).depth() == 0
+
+
+async def test_what_cannot_be_sent_is_named(wire: Wire) -> None:
+    send = (await wire(QUEUE)).env["QUEUE"]
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        await send.send({1, 2})
+    with pytest.raises(TypeError, match="is a str, not int"):
+        await send.send(5, contentType="text")
+    with pytest.raises(TypeError, match="messages with a body"):
+        await send.send_batch(["text"])
+
+
+async def test_a_full_queue_says_so(wire: Wire) -> None:
+    send = (await wire(QUEUE, max_bytes=1 << 20)).env["QUEUE"]
+
+    async def fill() -> None:
+        for _ in range(30):
+            await send.send("x" * 100_000)
+
+    with pytest.raises(Failure, match="the storage is full") as caught:
+        await fill()
+    assert caught.value.status == 507
+
+
+class Site:
+    """Functions of which one consumes."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+
+    async def queue(self, function: str, queue: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        assert (function, queue) == ("hello", "jobs")
+        return await self._handler(queue, messages)
+
+
+async def test_the_consumers_of_a_manifest_run_until_its_bindings_close(tmp_path: Path) -> None:
+    handler, services = Handler(), Services(databases=Databases())
+    declared = Declared(queue="jobs", max_batch_size=2, max_batch_timeout=0)
+    producer = BindingDeclaration("queue_producer", "QUEUE", {"queue": "jobs"})
+    manifest = Manifest("hello", tmp_path, tmp_path / "main.py", (producer,), consumers=(declared,))
+    bindings = opener(tmp_path, services)(manifest, Site(handler))  # type: ignore[arg-type]
+    bindings.start()
+    await Queue.of("jobs", tmp_path, services).put([(b"\x01", 0.0), (b"\x02", 0.0)])
+    await eventually(lambda: handler.bodies == [1, 2])
+    await bindings.close()
+    await services.databases.close()
+
+
+KILLED = """
+import asyncio, sys
+from pathlib import Path
+import msgspec
+from runtime.functions.bindings.queues import Queue, QueueConsumer, Settings
+
+async def main():
+    queue = Queue("jobs", Path(sys.argv[1]), 1 << 30)
+
+    async def handler(name, messages):
+        for message in messages:
+            print("got", message["body"], flush=True)
+        await asyncio.sleep(0.02)
+        return {"retried": []}
+
+    QueueConsumer(queue, handler, Settings(3, 0.0, 100))
+    for i in range(100000):
+        await queue.put([(msgspec.msgpack.encode(i), 0.0)])
+        print("sent", i, flush=True)
+
+asyncio.run(main())
+"""
+
+
+def killed(path: Path) -> tuple[set[int], set[int]]:
+    """What a process had sent and got when it was killed."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True, env=env)
+    assert process.stdout is not None
+    lines = [line for _, line in zip(range(120), process.stdout, strict=False)]
+    process.send_signal(signal.SIGKILL)
+    lines += process.stdout.readlines()
+    process.wait()
+    process.stdout.close()
+    words = [line.split() for line in lines if line.endswith("\n")]
+    return {int(n) for word, n in words if word == "sent"}, {int(n) for word, n in words if word == "got"}
+
+
+async def test_every_acknowledged_message_is_delivered_across_kill_9(tmp_path: Path) -> None:
+    path = tmp_path / "messages.sqlite"
+    sent, got = killed(path)
+    assert sent
+    assert got
+    queue, handler = Queue("jobs", path, 1 << 30), Handler()
+    consumer = QueueConsumer(queue, handler, Settings(100, 0.0, 100))
+    try:
+        await eventually(lambda: sent <= got | set(handler.bodies), 10)
+    finally:
+        await consumer.close()
+        await queue.close()
+
+
+async def test_what_a_dead_process_had_taken_comes_at_once_and_counts_as_tried(tmp_path: Path) -> None:
+    path = tmp_path / "messages.sqlite"
+    before = Queue("jobs", path, 1 << 20)
+    await before.put([(b"a", 0.0), (b"b", 3600.0)])
+    (taken,) = await before.take(10)
+    assert await before.take(10) == [], "it is leased"
+    await before.close()  # as a kill does: nothing is settled
+    after = Queue("jobs", path, 1 << 20)
+    (again,) = await after.take(10)
+    assert (again.id, again.body, again.attempts) == (taken.id, b"a", 2)
+    await after.close()
+
+
+async def test_a_function_that_consumes_anew_takes_over_and_another_one_is_refused(wire: Wire, tmp_path: Path) -> None:
+    wired = await wire(QUEUE)
+    queue, first, second = queue_of(wired, tmp_path), Handler(), Handler()
+    old = QueueConsumer(queue, first, SOON, function="f")
+    await wired.env["QUEUE"].send(1)
+    await eventually(lambda: first.bodies == [1])
+    new = QueueConsumer(queue, second, SOON, function="f")
+    for n in range(2, 6):
+        await wired.env["QUEUE"].send(n)
+    await eventually(lambda: second.bodies == [2, 3, 4, 5])
+    assert first.bodies == [1]
+    with pytest.raises(BindingError, match="'jobs' is consumed by the function 'f' already"):
+        QueueConsumer(queue, first, SOON, function="g")
+    await old.close()
+    await new.close()
+    third = QueueConsumer(queue, first, SOON, function="g")
+    await third.close()
+
+
+async def test_a_function_that_cannot_be_asked_costs_a_message_no_attempt(wire: Wire, tmp_path: Path) -> None:
+    wired = await wire(QUEUE)
+    seen: list[int] = []
+
+    async def busy(queue: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        seen.append(messages[0]["attempts"])
+        if len(seen) == 1:
+            raise Failure("all isolates are busy", code="overloaded", status=503)
+        return {"retried": []}
+
+    await wired.env["QUEUE"].send("job")
+    consumer = QueueConsumer(queue_of(wired, tmp_path), busy, SOON._replace(max_retries=0))
+    await eventually(lambda: seen == [1, 1])
+    await consumer.close()
+
+
+async def test_a_queue_that_cannot_be_written_is_settled_when_it_can(
+    wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wired = await wire(QUEUE)
+    queue, handler = queue_of(wired, tmp_path), Handler()
+    failures: list[Any] = []
+    settle = queue.settle
+
+    async def full(*args: Any, **kwargs: Any) -> None:
+        if len(failures) < 2:
+            failures.append(args)
+            raise DatabaseError("the disk is full", "storage_full")
+        await settle(*args, **kwargs)
+
+    monkeypatch.setattr(queue, "settle", full)
+    monkeypatch.setattr(queues, "PAUSE_AFTER_ERROR_S", 0.01)
+    await wired.env["QUEUE"].send("job")
+    consumer = QueueConsumer(queue, handler, SOON)
+    await eventually(lambda: len(failures) == 2)
+    await empty(queue)
+    assert handler.bodies == ["job"]
+    await consumer.close()

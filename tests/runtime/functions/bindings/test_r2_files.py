@@ -1,0 +1,194 @@
+"""R2's objects as files: hostile keys, readers of what is gone, full disks, deaths, and what nobody completes."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from runtime.functions.bindings.r2_files import STRAY_AFTER_S, FileStore
+from runtime.functions.bindings.r2_objects import Details
+from runtime.functions.channel import Failure
+from tests.runtime.functions.bindings.conftest import Wire
+from tests.runtime.functions.bindings.r2_bucket import MIB, R2, files, read
+from workers.bindings.r2 import R2Bucket, R2ObjectBody
+
+
+@pytest.fixture
+async def bucket(wire: Wire) -> R2Bucket:
+    face: R2Bucket = (await wire(R2)).env["BUCKET"]
+    return face
+
+
+async def test_keys_never_become_paths(bucket: R2Bucket, tmp_path: Path) -> None:
+    keys = [
+        "../../../etc/passwd",
+        "/etc/passwd",
+        "..",
+        ".",
+        "a\0b",
+        "a\nb",
+        "C:\\x",
+        "x" * 1024,
+        "index.sqlite",
+        "a/../b",
+        "~",
+        "%2e%2e/",
+    ]
+    before = {path for path in tmp_path.parent.iterdir()}
+    for key in keys:
+        await bucket.put(key, key)
+    for key in keys:
+        assert await read(await bucket.get(key)) == key.encode()
+    names = {path.name for path in files(tmp_path)}
+    assert len(names) == len(keys)
+    assert all(len(name) == 32 and set(name) <= set("0123456789abcdef") for name in names)
+    assert {path for path in tmp_path.parent.iterdir()} == before
+    for key in ("", "x" * 1025, "ä" * 513):
+        with pytest.raises(Failure, match=r"\(10020\)"):
+            await bucket.put(key, "x")
+
+
+async def test_a_reader_keeps_its_object_while_it_is_replaced_and_deleted(bucket: R2Bucket) -> None:
+    data = os.urandom(3 * MIB)
+    await bucket.put("k", data)
+    found = await bucket.get("k")
+    assert isinstance(found, R2ObjectBody)
+    chunks = aiter(found.body)
+    first = await anext(chunks)
+    await bucket.put("k", "new")
+    await bucket.delete("k")
+    assert first + b"".join([chunk async for chunk in chunks]) == data
+
+
+async def test_a_full_bucket_says_so_and_keeps_what_it_has(wire: Wire, tmp_path: Path) -> None:
+    bucket = (await wire(R2, max_bytes=MIB)).env["BUCKET"]
+    await bucket.put("a", bytes(600_000))
+    with pytest.raises(Failure, match="the bucket is full") as caught:
+        await bucket.put("b", bytes(600_000))
+    assert (caught.value.code, caught.value.status) == ("storage_full", 507)
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield bytes(100_000)
+
+    with pytest.raises(Failure, match="the bucket is full"):
+        await bucket.put("b", endless())
+    upload = await bucket.createMultipartUpload("c")
+    with pytest.raises(Failure, match="the bucket is full"):
+        await upload.uploadPart(1, bytes(600_000))
+    assert len(files(tmp_path)) == 1
+    await bucket.delete("a")
+    assert await bucket.put("b", bytes(600_000)) is not None
+
+
+LIMITED = """
+import asyncio, resource, signal, sys
+from pathlib import Path
+from runtime.functions.bindings.r2 import R2Bucket
+from runtime.functions.bindings.r2_files import FileStore
+
+async def main():
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    store = FileStore(Path(sys.argv[1]), 1 << 40)
+    bucket = R2Bucket(store)
+    await bucket.call("put", ["k"], {"value": b"old"})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+    try:
+        await bucket.call("put", ["k"], {"value": bytes(2 << 20)})
+    except Exception as error:
+        print(error.status, error.code, str(error))
+    head = await bucket.call("head", ["k"], {})
+    print(head["size"], sum(1 for p in Path(sys.argv[1]).rglob("*") if p.is_file() and "index" not in p.name))
+    await store.close()
+
+asyncio.run(main())
+"""
+
+
+def test_a_disk_that_is_full_fails_the_put_and_leaves_nothing(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, env=env, check=False
+    )
+    assert done.stdout.splitlines() == [
+        "507 storage_full put: the storage is full; delete something, or ask for more room (10001)",
+        "3 1",
+    ], done.stderr
+
+
+KILLED = """
+import asyncio, sys
+from pathlib import Path
+from runtime.functions.bindings.r2 import R2Bucket
+from runtime.functions.bindings.r2_files import FileStore
+
+async def main():
+    bucket = R2Bucket(FileStore(Path(sys.argv[1]), 1 << 40))
+    for i in range(100000):
+        await bucket.call("put", [f"k{i % 7}"], {"value": (b"%06d" % i) * 30000})
+        print(i, flush=True)
+
+asyncio.run(main())
+"""
+
+
+def killed_writer(path: Path) -> int:
+    """The last put that was acknowledged."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True, env=env)
+    assert process.stdout is not None
+    lines = [line for _, line in zip(range(30), process.stdout, strict=False)]
+    process.send_signal(signal.SIGKILL)
+    lines += process.stdout.readlines()
+    process.wait()
+    process.stdout.close()
+    return max(int(line) for line in lines if line.endswith("\n"))
+
+
+async def test_acknowledged_objects_survive_kill_9_and_strays_go(tmp_path: Path) -> None:
+    last = killed_writer(tmp_path)
+    stray = tmp_path / "files" / "ab" / ("ab" * 16)
+    stray.parent.mkdir(exist_ok=True)
+    stray.write_bytes(b"nobody knows me")
+    old_s = time.time() - STRAY_AFTER_S - 10
+    os.utime(stray, (old_s, old_s))
+    store = FileStore(tmp_path, 1 << 40)
+    try:
+        for i in range(7):
+            newest = max(n for n in range(last + 1) if n % 7 == i)
+            found = await store.open(f"k{i}", None, None)
+            assert found is not None
+            head, _, content = found
+            assert content is not None
+            data = b"".join([chunk async for chunk in content])
+            number = int(data[:6])
+            assert number in (newest, newest + 7)
+            assert data == (b"%06d" % number) * 30000
+            assert hashlib.md5(data).hexdigest() == head.etag
+        assert not stray.exists()
+    finally:
+        await store.close()
+
+
+async def test_uploads_that_nobody_completes_are_forgotten(tmp_path: Path) -> None:
+    async def one() -> AsyncIterator[bytes]:
+        yield b"part"
+
+    long_ago = FileStore(tmp_path, 1 << 30, now_s=lambda: time.time() - 8 * 24 * 3600)
+    upload_id = await long_ago.create_upload("k", Details())
+    await long_ago.put_part("k", upload_id, 1, one())
+    await long_ago.close()
+    for path in (tmp_path / "files").rglob("*"):
+        os.utime(path, (0, 0))
+    store = FileStore(tmp_path, 1 << 30)
+    try:
+        assert await store.head("k") is None
+        assert [path for path in (tmp_path / "files").rglob("*") if path.is_file()] == []
+    finally:
+        await store.close()

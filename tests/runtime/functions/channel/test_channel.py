@@ -1,0 +1,268 @@
+"""Both ends of a channel over a real socket pair: values, streams, credit, cancellation, and a hostile other side."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.functions.channel import WINDOW_BYTES, Answer, Channel, ChannelClosed, Failure, Inbound, frames
+from runtime.functions.channel.frames import Call, Chunk, Fail, FrameDecoder, FrameError, Ping, Reply, plain, unplain
+from tests.asgi import eventually
+
+
+class Other:
+    """A binding as the runtime's end would have it."""
+
+    def __init__(self) -> None:
+        self.cancelled = asyncio.Event()
+        self.sent_pieces = 0
+
+    async def __call__(self, frame: frames.Request, body: Inbound | None) -> Any:
+        assert isinstance(frame, Call)
+        return await getattr(self, frame.method)(*frame.args, body=body, **frame.kwargs)
+
+    async def add(self, a: int, b: int, body: None = None) -> int:
+        return a + b
+
+    async def count(self, body: Inbound) -> int:
+        return sum([len(chunk) async for chunk in body])
+
+    async def echo(self, body: Inbound) -> Answer:
+        return Answer({"type": "echo"}, body)
+
+    async def hang(self, body: None = None) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            self.cancelled.set()
+
+    async def endless(self, body: None = None) -> AsyncIterator[bytes]:
+        async def pieces() -> AsyncIterator[bytes]:
+            try:
+                while True:
+                    self.sent_pieces += 1
+                    yield b"x" * 1000
+            finally:
+                self.cancelled.set()
+
+        return pieces()
+
+    async def breaks(self, body: None = None) -> AsyncIterator[bytes]:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"first"
+            raise Failure("the disk is gone", code=7, status=507)
+
+        return pieces()
+
+    async def wrong(self, body: None = None) -> object:
+        return {"thing": [object()]}
+
+    async def refuses(self, body: None = None) -> None:
+        raise KeyError("nothing there")
+
+
+@asynccontextmanager
+async def pair(other: Any, **options: Any) -> AsyncIterator[tuple[Channel, Channel]]:
+    async def nothing(frame: frames.Request, body: Inbound | None) -> None:
+        return None
+
+    left, right = socket.socketpair()
+    isolate = await Channel.open(left, nothing, is_runtime=False)
+    runtime = await Channel.open(right, other, is_runtime=True, **options)
+    try:
+        yield isolate, runtime
+    finally:
+        isolate.close()
+        runtime.close()
+        await isolate.closed.wait()
+        await runtime.closed.wait()
+
+
+async def pieces(number: int, size: int) -> AsyncIterator[bytes]:
+    for _ in range(number):
+        yield b"y" * size
+
+
+async def test_a_call_brings_its_value_back() -> None:
+    async with pair(Other()) as (isolate, runtime):
+        assert await isolate.call("X", "add", 2, b=3) == 5
+        assert await asyncio.gather(*(isolate.call("X", "add", i, i) for i in range(200))) == [
+            2 * i for i in range(200)
+        ]
+        assert isolate.num_open == runtime.num_open == 0
+
+
+async def test_a_body_larger_than_the_window_arrives_whole_and_comes_back() -> None:
+    async with pair(Other()) as (isolate, _):
+        result = await isolate.begin("X", "count", body=pieces(50, 100_000))
+        assert result.value == 5_000_000
+        echoed = await isolate.begin("X", "echo", body=pieces(30, 70_001))
+        assert echoed.value == {"type": "echo"}
+        assert echoed.body is not None
+        assert len(await echoed.body.read()) == 30 * 70_001
+
+
+async def test_a_reply_on_its_way_while_its_beginner_leaves_is_no_fault_of_the_other_side() -> None:
+    for streamed in (False, True):
+        async with pair(Other()) as (isolate, _):
+            asked = asyncio.ensure_future(isolate.begin("X", "hang"))
+            await asyncio.sleep(0.01)
+            asked.cancel()  # seen by the task in the loop's next turn, and these come in this one
+            for frame in (Reply(1, None, streamed), Chunk(1, b"piece"), frames.End(1))[: 3 if streamed else 1]:
+                isolate.data_received(frames.encode(frame, 1 << 20))
+            assert (await asyncio.wait({asked}))[0] == {asked}
+            assert asked.cancelled()
+            assert not isolate.closed.is_set(), isolate.why_closed
+            assert await isolate.call("X", "add", 1, 2) == 3
+
+
+async def test_what_is_left_before_its_first_step_counts_as_open_no_longer() -> None:
+    async with pair(Other(), max_open=8) as (isolate, runtime):
+        for _ in range(20):
+            asked = asyncio.ensure_future(isolate.begin("X", "hang"))
+            await asyncio.sleep(0)
+            asked.cancel()  # both messages arrive as one piece
+            await asyncio.wait({asked})
+            await eventually(lambda: runtime.num_open == 0)
+        assert await isolate.call("X", "add", 1, 2) == 3
+
+
+async def test_a_stream_that_nobody_reads_stops_at_its_window() -> None:
+    other = Other()
+    async with pair(other) as (isolate, _):
+        async with aclosing(isolate.stream("X", "endless")) as stream:
+            await anext(stream)
+            await asyncio.sleep(0.05)
+            waiting = other.sent_pieces
+            assert waiting * 1000 <= WINDOW_BYTES + 2000
+            await asyncio.sleep(0.05)
+            assert other.sent_pieces == waiting
+        await asyncio.wait_for(other.cancelled.wait(), 5)
+
+
+async def test_leaving_a_call_cancels_it_at_the_other_end() -> None:
+    other = Other()
+    async with pair(other) as (isolate, runtime):
+        call = asyncio.ensure_future(isolate.call("X", "hang"))
+        await eventually(lambda: runtime.num_open == 1)
+        call.cancel()
+        await asyncio.wait_for(other.cancelled.wait(), 5)
+        await eventually(lambda: runtime.num_open == 0)
+        assert await isolate.call("X", "add", 1, 1) == 2
+
+
+async def test_a_failure_arrives_with_its_code_and_status_even_in_mid_stream() -> None:
+    async with pair(Other()) as (isolate, _):
+        with pytest.raises(Failure, match="nothing there") as refused:
+            await isolate.call("X", "refuses")
+        assert refused.value.name == "KeyError"
+        stream = isolate.stream("X", "breaks")
+        assert await anext(stream) == b"first"
+        with pytest.raises(Failure, match="the disk is gone") as failed:
+            await anext(stream)
+        assert (failed.value.code, failed.value.status) == (7, 507)
+
+
+async def test_a_value_that_cannot_be_sent_is_named_with_its_place() -> None:
+    async with pair(Other()) as (isolate, _):
+        with pytest.raises(Failure, match=r"the value\['thing'\]\[0\] is of type object"):
+            await isolate.call("X", "wrong")
+        with pytest.raises(TypeError, match=r"arguments\[0\] is of type set"):
+            await isolate.call("X", "add", {1}, 2)
+        with pytest.raises(ValueError, match="64 bits"):
+            await isolate.call("X", "add", 1 << 70, 2)
+
+
+async def test_calls_under_way_fail_when_the_other_process_dies() -> None:
+    async with pair(Other()) as (isolate, runtime):
+        call = asyncio.ensure_future(isolate.call("X", "hang"))
+        await eventually(lambda: runtime.num_open == 1)
+        runtime.close()
+        with pytest.raises(ChannelClosed):
+            await call
+        with pytest.raises(ChannelClosed):
+            await isolate.call("X", "add", 1, 1)
+
+
+async def test_more_open_exchanges_than_allowed_are_refused_one_by_one() -> None:
+    async with pair(Other(), max_open=2) as (isolate, _):
+        hanging = [asyncio.ensure_future(isolate.call("X", "hang")) for _ in range(2)]
+        await asyncio.sleep(0.02)
+        with pytest.raises(Failure, match="2 exchanges are open") as refused:
+            await isolate.call("X", "add", 1, 1)
+        assert refused.value.status == 429
+        for call in hanging:
+            call.cancel()
+        await asyncio.gather(*hanging, return_exceptions=True)
+
+
+async def test_a_ping_is_answered_by_the_loop() -> None:
+    async with pair(Other()) as (isolate, runtime):
+        await asyncio.wait_for(runtime.ping(), 5)
+        await asyncio.wait_for(isolate.ping(), 5)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        b"\xff\xff\xff\xff",
+        b"\x00\x00\x00\x01\xc1",
+        frames.encode(Call(1, "X", "hang"), 100) + frames.encode(Reply(1, 1), 100),
+        (5).to_bytes(4, "big") + msgspec.msgpack.encode([1, 2, 3, 4]),
+        frames.encode(Call(2, "X", "add"), 100),  # an id of the other parity
+        frames.encode(Call(1, "X", "hang"), 100) + frames.encode(Call(1, "X", "hang"), 100),
+        frames.encode(Call(1, "X", "endless"), 100) + frames.encode(frames.More(1, 1 << 40), 100),
+        frames.encode(Call(1, "X", "hang", streamed=True), 100) + frames.encode(Chunk(1, b"x" * 200_000), 1 << 20) * 3,
+        b"\x00\x10\x00\x00" + b"\x91" * (1 << 20),
+    ],
+)
+async def test_a_side_that_breaks_the_protocol_is_cut_off(hostile: bytes) -> None:
+    left, right = socket.socketpair()
+    runtime = await Channel.open(right, Other(), is_runtime=True)
+    left.setblocking(False)
+    with suppress(BrokenPipeError):
+        await asyncio.get_running_loop().sock_sendall(left, hostile)
+    await asyncio.wait_for(runtime.closed.wait(), 5)
+    assert "broke the protocol" in runtime.why_closed
+    left.close()
+
+
+FRAMES: list[frames.AnyFrame] = [
+    Call(1, "KV", "get", ["key"], {"type": "json"}), Reply(2, {"a": [None, True, 1.5, b"\x00"]}), Chunk(4, b"z" * 3000),
+    Fail(3, 3040, 429, "out of capacity"), Ping(6), frames.Fetch(8, "GET", "http://x/", [("a", "b")], b"body"),
+]  # fmt: skip
+
+
+@given(st.lists(st.integers(1, 5000), max_size=40))
+def test_frames_survive_any_cut(cuts: list[int]) -> None:
+    data = b"".join(frames.encode(frame, 1 << 20) for frame in FRAMES)
+    decoder, out, position = FrameDecoder(1 << 20), [], 0
+    for size in [*cuts, len(data)]:
+        out += list(decoder.feed(data[position : position + size]))
+        position += size
+    assert out == FRAMES
+
+
+def test_a_frame_too_large_is_refused_before_it_is_held() -> None:
+    decoder = FrameDecoder(100)
+    with pytest.raises(FrameError, match="1000 bytes"):
+        list(decoder.feed((1000).to_bytes(4, "big")))
+    with pytest.raises(ValueError, match="send a stream or less"):
+        frames.encode(Chunk(1, b"x" * 101), 100)
+
+
+def test_dates_cross_as_iso_strings() -> None:
+    when = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    value = {"at": when, "many": [when]}
+    assert plain(value) == {
+        "at": {"$date": "2026-01-02T03:04:05+00:00"},
+        "many": [{"$date": "2026-01-02T03:04:05+00:00"}],
+    }
+    assert unplain(plain(value)) == value

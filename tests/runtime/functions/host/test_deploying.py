@@ -1,0 +1,265 @@
+"""`pilotlight deploy` from the command line to the request: a router's deployments, a real site that fetches from them, real isolates."""
+
+import asyncio
+import json
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+from starlette.applications import Starlette
+
+from edge_router.deployments import DeploymentRoutes, Guard
+from runtime.cli.api import Api
+from runtime.cli.errors import CliError
+from runtime.functions.cli.deploy import deploy, rollback, versions
+from runtime.functions.host import deployed
+from tests.asgi import call, eventually
+from tests.runtime.conftest import Site, SiteMaker
+from wire.deployments import Tried
+from wire.headers import DEPLOY_TOKEN_ENV
+from wire.http.listen import bind
+from wire.http.server import Server
+
+ENTRY = """
+from workers import Response, WorkerEntrypoint
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        print("version VERSION answers")
+        await self.env.KV.put("last", "VERSION")
+        return Response("VERSION")
+"""
+MANIFEST = 'name = "greeter"\nmain = "entry.py"\n[[kv_namespaces]]\nbinding = "KV"\nid = "kept"\n'
+
+
+async def started(site: Site) -> None:
+    """The tests go past the socket, which would not be served before."""
+    await eventually(lambda: site.app.functions.deployed is not None and site.app.functions.deployed._task)
+
+
+class Network:
+    """One router's deployments and one site."""
+
+    def __init__(self, site: Site, api: Api, folder: Path) -> None:
+        self.site = site
+        self.api = api
+        self.folder = folder
+
+    def write(self, version: str, source: str = ENTRY, manifest: str = MANIFEST) -> None:
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / "entry.py").write_text(source.replace("VERSION", version))
+        (self.folder / "wrangler.toml").write_text(manifest)
+
+    async def deploy(self, percent: float = 100.0) -> None:
+        await asyncio.to_thread(deploy, self.api, self.folder, None, percent, "", "/")
+
+    async def ask(self, session: str = "", name: str = "greeter") -> Any:
+        headers = {"x-session-affinity": session} if session else {}
+        return await call(self.site.app, f"/fn/{name}", **headers)
+
+
+@pytest.fixture
+async def network(make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Network]:
+    monkeypatch.setenv(DEPLOY_TOKEN_ENV, "token")
+    monkeypatch.setattr(deployed, "POLL_S", 3600.0)  # it asks when it is told to
+    table = {"state_dir": str(tmp_path / "state"), "show_errors": True}
+    listener = bind("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with make_server(functions={**table, "deployments": url}) as site, router(site, listener, tmp_path):
+        await started(site)
+        yield Network(site, Api(url), tmp_path / "greeter")
+
+
+@asynccontextmanager
+async def router(site: Site, listener: socket.socket, tmp_path: Path) -> AsyncIterator[None]:
+    backend = SimpleNamespace(name="ams1", url=site.url, state="healthy", status=SimpleNamespace(functions=object()))
+    routes = DeploymentRoutes({"ams1": backend}, Guard("token", ""), tmp_path / "router").routes()  # type: ignore[dict-item]
+    server = Server(Starlette(routes=routes))
+    await server.start(listener)
+    try:
+        yield
+    finally:
+        await server.stop()
+
+
+async def test_a_version_is_deployed_replaced_and_rolled_back(
+    network: Network, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (await network.ask()).status == 404
+    network.write("one")
+    await network.deploy()
+    assert (await network.ask()).body == b"one"
+    network.write("two")
+    await network.deploy()
+    assert (await network.ask()).body == b"two"
+    assert len(network.site.app.functions.functions.pools) == 1
+    await asyncio.to_thread(rollback, network.api, "greeter", None)
+    assert (await network.ask()).body == b"one"
+    capsys.readouterr()
+    await asyncio.to_thread(versions, network.api, "greeter", True)
+    printed = json.loads(capsys.readouterr().out)
+    assert [version["number"] for version in printed["versions"]] == [1, 2]
+    assert printed["shares"] == [{"number": 1, "percent": 100.0}]
+    await network.site.is_idle()
+
+
+async def test_a_site_that_cannot_serve_a_change_is_named(
+    network: Network, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = network.site.app.functions.deployed
+    with monkeypatch.context() as away:
+        away.setattr(site, "_router", "http://127.0.0.1:1")
+        tried = await site.served("greeter", 1)
+    assert (tried.healthy, tried.detail.partition(": ")[0]) == (False, "http://127.0.0.1:1 cannot be asked")
+    assert "knows no revision 1" in (await site.served("greeter", 1)).detail
+    network.write("one")
+    monkeypatch.setattr(site, "served", lambda name, revision: asyncio.sleep(0, Tried(False, "it is busy")))
+    await network.deploy()
+    assert (
+        "greeter: version 1 has 100 %\ngreeter: not known to be served at ams1 yet: it is busy\n"
+        in capsys.readouterr().out
+    )
+
+
+async def test_a_share_of_the_clients_gets_the_new_version_and_keeps_it(network: Network) -> None:
+    network.write("one")
+    await network.deploy()
+    network.write("two")
+    await network.deploy(percent=30)
+    sessions = [f"client {n}" for n in range(60)]
+    first = [(await network.ask(session)).body for session in sessions]
+    again = [(await network.ask(session)).body for session in sessions]
+    assert first == again
+    assert 5 <= Counter(first)[b"two"] <= 35
+    kept = Path(network.site.config.functions.state_dir or "") / "bindings/kv"
+    assert [path.name for path in kept.iterdir()] == ["kept"]  # both versions have the same state
+
+
+async def test_a_version_that_does_not_start_takes_nothing_from_the_one_before(network: Network) -> None:
+    network.write("one", manifest=MANIFEST + '[[queues.consumers]]\nqueue = "jobs"\n')
+    await network.deploy()
+    for source, sentence in (
+        ("import nothing_like_this", "ModuleNotFoundError"),
+        ("raise SystemExit(3)", "SystemExit"),
+    ):
+        network.write("two", source)
+        with pytest.raises(CliError, match=sentence):
+            await network.deploy()
+    network.write("two", ENTRY.replace('return Response("VERSION")', 'raise ValueError("broken inside")'))
+    with pytest.raises(CliError, match="broken inside"):
+        await network.deploy()
+    network.write("two", manifest=MANIFEST + "[[oops]]\n")
+    with pytest.raises(Exception, match="oops"):
+        await network.deploy()
+    assert (await network.ask()).body == b"one"
+    bindings = network.site.app.functions.functions._bindings
+    assert [each._consumers != [] for each in bindings.values()] == [True]
+
+
+async def test_a_deployment_that_is_refused_owns_nothing_and_what_is_anothers_refuses_one(network: Network) -> None:
+    broken = ENTRY.replace('return Response("VERSION")', 'raise ValueError("broken inside")')
+    network.write("one", broken, MANIFEST.replace("greeter", "squatter"))
+    with pytest.raises(CliError, match="broken inside"):
+        await network.deploy()
+    network.write("one")
+    await network.deploy()
+    assert (await network.ask()).body == b"one"
+    network.write("one", manifest=MANIFEST.replace("greeter", "squatter"))
+    with pytest.raises(CliError, match="squatter may not use kv:kept, which is the function greeter's"):
+        await network.deploy()
+
+
+async def test_of_two_versions_that_were_tried_with_one_store_the_first_that_is_accepted_owns_it(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = network.site.app.functions
+    network.write("one", manifest=MANIFEST.replace("greeter", "squatter"))
+    with monkeypatch.context() as late:
+        late.setattr(served, "claim", lambda pool: None)  # both are between their trial and their first request
+        await network.deploy()
+        network.write("one")
+        await network.deploy()
+    served.deployed._accepted.clear()
+    assert (await network.ask()).body == b"one"
+    answer = await network.ask(name="squatter")
+    assert (answer.status, "which is the function greeter's" in answer.json["error"]["message"]) == (500, True)
+    assert [name.partition("@")[0] for name in served.functions.pools] == ["greeter"]
+
+
+async def test_a_site_goes_on_with_what_it_knows_when_the_router_is_gone(
+    make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DEPLOY_TOKEN_ENV, "token")
+    monkeypatch.setattr(deployed, "POLL_S", 3600.0)  # it asks when it is told to
+    listener = bind("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    table = {"state_dir": str(tmp_path / "state"), "deployments": url}
+    async with make_server(functions=table) as site, router(site, listener, tmp_path):
+        await started(site)
+        first = Network(site, Api(url), tmp_path / "greeter")
+        first.write("one")
+        await first.deploy()
+        assert (await first.ask()).body == b"one"
+    async with make_server(functions=table) as site:  # no router any more
+        await started(site)
+        network = Network(site, Api(url), tmp_path / "greeter")
+        assert (await network.ask()).body == b"one"
+        assert (await network.ask(name="other")).status == 404
+
+
+async def test_bytes_that_are_not_the_bundle_are_never_run(network: Network, tmp_path: Path) -> None:
+    network.write("one")
+    await network.deploy()
+    bundle = next((tmp_path / "router/bundles").glob("*.tar"))
+    other = bundle.read_bytes().replace(b'Response("one")', b'Response("bad")')
+    bundle.write_bytes(other)
+    served = network.site.app.functions
+    version = served.deployed._known["greeter"].versions[0]
+    served.functions.remove(deployed.pool_name("greeter", version))
+    folder = Path(network.site.config.functions.state_dir or "") / "deployed" / version.digest
+    folder.rename(tmp_path / "away")
+    answer = await network.ask()
+    assert answer.status == 503
+    assert "is not what was deployed" in answer.json["error"]["message"]
+    assert not folder.exists()
+
+
+async def test_a_version_that_cannot_be_fetched_leaves_its_clients_to_the_one_before(
+    network: Network, tmp_path: Path
+) -> None:
+    network.write("one")
+    await network.deploy()
+    network.write("two")
+    await network.deploy(percent=40)
+    served = network.site.app.functions
+    newest = served.deployed._known["greeter"].versions[-1]
+    served.functions.remove(deployed.pool_name("greeter", newest))
+    (Path(network.site.config.functions.state_dir or "") / "deployed" / newest.digest).rename(tmp_path / "away")
+    (tmp_path / "router/bundles" / f"{newest.digest}.tar").unlink()
+    answers = [await network.ask(f"client {n}") for n in range(30)]
+    assert {answer.body for answer in answers} == {b"one"}
+
+
+async def test_what_a_function_prints_and_why_it_fails_can_be_followed(network: Network) -> None:
+    network.write("one")
+    await network.deploy()
+    tails = network.site.app.functions.functions.tails
+    token = {"authorization": "Bearer token"}
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"{network.api.url}/deployments/greeter/tail", headers=token) as answer:
+            await eventually(lambda: "greeter" in tails._followers)
+            await network.ask()
+            async for line in answer.content:
+                if line.startswith(b"data:"):
+                    break
+        event = json.loads(line.removeprefix(b"data:"))
+        assert (event["site"], event["line"]) == ("ams1", "version one answers")
+        async with session.get(f"{network.site.url}/internal/functions/tail/greeter") as refused:
+            assert refused.status == 403
+    await eventually(lambda: "greeter" not in tails._followers)  # who leaves is forgotten

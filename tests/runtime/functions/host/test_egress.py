@@ -1,0 +1,156 @@
+"""Where functions may not go, as addresses: the places of the IANA's registries, of clouds, and of the machine itself."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from runtime.functions.channel import Failure
+from runtime.functions.channel.frames import Fetch
+from runtime.functions.host.egress import Egress
+
+NOT_PUBLIC = [
+    "0.0.0.0",
+    "0.1.2.3",
+    "10.0.0.1",
+    "100.64.0.1",
+    "100.127.255.255",
+    "127.0.0.1",
+    "127.1.2.3",
+    "168.63.129.16",
+    "169.254.169.254",
+    "172.16.0.1",
+    "172.31.255.255",
+    "192.0.0.1",
+    "192.0.0.9",
+    "192.0.0.10",
+    "192.0.0.170",
+    "192.0.0.192",
+    "192.0.2.1",
+    "192.88.99.1",
+    "192.168.0.1",
+    "198.18.0.1",
+    "198.51.100.1",
+    "203.0.113.1",
+    "224.0.0.1",
+    "239.1.1.1",
+    "240.0.0.1",
+    "255.255.255.255",
+    "::",
+    "::1",
+    "::8.8.8.8",
+    "::127.0.0.1",
+    "::ffff:10.0.0.1",
+    "::ffff:169.254.169.254",
+    "::ffff:0:8.8.8.8",
+    "64:ff9b::7f00:1",
+    "64:ff9b::a9fe:a9fe",
+    "64:ff9b:1::1",
+    "64:ff9b:1:fffe::808:808",
+    "100::1",
+    "100:0:0:1::1",
+    "2001::1",
+    "2001:2::1",
+    "2001:10::1",
+    "2001:db8::1",
+    "2002:7f00:1::",
+    "2002:a9fe:a9fe::1",
+    "3fff::1",
+    "4000::1",
+    "5f00::1",
+    "fc00::1",
+    "fd00:ec2::254",
+    "fe80::1",
+    "fe80::1%lo",
+    "fec0::1",
+    "ff02::1",
+]
+PUBLIC = [
+    "8.8.8.8",
+    "1.1.1.1",
+    "168.63.129.17",
+    "192.0.1.1",
+    "64:ff9b::808:808",
+    "::ffff:8.8.8.8",
+    "2002:808:808::1",
+    "2606:4700::1111",
+    "2a00::1",
+]
+
+
+@pytest.mark.parametrize("address", NOT_PUBLIC)
+def test_an_address_that_is_not_public_is_denied_by_name_and_in_the_url(address: str) -> None:
+    assert Egress().why_denied("example.com", address, 80)
+    with pytest.raises(Failure, match="fetch is not allowed there"):
+        Egress().check_url(f"http://{f'[{address}]' if ':' in address else address}/")
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_a_public_address_may_be_reached(address: str) -> None:
+    assert Egress().why_denied("example.com", address, 80) == ""
+
+
+@pytest.mark.parametrize("url", ["http://127.1/", "http://0x7f000001/", "http://2130706433/", "http://0177.0.0.1/"])
+def test_older_spellings_of_an_address_are_judged_as_what_they_mean(url: str) -> None:
+    with pytest.raises(Failure, match="fetch is not allowed there"):
+        Egress().check_url(url)
+
+
+def test_an_address_of_this_machine_is_denied_at_every_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A public one; the kernel answers for it in this test's place."""
+
+    class Probe(socket.socket):
+        def connect(self, address: object) -> None:
+            self.told = address
+
+        def getsockname(self) -> object:
+            return self.told if self.told[0] == "8.8.4.4" else ("192.0.2.1", 1)  # type: ignore[index]
+
+    monkeypatch.setattr("runtime.functions.host.egress.socket.socket", Probe)
+    egress = Egress(own_ports=lambda: [8080])
+    assert "8.8.4.4:9999 is on the site's own machine" in egress.why_denied("8.8.4.4", "8.8.4.4", 9999)
+    assert "this site's own" in egress.why_denied("example.com", "8.8.4.4", 8080)
+    assert "the site's own machine" in egress.why_denied("example.com", "64:ff9b::808:404", 1)
+    assert egress.why_denied("example.com", "8.8.8.8", 8080) == ""
+    assert Egress(["8.8.4.4:1"]).why_denied("8.8.4.4", "8.8.4.4", 1) == ""
+
+
+@asynccontextmanager
+async def far_side(*answers: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A server that gives these answers, one a connection, and what it was sent."""
+    heard: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(
+            (int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0
+        )
+        heard.append(head + await reader.readexactly(length))
+        writer.write(answers[len(heard) - 1] + b"content-length: 0\r\nconnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", heard
+
+
+async def test_credentials_and_a_form_do_not_follow_a_redirect_to_another_host() -> None:
+    async with far_side(b"HTTP/1.1 200 OK\r\n") as (there, elsewhere):
+        again, away = b"location: /again\r\n", f"location: {there}/away\r\n".encode()
+        answers = (b"HTTP/1.1 307 Same\r\n" + again, b"HTTP/1.1 302 Found\r\n" + away)
+        async with far_side(*answers) as (here, first), Egress(("127.0.0.1",)) as egress:
+            headers = [("Authorization", "Bearer k"), ("cookie", "c=1"), ("x-own", "1")]
+            answer = await egress.fetch(
+                Fetch(id=1, method="POST", url=f"{here}/form", headers=headers, body=b"a=1"), None
+            )
+    assert (answer.value["status"], answer.value["redirected"]) == (200, True)
+    assert all(b"bearer k" in head.lower() and b"c=1" in head and head.endswith(b"a=1") for head in first)
+    assert [head.split(b" HTTP")[0] for head in (*first, *elsewhere)] == [b"POST /form", b"POST /again", b"GET /away"]
+    (head,) = elsewhere
+    assert b"x-own: 1" in head
+    assert b"bearer" not in head.lower()
+    assert b"c=1" not in head
+    assert b"a=1" not in head

@@ -1,0 +1,18 @@
+"""The rehearsal of an isolate's life: it goes through, and nothing of it stays."""
+
+import gc
+import sys
+
+from runtime.functions.host import prefork
+from workers import entrypoint, env, host
+
+
+def test_nothing_stays_of_a_rehearsal() -> None:
+    before = set(sys.modules), sys.path[:], entrypoint.on_background, dict(vars(env))
+    try:
+        prefork.rehearse()
+    finally:
+        gc.unfreeze()
+    assert prefork.FUNCTION.stem not in sys.modules
+    assert (set(sys.modules), sys.path, entrypoint.on_background, dict(vars(env))) == before
+    assert host._channel is None

@@ -1,0 +1,153 @@
+"""Who comes first: standings are earned by what answers cost, and the kernel is told of them."""
+
+import asyncio
+import ctypes
+import os
+import platform
+import struct
+import time
+
+import pytest
+
+from runtime.functions.host import priority
+from runtime.functions.host.pace import Pace
+from runtime.functions.host.priority import (
+    PROMPT_NICE,
+    PROMPT_SLICE_NS,
+    PROVEN,
+    YIELD_NICE,
+    Habit,
+    Standing,
+    cpu_s,
+    tell_kernel,
+)
+from tests.runtime.functions.conftest import ServedMaker
+
+HONOURS_SLICES = tuple(int(part) for part in os.uname().release.split(".")[:2]) >= (6, 12)
+SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
+
+
+def used(habit: Habit, *, answers: int, cost_s: float, began: float = 100.0, every_s: float = 0.05) -> float:
+    """Looks at it after each answer; when the last one was."""
+    for index in range(answers):
+        habit.answered()
+        habit.spent(cost_s, began + index * every_s)
+    return began + answers * every_s
+
+
+def test_who_answers_with_little_work_is_prompt_only_after_some_answers() -> None:
+    habit = Habit()
+    used(habit, answers=PROVEN - 1, cost_s=0.0005)
+    assert habit.standing is Standing.USUAL
+    used(habit, answers=1, cost_s=0.0005, began=101.0)
+    assert habit.standing is Standing.PROMPT
+
+
+def test_who_computes_in_one_go_gives_way_at_once_however_good_it_was_and_comes_back_by_answering() -> None:
+    habit = Habit()
+    now = used(habit, answers=100, cost_s=0.0005)
+    habit.spent(0.06, now)
+    assert habit.standing is Standing.YIELDING
+    used(habit, answers=200, cost_s=0.0005, began=now + 1.0)
+    assert habit.standing is Standing.PROMPT
+
+
+def test_who_works_hard_for_every_answer_gives_way_though_none_takes_long() -> None:
+    habit = Habit()
+    used(habit, answers=40, cost_s=0.03, every_s=0.1)
+    assert habit.standing is Standing.YIELDING
+
+
+def test_who_needs_most_of_a_core_for_many_cheap_answers_does_not_come_first() -> None:
+    habit = Habit()
+    for look in range(40):
+        for _ in range(50):
+            habit.answered()
+        habit.spent(0.045, 100.0 + look * 0.05)
+    assert habit.standing is Standing.USUAL
+
+
+def test_a_successor_on_probation_gives_way_until_it_has_answered() -> None:
+    habit = Habit(is_on_probation=True)
+    assert habit.standing is Standing.YIELDING
+    used(habit, answers=PROVEN, cost_s=0.0005)
+    assert habit.standing is Standing.PROMPT
+
+
+@pytest.mark.skipif(not HONOURS_SLICES, reason="Linux takes slices from 6.12 on")
+async def test_the_kernel_hears_who_comes_first_and_who_gives_way(make_served: ServedMaker) -> None:
+    async with make_served(limits={"blocked_s": 20.0}) as served:  # who gives way on a busy machine is slow
+        served.add(
+            """
+            import time
+            from workers import WorkerEntrypoint, Response
+
+            class Default(WorkerEntrypoint):
+                async def fetch(self, request):
+                    if request.url.endswith("/compute"):
+                        began = time.process_time()
+                        while time.process_time() - began < 0.25:
+                            pass
+                    return Response("well")
+            """
+        )
+        own = priority.OWN_NICE
+        first = own + PROMPT_NICE if own == 0 and os.getuid() == 0 else own
+        computing = asyncio.create_task(served.get("/compute"))
+        pool = served.functions.pools["f"]
+        yielding = min(19, own + YIELD_NICE)
+        while not pool.workers or pool.workers[0]._child is None or _nice(pool.workers[0]._child.pid) != yielding:
+            assert not computing.done()
+            await asyncio.sleep(0.005)
+        await computing
+        child = pool.workers[0]._child
+        async with asyncio.timeout(20):
+            while _scheduled(child.pid) != (first, PROMPT_SLICE_NS):
+                await served.get("/")
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.skipif(not HONOURS_SLICES, reason="Linux takes slices from 6.12 on")
+def test_the_loop_itself_is_told_of_and_its_children_are_as_usual() -> None:
+    tell_kernel(0, Standing.PROMPT)
+    try:
+        assert _scheduled(0)[1] == PROMPT_SLICE_NS
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if _scheduled(0)[1] != PROMPT_SLICE_NS and os.getpriority(os.PRIO_PROCESS, 0) >= 0 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        tell_kernel(0, Standing.USUAL)
+    assert _scheduled(0)[1] != PROMPT_SLICE_NS
+
+
+def test_the_cpu_time_of_another_process_is_read_to_the_nanosecond() -> None:
+    before = time.process_time()
+    assert before <= cpu_s(os.getpid()) <= time.process_time()
+    with pytest.raises(OSError, match="Invalid"):
+        cpu_s(2**22 + 1)  # above the largest there can be
+
+
+async def test_a_shared_pace_is_kept_by_all_together_after_a_short_burst() -> None:
+    pace, loop = Pace(1000.0), asyncio.get_running_loop()
+    began = loop.time()
+
+    async def send() -> None:
+        for _ in range(10):
+            await pace.take(10)
+
+    await asyncio.gather(send(), send())
+    assert loop.time() - began >= 200 / 1000 - 0.005 - 0.01  # what may go at once
+
+
+def _nice(pid: int) -> int | None:
+    return os.getpriority(os.PRIO_PROCESS, pid) if pid > 0 else None
+
+
+def _scheduled(pid: int) -> tuple[int, int]:
+    """Nice value and slice."""
+    buffer = bytearray(56)
+    address = (ctypes.c_char * 56).from_buffer(buffer)
+    assert ctypes.CDLL(None).syscall(SCHED_GETATTR[platform.machine()], pid, address, 56, 0) == 0
+    _, _, _, nice, _, slice_ns = struct.unpack("=IIQiIQ", buffer[:32])
+    return nice, slice_ns

@@ -1,0 +1,205 @@
+"""What code that a function's zygote has imported may do there, and what its reports are believed: packages of an author who means harm."""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from runtime.functions.host.control_messages import Born, Confined, Died, Failed, Fork, Report
+from runtime.functions.host.processes import descendants
+from runtime.functions.host.zygote_client import NONSENSE, Child, Link
+from tests.asgi import eventually
+from tests.runtime.functions.conftest import Served, ServedMaker
+from tests.runtime.functions.host.test_hostile import GOOD, fault_of
+
+USES = """
+import evil
+from workers import Response, WorkerEntrypoint
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        return Response(str(evil.SAID))
+"""
+CONTROL = """
+import array, os, socket, threading, time
+SAID = "ready"
+def control():
+    for number in range(3, 20):
+        try:
+            found = socket.socket(fileno=os.dup(number))
+        except OSError:
+            continue
+        if found.type == socket.SOCK_SEQPACKET:
+            return found
+"""
+
+
+def add(served: Served, package: str) -> None:
+    served.add(USES, "bad", python_modules__evil_dot_py=package)
+
+
+def zygote_pid(served: Served) -> int:
+    zygote = served.functions.pools["bad"]._zygote
+    return 0 if zygote is None else zygote._child.pid
+
+
+async def test_a_package_starts_no_process_when_it_is_imported(served: Served) -> None:
+    attempts = (
+        "os.fork()",
+        "subprocess.run(['/bin/true'])",
+        "os.posix_spawn('/bin/true', ['true'], {})",
+    )
+    package = "import os, subprocess\nSAID = []\n"
+    for attempt in attempts:
+        package += f"try:\n    {attempt}\n    SAID.append('started')\nexcept OSError as e:\n    SAID.append(type(e).__name__)\n"
+    add(served, package)
+    assert await served.get(name="bad") == str(["PermissionError"] * len(attempts)).encode()
+    known = {worker._child.pid for worker in served.functions.pools["bad"].workers if worker._child is not None}
+    assert descendants(zygote_pid(served)) == known
+
+
+async def test_a_package_that_takes_an_isolates_fork_for_itself_is_ended_with_all_its_processes(served: Served) -> None:
+    add(
+        served,
+        """
+        import os, threading, time
+        SAID = "ready"
+        def take():
+            while True:
+                try:
+                    if os.fork() == 0:
+                        while True:
+                            pass
+                except OSError:
+                    time.sleep(0.01)
+        threading.Thread(target=take, daemon=True).start()
+        """,
+    )
+    served.add(GOOD, "good")
+    seen: set[int] = set()
+    said = ""
+    while "processes" not in said:
+        answer = await asyncio.gather(served.get(name="bad"), return_exceptions=True)
+        said = str(answer[0])
+        seen |= descendants(zygote_pid(served))
+        assert await served.get(name="good") == b"well"
+    await served.functions.pools["bad"].close()
+    await eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in seen))
+
+
+async def test_a_package_that_computes_beside_requests_is_ended(make_served: ServedMaker) -> None:
+    package = """
+    import threading
+    SAID = "ready"
+    def spin():
+        while True:
+            pass
+    threading.Thread(target=spin, daemon=True).start()
+    """
+    async with make_served(limits={"cpu_ms": 200}) as served:
+        add(served, package)
+        lines: list[str] = []
+        served.functions.pools["bad"]._follow = lines.append
+        assert await served.get(name="bad") == b"ready"
+        first = zygote_pid(served)
+        await eventually(lambda: any("more than 200 ms of CPU time beside its requests" in line for line in lines))
+        await eventually(lambda: not os.path.exists(f"/proc/{first}"))
+
+
+async def test_a_package_that_hoards_shared_memory_is_ended(make_served: ServedMaker) -> None:
+    package = """
+    import mmap
+    SAID = mmap.mmap(-1, 256 << 20)
+    for _ in range(256):
+        SAID.write(bytes(1 << 20))
+    """
+    async with make_served(limits={"memory_mib": 128}) as served:
+        add(served, package)
+        lines: list[str] = []
+        served.functions.pools["bad"]._follow = lines.append
+        await asyncio.gather(served.get(name="bad"), return_exceptions=True)
+        await eventually(lambda: any("MiB of memory, of at most 128" in line for line in lines))
+
+
+@pytest.mark.parametrize("tier", [1, 2])
+async def test_a_package_that_is_never_imported_is_ended_at_the_deadline(make_served: ServedMaker, tier: int) -> None:
+    async with make_served(tier=tier, limits={"start_s": 0.5}) as served:
+        add(served, "while True:\n    pass\n")
+        assert "were not imported within 0.5 s" in (await fault_of(served)).message
+
+
+@pytest.mark.parametrize("tier", [1, 2])
+async def test_a_forged_death_ends_the_process_and_not_the_watch_over_it(make_served: ServedMaker, tier: int) -> None:
+    package = (
+        CONTROL
+        + """
+def forge():
+    told = control()
+    while not os.path.exists(os.environ["TMPDIR"] + "/now"):
+        time.sleep(0.01)
+    for id in range(1, 9):
+        told.send(b"\\x85\\xa4type\\xa4died\\xa2id" + bytes([id]) + b"\\xa6status\\x00\\xa5cpu_s\\x00\\xabmax_rss_kib\\x00")
+threading.Thread(target=forge, daemon=True).start()
+"""
+    )
+    source = USES.replace(
+        "return Response(str(evil.SAID))",
+        "open(__import__('os').environ['TMPDIR'] + '/now', 'w').close()\n        while True: pass",
+    )
+    async with make_served(tier=tier, limits={"cpu_ms": 20_000, "blocked_s": 30.0}) as served:
+        served.add(source, "bad", python_modules__evil_dot_py=package)
+        asking = asyncio.ensure_future(fault_of(served))
+        pool = served.functions.pools["bad"]
+        await eventually(
+            lambda: bool(pool.workers and pool.workers[0]._child is not None and pool.workers[0]._child.pid > 0)
+        )
+        isolate = pool.workers[0]._child
+        assert isolate is not None
+        fault = await asking
+        assert NONSENSE in fault.message
+        await eventually(lambda: not os.path.exists(f"/proc/{isolate.pid}"))
+
+
+@pytest.fixture
+async def ends() -> AsyncIterator[tuple[Link, socket.socket, list[str]]]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    failed: list[str] = []
+    link = Link(ours, os.getpid, failed.append)
+    with theirs:
+        yield link, theirs, failed
+        link.close()
+
+
+LIES: list[list[tuple[Report, int]]] = [
+    [(Died(1, 0, 0.0, 0), 0)],
+    [(Died(7, 0, 0.0, 0), 0)],
+    [(Failed(7, "no"), 0)],
+    [(Born(7), 1)],
+    [(Born(1), 0)],
+    [(Born(1), os.getpid())],
+    [(Confined(), 0), (Confined(), 0)],
+    [(Failed(1, "no"), 0), (Failed(1, "no"), 0)],
+]
+
+
+@pytest.mark.parametrize("reports", LIES)
+async def test_what_cannot_be_ends_the_zygote_that_says_it(
+    reports: list[tuple[Report, int]], ends: tuple[Link, socket.socket, list[str]]
+) -> None:
+    link, theirs, failed = ends
+    child = link.ask(lambda id: Fork(id, None), [])  # type: ignore[arg-type]
+    for report, pid in reports:
+        fds = [os.pidfd_open(pid)] if pid else []
+        socket.send_fds(theirs, [msgspec.msgpack.encode(report)], fds)
+        for fd in fds:
+            os.close(fd)
+    await asyncio.wait_for(_closed(link), 5)
+    assert failed == [NONSENSE]
+    assert isinstance(child, Child)
+    assert child.died.done()
+
+
+async def _closed(link: Link) -> None:
+    await eventually(lambda: link.closed)
