@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.client import EngineError
-from runtime import app as app_module
+from runtime import site as site_module
 from runtime.engines.tier_place import TierPlace
 from runtime.engines.weights_tier import WeightsTier
 from tests.asgi import call, eventually, start
@@ -91,7 +91,7 @@ async def test_a_further_copy_comes_from_the_weights_in_host_memory(
     place = TierPlace("ams1", tmp_path, "weights")
     directory = place.claim()
     assert directory is not None
-    monkeypatch.setattr(app_module, "open_tier", lambda site: WeightsTier(place, directory, 10_000))
+    monkeypatch.setattr(site_module, "open_tier", lambda site: WeightsTier(place, directory, 10_000))
     files: list[str | None] = []
 
     class Mapping(FakeEngineClient):

@@ -14,7 +14,7 @@ from edge_router.discovery import static_backends
 from edge_router.policy import RouteRequest, eligible
 from engine.client import EngineError
 from engine.protocol import ModelSpec
-from runtime import app as app_module
+from runtime import site as site_module
 from runtime.engines import models as models_module
 from runtime.engines import room as room_module
 from runtime.engines.copies import Copy
@@ -434,7 +434,7 @@ async def test_weights_files_follow_the_models(
     directory = place.claim()
     assert directory is not None
     tier = WeightsTier(place, directory, limit)
-    monkeypatch.setattr(app_module, "open_tier", lambda site: tier)
+    monkeypatch.setattr(site_module, "open_tier", lambda site: tier)
     specs: list[ModelSpec] = []
 
     class Writing(FakeEngineClient):
@@ -468,7 +468,7 @@ async def test_what_is_to_sleep_in_host_memory_is_put_there_at_start(
     place = TierPlace("ams1", tmp_path, "weights")
     directory = place.claim()
     assert directory is not None
-    monkeypatch.setattr(app_module, "open_tier", lambda site: WeightsTier(place, directory, 10_000))
+    monkeypatch.setattr(site_module, "open_tier", lambda site: WeightsTier(place, directory, 10_000))
     for entry in entries[:2]:
         entry["residency"] = "host"
     async with make_site(models=entries, engine={"weights_host_gib": 1.0}) as site:
