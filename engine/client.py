@@ -376,6 +376,7 @@ class InProcessEngineClient(_Client):
         if self._thread is not None:
             return
         from engine.host import EngineHost
+        from engine.loader import ModelLoader
         from engine.transport import QueueTransport
 
         loop = asyncio.get_running_loop()
@@ -387,7 +388,7 @@ class InProcessEngineClient(_Client):
 
         def serve() -> None:
             try:
-                EngineHost(self._config, self._transport).run()
+                EngineHost(self._transport, ModelLoader(self._config)).run()
             except BaseException as error:
                 _call_soon(loop, self.fail, f"the engine host's thread failed with {type(error).__name__}: {error}")
                 raise

@@ -222,6 +222,11 @@ class Engine:
             self._sequences[sequence.sequence_id] = sequence
             self.scheduler.add(sequence)
 
+    def hand_over_to(self, successor: "Engine") -> list[TokenOutput]:
+        """Let another engine of the same model go on with every open sequence. Return the outputs that are still to be sent."""
+        successor.adopt_sequences(self.detach_sequences())
+        return self.take_outputs()
+
     def end_all(self, code: ErrorCode, message: str) -> None:
         """End every sequence with an error; nothing is wrong with the engine."""
         for sequence in list(self._sequences.values()):

@@ -12,15 +12,13 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from engine.bootstrap import store
 from engine.engine import error_output
-from engine.loader import ModelLoader
-from engine.opening import kept
-from engine.opening.opener import OpenedModel, Opener
+from engine.loader import Loader, ModelLoader, ServedModel
 from engine.preparation import take_process
 from engine.protocol import (
     Abort,
@@ -28,8 +26,6 @@ from engine.protocol import (
     Hello,
     HostConfig,
     HostEnding,
-    HostPhases,
-    HostReady,
     LoadModel,
     LoadProgress,
     ModelFailed,
@@ -37,11 +33,10 @@ from engine.protocol import (
     ModelSpec,
     ModelUnloaded,
     Shutdown,
-    StepOutput,
     Submit,
-    TokenOutput,
     UnloadModel,
 )
+from engine.step_frames import StepFrames
 from engine.transport import HostTransport, NewFrontEnd
 from engine.validation import host_problem
 from kernels.cpu.build import BuildError, discard_libraries, forced_kind
@@ -51,76 +46,49 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 0.5
 # How soon a finished load is noticed: the loader's thread has no way to interrupt the wait for commands. A wake from host memory takes 20 ms.
 _LOADING_POLL_S = 0.001
 # And blocks from a tier, while no sequence has anything else to do.
 _TIER_POLL_S = 0.001
-# Where a model can be opened: how long its own load waits for somebody to ask for it, and for the first answer of whoever waits for one.
-_UNASKED_S = 0.5
-_FIRST_ANSWER_S = 0.2
 # Failed steps in a row, of whatever models, after which the device counts as broken: each ends all that is open of its model.
 MOST_FAILED_STEPS = 3
-_SWITCH_S, _USUAL_SWITCH_S = 0.0005, sys.getswitchinterval()
 
 
 class EngineHost:
     def __init__(
-        self,
-        config: HostConfig,
-        transport: HostTransport,
-        is_orphaned: Callable[[], bool] = lambda: False,
-        is_standby: bool = False,
-        opener: Opener | None = None,
-        *,
-        leaves_openings: bool = False,
+        self, transport: HostTransport, loader: Loader, is_orphaned: Callable[[], bool] = lambda: False
     ) -> None:
-        """`is_standby`: nobody waits for it yet; it makes ready more thoroughly, and out of everybody's way. `opener`: serves its model until torch
-        has been imported, which then waits for the first answer; only of a host on a CPU. `leaves_openings`: for later hosts."""
-        problem = host_problem(config)
-        if problem:
-            raise ValueError(problem)
-        self._config = config
+        """`loader`: may serve a model by other means until it is loaded (engine/bootstrap)."""
         self._transport = transport
+        self._loader = loader
         self._is_orphaned = is_orphaned
-        self._opener = opener
-        self._opened: OpenedModel | None = None
-        self._loader = ModelLoader(config, is_standby, waits=opener is not None, leaves_openings=leaves_openings)
-        self._load_at = time.monotonic() + _UNASKED_S  # whatever has been asked for until then
-        if opener is not None:
-            self._loader.ready = HostReady()
-        self._owes_ready = False
-        self._models: dict[str, LoadedModel | OpenedModel] = {}
+        self._models: dict[str, ServedModel] = {}
         self._loading: dict[str, ModelSpec] = {}
         self._arriving: list[LoadedModel] = []  # loaded; what others have of their cache is still to be left
-        self._outputs: list[TokenOutput] = []
-        self._steps = 0
-        self._last_frame_at = time.monotonic()
+        self._frames = StepFrames(transport)
+        self._owes_ready = False
         self._waits_for_blocks = False
-        self._stopping = False
+        self._is_stopping = False
         self._failed_steps = 0  # since the last answer: where steps overlap, a launch that succeeds says nothing
         self._broken: str | None = None  # why nothing may touch the device any more
 
     def stop(self) -> None:
-        """From a signal handler too: end after the step in progress."""
-        self._stopping = True
+        """End after the step in progress. May be called from a signal handler."""
+        self._is_stopping = True
 
     def run(self) -> None:
         """Serve until told to stop; then say so at once, for whoever goes on with the open sequences elsewhere."""
-        while not self._stopping and not self._is_orphaned():
-            for command in self._transport.receive(self._patience_s()):
+        self._loader.start()
+        while not self._is_stopping and not self._is_orphaned():
+            for command in self._transport.receive(self._receive_timeout_s()):
                 self._handle_command(command)
             self._collect_loads()
-            if self._opened is not None:
-                self._opened.hold_longest()
             working = [model for model in self._models.values() if model.engine.has_work]
             stepped = [model for model in working if self._broken is None and self._step(model)]
             if self._broken is not None:
                 break
-            if stepped or self._has_outputs() or self._until_heartbeat_s() <= 0:
+            if stepped or self._has_outputs() or self._frames.until_heartbeat_s <= 0:
                 self._send_frame(stepped)
-            if not self._loader.has_begun and self._should_load():
-                self._begin_loads()
             for model in self._models.values():
                 model.engine.on_idle()
             self._waits_for_blocks = bool(working) and not stepped
@@ -132,22 +100,20 @@ class EngineHost:
         self._loader.close()
         self._transport.close()
 
-    def _patience_s(self) -> float:
+    def _receive_timeout_s(self) -> float:
         if self._waits_for_blocks:
             return _TIER_POLL_S
-        if self._outputs or any(model.engine.has_work for model in self._models.values()):
+        if self._frames.has_outputs or any(model.engine.has_work for model in self._models.values()):
             return 0.0
         if self._loading or self._owes_ready:
             return _LOADING_POLL_S
-        return max(0.0, self._until_heartbeat_s())
+        return max(0.0, self._frames.until_heartbeat_s)
 
     def _handle_command(self, command: Command | NewFrontEnd) -> None:
         match command:
             case Submit():
                 self._submit(command)
             case Abort(sequence_id):
-                if self._opened is not None and self._opened.drop(sequence_id):
-                    self._outputs.append(TokenOutput(sequence_id, finish_reason="abort"))
                 for model in self._models.values():
                     model.engine.abort(sequence_id)
             case LoadModel(spec):
@@ -159,73 +125,51 @@ class EngineHost:
             case NewFrontEnd():
                 for model in self._models.values():
                     model.engine.abort_all()
-                if self._opened is not None:
-                    self._opened.take_held()
             case Shutdown():
                 self.stop()
 
     def _submit(self, submit: Submit) -> None:
-        models, opened = self._models.values(), self._opened
-        if any(model.engine.has(submit.sequence_id) for model in models) or (
-            opened is not None and opened.has(submit.sequence_id)
-        ):
+        if any(model.engine.has(submit.sequence_id) for model in self._models.values()):
             # Its front end has told whoever came second. From here an error of that id would reach, and end, the first.
             log.error("sequence %s is open already; the second of this id is dropped", submit.sequence_id)
             return
         model = self._models.get(submit.model)
         if model is not None:
-            (model if isinstance(model, OpenedModel) else model.engine).submit(submit)
+            model.engine.submit(submit)
             return
         state = "is still loading" if submit.model in self._loading else "is not loaded"
         message = f"model {submit.model!r} {state}; loaded are: {', '.join(sorted(self._models)) or 'none'}"
-        self._outputs.append(error_output(submit.sequence_id, "model_not_found", message))
+        self._frames.add(error_output(submit.sequence_id, "model_not_found", message))
 
     def _load(self, spec: ModelSpec) -> None:
-        loaded = self._models.get(spec.name)
-        known = loaded.spec if loaded else self._loading.get(spec.name)
+        served = self._models.get(spec.name)
+        known = served.spec if served else self._loading.get(spec.name)
         if known is None:
             self._loading[spec.name] = spec
-            self._loader.load(spec)
-            if not self._loader.has_begun:
-                self._open(spec)
+            stand_in = self._loader.load(spec)
+            if stand_in is not None:
+                self._serve(stand_in)
         elif known != spec:
             message = f"{spec.name} is already loaded from {known.path}; unload it first"
             self._transport.send(ModelFailed(spec.name, "model_load_failed", message))
-        elif loaded:
-            self._transport.send(ModelReady(loaded.engine.info))
+        elif served:
+            self._transport.send(ModelReady(served.engine.info))
 
-    def _open(self, spec: ModelSpec) -> None:
-        opened = None if self._opener is None else self._opener.open(spec, self._config)
-        if opened is None:
-            self._begin_loads()
-            return
-        self._opened = self._models[spec.name] = opened
-        self._load_at = time.monotonic() + (_FIRST_ANSWER_S if spec.is_awaited else 0.0)
-        self._transport.send(ModelReady(opened.engine.info))
-
-    def _should_load(self) -> bool:
-        """Those who wait for a first answer come first, and two at once would take longer for both."""
-        return (self._opened is not None and self._opened.has_answered) or time.monotonic() >= self._load_at
-
-    def _begin_loads(self) -> None:
-        if self._opener is not None:
-            self._opener.close()
-            self._opener = None
-        if self._opened is not None:
-            # What imports would keep Python's lock for 5 ms when a step ends.
-            sys.setswitchinterval(_SWITCH_S)
-        self._loader.begin()
+    def _serve(self, model: ServedModel) -> None:
+        """From now on, in the place of what has served it so far."""
+        name = model.spec.name
+        previous, self._models[name] = self._models.get(name), model
+        if previous is not None:
+            self._frames.add(*previous.engine.hand_over_to(model.engine))
+            previous.close()
+        self._transport.send(ModelReady(model.engine.info))
 
     def _unload(self, name: str) -> None:
         self._loading.pop(name, None)  # its result is thrown away when it comes
         model = self._models.pop(name, None)
-        if model is self._opened and self._opened is not None:
-            for waiting in self._opened.take_held():
-                self._outputs.append(error_output(waiting, "model_not_found", f"model {name!r} was unloaded"))
-            self._opened = None
         if model is not None:
             model.engine.end_all("model_not_found", f"model {name!r} was unloaded")
-            self._outputs += model.engine.take_outputs()
+            self._frames.add(*model.engine.take_outputs())
             model.close()
         self._transport.send(ModelUnloaded(name))
 
@@ -234,16 +178,16 @@ class EngineHost:
             self._owes_ready = False
             self._transport.send(self._loader.ready)
         for spec, result in self._loader.take_results():
-            wanted = self._loading.get(spec.name) is spec  # else it was unloaded while it loaded
+            is_wanted = self._loading.get(spec.name) is spec  # else it was unloaded while it loaded
             match result:
-                case ModelFailed(message=message) if wanted and spec.name in self._models:
-                    self._give_up(message)
-                case LoadProgress() | ModelFailed() if wanted:
-                    if isinstance(result, ModelFailed):
-                        del self._loading[spec.name]
-                    self._steps += (
-                        spec.name in self._models
-                    )  # whoever waits for what the opened one cannot do sees progress
+                case ModelFailed() if is_wanted and spec.name in self._models:
+                    self.stop()  # its sequences go on at the next host, which says why it cannot be loaded
+                case ModelFailed() if is_wanted:
+                    del self._loading[spec.name]
+                    self._transport.send(result)
+                case LoadProgress() if is_wanted:
+                    if spec.name in self._models:  # what waits for the load in there has a deadline
+                        self._frames.note_progress()
                     self._transport.send(result)
                 case LoadProgress() | ModelFailed():
                     pass
@@ -258,25 +202,13 @@ class EngineHost:
             loaded.close()
         elif loaded.has_whole_cache():
             del self._loading[name]
-            opened, self._models[name] = self._models.get(name), loaded
-            if isinstance(opened, OpenedModel):
-                self._outputs += opened.hand_over_to(loaded.engine)
-                self._opened = None
-                sys.setswitchinterval(_USUAL_SWITCH_S)
-            self._transport.send(ModelReady(loaded.engine.info))
+            self._serve(loaded)
         else:
             return False
         return True
 
-    def _give_up(self, message: str) -> None:
-        """A model that has been opened cannot be loaded: its sequences go on at the next host, which will not open it and says why it cannot be."""
-        assert self._opened is not None
-        log.error("%s, though it has been opened", message)
-        self._opened.path.unlink(missing_ok=True)
-        self.stop()
-
-    def _step(self, model: "LoadedModel | OpenedModel") -> bool:
-        """False if nothing was computed: liveness is progress, which errors are not."""
+    def _step(self, model: ServedModel) -> bool:
+        """Return False if nothing was computed: liveness is progress, which errors are not."""
         try:
             return model.engine.step()
         except Exception as error:  # one model's failure must not end the others' sequences, nor this model's next ones
@@ -292,29 +224,11 @@ class EngineHost:
             return False
 
     def _has_outputs(self) -> bool:
-        return bool(self._outputs) or any(model.engine.has_outputs for model in self._models.values())
+        return self._frames.has_outputs or any(model.engine.has_outputs for model in self._models.values())
 
-    def _until_heartbeat_s(self) -> float:
-        return self._last_frame_at + HEARTBEAT_S - time.monotonic()
-
-    def _send_frame(self, stepped: "Sequence[LoadedModel | OpenedModel]") -> None:
-        started = time.perf_counter()
-        outputs, self._outputs = self._outputs, []
-        for model in self._models.values():
-            outputs += model.engine.take_outputs()
-        if any(output.token_ids or output.embedding for output in outputs):
+    def _send_frame(self, stepped: Sequence[ServedModel]) -> None:
+        if self._frames.send(self._models.values(), stepped):
             self._failed_steps = 0
-        self._steps += bool(stepped)
-        times = [model.engine.last_step for model in stepped]
-        loads = {name: model.engine.load() for name, model in self._models.items()}
-        device_s = sum(t.device_s for t in times)
-        phases = HostPhases(
-            schedule_ms=1000 * sum(t.schedule_s for t in times),
-            prepare_ms=1000 * sum(t.prepare_s for t in times),
-            publish_ms=1000 * (sum(t.publish_s for t in times) + time.perf_counter() - started),
-        )
-        self._transport.send(StepOutput(self._steps, tuple(outputs), loads, sum(phases), device_s * 1000, phases))
-        self._last_frame_at = time.monotonic()
 
 
 def _is_sticky(error: Exception) -> bool:
@@ -322,7 +236,7 @@ def _is_sticky(error: Exception) -> bool:
     return type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
 
 
-def main(words: Sequence[str], opener: Opener | None = None) -> None:
+def main(words: Sequence[str]) -> None:
     take_process()
     import msgspec
 
@@ -335,6 +249,11 @@ def main(words: Sequence[str], opener: Opener | None = None) -> None:
     parser.add_argument("--standby", action="store_true", help="wait, fully imported, for the day another host dies")
     parser.add_argument(
         "--afresh", action="store_true", help="remove what earlier hosts have built: one of them crashed by it"
+    )
+    parser.add_argument(
+        "--bootstrap",
+        action="store_true",
+        help="serve the first model by its bootstrap program, if it has one, until it is loaded",
     )
     arguments = parser.parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s engine.host %(levelname)s %(message)s")
@@ -351,7 +270,7 @@ def main(words: Sequence[str], opener: Opener | None = None) -> None:
     if arguments.afresh:
         with suppress(BuildError, OSError):  # then there is none
             discard_libraries()
-            kept.discard()
+            store.discard()
     if problem := address_problem(arguments.address):
         sys.exit(f"engine.host: {problem}")
     if config.threads is not None:
@@ -359,14 +278,21 @@ def main(words: Sequence[str], opener: Opener | None = None) -> None:
         os.environ["OMP_NUM_THREADS"] = str(config.threads)
     parent = arguments.parent if arguments.parent is not None else os.getppid()
     transport = SocketTransport(arguments.address)
+    loader = ModelLoader(config, arguments.standby, records_bootstrap=True)
     host = EngineHost(
-        config, transport, lambda: os.getppid() != parent, arguments.standby, opener, leaves_openings=True
+        transport, _with_bootstrap(config, loader) if arguments.bootstrap else loader, lambda: os.getppid() != parent
     )
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
     # A terminal's Ctrl-C reaches the whole process group; the parent decides when its hosts end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent(parent, host.stop)
     host.run()
+
+
+def _with_bootstrap(config: HostConfig, loader: ModelLoader) -> Loader:
+    from engine.bootstrap.loader import with_bootstrap  # a standby has no use for it
+
+    return with_bootstrap(config, loader)
 
 
 def address_problem(address: str) -> str | None:

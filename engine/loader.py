@@ -11,16 +11,18 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from engine.bootstrap import store
 from engine.errors import CheckpointError
-from engine.opening import kept
 from engine.preparation import prepare
 from engine.protocol import HostConfig, HostReady, LoadProgress, ModelFailed, ModelSpec
+from engine.validation import host_problem
 from engine.weights.digests import expect_sound, verify_later
 from engine.weights.reader import packed_file
 
 if TYPE_CHECKING:
+    from engine.engine import Engine
     from engine.kv.shared_tiers import SharedTiers
     from engine.loading import KvMemory, LoadedModel
 
@@ -33,25 +35,53 @@ _LAST_LOAD_S = 1.0
 _LOOK_S = 0.5
 
 
+class ServedModel(Protocol):
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def engine(self) -> "Engine": ...
+
+    def close(self) -> None:
+        """It is no longer used."""
+
+
+class Loader(Protocol):
+    """What loads a host's models: a ModelLoader, or one that serves them sooner by other means (engine/bootstrap)."""
+
+    @property
+    def ready(self) -> HostReady | None:
+        """None until a model could be loaded."""
+
+    def start(self) -> None: ...
+
+    def load(self, spec: ModelSpec) -> ServedModel | None:
+        """Begin to load. Return what serves the model until the result is here, if anything does."""
+
+    def take_results(self) -> "list[tuple[ModelSpec, LoadResult]]": ...
+
+    def close(self) -> None: ...
+
+
 class ModelLoader:
-    def __init__(
-        self, config: HostConfig, is_standby: bool = False, *, waits: bool = False, leaves_openings: bool = False
-    ) -> None:
-        """`waits`: for `begin`; until then nothing is imported. `leaves_openings`: for the next lives of its models (engine/opening)."""
+    def __init__(self, config: HostConfig, is_standby: bool = False, *, records_bootstrap: bool = False) -> None:
+        """`is_standby`: nobody waits for it yet; it makes ready more thoroughly, and out of everybody's way. `records_bootstrap`: of its models, for
+        their next lives (engine/bootstrap)."""
+        if problem := host_problem(config):
+            raise ValueError(problem)
         self._config = config
         self._is_standby = is_standby
-        self._leaves_openings = leaves_openings
-        self.ready: HostReady | None = None  # once a model could be loaded
+        self._records_bootstrap = records_bootstrap
+        self.ready: HostReady | None = None
         self._specs: queue.SimpleQueue[ModelSpec | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[ModelSpec, LoadResult]] = queue.SimpleQueue()
         self._memory: KvMemory | None = None
         self._tiers: SharedTiers | None = None
         self.has_begun = False
         self._thread = threading.Thread(target=self._run, name="model-loader", daemon=True)
-        if not waits:
-            self.begin()
 
-    def begin(self) -> None:
+    def start(self) -> None:
+        """Begin to import torch. Harmless a second time."""
         if not self.has_begun:
             self.has_begun = True
             self._thread.start()
@@ -75,8 +105,7 @@ class ModelLoader:
 
     def _run(self) -> None:
         try:
-            ready = prepare(self._config, self._is_standby)
-            self.ready = self.ready or ready
+            self.ready = prepare(self._config, self._is_standby)
         except Exception:  # the same fails again, and is reported, when a model is loaded
             log.exception("this host cannot be made ready")
             self.ready = HostReady()
@@ -122,10 +151,10 @@ class ModelLoader:
 
         directory = Path(spec.path)
         # Packed ones have checksums of their own (packed.py).
-        records = kept.digests() if self._leaves_openings and packed_file(directory) is None else None
+        records = store.digests() if self._records_bootstrap and packed_file(directory) is None else None
         if records is not None:
             expect_sound(directory, records)
-        loaded = load_model(spec, self._config, self._memory, report, self._tiers, self._leaves_openings)
+        loaded = load_model(spec, self._config, self._memory, report, self._tiers, self._records_bootstrap)
         if records is not None:
             # The host ends as if it were told to: what is open goes on where the weights are sound, and here they are refused by name.
             verify_later(directory, records, lambda: os.kill(os.getpid(), signal.SIGTERM))

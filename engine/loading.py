@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from engine.bootstrap.program import FileRange
+from engine.bootstrap.recorder import BackgroundRecorder, TensorLayout, record
+from engine.bootstrap.store import are_wanted
 from engine.engine import Engine
 from engine.errors import CheckpointError, StepError
 from engine.kv.arena import Arena
@@ -21,9 +24,6 @@ from engine.kv.shared_tiers import SharedTiers
 from engine.layers.weights import WeightLoader
 from engine.models.decoder_config import architecture
 from engine.models.registry import CacheShape, Family, Model, ModelConfig, find_family
-from engine.opening.kept import are_wanted
-from engine.opening.making import Laid, Writing, draft
-from engine.opening.program import FilePart
 from engine.phases import Phases
 from engine.plan import Limits
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
@@ -121,9 +121,9 @@ def load_model(
     memory: KvMemory,
     on_progress: ReadingProgress | None = None,
     tiers: SharedTiers | None = None,
-    leaves_opening: bool = False,
+    records_bootstrap: bool = False,
 ) -> LoadedModel:
-    """`leaves_opening`: a program by which a later host may open the model (engine/opening)."""
+    """`records_bootstrap`: a program by which a later host may open the model (engine/bootstrap)."""
     phases = Phases()
     directory = Path(spec.path)
     if not directory.is_dir():
@@ -143,7 +143,7 @@ def load_model(
         if config.num_layers == 0:
             assert recipe is not None, "only embedding models cache nothing"
             return loading.encoder(recipe)
-        return loading.decoder(tiers, leaves_opening)
+        return loading.decoder(tiers, records_bootstrap)
     except StepError as error:
         supply.forget()
         raise CheckpointError(str(error)) from error
@@ -165,7 +165,7 @@ class _Loading(NamedTuple):
     supply: Supply
     phases: Phases
 
-    def decoder(self, tiers: SharedTiers | None, leaves_opening: bool) -> LoadedModel:
+    def decoder(self, tiers: SharedTiers | None, records_bootstrap: bool) -> LoadedModel:
         spec, block_size, device = self.spec, self.host.block_size, self.memory.arena.device
         dtype = _choose_dtype(spec, self.supply, device)
         self.phases.end("fingerprint")
@@ -200,8 +200,8 @@ class _Loading(NamedTuple):
             identity = CacheIdentity(spec.name, info.dtype, block_size, layout, weights)
             limits = self._limits(block_size)
             engine = Engine(info, runner, limits, account, identity=identity, tiers=kept)
-            if leaves_opening and device.type == "cpu":
-                self._leave_opening(loaded, block, info)
+            if records_bootstrap and device.type == "cpu":
+                self._record_bootstrap(loaded, block, info)
             return LoadedModel(spec, engine, place, _start_moving(loaded, runner))
         except BaseException:
             place.close()
@@ -223,17 +223,17 @@ class _Loading(NamedTuple):
         engine = Engine(info, runner, self._limits(context_length, is_whole=True))
         return LoadedModel(self.spec, engine, place=None, under_weights=_start_moving(loaded, runner))
 
-    def _leave_opening(self, loaded: Loaded[Model], block: tuple[int, ...], info: ModelInfo) -> None:
+    def _record_bootstrap(self, loaded: Loaded[Model], block: tuple[int, ...], info: ModelInfo) -> None:
         """For this model's next life, where it has none."""
         if not are_wanted():
             return
         parts = {
-            name: tuple(FilePart(part.file.name, part.start, part.num_bytes) for part in found)
+            name: tuple(FileRange(part.file.name, part.start, part.num_bytes) for part in found)
             for name, found in loaded.in_files.items()
         }
-        laid, fingerprint = Laid(loaded.tensors, parts), self.supply.fingerprint.hex()
+        laid, fingerprint = TensorLayout(loaded.tensors, parts), self.supply.fingerprint.hex()
         model, spec, host = loaded.model, self.spec, self.host
-        Writing(lambda: draft(model, laid, block, fingerprint, spec, host, info))
+        BackgroundRecorder(lambda: record(model, laid, block, fingerprint, spec, host, info))
 
     def _load(self, context_length: int, dtype: torch.dtype, block_size: int) -> Loaded[Model]:
         """Kernels are compiled beside the reading."""

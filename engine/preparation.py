@@ -33,8 +33,8 @@ def take_process() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def import_early() -> None:
-    """What every host imports, whatever its configuration says. What modules are made of is never garbage: looking for some meanwhile takes an
+def import_libraries() -> None:
+    """Import what every host imports, whatever its configuration says. What modules are made of is never garbage: looking for some meanwhile takes an
     eighth of the time, and a look at all of it later is a pause of 50 ms between two steps."""
     gc.disable()
     try:
@@ -77,7 +77,7 @@ def _out_of_the_way(config: HostConfig) -> HostReady:
 
 def _prepare(config: HostConfig, is_standby: bool) -> HostReady:
     clock = _Clock()
-    import_early()
+    import_libraries()
     import torch
 
     from engine.loading import choose_device

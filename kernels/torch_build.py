@@ -1,4 +1,4 @@
-"""What kind of torch is installed, without importing it: that takes seconds, and a host that opens its model by a program waits for none of them."""
+"""What kind of torch is installed, without importing it: that takes seconds, and a host that serves by a bootstrap program waits for none of them."""
 
 from functools import cache
 from importlib.machinery import PathFinder

@@ -10,7 +10,6 @@ from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from runtime.engines.early_host import EarlyHost
 from runtime.engines.hosts import Launcher
 from runtime.engines.launch import launchers_of
 from runtime.middleware.errors import UNROUTED, Errors
@@ -34,14 +33,13 @@ def build_app(
     *,
     launchers: Sequence[Launcher] | None = None,
     hop_secret: str | None = None,
-    early: EarlyHost | None = None,
 ) -> "SiteApp":
-    """`launchers` start the engine hosts, one for each device (by default processes, `early` the first); `hop_secret` comes from the environment
-    unless given. Raises ConfigError."""
+    """`launchers` start the engine hosts, one for each device (by default processes); `hop_secret` comes from the environment unless given.
+    Raises ConfigError."""
     secret = hop_secret if hop_secret is not None else os.environ.get(HOP_SECRET_ENV) or None
     if config.listen.require_hop and secret is None:
         raise ConfigError(f"site {config.name!r}: listen.require_hop needs the network's secret in {HOP_SECRET_ENV}")
-    return SiteApp(Site(config, launchers or launchers_of(config.engine, config.name, early)), secret)
+    return SiteApp(Site(config, launchers or launchers_of(config.engine, config.name)), secret)
 
 
 class SiteApp(Starlette):

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from runtime.app import SiteApp, build_app
 from runtime.engines.devices import check_devices
-from runtime.engines.early_host import EarlyHost
 from runtime.engines.sources import SourceError, local_directory
 from runtime.site import Site, access_of
 from runtime.timeline import process_began_s
@@ -64,19 +63,17 @@ class StartError(Exception):
     """The site's parts cannot be started; the message says what to change."""
 
 
-def serve_file(file: Path, early: EarlyHost | None = None) -> int:
+def serve_file(file: Path) -> int:
     """As `run`."""
     try:
-        return run(load_site(file), early=early, file=file)
+        return run(load_site(file), file=file)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
 
 
-def run(
-    site: SiteConfig, log_level: int = logging.INFO, early: EarlyHost | None = None, file: Path | None = None
-) -> int:
-    """Returns the process's exit code. `early`: the first engine host's process, on its way already. `file`: where the site was read."""
+def run(site: SiteConfig, log_level: int = logging.INFO, file: Path | None = None) -> int:
+    """Returns the process's exit code. `file`: where the site was read."""
     imported_at = time.time()
     logging.basicConfig(level=log_level, format=f"%(asctime)s {site.name} %(levelname)s %(message)s")
     try:
@@ -84,11 +81,11 @@ def run(
             return 1
         check_secrets(HOP_SECRET_ENV, DEPLOY_TOKEN_ENV)
         raise_file_limit()
-        check_devices(site.engine.all_devices)
+        check_devices(site.engine.all_devices, site.engine.kv_gib)
         for model in site.models:
             local_directory(model.source)
         listener = bind(site.listen.host, site.listen.port)
-        app = build_app(site, early=early)
+        app = build_app(site)
         app.site.timeline.note("site process", process_began_s() or imported_at, imported_at)
         app.site.timeline.note("site listens", imported_at)
     except (ListenError, ConfigError, SourceError) as error:

@@ -16,7 +16,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 if os.environ.get("PILOTLIGHT_TEST_DEVICE", "cpu") == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 
-os.environ["PILOTLIGHT_OPENINGS"] = "0"
+os.environ["PILOTLIGHT_BOOTSTRAP"] = "0"
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 

@@ -24,10 +24,10 @@ Damage = Callable[[Path], None]
 def rows() -> list[Row]:
     found = []
     for name, suffix, damage in (
-        ("4,000 flips in an opening program's weights", ".opening", _flips(4000, after=0.3)),
-        ("a flip in an opening program's header", ".opening", _flips(1, after=0.0, before=0.0005)),
-        ("an opening program is cut", ".opening", _cut),
-        ("an opening program is empty", ".opening", _emptied),
+        ("4,000 flips in a bootstrap program's weights", ".bootstrap", _flips(4000, after=0.3)),
+        ("a flip in a bootstrap program's header", ".bootstrap", _flips(1, after=0.0, before=0.0005)),
+        ("a bootstrap program is cut", ".bootstrap", _cut),
+        ("a bootstrap program is empty", ".bootstrap", _emptied),
         ("the kernels library is cut to half", ".so", _cut),
         ("400 flips in the kernels library", ".so", _flips(400, after=0.05)),
         ("the kernels library is empty", ".so", _emptied),
@@ -84,7 +84,7 @@ def _in_checkpoint(model: Path, damage: Damage) -> Fault:
         it.network.wait_until_up()
         warm(it)
         _wait_for(
-            lambda: [*model.parent.glob("pilotlight/openings/digests/*.json")], 60
+            lambda: [*model.parent.glob("pilotlight/bootstrap/digests/*.json")], 60
         )  # what the first load has found
         damage(model / "model.safetensors")
         kill_site(it, "ams1")

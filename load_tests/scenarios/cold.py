@@ -151,11 +151,11 @@ class Bench:
         self.weights_bytes = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
 
     def live_before(self) -> bool:
-        """As a model that has been served here before, which leaves what its next start answers by (engine/opening). False: it cannot."""
+        """As a model that has been served here before, which leaves what its next start answers by (engine/bootstrap). False: it cannot."""
         for _ in range(_LIVES):
             with self._site(self._model("a", "auto")) as site:
                 site.ask(one_token("a"))
-                if any(span["name"] == "open" for span in site.get("/timeline")["spans"]):
+                if any(span["name"] == "bootstrap" for span in site.get("/timeline")["spans"]):
                     return True
                 time.sleep(_LEAVES_WITHIN_S)
         return False

@@ -19,7 +19,7 @@ from engine.client import EngineClient
 from engine.protocol import HostConfig
 from runtime.endings import ending, oom_kills
 from runtime.engines.cores import Cores, divided, keep_to
-from runtime.engines.early_host import EarlyHost, host_environment
+from runtime.engines.devices import is_surely_cpu
 from runtime.engines.socket_place import SocketPlace, remove_dead_later
 from runtime.engines.tier_place import TierPlace, kv_places, owners_of
 from sites.site import EngineConfig
@@ -28,6 +28,7 @@ log = logging.getLogger("pilotlight.engine")
 
 GIB = 1 << 30
 CRASHES = {-signal.SIGBUS, -signal.SIGILL, -signal.SIGSEGV}
+SECRET_ENDINGS = ("_SECRET", "_TOKEN", "_KEY", "_PASSWORD")
 CLOSE_WITHIN_S = (
     5.0  # a socket's last words take at most a second; whatever they do, the next host does not wait for them
 )
@@ -43,11 +44,13 @@ class ProcessLauncher:
         device: str,
         places: Sequence[TierPlace],
         cores: Cores | None = None,
-        early: EarlyHost | None = None,
+        *,
+        bootstraps: bool = False,
     ) -> None:
         """`owner` of what the host keeps: the site, or one of its devices. `places`: where the tiers of all the site's devices lie, this one's first.
-        `cores` are the host's own, where it has not all. `early`: a process that has begun its imports; the first host is made of it."""
-        self._early = early
+        `cores` are the host's own, where it has not all. `bootstraps`: the first host may serve by bootstrap programs. Those that follow it do not:
+        by then the checkpoint's pages may have left the page cache."""
+        self._bootstraps = bootstraps
         self._config = config
         self._owner = owner
         self._device = device
@@ -61,12 +64,14 @@ class ProcessLauncher:
     async def launch(self, *, standby: bool = False, afresh: bool = False) -> "HostProcess":
         config = host_config(self._config, self._device, self._owner, self._claim_tier_place())
         place = SocketPlace()
+        bootstraps, self._bootstraps = self._bootstraps, False
         try:
-            process = await self._start(
+            process = await _start(
                 *("--address", place.address, "--parent", str(os.getpid())),
                 *("--config", msgspec.json.encode(config).decode()),
                 *(("--standby",) if standby else ()),
                 *(("--afresh",) if afresh else ()),
+                *(("--bootstrap",) if bootstraps else ()),
             )
             if self._cores is not None:
                 keep_to(process.pid, self._cores)
@@ -74,23 +79,6 @@ class ProcessLauncher:
             place.remove()
             raise
         return HostProcess(process, _connect(place.address), place)
-
-    async def _start(self, *arguments: str) -> "Process | EarlyHost":
-        early, self._early = self._early, None
-        if early is not None:
-            try:
-                early.give(arguments)
-                return early
-            except OSError:
-                log.warning("the engine host that was started early has ended; another is started")
-                early.kill()
-        return await create_subprocess_exec(
-            *(sys.executable, "-m", "engine.host", *arguments),
-            stdin=DEVNULL,
-            env=host_environment(),
-            # A terminal's Ctrl-C reaches every process of the group; the host must outlive the drain of its site.
-            start_new_session=True,
-        )
 
     def _claim_tier_place(self) -> Path | None:
         if not self._config.kv_host_gib:
@@ -102,7 +90,7 @@ class ProcessLauncher:
 
 
 class HostProcess:
-    def __init__(self, process: Process | EarlyHost, client: EngineClient, place: SocketPlace) -> None:
+    def __init__(self, process: Process, client: EngineClient, place: SocketPlace) -> None:
         self._process = process
         self.client = client
         self._place = place
@@ -138,19 +126,15 @@ class HostProcess:
             self._place.remove()
 
 
-def launchers_of(config: EngineConfig, site: str, early: EarlyHost | None = None) -> list[ProcessLauncher]:
+def launchers_of(config: EngineConfig, site: str) -> list[ProcessLauncher]:
     """One for each of the site's devices. What other sites' hosts have left in the way of sockets is removed a little later."""
     remove_dead_later()
     devices = config.all_devices
     owners, places = owners_of(site, len(devices)), kv_places(site, len(devices))
     cores = divided(devices.count("cpu")) if devices.count("cpu") > 1 else [None] * len(devices)
-    if early is not None and cores[0] is not None:
-        early.kill()  # its libraries may have counted all cores by now
-        early = None
+    bootstraps = len(devices) == 1 and is_surely_cpu(devices[0])
     return [
-        ProcessLauncher(
-            config, owner, device, [places[i], *places[:i], *places[i + 1 :]], own, early if i == 0 else None
-        )
+        ProcessLauncher(config, owner, device, [places[i], *places[:i], *places[i + 1 :]], own, bootstraps=bootstraps)
         for i, (owner, device, own) in enumerate(zip(owners, devices, cores, strict=True))
     ]
 
@@ -171,6 +155,21 @@ def host_config(config: EngineConfig, device: str, owner: str, tier_place: Path 
         kv_disk_bytes=round(config.kv_disk_gib * GIB) if disk is not None else 0,
         kv_disk_dir=None if disk is None else str(Path(disk).expanduser().absolute() / owner),
     )
+
+
+async def _start(*arguments: str) -> Process:
+    return await create_subprocess_exec(
+        *(sys.executable, "-m", "engine.host", *arguments),
+        stdin=DEVNULL,
+        env=host_environment(),
+        # A terminal's Ctrl-C reaches every process of the group; the host must outlive the drain of its site.
+        start_new_session=True,
+    )
+
+
+def host_environment() -> dict[str, str]:
+    """Return this process's, without what signs or opens anything: an engine host reads checkpoints of strangers, and needs none of it."""
+    return {name: value for name, value in os.environ.items() if not name.endswith(SECRET_ENDINGS)}
 
 
 def _connect(address: str) -> EngineClient:

@@ -461,11 +461,11 @@ def test_a_kind_of_cpu_that_is_unknown_is_one_sentence() -> None:
 
 
 def test_a_host_that_begins_afresh_removes_what_hosts_before_it_built(tmp_path: Path) -> None:
-    built = [tmp_path / "pilotlight" / name for name in ("kernels/a-b.so", "openings/c.opening")]
+    built = [tmp_path / "pilotlight" / name for name in ("kernels/a-b.so", "bootstrap/c.bootstrap")]
     for path in built:
         path.parent.mkdir(parents=True)
         path.write_bytes(b"damaged")
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PILOTLIGHT_OPENINGS": ""}
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PILOTLIGHT_BOOTSTRAP": ""}
     command = [sys.executable, "-m", "engine.host", "--afresh", "--address", f"ipc://{tmp_path}/engine"]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as host:
         assert host.stderr is not None

@@ -399,6 +399,7 @@ def test_a_host_lets_go_what_its_site_removes_while_it_rests(
 ) -> None:
     monkeypatch.setattr("engine.loader._LOOK_S", 0.01)
     loader = ModelLoader(CONFIG)
+    loader.start()
     try:
         for _ in range(2):
             loader.load(ModelSpec("tiny", str(directory), weights_file=str(kept_at)))

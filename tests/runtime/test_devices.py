@@ -60,20 +60,20 @@ def test_gpus_that_the_machine_does_not_have_are_refused(tmp_path: Path, monkeyp
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (tmp_path / "dev").mkdir()
     with pytest.raises(ConfigError, match=r"'cuda:0' cannot be used: this machine shows no NVIDIA GPU"):
-        check_devices(["cuda:0"], tmp_path)
+        check_devices(["cuda:0"], root=tmp_path, read_gpus=lambda: None)
     with pytest.raises(ConfigError, match=r"shows no NVIDIA GPU; correct engine\.device"):
-        check_devices(["cuda"], tmp_path)
+        check_devices(["cuda"], root=tmp_path, read_gpus=lambda: None)
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / "dev" / name).touch()
-    check_devices(["cuda:0", "cuda:1"], tmp_path)
-    check_devices(["cuda"], tmp_path)
+    check_devices(["cuda:0", "cuda:1"], root=tmp_path, read_gpus=lambda: None)
+    check_devices(["cuda"], root=tmp_path, read_gpus=lambda: None)
     with pytest.raises(ConfigError, match=r"'cuda:2' cannot be used: this machine shows 2, cuda:0 to cuda:1"):
-        check_devices(["cuda:0", "cuda:2"], tmp_path)
+        check_devices(["cuda:0", "cuda:2"], root=tmp_path, read_gpus=lambda: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with pytest.raises(ConfigError, match="this machine shows one, cuda:0"):
-        check_devices(["cuda:0", "cuda:1"], tmp_path)
-    check_devices(["cpu", "cpu"], tmp_path)
-    check_devices(["auto"], tmp_path)
+        check_devices(["cuda:0", "cuda:1"], root=tmp_path, read_gpus=lambda: None)
+    check_devices(["cpu", "cpu"], root=tmp_path, read_gpus=lambda: None)
+    check_devices(["auto"], root=tmp_path, read_gpus=lambda: None)
 
 
 def test_cores_are_divided_between_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,14 +92,14 @@ def test_auto_is_surely_a_cpu_only_where_no_kind_of_gpu_is_shown(
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (tmp_path / "dev").mkdir()
-    assert is_surely_cpu("cpu", tmp_path)
-    assert is_surely_cpu("auto", tmp_path)
-    assert not is_surely_cpu("cuda", tmp_path)
+    assert is_surely_cpu("cpu", tmp_path, lambda: None)
+    assert is_surely_cpu("auto", tmp_path, lambda: None)
+    assert not is_surely_cpu("cuda", tmp_path, lambda: None)
     for name in ("nvidia0", "kfd", "dxg"):
         (tmp_path / "dev" / name).touch()
-        assert not is_surely_cpu("auto", tmp_path)
-        assert is_surely_cpu("cpu", tmp_path)
+        assert not is_surely_cpu("auto", tmp_path, lambda: None)
+        assert is_surely_cpu("cpu", tmp_path, lambda: None)
         (tmp_path / "dev" / name).unlink()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     (tmp_path / "dev" / "nvidia0").touch()
-    assert is_surely_cpu("auto", tmp_path)
+    assert is_surely_cpu("auto", tmp_path, lambda: None)

@@ -78,7 +78,7 @@ def told(found: set[str], when: str) -> str:
 
 
 def test_a_site_that_starts_imports_nothing_that_can_wait() -> None:
-    found = LATER & imported_by("import runtime.__main__, runtime.engines.likely, runtime.serve")
+    found = LATER & imported_by("import runtime.__main__, runtime.serve")
     assert not found, told(found, "a starting site")
 
 

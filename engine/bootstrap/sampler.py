@@ -15,7 +15,7 @@ from kernels.sampling_scale import PIECE, highest_cost, scale_of
 _MASK32 = 0xFFFFFFFF
 
 
-def can_answer(submit: Submit) -> bool:
+def can_compute(submit: Submit) -> bool:
     """Whether it asks for nothing but what is named here: a field that is added elsewhere is refused until somebody computes it here, too."""
     asked = submit.sampling
     plain = SamplingParams(
@@ -28,7 +28,7 @@ def can_answer(submit: Submit) -> bool:
     )  # fmt: skip
 
 
-class Chooser:
+class BootstrapSampler:
     def __init__(self, library: functions.Opened, vocab: int, threads: int) -> None:
         self._highest = functions.find(library, "highest")
         self._sums = functions.find(library, "sampling_sums")

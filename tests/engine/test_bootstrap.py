@@ -1,4 +1,4 @@
-"""Opening programs: what a model answers before torch is there is what it answers afterwards."""
+"""Bootstrap programs: what a model answers before torch is there is what it answers afterwards."""
 
 import os
 import subprocess
@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from engine.opening import making
-from engine.opening.choice import can_answer
-from engine.opening.program import read
+from engine.bootstrap import recorder
+from engine.bootstrap.program import read
+from engine.bootstrap.sampler import can_compute
 from engine.protocol import SamplingParams, Submit
 from kernels.cpu import mapped_file
 from tests.checkpoints import write_llama
+from tests.engine.bootstraps import Leave, bootstrapped, checkpoint, folder, leave, the_c_library_computes
 from tests.engine.driver import Heard, drain, one, random_prompt, submit
 from tests.engine.families import write_family
-from tests.engine.openings import Leave, checkpoint, folder, leave, opened, the_c_library_computes
 from tests.engine.test_decode_programs import DENSE
 
 pytestmark = [
@@ -49,14 +49,14 @@ def test_every_dense_family_answers_by_its_program_as_it_will_by_itself(
     """Contexts grow over many blocks, and over every window."""
     write_family(tmp_path, name, torch.float32)
     engine = leave(tmp_path)
-    assert tokens(drain(opened(tmp_path).engine, requests(6))) == tokens(drain(engine, requests(6)))
+    assert tokens(drain(bootstrapped(tmp_path).engine, requests(6))) == tokens(drain(engine, requests(6)))
 
 
 def test_a_model_in_bf16_answers_by_its_program_as_it_will_by_itself(checkpoint: Path, leave: Leave) -> None:
     """Its sums are rounded, so a prompt of one token alone is the same to the bit, and what follows it."""
     engine = leave(checkpoint, dtype="bfloat16")
     message = submit("a", [7], max_tokens=40)
-    assert one(opened(checkpoint, dtype="bfloat16").engine, message).token_ids == one(engine, message).token_ids
+    assert one(bootstrapped(checkpoint, dtype="bfloat16").engine, message).token_ids == one(engine, message).token_ids
 
 
 def test_weights_that_lie_in_the_checkpoint_as_they_are_wanted_are_not_written_again(
@@ -66,7 +66,7 @@ def test_weights_that_lie_in_the_checkpoint_as_they_are_wanted_are_not_written_a
     monkeypatch.setattr("engine.weights.supply.IN_PLACE_FROM_BYTES", 0)
     monkeypatch.setattr("engine.weights.supply.IN_PLACE_SHARE", 0.01)
     engine = leave(checkpoint)
-    model = opened(checkpoint)
+    model = bootstrapped(checkpoint)
     weights = read(os.open(model.path, os.O_RDONLY))[0].weights
     assert any(len(weight.parts) == 1 for weight in weights)
     assert tokens(drain(model.engine, requests(5))) == tokens(drain(engine, requests(5)))
@@ -81,7 +81,7 @@ def test_parts_of_files_are_joined_in_the_programs_memory(
     write_llama(tmp_path, hidden_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=64, vocab_size=1024)
     _put_on_pages(tmp_path / "model.safetensors", page)
     engine = leave(tmp_path)
-    model = opened(tmp_path)
+    model = bootstrapped(tmp_path)
     weights = read(os.open(model.path, os.O_RDONLY))[0].weights
     assert any(len(weight.parts) > 1 for weight in weights)
     assert tokens(drain(model.engine, requests(5))) == tokens(drain(engine, requests(5)))
@@ -116,7 +116,7 @@ def _put_on_pages(file: Path, page: int) -> None:
 
 def test_a_prefix_that_was_computed_is_found_and_what_finds_no_block_waits(checkpoint: Path, leave: Leave) -> None:
     engine = leave(checkpoint)
-    model = opened(checkpoint)
+    model = bootstrapped(checkpoint)
     prompt = random_prompt(60, seed=1)
     expected = one(engine, submit("a", prompt)).token_ids
     assert one(model.engine, submit("a", prompt)).token_ids == expected
@@ -134,16 +134,16 @@ def test_the_model_goes_on_with_what_its_program_has_begun(steps: int, checkpoin
     engine = leave(checkpoint)
     messages = requests(8)
     expected = tokens(drain(engine, messages))
-    model = opened(checkpoint)
+    model = bootstrapped(checkpoint)
     heard: dict[str, Heard] = {}
     for message in messages:
-        model.submit(message)
+        model.engine.submit(message)
     assert model.engine.load().waiting == len(messages)
     for _ in range(steps):
         model.engine.step()
         for output in model.engine.take_outputs():
             heard.setdefault(output.sequence_id, Heard()).hear(output)
-    for output in model.hand_over_to(engine):
+    for output in model.engine.hand_over_to(engine):
         heard.setdefault(output.sequence_id, Heard()).hear(output)
     assert not model.engine.has_work
     assert tokens(drain(engine, [], heard=heard)) == expected
@@ -168,10 +168,10 @@ def test_what_the_program_cannot_do_waits_for_the_model(
     engine = leave(checkpoint)
     message = submit("a", random_prompt(20, seed=3), **sampling)
     expected = one(engine, message)
-    model = opened(checkpoint)
-    model.submit(message)
+    model = bootstrapped(checkpoint)
+    model.engine.submit(message)
     assert not model.engine.has_work
-    assert model.hand_over_to(engine) == []
+    assert model.engine.hand_over_to(engine) == []
     assert drain(engine, [])["a"].token_ids == expected.token_ids
 
 
@@ -190,7 +190,7 @@ def test_a_request_is_answered_by_the_program_only_if_nothing_else_differs_from_
         changed = plain._replace(sampling=plain.sampling._replace(**{field: other}))
     else:
         changed = plain._replace(**{field: other})  # type: ignore[arg-type]
-    assert can_answer(changed) == (field in KNOWN)
+    assert can_compute(changed) == (field in KNOWN)
 
 
 def test_a_field_that_the_program_has_never_heard_of_is_left_to_the_model() -> None:
@@ -198,47 +198,47 @@ def test_a_field_that_the_program_has_never_heard_of_is_left_to_the_model() -> N
         pass
 
     plain = submit("a", [5, 6, 7])
-    assert can_answer(plain)
-    assert not can_answer(plain._replace(sampling=WithGrammar(*plain.sampling, "json")))
+    assert can_compute(plain)
+    assert not can_compute(plain._replace(sampling=WithGrammar(*plain.sampling, "json")))
 
 
 def test_a_sequence_as_long_as_the_program_can_hold_waits_for_the_model(
     checkpoint: Path, leave: Leave, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(making, "MOST_TOKENS", 96)
+    monkeypatch.setattr(recorder, "MOST_TOKENS", 96)
     engine = leave(checkpoint)
     short, long = (
         submit("short", random_prompt(30, 1), max_tokens=150),
         submit("long", random_prompt(70, 2), max_tokens=50),
     )
     expected = tokens(drain(engine, [short, long]))
-    model = opened(checkpoint)
-    model.submit(short)
-    model.submit(long)
+    model = bootstrapped(checkpoint)
+    model.engine.submit(short)
+    model.engine.submit(long)
     heard: dict[str, Heard] = {"short": Heard()}
     while model.engine.has_work:
-        model.hold_longest()
         model.engine.step()
         for output in model.engine.take_outputs():
             heard[output.sequence_id].hear(output)
     assert len(heard["short"].token_ids) == 96 - 16 + 1 - 30
-    model.hand_over_to(engine)
+    model.engine.hand_over_to(engine)
     assert tokens(drain(engine, [], heard=heard)) == expected
 
 
 def test_whoever_leaves_while_he_waits_for_the_model_is_forgotten(checkpoint: Path, leave: Leave) -> None:
     engine = leave(checkpoint)
-    model = opened(checkpoint)
-    model.submit(submit("a", [5, 6], num_logprobs=1))
-    assert model.drop("a")
-    assert not model.drop("a")
-    model.hand_over_to(engine)
+    model = bootstrapped(checkpoint)
+    model.engine.submit(submit("a", [5, 6], num_logprobs=1))
+    model.engine.abort("a")
+    model.engine.abort("a")
+    assert [output.finish_reason for output in model.engine.take_outputs()] == ["abort"]
+    model.engine.hand_over_to(engine)
     assert drain(engine, []) == {}
 
 
 def test_logits_that_are_no_numbers_end_their_sequence_alone(checkpoint: Path, leave: Leave) -> None:
     leave(checkpoint)
-    model = opened(checkpoint)
+    model = bootstrapped(checkpoint)
     runner = model.engine.runner
     model.engine.submit(submit("a", random_prompt(20, seed=1)))
     model.engine.step()
@@ -253,16 +253,16 @@ def test_logits_that_are_no_numbers_end_their_sequence_alone(checkpoint: Path, l
     assert memory.kv.memory[block * size : (block + 1) * size] == bytes(size)
 
 
-def test_opening_a_model_imports_no_torch(checkpoint: Path, leave: Leave) -> None:
+def test_a_bootstrap_imports_no_torch(checkpoint: Path, leave: Leave) -> None:
     leave(checkpoint)
     code = """
 import sys
 from pathlib import Path
-from engine.opening.opener import Opener
+from engine.bootstrap.loader import find_model
 from engine.protocol import HostConfig, ModelSpec, SamplingParams, Submit
 directory = Path(sys.argv[1])
-model = Opener.find(directory, "auto", 1).open(ModelSpec("tiny", str(directory)), HostConfig(threads=1, kv_bytes=16 << 20))
-model.submit(Submit("a", "tiny", (1, 2, 3), SamplingParams(max_tokens=200, temperature=0.8, ignore_eos=True)))
+model = find_model(ModelSpec("tiny", str(directory)), HostConfig(threads=1, kv_bytes=16 << 20))
+model.engine.submit(Submit("a", "tiny", (1, 2, 3), SamplingParams(max_tokens=200, temperature=0.8, ignore_eos=True)))
 while model.engine.has_work:
     model.engine.step()
 assert len(model.engine.take_outputs()) == 200

@@ -1,4 +1,4 @@
-"""Runs an opening program as an engine's runner: chunks in, tokens out, with neither torch nor tensors.
+"""Runs a bootstrap program as an engine's runner: chunks in, tokens out, with neither torch nor tensors.
 
 Tokens go through the program in order, as many at a time as it takes: each finds the keys and values of those before it in the cache. Knows
 addresses and what lies there; refuses to know who waits for the tokens.
@@ -11,12 +11,11 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from typing import Any, NamedTuple
 
-from engine.opening.choice import Chooser
-from engine.opening.memory import Memory
-from engine.opening.program import Address, OpeningProgram, Step
+from engine.bootstrap.memory import ProgramMemory
+from engine.bootstrap.program import Address, BootstrapProgram, Step
+from engine.bootstrap.sampler import BootstrapSampler
 from engine.plan import Chunk
 from engine.results import ChunkResult, RunResult, SampledToken
-from engine.sequence import Sequence
 from kernels.cpu import functions
 
 # Arguments that follow the batch. The last of each is the number of threads.
@@ -55,10 +54,12 @@ class _Row(NamedTuple):
     samples: Chunk | None  # its logits choose the next token of this chunk's sequence
 
 
-class OpeningRunner:
+class BootstrapRunner:
     overlaps = False
 
-    def __init__(self, program: OpeningProgram, memory: Memory, library: functions.Opened, threads: int) -> None:
+    def __init__(
+        self, program: BootstrapProgram, memory: ProgramMemory, library: functions.Opened, threads: int
+    ) -> None:
         """Raises AttributeError or KeyError for a function that the library does not have."""
         self._program = program
         self._memory = memory
@@ -66,7 +67,7 @@ class OpeningRunner:
         self._threads = threads
         self._forward = [self._bound(library, step) for step in program.forward]
         self._logits = [self._bound(library, step) for step in program.logits]
-        self._chooser = Chooser(library, program.info.vocab_size, threads)
+        self._sampler = BootstrapSampler(library, program.info.vocab_size, threads)
         self._longs = memoryview(memory.inputs.memory).cast("B")
 
     def launch(self, chunks: SequenceOf[Chunk]) -> "Computed":
@@ -78,12 +79,6 @@ class OpeningRunner:
             self._run(rows[start : start + self._program.rows], tokens)
         results = [ChunkResult(tokens.get(chunk.sequence.sequence_id)) for chunk in chunks]
         return Computed(RunResult(results, time.perf_counter() - began))
-
-    def rehearse(self) -> None:
-        """A full step of nobody's, in a block that nobody holds yet: memory is touched, and the library's threads are there."""
-        sequence = Sequence.throwaway([0] * min(self._program.rows, self._block_size), blocks=range(1))
-        self.launch([Chunk.next_of(sequence, len(sequence.token_ids))])
-        self.scrub(range(1))
 
     def scrub(self, blocks: SequenceOf[int]) -> None:
         for block in blocks:
@@ -113,7 +108,7 @@ class OpeningRunner:
             assert chunk is not None
             sequence = chunk.sequence
             row = logits + place * program.info.vocab_size * ctypes.sizeof(ctypes.c_float)
-            tokens[sequence.sequence_id] = self._chooser.choose(row, sequence.sampling, len(sequence.token_ids))
+            tokens[sequence.sequence_id] = self._sampler.choose(row, sequence.sampling, len(sequence.token_ids))
 
     def _put(self, rows: SequenceOf[_Row], num_blocks: int) -> None:
         """Numbers lie as far apart as if all rows were there, block tables one behind the other."""

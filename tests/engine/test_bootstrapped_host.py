@@ -1,4 +1,4 @@
-"""A host that serves its model by an opening program while torch is imported and the model loaded: nobody notices the change."""
+"""A host that serves its model by a bootstrap program while torch is imported and the model loaded: nobody notices the change."""
 
 import sys
 import threading
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from engine.bootstrap.loader import BootstrapLoader
 from engine.host import EngineHost
 from engine.loader import ModelLoader
-from engine.opening.opener import Opener
 from engine.protocol import (
     Abort,
     Command,
@@ -31,8 +31,8 @@ from engine.protocol import (
 )
 from engine.transport import NewFrontEnd, QueueTransport
 from tests.checkpoints import write_llama
+from tests.engine.bootstraps import CONFIG, Leave, checkpoint, folder, found, leave, the_c_library_computes
 from tests.engine.driver import Heard, one, random_prompt, submit
-from tests.engine.openings import CONFIG, Leave, checkpoint, folder, leave, the_c_library_computes
 
 pytestmark = [
     pytest.mark.cpu_only,
@@ -67,10 +67,11 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 class Front:
     """A host in a thread, and everything it has said."""
 
-    def __init__(self, opener: Opener | None) -> None:
+    def __init__(self, *, bootstraps: bool = True) -> None:
         self.events: list[Event] = []
         self.transport = QueueTransport(self.events.append)
-        self.host = EngineHost(CONFIG, self.transport, opener=opener)
+        self.loader = ModelLoader(CONFIG)
+        self.host = EngineHost(self.transport, BootstrapLoader(CONFIG, self.loader) if bootstraps else self.loader)
         self.thread = threading.Thread(target=self.host.run)
         self.thread.start()
 
@@ -102,7 +103,7 @@ class Front:
 @pytest.fixture
 def front(checkpoint: Path, leave: Leave) -> Iterator[Front]:
     leave(checkpoint)
-    front = Front(Opener.find(checkpoint, "auto", 1))
+    front = Front()
     yield front
     front.put(Shutdown())
     front.thread.join(30)
@@ -137,14 +138,14 @@ def test_the_first_answer_does_not_wait_for_the_load(front: Front, gate: Gate, c
 def test_the_load_begins_with_the_first_answer_and_not_before(
     front: Front, gate: Gate, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.host._FIRST_ANSWER_S", 60.0)
+    monkeypatch.setattr("engine.bootstrap.loader._FIRST_ANSWER_S", 60.0)
     front.put(LoadModel(spec_of(checkpoint)))
     front.until(lambda: bool(front.all(ModelReady)))
     time.sleep(0.6)
-    assert not front.host._loader.has_begun
+    assert not front.loader.has_begun
     front.put(submit("a", [5, 6, 7]))
     front.until(lambda: front.ends("a"))
-    front.until(lambda: front.host._loader.has_begun)
+    front.until(lambda: front.loader.has_begun)
     gate.opened.set()
 
 
@@ -157,7 +158,7 @@ def test_the_load_begins_where_nobody_waits_for_an_answer(
         front.put(LoadModel(spec_of(checkpoint, is_awaited=False)))
         front.until(lambda: len(front.all(ModelReady)) == 2)
     else:
-        front.until(lambda: front.host._loader.has_begun)
+        front.until(lambda: front.loader.has_begun)
 
 
 def test_a_model_that_was_opened_and_cannot_be_loaded_ends_the_host_and_loses_its_program(
@@ -172,8 +173,8 @@ def test_a_model_that_was_opened_and_cannot_be_loaded_ends_the_host_and_loses_it
     assert isinstance(front.events[-1], HostEnding)
     assert not front.all(ModelFailed)
     assert not front.ends("a")
-    assert Opener.find(checkpoint, "auto", 1) is None
-    again = Front(None)
+    assert found(checkpoint) is None
+    again = Front(bootstraps=False)
     again.put(LoadModel(spec_of(checkpoint)))
     again.until(lambda: bool(again.all(ModelFailed)))
     assert "its disk is gone" in again.all(ModelFailed)[0].message
@@ -203,7 +204,6 @@ def test_another_model_is_loaded_as_ever(front: Front, gate: Gate, checkpoint: P
     front.put(LoadModel(spec_of(other)), submit("early", [5, 6]))
     front.until(lambda: bool(front.all(ModelReady)) and front.ends("early"))
     assert "still loading" in str(front.heard()["early"].error)
-    assert front.host._opened is None
     front.put(submit("a", [5, 6]))
     front.until(lambda: front.ends("a"))
     assert len(front.heard()["a"].token_ids) == 8
@@ -220,13 +220,10 @@ def test_a_second_name_of_the_same_files_waits_for_its_load(front: Front, gate: 
 def test_nothing_of_the_program_is_left_once_the_model_is_there(checkpoint: Path, leave: Leave, gate: Gate) -> None:
     """Its maps would count as the host's memory for ever."""
     leave(checkpoint)
-    opener = Opener.find(checkpoint, "auto", 1)
-    assert opener is not None
-    runner = weakref.ref(opener._runner)
-    front = Front(opener)
+    front = Front()
     front.put(LoadModel(spec_of(checkpoint)), submit("a", [5, 6]))
     front.until(lambda: front.ends("a"))
-    assert runner() is not None
+    runner = weakref.ref(front.host._models["tiny"].engine.runner)
     gate.opened.set()
     front.until(lambda: len(front.all(ModelReady)) == 2)
     front.until(lambda: runner() is None)
@@ -260,7 +257,7 @@ def test_a_new_front_end_finds_nothing_of_the_old_ones(front: Front, gate: Gate,
     gate.opened.set()
     front.until(lambda: len(front.all(ModelReady)) == 2)
     assert not front.host._models["tiny"].engine.has_work
-    assert "held" not in front.heard()
+    assert front.heard()["held"].token_ids == []
 
 
 def test_a_host_that_ends_before_it_has_imported_anything_ends_at_once(front: Front, checkpoint: Path) -> None:

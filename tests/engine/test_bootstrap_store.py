@@ -1,4 +1,4 @@
-"""Files of opening programs: which are left, which are kept, and that none is believed with which something is wrong."""
+"""Files of bootstrap programs: which are left, which are kept, and that none is believed with which something is wrong."""
 
 import logging
 import os
@@ -12,12 +12,20 @@ from typing import Any
 import pytest
 import torch
 
-from engine.opening import kept, making
-from engine.opening.opener import Opener
-from engine.protocol import HostConfig, ModelSpec
+from engine.bootstrap import recorder, store
+from engine.protocol import HostConfig
 from kernels.cpu import functions
+from tests.engine.bootstraps import (
+    CONFIG,
+    Leave,
+    bootstrapped,
+    checkpoint,
+    folder,
+    found,
+    leave,
+    the_c_library_computes,
+)
 from tests.engine.families import MODELS, write_family
-from tests.engine.openings import CONFIG, Leave, checkpoint, folder, leave, opened, the_c_library_computes
 from tests.engine.test_decode_programs import DENSE
 
 pytestmark = [
@@ -35,42 +43,38 @@ def test_a_model_of_which_torch_computes_a_part_leaves_no_program(
     write_family(tmp_path, name, torch.float32)
     with caplog.at_level(logging.INFO):
         leave(tmp_path)
-    assert "tiny has no opening program" in caplog.text
-    assert Opener.find(tmp_path, "auto", threads=1) is None
+    assert "tiny has no bootstrap program" in caplog.text
+    assert found(tmp_path) is None
 
 
 @pytest.mark.parametrize("change", ["weights", "config.json", "dtype", "kv_bytes", "block_size", "kv_tokens", "path"])
 def test_a_program_is_not_used_for_anything_else(change: str, checkpoint: Path, tmp_path: Path, leave: Leave) -> None:
     leave(checkpoint)
-    spec, config = ModelSpec("tiny", str(checkpoint)), CONFIG
-    assert opened(checkpoint) is not None
+    assert bootstrapped(checkpoint) is not None
     if change == "weights":
         os.utime(checkpoint / "model.safetensors", (1, 1))
-        assert Opener.find(checkpoint, "auto", 1) is None
+        assert found(checkpoint) is None
     elif change == "config.json":
         (checkpoint / change).write_text((checkpoint / change).read_text() + " ")
-        assert Opener.find(checkpoint, "auto", 1) is None
+        assert found(checkpoint) is None
     elif change == "dtype":
-        assert Opener.find(checkpoint, "bfloat16", 1) is None
+        assert found(checkpoint, dtype="bfloat16") is None
     else:
-        opener = Opener.find(checkpoint, "auto", 1)
-        assert opener is not None
         if change == "kv_tokens":
-            spec = replace(spec, kv_tokens=512)
+            assert found(checkpoint, kv_tokens=512) is None
         elif change == "path":
-            spec = replace(spec, path=str(tmp_path))
+            assert found(tmp_path) is None
         elif change == "kv_bytes":
-            config = replace(config, kv_bytes=1 << 20)
+            assert found(checkpoint, replace(CONFIG, kv_bytes=1 << 20)) is None
         else:
-            config = replace(config, block_size=32)
-        assert opener.open(spec, config) is None
+            assert found(checkpoint, replace(CONFIG, block_size=32)) is None
 
 
 def test_a_host_of_other_sizes_leaves_a_program_of_its_own(checkpoint: Path, leave: Leave) -> None:
     leave(checkpoint)
     other = HostConfig(threads=1, kv_bytes=8 << 20)
     leave(checkpoint, other)
-    assert opened(checkpoint, other) is not None
+    assert bootstrapped(checkpoint, other) is not None
 
 
 def _cut(content: bytearray) -> bytearray:
@@ -103,13 +107,13 @@ def test_a_damaged_program_is_refused_and_made_again(
     spoil: Callable[[bytearray], bytearray], checkpoint: Path, leave: Leave, caplog: pytest.LogCaptureFixture
 ) -> None:
     leave(checkpoint)
-    path = opened(checkpoint).path
+    path = bootstrapped(checkpoint).path
     path.write_bytes(spoil(bytearray(path.read_bytes())))
     with caplog.at_level(logging.WARNING):
-        assert Opener.find(checkpoint, "auto", 1) is None
+        assert found(checkpoint) is None
     assert "is not used" in caplog.text
     leave(checkpoint)
-    assert opened(checkpoint) is not None
+    assert bootstrapped(checkpoint) is not None
 
 
 def test_a_program_in_a_folder_that_others_can_write_to_is_not_believed(
@@ -117,17 +121,17 @@ def test_a_program_in_a_folder_that_others_can_write_to_is_not_believed(
 ) -> None:
     leave(checkpoint)
     folder.chmod(0o777)
-    assert Opener.find(checkpoint, "auto", 1) is None
+    assert found(checkpoint) is None
 
 
 def test_none_are_left_or_used_where_the_user_wants_none(
     checkpoint: Path, folder: Path, leave: Leave, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave(checkpoint)
-    monkeypatch.setenv(kept.SWITCH, "0")
-    assert Opener.find(checkpoint, "auto", 1) is None
-    monkeypatch.setenv(kept.SWITCH, str(folder / "elsewhere"))
-    monkeypatch.setattr(kept, "MOST_OWN_BYTES", 1000)
+    monkeypatch.setenv(store.SWITCH, "0")
+    assert found(checkpoint) is None
+    monkeypatch.setenv(store.SWITCH, str(folder / "elsewhere"))
+    monkeypatch.setattr(store, "MOST_OWN_BYTES", 1000)
     leave(checkpoint)
     assert list((folder / "elsewhere").iterdir()) == []
 
@@ -136,16 +140,16 @@ def test_programs_take_a_bounded_place_and_those_used_longest_ago_go_first(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder.mkdir(mode=0o700)
-    paths = [folder / f"{i}.opening" for i in range(3)]
+    paths = [folder / f"{i}.bootstrap" for i in range(3)]
     for age, path in enumerate(paths):
-        kept.write(path, [bytes(1000)])
+        store.write(path, [bytes(1000)])
         os.utime(path, (1000 - age, 1000 - age))
-    monkeypatch.setattr(kept, "MOST_BYTES", 2500)
-    left_by_a_killed_writer = folder / ".x.opening.1234"
+    monkeypatch.setattr(store, "MOST_BYTES", 2500)
+    left_by_a_killed_writer = folder / ".x.bootstrap.1234"
     left_by_a_killed_writer.write_bytes(b"half")
     os.utime(left_by_a_killed_writer, (1000, 1000))
-    kept.note_use(paths[1])
-    kept.write(paths[2], [bytes(1000)])
+    store.note_use(paths[1])
+    store.write(paths[2], [bytes(1000)])
     assert sorted(folder.iterdir()) == [paths[1], paths[2]]
 
 
@@ -156,7 +160,7 @@ def test_a_full_disk_leaves_no_half_program(
         yield b"begun"
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(making, "_content", full)
+    monkeypatch.setattr(recorder, "_content", full)
     with caplog.at_level(logging.INFO):
         leave(checkpoint)
     assert "No space left" in caplog.text
@@ -166,7 +170,7 @@ def test_a_full_disk_leaves_no_half_program(
 def test_a_step_that_no_runner_can_make_smaller_is_not_left(
     checkpoint: Path, leave: Leave, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(making, "follows_batch", lambda step, rows, blocks: not step.function.startswith("decode"))
+    monkeypatch.setattr(recorder, "follows_batch", lambda step, rows, blocks: not step.function.startswith("decode"))
     with caplog.at_level(logging.INFO):
         leave(checkpoint)
     assert "it is not known how decode_attention_f32 follows a batch" in caplog.text
@@ -181,7 +185,7 @@ def test_a_library_without_a_function_is_refused(
         raise AttributeError(f"undefined symbol: {name}")
 
     monkeypatch.setattr(functions, "find", find)
-    assert Opener.find(checkpoint, "auto", 1) is None
+    assert found(checkpoint) is None
     assert "undefined symbol" in caplog.text
 
 
@@ -189,7 +193,7 @@ def test_a_writer_ends_with_its_process(checkpoint: Path, folder: Path) -> None:
     """It sleeps, and holds nobody up."""
     code = """
 import sys
-from engine.opening.making import Writing
-Writing(lambda: sys.exit("it was made after the end"), first_after_s=600.0)
+from engine.bootstrap.recorder import BackgroundRecorder
+BackgroundRecorder(lambda: sys.exit("it was made after the end"), first_after_s=600.0)
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], timeout=100)

@@ -1,4 +1,4 @@
-"""Where opening programs are kept between the lives of their models, in the user's cache, and found again.
+"""Where bootstrap programs are kept between the lives of their models, in the user's cache, and found again.
 
 Knows names, sizes and ages of files; refuses to know what is in them (program.py). A program makes a process read and write at addresses: as what
 is executed, it is only believed from a folder that no one else can write to.
@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 MOST_BYTES = 1 << 30  # of all of them: those that were used longest ago go first
 MOST_OWN_BYTES = 256 << 20  # of one's weights that lie in no other file
 
-_SUFFIX = ".opening"
+_SUFFIX = ".bootstrap"
 
 
-SWITCH = "PILOTLIGHT_OPENINGS"  # 0: nothing is left there, nor read; or the folder where programs are kept
+SWITCH = "PILOTLIGHT_BOOTSTRAP"  # 0: nothing is left there, nor read; or the folder where programs are kept
 
 
 def are_wanted() -> bool:
@@ -46,11 +46,11 @@ def path_of(fingerprint: str, dtype: str, library: Path) -> Path:
 
 def _folder() -> Path:
     own = os.environ.get(SWITCH)
-    return private_folder(Path(own)) if own else private_cache("openings")
+    return private_folder(Path(own)) if own else private_cache("bootstrap")
 
 
 def discard() -> None:
-    """All that are kept. Raises BuildError and OSError where there is no such folder."""
+    """Remove all programs. Raises BuildError and OSError where there is no such folder."""
     for path in _folder().glob(f"*{_SUFFIX}"):
         path.unlink(missing_ok=True)
         log.warning("removed %s; it is made again", path)
@@ -62,6 +62,13 @@ def digests() -> Path | None:
         return private_folder(_folder() / "digests") if are_wanted() else None
     except BuildError:
         return None
+
+
+def has_programs() -> bool:
+    try:
+        return are_wanted() and any(_folder().glob(f"*{_SUFFIX}"))
+    except BuildError:
+        return False
 
 
 def note_use(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""An opening program: a model's forward pass as the calls of the C library that it is made of, and where everything lies that they read.
+"""A bootstrap program: a model's forward pass as the calls of the C library that it is made of, and where everything lies that they read.
 
 It takes up to `rows` tokens at once, of any sequences: a prompt's tokens, too, are queries with a context each, since keys and values of all of
 them are written before one is read. In a file of its own, beside what of the weights lies in no file of the checkpoint as the program wants it.
@@ -15,7 +15,7 @@ from zlib import crc32
 
 from engine.protocol import ModelInfo
 
-_MAGIC = b"PLOPEN02"  # with the version of the format, and of what a host expects in it
+_MAGIC = b"PLBOOT01"  # with the version of the format, and of what a host expects in it
 _DIGEST_BYTES = 32
 _HEAD_BYTES = len(_MAGIC) + 8 + _DIGEST_BYTES
 _MOST_JSON_BYTES = 64 << 20
@@ -24,7 +24,7 @@ _SUM_BYTES = 4
 _READ_BYTES = 4 << 20
 
 
-class OpeningError(Exception):
+class ProgramError(Exception):
     """The file is no program that can be used here; the message says why."""
 
 
@@ -36,7 +36,7 @@ class Address(NamedTuple):
     offset: int  # in bytes
 
 
-class FilePart(NamedTuple):
+class FileRange(NamedTuple):
     file: str  # of the checkpoint's directory
     start: int
     num_bytes: int
@@ -46,7 +46,7 @@ class Weight(NamedTuple):
     """A tensor that the program reads."""
 
     num_bytes: int
-    parts: tuple[FilePart, ...]  # one behind the other; none: it lies in the program's own file
+    parts: tuple[FileRange, ...]  # one behind the other; none: it lies in the program's own file
     start: int = 0  # there, from the beginning of the weights
 
 
@@ -65,7 +65,7 @@ class Step(NamedTuple):
     arguments: tuple[int | float | Address | None, ...]
 
 
-class OpeningProgram(NamedTuple):
+class BootstrapProgram(NamedTuple):
     fingerprint: str  # of the checkpoint
     library: str  # whose functions are called
     host: tuple[int | None, ...]  # what `info` depends on: kv_bytes, block_size and kv_tokens
@@ -96,7 +96,7 @@ def place(sizes: list[int]) -> list[int]:
     return starts
 
 
-def encode(program: OpeningProgram) -> bytes:
+def encode(program: BootstrapProgram) -> bytes:
     """All but the weights, which follow."""
     described = program._asdict() | {"info": program.info._asdict()}
     text = json.dumps(described, separators=(",", ":")).encode()
@@ -109,28 +109,28 @@ def encode_sum(checksum: int) -> bytes:
     return checksum.to_bytes(_SUM_BYTES, "little")
 
 
-def read(fd: int) -> tuple[OpeningProgram, int]:
-    """And where its weights begin. Raises OpeningError for anything but a whole file of this version, and OSError."""
+def read(fd: int) -> tuple[BootstrapProgram, int]:
+    """And where its weights begin. Raises ProgramError for anything but a whole file of this version, and OSError."""
     size = os.fstat(fd).st_size
     head = os.pread(fd, _HEAD_BYTES, 0)
     if head[: len(_MAGIC)] != _MAGIC:
-        raise OpeningError(f"it begins with {head[: len(_MAGIC)]!r} and not with {_MAGIC!r}")
+        raise ProgramError(f"it begins with {head[: len(_MAGIC)]!r} and not with {_MAGIC!r}")
     length = int.from_bytes(head[len(_MAGIC) : len(_MAGIC) + 8], "little")
     if length > min(size, _MOST_JSON_BYTES):
-        raise OpeningError(f"it is cut off: {size} bytes cannot hold its program")
+        raise ProgramError(f"it is cut off: {size} bytes cannot hold its program")
     text = os.pread(fd, length, _HEAD_BYTES)
     if blake2b(text, digest_size=_DIGEST_BYTES).digest() != head[-_DIGEST_BYTES:]:
-        raise OpeningError("it is damaged: its digest does not fit")
+        raise ProgramError("it is damaged: its digest does not fit")
     program = _parse(json.loads(text))
     start = _whole_pages(_HEAD_BYTES + length)
     end = start + program.own_bytes
     if size != end + _SUM_BYTES:
-        raise OpeningError(f"it is cut off: {size} bytes, where {end + _SUM_BYTES} are wanted")
+        raise ProgramError(f"it is cut off: {size} bytes, where {end + _SUM_BYTES} are wanted")
     checksum = 0
     for at in range(start, end, _READ_BYTES):
         checksum = crc32(os.pread(fd, min(_READ_BYTES, end - at), at), checksum)
     if os.pread(fd, _SUM_BYTES, end) != encode_sum(checksum):
-        raise OpeningError("it is damaged: the checksum of its weights does not fit")
+        raise ProgramError("it is damaged: the checksum of its weights does not fit")
     return program, start
 
 
@@ -138,14 +138,14 @@ def _whole_pages(num_bytes: int) -> int:
     return -(-num_bytes // _PAGE) * _PAGE
 
 
-def _parse(described: dict[str, Any]) -> OpeningProgram:
+def _parse(described: dict[str, Any]) -> BootstrapProgram:
     info = described["info"]
     info["eos_token_ids"] = tuple(info["eos_token_ids"])
     info["load_phases"] = ()
     described["host"] = tuple(described["host"])
     described["info"] = ModelInfo(**info)
     described["weights"] = tuple(
-        Weight(num_bytes, tuple(FilePart(*part) for part in parts), start)
+        Weight(num_bytes, tuple(FileRange(*part) for part in parts), start)
         for num_bytes, parts, start in described["weights"]
     )
     described["work"] = tuple(described["work"])
@@ -154,7 +154,7 @@ def _parse(described: dict[str, Any]) -> OpeningProgram:
         described[name] = tuple(Step(function, tuple(map(_argument, given))) for function, given in described[name])
     for name in ("hidden", "logits_at"):
         described[name] = Address(*described[name])
-    return OpeningProgram(**described)
+    return BootstrapProgram(**described)
 
 
 def _argument(value: Any) -> Any:

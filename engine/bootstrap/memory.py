@@ -1,4 +1,4 @@
-"""An opening program's memory in this process: weights mapped from the files that hold them, and room for everything else.
+"""A bootstrap program's memory in this process: weights mapped from the files that hold them, and room for everything else.
 
 Knows files and addresses; refuses to know what is computed.
 """
@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from engine.opening.program import Address, FilePart, OpeningProgram
+from engine.bootstrap.program import Address, BootstrapProgram, FileRange
 from kernels.cpu.mapped_file import MappedFile, MappedParts, Part, Zeros
 
 
-class Memory:
-    def __init__(self, program: OpeningProgram, file: Path, weights_at: int, directory: Path, num_blocks: int) -> None:
+class ProgramMemory:
+    def __init__(
+        self, program: BootstrapProgram, file: Path, weights_at: int, directory: Path, num_blocks: int
+    ) -> None:
         """`weights_at`: where they begin in the program's own `file`; `directory`: the checkpoint's. Raises OSError."""
         self.inputs = Zeros(program.inputs.num_bytes)
         self.kv = Zeros(num_blocks * program.block_bytes)
@@ -48,7 +50,7 @@ class Memory:
                 os.close(fd)
         return self._maps[file]
 
-    def _join(self, directory: Path, parts: Sequence[FilePart]) -> int:
+    def _join(self, directory: Path, parts: Sequence[FileRange]) -> int:
         with ExitStack() as files:
             opened = []
             for part in parts:

@@ -1,4 +1,4 @@
-"""A site whose model has left an opening program: its next start answers by it, and the stream goes on with the model itself."""
+"""A site whose model has left a bootstrap program: its next start answers by it, and the stream goes on with the model itself."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="el
 
 @pytest.fixture(autouse=True)
 def the_c_library_computes() -> Iterator[None]:
-    """Opening programs are lists of its calls."""
+    """Bootstrap programs are lists of its calls."""
     with computing_with(C_LIBRARY):
         yield
 
@@ -50,11 +50,11 @@ def site_file(tmp_path: Path) -> Path:
 
 
 def started(file: Path) -> Process:
-    return Process(file, file.parent / "log", PILOTLIGHT_OPENINGS=str(file.parent / "openings"))
+    return Process(file, file.parent / "log", PILOTLIGHT_BOOTSTRAP=str(file.parent / "bootstrap"))
 
 
 def programs(file: Path) -> list[Path]:
-    return list((file.parent / "openings").glob("*.opening"))
+    return list((file.parent / "bootstrap").glob("*.bootstrap"))
 
 
 def asked(site: Process, **changes: Any) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def asked(site: Process, **changes: Any) -> dict[str, Any]:
 
 def was_opened(site: Process) -> bool:
     spans = httpx.get(site.url + "/timeline").json()["spans"]
-    return any(span["name"] == "open" for span in spans)
+    return any(span["name"] == "bootstrap" for span in spans)
 
 
 def leave(file: Path) -> dict[str, Any]:

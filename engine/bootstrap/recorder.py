@@ -1,4 +1,4 @@
-"""Makes the opening program of a model that has been loaded, for the next life of it, and writes it to where that will look.
+"""Makes the bootstrap program of a model that has been loaded, for the next life of it, and writes it to where that will look.
 
 The model is asked for one forward pass of which nothing is computed. Knows the model's tensors and, of each, where in the checkpoint its bytes lie;
 what lies in no file just so goes into the program's own. A model of which torch computes a part, or an expert is chosen, has no such program.
@@ -15,16 +15,13 @@ from zlib import crc32
 import torch
 
 from engine.batch import Batch, DecodeBatch
-from engine.layers.attention import LayerCache
-from engine.models.decoder import Decoder
-from engine.models.registry import Model
-from engine.opening import kept
-from engine.opening.program import (
+from engine.bootstrap import store
+from engine.bootstrap.program import (
     Address,
-    FilePart,
+    BootstrapProgram,
+    FileRange,
     Inputs,
-    OpeningError,
-    OpeningProgram,
+    ProgramError,
     Step,
     Weight,
     encode,
@@ -32,7 +29,10 @@ from engine.opening.program import (
     place,
     read,
 )
-from engine.opening.runner import follows_batch
+from engine.bootstrap.runner import follows_batch
+from engine.layers.attention import LayerCache
+from engine.models.decoder import Decoder
+from engine.models.registry import Model
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
 from engine.weights.filling import as_bytes
 from kernels.cpu import functions
@@ -52,39 +52,45 @@ _PAUSE_S = 0.01  # behind each step
 _LOOK_S = 0.05
 
 
-class Laid(NamedTuple):
+class TensorLayout(NamedTuple):
     """Of a loaded model: its tensors by name, and of those that files hold just so, where."""
 
     tensors: Mapping[str, torch.Tensor]
-    in_files: Mapping[str, tuple[FilePart, ...]]
+    in_files: Mapping[str, tuple[FileRange, ...]]
 
 
-class Draft(NamedTuple):
+class RecordedProgram(NamedTuple):
     path: Path
-    program: OpeningProgram
+    program: BootstrapProgram
     own: list[torch.Tensor]  # that lie in its own file, in order
 
 
-def draft(
-    model: Model, laid: Laid, block: Sequence[int], fingerprint: str, spec: ModelSpec, host: HostConfig, info: ModelInfo
-) -> Draft | None:
+def record(
+    model: Model,
+    laid: TensorLayout,
+    block: Sequence[int],
+    fingerprint: str,
+    spec: ModelSpec,
+    host: HostConfig,
+    info: ModelInfo,
+) -> RecordedProgram | None:
     """None where there can be no such program. `block`: shape of the KV cache's blocks."""
-    library = kept.library()
+    library = store.library()
     if cpu.loaded is None or library is None or not isinstance(model, Decoder) or info.pooling is not None:
         return None
     try:
-        path = kept.path_of(fingerprint, spec.dtype, library)
+        path = store.path_of(fingerprint, spec.dtype, library)
         sizes = (host.kv_bytes, host.block_size, spec.kv_tokens)
         if _is_there(path, sizes):
             return None
         written = _Transcription(model, laid, block, info)
     except (NotRecordableError, BuildError) as error:
-        log.info("%s has no opening program: %s", spec.name, error)
+        log.info("%s has no bootstrap program: %s", spec.name, error)
         return None
-    if sum(tensor.nbytes for tensor in written.own) > kept.MOST_OWN_BYTES:
-        log.info("%s has no opening program: too much of it lies in no file as it is computed with", spec.name)
+    if sum(tensor.nbytes for tensor in written.own) > store.MOST_OWN_BYTES:
+        log.info("%s has no bootstrap program: too much of it lies in no file as it is computed with", spec.name)
         return None
-    program = OpeningProgram(
+    program = BootstrapProgram(
         fingerprint=fingerprint,
         library=library.stem,
         host=sizes,
@@ -101,19 +107,19 @@ def draft(
         logits=written.logits,
         logits_at=written.logits_at,
     )
-    return Draft(path, program, written.own)
+    return RecordedProgram(path, program, written.own)
 
 
 def _is_there(path: Path, sizes: tuple[int | None, ...]) -> bool:
     try:
         with path.open("rb") as file:
             return read(file.fileno())[0].host == sizes
-    except (OSError, OpeningError):
+    except (OSError, ProgramError):
         return False
 
 
 class _Transcription:
-    def __init__(self, model: Decoder, laid: Laid, block: Sequence[int], info: ModelInfo) -> None:
+    def __init__(self, model: Decoder, laid: TensorLayout, block: Sequence[int], info: ModelInfo) -> None:
         assert cpu.loaded is not None
         tokens = min(info.context_length, MOST_TOKENS)
         self.max_blocks = -(-tokens // info.block_size)
@@ -139,7 +145,7 @@ class _Transcription:
         self.forward, self.logits = self._steps(calls), self._steps(more)
         self.hidden, self.logits_at = self._find(hidden.data_ptr()), self._find(logits.data_ptr())
 
-    def _place_weights(self, model: Decoder, laid: Laid, tokens: int) -> None:
+    def _place_weights(self, model: Decoder, laid: TensorLayout, tokens: int) -> None:
         """The checkpoint's, and what was computed beside them: of the rotary tables, the positions that are used."""
         computed = [part for table in model.rotary for part in (table.cos, table.sin)]
         self.own = [tensor for name, tensor in laid.tensors.items() if name not in laid.in_files]
@@ -180,11 +186,11 @@ class _Transcription:
         return Address("work", *found)
 
 
-class Writing:
+class BackgroundRecorder:
     """A thread that makes and writes a draft when nobody waits any more, and ends by itself."""
 
-    def __init__(self, make: Callable[[], Draft | None], first_after_s: float = _FIRST_AFTER_S) -> None:
-        self._make: Callable[[], Draft | None] | None = make
+    def __init__(self, make: Callable[[], RecordedProgram | None], first_after_s: float = _FIRST_AFTER_S) -> None:
+        self._make: Callable[[], RecordedProgram | None] | None = make
         # No daemon: it holds tensors, and one that is let go while the interpreter ends aborts the process.
         self._thread = threading.Thread(target=self._run, args=(first_after_s,), name="opening")
         self._thread.start()
@@ -201,11 +207,11 @@ class Writing:
             self._await_library()
             written, self._make = self._make(), None
             if written is not None:
-                kept.write(written.path, _content(written))
+                store.write(written.path, _content(written))
         except _EndingError:
             pass
         except OSError as error:
-            log.info("an opening program was not written: %s", error)
+            log.info("a bootstrap program was not written: %s", error)
 
     @staticmethod
     def _await_library() -> None:
@@ -215,7 +221,7 @@ class Writing:
             _pause(_LOOK_S)
 
 
-def _content(written: Draft) -> Iterator[bytes | memoryview]:
+def _content(written: RecordedProgram) -> Iterator[bytes | memoryview]:
     yield encode(written.program)
     end = checksum = 0
     for tensor, weight in zip(written.own, written.program.weights, strict=False):

@@ -1,16 +1,17 @@
-"""Models that leave an opening program and are opened by it, for tests: the fixtures are imported by name."""
+"""Models that leave a bootstrap program and are served by it, for tests: the fixtures are imported by name."""
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.bootstrap import store
+from engine.bootstrap.loader import BootstrapModel, find_model
+from engine.bootstrap.recorder import BackgroundRecorder
 from engine.engine import Engine
 from engine.loading import load_model, make_kv_memory
-from engine.opening import kept
-from engine.opening.making import Writing
-from engine.opening.opener import OpenedModel, Opener
 from engine.protocol import HostConfig, ModelSpec
 from tests.checkpoints import write_llama
 from tests.cpu_kernels import C_LIBRARY, computing_with
@@ -27,24 +28,24 @@ def the_c_library_computes() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(kept.SWITCH, str(tmp_path / "openings"))
-    return tmp_path / "openings"
+    monkeypatch.setenv(store.SWITCH, str(tmp_path / "bootstrap"))
+    return tmp_path / "bootstrap"
 
 
 @pytest.fixture
 def leave(monkeypatch: pytest.MonkeyPatch) -> Leave:
     """The engine of a model that has left its program, if it can."""
-    writers: list[Writing] = []
+    writers: list[BackgroundRecorder] = []
 
-    def begin(make: Any) -> Writing:
-        writers.append(Writing(make, first_after_s=0.0))
+    def begin(make: Any) -> BackgroundRecorder:
+        writers.append(BackgroundRecorder(make, first_after_s=0.0))
         return writers[-1]
 
-    monkeypatch.setattr("engine.loading.Writing", begin)
+    monkeypatch.setattr("engine.loading.BackgroundRecorder", begin)
 
     def leave(directory: Path, config: HostConfig = CONFIG, **spec: Any) -> Engine:
         wanted = ModelSpec("tiny", str(directory), **spec)
-        loaded = load_model(wanted, config, make_kv_memory(config), leaves_opening=True)
+        loaded = load_model(wanted, config, make_kv_memory(config), records_bootstrap=True)
         assert writers[-1].wait(30)
         return loaded.engine
 
@@ -59,10 +60,14 @@ def checkpoint(tmp_path: Path) -> Path:
     return directory
 
 
-def opened(directory: Path, config: HostConfig = CONFIG, **spec: Any) -> OpenedModel:
-    wanted = ModelSpec("tiny", str(directory), **spec)
-    opener = Opener.find(directory, wanted.dtype, threads=1)
-    assert opener is not None
-    model = opener.open(wanted, config)
+def found(directory: Path, config: HostConfig = CONFIG, **spec: Any) -> BootstrapModel | None:
+    model = find_model(ModelSpec("tiny", str(directory), **spec), config)
+    if model is not None:
+        sys.setswitchinterval(0.005)  # these tests keep it for themselves
+    return model
+
+
+def bootstrapped(directory: Path, config: HostConfig = CONFIG, **spec: Any) -> BootstrapModel:
+    model = found(directory, config, **spec)
     assert model is not None
     return model

@@ -1,0 +1,60 @@
+"""A machine's NVIDIA GPUs as their driver tells of them: memory, and into how many instances each is divided (MIG).
+
+By NVML, which needs neither CUDA nor torch; imported only where a driver is loaded. Refuses to know what a site wants of them.
+"""
+
+import logging
+from contextlib import suppress
+from functools import cache
+from typing import Any, NamedTuple
+
+log = logging.getLogger("pilotlight.engine")
+
+
+class Gpu(NamedTuple):
+    name: str
+    total_bytes: int
+    num_instances: int | None = None  # None: it is not in MIG mode, and is one device itself
+
+
+@cache
+def installed_gpus() -> tuple[Gpu, ...] | None:
+    """Return all of them, in the driver's order. None: there is no telling, and the log says why."""
+    try:
+        import pynvml
+    except ImportError:
+        log.info("GPUs are counted by their device files alone: install pilotlight[gpu] for their memory and instances")
+        return None
+    return read_gpus(pynvml)
+
+
+def read_gpus(nvml: Any) -> tuple[Gpu, ...] | None:
+    """`nvml`: the module of nvidia-ml-py, or what looks like it."""
+    try:
+        nvml.nvmlInit()
+        try:
+            handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+            return tuple(_read_gpu(nvml, handle) for handle in handles)
+        finally:
+            nvml.nvmlShutdown()
+    except nvml.NVMLError as error:
+        log.warning("NVML cannot say which GPUs there are: %s", error)
+        return None
+
+
+def _read_gpu(nvml: Any, handle: Any) -> Gpu:
+    name, memory = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetMemoryInfo(handle)
+    most = 0
+    with suppress(nvml.NVMLError):  # a driver older than MIG
+        most = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)  # 0 out of MIG mode
+    return Gpu(name, memory.total, _num_instances(nvml, handle, most) if most else None)
+
+
+def _num_instances(nvml: Any, handle: Any, most: int) -> int:
+    """The places of instances that were never made are errors."""
+    found = 0
+    for i in range(most):
+        with suppress(nvml.NVMLError):
+            nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i)
+            found += 1
+    return found
