@@ -16,6 +16,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -23,7 +24,7 @@ import orjson
 import psutil
 from rich.console import Console
 
-from load_tests.attacks import CASES, ask
+from load_tests.attacks import CASES, Attack, ask
 from load_tests.faults.beliefs import skewed
 from load_tests.faults.links import Links, can_filter, in_own_namespace
 from load_tests.faults.members import ScatteredNetwork
@@ -78,6 +79,7 @@ class Soak:
         self.bodies = requests(16, 48)
         self.expected: list[Heard] = []
         self.until = 0.0
+        self.rss_mib: list[float] = []
 
     async def run(self, minutes: float) -> dict[str, Any]:
         self.expected = await listen(self.network.url, self.bodies, lambda heard: None)
@@ -87,11 +89,15 @@ class Soak:
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=END_S)) as self.http:
             clients = [asyncio.create_task(self._client()) for _ in range(self.streams)]
+            await asyncio.gather(*(self._attack(attack) for attack in CASES))  # large bodies leave a heap with gaps
             while time.monotonic() < warm_at:
                 await asyncio.sleep(0.5)
             before = await asyncio.to_thread(self.size)
-            await self._disturb()
-            await asyncio.gather(*clients)
+            async with asyncio.TaskGroup() as group:
+                watch = group.create_task(self._watch())
+                await self._disturb()
+                await asyncio.gather(*clients)
+                watch.cancel()
         await asyncio.to_thread(wait_until_healthy, self.network, 120.0)
         await asyncio.sleep(8.0)  # idle connections are closed after 4 s
         after = await asyncio.to_thread(self.size)
@@ -99,7 +105,15 @@ class Soak:
         return {
             "minutes": minutes, "clients": self.streams, "begun": dict(self.begun), "ended": dict(self.ended), "faults": dict(self.faults),
             "slowest_s": round(self.slowest_s, 1), "before": before, "after": after, "wrong": self.wrong[:50], "num_wrong": len(self.wrong),
+            "rss_mib_by_minute": self.rss_mib,
         }  # fmt: skip
+
+    async def _watch(self) -> None:
+        """Note the router's memory each minute: a leak rises for as long as the soak lasts."""
+        while True:
+            with suppress(OSError):
+                self.rss_mib.append((await asyncio.to_thread(self.size))["rss_mib"])
+            await asyncio.sleep(60.0)
 
     # clients
 
@@ -172,8 +186,8 @@ class Soak:
                 self.wrong.append(f"nonsense was answered with {answer.status}")
             return "refused" if answer.status < 500 else str(answer.status)
 
-    async def _attack(self) -> str:
-        attack = self.random.choice(CASES)
+    async def _attack(self, attack: Attack | None = None) -> str:
+        attack = attack or self.random.choice(CASES)
         status = await ask(self.network.url, attack.request(self.network.url.removeprefix("http://")), END_S)
         if status not in attack.answers:
             self.wrong.append(f"{attack.name}: answered with {status}")
