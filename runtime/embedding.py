@@ -5,7 +5,7 @@ Knows what `dimensions` does to a vector; refuses to know HTTP and dialects.
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from engine.client import EngineError
 from engine.protocol import Pooling, SamplingParams, Submit
@@ -31,13 +31,11 @@ class Embeddings:
         self.pooling = pooling
         self.vectors: list[Vector] = []
         self.usage = Usage.of(sum(map(len, prompts)), completion_tokens=0, cached_tokens=0)
-        self.on_piece: Callable[[int], None] = lambda choice: None
         self.finish_reason: str | None = None
         self.delivered_tokens = 0
 
     def finish(self, vectors: list[Vector]) -> None:
         self.vectors, self.finish_reason = vectors, "stop"
-        self.on_piece(0)
 
 
 class Embedder:
@@ -51,7 +49,7 @@ class Embedder:
         site = self._generator
         with (
             as_api_errors(site.request_timeout_s),
-            site.metrics.request(request.model) as measure,
+            site.metrics.measure(request.model) as measure,
             site.admission.permit() as permit,
         ):
             async with asyncio.timeout(site.request_timeout_s), self.models.use(request.model) as model:
@@ -63,6 +61,7 @@ class Embedder:
                 submits = [_submit(request.model, prompt, pooling, tenant) for prompt in prompts]
                 vectors = await self._all(submits)
                 embeddings.finish([_shortened(vector, request.dimensions) for vector in vectors])
+                measure.note_delta(0)
                 return embeddings
 
     def _check(self, request: ValidEmbedding, model: LoadedModel) -> Pooling:

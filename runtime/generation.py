@@ -6,7 +6,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from engine.chat_template import BrokenTemplateError, ChatTemplateError, import_ahead
@@ -19,7 +19,7 @@ from runtime.admission import RETRY_AFTER_S, Admission
 from runtime.engines.continuation import Continuations
 from runtime.engines.models import Models
 from runtime.engines.slot import LoadedModel
-from runtime.metrics import Metrics
+from runtime.metrics import Measure, RequestMetrics
 from runtime.pump import Pump, pumping
 from runtime.resumption import resumed
 from runtime.streaming import Assembler, Diverged, Piece, joined
@@ -43,7 +43,7 @@ class Generator:
         models: Models,
         engine: Continuations,
         admission: Admission,
-        metrics: Metrics,
+        metrics: RequestMetrics,
         request_timeout_s: float,
     ) -> None:
         self.models = models
@@ -58,7 +58,7 @@ class Generator:
     async def generate(self, request: ValidGeneration, tenant: Tenant) -> AsyncIterator["Generation"]:
         with (
             as_api_errors(self.request_timeout_s),
-            self.metrics.request(request.model) as measure,
+            self.metrics.measure(request.model) as measure,
             self.admission.permit() as permit,
         ):
             if isinstance(request.prompt, Conversation):
@@ -73,7 +73,7 @@ class Generator:
                 )
                 async with pumping(self.engine, submits) as pump:
                     awaits = any(submit.sampling.prompt_logprobs for submit in submits.values())
-                    generation = Generation(prompt, awaits, assemblers, pump, request.delivery)
+                    generation = Generation(prompt, awaits, assemblers, pump, request.delivery, measure)
                     if request.wants_prompt_only:
                         generation.end_with_prompt()
                     measure.follow(generation)
@@ -118,6 +118,7 @@ class Generation:
         assemblers: list[Assembler],
         pump: Pump,
         delivery: Delivery,
+        measure: Measure,
     ) -> None:
         self.prompt = prompt
         self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens after the first; there before any piece
@@ -126,7 +127,7 @@ class Generation:
         self.cached_tokens = delivery.cached_tokens
         self.delivered_tokens = sum(len(delivered.token_ids) for delivered in delivery.choices)
         self._counts_cached_tokens = not self.delivered_tokens  # what the first site found is what the request found
-        self.on_piece: Callable[[int], None] = lambda choice: None
+        self._measure = measure
         self._assemblers = assemblers
         self._pump = pump
 
@@ -167,7 +168,7 @@ class Generation:
                 if (piece := self._assemblers[choice].take()) is not None:
                     if piece.finish_reason is not None:
                         await self._pump.close(choice)  # its stop string was found: the engine need not go on
-                    self.on_piece(choice)
+                    self._measure.note_delta(choice)
                     yield piece._replace(choice=choice)
                     shown_at = time.monotonic()
             if not self.is_finished and time.monotonic() - shown_at >= HELD_BACK_S:

@@ -41,12 +41,14 @@ class Site:
             self.fleet,
             self._tier,
             on_wake=self._note_wake,
-            on_eviction=self.metrics.evicted,
-            on_scaling=self.metrics.scaled,
+            on_eviction=self.metrics.engines.evicted,
+            on_scaling=self.metrics.engines.scaled,
         )
-        engine = Continuations(self.fleet, self.models, config.limits.continue_within_s, self.metrics.cut)
-        self.generator = Generator(self.models, engine, self.admission, self.metrics, config.limits.request_timeout_s)
-        self.fleet.on_step(self.metrics.step)
+        engine = Continuations(self.fleet, self.models, config.limits.continue_within_s, self.metrics.engines.cut)
+        self.generator = Generator(
+            self.models, engine, self.admission, self.metrics.requests, config.limits.request_timeout_s
+        )
+        self.fleet.on_step(self.metrics.engines.step)
         self.metrics.watch(self.fleet.loads, self._gauges(), self.models.statuses)
 
     @asynccontextmanager
@@ -90,7 +92,7 @@ class Site:
         return found
 
     def _note_wake(self, wake: Wake) -> None:
-        self.metrics.wake(wake)
+        self.metrics.engines.wake(wake)
         self.timeline.note_phases(wake.phases, time.time(), wake.model)
 
     def _gauges(self) -> dict[str, Callable[[], float]]:
