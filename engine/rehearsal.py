@@ -17,12 +17,12 @@ from engine.pooling import PIECES
 from engine.protocol import Pooling
 from engine.weights.quantization import Quantization
 from engine.weights.unread import UnreadCheckpoint
-from kernels.draws import Draw, Draws
 from kernels.logprobs import token_logprobs
 from kernels.penalties import LogitEntries, penalize_, restore_
 from kernels.pooling import pool_pieces
 from kernels.rehearsal import pretend, rehearse
-from kernels.sample import choose
+from kernels.sample import sample
+from kernels.sampling_batch import SamplingBatch, SamplingRow
 from kernels.varlen import VarlenBatch
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # One, an odd number and a multiple of 16 of rows and of blocks; few programs and many; prompts for each size of tile. Lengths are not compiled in.
 DECODES = ((1, 10), (1, 20), (1, 4096), (3, 100), (64, 4096), (256, 300))
 PROMPTS = ((1, 8), (40,), (3, 500), (2048,))
-_DRAWS = (Draw(0.0, None, 1.0, 0.0, 0, 0), Draw(1.0, 20, 0.9, 0.0, 0, 0))
+_DRAWS = (SamplingRow(0.0, None, 1.0, 0.0, 0, 0), SamplingRow(1.0, 20, 0.9, 0.0, 0, 0))
 _NUM_BLOCKS = 64  # of a cache that takes no memory
 
 
@@ -105,7 +105,7 @@ def _choose(model: Model, hidden: torch.Tensor) -> None:
     logits = model.logits(hidden)
     rows, vocab = logits.shape
     for draw in _DRAWS:
-        ids, _ = choose(logits, Draws.of([draw] * rows, vocab, _pretended))
+        ids, _ = sample(logits, SamplingBatch.of([draw] * rows, vocab, _pretended))
     token_logprobs(logits, ids, 5)
     integers = [pretend((7,), torch.int64) for _ in range(2)]
     entries = LogitEntries(*integers, *(pretend((7,), torch.float32) for _ in range(6)))

@@ -19,10 +19,10 @@ from engine.results import SampledToken
 from engine.sequence import Sequence
 from engine.token_counts import TokenCounts
 from engine.transfer import to_device, to_host
-from kernels.draws import Draw, Draws
 from kernels.logprobs import token_logprobs, token_ranks
 from kernels.penalties import LogitEntries, penalize_, restore_
-from kernels.sample import choose, highest
+from kernels.sample import argmax, sample
+from kernels.sampling_batch import SamplingBatch, SamplingRow
 
 _MASK64 = (1 << 64) - 1
 
@@ -52,10 +52,12 @@ def choose_tokens(logits: torch.Tensor, sequences: SequenceOf[Sequence], newest:
         parts = _pending_apart(_entries(sequences, adjusted, logits.device), sequences, newest)
         former = [penalize_(logits, entries) for entries in parts]
     if any(sequence.sampling.temperature for sequence in sequences):
-        draws = Draws.of(list(map(_draw, sequences)), logits.shape[1], lambda rows: to_device(rows, logits.device))
-        token_ids, tops = choose(logits, draws)
+        batch = SamplingBatch.of(
+            list(map(_row, sequences)), logits.shape[1], lambda rows: to_device(rows, logits.device)
+        )
+        token_ids, tops = sample(logits, batch)
     else:
-        token_ids, tops = highest(logits)
+        token_ids, tops = argmax(logits)
     if adjusted:
         for entries, before in zip(reversed(parts), reversed(former), strict=True):
             restore_(logits, entries, before)
@@ -63,9 +65,9 @@ def choose_tokens(logits: torch.Tensor, sequences: SequenceOf[Sequence], newest:
     return Choices(token_ids, (to_host(token_ids), to_host(tops)), logprobs)
 
 
-def _draw(sequence: Sequence) -> Draw:
+def _row(sequence: Sequence) -> SamplingRow:
     p = sequence.sampling
-    return Draw(p.temperature, p.top_k, p.top_p, p.min_p, p.seed & _MASK64, position=len(sequence.token_ids))
+    return SamplingRow(p.temperature, p.top_k, p.top_p, p.min_p, p.seed & _MASK64, position=len(sequence.token_ids))
 
 
 def prompt_logprobs(logits: torch.Tensor, token_ids: SequenceOf[int], num_top: int) -> list[TokenLogprobs]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from engine.rehearsal import Rehearsal, rehearse_model
-from kernels.device import takes_triton
+from kernels.dispatch import takes_triton
 from kernels.warm_up import compile_launches
 
 log = logging.getLogger(__name__)

@@ -1,14 +1,16 @@
-"""How scores become weights, beside softmax: what every paged attention takes, looked at in one place."""
+"""How scores become weights, beside softmax: what every paged attention takes, checked in one place."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernels.checks import Call
+from kernels.checks import ArgumentCheck
 
 
 class AttentionRule(NamedTuple):
+    """One of a layer, made once."""
+
     scale: float
     window: int | None = None  # the last tokens that a query sees, itself included
     sinks: Tensor | None = None  # [heads]: a score more, which takes weight and gives no value
@@ -18,8 +20,8 @@ class AttentionRule(NamedTuple):
     )
 
     @property
-    def is_written(self) -> bool:
-        """Torch's fused attention cannot say it."""
+    def is_naive(self) -> bool:
+        """True where torch's fused attention cannot compute it."""
         return self.sinks is not None or self.soft_cap is not None or self.kv_scales is not None
 
     def fits(self, q: Tensor) -> bool:
@@ -33,13 +35,13 @@ class AttentionRule(NamedTuple):
             and (sinks is None or sinks.is_contiguous())
         )
 
-    def look_at(self, call: Call, q: Tensor) -> None:
-        """Its scales are the cache's (paged.py)."""
+    def require(self, check: ArgumentCheck, q: Tensor) -> None:
+        """Raise ArgumentError for what does not fit. The scales are checked with the cache (paged.py)."""
         if self.sinks is not None:
-            call.tensor("sinks", self.sinks, "heads", (q.dtype, torch.float32), dense=1)
-        call.require("scale", self.scale > 0, f"is {self.scale}, wanted a positive number")
-        call.require(
-            "window", self.window is None or self.window > 0, f"is {self.window}: a token sees at least itself"
+            check.tensor("rule.sinks", self.sinks, "heads", (q.dtype, torch.float32), dense=1)
+        check.require("rule.scale", self.scale > 0, f"is {self.scale}, wanted a positive number")
+        check.require(
+            "rule.window", self.window is None or self.window > 0, f"is {self.window}: a token sees at least itself"
         )
         positive = self.soft_cap is None or self.soft_cap > 0
-        call.require("soft_cap", positive, f"is {self.soft_cap}, wanted a positive number, or None for none")
+        check.require("rule.soft_cap", positive, f"is {self.soft_cap}, wanted a positive number, or None for none")

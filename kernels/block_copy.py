@@ -9,32 +9,55 @@ import torch
 from torch import Tensor
 
 from kernels import checks
-from kernels.checks import Call, check_indices, placed
-from kernels.device import triton_form
-
-_triton = triton_form("block_copy")
+from kernels.checks import ArgumentCheck, check_indices, placed
+from kernels.dispatch import operation
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
+def _check(operation: str, arena: Tensor, blocks: Tensor, buffer: Tensor, first_head: int = 0) -> None:
+    if not (
+        arena.dim() == buffer.dim() == 6
+        and arena[:1].is_contiguous()
+        and buffer.is_contiguous()
+        and arena.dtype == buffer.dtype
+        and arena.element_size() in _BITS
+        and (arena.shape[1], 2, 2, arena.shape[5])
+        == (buffer.shape[1], arena.shape[2], buffer.shape[2], buffer.shape[5])
+        and 0 <= first_head <= arena.shape[4] - buffer.shape[4]
+        and blocks.dim() == 1
+        and blocks.dtype == torch.int64
+        and blocks.is_contiguous()
+        and placed(arena, blocks, buffer)
+    ):
+        check = ArgumentCheck(operation)
+        kinds = (arena.dtype,)
+        check.tensor("arena", arena, "num_blocks layers 2 block_size kv_heads head_dim", kinds, dense=5)
+        check.require(
+            "arena", arena.element_size() in _BITS, f"has elements of {arena.element_size()} bytes, wanted 1, 2 or 4"
+        )
+        check.tensor("blocks", blocks, "blocks", (torch.int64,), dense=1)
+        check.tensor("buffer", buffer, "its_blocks layers 2 its_block_size its_heads head_dim", kinds, dense=6)
+        last = arena.shape[4] - buffer.shape[4]
+        check.require(
+            "first_head", 0 <= first_head <= last, f"is {first_head}, wanted 0 to {last}: both have heads from there on"
+        )
+    if checks.DEBUG:
+        check_indices(operation, "blocks", blocks, arena.shape[0], "the blocks of the arena")
+
+
+@operation(_check, triton="block_copy")
 def gather_blocks(arena: Tensor, blocks: Tensor, buffer: Tensor, first_head: int = 0) -> None:
     """arena [num_blocks, layers, 2, block_size, kv_heads, head_dim]; blocks [n] int64; buffer [m, layers, 2, its_block_size, its_heads, head_dim],
     contiguous: receives its_heads heads, from first_head on, of all tokens of `blocks`, as far as it has room. What it has room for beyond them stays
     as it is."""
-    _check("gather_blocks", arena, blocks, buffer, first_head)
-    if arena.is_cuda and _triton is not None:
-        _triton.gather_blocks(arena, blocks, buffer, first_head)
-        return
     there, in_arena, here, in_buffer = _places(arena, blocks, buffer, first_head)
     here[in_buffer] = there[in_arena]
 
 
+@operation(_check, triton="block_copy")
 def scatter_blocks(arena: Tensor, blocks: Tensor, buffer: Tensor, first_head: int = 0) -> None:
     """The way back: the buffer's heads become heads first_head .. of the listed blocks; other heads stay as they are."""
-    _check("scatter_blocks", arena, blocks, buffer, first_head)
-    if arena.is_cuda and _triton is not None:
-        _triton.scatter_blocks(arena, blocks, buffer, first_head)
-        return
     there, in_arena, here, in_buffer = _places(arena, blocks, buffer, first_head)
     there[in_arena] = here[in_buffer]
 
@@ -54,34 +77,3 @@ def _places(arena: Tensor, blocks: Tensor, buffer: Tensor, first_head: int) -> t
     every = slice(None)
     in_arena = (blocks[token // block_size], every, every, token % block_size)
     return there, in_arena, buffer.view(bits), (token // its_size, every, every, token % its_size)
-
-
-def _check(operation: str, arena: Tensor, blocks: Tensor, buffer: Tensor, first_head: int) -> None:
-    if not (
-        arena.dim() == buffer.dim() == 6
-        and arena[:1].is_contiguous()
-        and buffer.is_contiguous()
-        and arena.dtype == buffer.dtype
-        and arena.element_size() in _BITS
-        and (arena.shape[1], 2, 2, arena.shape[5])
-        == (buffer.shape[1], arena.shape[2], buffer.shape[2], buffer.shape[5])
-        and 0 <= first_head <= arena.shape[4] - buffer.shape[4]
-        and blocks.dim() == 1
-        and blocks.dtype == torch.int64
-        and blocks.is_contiguous()
-        and placed(arena, blocks, buffer)
-    ):
-        call = Call(operation)
-        kinds = (arena.dtype,)
-        call.tensor("arena", arena, "num_blocks layers 2 block_size kv_heads head_dim", kinds, dense=5)
-        call.require(
-            "arena", arena.element_size() in _BITS, f"has elements of {arena.element_size()} bytes, wanted 1, 2 or 4"
-        )
-        call.tensor("blocks", blocks, "blocks", (torch.int64,), dense=1)
-        call.tensor("buffer", buffer, "its_blocks layers 2 its_block_size its_heads head_dim", kinds, dense=6)
-        last = arena.shape[4] - buffer.shape[4]
-        call.require(
-            "first_head", 0 <= first_head <= last, f"is {first_head}, wanted 0 to {last}: both have heads from there on"
-        )
-    if checks.DEBUG:
-        check_indices(operation, "blocks", blocks, arena.shape[0], "the blocks of the arena")

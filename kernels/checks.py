@@ -1,7 +1,7 @@
 """Bad arguments get an error that names operation and argument, never a wrong answer.
 
-An operation looks at its arguments with one combined condition, and only when that fails with `Call`, which takes its time, finds the argument that
-is wrong and says what to change; where nothing is, the call goes on. Block ids and slots lie on the device: they are looked at only when
+An operation checks its arguments by one combined condition. Only when that fails does `ArgumentCheck`, which takes its time, look for the argument
+that is wrong and say what to change; where none is, the call goes on. Block ids and slots lie on the device: they are checked only when
 PILOTLIGHT_DEBUG=1, because that waits for the device. Knows tensors in general; refuses to know any operation.
 """
 
@@ -24,7 +24,7 @@ class ArgumentError(ValueError):
         self.operation, self.argument, self.why = operation, argument, why
 
 
-class Call:
+class ArgumentCheck:
     """The arguments of one call, looked at one by one; the first that is wrong raises. Names of sizes mean the same number throughout."""
 
     def __init__(self, operation: str) -> None:
@@ -93,15 +93,15 @@ class Call:
 
 def placed(x: Tensor, *others: Tensor | None) -> bool:
     """All on one device; on a GPU each from where a number of its type may start, while torch on a CPU reads from anywhere."""
-    device = x.device
-    for other in others:
-        if other is not None and other.device != device:
-            return False
-    if x.is_cuda:
-        for part in (x, *others):
-            if part is not None and part.data_ptr() & (part.itemsize - 1):
+    if x.is_cpu:  # 0.04 us for each, where devices are compared in 0.2, and a generator begins in 0.3
+        for other in others:  # noqa: SIM110
+            if other is not None and not other.is_cpu:
                 return False
-    return True
+        return True
+    parts = [part for part in (x, *others) if part is not None]
+    return all(part.device == x.device for part in parts) and not (
+        x.is_cuda and any(part.data_ptr() & (part.itemsize - 1) for part in parts)
+    )
 
 
 def check_indices(operation: str, argument: str, indices: Tensor, end: int, what: str, begin: int = 0) -> None:

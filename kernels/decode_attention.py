@@ -10,65 +10,19 @@ import torch.nn.functional as F
 
 from kernels import checks
 from kernels.attention_rule import AttentionRule
-from kernels.checks import Call
+from kernels.checks import ArgumentCheck
 from kernels.cpu import ops
-from kernels.device import triton_form
-from kernels.paged import can_attend, can_read, check_blocks, look_at_cache, look_at_queries, look_at_tables
-from kernels.written_attention import written_attention
-
-_triton = triton_form("decode_attention")
+from kernels.dispatch import operation
+from kernels.naive_attention import naive_attention
+from kernels.paged import can_attend, can_read, check_blocks, require_cache, require_queries, require_tables
 
 # Bytes of keys and values gathered at once. On a CPU the copy should stay in a core's cache: 64 sequences of 310
 # tokens took 2.3 ms in groups of 2 MiB and 6.9 ms in one. On a GPU the copy only has to leave room for the rest.
 _GATHERED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
 
 
-def decode_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    context_lens: torch.Tensor,
-    max_context_len: int,
-    scale: float,
-    window: int | None = None,
-    sinks: torch.Tensor | None = None,
-    soft_cap: float | None = None,
-    kv_scales: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """q [seqs, heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim]; block_tables [seqs, max_blocks]
-    int64, padded with any valid block; context_lens [seqs] int64 counts the new token, which is already written;
-    max_context_len is their maximum, known to the host, or all that the tables hold (a recorded graph knows no more);
-    window: the last tokens seen, the new one included; sinks [heads]; soft_cap: a score s becomes
-    soft_cap * tanh(s / soft_cap); kv_scales [2] fp32, of caches in FP8: what a stored key and a stored value are
-    multiplied by. Returns [seqs, heads, head_dim].
-
-    Padded positions are masked, not skipped: whatever lies in them must be finite (0 * NaN is NaN), which the arena
-    guarantees.
-    """
-    if checks.DEBUG:
-        rule = AttentionRule(scale, window, sinks, soft_cap, kv_scales)
-        _look_at(q, k_cache, v_cache, block_tables, context_lens, max_context_len, rule)
-        check_blocks("decode_attention", block_tables, context_lens, k_cache)
-    native = ops.decode_attention(
-        q, k_cache, v_cache, block_tables, context_lens, max_context_len, scale, window, sinks, soft_cap
-    )
-    if native is not None:
-        return native
-    rule = AttentionRule(scale, window, sinks, soft_cap, kv_scales)
-    if not (
-        can_attend(q, k_cache, v_cache, rule)
-        and can_read(q, block_tables, context_lens, max_context_len, k_cache.shape[1])
-    ):
-        _look_at(q, k_cache, v_cache, block_tables, context_lens, max_context_len, rule)
-    if not q.shape[0]:
-        return torch.empty_like(q)
-    if q.is_cuda and _triton is not None:
-        return _triton.decode_attention(q, k_cache, v_cache, block_tables, context_lens, max_context_len, *rule)
-    return attend_by_torch(q[:, None], k_cache, v_cache, block_tables, context_lens, max_context_len, rule)[:, 0]
-
-
-def _look_at(
+def _check(
+    operation: str,
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -77,10 +31,39 @@ def _look_at(
     max_context_len: int,
     rule: AttentionRule,
 ) -> None:
-    call = Call("decode_attention")
-    look_at_cache(call, k_cache, v_cache, rule.kv_scales)
-    look_at_queries(call, q, "seqs", k_cache, rule)
-    look_at_tables(call, block_tables, context_lens, max_context_len, k_cache.shape[1])
+    if checks.DEBUG or not (
+        can_attend(q, k_cache, v_cache, rule)
+        and can_read(q, block_tables, context_lens, max_context_len, k_cache.shape[1])
+    ):
+        check = ArgumentCheck(operation)
+        require_cache(check, k_cache, v_cache, rule.kv_scales, "rule.kv_scales")
+        require_queries(check, q, "seqs", k_cache, rule)
+        require_tables(check, block_tables, context_lens, max_context_len, k_cache.shape[1])
+        if checks.DEBUG:
+            check_blocks(operation, block_tables, context_lens, k_cache)
+
+
+@operation(_check, triton="decode_attention", native=ops.decode_attention)
+def decode_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    max_context_len: int,
+    rule: AttentionRule,
+) -> torch.Tensor:
+    """q [seqs, heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim]; block_tables [seqs, max_blocks]
+    int64, padded with any valid block; context_lens [seqs] int64 counts the new token, which is already written;
+    max_context_len is their maximum, known to the host, or all that the tables hold (a recorded graph knows no more).
+    Returns [seqs, heads, head_dim].
+
+    Padded positions are masked, not skipped: whatever lies in them must be finite (0 * NaN is NaN), which the arena
+    guarantees.
+    """
+    if not q.shape[0]:
+        return torch.empty_like(q)
+    return attend_by_torch(q[:, None], k_cache, v_cache, block_tables, context_lens, max_context_len, rule)[:, 0]
 
 
 def attend_by_torch(
@@ -106,7 +89,7 @@ def attend_by_torch(
         seqs > 1
         or queries > 1
         or window is not None
-        or rule.is_written
+        or rule.is_naive
         or max_context_len == block_tables.shape[1] * k_cache.shape[1]
     ):
         visible = _visible(context_lens, queries, max_context_len, window)
@@ -156,14 +139,14 @@ def _attend(
     v = v_cache.index_select(0, flat).view(seqs, room, kv_heads, -1)[:, :max_context_len].transpose(1, 2)
     # The query heads of one kv head become the rows of one small matrix: no key or value is repeated.
     group = heads // kv_heads
-    if queries == 1 and not rule.is_written:
+    if queries == 1 and not rule.is_naive:
         rows, mask = q.view(seqs, kv_heads, group, head_dim), None if visible is None else visible[:, None]
         out = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=rule.scale)
         return out.reshape(seqs, 1, heads, -1)
     assert visible is not None
     grouped = q.view(seqs, queries, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
-    if rule.is_written:
-        out = written_attention(grouped, k, v, visible, rule)
+    if rule.is_naive:
+        out = naive_attention(grouped, k, v, visible, rule)
     else:
         rows, mask = grouped.reshape(seqs, kv_heads, -1, head_dim), visible[:, None].repeat(1, 1, group, 1)
         out = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=rule.scale)

@@ -7,14 +7,40 @@ arena, so they are strided between blocks and contiguous inside one; the kernel 
 import torch
 
 from kernels import checks
-from kernels.checks import INDICES, Call, placed
-from kernels.device import triton_form
+from kernels.checks import INDICES, ArgumentCheck, placed
+from kernels.dispatch import operation
 from kernels.fp8_cache import quantize
-from kernels.paged import check_slots, fits_cache, is_cache, kinds_for, look_at_cache
-
-_triton = triton_form("kv_write")
+from kernels.paged import check_slots, fits_cache, is_cache, kinds_for, require_cache
 
 
+def _check(
+    operation: str,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    kv_scales: torch.Tensor | None = None,
+) -> None:
+    if not (
+        is_cache(k_cache, v_cache, kv_scales)
+        and k.shape == v.shape == (slot_mapping.numel(), *k_cache.shape[2:])
+        and fits_cache(k, k_cache, kv_scales)
+        and k.dtype == v.dtype
+        and slot_mapping.dtype in INDICES
+        and slot_mapping.dim() == 1
+        and placed(k_cache, v_cache, k, v, slot_mapping)
+    ):
+        check = ArgumentCheck(operation)
+        require_cache(check, k_cache, v_cache, kv_scales)
+        check.tensor("k", k, "tokens kv_heads head_dim", kinds_for(k_cache, kv_scales))
+        check.tensor("v", v, "tokens kv_heads head_dim", (k.dtype,))
+        check.tensor("slot_mapping", slot_mapping, "tokens", INDICES)
+    if checks.DEBUG:
+        check_slots(operation, slot_mapping, k_cache)
+
+
+@operation(_check, triton="kv_write")
 def kv_write(
     k: torch.Tensor,
     v: torch.Tensor,
@@ -25,22 +51,7 @@ def kv_write(
 ) -> None:
     """k, v [tokens, kv_heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim]; slot_mapping [tokens]
     int64; kv_scales [2] fp32: of caches in FP8, what a stored key and a stored value are multiplied by."""
-    if not (
-        is_cache(k_cache, v_cache, kv_scales)
-        and k.shape == v.shape == (slot_mapping.numel(), *k_cache.shape[2:])
-        and fits_cache(k, k_cache, kv_scales)
-        and k.dtype == v.dtype
-        and slot_mapping.dtype in INDICES
-        and slot_mapping.dim() == 1
-        and placed(k_cache, v_cache, k, v, slot_mapping)
-    ):
-        _look_at(k, v, k_cache, v_cache, slot_mapping, kv_scales)
-    if checks.DEBUG:
-        check_slots("kv_write", slot_mapping, k_cache)
-    if k.is_cuda and _triton is not None and k.stride(2) == v.stride(2) == 1 and slot_mapping.is_contiguous():
-        _triton.kv_write(k, v, k_cache, v_cache, slot_mapping, kv_scales)
-    else:
-        store(k, v, k_cache, v_cache, slot_mapping, kv_scales)
+    store(k, v, k_cache, v_cache, slot_mapping, kv_scales)
 
 
 def store(
@@ -59,18 +70,3 @@ def store(
     blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
     k_cache[blocks, offsets] = k
     v_cache[blocks, offsets] = v
-
-
-def _look_at(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    kv_scales: torch.Tensor | None,
-) -> None:
-    call = Call("kv_write")
-    look_at_cache(call, k_cache, v_cache, kv_scales)
-    call.tensor("k", k, "tokens kv_heads head_dim", kinds_for(k_cache, kv_scales))
-    call.tensor("v", v, "tokens kv_heads head_dim", (k.dtype,))
-    call.tensor("slot_mapping", slot_mapping, "tokens", INDICES)

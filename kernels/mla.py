@@ -3,23 +3,23 @@ key and value at once, and one rotary key.
 
 The cache holds both side by side, [num_blocks, block_size, latent + rotary] (512 + 64 in DeepSeek-V2 and V3). Queries arrive with the keys'
 up-projection multiplied into them; the result is still latent, and the values' up-projection is the caller's. Refuses to know projections.
+No model of the engine uses it yet.
 """
 
 import torch
 
 from kernels import checks
 from kernels.attention_rule import AttentionRule
-from kernels.checks import FLOATS, Call, placed
+from kernels.checks import FLOATS, ArgumentCheck, placed
 from kernels.decode_attention import attend_by_torch as decode_by_torch
-from kernels.device import triton_form
-from kernels.paged import can_read, can_read_batch, check_blocks, look_at_batch, look_at_tables
+from kernels.dispatch import operation
+from kernels.paged import can_read, can_read_batch, check_blocks, require_batch, require_tables
 from kernels.prefill_attention import attend_by_torch as prefill_by_torch
 from kernels.varlen import VarlenBatch
 
-_triton = triton_form("mla")
 
-
-def mla_decode(
+def _check_decode(
+    operation: str,
     q_latent: torch.Tensor,
     q_rotary: torch.Tensor,
     cache: torch.Tensor,
@@ -27,50 +27,32 @@ def mla_decode(
     context_lens: torch.Tensor,
     max_context_len: int,
     scale: float,
-) -> torch.Tensor:
-    """q_latent [seqs, heads, latent], q_rotary [seqs, heads, rotary]; cache [num_blocks, block_size, latent + rotary];
-    tables and lengths as decode_attention's -> [seqs, heads, latent]."""
+) -> None:
     if checks.DEBUG or not (
         _can_attend(q_latent, q_rotary, cache, scale)
         and can_read(q_latent, block_tables, context_lens, max_context_len, cache.shape[1])
     ):
-        call = _look_at("mla_decode", "seqs", q_latent, q_rotary, cache, scale)
-        look_at_tables(call, block_tables, context_lens, max_context_len, cache.shape[1])
+        check = _require(operation, "seqs", q_latent, q_rotary, cache, scale)
+        require_tables(check, block_tables, context_lens, max_context_len, cache.shape[1])
         if checks.DEBUG:
-            check_blocks("mla_decode", block_tables, context_lens, cache)
-    if not q_latent.shape[0]:
-        return torch.empty_like(q_latent)
-    if q_latent.is_cuda and _triton is not None:
-        return _triton.mla_decode(q_latent, q_rotary, cache, block_tables, context_lens, max_context_len, scale)
-    q = torch.cat((q_latent, q_rotary), dim=-1)[:, None]
-    keys, values = _keys_and_values(cache, q_latent.shape[2])
-    return decode_by_torch(q, keys, values, block_tables, context_lens, max_context_len, AttentionRule(scale))[:, 0]
+            check_blocks(operation, block_tables, context_lens, cache)
 
 
-def mla_prefill(
-    q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor, batch: VarlenBatch, scale: float
-) -> torch.Tensor:
-    """q_latent [tokens, heads, latent], q_rotary [tokens, heads, rotary], causal over prefix and chunk as
-    prefill_attention's -> [tokens, heads, latent]."""
+def _check_prefill(
+    operation: str,
+    q_latent: torch.Tensor,
+    q_rotary: torch.Tensor,
+    cache: torch.Tensor,
+    batch: VarlenBatch,
+    scale: float,
+) -> None:
     if checks.DEBUG or not (
         _can_attend(q_latent, q_rotary, cache, scale) and can_read_batch(q_latent, batch, cache.shape[1])
     ):
-        call = _look_at("mla_prefill", "tokens", q_latent, q_rotary, cache, scale)
-        look_at_batch(call, batch, q_latent.shape[0], cache.shape[1])
+        check = _require(operation, "tokens", q_latent, q_rotary, cache, scale)
+        require_batch(check, batch, q_latent.shape[0], cache.shape[1])
         if checks.DEBUG:
-            check_blocks("mla_prefill", batch.block_tables, batch.context_lens, cache, "batch.")
-    if not q_latent.shape[0]:
-        return torch.empty_like(q_latent)
-    if q_latent.is_cuda and _triton is not None:
-        return _triton.mla_prefill(q_latent, q_rotary, cache, batch, scale)
-    keys, values = _keys_and_values(cache, q_latent.shape[2])
-    return prefill_by_torch(torch.cat((q_latent, q_rotary), dim=-1), keys, values, batch, AttentionRule(scale))
-
-
-def _keys_and_values(cache: torch.Tensor, latent: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """As one kv head of all heads."""
-    one = cache.unsqueeze(2)
-    return one, one[..., :latent]
+            check_blocks(operation, batch.block_tables, batch.context_lens, cache, "batch.")
 
 
 def _can_attend(q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor, scale: float) -> bool:
@@ -89,15 +71,50 @@ def _can_attend(q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Ten
     )
 
 
-def _look_at(
+def _require(
     operation: str, rows: str, q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor, scale: float
-) -> Call:
-    call = Call(operation)
-    call.tensor("q_latent", q_latent, f"{rows} heads latent", dense=1)
-    call.tensor("q_rotary", q_rotary, f"{rows} heads rotary", (q_latent.dtype,), dense=1)
-    call.derive("latent+rotary", call.size("latent") + call.size("rotary"), "q_latent and q_rotary")
-    call.tensor("cache", cache, "blocks block_size latent+rotary", (q_latent.dtype,), dense=1)
+) -> ArgumentCheck:
+    check = ArgumentCheck(operation)
+    check.tensor("q_latent", q_latent, f"{rows} heads latent", dense=1)
+    check.tensor("q_rotary", q_rotary, f"{rows} heads rotary", (q_latent.dtype,), dense=1)
+    check.derive("latent+rotary", check.size("latent") + check.size("rotary"), "q_latent and q_rotary")
+    check.tensor("cache", cache, "blocks block_size latent+rotary", (q_latent.dtype,), dense=1)
     for name, size in (("heads", "heads"), ("latent", "values"), ("rotary", "rotary values")):
-        call.require("q_rotary" if name == "rotary" else "q_latent", call.size(name) > 0, f"has no {size}")
-    call.require("scale", scale > 0, f"is {scale}, wanted a positive number")
-    return call
+        check.require("q_rotary" if name == "rotary" else "q_latent", check.size(name) > 0, f"has no {size}")
+    check.require("scale", scale > 0, f"is {scale}, wanted a positive number")
+    return check
+
+
+@operation(_check_decode, triton="mla")
+def mla_decode(
+    q_latent: torch.Tensor,
+    q_rotary: torch.Tensor,
+    cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    max_context_len: int,
+    scale: float,
+) -> torch.Tensor:
+    """q_latent [seqs, heads, latent], q_rotary [seqs, heads, rotary]; cache [num_blocks, block_size, latent + rotary];
+    tables and lengths as decode_attention's -> [seqs, heads, latent]."""
+    if not q_latent.shape[0]:
+        return torch.empty_like(q_latent)
+    q = torch.cat((q_latent, q_rotary), dim=-1)[:, None]
+    keys, values = _keys_and_values(cache, q_latent.shape[2])
+    return decode_by_torch(q, keys, values, block_tables, context_lens, max_context_len, AttentionRule(scale))[:, 0]
+
+
+@operation(_check_prefill, triton="mla")
+def mla_prefill(
+    q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor, batch: VarlenBatch, scale: float
+) -> torch.Tensor:
+    """q_latent [tokens, heads, latent], q_rotary [tokens, heads, rotary], causal over prefix and chunk as
+    prefill_attention's -> [tokens, heads, latent]."""
+    keys, values = _keys_and_values(cache, q_latent.shape[2])
+    return prefill_by_torch(torch.cat((q_latent, q_rotary), dim=-1), keys, values, batch, AttentionRule(scale))
+
+
+def _keys_and_values(cache: torch.Tensor, latent: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """As one kv head of all heads."""
+    one = cache.unsqueeze(2)
+    return one, one[..., :latent]

@@ -11,30 +11,29 @@ from itertools import accumulate
 import torch
 
 from kernels import checks
-from kernels.checks import FLOATS, Call, check_indices, placed
-from kernels.device import triton_form
+from kernels.checks import FLOATS, ArgumentCheck, check_indices, placed
+from kernels.dispatch import operation
 from kernels.linear import GatedActivation, gated_linear, linear
-from kernels.packed import Weight, is_sound, look_at_weight, num_experts, parts_of, shape_of
+from kernels.packed import Weight, is_sound, num_experts, parts_of, require_weight, shape_of
 from kernels.packed import expert as expert_of
 
-_triton = triton_form("moe")
-_triton_routing = triton_form("routing")
+
+def _check_route(operation: str, logits: torch.Tensor, top_k: int, _: bool) -> None:
+    if not (logits.dim() == 2 and logits.dtype in FLOATS and 0 < top_k <= logits.shape[1]):
+        check = ArgumentCheck(operation)
+        check.tensor("logits", logits, "tokens experts")
+        check.require(
+            "top_k", 0 < top_k <= logits.shape[1], f"is {top_k}, wanted 1 to {logits.shape[1]}, the number of experts"
+        )
 
 
+@operation(_check_route, triton="routing")
 def route(logits: torch.Tensor, top_k: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """logits [tokens, experts] -> weights [tokens, top_k] fp32, expert ids [tokens, top_k] int64.
 
     Weights are probabilities among all experts; renormalised they sum to one, which is a softmax over the chosen
     logits alone, whichever of the two a family does first.
     """
-    if not (logits.dim() == 2 and logits.dtype in FLOATS and 0 < top_k <= logits.shape[1]):
-        call = Call("route")
-        call.tensor("logits", logits, "tokens experts")
-        call.require(
-            "top_k", 0 < top_k <= logits.shape[1], f"is {top_k}, wanted 1 to {logits.shape[1]}, the number of experts"
-        )
-    if logits.is_cuda and _triton_routing is not None:
-        return _triton_routing.route(logits, top_k, renormalise)
     logits = logits.float()
     chosen, expert_ids = logits.topk(top_k, dim=-1)
     if renormalise:
@@ -42,14 +41,16 @@ def route(logits: torch.Tensor, top_k: int, renormalise: bool) -> tuple[torch.Te
     return (chosen - logits.logsumexp(-1, keepdim=True)).exp(), expert_ids
 
 
-def route_in_groups(
-    logits: torch.Tensor, bias: torch.Tensor, top_k: int, groups: int, top_groups: int, renormalise: bool, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits [tokens, experts], bias [experts] -> weights [tokens, top_k] fp32, expert ids [tokens, top_k] int64.
-
-    Sigmoids score the experts. Scores with the bias choose: the groups of experts whose two best are largest together, then the best experts in them.
-    Scores without it weigh (DeepSeek-V3 technical report, section 2.1.2), and are multiplied by `scale`.
-    """
+def _check_groups(
+    operation: str,
+    logits: torch.Tensor,
+    bias: torch.Tensor,
+    top_k: int,
+    groups: int,
+    top_groups: int,
+    renormalise: bool,
+    scale: float,
+) -> None:
     if not (
         logits.dim() == 2
         and logits.dtype in FLOATS
@@ -61,9 +62,34 @@ def route_in_groups(
         and (top_groups == groups or logits.shape[1] >= 2 * groups)
         and placed(logits, bias)
     ):
-        _look_at_groups(logits, bias, top_k, groups, top_groups)
-    if logits.is_cuda and _triton_routing is not None:
-        return _triton_routing.route_in_groups(logits, bias, top_k, groups, top_groups, renormalise, scale)
+        check = ArgumentCheck(operation)
+        check.tensor("logits", logits, "tokens experts")
+        check.tensor("bias", bias, "experts")
+        experts = logits.shape[1]
+        check.require(
+            "groups", groups > 0 and experts % groups == 0, f"is {groups}, which {experts} experts cannot fill evenly"
+        )
+        size = experts // groups
+        check.require(
+            "top_groups", 0 < top_groups <= groups, f"is {top_groups}, wanted 1 to {groups}, the number of groups"
+        )
+        check.require(
+            "groups", size > 1 or top_groups == groups, "has one expert each, and a group is chosen by its two best"
+        )
+        check.require(
+            "top_k", 0 < top_k <= top_groups * size, f"is {top_k}, wanted 1 to {top_groups * size}, the experts left"
+        )
+
+
+@operation(_check_groups, triton="routing")
+def route_in_groups(
+    logits: torch.Tensor, bias: torch.Tensor, top_k: int, groups: int, top_groups: int, renormalise: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """logits [tokens, experts], bias [experts] -> weights [tokens, top_k] fp32, expert ids [tokens, top_k] int64.
+
+    Sigmoids score the experts. Scores with the bias choose: the groups of experts whose two best are largest together, then the best experts in them.
+    Scores without it weigh (DeepSeek-V3 technical report, section 2.1.2), and are multiplied by `scale`.
+    """
     scores = logits.float().sigmoid()
     biased = scores + bias.float()
     if top_groups < groups:
@@ -79,71 +105,16 @@ def route_in_groups(
     return weights * scale, expert_ids
 
 
-def moe_experts(
+def _check(
+    operation: str,
     x: torch.Tensor,
     weights: torch.Tensor,
     expert_ids: torch.Tensor,
     gate_up: Weight,
     down: Weight,
-    activation: GatedActivation,
+    _: GatedActivation,
     gate_up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """x [tokens, hidden]; weights, expert_ids [tokens, top_k]; gate_up [experts, 2 * intermediate, hidden], down
-    [experts, hidden, intermediate], plain or packed; biases [experts, rows]; activation as of a gated feed-forward ->
-    [tokens, hidden]: each token's weighted sum over its experts, added in fp32 and in the order of expert_ids, so that
-    no other token changes it."""
-    _check(x, weights, expert_ids, gate_up, down, gate_up_bias, down_bias)
-    if x.is_cuda and _triton is not None:
-        return _triton.moe_experts(x, weights, expert_ids, gate_up, down, activation, gate_up_bias, down_bias)
-    tokens, top_k = expert_ids.shape
-    if not tokens:
-        return torch.empty_like(x)
-    flat_ids = expert_ids.flatten()
-    order = flat_ids.argsort(stable=True)  # pairs of token and expert, one expert behind the other
-    counts = torch.bincount(flat_ids, minlength=num_experts(gate_up)).tolist()
-    by_expert = x.index_select(0, order // top_k)
-    outputs = torch.empty_like(by_expert)
-    for expert, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
-        if not count:
-            continue
-        rows = slice(end - count, end)
-        bias = None if gate_up_bias is None else gate_up_bias[expert]
-        hidden = gated_linear(by_expert[rows], expert_of(gate_up, expert, x.dtype), bias, activation)
-        outputs[rows] = linear(
-            hidden, expert_of(down, expert, x.dtype), None if down_bias is None else down_bias[expert]
-        )
-    in_order = torch.empty_like(outputs)
-    in_order[order] = outputs
-    return (in_order.view(tokens, top_k, x.shape[1]) * weights.unsqueeze(-1)).sum(1).to(x.dtype)
-
-
-def _look_at_groups(logits: torch.Tensor, bias: torch.Tensor, top_k: int, groups: int, top_groups: int) -> None:
-    call = Call("route_in_groups")
-    call.tensor("logits", logits, "tokens experts")
-    call.tensor("bias", bias, "experts")
-    experts = logits.shape[1]
-    call.require(
-        "groups", groups > 0 and experts % groups == 0, f"is {groups}, which {experts} experts cannot fill evenly"
-    )
-    size = experts // groups
-    call.require("top_groups", 0 < top_groups <= groups, f"is {top_groups}, wanted 1 to {groups}, the number of groups")
-    call.require(
-        "groups", size > 1 or top_groups == groups, "has one expert each, and a group is chosen by its two best"
-    )
-    call.require(
-        "top_k", 0 < top_k <= top_groups * size, f"is {top_k}, wanted 1 to {top_groups * size}, the experts left"
-    )
-
-
-def _check(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    expert_ids: torch.Tensor,
-    gate_up: Weight,
-    down: Weight,
-    gate_up_bias: torch.Tensor | None,
-    down_bias: torch.Tensor | None,
 ) -> None:
     ups, downs = shape_of(gate_up), shape_of(down)
     if not (
@@ -164,18 +135,55 @@ def _check(
         and (down_bias is None or (down_bias.shape == downs[:2] and down_bias.dtype == x.dtype))
         and placed(x, weights, expert_ids, *parts_of(gate_up), *parts_of(down), gate_up_bias, down_bias)
     ):
-        call = Call("moe_experts")
-        call.tensor("x", x, "tokens hidden")
-        look_at_weight(call, "gate_up", gate_up, "experts 2*intermediate hidden", x.dtype)
-        rows = call.size("2*intermediate")
-        call.require("gate_up", rows % 2 == 0, f"has {rows} rows, wanted as many of gates as of ups")
-        call.derive("intermediate", rows // 2, "gate_up")
-        look_at_weight(call, "down", down, "experts hidden intermediate", x.dtype)
-        call.tensor("weights", weights, "tokens top_k", (torch.float32, x.dtype))
-        call.tensor("expert_ids", expert_ids, "tokens top_k", (torch.int64,))
+        check = ArgumentCheck(operation)
+        check.tensor("x", x, "tokens hidden")
+        require_weight(check, "gate_up", gate_up, "experts 2*intermediate hidden", x.dtype)
+        rows = check.size("2*intermediate")
+        check.require("gate_up", rows % 2 == 0, f"has {rows} rows, wanted as many of gates as of ups")
+        check.derive("intermediate", rows // 2, "gate_up")
+        require_weight(check, "down", down, "experts hidden intermediate", x.dtype)
+        check.tensor("weights", weights, "tokens top_k", (torch.float32, x.dtype))
+        check.tensor("expert_ids", expert_ids, "tokens top_k", (torch.int64,))
         if gate_up_bias is not None:
-            call.tensor("gate_up_bias", gate_up_bias, "experts 2*intermediate", (x.dtype,))
+            check.tensor("gate_up_bias", gate_up_bias, "experts 2*intermediate", (x.dtype,))
         if down_bias is not None:
-            call.tensor("down_bias", down_bias, "experts hidden", (x.dtype,))
+            check.tensor("down_bias", down_bias, "experts hidden", (x.dtype,))
     if checks.DEBUG:
-        check_indices("moe_experts", "expert_ids", expert_ids, num_experts(gate_up), "the experts there are")
+        check_indices(operation, "expert_ids", expert_ids, num_experts(gate_up), "the experts there are")
+
+
+@operation(_check, triton="moe")
+def moe_experts(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gate_up: Weight,
+    down: Weight,
+    activation: GatedActivation,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x [tokens, hidden]; weights, expert_ids [tokens, top_k]; gate_up [experts, 2 * intermediate, hidden], down
+    [experts, hidden, intermediate], plain or packed; biases [experts, rows]; activation as of a gated feed-forward ->
+    [tokens, hidden]: each token's weighted sum over its experts, added in fp32 and in the order of expert_ids, so that
+    no other token changes it."""
+    tokens, top_k = expert_ids.shape
+    if not tokens:
+        return torch.empty_like(x)
+    flat_ids = expert_ids.flatten()
+    order = flat_ids.argsort(stable=True)  # pairs of token and expert, one expert behind the other
+    counts = torch.bincount(flat_ids, minlength=num_experts(gate_up)).tolist()
+    by_expert = x.index_select(0, order // top_k)
+    outputs = torch.empty_like(by_expert)
+    for expert, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
+        if not count:
+            continue
+        rows = slice(end - count, end)
+        bias = None if gate_up_bias is None else gate_up_bias[expert]
+        hidden = gated_linear(by_expert[rows], expert_of(gate_up, expert, x.dtype), bias, activation)
+        outputs[rows] = linear(
+            hidden, expert_of(down, expert, x.dtype), None if down_bias is None else down_bias[expert]
+        )
+    in_order = torch.empty_like(outputs)
+    in_order[order] = outputs
+    return (in_order.view(tokens, top_k, x.shape[1]) * weights.unsqueeze(-1)).sum(1).to(x.dtype)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.checks import ArgumentError, Call, placed
+from kernels.checks import ArgumentCheck, ArgumentError, placed
 from kernels.int4 import pack_int4, unpack_codes
 
 BLOCK = 32  # values under one scale
@@ -81,10 +81,10 @@ def unpack_mxfp4(blocks: torch.Tensor, scales: torch.Tensor, into: torch.Tensor)
 
 
 def _look_at(blocks: torch.Tensor, scales: torch.Tensor, into: torch.Tensor) -> None:
-    call = Call("unpack_mxfp4")
-    call.tensor("blocks", blocks, " ".join([*"_" * (blocks.dim() - 1), str(BLOCK // 2)]), (torch.uint8,))
-    call.tensor("scales", scales, " ".join(map(str, blocks.shape[:-1])), (torch.uint8,))
-    call.tensor("into", into, " ".join("_" * into.dim()), (torch.bfloat16, torch.float32))
-    call.require(
+    check = ArgumentCheck("unpack_mxfp4")
+    check.tensor("blocks", blocks, " ".join([*"_" * (blocks.dim() - 1), str(BLOCK // 2)]), (torch.uint8,))
+    check.tensor("scales", scales, " ".join(map(str, blocks.shape[:-1])), (torch.uint8,))
+    check.tensor("into", into, " ".join("_" * into.dim()), (torch.bfloat16, torch.float32))
+    check.require(
         "into", into.numel() == 2 * blocks.numel(), f"has {into.numel()} places for {2 * blocks.numel()} values"
     )

@@ -5,7 +5,7 @@ Knows which kinds there are; their layouts are in the files of their names.
 
 import torch
 
-from kernels.checks import FLOATS, Call
+from kernels.checks import FLOATS, ArgumentCheck
 from kernels.fp8 import GROUP, Fp8Weight, unpack_fp8
 from kernels.int4 import BLOCK, Int4Weight, unpack_int4
 from kernels.mxfp4 import Mxfp4Weight, unpack_mxfp4_weight
@@ -85,40 +85,40 @@ def is_sound(weight: Packed) -> bool:
     )
 
 
-def look_at_weight(call: Call, name: str, weight: Weight, shape: str, dtype: torch.dtype) -> None:
+def require_weight(check: ArgumentCheck, name: str, weight: Weight, shape: str, dtype: torch.dtype) -> None:
     """`shape`: the words of the plain weight's dimensions, such as "rows columns"; `dtype` of a plain one."""
     words = shape.split()
     rows, columns = words[-2:]
     lead = " ".join(words[:-1])
     if isinstance(weight, torch.Tensor):
-        call.tensor(name, weight, shape, (dtype,), dense=1)
+        check.tensor(name, weight, shape, (dtype,), dense=1)
     elif isinstance(weight, Fp8Weight):
-        call.tensor(f"{name}.values", weight.values, shape, (torch.float8_e4m3fn,), dense=1)
+        check.tensor(f"{name}.values", weight.values, shape, (torch.float8_e4m3fn,), dense=1)
         group = weight.column_group
-        fits = group > 0 and weight.row_group > 0 and (group % GROUP == 0 or group >= call.size(columns))
-        call.require(f"{name}.column_group", fits, f"is {group}, wanted a multiple of {GROUP}, or all columns")
-        call.derive(f"{name}.row_groups", _groups(call.size(rows), weight.row_group), name)
-        call.derive(f"{name}.column_groups", _groups(call.size(columns), group), name)
+        fits = group > 0 and weight.row_group > 0 and (group % GROUP == 0 or group >= check.size(columns))
+        check.require(f"{name}.column_group", fits, f"is {group}, wanted a multiple of {GROUP}, or all columns")
+        check.derive(f"{name}.row_groups", _groups(check.size(rows), weight.row_group), name)
+        check.derive(f"{name}.column_groups", _groups(check.size(columns), group), name)
         groups = " ".join([*words[:-2], f"{name}.row_groups", f"{name}.column_groups"])
-        call.tensor(f"{name}.scales", weight.scales, groups, (torch.float32,))
+        check.tensor(f"{name}.scales", weight.scales, groups, (torch.float32,))
         if weight.input_scale is not None:
             is_one = _is_one_number(weight.input_scale)
-            call.require(f"{name}.input_scale", is_one, "is not one fp32 number")
-            call.tensor(f"{name}.input_scale", weight.input_scale.reshape(1), "1", (torch.float32,))
+            check.require(f"{name}.input_scale", is_one, "is not one fp32 number")
+            check.tensor(f"{name}.input_scale", weight.input_scale.reshape(1), "1", (torch.float32,))
     else:
-        call.agree(f"{name}.columns", columns, weight.columns)
-        call.derive(f"{name}.bytes", _bytes(weight.columns), f"{name}.columns")
-        call.tensor(f"{name}.codes", weight.codes, f"{lead} {name}.bytes", (torch.uint8,), dense=1)
+        check.agree(f"{name}.columns", columns, weight.columns)
+        check.derive(f"{name}.bytes", _bytes(weight.columns), f"{name}.columns")
+        check.tensor(f"{name}.codes", weight.codes, f"{lead} {name}.bytes", (torch.uint8,), dense=1)
         int4 = isinstance(weight, Int4Weight)
         group = weight.group if isinstance(weight, Int4Weight) else BLOCK
         fits = group > 0 and (group % BLOCK == 0 or group >= weight.columns)
-        call.require(f"{name}.group", fits, f"is {group}, wanted a multiple of {BLOCK}, or all columns")
-        call.derive(f"{name}.groups", _groups(weight.columns, group), f"{name}.group")
-        call.tensor(f"{name}.scales", weight.scales, f"{lead} {name}.groups", FLOATS if int4 else (torch.uint8,))
+        check.require(f"{name}.group", fits, f"is {group}, wanted a multiple of {BLOCK}, or all columns")
+        check.derive(f"{name}.groups", _groups(weight.columns, group), f"{name}.group")
+        check.tensor(f"{name}.scales", weight.scales, f"{lead} {name}.groups", FLOATS if int4 else (torch.uint8,))
         if isinstance(weight, Int4Weight) and weight.zeros is not None:
-            call.tensor(f"{name}.zeros", weight.zeros, f"{lead} {name}.groups", (torch.uint8,))
+            check.tensor(f"{name}.zeros", weight.zeros, f"{lead} {name}.groups", (torch.uint8,))
         if isinstance(weight, Int4Weight) and weight.permutation is not None:
-            call.tensor(f"{name}.permutation", weight.permutation, columns, (torch.int64,))
+            check.tensor(f"{name}.permutation", weight.permutation, columns, (torch.int64,))
 
 
 def _bytes(columns: int) -> int:

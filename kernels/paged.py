@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention_rule import AttentionRule
-from kernels.checks import FLOATS, Call, check_indices, placed
+from kernels.checks import FLOATS, ArgumentCheck, check_indices, placed
 from kernels.fp8_cache import FP8
 from kernels.varlen import VarlenBatch
 
@@ -34,18 +34,20 @@ def fits_cache(x: Tensor, k_cache: Tensor, kv_scales: Tensor | None) -> bool:
     return x.dtype == k_cache.dtype if kv_scales is None else x.dtype in FLOATS
 
 
-def look_at_cache(call: Call, k_cache: Tensor, v_cache: Tensor, kv_scales: Tensor | None = None) -> None:
+def require_cache(
+    check: ArgumentCheck, k_cache: Tensor, v_cache: Tensor, kv_scales: Tensor | None, scales_name: str = "kv_scales"
+) -> None:
     if kv_scales is None and k_cache.dtype == FP8:
-        call.require("kv_scales", False, "is missing: a cache in FP8 has one scale for keys and one for values")
+        check.require(scales_name, False, "is missing: a cache in FP8 has one scale for keys and one for values")
     kinds = FLOATS if kv_scales is None else (FP8,)
-    call.tensor("k_cache", k_cache, "blocks block_size kv_heads head_dim", kinds, dense=1)
-    call.tensor("v_cache", v_cache, "blocks block_size kv_heads head_dim", (k_cache.dtype,), dense=1)
+    check.tensor("k_cache", k_cache, "blocks block_size kv_heads head_dim", kinds, dense=1)
+    check.tensor("v_cache", v_cache, "blocks block_size kv_heads head_dim", (k_cache.dtype,), dense=1)
     alike = k_cache.stride() == v_cache.stride()
-    call.require(
+    check.require(
         "v_cache", alike, f"has strides {v_cache.stride()}, and k_cache {k_cache.stride()}; they must be alike"
     )
     if kv_scales is not None:
-        call.tensor("kv_scales", kv_scales, "2", (torch.float32,), dense=1)
+        check.tensor(scales_name, kv_scales, "2", (torch.float32,), dense=1)
 
 
 def kinds_for(k_cache: Tensor, kv_scales: Tensor | None) -> tuple[torch.dtype, ...]:
@@ -69,16 +71,16 @@ def can_attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, rule: AttentionRule)
     )
 
 
-def look_at_queries(call: Call, q: Tensor, rows: str, k_cache: Tensor, rule: AttentionRule) -> None:
+def require_queries(check: ArgumentCheck, q: Tensor, rows: str, k_cache: Tensor, rule: AttentionRule) -> None:
     """Of attention, whose caches were looked at before."""
-    call.tensor("q", q, f"{rows} heads head_dim", kinds_for(k_cache, rule.kv_scales), dense=1)
-    heads, kv_heads = call.size("heads"), call.size("kv_heads")
-    call.require(
+    check.tensor("q", q, f"{rows} heads head_dim", kinds_for(k_cache, rule.kv_scales), dense=1)
+    heads, kv_heads = check.size("heads"), check.size("kv_heads")
+    check.require(
         "q",
         kv_heads > 0 and heads % kv_heads == 0,
         f"has {heads} heads, which {kv_heads} key heads cannot share evenly",
     )
-    rule.look_at(call, q)
+    rule.require(check, q)
 
 
 def can_read(q: Tensor, block_tables: Tensor, context_lens: Tensor, max_context_len: int, block_size: int) -> bool:
@@ -95,14 +97,14 @@ def can_read(q: Tensor, block_tables: Tensor, context_lens: Tensor, max_context_
     )
 
 
-def look_at_tables(
-    call: Call, block_tables: Tensor, context_lens: Tensor, max_context_len: int, block_size: int
+def require_tables(
+    check: ArgumentCheck, block_tables: Tensor, context_lens: Tensor, max_context_len: int, block_size: int
 ) -> None:
-    call.tensor("block_tables", block_tables, "seqs _", (torch.int64,), dense=1)
-    call.tensor("context_lens", context_lens, "seqs", (torch.int64,), dense=1)
+    check.tensor("block_tables", block_tables, "seqs _", (torch.int64,), dense=1)
+    check.tensor("context_lens", context_lens, "seqs", (torch.int64,), dense=1)
     room = block_tables.shape[1] * block_size
     fits = 0 < max_context_len <= room or not block_tables.shape[0]
-    call.require("max_context_len", fits, f"is {max_context_len}, and the tables hold 1 to {room} tokens")
+    check.require("max_context_len", fits, f"is {max_context_len}, and the tables hold 1 to {room} tokens")
 
 
 def can_read_batch(q: Tensor, batch: VarlenBatch, block_size: int) -> bool:
@@ -126,20 +128,20 @@ def can_read_batch(q: Tensor, batch: VarlenBatch, block_size: int) -> bool:
     )
 
 
-def look_at_batch(call: Call, batch: VarlenBatch, tokens: int, block_size: int) -> None:
-    call.tensor("batch.block_tables", batch.block_tables, "seqs _", (torch.int64,), dense=1)
-    call.derive("seqs+1", batch.block_tables.shape[0] + 1, "batch.block_tables")
-    call.tensor("batch.cu_seqlens_q", batch.cu_seqlens_q, "seqs+1", (torch.int32,), dense=1)
-    call.tensor("batch.context_lens", batch.context_lens, "seqs", (torch.int32,), dense=1)
+def require_batch(check: ArgumentCheck, batch: VarlenBatch, tokens: int, block_size: int) -> None:
+    check.tensor("batch.block_tables", batch.block_tables, "seqs _", (torch.int64,), dense=1)
+    check.derive("seqs+1", batch.block_tables.shape[0] + 1, "batch.block_tables")
+    check.tensor("batch.cu_seqlens_q", batch.cu_seqlens_q, "seqs+1", (torch.int32,), dense=1)
+    check.tensor("batch.context_lens", batch.context_lens, "seqs", (torch.int32,), dense=1)
     seqs, room = batch.block_tables.shape[0], batch.block_tables.shape[1] * block_size
     for name, lens in (("batch.host_q_lens", batch.host_q_lens), ("batch.host_context_lens", batch.host_context_lens)):
-        call.require(name, len(lens) == seqs, f"has {len(lens)} lengths, and batch.block_tables {seqs} rows")
+        check.require(name, len(lens) == seqs, f"has {len(lens)} lengths, and batch.block_tables {seqs} rows")
     total = sum(batch.host_q_lens)
-    call.require("batch.host_q_lens", total == tokens, f"sums to {total}, and q has {tokens} tokens")
+    check.require("batch.host_q_lens", total == tokens, f"sums to {total}, and q has {tokens} tokens")
     for queries, context in zip(batch.host_q_lens, batch.host_context_lens, strict=True):
-        call.require("batch.host_q_lens", queries > 0 or not total, f"holds {queries}: every sequence has a query")
+        check.require("batch.host_q_lens", queries > 0 or not total, f"holds {queries}: every sequence has a query")
         fits = queries <= context <= room
-        call.require(
+        check.require(
             "batch.host_context_lens", fits, f"holds {context}, wanted {queries} (its queries) to {room} (its table)"
         )
 

@@ -7,7 +7,9 @@ preemption draws the same. Written in int64 tensor arithmetic: the same bits on 
 
 import torch
 
+from kernels.checks import ArgumentCheck, placed
 from kernels.cpu import sampling
+from kernels.dispatch import operation
 
 _MASK32 = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # of counter words 0 and 2
@@ -31,12 +33,17 @@ def philox4x32(counter: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     return torch.stack((even, odd), dim=1).flatten(0, 1)
 
 
+def _check(operation: str, seed_low: torch.Tensor, seed_high: torch.Tensor, position: torch.Tensor) -> None:
+    if not (seed_low.shape == seed_high.shape == position.shape and placed(seed_low, seed_high, position)):
+        check = ArgumentCheck(operation)
+        for name, words in (("seed_low", seed_low), ("seed_high", seed_high), ("position", position)):
+            check.tensor(name, words, "rows", (torch.int64,))
+
+
+@operation(_check, native=sampling.philox_uniform)
 def uniform(seed_low: torch.Tensor, seed_high: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """One number in [0, 1) per row, float64 with 53 random bits. A seed comes in 32-bit halves: int64 has no room for
     2**64 - 1."""
-    native = sampling.philox_uniform(seed_low, seed_high, position)
-    if native is not None:
-        return native
     zero = torch.zeros_like(position)
     words = philox4x32(
         torch.stack((position & _MASK32, position >> 32, zero, zero)), torch.stack((seed_low, seed_high))

@@ -8,29 +8,15 @@ from typing import Literal
 
 import torch
 
-from kernels.checks import FLOATS, Call, placed
-from kernels.device import triton_form
+from kernels.checks import FLOATS, ArgumentCheck, placed
+from kernels.dispatch import operation
 
 Pooled = Literal["sum", "first", "last"]
 
-_triton = triton_form("pooling")
 
-
-def pool_pieces(hidden: torch.Tensor, starts: torch.Tensor, host_lens: tuple[int, ...], kind: Pooled) -> torch.Tensor:
-    """hidden [tokens, size]; starts [pieces + 1] int32, on the device; host_lens: each piece's tokens, at least one -> [pieces, size] fp32"""
-    _check(hidden, starts, host_lens, kind)
-    if hidden.is_cuda and _triton is not None:
-        return _triton.pool_pieces(hidden, starts, host_lens, kind)
-    if not host_lens:
-        return hidden.new_empty((0, hidden.shape[1]), dtype=torch.float32)
-    if kind == "sum":
-        pieces = torch.split(hidden, list(host_lens))
-        return torch.stack([piece.sum(0, dtype=torch.float32) for piece in pieces])
-    rows = starts[:-1] if kind == "first" else starts[1:] - 1
-    return hidden.index_select(0, rows).float()
-
-
-def _check(hidden: torch.Tensor, starts: torch.Tensor, host_lens: tuple[int, ...], kind: Pooled) -> None:
+def _check(
+    operation: str, hidden: torch.Tensor, starts: torch.Tensor, host_lens: tuple[int, ...], kind: Pooled
+) -> None:
     if not (
         hidden.dim() == 2
         and hidden.dtype in FLOATS
@@ -42,11 +28,23 @@ def _check(hidden: torch.Tensor, starts: torch.Tensor, host_lens: tuple[int, ...
         and kind in ("sum", "first", "last")
         and placed(hidden, starts)
     ):
-        call = Call("pool_pieces")
-        call.tensor("hidden", hidden, "tokens size", dense=1)
-        call.derive("starts", len(host_lens) + 1, "host_lens, with one more,")
-        call.tensor("starts", starts, "starts", (torch.int32,))
-        call.require("host_lens", min(host_lens, default=1) > 0, "holds a piece without tokens, which has no vector")
+        check = ArgumentCheck(operation)
+        check.tensor("hidden", hidden, "tokens size", dense=1)
+        check.derive("starts", len(host_lens) + 1, "host_lens, with one more,")
+        check.tensor("starts", starts, "starts", (torch.int32,))
+        check.require("host_lens", min(host_lens, default=1) > 0, "holds a piece without tokens, which has no vector")
         tokens = f"add up to {sum(host_lens)}, and hidden has {len(hidden)} tokens"
-        call.require("host_lens", sum(host_lens) == len(hidden), tokens)
-        call.require("kind", kind in ("sum", "first", "last"), f"is {kind!r}, wanted sum, first or last")
+        check.require("host_lens", sum(host_lens) == len(hidden), tokens)
+        check.require("kind", kind in ("sum", "first", "last"), f"is {kind!r}, wanted sum, first or last")
+
+
+@operation(_check, triton="pooling")
+def pool_pieces(hidden: torch.Tensor, starts: torch.Tensor, host_lens: tuple[int, ...], kind: Pooled) -> torch.Tensor:
+    """hidden [tokens, size]; starts [pieces + 1] int32, on the device; host_lens: each piece's tokens, at least one -> [pieces, size] fp32"""
+    if not host_lens:
+        return hidden.new_empty((0, hidden.shape[1]), dtype=torch.float32)
+    if kind == "sum":
+        pieces = torch.split(hidden, list(host_lens))
+        return torch.stack([piece.sum(0, dtype=torch.float32) for piece in pieces])
+    rows = starts[:-1] if kind == "first" else starts[1:] - 1
+    return hidden.index_select(0, rows).float()

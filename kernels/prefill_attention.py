@@ -5,19 +5,20 @@ The chunk's own keys and values are already written; the torch form reads prefix
 a chunked prompt sees exactly what a whole one would.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
 from kernels import checks
 from kernels.attention_rule import AttentionRule
-from kernels.checks import Call
-from kernels.cpu import ops as cpu
-from kernels.device import triton_form
-from kernels.paged import can_attend, can_read_batch, check_blocks, look_at_batch, look_at_cache, look_at_queries
+from kernels.checks import ArgumentCheck
+from kernels.cpu import ops
+from kernels.cpu.library import Library
+from kernels.dispatch import operation
+from kernels.naive_attention import naive_attention
+from kernels.paged import can_attend, can_read_batch, check_blocks, require_batch, require_cache, require_queries
 from kernels.varlen import VarlenBatch
-from kernels.written_attention import written_attention
-
-_triton = triton_form("prefill_attention")
 
 # Queries that go through a window at once: a tile meets the window and itself only, so that a long prompt costs
 # tokens * (window + tile).
@@ -26,42 +27,35 @@ _TILE = 256
 _SCORE_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
 
 
-def prefill_attention(
+def _check(
+    operation: str,
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     batch: VarlenBatch,
-    scale: float,
-    window: int | None = None,
-    sinks: torch.Tensor | None = None,
-    soft_cap: float | None = None,
-    kv_scales: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """q [tokens, heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim]; window: the last tokens that a
-    query sees, itself included; sinks [heads]; soft_cap and kv_scales as decode_attention's -> [tokens, heads, head_dim]."""
-    rule = AttentionRule(scale, window, sinks, soft_cap, kv_scales)
-    if checks.DEBUG or not (can_attend(q, k_cache, v_cache, rule) and can_read_batch(q, batch, k_cache.shape[1])):
-        _look_at(q, k_cache, v_cache, batch, rule)
-    if not q.shape[0]:
-        return torch.empty_like(q)
-    if q.is_cuda and _triton is not None:
-        return _triton.prefill_attention(q, k_cache, v_cache, batch, *rule)
-    if q.is_cpu:
-        out = cpu.prefill_attention(q, k_cache, v_cache, batch, scale, window, sinks, soft_cap)
-        if out is not None:
-            return out
-    return attend_by_torch(q, k_cache, v_cache, batch, rule)
-
-
-def _look_at(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: VarlenBatch, rule: AttentionRule
+    rule: AttentionRule,
 ) -> None:
-    call = Call("prefill_attention")
-    look_at_cache(call, k_cache, v_cache, rule.kv_scales)
-    look_at_queries(call, q, "tokens", k_cache, rule)
-    look_at_batch(call, batch, q.shape[0], k_cache.shape[1])
-    if checks.DEBUG:
-        check_blocks("prefill_attention", batch.block_tables, batch.context_lens, k_cache, "batch.")
+    if checks.DEBUG or not (can_attend(q, k_cache, v_cache, rule) and can_read_batch(q, batch, k_cache.shape[1])):
+        check = ArgumentCheck(operation)
+        require_cache(check, k_cache, v_cache, rule.kv_scales, "rule.kv_scales")
+        require_queries(check, q, "tokens", k_cache, rule)
+        require_batch(check, batch, q.shape[0], k_cache.shape[1])
+        if checks.DEBUG:
+            check_blocks(operation, batch.block_tables, batch.context_lens, k_cache, "batch.")
+
+
+def _native(library: Library, *args: Any) -> torch.Tensor | None:
+    """C leaves the checks to this: they cost little beside a prompt."""
+    _check("prefill_attention", *args)
+    return ops.prefill_attention(library, *args)
+
+
+@operation(_check, triton="prefill_attention", native=_native)
+def prefill_attention(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: VarlenBatch, rule: AttentionRule
+) -> torch.Tensor:
+    """q [tokens, heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim] -> [tokens, heads, head_dim]."""
+    return attend_by_torch(q, k_cache, v_cache, batch, rule)
 
 
 def attend_by_torch(
@@ -100,11 +94,11 @@ def _attend(
         cache.index_select(0, blocks).view(-1, kv_heads, cache.shape[3])[:context_len].transpose(0, 1)
         for cache in (k_cache, v_cache)
     )
-    if window is None and not rule.is_written:
+    if window is None and not rule.is_naive:
         return _attend_fused(q, k, v, rule.scale)
     prefix = context_len - tokens
     rows = _TILE
-    if rule.is_written:
+    if rule.is_naive:
         keys = context_len if window is None else min(context_len, window + _TILE)
         rows = max(1, min(_TILE, _SCORE_BYTES[q.device.type] // (4 * heads * keys)))
     outputs = []
@@ -143,7 +137,7 @@ def _attend_tile(
     """As _attend_fused, where `mask` [tokens, context] says what is seen."""
     tokens, heads, head_dim = q.shape
     kv_heads = k.shape[0]
-    if not rule.is_written:
+    if not rule.is_naive:
         queries = q.transpose(0, 1).unsqueeze(0)
         gqa = heads != kv_heads
         out = F.scaled_dot_product_attention(
@@ -151,7 +145,7 @@ def _attend_tile(
         )
         return out.squeeze(0).transpose(0, 1)
     grouped = q.view(tokens, kv_heads, heads // kv_heads, head_dim).permute(1, 2, 0, 3)
-    out = written_attention(grouped[None], k[None], v[None], mask[None], rule)
+    out = naive_attention(grouped[None], k[None], v[None], mask[None], rule)
     return out.squeeze(0).permute(2, 0, 1, 3).reshape(tokens, heads, -1)
 
 

@@ -3,18 +3,17 @@
 import torch
 
 from kernels import checks
-from kernels.checks import Call, placed
+from kernels.checks import ArgumentCheck, placed
 from kernels.cpu import ops
-from kernels.device import triton_form
+from kernels.dispatch import operation
 from kernels.kv_write import store
 from kernels.norm import head_rms_norm
-from kernels.paged import check_slots, fits_cache, is_cache, kinds_for, look_at_cache
+from kernels.paged import check_slots, fits_cache, is_cache, kinds_for, require_cache
 from kernels.rotary import turned
 
-_triton = triton_form("qkv")
 
-
-def rotate_and_cache(
+def _check(
+    operation: str,
     qkv: torch.Tensor,
     norm: torch.Tensor | None,
     eps: float,
@@ -24,16 +23,7 @@ def rotate_and_cache(
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
     kv_scales: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """qkv [tokens, heads + 2 * kv_heads, head_dim], which may be overwritten; norm [heads + kv_heads, head_dim] or None;
-    cos, sin [tokens, head_dim / 2] fp32; caches, slots and scales as kv_write's -> queries [tokens, heads, head_dim],
-    strided between tokens."""
-    if checks.DEBUG:
-        _look_at(qkv, norm, cos, sin, k_cache, v_cache, slot_mapping, kv_scales)
-        check_slots("rotate_and_cache", slot_mapping, k_cache)
-    queries = ops.rotate_and_cache(qkv, norm, eps, cos, sin, k_cache, v_cache, slot_mapping)
-    if queries is not None:
-        return queries
+) -> None:
     tokens = qkv.shape[0]
     if not (
         is_cache(k_cache, v_cache, kv_scales)
@@ -54,9 +44,42 @@ def rotate_and_cache(
         and (norm is None or norm.dtype == qkv.dtype or norm.dtype == torch.float32)
         and placed(qkv, norm, cos, sin, slot_mapping)
     ):
-        _look_at(qkv, norm, cos, sin, k_cache, v_cache, slot_mapping, kv_scales)
-    if qkv.is_cuda and _triton is not None:
-        return _triton.rotate_and_cache(qkv, norm, eps, cos, sin, k_cache, v_cache, slot_mapping, kv_scales)
+        check = ArgumentCheck(operation)
+        require_cache(check, k_cache, v_cache, kv_scales)
+        check.tensor("qkv", qkv, "tokens heads+2*kv_heads head_dim", kinds_for(k_cache, kv_scales), dense=1)
+        head_dim, kv_heads, all_heads = qkv.shape[2], k_cache.shape[2], qkv.shape[1]
+        check.require(
+            "qkv",
+            all_heads > 2 * kv_heads,
+            f"has {all_heads} heads, of which {2 * kv_heads} are keys and values: none is left for queries",
+        )
+        check.require("qkv", head_dim % 2 == 0, f"has heads of {head_dim} values, which cannot turn in pairs")
+        check.derive("head_dim/2", head_dim // 2, "qkv")
+        check.derive("heads+kv_heads", all_heads - kv_heads, "qkv")
+        for name, values in (("cos", cos), ("sin", sin)):
+            check.tensor(name, values, "tokens head_dim/2", (torch.float32,), dense=1)
+        check.tensor("slot_mapping", slot_mapping, "tokens", (torch.int64,), dense=1)
+        if norm is not None:
+            check.tensor("norm", norm, "heads+kv_heads head_dim", (qkv.dtype, torch.float32), dense=2)
+    if checks.DEBUG:
+        check_slots(operation, slot_mapping, k_cache)
+
+
+@operation(_check, triton="qkv", native=ops.rotate_and_cache)
+def rotate_and_cache(
+    qkv: torch.Tensor,
+    norm: torch.Tensor | None,
+    eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    kv_scales: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """qkv [tokens, heads + 2 * kv_heads, head_dim], which may be overwritten; norm [heads + kv_heads, head_dim] or None;
+    cos, sin [tokens, head_dim / 2] fp32; caches, slots and scales as kv_write's -> queries [tokens, heads, head_dim],
+    strided between tokens."""
     kv_heads = k_cache.shape[2]
     heads = qkv.shape[1] - 2 * kv_heads
     qk = qkv[:, : heads + kv_heads]  # queries and keys turn alike: one call for both
@@ -65,32 +88,3 @@ def rotate_and_cache(
     qk = turned(qk, cos, sin)
     store(qk[:, heads:], qkv[:, heads + kv_heads :], k_cache, v_cache, slot_mapping, kv_scales)
     return qk[:, :heads]
-
-
-def _look_at(
-    qkv: torch.Tensor,
-    norm: torch.Tensor | None,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    kv_scales: torch.Tensor | None,
-) -> None:
-    call = Call("rotate_and_cache")
-    look_at_cache(call, k_cache, v_cache, kv_scales)
-    call.tensor("qkv", qkv, "tokens heads+2*kv_heads head_dim", kinds_for(k_cache, kv_scales), dense=1)
-    head_dim, kv_heads, all_heads = qkv.shape[2], k_cache.shape[2], qkv.shape[1]
-    call.require(
-        "qkv",
-        all_heads > 2 * kv_heads,
-        f"has {all_heads} heads, of which {2 * kv_heads} are keys and values: none is left for queries",
-    )
-    call.require("qkv", head_dim % 2 == 0, f"has heads of {head_dim} values, which cannot turn in pairs")
-    call.derive("head_dim/2", head_dim // 2, "qkv")
-    call.derive("heads+kv_heads", all_heads - kv_heads, "qkv")
-    for name, values in (("cos", cos), ("sin", sin)):
-        call.tensor(name, values, "tokens head_dim/2", (torch.float32,), dense=1)
-    call.tensor("slot_mapping", slot_mapping, "tokens", (torch.int64,), dense=1)
-    if norm is not None:
-        call.tensor("norm", norm, "heads+kv_heads head_dim", (qkv.dtype, torch.float32), dense=2)

@@ -6,18 +6,11 @@ layer.
 
 import torch
 
-from kernels.checks import FLOATS, Call, placed
-from kernels.device import triton_form
-
-_triton = triton_form("rotary")
+from kernels.checks import FLOATS, ArgumentCheck, placed
+from kernels.dispatch import operation
 
 
-def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [tokens, heads, head_dim]; cos, sin [tokens, head_dim / 2] in fp32 -> rotated x, in x's dtype.
-
-    Dimension i turns together with i + head_dim / 2. Products are taken in fp32: bf16 cosines cost three digits of the
-    angle.
-    """
+def _check(operation: str, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     if not (
         x.dim() == 3
         and x.dtype in FLOATS
@@ -26,9 +19,21 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
         and cos.dtype == sin.dtype == torch.float32
         and placed(x, cos, sin)
     ):
-        _look_at(x, cos, sin)
-    if x.is_cuda and _triton is not None and x.stride(2) == cos.stride(1) == sin.stride(1) == 1:
-        return _triton.rotary(x, cos, sin)
+        check = ArgumentCheck(operation)
+        check.tensor("x", x, "tokens heads head_dim")
+        check.require("x", x.shape[2] % 2 == 0, f"has heads of {x.shape[2]} values, which cannot turn in pairs")
+        check.derive("head_dim/2", x.shape[2] // 2, "x")
+        for name, values in (("cos", cos), ("sin", sin)):
+            check.tensor(name, values, "tokens head_dim/2", (torch.float32,))
+
+
+@operation(_check, triton="rotary")
+def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x [tokens, heads, head_dim]; cos, sin [tokens, head_dim / 2] in fp32 -> rotated x, in x's dtype.
+
+    Dimension i turns together with i + head_dim / 2. Products are taken in fp32: bf16 cosines cost three digits of the
+    angle.
+    """
     return turned(x, cos, sin)
 
 
@@ -38,12 +43,3 @@ def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     first, second = x[..., :half], x[..., half:]
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
-
-
-def _look_at(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    call = Call("rotary")
-    call.tensor("x", x, "tokens heads head_dim")
-    call.require("x", x.shape[2] % 2 == 0, f"has heads of {x.shape[2]} values, which cannot turn in pairs")
-    call.derive("head_dim/2", x.shape[2] // 2, "x")
-    for name, values in (("cos", cos), ("sin", sin)):
-        call.tensor(name, values, "tokens head_dim/2", (torch.float32,))

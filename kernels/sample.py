@@ -13,54 +13,78 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.checks import Call, placed
+from kernels.checks import ArgumentCheck, placed
 from kernels.cpu import sampling
-from kernels.device import triton_form
-from kernels.draws import MAX_VOCAB, POWER, Draws
+from kernels.dispatch import operation
 from kernels.philox import uniform
+from kernels.sampling_batch import MAX_VOCAB, POWER, SamplingBatch
 from kernels.sampling_scale import FAR, PIECE
-
-_triton = triton_form("sample")
 
 # Enough for nearly every nucleus: finding the largest 256 of 128k logits takes 0.3 ms a row on a CPU core, sorting them all 10 ms.
 NUM_CANDIDATES = 256
 _MASK32 = 0xFFFFFFFF
 
 
-def choose(logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+def _check(operation: str, logits: Tensor, batch: SamplingBatch) -> None:
+    integers, reals = batch.integers, batch.reals
+    if not (
+        logits.dim() == 2
+        and logits.dtype == torch.float32
+        and 0 < logits.shape[1] <= MAX_VOCAB
+        and logits.stride(1) == 1
+        and integers.shape == (4, len(logits))
+        and reals.shape == (2, len(logits))
+        and integers.dtype == torch.int64
+        and reals.dtype == torch.float64
+        and integers.is_contiguous()
+        and reals.is_contiguous()
+        and placed(logits, integers, reals)
+    ):
+        check = ArgumentCheck(operation)
+        check.tensor("logits", logits, "rows vocab", (torch.float32,), dense=1)
+        vocab = logits.shape[1]
+        check.require("logits", 0 < vocab <= MAX_VOCAB, f"has {vocab} entries a row, wanted 1 to {MAX_VOCAB}")
+        check.tensor("batch.integers", integers, "4 rows", (torch.int64,), dense=2)
+        check.tensor("batch.reals", reals, "2 rows", (torch.float64,), dense=2)
+
+
+def _check_logits(operation: str, logits: Tensor) -> None:
+    if not (logits.dim() == 2 and logits.dtype == torch.float32 and logits.shape[1]):
+        check = ArgumentCheck(operation)
+        check.tensor("logits", logits, "rows vocab", (torch.float32,))
+        check.require("logits", logits.shape[1] > 0, "has no entry to choose from")
+
+
+@operation(_check, triton="sample")
+def sample(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
     """logits [rows, vocab] fp32 -> ids [rows] int64, each row's highest logit [rows]: NaN where any is."""
-    _check(logits, draws)
-    if logits.is_cuda and _triton is not None:
-        return _triton.choose(logits, draws)
-    ids, tops = highest(logits)
-    if len(draws.drawn) == len(logits):
-        return sample(logits, tops, draws), tops
-    if not draws.drawn:
+    ids, tops = argmax(logits)
+    if len(batch.drawn) == len(logits):
+        return draw(logits, tops, batch), tops
+    if not batch.drawn:
         return ids, tops
-    rows = torch.tensor(draws.drawn, device="cpu")
+    rows = torch.tensor(batch.drawn, device="cpu")
     rows = rows.pin_memory().to(logits.device, non_blocking=True) if logits.is_cuda else rows
-    drawn = sample(logits.index_select(0, rows), tops.index_select(0, rows), draws.select(rows))
+    drawn = draw(logits.index_select(0, rows), tops.index_select(0, rows), batch.select(rows))
     return ids.index_copy(0, rows, drawn), tops
 
 
-def highest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """What `choose` does where nothing is drawn: of each row the first of the highest [rows], and that logit: NaN where any is."""
-    native = sampling.highest(logits)
-    if native is not None:
-        return native
+@operation(_check_logits, native=sampling.argmax)
+def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """`sample` where nothing is drawn: the first of the highest of each row [rows], and that logit: NaN where any is."""
     best = logits.max(dim=-1)
     return best.indices, best.values
 
 
-def sample(logits: Tensor, tops: Tensor, draws: Draws) -> Tensor:
+def draw(logits: Tensor, tops: Tensor, batch: SamplingBatch) -> Tensor:
     """logits [rows, vocab], all of which are drawn, and the highest of each row -> ids [rows]."""
-    seed, position, top_k, floor = draws.integers
-    scale, top_p = draws.reals
+    seed, position, top_k, floor = batch.integers
+    scale, top_p = batch.reals
     rows = _Rows(logits, tops, scale)
-    if draws.truncates:
+    if batch.truncates:
         vocab = logits.shape[1]
         # A second look at flat rows would make the host wait for a GPU, which sorts everything at once instead.
-        candidates = vocab if logits.is_cuda else min(vocab, max(NUM_CANDIDATES, draws.largest_top_k))
+        candidates = vocab if logits.is_cuda else min(vocab, max(NUM_CANDIDATES, batch.largest_top_k))
         floor = rows.truncated(top_k, top_p, floor, candidates)
     return pick(
         rows.sums(floor),
@@ -155,26 +179,3 @@ def pick(sums: Tensor, uniform: Tensor, weights_of: Callable[[Tensor], Tensor]) 
 def _first_above(ends: Tensor, target: Tensor) -> Tensor:
     """Index of the first cumulative sum beyond the target: it ends a positive weight, whatever zeros lie around it."""
     return (ends <= target).sum(1, keepdim=True).clamp(max=ends.shape[1] - 1)
-
-
-def _check(logits: Tensor, draws: Draws) -> None:
-    integers, reals = draws.integers, draws.reals
-    if not (
-        logits.dim() == 2
-        and logits.dtype == torch.float32
-        and 0 < logits.shape[1] <= MAX_VOCAB
-        and logits.stride(1) == 1
-        and integers.shape == (4, len(logits))
-        and reals.shape == (2, len(logits))
-        and integers.dtype == torch.int64
-        and reals.dtype == torch.float64
-        and integers.is_contiguous()
-        and reals.is_contiguous()
-        and placed(logits, integers, reals)
-    ):
-        call = Call("choose")
-        call.tensor("logits", logits, "rows vocab", (torch.float32,), dense=1)
-        vocab = logits.shape[1]
-        call.require("logits", 0 < vocab <= MAX_VOCAB, f"has {vocab} entries a row, wanted 1 to {MAX_VOCAB}")
-        call.tensor("draws.integers", integers, "4 rows", (torch.int64,), dense=2)
-        call.tensor("draws.reals", reals, "2 rows", (torch.float64,), dense=2)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from kernels.device import triton_form
+from kernels.dispatch import triton_form
 
 log = logging.getLogger(__name__)
 

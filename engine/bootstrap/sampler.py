@@ -30,7 +30,7 @@ def can_compute(submit: Submit) -> bool:
 
 class BootstrapSampler:
     def __init__(self, library: functions.Opened, vocab: int, threads: int) -> None:
-        self._highest = functions.find(library, "highest")
+        self._argmax = functions.find(library, "argmax")
         self._sums = functions.find(library, "sampling_sums")
         self._uniform = functions.find(library, "philox_uniform")
         self._vocab = vocab
@@ -39,7 +39,7 @@ class BootstrapSampler:
     def choose(self, logits: int, sampling: SamplingParams, position: int) -> SampledToken:
         """`logits`: the address of a row in fp32; `position`: of the token to be chosen."""
         token_id, top = ctypes.c_int64(), ctypes.c_float()
-        self._highest(logits, ctypes.byref(token_id), ctypes.byref(top), 1, self._vocab, self._vocab, self._threads)
+        self._argmax(logits, ctypes.byref(token_id), ctypes.byref(top), 1, self._vocab, self._vocab, self._threads)
         if sampling.temperature == 0 or not math.isfinite(top.value):
             return SampledToken(token_id.value, math.isfinite(top.value))
         return SampledToken(self._draw(logits, top, sampling, position), True)

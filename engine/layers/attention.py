@@ -9,6 +9,7 @@ from engine.batch import Batch
 from engine.layers.linear import Linear
 from engine.layers.norm import HeadNorm, NormKind
 from engine.layers.weights import WeightLoader
+from kernels.attention_rule import AttentionRule
 from kernels.decode_attention import decode_attention
 from kernels.prefill_attention import prefill_attention
 from kernels.qkv import rotate_and_cache
@@ -42,7 +43,7 @@ class Attention:
         self.o_proj = o_proj
         self.shape = shape
         self.qk_norm = qk_norm
-        self.sinks = sinks
+        self.rule = AttentionRule(shape.scale, shape.window, sinks)
 
     @classmethod
     def load(
@@ -81,7 +82,6 @@ class Attention:
         return self.o_proj(self._attend(q, cache, batch).reshape(tokens, heads * head_dim))
 
     def _attend(self, q: torch.Tensor, cache: LayerCache, batch: Batch) -> torch.Tensor:
-        scale, window = self.shape.scale, self.shape.window
         outputs = []
         if batch.decode is not None:
             decode = batch.decode
@@ -93,12 +93,10 @@ class Attention:
                     decode.block_tables,
                     decode.context_lens,
                     decode.max_context_len,
-                    scale,
-                    window,
-                    self.sinks,
+                    self.rule,
                 )
             )
         if batch.prefill is not None:
             prompts = q[batch.num_decodes :]
-            outputs.append(prefill_attention(prompts, cache.k, cache.v, batch.prefill, scale, window, self.sinks))
+            outputs.append(prefill_attention(prompts, cache.k, cache.v, batch.prefill, self.rule))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

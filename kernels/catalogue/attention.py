@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels import decode_attention, mla, prefill_attention, verify_attention
+from kernels.attention_rule import AttentionRule
 from kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
 from kernels.catalogue.paged import Heads, gathered, paged, varlen
 from kernels.fp8_cache import FP8
@@ -20,11 +21,10 @@ Lens = tuple[int, ...]
 
 def _options(heads: Heads, scale: float, options: dict[str, Any]) -> Arguments:
     """Of a case: window, sinks (True), soft_cap, fp8 (True)."""
-    made: Arguments = {"scale": scale, "window": options.get("window"), "soft_cap": options.get("soft_cap")}
-    made["sinks"] = torch.randn(heads.heads) if options.get("sinks") else None
+    sinks = torch.randn(heads.heads) if options.get("sinks") else None
     # powers of two would not show a scale that is applied twice, or to the other
-    made["kv_scales"] = torch.tensor([0.7, 1.9]) if options.get("fp8") else None
-    return made
+    kv_scales = torch.tensor([0.7, 1.9]) if options.get("fp8") else None
+    return {"rule": AttentionRule(scale, options.get("window"), sinks, options.get("soft_cap"), kv_scales)}
 
 
 def _named(heads: Heads, lens: Lens, q_lens: Lens | int | None, options: dict[str, Any]) -> str:
@@ -78,17 +78,9 @@ def _prefill(
     return Case(_named(heads, lens, q_lens, options), make, target)
 
 
-def _attended(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    window: int | None = None,
-    sinks: Tensor | None = None,
-    soft_cap: float | None = None,
-    kv_scales: Tensor | None = None,
-) -> Tensor:
+def _attended(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
     """The formula for one sequence, whose last tokens are q [queries, heads, dim]; k [context, kv_heads, dim], v [context, kv_heads, dim of v]."""
+    scale, window, sinks, soft_cap, kv_scales = rule
     if kv_scales is not None:
         k, v = k * kv_scales[0], v * kv_scales[1]
     group = q.shape[1] // k.shape[1]
@@ -111,31 +103,33 @@ def _attended(
     return out
 
 
-def _each(q: Tensor, k_cache: Tensor, v_cache: Tensor, tables: Tensor, lens: Lens, q_lens: Lens, **rule: Any) -> Tensor:
+def _each(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, tables: Tensor, lens: Lens, q_lens: Lens, rule: AttentionRule
+) -> Tensor:
     """q [tokens, heads, dim]"""
     pieces = zip(torch.split(q, list(q_lens)), tables, lens, strict=True)
-    outs = [_attended(piece, gathered(k_cache, t, n), gathered(v_cache, t, n), **rule) for piece, t, n in pieces]
+    outs = [_attended(piece, gathered(k_cache, t, n), gathered(v_cache, t, n), rule) for piece, t, n in pieces]
     return torch.cat(outs) if outs else q.new_empty((0, q.shape[1], v_cache.shape[3]))
 
 
 def _decoded(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor, max_context_len: int, **rule: Any
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor, max_context_len: int, rule: AttentionRule
 ) -> Tensor:  # fmt: skip
     lens = tuple(context_lens.tolist())
     assert max(lens, default=0) <= max_context_len
     queries = q.shape[1] if q.dim() == 4 else 1
     rows = q.reshape(-1, *q.shape[-2:])
-    out = _each(rows, k_cache, v_cache, block_tables, lens, (queries,) * len(lens), **rule)
+    out = _each(rows, k_cache, v_cache, block_tables, lens, (queries,) * len(lens), rule)
     return out.view(*q.shape[:-1], -1) if len(lens) else torch.empty_like(q)
 
 
-def _prefilled(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: VarlenBatch, **rule: Any) -> Tensor:
-    return _each(q, k_cache, v_cache, batch.block_tables, batch.host_context_lens, batch.host_q_lens, **rule)
+def _prefilled(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: VarlenBatch, rule: AttentionRule) -> Tensor:
+    return _each(q, k_cache, v_cache, batch.block_tables, batch.host_context_lens, batch.host_q_lens, rule)
 
 
 def _kv_cost(arguments: Arguments) -> Cost:
     """Keys and values that are seen, each once."""
-    q, k_cache, window = arguments["q"], arguments["k_cache"], arguments["window"]
+    q, k_cache, window = arguments["q"], arguments["k_cache"], arguments["rule"].window
     queries = q.shape[1] if q.dim() == 4 else 1
     lens = [n if window is None else min(n, window + queries - 1) for n in arguments["context_lens"].tolist()]
     token = 2 * k_cache.shape[2] * k_cache.shape[3]
@@ -154,19 +148,19 @@ def _pairs(q_lens: Lens, lens: Lens, window: int | None) -> int:
 
 def _prefill_cost(arguments: Arguments) -> Cost:
     q, k_cache, batch = arguments["q"], arguments["k_cache"], arguments["batch"]
-    pairs = _pairs(batch.host_q_lens, batch.host_context_lens, arguments["window"])
+    pairs = _pairs(batch.host_q_lens, batch.host_context_lens, arguments["rule"].window)
     token = 2 * k_cache.shape[2] * k_cache.shape[3] * k_cache.element_size()
     return Cost(2 * size(q) + sum(batch.host_context_lens) * token, 4 * pairs * q.shape[1] * q.shape[2])
 
 
-def _fused(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: VarlenBatch, scale: float, **rule: Any) -> Tensor:
+def _fused(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: VarlenBatch, rule: AttentionRule) -> Tensor:
     """Of one prompt whose blocks lie in order."""
     assert len(batch.host_q_lens) == 1
-    assert all(part is None for part in rule.values())
+    assert all(part is None for part in rule[1:])
     context = batch.host_context_lens[0]
     k, v = (cache.flatten(0, 1)[:context].transpose(0, 1)[None] for cache in (k_cache, v_cache))
     out = torch.nn.functional.scaled_dot_product_attention(
-        q.transpose(0, 1)[None], k, v, is_causal=True, scale=scale, enable_gqa=True
+        q.transpose(0, 1)[None], k, v, is_causal=True, scale=rule.scale, enable_gqa=True
     )
     return out[0].transpose(0, 1)
 
@@ -219,12 +213,12 @@ def _mla_decoded(
     lens = tuple(context_lens.tolist())
     assert max(lens, default=0) <= max_context_len
     q, k, v = _as_one_head(q_latent, q_rotary, cache)
-    return _each(q, k, v, block_tables, lens, (1,) * len(lens), scale=scale)
+    return _each(q, k, v, block_tables, lens, (1,) * len(lens), AttentionRule(scale))
 
 
 def _mla_prefilled(q_latent: Tensor, q_rotary: Tensor, cache: Tensor, batch: VarlenBatch, scale: float) -> Tensor:
     q, k, v = _as_one_head(q_latent, q_rotary, cache)
-    return _each(q, k, v, batch.block_tables, batch.host_context_lens, batch.host_q_lens, scale=scale)
+    return _each(q, k, v, batch.block_tables, batch.host_context_lens, batch.host_q_lens, AttentionRule(scale))
 
 
 def _mla_cost(arguments: Arguments) -> Cost:

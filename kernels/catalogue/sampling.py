@@ -8,9 +8,9 @@ from torch import Tensor
 
 from kernels import logprobs, penalties, sample
 from kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
-from kernels.draws import POWER, Draw, Draws
 from kernels.penalties import LogitEntries
 from kernels.philox import uniform
+from kernels.sampling_batch import POWER, SamplingBatch, SamplingRow
 from kernels.sampling_scale import FAR, GREEDY_SCALE
 
 # temperature, top_k, top_p, min_p: off, alone, together, at their ends, greedy
@@ -24,7 +24,7 @@ _GREEDY = ((0.0, None, 1.0, 0.0),)
 Logits = Callable[[int, int], Tensor]
 
 
-def _choosing(
+def _sampling(
     name: str,
     rows: int,
     vocab: int,
@@ -35,8 +35,8 @@ def _choosing(
     def make(dtype: torch.dtype) -> Arguments:
         drawn = logits(rows, vocab).to(dtype)
         seeds = torch.randint(-(2**63), 2**63 - 1, (rows,), device="cpu").tolist()
-        asked = [Draw(*kinds[i % len(kinds)], seed=seed % 2**64, position=7 * i) for i, seed in enumerate(seeds)]
-        return {"logits": drawn, "draws": Draws.of(asked, vocab, lambda tensor: tensor.to(drawn.device))}
+        asked = [SamplingRow(*kinds[i % len(kinds)], seed=seed % 2**64, position=7 * i) for i, seed in enumerate(seeds)]
+        return {"logits": drawn, "batch": SamplingBatch.of(asked, vocab, lambda tensor: tensor.to(drawn.device))}
 
     return Case(f"{rows} x {vocab} {name}", make, target)
 
@@ -55,9 +55,9 @@ def _tied(rows: int, vocab: int) -> Tensor:
     return torch.randint(0, 5, (rows, vocab)).float()
 
 
-def _choose(logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+def _sample(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
     """By sorting, one row after the other; sums are Python's integers."""
-    integers, reals = draws.integers.cpu(), draws.reals.cpu()
+    integers, reals = batch.integers.cpu(), batch.reals.cpu()
     chosen = [_chosen(*row) for row in zip(logits.float().cpu().numpy(), integers.T, reals.T.tolist(), strict=True)]
     return torch.tensor(chosen, dtype=torch.int64, device=logits.device), logits.amax(-1)
 
@@ -93,37 +93,37 @@ def _chosen(logits: "np.typing.NDArray[np.float32]", integers: Tensor, reals: li
     raise AssertionError("some token has a weight")
 
 
-def _by_sort(logits: Tensor, draws: Draws) -> Tensor:
+def _by_sort(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """Torch's own, as most engines have it: sort, cumulative sum, multinomial."""
-    ordered, ids = (logits * (draws.reals[0] * 2.0**-24).float().unsqueeze(1)).sort(-1, descending=True)
+    ordered, ids = (logits * (batch.reals[0] * 2.0**-24).float().unsqueeze(1)).sort(-1, descending=True)
     weights = ordered.softmax(-1)
     before = weights.cumsum(-1) - weights
-    weights = weights.masked_fill(before >= draws.reals[1].unsqueeze(1), 0.0)
+    weights = weights.masked_fill(before >= batch.reals[1].unsqueeze(1), 0.0)
     return ids.gather(1, weights.multinomial(1)).squeeze(1)
 
 
-CHOOSE = Operation(
-    name="choose",
-    function=sample.choose,
-    triton="sample.choose",
-    reference=_choose,
+SAMPLE = Operation(
+    name="sample",
+    function=sample.sample,
+    triton="sample.sample",
+    reference=_sample,
     roundings=0,  # tokens are integers, and the highest logit is one of them
     dtypes=(torch.float32,),
     cases=(
-        _choosing("peaked", 24, 431, _KINDS, _peaked),
-        _choosing("normal", 12, 42, _KINDS, lambda *shape: 3 * torch.randn(*shape)),
-        _choosing("tied", 12, 123, _KINDS, _tied),
-        _choosing("in two chunks", 12, 9001, _KINDS, _peaked),
-        _choosing("whose window is longer than a tile", 4, 9001, _KINDS[2:6:2] + _KINDS[10:], _flat),
-        _choosing("greedy", 3, 8193, _GREEDY, _tied),
-        _choosing("of one token", 12, 1, _KINDS, _flat),
-        _choosing("of nobody", 0, 9, _KINDS, _flat),
+        _sampling("peaked", 24, 431, _KINDS, _peaked),
+        _sampling("normal", 12, 42, _KINDS, lambda *shape: 3 * torch.randn(*shape)),
+        _sampling("tied", 12, 123, _KINDS, _tied),
+        _sampling("in two chunks", 12, 9001, _KINDS, _peaked),
+        _sampling("whose window is longer than a tile", 4, 9001, _KINDS[2:6:2] + _KINDS[10:], _flat),
+        _sampling("greedy", 3, 8193, _GREEDY, _tied),
+        _sampling("of one token", 12, 1, _KINDS, _flat),
+        _sampling("of nobody", 0, 9, _KINDS, _flat),
     ),
     bench=(
-        _choosing("Zipf", 64, 128_256, _CHAT, _peaked, Target(us=60)),
-        _choosing("greedy", 64, 128_256, _GREEDY, _peaked, Target(us=60)),
-        _choosing("Zipf", 1, 128_256, _CHAT, _peaked),
-        _choosing("normal, flatter than any model's", 64, 128_256, _CHAT, torch.randn),
+        _sampling("Zipf", 64, 128_256, _CHAT, _peaked, Target(us=60)),
+        _sampling("greedy", 64, 128_256, _GREEDY, _peaked, Target(us=60)),
+        _sampling("Zipf", 1, 128_256, _CHAT, _peaked),
+        _sampling("normal, flatter than any model's", 64, 128_256, _CHAT, torch.randn),
     ),
     cost=lambda arguments: Cost(size(arguments["logits"])),
     rivals={"torch, sorting": _by_sort},
@@ -238,4 +238,4 @@ LOGPROBS = Operation(
     bench=(_reporting(64, 128_256, 20), _reporting(1, 128_256, 5)),
     cost=lambda arguments: Cost(size(arguments["logits"])),
 )
-OPERATIONS = (CHOOSE, PENALIZE, RESTORE, LOGPROBS)
+OPERATIONS = (SAMPLE, PENALIZE, RESTORE, LOGPROBS)

@@ -26,7 +26,7 @@ _OF_BOTH_TYPES = {
 }
 _SIGNATURES = {
     "sampling_sums": "pppppllli",
-    "highest": "pppllli",
+    "argmax": "pppllli",
     "philox_uniform": "ppppl",
     "workspace_new": ":p",
     "workspace_free": "p",

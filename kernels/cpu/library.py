@@ -38,7 +38,7 @@ class Library:
         self.prefill_attention = _by_type(opened, "prefill_attention")
         self.are_finite = _by_type(opened, "are_finite")
         self.sampling_sums = functions.find(opened, "sampling_sums")
-        self.highest = functions.find(opened, "highest")
+        self.argmax = functions.find(opened, "argmax")
         self.philox_uniform = functions.find(opened, "philox_uniform")
         self.workspace_new = functions.find(opened, "workspace_new")
         self.workspace_free = functions.find(opened, "workspace_free")

@@ -1,17 +1,20 @@
-"""The C library's operations as functions of tensors: each answers None where the call is not for it, and torch computes instead.
+"""The C library's operations as functions of tensors: each returns None for arguments that C cannot take, and torch computes instead.
 
-Knows what the C code may assume (CPU, one storage type, contiguous rows, sizes that agree) and checks it all, since C reads where it is told to;
-refuses to know layers. What is looked at is chosen by its cost: a tensor's strides come at once in 0.14 us and one of them in 0.25, its shape in 0.15
-and its number of elements in 0.07. Nothing here can be differentiated.
+kernels/dispatch.py calls them, for a first argument on a CPU. One condition in each says what its C code assumes (CPU, one storage type, contiguous
+rows, sizes that agree), since C reads where it is told to; behind it is nothing but the call. How a tensor is asked is chosen by its cost: its
+strides come at once in 0.14 us and one of them in 0.25, its shape in 0.15 and its number of elements in 0.07. Nothing here can be differentiated.
 """
 
 import torch
 from torch import Tensor, get_num_threads
 
+from kernels.attention_rule import AttentionRule
 from kernels.cpu import library as cpu
+from kernels.cpu.library import Library
+from kernels.packed import Weight
 from kernels.varlen import VarlenBatch
 
-_FP32, _INT32, _INT64 = torch.float32, torch.int32, torch.int64
+_FP32, _INT64 = torch.float32, torch.int64
 SILU, GELU_TANH = 1, 2  # activation.h
 
 # Rows of x up to which each row of a weight is summed for itself; for more, vectors run along them. Zen 5, two threads, GFLOP/s of both: in bf16 635
@@ -29,23 +32,29 @@ def has_products(rows: int, dtype: torch.dtype) -> bool:
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: int = 0, wide_output: bool = False
+    library: Library,
+    x: Tensor,
+    weight: Weight,
+    bias: Tensor | None = None,
+    activation: int = 0,
+    wide_output: bool = False,
 ) -> Tensor | None:
     """x [rows, columns], weight [outputs, columns] -> [rows, outputs]; with an activation weight has twice the rows, gates above ups. `wide_output`:
     the result, rounded to x's type, as fp32."""
-    if cpu.loaded is None:
-        return None
     dtype = x.dtype
-    if dtype not in _FEW_ROWS or x.ndim != 2 or weight.ndim != 2:
+    if dtype not in _FEW_ROWS or not isinstance(weight, Tensor):
         return None
-    rows, columns = x.shape
-    weight_rows, weight_columns = weight.shape
+    shape, weight_shape = x.shape, weight.shape
+    if len(shape) != 2 or len(weight_shape) != 2:
+        return None
+    rows, columns = shape
+    weight_rows, weight_columns = weight_shape
     row_stride, column_stride = x.stride()
     p_x, p_weight, p_bias = x.data_ptr(), weight.data_ptr(), 0
-    function = cpu.loaded.linear[dtype] if rows <= _FEW_ROWS[dtype] else cpu.loaded.gemm.get(dtype)
+    function = library.linear[dtype] if rows <= _FEW_ROWS[dtype] else library.gemm.get(dtype)
     if (
         function is None
-        or not (x.is_cpu and weight.is_cpu)
+        or not weight.is_cpu
         or weight.dtype != dtype
         or weight_columns != columns
         or column_stride != 1
@@ -68,18 +77,16 @@ def linear(
     return y
 
 
-def rows_of(table: Tensor, numbers: Tensor, scale: float) -> Tensor | None:
+def rows_of(library: Library, table: Tensor, numbers: Tensor, scale: float = 1.0) -> Tensor | None:
     """table [rows, size], numbers [n] -> [n, size], times `scale`."""
-    if cpu.loaded is None:
-        return None
-    function = cpu.loaded.rows_of.get(table.dtype)
+    function = library.rows_of.get(table.dtype)
     p_table, p_numbers = table.data_ptr(), numbers.data_ptr()
     if (
         function is None
         or table.ndim != 2
         or numbers.ndim != 1
         or numbers.dtype != _INT64
-        or not (table.is_cpu and numbers.is_cpu and table.is_contiguous() and numbers.is_contiguous())
+        or not (numbers.is_cpu and table.is_contiguous() and numbers.is_contiguous())
         or p_table & (table.itemsize - 1)
         or p_numbers & 7
     ):
@@ -93,15 +100,22 @@ def rows_of(table: Tensor, numbers: Tensor, scale: float) -> Tensor | None:
     return y
 
 
-def rms_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor] | None:
+def rms_norm(library: Library, x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
+    """x [rows, size] -> norm(x)."""
+    found = add_rms_norm(library, x, None, weight, eps)
+    return None if found is None else found[0]
+
+
+def add_rms_norm(
+    library: Library, x: Tensor, added: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor] | None:
     """x, added [rows, size] -> (norm(x + added), x + added)."""
-    if cpu.loaded is None:
-        return None
     dtype = x.dtype
-    function = cpu.loaded.rms_norm.get(dtype)
-    if function is None or x.ndim != 2 or not (x.is_cpu and x.is_contiguous()):
+    function = library.rms_norm.get(dtype)
+    shape = x.shape
+    if function is None or len(shape) != 2 or not x.is_contiguous():
         return None
-    rows, size = x.shape
+    rows, size = shape
     weight_dtype = weight.dtype
     p_x, p_added, p_weight = x.data_ptr(), 0, weight.data_ptr()
     if (
@@ -114,12 +128,12 @@ def rms_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tup
         return None
     if added is not None:
         p_added = added.data_ptr()
-        if added.dtype != dtype or added.shape != x.shape or not (added.is_cpu and added.is_contiguous()):
+        if added.dtype != dtype or added.shape != shape or not (added.is_cpu and added.is_contiguous()):
             return None
     if (p_x | p_added) & (x.itemsize - 1):
         return None
-    y = x.new_empty((rows, size))
-    sums = x if added is None else x.new_empty((rows, size))
+    y = x.new_empty(shape)
+    sums = x if added is None else x.new_empty(shape)
     function(
         p_x, p_added or None, p_weight, y.data_ptr(), sums.data_ptr(), rows, size, weight_dtype != dtype, eps, get_num_threads()
     )  # fmt: skip
@@ -127,6 +141,7 @@ def rms_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tup
 
 
 def rotate_and_cache(
+    library: Library,
     qkv: Tensor,
     norm: Tensor | None,
     eps: float,
@@ -135,15 +150,15 @@ def rotate_and_cache(
     k_cache: Tensor,
     v_cache: Tensor,
     slots: Tensor,
+    kv_scales: Tensor | None = None,
 ) -> Tensor | None:
     """qkv [tokens, heads + 2 * kv_heads, head_dim], changed in place -> its queries, a view."""
-    if cpu.loaded is None:
-        return None
     dtype = qkv.dtype
-    function = cpu.loaded.rotate_and_cache.get(dtype)
-    if function is None or qkv.ndim != 3 or not (qkv.is_cpu and qkv.is_contiguous()):
+    function = library.rotate_and_cache.get(dtype)
+    shape = qkv.shape
+    if function is None or len(shape) != 3 or kv_scales is not None or not qkv.is_contiguous():
         return None
-    tokens, all_heads, head_dim = qkv.shape
+    tokens, all_heads, head_dim = shape
     cache = _block_major(k_cache, v_cache, dtype, head_dim)
     if cache is None:
         return None
@@ -183,12 +198,10 @@ def rotate_and_cache(
     return qkv[:, :heads]
 
 
-def gated_activation(x: Tensor, activation: int) -> Tensor | None:
+def gated_activation(library: Library, x: Tensor, activation: int) -> Tensor | None:
     """x [tokens, 2 * size] -> [tokens, size]."""
-    if cpu.loaded is None:
-        return None
-    function = cpu.loaded.gated_activation.get(x.dtype)
-    if function is None or x.ndim != 2 or not (x.is_cpu and x.is_contiguous()):
+    function = library.gated_activation.get(x.dtype)
+    if function is None or x.ndim != 2 or not x.is_contiguous():
         return None
     tokens, columns = x.shape
     p_x = x.data_ptr()
@@ -200,25 +213,22 @@ def gated_activation(x: Tensor, activation: int) -> Tensor | None:
 
 
 def decode_attention(
+    library: Library,
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
     block_tables: Tensor,
     context_lens: Tensor,
     max_context_len: int,
-    scale: float,
-    window: int | None,
-    sinks: Tensor | None,
-    soft_cap: float | None = None,
+    rule: AttentionRule,
 ) -> Tensor | None:
     """As kernels/decode_attention.py's, q strided between sequences."""
-    if cpu.loaded is None:
-        return None
     dtype = q.dtype
-    function = cpu.loaded.decode_attention.get(dtype)
-    if function is None or soft_cap is not None or q.ndim != 3 or not q.is_cpu:
+    function = library.decode_attention.get(dtype)
+    scale, window, sinks, soft_cap, _ = rule
+    if function is None or soft_cap is not None or not scale > 0 or len(shape := q.shape) != 3:
         return None
-    seqs, heads, head_dim = q.shape
+    seqs, heads, head_dim = shape
     q_seq, q_head, q_column = q.stride()
     cache = _block_major(k_cache, v_cache, dtype, head_dim)
     if cache is None:
@@ -247,7 +257,7 @@ def decode_attention(
     table_rows, max_blocks = block_tables.shape
     if table_rows != seqs or not 0 < max_context_len <= max_blocks * block_size:
         return None
-    out = q.new_empty((seqs, heads, head_dim))
+    out = q.new_empty(shape)
     function(
         p_q, k_cache.data_ptr(), v_cache.data_ptr(), p_tables, p_lens, None if sinks is None else sinks.data_ptr(), out.data_ptr(),
         seqs, q_seq, max_blocks, heads, kv_heads, head_dim, block_size, block_stride, window or 0, scale, get_num_threads(),
@@ -256,21 +266,13 @@ def decode_attention(
 
 
 def prefill_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    batch: VarlenBatch,
-    scale: float,
-    window: int | None,
-    sinks: Tensor | None,
-    soft_cap: float | None = None,
+    library: Library, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: VarlenBatch, rule: AttentionRule
 ) -> Tensor | None:
-    """As kernels/prefill_attention.py's, whose checks it relies on; q strided between tokens."""
-    if cpu.loaded is None:
-        return None
+    """As kernels/prefill_attention.py's, q strided between tokens. Its callers have checked the arguments."""
     dtype = q.dtype
-    function = cpu.loaded.prefill_attention.get(dtype)
-    if function is None or soft_cap is not None or not q.is_cpu:
+    function = library.prefill_attention.get(dtype)
+    scale, window, sinks, soft_cap, _ = rule
+    if function is None or soft_cap is not None:
         return None
     tokens, heads, head_dim = q.shape
     q_token, q_head, _ = q.stride()

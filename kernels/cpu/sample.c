@@ -100,7 +100,7 @@ static void find_top(const void *given, long row) {
 }
 
 // The first of the highest of each row. Rows of `logits` lie `stride` floats apart.
-void highest(const float *logits, int64_t *ids, float *tops, long num_rows, long vocab, long stride, int threads) {
+void argmax(const float *logits, int64_t *ids, float *tops, long num_rows, long vocab, long stride, int threads) {
     const rows a = {logits, ids, tops, vocab, stride};
     share(find_top, &a, num_rows, threads);
 }

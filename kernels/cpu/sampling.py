@@ -1,51 +1,44 @@
-"""The C library's part in sampling (sample.c) as functions of tensors: each answers None where the call is not for it, and torch computes instead."""
+"""The C library's part in sampling (sample.c) as functions of tensors: as ops.py."""
 
-import torch
-from torch import Tensor, get_num_threads
+from torch import Tensor, float32, float64, get_num_threads, int64
 
 from kernels.cpu import library as cpu
+from kernels.cpu.library import Library
+from kernels.sampling_scale import PIECE
 
 
-def highest(logits: Tensor) -> tuple[Tensor, Tensor] | None:
-    """logits [rows, vocab] -> ids [rows] int64, the highest logit of each row [rows]"""
-    if cpu.loaded is None or not logits.is_cpu or logits.dtype != torch.float32 or logits.stride(1) != 1:
+def argmax(library: Library, logits: Tensor) -> tuple[Tensor, Tensor] | None:
+    """logits [rows, vocab] fp32 -> ids [rows] int64, the highest logit of each row [rows]"""
+    if logits.ndim != 2 or logits.dtype != float32 or logits.stride(1) != 1 or logits.data_ptr() & 3:
         return None
     rows, vocab = logits.shape
     if not vocab:
         return None
-    ids, tops = logits.new_empty((rows,), dtype=torch.int64), logits.new_empty((rows,))
-    cpu.loaded.highest(
-        logits.data_ptr(), ids.data_ptr(), tops.data_ptr(), rows, vocab, logits.stride(0), get_num_threads()
-    )
+    ids, tops = logits.new_empty((rows,), dtype=int64), logits.new_empty((rows,))
+    library.argmax(logits.data_ptr(), ids.data_ptr(), tops.data_ptr(), rows, vocab, logits.stride(0), get_num_threads())
     return ids, tops
 
 
 def sampling_sums(logits: Tensor, tops: Tensor, scale: Tensor, floor: Tensor) -> Tensor | None:
-    """logits [rows, vocab], tops [rows] fp32, scale [rows] float64, floor [rows] int64 -> int64 [rows, sums of 1,024]."""
-    if (
-        cpu.loaded is None
-        or not logits.is_cpu
-        or logits.dtype != torch.float32
-        or logits.stride(1) != 1
-        or tops.dtype != torch.float32
-        or scale.dtype != torch.float64
-        or floor.dtype != torch.int64
-        or not (tops.is_contiguous() and scale.is_contiguous() and floor.is_contiguous())
-    ):
+    """logits [rows, vocab] fp32, tops [rows] fp32, scale [rows] float64, floor [rows] int64, dense -> int64 [rows, sums of PIECE]."""
+    if cpu.loaded is None or not logits.is_cpu or logits.data_ptr() & 3:
         return None
     rows, vocab = logits.shape
-    sums = logits.new_empty((rows, -(-vocab // 1024)), dtype=torch.int64)
+    sums = logits.new_empty((rows, -(-vocab // PIECE)), dtype=int64)
     cpu.loaded.sampling_sums(
         logits.data_ptr(), tops.data_ptr(), scale.data_ptr(), floor.data_ptr(), sums.data_ptr(), rows, vocab, logits.stride(0), get_num_threads()
     )  # fmt: skip
     return sums
 
 
-def philox_uniform(seed_low: Tensor, seed_high: Tensor, position: Tensor) -> Tensor | None:
+def philox_uniform(library: Library, seed_low: Tensor, seed_high: Tensor, position: Tensor) -> Tensor | None:
     """int64 [rows] each -> float64 [rows]."""
-    if cpu.loaded is None or not position.is_cpu:
+    if not (
+        seed_low.dtype == seed_high.dtype == position.dtype == int64
+        and seed_low.shape == seed_high.shape == position.shape
+    ):
         return None
     words = [part.contiguous() for part in (seed_low, seed_high, position)]
-    numbers = position.new_empty(position.shape, dtype=torch.float64)
-    cpu.loaded.philox_uniform(*(part.data_ptr() for part in words), numbers.data_ptr(), len(numbers))
+    numbers = position.new_empty(position.shape, dtype=float64)
+    library.philox_uniform(*(part.data_ptr() for part in words), numbers.data_ptr(), len(numbers))
     return numbers

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.attention_rule import AttentionRule
 from kernels.triton.fp8_codes import as_bytes, conversion
 from kernels.triton.jit import jit
 from kernels.triton.paged_tiles import LOG2_E, meet
@@ -71,16 +72,10 @@ def decode_attention(
     block_tables: torch.Tensor,
     context_lens: torch.Tensor,
     max_context_len: int,
-    scale: float,
-    window: int | None = None,
-    sinks: torch.Tensor | None = None,
-    soft_cap: float | None = None,
-    kv_scales: torch.Tensor | None = None,
+    rule: AttentionRule,
 ) -> torch.Tensor:
     """As kernels/decode_attention.py; whatever lies in padded positions is never read."""
-    return attend(
-        q[:, None], k_cache, v_cache, block_tables, context_lens, max_context_len, scale, window, sinks, soft_cap, kv_scales
-    )[:, 0]  # fmt: skip
+    return attend(q[:, None], k_cache, v_cache, block_tables, context_lens, max_context_len, rule)[:, 0]
 
 
 def attend(
@@ -90,13 +85,10 @@ def attend(
     block_tables: torch.Tensor,
     context_lens: torch.Tensor,
     max_context_len: int,
-    scale: float,
-    window: int | None,
-    sinks: torch.Tensor | None,
-    soft_cap: float | None,
-    kv_scales: torch.Tensor | None,
+    rule: AttentionRule,
 ) -> torch.Tensor:
     """q [seqs, queries, heads, head_dim] -> the same, contiguous"""
+    scale, window, sinks, soft_cap, kv_scales = rule
     seqs, queries, heads, head_dim = q.shape
     kv_heads = k_cache.shape[2]
     group = heads // kv_heads

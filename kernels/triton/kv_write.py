@@ -52,8 +52,10 @@ def kv_write(
     """As kernels/kv_write.py."""
     tokens, kv_heads, head_dim = k.shape
     assert k_cache.stride() == v_cache.stride(), "keys and values must be strided alike"
-    assert k.stride(2) == v.stride(2) == k_cache.stride(3) == 1, "heads must be contiguous"
-    assert slot_mapping.is_contiguous(), "slots must be contiguous"
+    assert k_cache.stride(3) == 1, "heads must be contiguous"
+    slot_mapping = slot_mapping.contiguous()
+    if not k.stride(2) == v.stride(2) == 1:
+        k, v = k.contiguous(), v.contiguous()
     if k.numel():
         block = triton.next_power_of_2(head_dim)
         tile = heads_per_program(kv_heads, block // 2)

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.attention_rule import AttentionRule
 from kernels.triton.decode_attention import capped
 from kernels.triton.fp8_codes import as_bytes, conversion
 from kernels.triton.jit import jit
@@ -84,17 +85,10 @@ def _attend(
 
 
 def prefill_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    batch: VarlenBatch,
-    scale: float,
-    window: int | None = None,
-    sinks: torch.Tensor | None = None,
-    soft_cap: float | None = None,
-    kv_scales: torch.Tensor | None = None,
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: VarlenBatch, rule: AttentionRule
 ) -> torch.Tensor:
     """As kernels/prefill_attention.py."""
+    scale, window, sinks, soft_cap, kv_scales = rule
     tokens, heads, head_dim = q.shape
     assert k_cache.stride() == v_cache.stride(), "keys and values must be strided alike"
     assert q.stride(2) == k_cache.stride(3) == 1, "heads must be contiguous"

@@ -34,7 +34,8 @@ def turn(first, second, c, s):
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """As kernels/rotary.py."""
     tokens, heads, head_dim = x.shape
-    assert x.stride(2) == cos.stride(1) == sin.stride(1) == 1, "heads and their angles must be contiguous"
+    if not x.stride(2) == cos.stride(1) == sin.stride(1) == 1:
+        x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
     out = torch.empty((tokens, heads, head_dim), dtype=x.dtype, device=x.device)
     if out.numel():
         block = triton.next_power_of_2(head_dim // 2)

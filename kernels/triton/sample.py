@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.draws import POWER, Draws
+from kernels.sampling_batch import POWER, SamplingBatch
 from kernels.sampling_scale import FAR, GREEDY_SCALE
 from kernels.triton.jit import jit
 
@@ -302,7 +302,7 @@ def _pick(
     tl.store(highest + row, top)
 
 
-def choose(logits: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
+def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, torch.Tensor]:
     """As kernels/sample.py."""
     rows, vocab = logits.shape
     device = logits.device
@@ -321,19 +321,19 @@ def choose(logits: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch.Tens
         logits, tops, bests, histogram, num_listed, row_stride, vocab, chunks,
         BINS=BINS, CHUNK=CHUNK, TILE=TILE, num_warps=8,
     )  # fmt: skip
-    if not draws.drawn:
+    if not batch.drawn:
         _best[(rows,)](tops, bests, ids, highest, chunks, CHUNKS=sizes["CHUNKS"], num_warps=1)
         return ids, highest
-    parameters = (draws.integers, draws.reals)
-    if draws.truncates:
+    parameters = (batch.integers, batch.reals)
+    if batch.truncates:
         _count[(rows * chunks,)](
             logits, tops, *parameters, histogram, row_stride, rows, vocab, chunks, BINS=BINS, **sizes
         )
     sums = torch.empty(rows * chunks * 2, dtype=torch.int64, device=device)
-    listed = torch.empty(rows * vocab if draws.truncates else 0, dtype=torch.int32, device=device)
+    listed = torch.empty(rows * vocab if batch.truncates else 0, dtype=torch.int32, device=device)
     _bound[(rows,)](*parameters, histogram, bounds, rows, vocab, BINS=BINS, num_warps=4)
     _sum[(rows * chunks,)](
-        logits, tops, draws.reals, bounds, sums, num_listed, listed, row_stride, vocab, chunks, **sizes
+        logits, tops, batch.reals, bounds, sums, num_listed, listed, row_stride, vocab, chunks, **sizes
     )
     _pick[(rows,)](
         logits, tops, *parameters, sums, bounds, num_listed, listed, ids, highest, row_stride, rows, vocab, chunks, **sizes

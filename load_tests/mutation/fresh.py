@@ -124,7 +124,7 @@ FRESH = (
         "each chunk of a prompt loses a log-probability",
     ),
     Mutant(
-        "kernels/draws.py",
+        "kernels/sampling_batch.py",
         "truncates = largest > 0 or any(row.top_p < 1.0 and row.temperature for row in rows)",
         "truncates = largest > 0",
         "top_p alone is ignored",

@@ -24,7 +24,7 @@ _TESTS = {
     "engine/siblings.py": "engine/test_siblings",
     "engine/token_counts.py": "engine/test_penalties",
     "engine/validation.py": "engine/test_validation engine/test_engine",
-    "kernels/draws.py": "kernels/test_sample",
+    "kernels/sampling_batch.py": "kernels/test_sample",
     "kernels/logprobs.py": "kernels/test_logprobs",
     "kernels/penalties.py": "kernels/test_penalties",
     "kernels/philox.py": "kernels/test_philox",

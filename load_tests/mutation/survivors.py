@@ -221,7 +221,7 @@ SURVIVORS = (
     ),
     Mutant(
         "kernels/sample.py",
-        "min(vocab, max(NUM_CANDIDATES, draws.largest_top_k))",
+        "min(vocab, max(NUM_CANDIDATES, batch.largest_top_k))",
         "min(vocab, NUM_CANDIDATES)",
         "a top_k above 256 is cut",
     ),

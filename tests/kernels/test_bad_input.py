@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels import activation, checks, kv_write, linear, logprobs, moe, mxfp4, norm, penalties, qkv, rotary
+from kernels.attention_rule import AttentionRule
 from kernels.checks import ArgumentError
 from kernels.decode_attention import decode_attention
 from kernels.mla import mla_decode, mla_prefill
@@ -54,8 +55,8 @@ def keys_and_slots(tokens: int) -> Arguments:
 def decoding(seqs: int) -> Arguments:
     tables = torch.randint(BLOCKS, (seqs, 3))
     lens = torch.randint(1, 3 * BLOCK_SIZE + 1, (seqs,))
-    common = {"max_context_len": 3 * BLOCK_SIZE, "scale": 0.3, "sinks": torch.randn(4)}
-    return {"q": torch.randn(seqs, 4, HEAD_DIM), **caches(), "block_tables": tables, "context_lens": lens, **common}
+    given = {"block_tables": tables, "context_lens": lens, "max_context_len": 3 * BLOCK_SIZE}
+    return {"q": torch.randn(seqs, 4, HEAD_DIM), **caches(), **given, "rule": AttentionRule(0.3, sinks=torch.randn(4))}
 
 
 def prompts(seqs: int) -> Arguments:
@@ -67,7 +68,12 @@ def prompts(seqs: int) -> Arguments:
         tuple(q_lens),
         tuple(context_lens),
     )
-    return {"q": torch.randn(2 * seqs, 4, HEAD_DIM), **caches(), "batch": batch, "scale": 0.3, "sinks": torch.randn(4)}
+    return {
+        "q": torch.randn(2 * seqs, 4, HEAD_DIM),
+        **caches(),
+        "batch": batch,
+        "rule": AttentionRule(0.3, sinks=torch.randn(4)),
+    }
 
 
 def verifying(seqs: int) -> Arguments:
@@ -78,18 +84,18 @@ def verifying(seqs: int) -> Arguments:
 def in_fp8(arguments: Arguments) -> Arguments:
     """With a cache in FP8."""
     stored = {name: arguments[name].to(torch.float8_e4m3fn) for name in ("k_cache", "v_cache")}
-    return arguments | stored | {"kv_scales": torch.rand(2) + 0.5}
+    return arguments | stored | {"rule": arguments["rule"]._replace(kv_scales=torch.rand(2) + 0.5)}
 
 
 def latent(arguments: Arguments, tokens: int) -> Arguments:
     """The batch of other arguments."""
     made = {
         name: arguments[name]
-        for name in ("block_tables", "context_lens", "max_context_len", "batch", "scale")
+        for name in ("block_tables", "context_lens", "max_context_len", "batch")
         if name in arguments
     }
     queries = {"q_latent": torch.randn(tokens, 5, 6), "q_rotary": torch.randn(tokens, 5, 2)}
-    return {**queries, "cache": torch.randn(BLOCKS, BLOCK_SIZE, 8), **made}
+    return {**queries, "cache": torch.randn(BLOCKS, BLOCK_SIZE, 8), **made, "scale": 0.3}
 
 
 def experts(tokens: int) -> Arguments:
@@ -260,7 +266,7 @@ def refused(operation: Operation, arguments: Arguments) -> ArgumentError:
     assert (
         error.argument in known
         or any(name.startswith(error.argument) for name in known)
-        or error.argument.startswith("batch.host")
+        or error.argument.startswith(("batch.host", "rule."))
     ), str(error)
     return error
 
@@ -353,27 +359,25 @@ def test_an_index_out_of_range_is_refused_in_debug_mode(
     assert refused(operation, with_(arguments, place, x)).argument == place
 
 
-NUMBERS = (("scale", 0.0), ("scale", -1.0), ("window", 0), ("soft_cap", 0.0), ("max_context_len", 10_000))
+NUMBERS = (("scale", 0.0), ("scale", -1.0), ("window", 0), ("soft_cap", 0.0))
 
 
 @pytest.mark.parametrize(
     "operation", [o for o in OPERATIONS if "attention" in o.name or "mla" in o.name], ids=lambda o: o.name
 )
-@pytest.mark.parametrize(("argument", "value"), NUMBERS)
-def test_a_number_that_means_nothing_is_refused(
-    operation: Operation, argument: str, value: float, arithmetic: str
-) -> None:
-    if arithmetic == "C library" and argument == "scale":
-        pytest.skip("C computes with any scale")
+@pytest.mark.parametrize(("argument", "value"), [*NUMBERS, ("max_context_len", 10_000)])
+def test_a_number_that_means_nothing_is_refused(operation: Operation, argument: str, value: float) -> None:
     arguments = operation.make(2)
-    optional = ("window", "soft_cap") if "attention" in operation.name else ()
-    if argument in arguments or argument in optional:
+    if argument in arguments:
         assert refused(operation, arguments | {argument: value}).argument == argument
+    elif "rule" in arguments and (argument, value) in NUMBERS:
+        rule = arguments["rule"]._replace(**{argument: value})
+        assert refused(operation, arguments | {"rule": rule}).argument == f"rule.{argument}"
 
 
 def test_an_fp8_cache_without_its_scales_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"^decode_attention: kv_scales is missing"):
-        decode_attention(**in_fp8(decoding(2)) | {"kv_scales": None})
+    with pytest.raises(ArgumentError, match=r"^decode_attention: rule.kv_scales is missing"):
+        decode_attention(**in_fp8(decoding(2)) | {"rule": AttentionRule(0.3)})
 
 
 def test_the_error_says_what_to_change() -> None:
@@ -387,9 +391,9 @@ def test_the_error_says_what_to_change() -> None:
 
 
 def test_attention_refuses_what_its_host_numbers_cannot_mean() -> None:
-    for name, value in (("max_context_len", 0), ("max_context_len", 13), ("window", 0)):
-        with pytest.raises(ArgumentError, match=rf"^decode_attention: {name} is {value}"):
-            decode_attention(**{**decoding(3), name: value})
+    for value in (0, 13):
+        with pytest.raises(ArgumentError, match=rf"^decode_attention: max_context_len is {value}"):
+            decode_attention(**{**decoding(3), "max_context_len": value})
     ordinary = prompts(2)
     for field, lens, message in (
         ("host_q_lens", (2, 3), "sums to 5, and q has 4 tokens"),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.activation import silu_and_mul
+from kernels.attention_rule import AttentionRule
 from kernels.cpu import library
 from kernels.cpu.recording import NotRecordableError, Program, ProgramRecorder
 from kernels.decode_attention import decode_attention
@@ -82,7 +83,7 @@ class Layer:
         turns = rows_of(self.cos, self.positions), rows_of(self.sin, self.positions)
         qkv = linear(rms_norm(residual, self.norms[0], 1e-5), self.qkv).view(rows, HEADS + 2 * KV_HEADS, HEAD_DIM)
         q = rotate_and_cache(qkv, None, 0.0, *turns, *self.cache, self.slots)
-        seen = decode_attention(q, *self.cache, self.tables, self.lengths, 3 * BLOCK_SIZE, 0.3)
+        seen = decode_attention(q, *self.cache, self.tables, self.lengths, 3 * BLOCK_SIZE, AttentionRule(0.3))
         x, residual = add_rms_norm(linear(seen.reshape(rows, -1), self.o), residual, self.norms[1], 1e-5)
         x = linear(gated_linear(x, self.gate_up, None, silu_and_mul), self.down)
         hidden = add_rms_norm(x, residual, self.norms[2], 1e-5)[0]

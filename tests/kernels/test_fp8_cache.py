@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernels.attention_rule import AttentionRule
 from kernels.decode_attention import decode_attention
 from kernels.fp8_cache import FP8, quantize
 from kernels.kv_write import kv_write
@@ -42,12 +43,11 @@ def test_attention_over_fp8_is_attention_over_what_fp8_keeps(soft_cap: float | N
         for parts, scale in ((paged.k, float(scales[0])), (paged.v, float(scales[1])))
     )
     q = torch.randn(2, 6, 16)
-    decoded = decode_attention(
-        q, k_cache, v_cache, paged.block_tables, torch.tensor(lens), 70, 0.3, soft_cap=soft_cap, kv_scales=scales
-    )
+    rule = AttentionRule(0.3, soft_cap=soft_cap, kv_scales=scales)
+    decoded = decode_attention(q, k_cache, v_cache, paged.block_tables, torch.tensor(lens), 70, rule)
     rows = torch.randn(sum(q_lens), 6, 16)
     batch = varlen(paged.block_tables, q_lens, lens)
-    prefilled = prefill_attention(rows, k_cache, v_cache, batch, 0.3, soft_cap=soft_cap, kv_scales=scales)
+    prefilled = prefill_attention(rows, k_cache, v_cache, batch, rule)
     for i, piece in enumerate(torch.split(rows, q_lens)):
         assert_close("decoded", capped(q[i : i + 1], k[i], v[i], soft_cap), decoded[i : i + 1], 1e-5)
         assert_close("prefilled", capped(piece, k[i], v[i], soft_cap), torch.split(prefilled, q_lens)[i], 1e-5)
@@ -86,7 +86,9 @@ def test_a_cap_far_above_every_score_changes_nothing(tokens: int) -> None:
     paged = Paged([60], 2, 16, 5)
     q = torch.randn(tokens, 4, 16)
     batch = varlen(paged.block_tables, [tokens], [60])
-    plain = prefill_attention(q, paged.k_cache, paged.v_cache, batch, 0.3)
-    assert_close("capped", plain, prefill_attention(q, paged.k_cache, paged.v_cache, batch, 0.3, soft_cap=1e4), 1e-5)
-    tight = prefill_attention(q, paged.k_cache, paged.v_cache, batch, 0.3, soft_cap=0.1)
+    plain, loose, tight = (
+        prefill_attention(q, paged.k_cache, paged.v_cache, batch, AttentionRule(0.3, soft_cap=cap))
+        for cap in (None, 1e4, 0.1)
+    )
+    assert_close("capped", plain, loose, 1e-5)
     assert float((tight - plain).abs().max()) > 0.01

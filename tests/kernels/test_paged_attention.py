@@ -5,6 +5,7 @@ import torch
 
 import kernels.decode_attention
 import kernels.prefill_attention
+from kernels.attention_rule import AttentionRule
 from kernels.decode_attention import decode_attention
 from kernels.kv_write import kv_write
 from kernels.prefill_attention import prefill_attention
@@ -83,9 +84,8 @@ def test_decode_attends_to_the_whole_context(
     paged = Paged(lens, kv_heads, head_dim, block_size)
     q = torch.randn(len(lens), heads, head_dim)
     sinks = torch.randn(heads) if has_sinks else None
-    actual = decode_attention(
-        q, paged.k_cache, paged.v_cache, paged.block_tables, torch.tensor(lens), max(lens), 0.3, window, sinks
-    )
+    rule = AttentionRule(0.3, window, sinks)
+    actual = decode_attention(q, paged.k_cache, paged.v_cache, paged.block_tables, torch.tensor(lens), max(lens), rule)
     for i, (k, v) in enumerate(zip(paged.k, paged.v, strict=True)):
         assert_close(f"sequence {i}", attention(q[i : i + 1], k, v, 0.3, window, sinks), actual[i : i + 1], 1e-5)
 
@@ -111,7 +111,7 @@ def test_prefill_attends_to_the_prefix_and_causally_to_the_chunk(
     q = torch.randn(sum(q_lens), heads, head_dim)
     sinks = torch.randn(heads) if has_sinks else None
     batch = varlen(paged.block_tables, q_lens, lens)
-    actual = prefill_attention(q, paged.k_cache, paged.v_cache, batch, 0.3, window, sinks)
+    actual = prefill_attention(q, paged.k_cache, paged.v_cache, batch, AttentionRule(0.3, window, sinks))
     pieces = zip(torch.split(q, q_lens), torch.split(actual, q_lens), paged.k, paged.v, strict=True)
     for i, (q_piece, out, k, v) in enumerate(pieces):
         assert_close(f"sequence {i}", attention(q_piece, k, v, 0.3, window, sinks), out, 1e-5)
@@ -125,9 +125,10 @@ def test_what_lies_before_a_window_is_never_read(has_sinks: bool) -> None:
         paged.k_cache[unseen] = torch.nan
         paged.v_cache[unseen] = torch.nan
     q, lens, sinks = torch.randn(2, 4, 8), torch.tensor([40, 37]), torch.randn(4) if has_sinks else None
-    decoded = decode_attention(q, paged.k_cache, paged.v_cache, paged.block_tables, lens, 40, 0.3, 7, sinks)
+    rule = AttentionRule(0.3, 7, sinks)
+    decoded = decode_attention(q, paged.k_cache, paged.v_cache, paged.block_tables, lens, 40, rule)
     batch = varlen(paged.block_tables, [1, 1], [40, 37])
-    prefilled = prefill_attention(q, paged.k_cache, paged.v_cache, batch, 0.3, 7, sinks)
+    prefilled = prefill_attention(q, paged.k_cache, paged.v_cache, batch, rule)
     assert bool(decoded.isfinite().all())
     assert_close("the same token", decoded, prefilled, 1e-5)
 
@@ -152,7 +153,8 @@ def test_prompts_of_many_tiles(
     sinks = torch.randn(heads).to(dtype) if has_sinks else None
     caches = paged.k_cache.to(dtype), paged.v_cache.to(dtype)
     scale = 1.6 * head_dim**-0.5
-    actual = prefill_attention(q, *caches, varlen(paged.block_tables, q_lens, lens), scale, window, sinks)
+    batch = varlen(paged.block_tables, q_lens, lens)
+    actual = prefill_attention(q, *caches, batch, AttentionRule(scale, window, sinks))
     assert actual.dtype == dtype
     pieces = zip(torch.split(q, q_lens), torch.split(actual, q_lens), paged.k, paged.v, strict=True)
     for i, (q_piece, out, k, v) in enumerate(pieces):
@@ -172,7 +174,7 @@ def test_a_prompt_cut_anywhere_has_the_same_bits(dtype: torch.dtype, window: int
 
     def attend(first: int, end: int) -> torch.Tensor:
         batch = varlen(paged.block_tables, [end - first], [end])
-        return prefill_attention(q[first:end], *caches, batch, 0.2, window)
+        return prefill_attention(q[first:end], *caches, batch, AttentionRule(0.2, window))
 
     whole = attend(0, 210)
     assert torch.equal(torch.cat([attend(0, 1), attend(1, 67), attend(67, 210)]), whole)

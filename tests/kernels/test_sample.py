@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import kernels.sample
 from kernels.checks import ArgumentError
-from kernels.draws import HEAVIEST, POWER, Draw, Draws
 from kernels.philox import uniform
-from kernels.sample import choose, highest, pick, piece_sums, sample, weigh
+from kernels.sample import argmax, draw, pick, piece_sums, sample, weigh
+from kernels.sampling_batch import HEAVIEST, POWER, SamplingBatch, SamplingRow
 from tests.kernels.conftest import on_device
 
 
@@ -37,15 +37,17 @@ def reference_distribution(
     return [w / math.fsum(weights) for w in weights]
 
 
-def draw(
+def drawn_with(
     logits: torch.Tensor, u: torch.Tensor, temperature: float, top_k: int | None, top_p: float, min_p: float
 ) -> torch.Tensor:
     """One token for each of the numbers `u`."""
-    draws = Draws.of([Draw(temperature, top_k, top_p, min_p, 0, 0)] * len(u), logits.shape[-1], on_device)
+    batch = SamplingBatch.of(
+        [SamplingRow(temperature, top_k, top_p, min_p, 0, 0)] * len(u), logits.shape[-1], on_device
+    )
     rows = logits.expand(len(u), -1).contiguous()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels.sample, "uniform", lambda *_: u)
-        return sample(rows, rows.amax(-1), draws)
+        return draw(rows, rows.amax(-1), batch)
 
 
 CASES = [
@@ -76,15 +78,15 @@ def test_numbers_at_both_ends_of_every_tokens_share_draw_that_token(
     ends = list(accumulate(shares))
     wide = [token for token in range(42) if shares[token] > 3e-6]
     numbers = [u for token in wide for u in (ends[token] - shares[token] + 1e-6, ends[token] - 1e-6)]
-    ids = draw(logits, torch.tensor(numbers, dtype=torch.float64), temperature, top_k, top_p, min_p)
+    ids = drawn_with(logits, torch.tensor(numbers, dtype=torch.float64), temperature, top_k, top_p, min_p)
     assert ids.tolist() == [token for token in wide for _ in range(2)]
 
 
 def test_tied_tokens_stay_together() -> None:
     logits = torch.tensor([1.0, 3.0, 2.0, 2.0, 2.0, 0.0])
     u = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
-    assert set(draw(logits, u, 1.0, 2, 1.0, 0.0).tolist()) == {1, 2, 3, 4}
-    assert set(draw(logits, u, 1.0, None, 0.6, 0.0).tolist()) == {1, 2, 3, 4}
+    assert set(drawn_with(logits, u, 1.0, 2, 1.0, 0.0).tolist()) == {1, 2, 3, 4}
+    assert set(drawn_with(logits, u, 1.0, None, 0.6, 0.0).tolist()) == {1, 2, 3, 4}
 
 
 def in_bits(*distances: float) -> torch.Tensor:
@@ -92,15 +94,15 @@ def in_bits(*distances: float) -> torch.Tensor:
     return -torch.tensor(distances, dtype=torch.float32)
 
 
-def sampled(logits: torch.Tensor, numbers: torch.Tensor, draw: Draw, *, truncates: bool = False) -> set[int]:
+def sampled(logits: torch.Tensor, numbers: torch.Tensor, row: SamplingRow, *, truncates: bool = False) -> set[int]:
     """The tokens that the numbers draw from logits [vocab] in bits."""
-    draws = Draws.of([draw] * len(numbers), logits.shape[-1], on_device)
-    draws.reals[0] = 2.0**24
-    draws = draws._replace(truncates=draws.truncates or truncates)
+    batch = SamplingBatch.of([row] * len(numbers), logits.shape[-1], on_device)
+    batch.reals[0] = 2.0**24
+    batch = batch._replace(truncates=batch.truncates or truncates)
     rows = logits.expand(len(numbers), -1).contiguous()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels.sample, "uniform", lambda *_: on_device(numbers))
-        return set(sample(rows, rows.amax(-1), draws).tolist())
+        return set(draw(rows, rows.amax(-1), batch).tolist())
 
 
 EIGHTHS = (torch.arange(8, dtype=torch.float64) + 0.5) / 8
@@ -110,21 +112,21 @@ LAST = torch.tensor([1 - 2.0**-53], dtype=torch.float64)
 @pytest.mark.parametrize(("top_p", "kept"), [(0.5, {0}), (0.75, {0, 1}), (0.750001, {0, 1, 2, 3}), (0.49, {0})])
 def test_a_nucleus_ends_with_the_token_that_fills_it(top_p: float, kept: set[int]) -> None:
     """Weights of 4, 2, 1 and 1: the shares are exact, so that a token more would be one too many."""
-    assert sampled(in_bits(0, 1, 2, 2), EIGHTHS, Draw(1.0, None, top_p, 0.0, 0, 0)) == kept
+    assert sampled(in_bits(0, 1, 2, 2), EIGHTHS, SamplingRow(1.0, None, top_p, 0.0, 0, 0)) == kept
 
 
 def test_a_top_k_beyond_the_first_candidates_keeps_as_many_tokens() -> None:
     logits = in_bits(*(i / 1024 for i in range(600)))
     assert kernels.sample.NUM_CANDIDATES < 500
-    assert sampled(logits, LAST, Draw(1.0, 500, 1.0, 0.0, 0, 0)) == {499}
-    assert sampled(logits, LAST, Draw(1.0, None, 1.0, 0.0, 0, 0)) == {599}
+    assert sampled(logits, LAST, SamplingRow(1.0, 500, 1.0, 0.0, 0, 0)) == {499}
+    assert sampled(logits, LAST, SamplingRow(1.0, None, 1.0, 0.0, 0, 0)) == {599}
 
 
 def test_a_row_whose_top_p_is_one_loses_nothing_beside_rows_that_are_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first token's share is below 2**-53 of the row: a nucleus of "all", rounded, would end before it."""
     monkeypatch.setattr(kernels.sample, "NUM_CANDIDATES", 4096)
     logits = in_bits(42, *[0] * 2048)
-    beside = Draw(1.0, None, 1.0, 0.0, 0, 0)
+    beside = SamplingRow(1.0, None, 1.0, 0.0, 0, 0)
     assert sampled(logits, torch.zeros(1, dtype=torch.float64), beside) == {0}
     assert sampled(logits, torch.zeros(1, dtype=torch.float64), beside, truncates=True) == {0}
 
@@ -132,20 +134,20 @@ def test_a_row_whose_top_p_is_one_loses_nothing_beside_rows_that_are_truncated(m
 def test_every_half_of_a_seed_counts() -> None:
     """Of 2**16 equal tokens the one is drawn that the first bits of the number of (both halves, position) name."""
     seeds, vocab = [0, 1, 1 << 31, 1 << 32, 1 << 40, 1 << 63, (1 << 64) - 1], 1 << 16
-    draws = Draws.of([Draw(1.0, None, 1.0, 0.0, seed, 5) for seed in seeds], vocab, on_device)
+    batch = SamplingBatch.of([SamplingRow(1.0, None, 1.0, 0.0, seed, 5) for seed in seeds], vocab, on_device)
     low, high = (torch.tensor([seed >> shift & 0xFFFFFFFF for seed in seeds]) for shift in (0, 32))
     expected = (uniform(low, high, torch.full((len(seeds),), 5)) * vocab).long().tolist()
-    assert sample(torch.zeros(len(seeds), vocab), torch.zeros(len(seeds)), draws).tolist() == expected
+    assert draw(torch.zeros(len(seeds), vocab), torch.zeros(len(seeds)), batch).tolist() == expected
     assert len(set(expected)) == len(seeds)
 
 
 def test_each_row_follows_its_own_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]]).repeat(4, 1)
     parameters = [(1.0, None, 1.0, 0.0), (1.0, 1, 1.0, 0.0), (1.0, None, 0.1, 0.0), (0.01, None, 1.0, 0.0)]
-    draws = Draws.of([Draw(*row, 0, 0) for row in parameters], 4, on_device)
+    batch = SamplingBatch.of([SamplingRow(*row, 0, 0) for row in parameters], 4, on_device)
     numbers = torch.tensor([0.0, 0.0, 0.0, 0.5], dtype=torch.float64)
     monkeypatch.setattr(kernels.sample, "uniform", lambda *_: numbers)
-    assert sample(logits, logits.amax(-1), draws).tolist() == [0, 3, 3, 3]
+    assert draw(logits, logits.amax(-1), batch).tolist() == [0, 3, 3, 3]
 
 
 def picked_from(weights: torch.Tensor, u: float) -> list[int]:
@@ -181,7 +183,7 @@ def test_a_flat_distribution_over_a_large_vocabulary_keeps_its_nucleus() -> None
     logits[0, :2500] = 1e-3  # half of the tokens are a little likelier: exactly they are the nucleus of 0.5
     tokens = [0, 1, 255, 256, 257, 1023, 1024, 1025, 2047, 2048, 2498, 2499]
     u = (torch.tensor(tokens, dtype=torch.float64) + 0.5) / 2500
-    assert draw(logits, u, 1.0, None, 0.5, 0.0).tolist() == tokens
+    assert drawn_with(logits, u, 1.0, None, 0.5, 0.0).tolist() == tokens
 
 
 def test_weights_are_powers_of_two_to_fp32_precision() -> None:
@@ -199,7 +201,7 @@ def test_what_is_no_number_gets_a_token_all_the_same() -> None:
     logits = torch.zeros(3, 7)
     logits[0, 3], logits[1] = torch.nan, -torch.inf
     logits[2, 5] = torch.inf
-    ids, tops = choose(logits, Draws.of([Draw(1.0, 3, 0.9, 0.0, 1, 1)] * 3, 7, on_device))
+    ids, tops = sample(logits, SamplingBatch.of([SamplingRow(1.0, 3, 0.9, 0.0, 1, 1)] * 3, 7, on_device))
     assert bool(((ids >= 0) & (ids < 7)).all())
     assert tops.isfinite().tolist() == [False] * 3
 
@@ -212,7 +214,7 @@ def test_the_highest_is_the_first_of_equals_and_no_number_if_any_is_none(vocab: 
     logits[3, vocab // 2] = torch.inf
     logits[4, vocab - 1] = torch.nan
     logits[5, vocab // 3 :] = torch.nan
-    ids, tops = highest(logits)
+    ids, tops = argmax(logits)
     best = logits.max(dim=-1)
     assert torch.equal(tops[:4], best.values[:4])
     assert tops[4:].isnan().all()
@@ -222,14 +224,14 @@ def test_the_highest_is_the_first_of_equals_and_no_number_if_any_is_none(vocab: 
 
 
 def test_what_cannot_be_chosen_from_is_named() -> None:
-    draws = Draws.of([Draw(1.0, None, 1.0, 0.0, 1, 1)] * 2, 7, on_device)
-    with pytest.raises(ArgumentError, match="choose: logits has dtype float16"):
-        choose(torch.zeros(2, 7).half(), draws)
-    with pytest.raises(ArgumentError, match="choose: logits has 0 entries a row"):
-        choose(torch.zeros(2, 0), draws)
+    batch = SamplingBatch.of([SamplingRow(1.0, None, 1.0, 0.0, 1, 1)] * 2, 7, on_device)
+    with pytest.raises(ArgumentError, match="sample: logits has dtype float16"):
+        sample(torch.zeros(2, 7).half(), batch)
+    with pytest.raises(ArgumentError, match="sample: logits has 0 entries a row"):
+        sample(torch.zeros(2, 0), batch)
     with pytest.raises(
-        ArgumentError, match=r"choose: draws.integers has shape \[4, 2\], wanted \[4, rows\] with rows = 3"
+        ArgumentError, match=r"sample: batch.integers has shape \[4, 2\], wanted \[4, rows\] with rows = 3"
     ):
-        choose(torch.zeros(3, 7), draws)
-    with pytest.raises(ArgumentError, match="choose: logits has stride 2 in dimension 1"):
-        choose(torch.zeros(7, 2).T, draws)
+        sample(torch.zeros(3, 7), batch)
+    with pytest.raises(ArgumentError, match="sample: logits has stride 2 in dimension 1"):
+        sample(torch.zeros(7, 2).T, batch)

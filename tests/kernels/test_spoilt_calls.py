@@ -20,7 +20,7 @@ from tests.kernels.conftest import DEVICE
 
 DTYPE = torch.float32
 # What no one can tell from a call that was meant so.
-UNKNOWABLE = {("choose", "logits", "longer in 1")}  # a larger vocabulary, of which top-k leaves out the last entry
+UNKNOWABLE = {("sample", "logits", "longer in 1")}  # a larger vocabulary, of which top-k leaves out the last entry
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)

@@ -10,8 +10,8 @@ import torch
 pytest.importorskip("triton")
 
 import kernels.triton.sample as triton_sample
-from kernels.draws import Draw, Draws
-from kernels.sample import choose
+from kernels.sample import sample
+from kernels.sampling_batch import SamplingBatch, SamplingRow
 from tests.kernels.conftest import on_device
 
 LOGITS: dict[str, Callable[[int, int], torch.Tensor]] = {
@@ -25,8 +25,8 @@ LOGITS: dict[str, Callable[[int, int], torch.Tensor]] = {
 }
 
 
-def some_draw(chance: random.Random, vocab: int) -> Draw:
-    return Draw(
+def some_row(chance: random.Random, vocab: int) -> SamplingRow:
+    return SamplingRow(
         temperature=chance.choice([0.0, 0.01, 0.7, 1.0, 1.5, 5.0]),
         top_k=chance.choice([None, None, 1, 2, 5, 40, vocab]),
         top_p=chance.choice([1.0, 1.0, 0.01, 0.3, 0.5, 0.9, 0.99, 0.9999999]),
@@ -44,17 +44,18 @@ def test_both_forms_choose_the_same_tokens(kind: str, vocab: int, monkeypatch: p
     monkeypatch.setattr(triton_sample, "TILE", tile)
     chance = random.Random(f"{kind} {vocab}")
     logits = LOGITS[kind](6, vocab)
-    draws = Draws.of([some_draw(chance, vocab) for _ in range(6)], vocab, on_device)
-    for expected, actual in zip(choose(logits, draws), triton_sample.choose(logits, draws), strict=True):
+    batch = SamplingBatch.of([some_row(chance, vocab) for _ in range(6)], vocab, on_device)
+    for expected, actual in zip(sample(logits, batch), triton_sample.sample(logits, batch), strict=True):
         assert torch.equal(expected, actual)
 
 
 def test_a_row_is_the_same_in_any_company() -> None:
     chance = random.Random(5)
-    logits, asked = 3 * torch.randn(5, 431), [some_draw(chance, 431) for _ in range(5)]
-    together = triton_sample.choose(logits, Draws.of(asked, 431, on_device))[0].tolist()
+    logits, asked = 3 * torch.randn(5, 431), [some_row(chance, 431) for _ in range(5)]
+    together = triton_sample.sample(logits, SamplingBatch.of(asked, 431, on_device))[0].tolist()
     assert [
-        triton_sample.choose(logits[i : i + 1], Draws.of(asked[i : i + 1], 431, on_device))[0].item() for i in range(5)
+        triton_sample.sample(logits[i : i + 1], SamplingBatch.of(asked[i : i + 1], 431, on_device))[0].item()
+        for i in range(5)
     ] == together
 
 
@@ -63,7 +64,7 @@ def test_what_is_no_number_gets_a_token_all_the_same() -> None:
     logits = torch.zeros(4, 7)
     logits[0, 3], logits[1], logits[2, 5] = torch.nan, -torch.inf, torch.inf
     for temperature in (0.0, 1.0):
-        draws = Draws.of([Draw(temperature, 3, 0.9, 0.0, 1, 1)] * 4, 7, on_device)
-        ids, highest = triton_sample.choose(logits, draws)
+        batch = SamplingBatch.of([SamplingRow(temperature, 3, 0.9, 0.0, 1, 1)] * 4, 7, on_device)
+        ids, highest = triton_sample.sample(logits, batch)
         assert bool(((ids >= 0) & (ids < 7)).all())
         assert highest.isfinite().tolist() == [False, False, False, True]

@@ -1,7 +1,7 @@
-"""Attention with its scores written out, for what torch's fused attention cannot say: a learned score per head that takes weight and gives no value
-(a sink, so that a head may attend to nothing), scores that saturate (a soft cap), keys and values in FP8.
+"""Attention with all scores in memory, for what torch's fused attention does not compute: a learned score per head that takes weight and gives no
+value (a sink, so that a head may attend to nothing), scores that saturate (a soft cap), keys and values in FP8.
 
-Scores are in fp32, by callers who bound their size.
+Scores are in fp32; callers bound their size.
 """
 
 import torch
@@ -10,7 +10,7 @@ from kernels.attention_rule import AttentionRule
 from kernels.fp8_cache import is_fp8
 
 
-def written_attention(
+def naive_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, rule: AttentionRule
 ) -> torch.Tensor:
     """q [seqs, kv_heads, group, rows, head_dim]: the query heads of each kv head; k, v [seqs, kv_heads, context,

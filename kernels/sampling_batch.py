@@ -1,4 +1,4 @@
-"""How each row of logits is to be drawn, as the host is asked and as the device reads it; and the scale on which logits are compared."""
+"""How each row of logits is to be sampled, as a request says it and as the device reads it; and the scale on which logits are compared."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -17,8 +17,8 @@ MAX_VOCAB = 1 << 20
 POWER = (-15852.8515625, 154447.65625, -927735.75, 4029554.25, -11629022.0, 16777216.0)
 
 
-class Draw(NamedTuple):
-    """What one row asks for; None, 1 and 0 switch truncation off."""
+class SamplingRow(NamedTuple):
+    """The parameters of one row; None, 1 and 0 switch truncation off."""
 
     temperature: float
     top_k: int | None
@@ -28,8 +28,8 @@ class Draw(NamedTuple):
     position: int  # of the token to be drawn
 
 
-class Draws(NamedTuple):
-    """All rows, for the device, and what the host knows of them, so that nobody waits for the device to learn it."""
+class SamplingBatch(NamedTuple):
+    """The parameters of all rows on the device, and what the host must know of them without waiting for it."""
 
     integers: (
         Tensor  # [4, rows] int64: seed as a signed number, position, top_k (vocab: off), highest cost that min-p allows
@@ -40,7 +40,9 @@ class Draws(NamedTuple):
     largest_top_k: int  # of those that are on (0: none)
 
     @classmethod
-    def of(cls, rows: Sequence[Draw], vocab: int, put: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> "Draws":
+    def of(
+        cls, rows: Sequence[SamplingRow], vocab: int, put: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    ) -> "SamplingBatch":
         """`put` brings the parameters, one tensor, to the device."""
         integers, reals = array("q"), array("d")
         integers.extend([row.seed if row.seed < 1 << 63 else row.seed - (1 << 64) for row in rows])
@@ -59,7 +61,7 @@ class Draws(NamedTuple):
         drawn = tuple([i for i, row in enumerate(rows) if row.temperature])
         return cls(columns[:4], columns[4:].view(torch.float64), drawn, truncates, largest)
 
-    def select(self, rows: Tensor) -> "Draws":
+    def select(self, rows: Tensor) -> "SamplingBatch":
         """The drawn rows alone."""
         count = tuple(range(len(self.drawn)))
         return self._replace(integers=self.integers[:, rows], reals=self.reals[:, rows], drawn=count)
