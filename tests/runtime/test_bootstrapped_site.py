@@ -36,12 +36,6 @@ LONG: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _programs_are_of_the_c_library() -> Iterator[None]:
-    with computing_with(C_LIBRARY):
-        yield
-
-
 @pytest.fixture
 def site_file(tmp_path: Path) -> Path:
     write_llama(tmp_path / "tiny")
