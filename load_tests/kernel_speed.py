@@ -25,7 +25,7 @@ from kernels.catalogue.operation import (
     tensors,
 )
 from load_tests.ceilings import NAMES
-from load_tests.kernel_words import OURS
+from load_tests.tables.kernels import OURS
 from load_tests.timing import Contender, Work, take_turns
 
 _MOST_ROUNDS = 50

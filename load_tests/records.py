@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+Record = dict[str, Any]
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -19,10 +19,10 @@ import torch
 
 from kernels.catalogue import OPERATIONS
 from kernels.catalogue.operation import Case, Operation
-from load_tests import kernel_words
 from load_tests.ceilings import Ceilings
 from load_tests.kernel_speed import WrongError, measure
 from load_tests.records import write_record
+from load_tests.tables.kernels import others, rate, target, us
 from load_tests.timing import Budget
 
 SUBJECT = "kernels"
@@ -112,8 +112,8 @@ def line(row: dict[str, Any]) -> str:
     name = f"{row['operation']:<22} {row['case']:<34}"
     if "failure" in row:
         return f"{name} {row['failure']}"
-    cells = f"{kernel_words.us(row):>9} {kernel_words.rate(row):>13} {row['share_of_floor']:>8.0%}"
-    return f"{name} {cells}  {kernel_words.target(row):<22} {kernel_words.others(row)}".rstrip()
+    cells = f"{us(row):>9} {rate(row):>13} {row['share_of_floor']:>8.0%}"
+    return f"{name} {cells}  {target(row):<22} {others(row)}".rstrip()
 
 
 def verdict(rows: list[dict[str, Any]]) -> str:

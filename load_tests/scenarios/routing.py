@@ -22,13 +22,13 @@ from edge_router.policy.nearest import NearestPolicy
 from edge_router.policy.power_of_two import PowerOfTwoPolicy
 from edge_router.policy.round_robin import RoundRobinPolicy
 from load_tests.records import spread, write_record
-from load_tests.routing_words import OURS, OURS_ALONE
 from load_tests.sim.load import LOADS
 from load_tests.sim.outcome import Outcome
 from load_tests.sim.plot import bars
 from load_tests.sim.run import simulate
 from load_tests.sim.traces import TRACES
 from load_tests.sim.world import CRASHES, HELD_OUT_SEEDS, NUM_ROUTERS, NUM_SITES, PARTITIONS, TUNING_SEEDS
+from load_tests.tables.routing import OURS, OURS_ALONE
 
 
 @dataclass(frozen=True, slots=True)

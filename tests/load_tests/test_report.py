@@ -7,15 +7,37 @@ from typing import Any
 import pytest
 
 from load_tests.bars import Group, draw
-from load_tests.functions_words import neighbours
 from load_tests.records import RESULTS
-from load_tests.report import NOTHING, PLOT, README, REGIONS, marks, newest, plot, rewritten
+from load_tests.report import (
+    NOTHING,
+    PAGES,
+    PLOT,
+    REGIONS,
+    marks,
+    measurements_regions,
+    newest,
+    plot,
+    readme_regions,
+    redrawn,
+)
 from load_tests.scenarios.functions_neighbours import summary
+from load_tests.tables.functions import neighbours
 
 
-def test_the_readme_is_in_step_with_the_records() -> None:
-    text = README.read_text(encoding="utf-8")
-    assert text == rewritten(text, newest(RESULTS)), "the README is stale: run make report"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_is_in_step_with_the_records(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text == redrawn(text, PAGES[page](newest(RESULTS))), f"{page.name} is stale: run make report"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_has_no_table_of_figures_but_from_records(page: Path) -> None:
+    """Right-aligned columns are measurements."""
+    by_hand = page.read_text(encoding="utf-8")
+    for region in PAGES[page]({}):
+        begin, end = marks(region)
+        by_hand = by_hand.split(begin)[0] + by_hand.split(end)[1]
+    assert "--:" not in by_hand
 
 
 def test_the_plot_is_in_step_with_the_records() -> None:
@@ -23,7 +45,11 @@ def test_the_plot_is_in_step_with_the_records() -> None:
 
 
 def empty() -> str:
-    return "before\n" + "".join("".join(marks(subject)) for subject in REGIONS) + "behind\n"
+    return "before\n" + "".join("".join(marks(region)) for region in [*REGIONS, "plot"]) + "behind\n"
+
+
+def rewritten(text: str, records: dict[str, Any]) -> str:
+    return redrawn(text, measurements_regions(records))
 
 
 def record(subject: str, results: dict[str, Any], date: str = "2026-01-02T00:00:00+00:00") -> dict[str, Any]:
@@ -40,7 +66,7 @@ def record(subject: str, results: dict[str, Any], date: str = "2026-01-02T00:00:
 
 def test_without_records_every_region_says_so_and_the_rest_stays() -> None:
     text = rewritten(empty(), {})
-    assert text.count(NOTHING) == len(REGIONS) - 1  # a plot of nothing is left out
+    assert text.count(NOTHING) == len(REGIONS)  # a plot of nothing is left out
     assert text.startswith("before\n")
     assert text.endswith("behind\n")
     assert rewritten(text, {}) == text
@@ -52,12 +78,35 @@ def test_the_newest_record_of_a_subject_counts(tmp_path: Path) -> None:
     assert newest(tmp_path)["kernels"]["results"] == {"name": "a"}
 
 
-@pytest.mark.parametrize("subject", sorted(REGIONS))
+@pytest.mark.parametrize("subject", sorted([*REGIONS, "plot"]))
 def test_a_lost_mark_is_an_error(subject: str) -> None:
     begin, end = marks(subject)
     for text in (empty().replace(begin, ""), empty().replace(end, ""), empty() + begin + end):
         with pytest.raises(ValueError, match=subject):
             rewritten(text, {})
+
+
+def test_headlines_are_drawn_from_the_records_that_exist() -> None:
+    trees = [{"commit": "old", "files": 100, "functions": 635}, {"commit": "new", "files": 50, "functions": 350}]
+    drawn = readme_regions({"request-path": record("request-path", {"trees": trees})})["headlines"]
+    assert drawn.splitlines()[2:] == [
+        "| files, functions that a warm request runs through | 50, 350 | before: 100, 635 | 2026-01-02, abc |"
+    ]
+    assert readme_regions({})["headlines"] == NOTHING
+
+
+def test_a_requests_path_is_shown_by_package_and_process() -> None:
+    def tree(commit: str, site: str) -> dict[str, Any]:
+        process = {"module": site, "files": {}, "tasks": ["Exchange._run (new)", "Pump._collect (new)"]}
+        packages = {"wire": {"files": 1, "functions": 2}}
+        found = {"packages": packages, "processes": [process], "callbacks_on_path": ["a.py:1 b in c"]}
+        return {"commit": commit, "files": 1, "functions": 2, **found}
+
+    made = record("request-path", {"trees": [tree("old", "runtime"), tree("new", "runtime.serve")]})
+    text = rewritten(empty(), {"request-path": made})
+    assert "| `wire/` | 1, 2 | 1, 2 |" in text
+    assert "| asyncio tasks of the site | 2 | 2 |" in text
+    assert "| callbacks assigned after construction | 1 | 1 |" in text
 
 
 def stretch(p99: float, lost: int = 0) -> dict[str, Any]:

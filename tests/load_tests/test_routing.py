@@ -9,12 +9,12 @@ from zlib import crc32
 import pytest
 
 from edge_router.policy import Policy
-from load_tests.routing_words import OURS
 from load_tests.scenarios import routing
 from load_tests.sim.load import LOADS
 from load_tests.sim.outcome import Outcome
 from load_tests.sim.traces import TRACES, Trace
 from load_tests.sim.world import HELD_OUT_SEEDS
+from load_tests.tables.routing import OURS
 
 
 class FakeSimulation:

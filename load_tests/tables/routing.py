@@ -1,10 +1,10 @@
-"""The routing record in a few rows for the README: ours beside the best of the others, trace by trace and load by load."""
+"""The record of routing in simulated time: ours beside the best of the others, trace by trace and load by load."""
 
 from collections.abc import Iterable
-from typing import Any
+
+from load_tests.records import Record
 
 OURS, OURS_ALONE = "Pilotlight", "no declining"
-Record = dict[str, Any]
 
 
 def rows(results: Record) -> Iterable[list[str]]:

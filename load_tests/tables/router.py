@@ -1,13 +1,12 @@
-"""The records of the router in rows for the README: what it adds, what a site's death costs, and what was left after half an hour of faults."""
+"""The records of the router: added latency, a site's death, half an hour of faults."""
 
 from collections.abc import Iterable
-from typing import Any
 
-Record = dict[str, Any]
+from load_tests.records import Record
 
 
 def overhead(results: Record) -> Iterable[list[str]]:
-    """One line per task, one column per router: what each adds, and at what rate."""
+    """Show one line per task, one column per router: what each adds, and at what rate."""
     rows = results["rows"]
     names = [name for name in dict.fromkeys(row["router"] for row in rows) if name != "no router"]
     by_name = {(row["task"], row["router"]): row for row in rows}

@@ -1,7 +1,8 @@
-"""The records of cold starts and of over-commit in rows for the README."""
+"""The records of cold starts and of over-commit."""
 
 from collections.abc import Iterable
-from typing import Any
+
+from load_tests.records import Record
 
 CLOCKS = {
     "a": "(a) nothing runs, the checkpoint is not in the page cache",
@@ -11,11 +12,10 @@ CLOCKS = {
     "e": "(e) the engine host is killed under a stream",
     "e0": "(e) the same, without a standby",
 }
-Record = dict[str, Any]
 
 
 def clocks(results: Record) -> Iterable[list[str]]:
-    """One line per clock, one column per size; peers and the copy that (c) is measured by below."""
+    """Show one line per clock, one column per size; peers and the copy that (c) is measured by below."""
     sizes = results["sizes"]
     yield ["ms to the first token", *(f"{name}, {size['weights_bytes'] / 1e6:,.0f} MB" for name, size in sizes.items())]
     for clock, words in CLOCKS.items():

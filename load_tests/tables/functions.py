@@ -1,9 +1,8 @@
-"""The record of functions in rows for the README: cold starts, what a warm call costs, rates, and what a neighbour notices of hostile ones."""
+"""The record of functions: cold starts, what a warm call costs, rates, and what a neighbour notices of hostile ones."""
 
 from collections.abc import Iterable
-from typing import Any
 
-Record = dict[str, Any]
+from load_tests.records import Record
 
 
 def speeds(results: Record) -> Iterable[list[str]]:
@@ -31,7 +30,7 @@ def speeds(results: Record) -> Iterable[list[str]]:
 
 
 def neighbours(results: Record) -> Iterable[list[str]]:
-    """Medians over the rounds; in brackets each round's ratio."""
+    """Show medians over the rounds, and in brackets each round's ratio."""
     hostile = results["hostile"]
     target = f"{results['targets']['p99 beside hostile']:g}"
     per_s = f"{hostile['requests_per_s']:g} requests/s"

@@ -1,0 +1,92 @@
+"""The records of the engine and of a start of the whole network."""
+
+from collections.abc import Iterable
+
+from load_tests.records import Record
+from load_tests.tables.kernels import OURS
+
+
+def start_up(results: Record) -> Iterable[list[str]]:
+    names = {
+        "ready_s": "`pilotlight up` to ready, s",
+        "ttft_first_request_ms": "first token of the first request ever, ms",
+        "ttft_ms": "first token of later requests, ms",
+        "tpot_ms": "each further token, ms",
+    }
+    yield ["", "median", "range", "n", "target"]
+    for key, name in names.items():
+        target = results["targets"].get(key)
+        yield [name, *median_range_count(results[key]), "" if target is None else f"{target:g}"]
+
+
+def engines(results: Record) -> Iterable[list[str]]:
+    names = list(results["peak_rss_bytes"])
+    yield ["tokens/s, share of ceiling", *names, f"{OURS} / best other"]
+    for task, speeds in by_task(results["rows"]).items():
+        cells = [
+            f"{speeds[name]['tokens_per_s']['median']:,.0f}, {speeds[name]['share_of_ceiling']:.0%}"
+            if name in speeds
+            else "-"
+            for name in names
+        ]
+        others = [row["tokens_per_s"]["median"] for name, row in speeds.items() if name != OURS]
+        compared = f"{speeds[OURS]['tokens_per_s']['median'] / max(others):.2f}" if others and OURS in speeds else "-"
+        yield [task, *cells, compared]
+    yield ["peak memory, GB", *(f"{results['peak_rss_bytes'][name] / 1e9:.2f}" for name in names), ""]
+
+
+def by_task(rows: list[Record]) -> dict[str, dict[str, Record]]:
+    tasks: dict[str, dict[str, Record]] = {}
+    for row in rows:
+        is_prefill = row["measure"] == "prefill"
+        task = f"prefill, {row['prompt_tokens']:,} tokens" if is_prefill else f"decode, batch {row['batch']}"
+        tasks.setdefault(task, {})[row["engine"]] = row
+    return tasks
+
+
+def step_cost(results: Record) -> Iterable[list[str]]:
+    targets = results["targets"]
+    yield [f"{results['shape']} shape, batch {results['batch']}", "median", "range", "n", "target"]
+    for name, values in results["phases_ms"].items():
+        target = f"{targets[name]:g}" if name in targets else ""
+        yield [f"{name}, ms" if name == "step" else f"host: {name}, ms", *median_range_count(values), target]
+    share = results["prefix_cache"]["share_of_steps"]
+    span = f"{share['min']:.3%} to {share['max']:.3%}"
+    yield [
+        "prefix cache without a hit, of the step",
+        f"{share['median']:.3%}",
+        span,
+        str(share["n"]),
+        f"{targets['prefix_cache']:.0%}",
+    ]
+    tags = results["generation_tags"]
+    yield ["generation tags, of the step", f"{tags['share_of_step']:.3%}", "", "", f"{targets['generation_tags']:.0%}"]
+
+
+def engine_on_gpu(results: Record) -> Iterable[list[str]]:
+    yield [
+        f"{results['shape']} shape, {results['dtype']}",
+        "ms",
+        "tokens/s",
+        "of bandwidth or matmul rate",
+        "ms without graphs",
+        "kernels",
+    ]
+    for row in results["decode"]:
+        without = [f"{row['step_ms_without_graphs']:.2f}", str(row["kernels"])] if "kernels" in row else ["", ""]
+        yield [
+            f"decode, batch {row['batch']}", f"{row['step_ms']:.2f}", f"{row['tokens_per_s']:,.0f}", f"{row['share_of_bandwidth']:.0%}", *without
+        ]  # fmt: skip
+    for row in results["prefill"]:
+        yield [
+            f"prefill, {row['tokens']:,} tokens",
+            f"{row['step_ms']:.2f}",
+            f"{row['tokens_per_s']:,.0f}",
+            f"{row['mfu']:.0%}",
+            "",
+            "",
+        ]
+
+
+def median_range_count(values: Record) -> list[str]:
+    return [f"{values['median']:g}", f"{values['min']:g} to {values['max']:g}", str(values["n"])]
