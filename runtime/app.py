@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp
 
 from runtime.engines.hosts import Launcher
 from runtime.engines.launch import launchers_of
@@ -25,7 +24,7 @@ from sites.site import SiteConfig
 from wire.headers import HOP_SECRET_ENV
 
 if TYPE_CHECKING:
-    from runtime.functions.service import ServedFunctions
+    from runtime.functions.service import FunctionsService
 
 
 def build_app(
@@ -48,8 +47,7 @@ class SiteApp(Starlette):
     def __init__(self, site: Site, secret: str | None) -> None:
         self.site = site
         models = [*workers_ai_routes(site.generator, site.config.limits)]
-        self.inference = Starlette(routes=models, middleware=[Middleware(Errors)], exception_handlers=UNROUTED)
-        self.functions = _functions_of(site, self.inference)
+        self.functions = _functions_of(site, secret)
         self.functions_path = FUNCTIONS
         identity = Middleware(
             Identity,
@@ -69,11 +67,7 @@ class SiteApp(Starlette):
 
     def _own_routes(self, secret: str | None) -> Iterator[BaseRoute]:
         if self.functions is not None:
-            from runtime.functions.routes.deployments import deployment_routes
-            from runtime.functions.routes.invocations import function_routes
-
-            yield from function_routes(self.functions, self.site.admission)
-            yield from deployment_routes(self.functions, secret, self.site.config.name)
+            yield from self.functions.routes()
         yield from Health(self.site, self.functions).routes()
         yield from Internal(self.site.models, self.site.timeline, secret).routes()
 
@@ -84,12 +78,12 @@ async def _lifespan(app: SiteApp) -> AsyncIterator[None]:
         yield
 
 
-def _functions_of(site: Site, inference: ASGIApp) -> "ServedFunctions | None":
-    """None where the file names no function: what serves them takes a tenth of a second to import. `inference` answers their AI bindings. Raises
-    ManifestError."""
+def _functions_of(site: Site, secret: str | None) -> "FunctionsService | None":
+    """None where the file names no function: what serves them takes a tenth of a second to import. Raises ManifestError."""
     config = site.config.functions
     if not config.serve and config.directory is None and config.deployments is None:
         return None
-    from runtime.functions.service import ServedFunctions, state_dir_of
+    from runtime.functions.service import FunctionsService
+    from runtime.inference import SiteInference
 
-    return ServedFunctions(config, state_dir_of(site.config), site, inference)
+    return FunctionsService(site.config, SiteInference(site), site.admission, site.own_ports, secret)

@@ -47,7 +47,7 @@ async def _read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
         raise ApiError("invalid_request", "a request body must not be compressed; drop the content-encoding header")
     declared = header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
-        raise _too_large(limit_bytes)
+        raise too_large(limit_bytes)
     chunks: list[bytes] = []
     total = 0
     while True:
@@ -57,7 +57,7 @@ async def _read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
         chunk = message.get("body", b"")
         total += len(chunk)
         if total > limit_bytes:
-            raise _too_large(limit_bytes)
+            raise too_large(limit_bytes)
         chunks.append(chunk)
         if not message.get("more_body", False):
             return b"".join(chunks)
@@ -138,7 +138,7 @@ def header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
-def _too_large(limit_bytes: int) -> ApiError:
+def too_large(limit_bytes: int) -> ApiError:
     return ApiError("body_too_large", f"the body is larger than this site's limit of {limit_bytes} bytes; send less")
 
 

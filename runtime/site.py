@@ -81,6 +81,10 @@ class Site:
         """Whether a request for the model would have to wait or be refused."""
         return self.admission.inflight >= self.admission.max_inflight or self.models.has_waiting(model)
 
+    def own_ports(self) -> list[int]:
+        """The TCP ports that this process listens on."""
+        return [] if self.url is None else [int(self.url.rpartition(":")[2])]
+
     def processes(self) -> list[ProcessStatus]:
         name = self.config.name
         found = [ProcessStatus("site", os.getpid(), name, self.url)]

@@ -59,6 +59,36 @@ def test_the_runtime_knows_only_the_engines_client_half() -> None:
                 assert parts[1] in ENGINE_CLIENT_HALF, f"{path} imports {name}"
 
 
+# What functions may import of the site they are served by: how ASGI is spoken here, and how a file is written for good. All else is passed in.
+FUNCTIONS_MAY_IMPORT = ("runtime.functions", "runtime.connection", "runtime.durable", "runtime.middleware.identity")
+COMMANDS_MAY_IMPORT = ("runtime.app", "runtime.serve", "runtime.cli")
+SITE_MAY_IMPORT = ("runtime.functions.service", "runtime.functions.inference", "runtime.functions.cli")
+
+
+def belongs_to(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def test_functions_and_their_site_know_little_of_each_other() -> None:
+    functions = ROOT / "runtime/functions"
+    for path in modules("runtime"):
+        is_command = path.is_relative_to(functions / "cli")
+        for name in imported(path):
+            if path.is_relative_to(functions):
+                may = FUNCTIONS_MAY_IMPORT + COMMANDS_MAY_IMPORT * is_command
+                assert not belongs_to(name, ("runtime",)) or belongs_to(name, may), f"{path} imports {name}"
+            elif belongs_to(name, ("runtime.functions",)):
+                assert belongs_to(name, SITE_MAY_IMPORT), f"{path} imports {name}"
+
+
+def test_what_runs_inside_functions_knows_the_channel_alone() -> None:
+    for path in modules("runtime/functions/sdk"):
+        for name in imported(path):
+            assert not belongs_to(name, tuple(ROOMS)) or belongs_to(name, ("runtime.functions.channel",)), (
+                f"{path} imports {name}"
+            )
+
+
 @pytest.mark.parametrize("room", ["runtime", "edge_router"])
 def test_no_front_end_process_loads_torch(room: str) -> None:
     """Importing torch costs 2-4 s and more than 200 MB, in each of a site's processes but the engine's."""

@@ -15,11 +15,11 @@ from runtime.site import Site
 from wire.status import Place, SiteStatus, encode_status
 
 if TYPE_CHECKING:
-    from runtime.functions.service import ServedFunctions
+    from runtime.functions.service import FunctionsService
 
 
 class Health:
-    def __init__(self, site: Site, functions: "ServedFunctions | None") -> None:
+    def __init__(self, site: Site, functions: "FunctionsService | None") -> None:
         self._site = site
         self._functions = functions
         self._sequence = 0

@@ -43,7 +43,7 @@ def workers_ai_routes(generator: Generator, limits: LimitsConfig) -> list[Route]
     generating = Endpoint(generator, Dialect.WORKERS_AI, run, RunAnswer, **ends)
     embedding_texts = EmbeddingEndpoint(generator, embedding, as_workers_ai, max_body_mib=limits.max_body_mib)
     endpoint = _Run(generating, embedding_texts, limits.max_body_mib)
-    search = _Search(generator)
+    search = ModelCatalog(generator)
     return [
         Route(f"{_PREFIX}/run/{{model:path}}", endpoint, methods=["POST"]),
         Route(f"{_PREFIX}/models/search", search.answer),
@@ -76,11 +76,11 @@ class _Run:
             raise ApiError("unsupported_parameter", message, param="queueRequest")
         raw = await read_body(scope, receive, body_limit(scope, self._max_body_bytes))
         # What comes before the body of a continued stream is no JSON object, and such a stream is never of embeddings.
-        endpoint = self._embedding if await parsed(_asks_for_embeddings, raw, scope) else self._generating
+        endpoint = self._embedding if await parsed(asks_for_embeddings, raw, scope) else self._generating
         await endpoint.answer(raw, scope, receive, send)
 
 
-def _asks_for_embeddings(raw: bytes, scope: Scope) -> bool:
+def asks_for_embeddings(raw: bytes, scope: Scope) -> bool:
     """A body with texts. Most that hold the word have it inside a message's parts; what is not JSON is another's to refuse."""
     if b'"text"' not in raw:
         return False
@@ -111,7 +111,7 @@ class RunAnswer:
         return _encoder.encode(Envelope(TextResult(piece.text, calls or UNSET, generation.usage)))
 
 
-class _Search:
+class ModelCatalog:
     """The site's models as cards, a page at a time; `?search=` keeps those whose name contains it, `?task=` those of a task, by its name or id."""
 
     def __init__(self, generator: Generator) -> None:
@@ -120,16 +120,22 @@ class _Search:
     async def answer(self, request: Request) -> Response:
         query = request.query_params
         page, per_page = _whole_number(query, "page", 1), _whole_number(query, "per_page", PER_PAGE)
-        wanted, task = query.get("search", "").lower(), query.get("task", "").lower()
+        task = query.get("task", "").lower()
         cards = [
+            card for card in self.cards(query.get("search", "")) if task in ("", card.task.name.lower(), card.task.id)
+        ]
+        shown = tuple(cards[(page - 1) * per_page : page * per_page])
+        info = ResultInfo(page, per_page, len(shown), len(cards))
+        return json_response(_encoder.encode(Envelope(shown, result_info=info)))
+
+    def cards(self, search: str) -> list[ModelCard]:
+        """The models whose name, or one of whose aliases, contains `search`."""
+        wanted = search.lower()
+        return [
             self._card(config.name)
             for config in self._models.configs
             if any(wanted in name.lower() for name in (config.name, *config.aliases))
         ]
-        cards = [card for card in cards if task in ("", card.task.name.lower(), card.task.id)]
-        shown = tuple(cards[(page - 1) * per_page : page * per_page])
-        info = ResultInfo(page, per_page, len(shown), len(cards))
-        return json_response(_encoder.encode(Envelope(shown, result_info=info)))
 
     def _card(self, name: str) -> ModelCard:
         info = self._models.info(name)

@@ -1,6 +1,6 @@
-"""AI: a function's calls to the models of this very site, through the routes' own validated path and no socket.
+"""AI: a function's calls to the models of its site (runtime/functions/inference.py).
 
-What a model says and refuses is the route's business, and its errors' codes are the route's. This adds who asks (each function is a tenant of its
+What a model says and refuses is the site's business, and its errors' codes are the site's. This adds who asks (each function is a tenant of its
 own), waiting for room, refusing to wait (`rejectIfBusy`), and batches that are answered later.
 """
 
@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 import orjson
@@ -17,14 +16,13 @@ from runtime.functions.bindings.ai_batches import Batches
 from runtime.functions.bindings.binding import Binding, BindingError, Declaration, Services, method
 from runtime.functions.bindings.place import name_of
 from runtime.functions.channel import Answer
-from runtime.inprocess import Exchange
+from runtime.functions.inference import InferenceResponse
 from wire.headers import forwardable
 
 CAPACITY = 3040  # Workers AI's code for "no room"
 BUSY_STATUS = 429
 QUEUE_FOR_S = 60.0  # a call waits so long for room before it is refused
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
-ALL = 1_000_000  # models: no site has as many
 MAX_INPUT_BYTES = 8 << 20
 
 Sleep = Callable[[float], Awaitable[None]]
@@ -53,10 +51,9 @@ class AI(Binding):
 
     def __init__(self, services: Services, batches: Batches | None, sleep: Sleep = asyncio.sleep) -> None:
         """Without batches nothing can be queued."""
-        assert services.app is not None, "checked when it was opened"
-        self._app = services.app
-        self._is_busy = services.is_busy
-        self._prefix = f"/client/v4/accounts/function-{name_of(services.function)}/ai"
+        assert services.inference is not None, "checked when it was opened"
+        self._inference = services.inference
+        self._account = f"function-{name_of(services.function)}"
         self._sleep = sleep
         self._batches = batches
         if batches is not None:
@@ -64,7 +61,7 @@ class AI(Binding):
 
     @classmethod
     def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "AI":
-        if services.app is None:
+        if services.inference is None:
             raise BindingError(
                 f"{declaration.name}: there are no models here to call; give the site a [[models]] table"
             )
@@ -75,21 +72,18 @@ class AI(Binding):
         """{status, headers} and the body, as `body` or streamed."""
         if not request.model.isprintable():
             raise _refusal(400, 5007, "no model has such a name")
-        if request.reject_if_busy and self._is_busy(request.model):
+        if request.reject_if_busy and self._inference.is_busy(request.model):
             raise _refusal(BUSY_STATUS, CAPACITY, "all of this model's room is taken, and the call asked not to wait")
         if request.queue and self._batches is not None:
             return await self._batches.put(request.model, request.inputs)
-        headers = forwardable(request.extra_headers.items())
-        exchange = await self._admitted(request.model, _encoded(request.inputs), headers, not request.reject_if_busy)
-        value = {"status": exchange.status, "headers": exchange.headers}
-        if _content_type(exchange) == "text/event-stream":
-            return Answer(value, exchange)
-        body = await _whole(exchange)
-        if exchange.status < 400:
-            return {**value, "body": _result(body)}
-        if not request.raw:
-            raise _as_refusal(exchange.status, body)
-        return {**value, "body": body}
+        headers = dict(forwardable(request.extra_headers.items()))
+        response = await self._admitted(request.model, _encoded(request.inputs), headers, not request.reject_if_busy)
+        value = {"status": response.status, "headers": response.headers}
+        if response.events is not None:
+            return Answer(value, response.events)
+        if response.status >= 400 and not request.raw:
+            raise _as_refusal(response)
+        return {**value, "body": response.body}
 
     @method
     async def poll(self, request: Poll) -> Any:
@@ -101,40 +95,28 @@ class AI(Binding):
 
     @method
     async def models(self, request: ModelsQuery) -> Any:
-        query = f"per_page={ALL}&search={quote(request.search)}"
-        exchange = await Exchange(self._app, "GET", f"{self._prefix}/models/search", query=query).start()
-        return msgspec.json.decode(_result(await _whole(exchange)))
+        return self._inference.models(request.search)
 
     async def close(self) -> None:
         if self._batches is not None:
             await self._batches.close()
 
-    async def _admitted(self, model: str, body: bytes, headers: list[tuple[str, str]], waits: bool) -> Exchange:
+    async def _admitted(self, model: str, body: bytes, headers: dict[str, str], waits: bool) -> InferenceResponse:
         """By default a call waits for room, as on the platform."""
         waited_s, pause_s = 0.0, FIRST_PAUSE_S
         while True:
-            exchange = await Exchange(self._app, "POST", f"{self._prefix}/run/{model}", headers, body).start()
-            if exchange.status != BUSY_STATUS or not waits or waited_s >= QUEUE_FOR_S:
-                return exchange
-            await exchange.aclose()
+            response = await self._inference.run(self._account, model, body, headers)
+            if response.status != BUSY_STATUS or not waits or waited_s >= QUEUE_FOR_S:
+                return response
             await self._sleep(pause_s)
             waited_s, pause_s = waited_s + pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _result_of(self, model: str, inputs: dict[str, Any]) -> tuple[bool, bytes]:
         """One request of a batch: whether it succeeded, and its result or error in JSON. Waits for room without an end."""
         while True:
-            exchange = await self._admitted(model, _encoded(inputs), [], True)
-            body = await _whole(exchange)
-            if exchange.status != BUSY_STATUS:
-                break
-        return (True, _result(body)) if exchange.status < 400 else (False, body)
-
-
-async def _whole(exchange: Exchange) -> bytes:
-    try:
-        return await exchange.read()
-    finally:
-        await exchange.aclose()
+            response = await self._admitted(model, _encoded(inputs), {}, True)
+            if response.status != BUSY_STATUS:
+                return response.status < 400, response.body
 
 
 def _encoded(inputs: dict[str, Any]) -> bytes:
@@ -147,22 +129,9 @@ def _encoded(inputs: dict[str, Any]) -> bytes:
     return body
 
 
-def _content_type(exchange: Exchange) -> str:
-    return next((value for name, value in exchange.headers if name == "content-type"), "").partition(";")[0]
-
-
-def _result(envelope: bytes) -> bytes:
-    """The `result` of an envelope, still in JSON."""
-    return bytes(msgspec.json.decode(envelope, type=_Envelope).result)
-
-
-class _Envelope(msgspec.Struct):
-    result: msgspec.Raw
-
-
-def _as_refusal(status: int, body: bytes) -> BindingError:
-    error = msgspec.json.decode(body)["errors"][0]
-    return _refusal(status, error["code"], error["message"])
+def _as_refusal(response: InferenceResponse) -> BindingError:
+    error = msgspec.json.decode(response.body)["errors"][0]
+    return _refusal(response.status, error["code"], error["message"])
 
 
 def _refusal(status: int, code: int, sentence: str) -> BindingError:

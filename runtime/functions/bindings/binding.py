@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, get_type_hints
 
 import msgspec
-from starlette.types import ASGIApp
 
 from runtime.functions.bindings.database import Databases
 from runtime.functions.bindings.s3 import S3Place
 from runtime.functions.channel import Failure
+from runtime.functions.inference import Inference
 
 Body = AsyncIterator[bytes]
 
@@ -93,8 +93,7 @@ class Services:
     """What a site gives to its bindings. A binding that needs what is not there says so when it is opened."""
 
     databases: Databases = field(default_factory=Databases)
-    app: ASGIApp | None = None  # the site's own routes, without the layers that speak to strangers
-    is_busy: Callable[[str], bool] = lambda model: False
+    inference: Inference | None = None  # the site's models
     functions: Functions | None = None
     function: str = "function"  # whose bindings these are
     max_bytes: int = 10 << 30  # of one database or bucket

@@ -46,7 +46,7 @@ def _service(declaration: Declaration, state_dir: Path, services: Services) -> B
     service = declaration.options["service"]
     if not service.startswith("@"):
         return Service.open(declaration, state_dir, services)
-    if services.app is None:
+    if services.inference is None:
         raise BindingError(f"{declaration.name}: there are no models here to call; give the site a [[models]] table")
     return ModelService(service, services)
 

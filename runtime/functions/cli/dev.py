@@ -19,7 +19,7 @@ from runtime.cli.errors import CliError
 from runtime.functions.channel import Failure
 from runtime.functions.manifest import Manifest, ManifestError, load_manifest
 from runtime.functions.routes.invocations import FunctionRoute, at_paths
-from runtime.functions.service import ServedFunctions
+from runtime.functions.served import ServedFunctions
 from runtime.serve import Farewell, StartError, serve_app
 from sites.config import parse
 from sites.rules import is_loopback
@@ -119,7 +119,7 @@ def dev_app(manifest: Manifest, site: SiteConfig) -> SiteApp:
 
 def _served(app: SiteApp) -> ServedFunctions:
     assert app.functions is not None, "its site serves a function"
-    return app.functions
+    return app.functions.served
 
 
 def farewell_to(say: Callable[[str], None]) -> Farewell:

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from runtime.connection import header, json_response, read_json, response_start, until_disconnect
 from runtime.functions.host.deployed import DeployedFunctions
 from runtime.functions.host.tails import Tails
-from runtime.functions.service import ServedFunctions
+from runtime.functions.served import ServedFunctions
 from runtime.middleware.identity import GENUINE_HOP
 from wire.deployments import SERVE_PATH, TAIL_PATH, TRY_PATH, Serve, Try, encode
 from wire.errors import ApiError

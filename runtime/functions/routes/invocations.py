@@ -7,20 +7,21 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import orjson
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 
-from runtime.admission import Admission
 from runtime.connection import AnswerCut, ClientGone, answering, header, response_start, send_json
 from runtime.functions.channel import Failure
 from runtime.functions.host.answer_headers import confined_headers
 from runtime.functions.host.faults import Fault
 from runtime.functions.host.site import Response
 from runtime.functions.host.socket_relay import SocketRelay
-from runtime.functions.service import ServedFunctions
+from runtime.functions.served import ServedFunctions
 from runtime.middleware.identity import GENUINE_HOP, SITE_NAME
 from wire.errors import ApiError, Dialect
 from wire.headers import CLIENT_ADDRESS, CLIENT_GEO, CLIENT_ORIGIN, HOP_BY_HOP, OURS, REQUEST_ID
@@ -32,6 +33,18 @@ STUCK_S = 0.25
 MAX_AHEAD_BYTES = 4 * MIB
 
 log = logging.getLogger("pilotlight.function")
+
+
+class Admission(Protocol):
+    """The site's permits (runtime/admission.py)."""
+
+    def permit(self) -> AbstractContextManager[Any]:
+        """One request's place. Raises ApiError where there is none."""
+
+    def attachment(self) -> AbstractContextManager[None]:
+        """An open WebSocket: nobody's place, but a drain waits for its end."""
+
+    async def until_draining(self) -> None: ...
 
 
 class FunctionRoute:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from runtime.functions.bindings.ai_batches import Batches
 from runtime.functions.bindings.binding import BindingError, Services
 from runtime.functions.bindings.database import Databases
 from runtime.functions.channel import Failure
+from runtime.functions.inference import InferenceResponse
 from runtime.functions.manifest import BindingDeclaration
+from runtime.inference import SiteInference
 from tests.asgi import eventually
 from tests.fakes import ids, says
 from tests.runtime.conftest import Site, SiteMaker, make_site, model_directory, site  # noqa: F401 - fixtures
@@ -27,7 +30,7 @@ PROMPT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 @pytest.fixture
 async def wired(site: Site, wire: Wire) -> Wired:  # noqa: F811
-    return await wire(("ai", "AI", {}), app=site.app.inference, is_busy=site.app.site.is_busy)
+    return await wire(("ai", "AI", {}), inference=SiteInference(site.app.site))
 
 
 @pytest.fixture
@@ -45,7 +48,7 @@ async def test_a_call_gives_the_result_without_its_envelope(site: Site, ai: AI) 
 
 async def test_every_function_is_a_tenant_of_its_own(site: Site, wire: Wire) -> None:  # noqa: F811
     for function in ("one", "two", "one"):
-        env = (await wire(("ai", "AI", {}), app=site.app.inference, function=function)).env
+        env = (await wire(("ai", "AI", {}), inference=SiteInference(site.app.site), function=function)).env
         await env["AI"].run(MODEL, PROMPT)
     salts = [submit.salt for submit in site.engine.submits]
     assert salts[0] == salts[2] != salts[1]
@@ -173,7 +176,7 @@ async def test_a_broken_engine_ends_a_stream_with_an_error_event(site: Site, ai:
 
 async def test_a_call_waits_for_room_and_reject_if_busy_does_not(make_site: SiteMaker, wire: Wire) -> None:  # noqa: F811
     async with make_site(limits={"max_inflight": 1}) as site:  # noqa: F811
-        ai = (await wire(("ai", "AI", {}), app=site.app.inference, is_busy=site.app.site.is_busy)).env["AI"]
+        ai = (await wire(("ai", "AI", {}), inference=SiteInference(site.app.site))).env["AI"]
         gate = asyncio.Event()
         site.engine.scripts = [[gate, *says("first")], says("second")]
         first = asyncio.ensure_future(ai.run(MODEL, PROMPT))
@@ -193,20 +196,56 @@ async def test_a_call_waits_for_room_and_reject_if_busy_does_not(make_site: Site
         await site.is_idle()
 
 
+class FakeInference:
+    """Answers everything with one result, and keeps the headers that came along."""
+
+    def __init__(self) -> None:
+        self.headers: dict[str, str] = {}
+
+    def is_busy(self, model: str) -> bool:
+        return False
+
+    def models(self, search: str) -> list[dict[str, Any]]:
+        return []
+
+    async def run(self, account: str, model: str, inputs: bytes, headers: Mapping[str, str]) -> InferenceResponse:
+        self.headers.update(headers)
+        return InferenceResponse(200, [("content-type", "application/json")], b'{"response":"x"}')
+
+
 async def test_extra_headers_pass_and_the_runtimes_own_do_not(wire: Wire) -> None:
-    seen: list[tuple[bytes, bytes]] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        seen.extend(scope["headers"])
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
-        await send({"type": "http.response.body", "body": b'{"result":{"response":"x"}}'})
-
-    ai = (await wire(("ai", "AI", {}), app=app)).env["AI"]
+    inference = FakeInference()
+    ai = (await wire(("ai", "AI", {}), inference=inference)).env["AI"]
     extra = {"x-session-affinity": "abc", "x-pilotlight-hop": "forged", "connection": "close", "Host": "evil"}
     await ai.run(MODEL, PROMPT, {"extraHeaders": extra, "tags": ["a"], "gateway": {"id": "g"}})
-    names = [name for name, _ in seen]
-    assert (b"x-session-affinity", b"abc") in seen
-    assert not {b"x-pilotlight-hop", b"connection", b"host"} & set(names)
+    assert inference.headers == {"x-session-affinity": "abc"}
+
+
+async def test_a_key_in_the_extra_headers_makes_another_tenant(site: Site, ai: AI) -> None:  # noqa: F811
+    for headers in ({}, {"authorization": "Bearer one"}, {"Authorization": "Bearer one"}):
+        await ai.run(MODEL, PROMPT, {"extraHeaders": headers})
+    salts = [submit.salt for submit in site.engine.submits]
+    assert salts[0] != salts[1] == salts[2]
+
+
+async def test_a_body_beyond_the_sites_own_limit_is_refused(make_site: SiteMaker, wire: Wire) -> None:  # noqa: F811
+    async with make_site(limits={"max_body_mib": 0.001}) as site:  # noqa: F811
+        ai = (await wire(("ai", "AI", {}), inference=SiteInference(site.app.site))).env["AI"]
+        with pytest.raises(Failure, match="larger than this site's limit of 1048 bytes"):
+            await ai.run(MODEL, {"prompt": "x" * 1100})
+
+
+async def test_a_silent_stream_has_heartbeats_and_then_an_error_is_an_event(make_site: SiteMaker, wire: Wire) -> None:  # noqa: F811
+    async with make_site(limits={"heartbeat_s": 0.02}) as site:  # noqa: F811
+        ai = (await wire(("ai", "AI", {}), inference=SiteInference(site.app.site))).env["AI"]
+        gate = asyncio.Event()
+        site.engine.script = [gate, EngineError("engine_error", "the step failed")]
+        stream = await ai.run(MODEL, {**PROMPT, "stream": True})
+        chunks = aiter(stream)
+        assert (await anext(chunks)).startswith(b":")
+        gate.set()
+        rest = b"".join([chunk async for chunk in chunks])
+        assert b'"errors":[{"code":5000,"message":"the step failed"}]' in rest
 
 
 async def test_a_batch_is_queued_polled_and_answered_with_its_references(site: Site, ai: AI) -> None:  # noqa: F811

@@ -40,7 +40,9 @@ MANIFEST = 'name = "greeter"\nmain = "entry.py"\n[[kv_namespaces]]\nbinding = "K
 
 async def started(site: Site) -> None:
     """The tests go past the socket, which would not be served before."""
-    await eventually(lambda: site.app.functions.deployed is not None and site.app.functions.deployed._task)
+    await eventually(
+        lambda: site.app.functions.served.deployed is not None and site.app.functions.served.deployed._task
+    )
 
 
 class Network:
@@ -98,7 +100,7 @@ async def test_a_version_is_deployed_replaced_and_rolled_back(
     network.write("two")
     await network.deploy()
     assert (await network.ask()).body == b"two"
-    assert len(network.site.app.functions.functions.pools) == 1
+    assert len(network.site.app.functions.served.functions.pools) == 1
     await asyncio.to_thread(rollback, network.api, "greeter", None)
     assert (await network.ask()).body == b"one"
     capsys.readouterr()
@@ -112,7 +114,7 @@ async def test_a_version_is_deployed_replaced_and_rolled_back(
 async def test_a_site_that_cannot_serve_a_change_is_named(
     network: Network, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    site = network.site.app.functions.deployed
+    site = network.site.app.functions.served.deployed
     with monkeypatch.context() as away:
         away.setattr(site, "_router", "http://127.0.0.1:1")
         tried = await site.served("greeter", 1)
@@ -158,7 +160,7 @@ async def test_a_version_that_does_not_start_takes_nothing_from_the_one_before(n
     with pytest.raises(Exception, match="oops"):
         await network.deploy()
     assert (await network.ask()).body == b"one"
-    bindings = network.site.app.functions.functions._bindings
+    bindings = network.site.app.functions.served.functions._bindings
     assert [each._consumers != [] for each in bindings.values()] == [True]
 
 
@@ -178,7 +180,7 @@ async def test_a_deployment_that_is_refused_owns_nothing_and_what_is_anothers_re
 async def test_of_two_versions_that_were_tried_with_one_store_the_first_that_is_accepted_owns_it(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = network.site.app.functions
+    served = network.site.app.functions.served
     network.write("one", manifest=MANIFEST.replace("greeter", "squatter"))
     with monkeypatch.context() as late:
         late.setattr(served, "claim", lambda pool: None)  # both are between their trial and their first request
@@ -219,7 +221,7 @@ async def test_bytes_that_are_not_the_bundle_are_never_run(network: Network, tmp
     bundle = next((tmp_path / "router/bundles").glob("*.tar"))
     other = bundle.read_bytes().replace(b'Response("one")', b'Response("bad")')
     bundle.write_bytes(other)
-    served = network.site.app.functions
+    served = network.site.app.functions.served
     version = served.deployed._known["greeter"].versions[0]
     served.functions.remove(deployed.pool_name("greeter", version))
     folder = Path(network.site.config.functions.state_dir or "") / "deployed" / version.digest
@@ -237,7 +239,7 @@ async def test_a_version_that_cannot_be_fetched_leaves_its_clients_to_the_one_be
     await network.deploy()
     network.write("two")
     await network.deploy(percent=40)
-    served = network.site.app.functions
+    served = network.site.app.functions.served
     newest = served.deployed._known["greeter"].versions[-1]
     served.functions.remove(deployed.pool_name("greeter", newest))
     (Path(network.site.config.functions.state_dir or "") / "deployed" / newest.digest).rename(tmp_path / "away")
@@ -249,7 +251,7 @@ async def test_a_version_that_cannot_be_fetched_leaves_its_clients_to_the_one_be
 async def test_what_a_function_prints_and_why_it_fails_can_be_followed(network: Network) -> None:
     network.write("one")
     await network.deploy()
-    tails = network.site.app.functions.functions.tails
+    tails = network.site.app.functions.served.functions.tails
     token = {"authorization": "Bearer token"}
     async with aiohttp.ClientSession() as session:
         async with session.get(f"{network.api.url}/deployments/greeter/tail", headers=token) as answer:

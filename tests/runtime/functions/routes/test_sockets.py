@@ -97,7 +97,7 @@ def table(tmp_path: Path, **more: Any) -> dict[str, Any]:
 
 
 def printed(site: Site) -> list[str]:
-    return [line for worker in site.app.functions.functions.pools["f"].workers for line in worker.log.lines]
+    return [line for worker in site.app.functions.served.functions.pools["f"].workers for line in worker.log.lines]
 
 
 async def closed(socket: ClientWebSocketResponse) -> tuple[int | None, str]:
@@ -146,7 +146,7 @@ async def test_a_client_that_speaks_before_its_handshake_is_answered_is_refused_
         writer.write(head + b"\x81\x82\0\0\0\0hi")
         assert (await asyncio.wait_for(reader.readline(), 10)).startswith(b"HTTP/1.1 400")
         writer.transport.abort()
-    admission, pool = server.app.site.admission, server.app.functions.functions.pools["f"]
+    admission, pool = server.app.site.admission, server.app.functions.served.functions.pools["f"]
     await eventually(lambda: admission.inflight == admission.attached == pool.sockets == 0)
 
 
@@ -214,7 +214,7 @@ async def test_a_killed_isolate_closes_its_sockets_with_1011(server: Site) -> No
     async with aiohttp.ClientSession(server.url) as client, client.ws_connect("/fn/f/echo") as socket:
         await socket.send_str("x")
         await socket.receive_str(timeout=10)
-        pool = server.app.functions.functions.pools["f"]
+        pool = server.app.functions.served.functions.pools["f"]
         os.kill(pool.workers[0]._child.pid, signal.SIGKILL)
         assert await closed(socket) == (1011, "the function failed")
         async with client.ws_connect("/fn/f/echo") as another:
@@ -224,7 +224,7 @@ async def test_a_killed_isolate_closes_its_sockets_with_1011(server: Site) -> No
 
 async def test_a_replaced_function_closes_its_sockets_with_1012(server: Site) -> None:
     async with aiohttp.ClientSession(server.url) as client, client.ws_connect("/fn/f/echo") as socket:
-        functions = server.app.functions
+        functions = server.app.functions.served
         functions.add(load_manifest(functions.manifests["f"][0].directory))
         assert await closed(socket) == (1012, "the function is being replaced")
 
@@ -242,7 +242,7 @@ async def test_an_idle_socket_is_closed_and_an_open_one_outlives_the_requests_wa
     limits = {"wall_s": 0.5, "socket_idle_s": 1.5, "idle_s": 0.3}
     async with make_server(functions=table(tmp_path, **limits)) as server, aiohttp.ClientSession(server.url) as client:
         socket = await client.ws_connect("/fn/f/echo")
-        pool = server.app.functions.functions.pools["f"]
+        pool = server.app.functions.served.functions.pools["f"]
         for _ in range(4):
             await asyncio.sleep(0.3)
             await socket.send_str("x")
@@ -325,7 +325,7 @@ async def test_more_sockets_than_an_isolate_takes_open_another_and_then_are_refu
     functions = table(tmp_path, sockets=2, max_isolates=2)
     async with make_server(functions=functions) as server, aiohttp.ClientSession(server.url) as client:
         sockets = [await client.ws_connect("/fn/f/echo") for _ in range(4)]
-        pool = server.app.functions.functions.pools["f"]
+        pool = server.app.functions.served.functions.pools["f"]
         assert [worker.sockets for worker in pool.workers] == [2, 2]
         with pytest.raises(WSServerHandshakeError) as refused:
             await client.ws_connect("/fn/f/echo")

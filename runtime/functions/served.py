@@ -1,0 +1,166 @@
+"""The functions of a site file: which folders are served under which names, within which limits, with which bindings, with what status.
+
+Knows the site file; processes, pools and bindings are built here and known by their own modules.
+"""
+
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from types import TracebackType
+
+from msgspec.structs import asdict
+from starlette.types import Scope
+
+from runtime.connection import header
+from runtime.functions.bindings.binding import BindingError, Services
+from runtime.functions.bindings.owners import Owners
+from runtime.functions.bindings.s3 import S3Place
+from runtime.functions.bindings.secret_store import SecretError, SecretStore
+from runtime.functions.host.deployed import DeployedFunctions
+from runtime.functions.host.layers import Room
+from runtime.functions.host.limits import Limits
+from runtime.functions.host.site import SiteFunctions
+from runtime.functions.inference import Inference
+from runtime.functions.manifest import FILES, BindingDeclaration, Manifest, ManifestError, load_manifest
+from runtime.functions.opener import opener
+from runtime.middleware.identity import GENUINE_HOP
+from sites.site import FunctionsConfig
+from wire.headers import CLIENT_ADDRESS, DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, HOPS, SESSION_AFFINITY
+
+
+class ServedFunctions:
+    """Use as `async with`. `functions` is there inside."""
+
+    def __init__(
+        self, config: FunctionsConfig, state_dir: Path, inference: Inference, own_ports: Callable[[], list[int]]
+    ) -> None:
+        """`inference` answers AI bindings; no function may connect to this machine's `own_ports`. Raises ManifestError."""
+        self.config = config
+        self.manifests = _manifests(config)
+        self.deployed: DeployedFunctions | None = None
+        self._inference = inference
+        self._state_dir = state_dir
+        self._services = Services()
+        self._owners = Owners(state_dir, self.manifests, config.shared)
+        shared = {field.name for field in fields(Limits)} & set(FunctionsConfig.__struct_fields__)
+        limits = Limits(**{name: getattr(config, name) for name in shared})
+        self.functions = SiteFunctions(
+            limits=limits,
+            min_tier=config.min_tier,
+            oci_runtime=config.oci_runtime,
+            state_dir=state_dir,
+            egress_allow=config.egress_allow,
+            own_ports=own_ports,
+            zygotes_mib=config.zygotes_mib,
+            layers_room=Room(config.layers_mib, config.layers_days),
+            open_bindings=lambda manifest, functions: opener(self._state_dir, self._services)(manifest, functions),
+        )
+
+    async def __aenter__(self) -> "ServedFunctions":
+        self._services = Services(inference=self._inference, r2=_stores(self.config))
+        await self.functions.__aenter__()
+        try:
+            if self.config.deployments is not None:
+                secret, token = os.environ.get(HOP_SECRET_ENV, ""), os.environ.get(DEPLOY_TOKEN_ENV, "")
+                self.deployed = DeployedFunctions(
+                    self.config.deployments,
+                    self._state_dir / "deployed",
+                    self,
+                    frozenset(self.manifests),
+                    secret,
+                    token,
+                )
+            for name, (manifest, layers) in self.manifests.items():
+                self.add(manifest, name=name, layers=layers)
+            if self.deployed is not None:
+                await self.deployed.__aenter__()
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.deployed is not None:
+            await self.deployed.__aexit__(kind, error, trace)
+        await self.functions.__aexit__(kind, error, trace)
+        await self._services.databases.close()
+
+    def add(
+        self,
+        manifest: Manifest,
+        *,
+        name: str | None = None,
+        layers: tuple[Path, ...] = (),
+        pool: str | None = None,
+    ) -> None:
+        """From its next request on, in the place of one of that name; `pool`: as one version beside others, which owns what it names once it is
+        accepted (`claim`). Raises ManifestError, and then nothing has changed."""
+        served = name or manifest.name
+        named = replace(manifest, name=served)  # as its bindings and its consumers call it
+        try:
+            self._owners.check(named)
+            self.functions.add(_with_secrets(named, self._state_dir), name=pool, layers=layers)
+            if pool is None:
+                self._owners.claim(named)
+        except (BindingError, SecretError) as error:
+            raise ManifestError(f"{manifest.directory}: {error}") from None
+
+    def claim(self, pool: str) -> None:
+        """What this version names and nobody owns. Raises BindingError where another was quicker."""
+        self._owners.claim(self.functions.pools[pool].manifest)
+
+    async def pool_of(self, name: str, scope: Scope) -> str:
+        """Who answers a request to the function: of one that was deployed, the version that this client gets."""
+        if self.deployed is None or name in self.functions.pools:
+            return name
+        return await self.deployed.pool_of(name, client_key(scope)) or name
+
+
+def client_key(scope: Scope) -> str:
+    """What tells a client from others: its session, its credentials, its address."""
+    addresses = (CLIENT_ADDRESS,) if scope.get(GENUINE_HOP, False) else ()  # a router's word; anybody else may lie
+    for name in (SESSION_AFFINITY, "authorization", *addresses, "x-forwarded-for"):
+        if (value := header(scope, name.encode())) is not None:
+            return f"{name}={value}"
+    client = scope.get("client")
+    is_direct = header(scope, HOPS.encode()) is None and client is not None
+    return f"address={client[0]}" if is_direct and client is not None else uuid.uuid4().hex
+
+
+def _manifests(config: FunctionsConfig) -> dict[str, tuple[Manifest, tuple[Path, ...]]]:
+    found: dict[str, tuple[Manifest, tuple[Path, ...]]] = {}
+    for function in config.serve:
+        layers = (Path(function.layer).expanduser(),) if function.layer is not None else ()
+        for layer in layers:
+            if not layer.is_dir():
+                raise ManifestError(
+                    f"functions.serve: the layer {function.layer!r} of {function.name!r} is no directory"
+                )
+        found[function.name] = load_manifest(Path(function.path).expanduser(), function.environment), layers
+    if config.directory is not None:
+        folder = Path(config.directory).expanduser()
+        for child in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if any((child / name).is_file() for name in FILES):
+                manifest = load_manifest(child)
+                if manifest.name in found:
+                    raise ManifestError(f"{child}: a function named {manifest.name!r} is served already")
+                found[manifest.name] = manifest, ()
+    return found
+
+
+def _with_secrets(manifest: Manifest, state_dir: Path) -> Manifest:
+    """Those that were put into this site win over a var or a local secret of the same name."""
+    kept = SecretStore(state_dir).values(manifest.name)
+    if not kept:
+        return manifest
+    declared = tuple(binding for binding in manifest.bindings if binding.name not in kept)
+    put = tuple(BindingDeclaration("secret", name, {"value": value}) for name, value in kept.items())
+    return replace(manifest, bindings=declared + put)
+
+
+def _stores(config: FunctionsConfig) -> dict[str, S3Place]:
+    return {name: S3Place(**{**asdict(store), "bucket": store.bucket or name}) for name, store in config.r2.items()}

@@ -1,0 +1,168 @@
+"""A site's models for its functions, without HTTP: the same validation, tenants, limits and words as at Workers AI's own path.
+
+Implements runtime/functions/inference.py over the generator.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from runtime.accounts import Tenant, tenant_of
+from runtime.connection import EventWriter, error_body, too_large
+from runtime.embedding import Embedder
+from runtime.functions.inference import InferenceResponse
+from runtime.generation import NOTHING_YET
+from runtime.routes.embeddings import as_workers_ai
+from runtime.routes.endpoint import MIB
+from runtime.routes.workers_ai import ModelCatalog, RunAnswer, asks_for_embeddings
+from runtime.site import Site
+from runtime.validation import INLINE_BYTES, ValidRun, parse_run, parse_run_embedding
+from wire.errors import ApiError, Dialect
+from wire.sse import CONTENT_TYPE, HEARTBEAT, encode_event
+
+EVENTS_WAITING = 16  # pieces of a stream that its reader has not taken
+JSON_HEADERS = ("content-type", "application/json")
+STREAM_HEADERS = (("content-type", CONTENT_TYPE), *EventWriter.HEADERS)
+
+log = logging.getLogger("pilotlight.http")
+
+ParsedT = TypeVar("ParsedT")
+
+
+class SiteInference:
+    def __init__(self, site: Site) -> None:
+        self._generator = site.generator
+        self._embedder = Embedder(site.generator)
+        self._catalog = ModelCatalog(site.generator)
+        self._max_bytes = int(site.config.limits.max_body_mib * MIB)
+        self._heartbeat_s = site.config.limits.heartbeat_s
+        self.is_busy = site.is_busy
+
+    def models(self, search: str) -> list[dict[str, Any]]:
+        cards: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(self._catalog.cards(search)))
+        return cards
+
+    async def run(self, account: str, model: str, inputs: bytes, headers: Mapping[str, str]) -> InferenceResponse:
+        try:
+            return await self._run(account, model, inputs, headers)
+        except Exception as error:
+            refusal = _as_api_error(error, model)
+            pairs = [JSON_HEADERS, *refusal.headers()]
+            return InferenceResponse(refusal.status(Dialect.WORKERS_AI), pairs, error_body(refusal, Dialect.WORKERS_AI))
+
+    async def _run(self, account: str, model: str, inputs: bytes, headers: Mapping[str, str]) -> InferenceResponse:
+        if len(inputs) > self._max_bytes:
+            raise too_large(self._max_bytes)
+        resolve = self._generator.models.resolve
+        if await _parsed(lambda raw: asks_for_embeddings(raw, {}), inputs):
+            texts = await _parsed(lambda raw: parse_run_embedding(raw, model, resolve), inputs)
+            embeddings = await self._embedder.embed(texts, tenant_of(headers.get("authorization"), account))
+            return _result(as_workers_ai(texts, embeddings))
+        request = await _parsed(lambda raw: parse_run(raw, model, resolve), inputs)
+        request = replace(request, num_bytes=len(inputs))
+        tenant = tenant_of(headers.get("authorization"), account)
+        if request.stream:
+            stream = GeneratedEvents(self._events(request, tenant), request.model, self._heartbeat_s)
+            await stream.begin()
+            return InferenceResponse(200, [*STREAM_HEADERS], events=stream)
+        async with self._generator.generate(request, tenant) as generation:
+            pieces = await generation.whole()
+        return _result(RunAnswer(request, self._generator).whole(pieces, generation))
+
+    async def _events(self, request: ValidRun, tenant: Tenant) -> AsyncGenerator[bytes, None]:
+        answer = RunAnswer(request, self._generator)
+        async with self._generator.generate(request, tenant) as generation:
+            async for piece in generation.pieces():
+                if piece is NOTHING_YET:
+                    yield HEARTBEAT
+                else:
+                    ending = answer.ending(generation) if generation.is_finished else b""
+                    yield answer.events(piece, generation) + ending
+
+
+class GeneratedEvents:
+    """A generation in a task of its own, which it never leaves: deadlines belong to tasks, and readers may change."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None], model: str, heartbeat_s: float) -> None:
+        self._events = events
+        self._model = model
+        self._heartbeat_s = heartbeat_s
+        self._waiting: asyncio.Queue[bytes | ApiError | None] = asyncio.Queue(EVENTS_WAITING)
+        self._first: bytes | None = None
+        self._has_begun = self._has_ended = False
+        self._task = asyncio.create_task(self._run(), name="inference")
+
+    async def begin(self) -> None:
+        """Return when there is something to read. Raises ApiError for what is refused before, and then nothing is left to close."""
+        try:
+            self._first = await self._next()
+            self._has_begun = True
+        except BaseException:
+            await self.aclose()
+            raise
+
+    def __aiter__(self) -> "GeneratedEvents":
+        return self
+
+    async def __anext__(self) -> bytes:
+        first, self._first = self._first, None
+        chunk = await self._next() if first is None else first
+        if chunk is None:
+            raise StopAsyncIteration
+        return chunk
+
+    async def aclose(self) -> None:
+        self._has_ended = True
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _next(self) -> bytes | None:
+        """The next events, or a heartbeat when there are none for so long."""
+        if self._has_ended:
+            return None
+        try:
+            async with asyncio.timeout(self._heartbeat_s):
+                found = await self._waiting.get()
+        except TimeoutError:
+            return HEARTBEAT
+        self._has_ended = not isinstance(found, bytes)
+        if not isinstance(found, ApiError):
+            return found
+        if self._has_begun:
+            return encode_event(error_body(found, Dialect.WORKERS_AI))
+        raise found
+
+    async def _run(self) -> None:
+        refusal: ApiError | None = None
+        try:
+            async with aclosing(self._events) as events:
+                async for chunk in events:
+                    await self._waiting.put(chunk)
+        except Exception as error:
+            refusal = _as_api_error(error, self._model)
+        await self._waiting.put(refusal)
+
+
+def _as_api_error(error: Exception, model: str) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    log.error("a function's call of %s failed", model, exc_info=error)
+    return ApiError("internal_error", "something went wrong inside this site; its log has the details")
+
+
+async def _parsed(parse: Callable[[bytes], ParsedT], raw: bytes) -> ParsedT:
+    return parse(raw) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(parse, raw)
+
+
+class _Envelope(msgspec.Struct):
+    result: msgspec.Raw
+
+
+def _result(envelope: bytes) -> InferenceResponse:
+    return InferenceResponse(200, [JSON_HEADERS], bytes(msgspec.json.decode(envelope, type=_Envelope).result))
