@@ -25,7 +25,6 @@ from sites.reloading import read_again
 from sites.rules import is_loopback
 from sites.site import SiteConfig, load_site
 from wire.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, OVERLOADED
-from wire.http.handover import Handover
 from wire.http.listen import (
     GRACE_S,
     KEEP_ALIVE_S,
@@ -37,8 +36,9 @@ from wire.http.listen import (
     raise_file_limit,
     url_of,
 )
-from wire.http.origins import Origins
-from wire.http.server import HttpLimits, Server
+from wire.http.origins import OriginCheck, Origins
+from wire.http.server import HttpLimits
+from wire.http.stock_servers import check_installed, make_server
 from wire.signals import follow_signals
 
 log = logging.getLogger("pilotlight.site")
@@ -84,6 +84,7 @@ def run(site: SiteConfig, log_level: int = logging.INFO, file: Path | None = Non
         check_devices(site.engine.all_devices, site.engine.kv_gib)
         for model in site.models:
             local_directory(model.source)
+        check_installed(site.door.server_name)
         listener = bind(site.listen.host, site.listen.port)
         app = build_app(site)
         app.site.timeline.note("site process", process_began_s() or imported_at, imported_at)
@@ -134,24 +135,24 @@ async def serve_app(
 @asynccontextmanager
 async def _served(app: SiteApp, listener: socket.socket) -> AsyncIterator[None]:
     """Nobody is accepted before; who connects earlier waits."""
-    limits, site = _http_limits(), app.site.config
+    site = app.site.config
+    limits = _http_limits(int(site.functions.socket_message_mib * 2**20))
     origins = Origins(
         is_local=is_loopback(site.listen.host) and not site.door.open_to_all,
         hosts=site.door.hosts,
         cors_origins=site.door.cors_origins,
         own_cors=app.functions_path,
     )
-    others = Handover(app, limits.keep_alive_s, int(site.functions.socket_message_mib * 2**20), origins)
-    server = Server(app, limits, others, http2=site.door.http2, origins=origins, overload_headers=OVERLOADED)
+    judged = OriginCheck(app, origins)
+    server = make_server(site.door.server_name, judged, limits, overload_headers=OVERLOADED)
     await server.start(listener)
     try:
         yield
     finally:
-        await others.stop()
         await server.stop(GRACE_S)
 
 
-def _http_limits() -> HttpLimits:
+def _http_limits(max_message_bytes: int) -> HttpLimits:
     """A quarter of the file descriptors is left to engines, functions and what they open."""
     files = file_limit()
     return HttpLimits(
@@ -159,6 +160,7 @@ def _http_limits() -> HttpLimits:
         max_headers=MAX_HEADERS,
         keep_alive_s=KEEP_ALIVE_S,
         stall_s=STALL_S,
+        max_message_bytes=max_message_bytes,
         max_connections=sys.maxsize if files is None else files * 3 // 4,
         max_connections_per_client=sys.maxsize,
     )

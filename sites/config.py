@@ -10,7 +10,7 @@ import os
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -26,6 +26,7 @@ KeyDigest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="SHA-256
 IsAdmin = Annotated[bool, Meta(description="may also ask for /status, /metrics and what else operators ask for")]
 
 MIN_SECRET_BYTES = 16
+SERVER_ENV = "PILOTLIGHT_SERVER"  # instead of `server` under [door]
 
 Rules = Mapping[str, Callable[[Any], None]]  # by field
 
@@ -106,14 +107,27 @@ class AccessConfig(Table, frozen=True, kw_only=True):
             description='whose pages may read answers, as https://app.example.com; "*": everybody\'s. Functions answer for themselves'
         ),
     ] = ()
+    server: Annotated[
+        Literal["own", "hypercorn", "uvicorn"],
+        Meta(description="what speaks HTTP; a limit of connections, heads or unread answers is the own server's alone"),
+    ] = "own"
     http2: Annotated[
         bool,
         Meta(
-            description="speak HTTP/2 too: behind a front that limits how many frames a client sends, not to strangers"
+            description="speak HTTP/2 too, by Hypercorn: behind a front that limits how many frames a client sends, not to strangers"
         ),
     ] = False
 
     rules: ClassVar[Rules] = {"hosts": are_host_names, "cors_origins": are_origins}
+
+    @property
+    def server_name(self) -> str:
+        """The environment's, or else the file's."""
+        return os.environ.get(SERVER_ENV) or ("hypercorn" if self.http2 else self.server)
+
+    def agree(self) -> None:
+        if self.http2 and self.server == "uvicorn":
+            raise ValueError('uvicorn speaks no HTTP/2: write server = "hypercorn", or leave http2 out')
 
 
 class KeyConfig(Table, frozen=True, kw_only=True):

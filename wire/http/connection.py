@@ -6,6 +6,8 @@ answers (exchange.py) and who serves what is handed on (protocol_handoff.py).
 """
 
 import asyncio
+import importlib
+import sys
 import time
 from collections import deque
 from http import HTTPStatus
@@ -16,23 +18,24 @@ import orjson
 
 from wire.errors import ApiError, Dialect
 from wire.http.exchange import Exchange
-from wire.http.origins import answer_preflight
 from wire.http.protocol_handoff import raw_head
 from wire.http.request_head import Headers, Repeated, RequestHead
 from wire.http.tunnel import Upgrading
 
 if TYPE_CHECKING:
     from wire.http.server import Server
+    from wire.http.websocket import WebSocket
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MAX_PIPELINED = 64  # requests that a client may send ahead of their answers
+EARLY_BYTES = 64 << 10  # that a client may send before its handshake is answered
 LINGER_S = 2.0  # an answer to a body that was not read to its end must arrive before the connection is reset
 NEVER = float("inf")
 
 
 class Connection(asyncio.Protocol):
     __slots__ = (
-        "_around", "_body_bytes", "_client", "_exchange", "_fed_bytes", "_head_bytes", "_headers", "_in_head", "_incoming", "_is_lingering",
+        "_around", "_body_bytes", "_client", "_early", "_exchange", "_fed_bytes", "_head_bytes", "_headers", "_in_head", "_incoming", "_is_lingering",
         "_is_paused", "_length", "_limits", "_opening", "_parser", "_refusal", "_repeated", "_server", "_unbegun", "_url", "_waiting",
         "deadline", "is_full", "loop", "transport",
     )  # fmt: skip
@@ -57,6 +60,7 @@ class Connection(asyncio.Protocol):
         self._body_bytes = 0  # of requests that are not answered yet
         self._fed_bytes = 0  # since it began, whole headers or not
         self._in_head = False
+        self._early: bytearray | None = None  # what comes behind a handshake before that is answered
         self._is_paused = False
         self._is_lingering = False
         self._refusal: ApiError | None = None
@@ -102,6 +106,11 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_lingering:
+            return
+        if self._early is not None:
+            self._early += data
+            if len(self._early) > EARLY_BYTES:
+                self.hold_back()
             return
         if self._opening is not None:
             data = self._opening + data
@@ -314,7 +323,9 @@ class Connection(asyncio.Protocol):
         """Once what has come is parsed: most requests are whole then."""
         exchange, self._unbegun = self._unbegun, None
         if exchange is not None and exchange.head.is_preflight:
-            exchange.begin(answer_preflight)
+            exchange.begin(_answer_preflight)
+        elif exchange is not None and self._early is not None:
+            exchange.begin(self._websocket)
         elif exchange is not None:
             exchange.begin(self._server.app, self._server.direct)
 
@@ -358,10 +369,7 @@ class Connection(asyncio.Protocol):
             return self.refuse(ApiError("invalid_request", "there are no tunnels here: send plain HTTP/1.1"))
         wanted = [value.lower() for name, value in self._headers if name == b"upgrade"]
         if self._may_upgrade and wanted == [b"websocket"]:
-            if self._server.others.sockets is not None:
-                return self._to_tunnel(rest)
-            if self._server.others.streams is not None:
-                return self._hand_over(self._raw_head() + rest)
+            return self._to_tunnel(rest) if self._server.others.sockets is not None else self._to_websocket(rest)
         self._headers = [pair for pair in self._headers if pair[0] != b"upgrade"]
         plain = self._raw_head()
         self._parser = httptools.HttpRequestParser(self)
@@ -380,6 +388,37 @@ class Connection(asyncio.Protocol):
         head = self._whole_head()
         scope = {**head.scope, **self._around, "headers": [*head.headers]}
         self._server.others.serve_socket(Upgrading(scope, rest, self.transport, self._forget))
+
+    def _to_websocket(self, rest: bytes) -> None:
+        self._early = bytearray(rest)
+        exchange = self._unbegun = Exchange(self, self._whole_head(), self._around, None)
+        exchange.has_all, exchange.keep_alive = True, False
+        self._begin(exchange)
+
+    async def _websocket(self, scope: Any, receive: Any, send: Any) -> None:
+        if "wire.http.websocket_handshake" not in sys.modules:  # 40 ms, and most processes never have a WebSocket
+            await asyncio.to_thread(importlib.import_module, "wire.http.websocket_handshake")
+        from wire.http.websocket_handshake import PendingUpgrade
+
+        await PendingUpgrade(self._server.app, self._open_websocket)(scope, receive, send)
+
+    def _open_websocket(self, headers: Headers) -> "WebSocket":
+        from wire.http.websocket import WebSocket
+
+        exchange = self._exchange
+        assert exchange is not None
+        assert self._early is not None
+        self.transport.write(exchange.switching_head(headers))
+        exchange.is_done = exchange.has_begun = True
+        exchange.wake()
+        limits = self._server.limits
+        return WebSocket(
+            self.transport,
+            is_client=False,
+            early=bytes(self._early),
+            max_message_bytes=limits.max_message_bytes,
+            on_lost=lambda: self.connection_lost(None),
+        )
 
     def _hand_over_http2(self, data: bytes) -> None:
         if not self._server.http2:
@@ -401,6 +440,11 @@ class Connection(asyncio.Protocol):
         return self._server.heads.head(
             parser.get_method(), self._url, parser.get_http_version(), self._headers, self._head_bytes
         )
+
+
+async def _answer_preflight(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
 
 
 def host_and_port(address: object) -> object:

@@ -6,7 +6,7 @@ connection's.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, MutableMapping, Sequence
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -278,6 +278,11 @@ class Exchange:
         self._start, self.has_begun = None, True
         self._connection.transport.write(head)
 
+    def switching_head(self, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+        """The answer that switches protocols."""
+        lines = [b"connection: Upgrade\r\n", *(b"%s: %s\r\n" % pair for pair in checked(headers))]
+        return _status_line(101) + b"".join(lines) + self._connection.date + b"\r\n"
+
     def _pay(self, num_bytes: int, is_last: bool) -> None:
         """What is more than was named would be read as the head of the next answer."""
         assert self._owed is not None
@@ -296,11 +301,9 @@ class Exchange:
     def _head(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes, is_last: bool) -> bytes:
         parts = [_status_line(status)]
         self._owed = None
-        for name, value in headers:
+        for name, value in checked(headers):
             if len(name) == 14 and name.lower() == b"content-length":
                 self._owed = _length(value, self._owed)
-            if b"\n" in value or b"\r" in value or b"\n" in name or b"\r" in name:
-                raise ValueError("a header holds a line end")
             parts += (name, b": ", value, b"\r\n")
         if status < 200 or status in (204, 304):
             self._is_empty = True
@@ -322,6 +325,14 @@ class Exchange:
             parts.append(b"connection: keep-alive\r\n")
         parts.append(self._connection.date)
         return b"".join(parts) + self.head.answer_headers + b"\r\n"
+
+
+def checked(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    """The same. Raises ValueError for a line end inside one."""
+    for name, value in headers:
+        if b"\n" in value or b"\r" in value or b"\n" in name or b"\r" in name:
+            raise ValueError("a header holds a line end")
+        yield name, value
 
 
 async def _raised(error: Exception) -> None:

@@ -5,14 +5,11 @@ processes never do. Knows no protocol.
 """
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import orjson
-
-from wire.errors import Dialect
 from wire.http.exchange import Application
 from wire.http.listen import KEEP_ALIVE_S
-from wire.http.origins import Origins, answer_preflight
+from wire.http.origins import OriginCheck, Origins
 
 if TYPE_CHECKING:
     from wire.http.hypercorn_connection import Hypercorn
@@ -30,7 +27,7 @@ class Handover:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         origins: Origins | None = None,
     ) -> None:
-        self._app = app if origins is None else _judged(app, origins)
+        self._app = app if origins is None else OriginCheck(app, origins)
         self._keep_alive_s = keep_alive_s
         self._max_message_bytes = max_message_bytes
         self._hypercorn: Hypercorn | None = None
@@ -48,35 +45,6 @@ class Handover:
         """Idle connections end; those at work are told to take no more."""
         if self._hypercorn is not None:
             await self._hypercorn.stop()
-
-
-def _judged(app: Application, origins: Origins) -> Application:
-    """What our own server does with each head."""
-
-    async def judged(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] not in ("http", "websocket"):
-            await app(scope, receive, send)
-            return
-        method = scope.get("method", "GET")
-        if (refusal := origins.refusal(method, scope["headers"])) is not None:
-            if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1008})
-                return
-            body = orjson.dumps(refusal.body(Dialect.OPENAI))
-            headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-            await send({"type": "http.response.start", "status": refusal.status(Dialect.OPENAI), "headers": headers})
-            await send({"type": "http.response.body", "body": body})
-            return
-        said, is_preflight = origins.cors(method, scope["path"], scope["headers"])
-
-        async def saying(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *said]}
-            await send(message)
-
-        await (answer_preflight if is_preflight else app)(scope, receive, saying)
-
-    return judged
 
 
 def _import() -> None:

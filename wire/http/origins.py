@@ -9,7 +9,9 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
-from wire.errors import ApiError
+import orjson
+
+from wire.errors import ApiError, Dialect
 
 Pairs = list[tuple[bytes, bytes]]  # names lower case
 
@@ -78,10 +80,41 @@ class Origins:
         return _is_loopback(name) or name in self._hosts
 
 
-async def answer_preflight(scope: Any, receive: Any, send: Any) -> None:
-    """The headers are the connection's to add, as to every answer."""
-    await send({"type": "http.response.start", "status": 204, "headers": []})
-    await send({"type": "http.response.body", "body": b""})
+class OriginCheck:
+    """ASGI middleware: refuses what `origins` refuses, answers preflights, and tells pages what they may read."""
+
+    def __init__(self, app: Any, origins: Origins) -> None:
+        self._app = app
+        self._origins = origins
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        method = scope.get("method", "GET")  # a WebSocket's handshake has no other
+        if (refusal := self._origins.refusal(method, scope["headers"])) is not None:
+            return await _refuse(refusal, scope, send)
+        said, is_preflight = self._origins.cors(method, scope["path"], scope["headers"])
+        if is_preflight:
+            await send({"type": "http.response.start", "status": 204, "headers": said})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        await self._app(scope, receive, _saying(said, send) if said else send)
+
+
+def _saying(said: Pairs, send: Any) -> Any:
+    async def saying(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), *said]}
+        await send(message)
+
+    return saying
+
+
+async def _refuse(refusal: ApiError, scope: Any, send: Any) -> None:
+    body = orjson.dumps(refusal.body(Dialect.OPENAI))
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    prefix = "" if scope["type"] == "http" else "websocket."
+    status = refusal.status(Dialect.OPENAI)
+    await send({"type": f"{prefix}http.response.start", "status": status, "headers": headers})
+    await send({"type": f"{prefix}http.response.body", "body": body})
 
 
 def _text(given: dict[bytes, bytes], name: bytes) -> str:

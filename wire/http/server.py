@@ -36,6 +36,7 @@ class HttpLimits(NamedTuple):
     keep_alive_s: float = 75.0  # longer than any pool keeps an idle connection: the client closes first
     stall_s: float = 60.0  # for a client to take what waits for it, once its buffer is full
     write_buffer_bytes: int = 64 << 10  # full, and then the application waits; beside the kernel's own
+    max_message_bytes: int = 32 << 20  # of a WebSocket
     max_bodies_bytes: int = sys.maxsize  # of all requests that are not answered yet
     max_connections: int = 20_000
     max_connections_per_client: int = 20_000  # by address

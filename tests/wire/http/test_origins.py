@@ -5,8 +5,7 @@ import pytest
 from tests.edge_router.raw import status_of
 from tests.wire.http.test_server import App, client_of
 from wire.errors import Dialect
-from wire.http.handover import Handover
-from wire.http.origins import Origins
+from wire.http.origins import OriginCheck, Origins
 
 EVIL = b"http://evil.example"
 LOCAL = Origins(is_local=True, hosts=["pilot.example"], cors_origins=["https://app.example"])
@@ -72,7 +71,7 @@ PREFLIGHT = (
 
 async def test_pages_of_a_configured_origin_may_ask_and_read() -> None:
     app = App()
-    async with client_of(app, origins=LOCAL) as client:
+    async with client_of(OriginCheck(app, LOCAL)) as client:
         await client.say(PREFLIGHT % (b"/v1/x", b"https://app.example"))
         head = await client.hear_until(b"\r\n\r\n")
         assert status_of(head) == 204
@@ -87,7 +86,7 @@ async def test_pages_of_a_configured_origin_may_ask_and_read() -> None:
 @pytest.mark.parametrize(("path", "origin"), [(b"/v1/x", EVIL), (b"/fn/f/", b"https://app.example")])
 async def test_other_pages_and_functions_get_nothing_added(path: bytes, origin: bytes) -> None:
     app = App()
-    async with client_of(app, origins=LOCAL) as client:
+    async with client_of(OriginCheck(app, LOCAL)) as client:
         await client.say(PREFLIGHT % (path, origin))
         assert b"access-control" not in await client.hear_until(b"ok")
         assert len(app.scopes) == 1
@@ -99,30 +98,24 @@ def test_without_origins_in_the_file_no_page_may_read() -> None:
     assert (b"access-control-allow-origin", b"*") in anybody.cors("GET", "/v1/x", [(b"origin", EVIL)])[0]
 
 
-async def test_a_refused_name_ends_the_connection_with_a_sentence() -> None:
+async def test_a_refused_name_is_answered_with_a_sentence() -> None:
     app = App()
-    async with client_of(app, origins=LOCAL) as client:
+    async with client_of(OriginCheck(app, LOCAL)) as client:
         await client.say(b"GET / HTTP/1.1\r\nhost: evil.example\r\n\r\n")
-        answer = await client.hear_all()
+        answer = await client.hear_until(b"}}")
         assert status_of(answer) == 421
         assert b"add it to hosts under [door]" in answer
     assert app.scopes == []
 
 
-async def test_connections_that_are_handed_over_are_judged_as_well() -> None:
-    app, said = App(), []
-
-    async def receive() -> dict[str, object]:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: dict[str, object]) -> None:
-        said.append(message)
-
-    judged = Handover(app, origins=LOCAL)._app
-    for host, status in ((b"evil.example", 421), (b"localhost", 200)):
-        headers = [(b"host", host), (b"origin", b"https://app.example")]
-        await judged({"type": "http", "method": "GET", "path": "/v1/x", "headers": headers}, receive, send)
-        start = said[-2]
-        assert start["status"] == status
-    assert (b"access-control-allow-origin", b"https://app.example") in start["headers"]  # type: ignore[operator]
-    assert len(app.scopes) == 1
+async def test_a_websocket_of_another_page_is_refused_with_a_sentence() -> None:
+    app = App()
+    async with client_of(OriginCheck(app, LOCAL)) as client:
+        await client.say(
+            b"GET / HTTP/1.1\r\nhost: localhost\r\norigin: http://evil.example\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+            b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        answer = await client.hear_all()
+        assert status_of(answer) == 403
+        assert b"add it to cors_origins under [door]" in answer
+    assert app.scopes == []

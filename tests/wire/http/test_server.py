@@ -367,22 +367,6 @@ class Others:
         writer.close()
 
 
-@pytest.mark.parametrize("size", [1, 7, 10_000])
-async def test_a_handshake_is_handed_over_whole_in_whatever_pieces_it_comes(size: int) -> None:
-    others = Others()
-    head = b"GET /s?a=b HTTP/1.1\r\nHost: x\r\nConnection: keep-alive, Upgrade\r\nUpgrade: WebSocket\r\nSec-WebSocket-Key: kK=\r\n\r\n"
-    async with client_of(App(), others=others) as client:
-        await client.say(GET)
-        await client.hear_until(b"ok")
-        data = head + b"\x81\0END"
-        await client.say(*(data[at : at + size] for at in range(0, len(data), size)))
-        assert await client.hear_all() == b"taken"
-    lines, rest = parts_of(others.heard[0])
-    assert lines[0] == b"GET /s?a=b HTTP/1.1"
-    assert b"sec-websocket-key: kK=" in lines
-    assert rest == b"\x81\0END"
-
-
 @pytest.mark.parametrize(
     "wishes", [b"upgrade: h2c\r\n", b"upgrade: websocket\r\nupgrade: h2c\r\n", b"upgrade: websocket, h2c\r\n"]
 )

@@ -1,0 +1,359 @@
+"""What an open WebSocket does with what peers may send: hostile frames, cut anywhere, close codes, applications that stopped reading."""
+
+import asyncio
+import itertools
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.asgi import eventually
+from tests.edge_router.raw import Wire, wire
+from tests.wire.http.test_server import served
+from wire.http.server import HttpLimits
+from wire.http.websocket import HELD_MESSAGES, Close, WebSocket
+
+TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
+
+
+def frame(
+    opcode: int, payload: bytes = b"", *, fin: bool = True, mask: bytes | None = b"\1\2\3\4", rsv: int = 0
+) -> bytes:
+    size = len(payload)
+    head = bytes([(0x80 if fin else 0) | rsv << 4 | opcode])
+    masked = 0x80 if mask is not None else 0
+    if size < 126:
+        head += bytes([masked | size])
+    elif size < 1 << 16:
+        head += bytes([masked | 126]) + struct.pack("!H", size)
+    else:
+        head += bytes([masked | 127]) + struct.pack("!Q", size)
+    if mask is None:
+        return head + payload
+    return head + mask + bytes(byte ^ mask[i % 4] for i, byte in enumerate(payload))
+
+
+class Transport(asyncio.Transport):
+    """Keeps what is written to the peer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.is_reading = True
+        self.has_ended = False
+
+    def write(self, data: Any) -> None:
+        self.written += bytes(data)
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return self.has_ended
+
+    def close(self) -> None:
+        self.has_ended = True
+
+    abort = close
+
+    def set_protocol(self, protocol: Any) -> None:
+        pass
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+
+
+class Peer:
+    """An open WebSocket, and what a peer says to it."""
+
+    def __init__(self, max_bytes: int = 1000) -> None:
+        self.transport = Transport()
+        self.socket = WebSocket(self.transport, is_client=False, early=b"", max_message_bytes=max_bytes)
+
+    def feed(self, data: bytes, at: list[int] | None = None) -> None:
+        cuts = [0, *sorted(cut % (len(data) + 1) for cut in at or ()), len(data)]
+        for start, end in itertools.pairwise(cuts):
+            self.socket.data_received(data[start:end])
+
+    async def messages(self) -> list[Any]:
+        """All that have come; a Close is the last."""
+        found: list[Any] = []
+        while not (found and isinstance(found[-1], Close)):
+            try:
+                async with asyncio.timeout(0):
+                    found.append(await self.socket.receive())
+            except TimeoutError:
+                break
+        return found
+
+    @property
+    def close_code(self) -> int | None:
+        """Of the close frame that was written last."""
+        at = self.transport.written.rfind(bytes([0x80 | CLOSE]))
+        if at < 0:
+            return None
+        return (
+            int.from_bytes(self.transport.written[at + 2 : at + 4], "big") if self.transport.written[at + 1] else 1005
+        )
+
+    async def __aenter__(self) -> "Peer":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.socket.connection_lost(None)
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        pytest.param(frame(TEXT, b"x", mask=None), 1002, id="not masked"),
+        pytest.param(frame(3, b"x"), 1002, id="an opcode that is none"),
+        pytest.param(frame(TEXT, b"x", rsv=4), 1002, id="compressed, which was not agreed on"),
+        pytest.param(frame(PING, b"x" * 126), 1002, id="a ping that is too long"),
+        pytest.param(frame(PING, b"x", fin=False), 1002, id="a ping in pieces"),
+        pytest.param(frame(0, b"x"), 1002, id="a continuation of nothing"),
+        pytest.param(frame(TEXT, b"x", fin=False) + frame(TEXT, b"y"), 1002, id="a text within a text"),
+        pytest.param(frame(CLOSE, b"\x03"), 1002, id="half a close code"),
+        pytest.param(frame(CLOSE, struct.pack("!H", 999)), 1002, id="a close code that is none"),
+        pytest.param(frame(CLOSE, struct.pack("!H", 1005)), 1002, id="a close code that may not be sent"),
+        pytest.param(frame(CLOSE, struct.pack("!H", 1000) + b"\xff"), 1007, id="a reason that is no UTF-8"),
+        pytest.param(frame(TEXT, b"\xc3\x28"), 1007, id="a text that is no UTF-8"),
+        pytest.param(frame(TEXT, b"\xc3"), 1007, id="a text that ends within a character"),
+        pytest.param(frame(TEXT, b"x" * 1001), 1009, id="a text that is too long"),
+        pytest.param(frame(BINARY, b"x" * 600, fin=False) + frame(0, b"x" * 600), 1009, id="too long in two pieces"),
+        pytest.param(b"\x82\xff" + b"\xff" * 8 + b"\1\2\3\4", 1002, id="a length beyond 63 bits"),
+        pytest.param(b"\x82\xff" + struct.pack("!Q", 1 << 40) + b"\1\2\3\4" + b"x" * 2000, 1009, id="a terabyte"),
+    ],
+)
+async def test_a_broken_frame_ends_the_socket_with_the_code_that_says_why(data: bytes, code: int) -> None:
+    async with Peer() as peer:
+        peer.feed(frame(TEXT, b"before") + data + frame(TEXT, b"after"))
+        assert peer.close_code == code
+        first, last = await peer.messages()
+        assert first == "before"
+        assert last.code == code
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.one_of(st.text(max_size=300), st.binary(max_size=300)), max_size=5),
+    st.lists(st.integers(0, 4000), max_size=6),
+    st.integers(1, 300),
+    st.booleans(),
+)
+def test_messages_arrive_whole_wherever_they_are_cut(
+    messages: list[str | bytes], cuts: list[int], piece: int, pings: bool
+) -> None:
+    data = b""
+    for message in messages:
+        opcode, raw = (TEXT, message.encode()) if isinstance(message, str) else (BINARY, message)
+        parts = [raw[i : i + piece] for i in range(0, len(raw), piece)] or [b""]
+        for i, part in enumerate(parts):
+            data += frame(opcode if i == 0 else 0, part, fin=i == len(parts) - 1)
+            data += frame(PING, b"p") if pings else b""
+    data += frame(CLOSE, struct.pack("!H", 4000) + b"bye")
+
+    async def run() -> None:
+        async with Peer(2000) as peer:
+            peer.feed(data, cuts)
+            assert await peer.messages() == [*messages, Close(4000, "bye")]
+            assert peer.close_code == 4000
+
+    asyncio.run(run())
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=4))
+def test_any_bytes_at_all_end_in_messages_or_in_a_close(data: bytes, cuts: list[int]) -> None:
+    async def run() -> None:
+        async with Peer(200) as peer:
+            peer.feed(data, cuts)
+            messages = await peer.messages()
+            assert (peer.close_code is not None) >= any(isinstance(message, Close) for message in messages)
+
+    asyncio.run(run())
+
+
+async def test_a_lost_connection_is_1006_behind_what_has_come() -> None:
+    async with Peer() as peer:
+        peer.feed(frame(TEXT, b"x"))
+        peer.socket.connection_lost(None)
+        assert await peer.messages() == ["x", Close(1006)]
+
+
+async def test_a_peer_is_not_read_while_nobody_receives_and_read_again_afterwards() -> None:
+    async with Peer() as peer:
+        peer.feed(frame(TEXT, b"x") * (HELD_MESSAGES + 1))
+        assert not peer.transport.is_reading
+        await peer.socket.receive()
+        assert peer.transport.is_reading
+
+
+async def test_a_writer_waits_for_a_peer_that_takes_nothing_and_goes_on_when_it_leaves() -> None:
+    async with Peer() as peer:
+        peer.socket.pause_writing()
+        sending = asyncio.create_task(peer.socket.send("x"))
+        await asyncio.sleep(0)
+        assert not sending.done()
+        peer.feed(frame(PING, b"p"))
+        assert bytes([0x80 | PONG]) not in peer.transport.written
+        peer.socket.connection_lost(None)
+        await asyncio.wait_for(sending, 5)
+
+
+async def test_a_close_waits_for_the_peers_own_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wire.http.websocket.CLOSE_S", 0.05)
+    for answer in (frame(CLOSE, struct.pack("!H", 1000)), frame(TEXT, b"not yet")):
+        async with Peer() as peer:
+            peer.socket.close(4001, "enough")
+            assert peer.close_code == 4001
+            peer.feed(answer)
+            await eventually(lambda peer=peer: peer.transport.has_ended)
+
+
+async def test_a_silent_peer_is_pinged_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wire.http.websocket.PING_S", 0.01)
+    monkeypatch.setattr("wire.http.websocket.LOST_S", 0.05)
+    async with Peer() as peer:
+        await eventually(lambda: peer.transport.has_ended)
+        assert bytes([0x80 | PING, 0]) in peer.transport.written
+
+
+HANDSHAKE = (
+    b"GET /chat?a=b HTTP/1.1\r\nhost: x\r\nconnection: keep-alive, Upgrade\r\nupgrade: WebSocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    b"sec-websocket-protocol: a, b\r\nsec-websocket-extensions: permessage-deflate\r\n\r\n"
+)
+
+
+class App:
+    """Says `answers`, then echoes until the client's end."""
+
+    def __init__(self, *answers: dict[str, Any]) -> None:
+        self.answers = answers or ({"type": "websocket.accept", "subprotocol": "b", "headers": [(b"x", b"y")]},)
+        self.scope: dict[str, Any] = {}
+        self.heard: list[dict[str, Any]] = []
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        self.scope = scope
+        self.heard.append(await receive())
+        for answer in self.answers:
+            await send(answer)
+        while self.heard[-1]["type"] != "websocket.disconnect":
+            self.heard.append(message := await receive())
+            if message["type"] == "websocket.receive":
+                await send({**message, "type": "websocket.send"})
+
+
+async def shaken(client: Wire, behind: bytes = b"") -> bytes:
+    await client.say(HANDSHAKE + behind)
+    return await client.hear_until(b"\r\n\r\n")
+
+
+async def test_an_application_sees_a_websocket_and_its_client_what_was_agreed_on() -> None:
+    app = App()
+    async with served(app) as server, wire(server.url) as client:  # type: ignore[attr-defined]
+        head = await shaken(client)
+        assert head.startswith(b"HTTP/1.1 101 Switching Protocols\r\n")
+        assert b"\r\nsec-websocket-accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n" in head
+        assert b"\r\nsec-websocket-protocol: b\r\n" in head
+        assert b"\r\nx: y\r\n" in head
+        assert b"extensions" not in head, "a frame of 64 KiB could hold 64 MiB"
+        assert (app.scope["type"], app.scope["scheme"], app.scope["path"]) == ("websocket", "ws", "/chat")
+        assert app.scope["subprotocols"] == ["a", "b"]
+        assert "method" not in app.scope
+        await client.say(frame(TEXT, "ü".encode()), frame(BINARY, b"\0"))
+        assert await client.reader.readexactly(7) == b"\x81\x02\xc3\xbc\x82\x01\0"
+        await client.say(frame(CLOSE, struct.pack("!H", 4000) + b"bye"))
+        assert await client.hear_all() == b"\x88\x05\x0f\xa0bye"
+        await eventually(lambda: not server.connections)
+    assert app.heard[-1] == {"type": "websocket.disconnect", "code": 4000, "reason": "bye"}
+
+
+async def test_what_a_client_says_before_its_answer_is_heard_behind_it() -> None:
+    async with served(App()) as server, wire(server.url) as client:  # type: ignore[attr-defined]
+        await shaken(client, frame(TEXT, b"early"))
+        assert await client.reader.readexactly(7) == b"\x81\x05early"
+
+
+async def test_a_refusal_is_a_plain_response() -> None:
+    start = {"type": "websocket.http.response.start", "status": 418, "headers": [(b"content-length", b"2")]}
+    body = {"type": "websocket.http.response.body", "body": b"no"}
+    for answers, status in (((start, body), b"418"), (({"type": "websocket.close"},), b"403")):
+        app = App(*answers)
+        async with served(app) as server, wire(server.url) as client:  # type: ignore[attr-defined]
+            await client.say(HANDSHAKE)
+            head, _, rest = (await client.hear_all()).partition(b"\r\n\r\n")
+            assert head.split()[1] == status
+            assert rest == (b"no" if status == b"418" else b"")
+            await eventually(lambda app=app: app.heard[-1]["type"] == "websocket.disconnect")
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ((b"sec-websocket-version: 13", b"sec-websocket-version: 12"), b"426"),
+        ((b"sec-websocket-version: 13\r\n", b""), b"400"),
+        ((b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n", b""), b"400"),
+    ],
+)
+async def test_a_handshake_that_is_none_never_reaches_the_application(
+    change: tuple[bytes, bytes], status: bytes
+) -> None:
+    app = App()
+    async with served(app) as server, wire(server.url) as client:  # type: ignore[attr-defined]
+        await client.say(HANDSHAKE.replace(*change))
+        assert (await client.hear_all()).split()[1] == status
+    assert app.heard == []
+
+
+async def test_an_application_that_ends_without_a_word_is_told_of() -> None:
+    async def fails(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "websocket.accept"})
+        raise RuntimeError("broken")
+
+    async def returns(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "websocket.accept"})
+
+    async def says_nothing(scope: Any, receive: Any, send: Any) -> None:
+        pass
+
+    for app, last in ((fails, b"\x88\x02\x03\xf3"), (returns, b"\x88\x02\x03\xf3"), (says_nothing, b"")):
+        async with served(app) as server, wire(server.url) as client:  # type: ignore[attr-defined]
+            head = await shaken(client)
+            assert head.startswith(b"HTTP/1.1 101" if last else b"HTTP/1.1 500")
+            await client.say(frame(CLOSE))
+            assert await client.hear_all() == last
+
+
+async def test_a_message_beyond_the_servers_limit_ends_the_socket() -> None:
+    limits = HttpLimits(max_message_bytes=100)
+    async with served(App(), limits) as server, wire(server.url) as client:  # type: ignore[attr-defined]
+        await shaken(client)
+        await client.say(frame(BINARY, b"x" * 101))
+        assert (await client.hear_all()).startswith(b"\x88\x1a\x03\xf1")
+
+
+async def test_a_client_that_leaves_while_its_handshake_is_judged_is_told_of() -> None:
+    heard: list[dict[str, Any]] = []
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        heard.extend([await receive(), await receive()])
+
+    async with served(slow) as server:
+        async with wire(server.url) as client:  # type: ignore[attr-defined]
+            await client.say(HANDSHAKE)
+            await eventually(lambda: bool(heard) or bool(server.connections))
+        await eventually(lambda: len(heard) == 2)
+        assert heard[1]["type"] == "websocket.disconnect"

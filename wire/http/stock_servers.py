@@ -1,0 +1,127 @@
+"""Stock ASGI servers in the place of our own: Hypercorn, which speaks HTTP/2 as well, and uvicorn, where it is installed.
+
+What only the owner of a socket can promise is theirs then: limits of connections and slow heads, refusals of broken requests, close codes. Each is
+imported when it is asked for. Their defaults are made for short requests, and each setting here undoes one that hurts streams.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+from wire.http.exchange import Application
+from wire.http.listen import ListenError
+from wire.http.server import HttpLimits, Server
+
+SERVERS = ("own", "hypercorn", "uvicorn")
+
+PING_S = 20.0  # below the minute of silence after which proxies take a WebSocket for dead
+
+
+class HttpServer(Protocol):
+    async def start(self, listener: socket.socket, context: ssl.SSLContext | None = None) -> None: ...
+
+    async def stop(self, grace_s: float = 1.0) -> None: ...
+
+
+def check_installed(name: str) -> None:
+    """Raises ListenError."""
+    if name not in SERVERS:
+        raise ListenError(f"there is no server {name!r}: choose one of {', '.join(SERVERS)}")
+    if name != "own" and find_spec(name) is None:
+        raise ListenError(f"[door] asks for the server {name}, which is not installed: `pip install {name}`")
+
+
+def make_server(name: str, app: Application, limits: HttpLimits, **own: Any) -> HttpServer:
+    """`own`: what our own server takes besides."""
+    if name == "own":
+        return Server(app, limits, **own)
+    return (HypercornServer if name == "hypercorn" else UvicornServer)(app, limits)
+
+
+class HypercornServer:
+    """HTTP/1.1, and HTTP/2 by ALPN, by prior knowledge and by h2c."""
+
+    def __init__(self, app: Application, limits: HttpLimits) -> None:
+        self._app = _without_lifespan(app)
+        self._limits = limits
+        self._stop = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, listener: socket.socket, context: ssl.SSLContext | None = None) -> None:
+        from hypercorn.asyncio import serve
+        from hypercorn.config import Config, Sockets
+
+        class Listening(Config):
+            """On a socket that is bound already, with a certificate that may be replaced."""
+
+            ssl_enabled = context is not None
+
+            def create_sockets(self) -> Sockets:
+                return Sockets([listener] if context else [], [] if context else [listener], [])
+
+            def create_ssl_context(self) -> ssl.SSLContext | None:
+                return context
+
+        config = Listening()
+        config.keep_alive_timeout = self._limits.keep_alive_s  # default 5
+        config.keep_alive_max_requests = sys.maxsize  # 1000 fails the HTTP/2 streams in flight when it is reached
+        config.h2_max_concurrent_streams = 1024  # default 100: a router's single connection carries all its streams
+        config.h11_max_incomplete_size = self._limits.max_head_bytes
+        config.websocket_max_message_size = self._limits.max_message_bytes
+        config.websocket_ping_interval = PING_S
+        config.include_server_header = False
+        config.loglevel = "WARNING"
+        self._config = config
+        self._task = asyncio.create_task(serve(self._app, config, shutdown_trigger=self._stop.wait))
+
+    async def stop(self, grace_s: float = 1.0) -> None:
+        assert self._task is not None
+        self._config.graceful_timeout = grace_s
+        self._stop.set()
+        await self._task
+
+
+class UvicornServer:
+    def __init__(self, app: Application, limits: HttpLimits) -> None:
+        self._app = app
+        self._limits = limits
+
+    async def start(self, listener: socket.socket, context: ssl.SSLContext | None = None) -> None:
+        import uvicorn
+
+        class Quiet(uvicorn.Server):  # type: ignore[misc, unused-ignore]
+            @contextlib.contextmanager
+            def capture_signals(self) -> Iterator[None]:
+                yield  # they are the process's own
+
+        config = uvicorn.Config(
+            self._app, http="httptools", ws="wsproto", lifespan="off", log_config=None, log_level="warning", access_log=False,
+            server_header=False, proxy_headers=False, timeout_keep_alive=int(self._limits.keep_alive_s),
+            ws_max_size=self._limits.max_message_bytes, ws_ping_interval=PING_S, ws_per_message_deflate=False,
+            ssl_context_factory=None if context is None else lambda *_: context,
+        )  # fmt: skip
+        self._server = Quiet(config)
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
+
+    async def stop(self, grace_s: float = 1.0) -> None:
+        self._server.config.timeout_graceful_shutdown = max(1, round(grace_s))
+        self._server.should_exit = True
+        await self._task
+
+
+def _without_lifespan(app: Application) -> Application:
+    """Whoever starts a server has started the application."""
+
+    async def served(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "lifespan":
+            return await app(scope, receive, send)
+        for phase in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{phase}.complete"})
+
+    return served

@@ -1,0 +1,246 @@
+"""WebSockets on our own connections (RFC 6455): messages in and out, close codes, pings, limits. The frames are wsproto's.
+
+`WebSocket` is an open one, at either end. What a peer may do to it is bounded: how large a message is, how much is held of what nobody has received,
+how long a silent peer is waited for and one that takes nothing. Compression is not offered: a frame of 64 KiB can hold 64 MiB. Refuses to know
+handshakes (websocket_handshake.py) and what is said.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from wsproto.connection import Connection as FrameCodec
+from wsproto.connection import ConnectionState, ConnectionType
+from wsproto.events import BytesMessage, CloseConnection, Message, Ping, TextMessage
+
+PING_S = 20.0  # below the minute of silence after which proxies, ours too, take a connection for dead
+LOST_S = 50.0  # without a byte from the peer, although it was pinged
+CLOSE_S = 1.0  # for a peer to answer a close; what it sends until then is read, for closing on unread bytes would reset the close under way
+HELD_BYTES = 64 << 10  # of messages that nobody has received; beyond it, or beyond as many, the peer is not read
+HELD_MESSAGES = 32
+WRITE_BUFFER_BYTES = 64 << 10
+
+NORMAL, GOING_AWAY, NO_STATUS, ABNORMAL, TOO_BIG, FAILED, RESTARTING = 1000, 1001, 1005, 1006, 1009, 1011, 1012
+
+
+class Close(NamedTuple):
+    """How a WebSocket has ended. NO_STATUS: its peer gave no code. ABNORMAL: without a close frame."""
+
+    code: int
+    reason: str = ""
+
+
+class WebSocket(asyncio.Protocol):
+    """One open WebSocket. Takes the transport over; `receive` and `send` may be used by a task each."""
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        *,
+        is_client: bool,
+        early: bytes,
+        max_message_bytes: int,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`early`: what was read behind the handshake. `on_lost` is called once, when the connection is gone."""
+        self._transport = transport
+        self._codec = FrameCodec(ConnectionType.CLIENT if is_client else ConnectionType.SERVER)
+        self._max_message_bytes = max_message_bytes
+        self._on_lost = on_lost
+        self._incoming = _Incoming()
+        self._end: Close | None = None
+        self._is_broken = False  # what comes is not read any more
+        self._parts: list[Any] = []  # texts or bytes, of a message that has begun
+        self._size = 0
+        self._watch = _Watch(self)
+        transport.set_protocol(self)
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        if transport.is_closing():
+            return self.connection_lost(None)
+        transport.resume_reading()
+        if early:
+            self.data_received(early)
+
+    async def receive(self) -> str | bytes | Close:
+        """Return the next message, or, behind the last, how it has ended."""
+        message = await self._incoming.get()
+        if message is None:
+            assert self._end is not None
+            return self._end
+        self._read_on()
+        return message
+
+    async def send(self, message: str | bytes) -> None:
+        """Wait until the peer takes it, or has left; to one that has, nothing is sent."""
+        if self._codec.state is ConnectionState.OPEN and self._end is None:
+            event = TextMessage(message) if isinstance(message, str) else BytesMessage(message)
+            self._transport.write(self._codec.send(event))
+            await self._watch.until_writable()
+
+    def close(self, code: int = NORMAL, reason: str = "") -> None:
+        """Say so to the peer, and end the connection when it has answered, or a second later. `receive` returns the answer."""
+        if self._codec.state is ConnectionState.OPEN and not self._transport.is_closing():
+            self._say_close(Close(code, reason))
+            self._transport.resume_reading()
+            self._watch.close_within(CLOSE_S)
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    # what the transport calls
+
+    def data_received(self, data: bytes) -> None:
+        self._watch.heard()
+        if self._codec.state in (ConnectionState.OPEN, ConnectionState.LOCAL_CLOSING) and not self._is_broken:
+            self._codec.receive_data(data)
+            self._take_frames()
+
+    def pause_writing(self) -> None:
+        self._watch.is_full = True
+
+    def resume_writing(self) -> None:
+        self._watch.writable()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._ended(Close(ABNORMAL))
+        self._watch.stop()
+        self._on_lost()
+
+    # frames
+
+    def _take_frames(self) -> None:
+        for event in self._codec.events():
+            if isinstance(event, CloseConnection):
+                return self._closed_by_peer(Close(int(event.code), event.reason or ""))
+            if isinstance(event, Ping) and self._codec.state is ConnectionState.OPEN:
+                if (
+                    not self._watch.is_full
+                ):  # a peer that reads nothing may be answered later, or not at all (RFC 6455, 5.5.3)
+                    self._transport.write(self._codec.send(event.response()))
+            elif isinstance(event, Message) and self._codec.state is ConnectionState.OPEN:
+                self._parts.append(event.data)
+                self._size += len(event.data.encode() if isinstance(event, TextMessage) else event.data)
+                if self._size > self._max_message_bytes:
+                    return self._fail(Close(TOO_BIG, "the message is too large"))
+                if event.message_finished:
+                    self._hand_on("".join(self._parts) if isinstance(event, TextMessage) else b"".join(self._parts))
+
+    def _hand_on(self, message: str | bytes) -> None:
+        self._incoming.put(message, self._size)
+        self._parts, self._size = [], 0
+        if self._incoming.is_full:
+            self._watch.is_held = True
+            self._transport.pause_reading()
+
+    def _read_on(self) -> None:
+        if self._watch.is_held and not self._incoming.is_full and not self._transport.is_closing():
+            self._watch.heard()
+            self._watch.is_held = False
+            self._transport.resume_reading()
+
+    def _closed_by_peer(self, close: Close) -> None:
+        if self._codec.state in (ConnectionState.OPEN, ConnectionState.LOCAL_CLOSING):  # what came is no frame at all
+            return self._fail(close)
+        if self._codec.state is ConnectionState.REMOTE_CLOSING:
+            self._say_close(close)
+        self._ended(close)
+        self._transport.close()
+        self._watch.close_within(CLOSE_S)
+
+    def _fail(self, close: Close) -> None:
+        """End the connection for what the peer has sent."""
+        self._is_broken = True
+        if self._codec.state is ConnectionState.OPEN:
+            self._say_close(close)
+        if self._transport.can_write_eof() and not self._transport.is_closing():
+            self._transport.write_eof()
+        self._ended(close)
+        self._watch.close_within(CLOSE_S)
+
+    def _say_close(self, close: Close) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(self._codec.send(CloseConnection(code=close.code, reason=close.reason or None)))
+
+    def _ended(self, close: Close) -> None:
+        if self._end is None:
+            self._end = close
+            self._incoming.end()
+            self._watch.writable()
+
+    def ping(self) -> None:
+        if self._codec.state is ConnectionState.OPEN and not self._watch.is_full:
+            self._transport.write(self._codec.send(Ping()))
+
+
+class _Incoming:
+    """Messages that have come and were not received. `get` returns None behind the last."""
+
+    def __init__(self) -> None:
+        self._messages: deque[tuple[str | bytes, int]] = deque()
+        self._held_bytes = 0
+        self._has_ended = False
+        self._news = asyncio.Event()
+
+    @property
+    def is_full(self) -> bool:
+        return self._held_bytes > HELD_BYTES or len(self._messages) > HELD_MESSAGES
+
+    def put(self, message: str | bytes, size: int) -> None:
+        self._messages.append((message, size))
+        self._held_bytes += size
+        self._news.set()
+
+    def end(self) -> None:
+        self._has_ended = True
+        self._news.set()
+
+    async def get(self) -> str | bytes | None:
+        while not self._messages:
+            if self._has_ended:
+                return None
+            self._news.clear()
+            await self._news.wait()
+        message, size = self._messages.popleft()
+        self._held_bytes -= size
+        return message
+
+
+class _Watch:
+    """Whether the peer is still there: pings one that is silent, and cuts one that stays so or takes nothing that waits for it."""
+
+    def __init__(self, socket: WebSocket) -> None:
+        self.is_full = False  # what waits for the peer has reached the buffer's size
+        self.is_held = False  # the peer is not read
+        self._socket = socket
+        self._heard_at = time.monotonic()
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(PING_S, self._look)
+
+    def heard(self) -> None:
+        self._heard_at = time.monotonic()
+
+    def writable(self) -> None:
+        self.is_full = False
+        self._writable.set()
+
+    async def until_writable(self) -> None:
+        if self.is_full:
+            self._writable.clear()
+            await self._writable.wait()
+
+    def close_within(self, seconds: float) -> None:
+        self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, self._socket.abort)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        if time.monotonic() - self._heard_at > LOST_S and not self.is_held:
+            return self._socket.abort()
+        self._socket.ping()
+        self._timer = self._loop.call_later(PING_S, self._look)
