@@ -18,8 +18,8 @@ from engine.errors import CheckpointError
 from engine.preparation import prepare
 from engine.protocol import HostConfig, HostReady, LoadProgress, ModelFailed, ModelSpec
 from engine.validation import host_problem
+from engine.weights.checkpoint import packed_file
 from engine.weights.digests import expect_sound, verify_later
-from engine.weights.reader import packed_file
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -119,9 +119,9 @@ class ModelLoader:
                 return self._specs.get(timeout=_LOOK_S)
             except queue.Empty:
                 if self._memory is not None:
-                    from engine.weights.kept_maps import drop_removed
+                    from engine.weights.bundle_file import drop_removed_maps
 
-                    drop_removed()
+                    drop_removed_maps()
 
     def _try_to_load(self, spec: ModelSpec) -> "LoadedModel | ModelFailed":
         try:

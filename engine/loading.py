@@ -15,30 +15,29 @@ import torch
 from engine.bootstrap.program import FileRange
 from engine.bootstrap.recorder import BackgroundRecorder, TensorLayout, record
 from engine.bootstrap.store import are_wanted
+from engine.dry_run import DryRun
 from engine.engine import Engine
 from engine.errors import CheckpointError, StepError
 from engine.kv.arena import Arena
 from engine.kv.lending import Account, Lending, NoSlabsError, Reservation
 from engine.kv.prefix_index import CacheIdentity
 from engine.kv.shared_tiers import SharedTiers
-from engine.layers.weights import WeightLoader
 from engine.models.decoder_config import architecture
 from engine.models.registry import CacheShape, Family, Model, ModelConfig, find_family
 from engine.phases import Phases
 from engine.plan import Limits
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
-from engine.rehearsal import Rehearsal
 from engine.runner import ModelRunner
 from engine.warm_up import BackgroundWarmUp
-from engine.weights.bundle import Facts
-from engine.weights.config import eos_token_ids, read_config
-from engine.weights.embedding import EmbeddingRecipe, read_recipe
+from engine.weights.bundle import CheckpointFacts
+from engine.weights.config import EmbeddingRecipe, eos_token_ids, read_config, read_recipe
 from engine.weights.filling import ReadingProgress
-from engine.weights.huge_pages import HugePages
+from engine.weights.load import FilledModel, WeightLoad
+from engine.weights.loader import WeightLoader
 from engine.weights.quantization import Quantization, read_quantization
-from engine.weights.settling import Settling
-from engine.weights.supply import Loaded, Supply
-from engine.weights.unread import UnreadCheckpoint
+from engine.weights.relocation import HugePages, Relocation
+from engine.weights.source import WeightSource
+from engine.weights.storage import MetaStorage
 from kernels.cpu import library as cpu_kernels
 from kernels.cpu import pages
 
@@ -62,7 +61,7 @@ class LoadedModel(NamedTuple):
     spec: ModelSpec
     engine: Engine
     place: Account | Reservation | None  # None: an encoder, which caches nothing
-    under_weights: HugePages | Settling[Model] | None = None  # what still happens to the memory they lie in
+    under_weights: HugePages | Relocation[Model] | None = None  # what still happens to the memory they lie in
 
     def has_whole_cache(self) -> bool:
         """Whether every slab of its cache is its own: other models have left those it reserved."""
@@ -137,18 +136,18 @@ def load_model(
     phases.end("config")
     weights_file = None if spec.weights_file is None else Path(spec.weights_file)
     quantization = read_quantization(raw_config)
-    supply = Supply(directory, architecture(raw_config), weights_file, phases, on_progress, quantization)
+    source = WeightSource(directory, architecture(raw_config), weights_file, quantization)
     try:
-        loading = _Loading(spec, host, memory, raw_config, family, config, recipe, quantization, supply, phases)
+        loading = _Loading(spec, host, memory, raw_config, family, config, recipe, source, phases, on_progress)
         if config.num_layers == 0:
             assert recipe is not None, "only embedding models cache nothing"
             return loading.encoder(recipe)
         return loading.decoder(tiers, records_bootstrap)
     except StepError as error:
-        supply.forget()
+        source.discard_shared()
         raise CheckpointError(str(error)) from error
     finally:
-        supply.close()
+        source.close()
 
 
 class _Loading(NamedTuple):
@@ -161,13 +160,13 @@ class _Loading(NamedTuple):
     family: Family
     config: ModelConfig
     recipe: EmbeddingRecipe | None
-    quantization: Quantization | None
-    supply: Supply
+    source: WeightSource
     phases: Phases
+    on_progress: ReadingProgress | None
 
     def decoder(self, tiers: SharedTiers | None, records_bootstrap: bool) -> LoadedModel:
         spec, block_size, device = self.spec, self.host.block_size, self.memory.arena.device
-        dtype = _choose_dtype(spec, self.supply, device)
+        dtype = _choose_dtype(spec, self.source, device)
         self.phases.end("fingerprint")
         block = _block_shape(self.config, block_size)
         block_bytes = math.prod(block) * dtype.itemsize
@@ -186,7 +185,7 @@ class _Loading(NamedTuple):
             model = loaded.model
             if self._needs_warm_up(loaded):
                 # Where nothing is compiled and the pages are there, one token proves as much as a longer prompt, in two thirds of the time.
-                is_short = device.type == "cpu" and (loaded.mapped or loaded.unsettled is not None)
+                is_short = device.type == "cpu" and (loaded.is_mapped or loaded.pending is not None)
                 prompt = self._warm_up_prompt(1 if is_short else context_length - 1)
                 _warm_up(model, self.recipe, block, dtype, device, prompt, with_decode=not is_short)
                 self.phases.end("warm_up")
@@ -194,9 +193,9 @@ class _Loading(NamedTuple):
             runner = _runner(model, cache.view(dtype).view(num_seen, *block), self.recipe)
             account = place if isinstance(place, Account) else None
             layout = f"{_LAYOUT}:{block}:{device.type}"
-            weights = self.supply.fingerprint if tiers else b""
+            weights = self.source.fingerprint if tiers else b""
             kept = tiers.cache_for(spec.name, runner.kv_cache, block_size) if tiers else None
-            info = self._info(context_length, dtype, loaded.mapped, block_size, num_blocks)
+            info = self._info(context_length, dtype, loaded.is_mapped, block_size, num_blocks)
             identity = CacheIdentity(spec.name, info.dtype, block_size, layout, weights)
             limits = self._limits(block_size)
             engine = Engine(info, runner, limits, account, identity=identity, tiers=kept)
@@ -210,7 +209,7 @@ class _Loading(NamedTuple):
     def encoder(self, recipe: EmbeddingRecipe) -> LoadedModel:
         """One that caches nothing: to the scheduler, a block is a text at work, and there are as many as may run at once."""
         device = self.memory.arena.device
-        dtype = _choose_dtype(self.spec, self.supply, device)
+        dtype = _choose_dtype(self.spec, self.source, device)
         self.phases.end("fingerprint")
         context_length, num_texts = _longest(self.config, recipe), self.host.max_num_seqs
         loaded = self._load(context_length, dtype, context_length)
@@ -219,11 +218,11 @@ class _Loading(NamedTuple):
         if self._needs_warm_up(loaded):
             runner.warm_up(self._warm_up_prompt(context_length))
             self.phases.end("warm_up")
-        info = self._info(context_length, dtype, loaded.mapped, context_length, num_texts)
+        info = self._info(context_length, dtype, loaded.is_mapped, context_length, num_texts)
         engine = Engine(info, runner, self._limits(context_length, is_whole=True))
         return LoadedModel(self.spec, engine, place=None, under_weights=_start_moving(loaded, runner))
 
-    def _record_bootstrap(self, loaded: Loaded[Model], block: tuple[int, ...], info: ModelInfo) -> None:
+    def _record_bootstrap(self, loaded: FilledModel[Model], block: tuple[int, ...], info: ModelInfo) -> None:
         """For this model's next life, where it has none."""
         if not are_wanted():
             return
@@ -231,13 +230,13 @@ class _Loading(NamedTuple):
             name: tuple(FileRange(part.file.name, part.start, part.num_bytes) for part in found)
             for name, found in loaded.in_files.items()
         }
-        laid, fingerprint = TensorLayout(loaded.tensors, parts), self.supply.fingerprint.hex()
+        laid, fingerprint = TensorLayout(loaded.tensors, parts), self.source.fingerprint.hex()
         model, spec, host = loaded.model, self.spec, self.host
         BackgroundRecorder(lambda: record(model, laid, block, fingerprint, spec, host, info))
 
-    def _load(self, context_length: int, dtype: torch.dtype, block_size: int) -> Loaded[Model]:
+    def _load(self, context_length: int, dtype: torch.dtype, block_size: int) -> FilledModel[Model]:
         """Kernels are compiled beside the reading."""
-        device = self.memory.arena.device
+        device, quantization = self.memory.arena.device, self.source.quantization
 
         def lay_out(loader: WeightLoader) -> Model:
             return self.family.load(self.config, loader, context_length)
@@ -251,14 +250,14 @@ class _Loading(NamedTuple):
             block_size,
             self.recipe,
             device,
-            self.quantization,
-            self.supply.stays_packed(device) and (self.quantization is None or self.quantization.has_kernels(device)),
+            quantization,
+            self.source.stays_packed(device) and (quantization is None or quantization.has_kernels(device)),
         )
-        loaded = self.supply.load(lay_out, dtype, device)
+        loaded = WeightLoad(self.source, lay_out, dtype, device, self.phases, self.on_progress).run()
         warm_up.wait()
         return loaded
 
-    def _needs_warm_up(self, loaded: Loaded[Model]) -> bool:
+    def _needs_warm_up(self, loaded: FilledModel[Model]) -> bool:
         """On a CPU a first request after it is no faster (0.6b: 80 ms with it and without, 3b: 330): it is there to prove that the model computes
         numbers, which what is woken has done before, and which a prompt that waits does as well, a tenth of a second sooner at 3b."""
         return self.memory.arena.device.type != "cpu" or not (loaded.is_proved or self.spec.is_awaited)
@@ -279,7 +278,7 @@ class _Loading(NamedTuple):
             dtype=_name(dtype),
             block_size=block_size,
             total_blocks=total_blocks,
-            weights_bytes=self.supply.num_bytes(dtype, self.memory.arena.device),
+            weights_bytes=self.source.num_bytes(dtype, self.memory.arena.device),
             load_s=self.phases.total_s,
             pooling=recipe and recipe.pooling,
             embedding_size=self.config.hidden_size if recipe else 0,
@@ -292,9 +291,9 @@ class _Loading(NamedTuple):
         return Limits(block_size, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting, is_whole=is_whole)
 
 
-def _start_moving(loaded: Loaded[Model], runner: ModelRunner) -> HugePages | Settling[Model] | None:
-    if loaded.unsettled is not None:
-        return Settling(loaded.unsettled, runner.replace_model)
+def _start_moving(loaded: FilledModel[Model], runner: ModelRunner) -> HugePages | Relocation[Model] | None:
+    if loaded.pending is not None:
+        return Relocation(loaded.pending, runner.replace_model)
     return HugePages.start(loaded.memory)
 
 
@@ -310,14 +309,12 @@ def _start_warm_up(
     quantization: Quantization | None,
     stays_packed: bool,
 ) -> BackgroundWarmUp:
-    def rehearsal() -> Rehearsal:
-        storage = UnreadCheckpoint.open(Path(spec.path))
+    def dry_run() -> DryRun:
+        storage = MetaStorage.open(Path(spec.path))
         pooling = recipe and recipe.pooling
-        return Rehearsal(
-            family, config, storage, dtype, context_length, block_size, pooling, quantization, stays_packed
-        )
+        return DryRun(family, config, storage, dtype, context_length, block_size, pooling, quantization, stays_packed)
 
-    return BackgroundWarmUp(spec.name, rehearsal, device)
+    return BackgroundWarmUp(spec.name, dry_run, device)
 
 
 def _runner(model: Model, cache: torch.Tensor, recipe: EmbeddingRecipe | None) -> ModelRunner:
@@ -331,8 +328,8 @@ def _longest(config: ModelConfig, recipe: EmbeddingRecipe | None) -> int:
     return config.context_length if most is None else min(most, config.context_length)
 
 
-def _choose_dtype(spec: ModelSpec, supply: Supply, device: torch.device) -> torch.dtype:
-    packed, facts = supply.packed_dtype, supply.facts
+def _choose_dtype(spec: ModelSpec, source: WeightSource, device: torch.device) -> torch.dtype:
+    packed, facts = source.packed_dtype, source.facts
     if packed is not None and spec.dtype not in ("auto", _name(packed)):
         raise CheckpointError(
             f"{spec.path} was packed as {_name(packed)}; say dtype auto, or pack it again as {spec.dtype}"
@@ -340,7 +337,7 @@ def _choose_dtype(spec: ModelSpec, supply: Supply, device: torch.device) -> torc
     return packed or (choose_dtype(facts, device) if spec.dtype == "auto" else _DTYPES[spec.dtype])
 
 
-def choose_dtype(facts: Facts, device: torch.device) -> torch.dtype:
+def choose_dtype(facts: CheckpointFacts, device: torch.device) -> torch.dtype:
     if device.type == "cpu" and facts.num_parameters < SMALL_MODEL_PARAMETERS:
         return torch.float32
     # Of the two 16-bit types only bf16 has fp32's range, which activations of large models need.

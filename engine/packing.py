@@ -16,18 +16,17 @@ from typing import Any
 import torch
 
 from engine.errors import CheckpointError
-from engine.layers.weights import WeightLoader
 from engine.loading import choose_dtype
 from engine.models.decoder_config import architecture
 from engine.models.registry import find_family
-from engine.weights.bundle import Identity, config_digest, lay_out
-from engine.weights.config import read_config
-from engine.weights.embedding import read_recipe
-from engine.weights.fingerprint import fingerprint
+from engine.weights.bundle import BundleIdentity, config_digest, lay_out
+from engine.weights.checkpoint import Checkpoint, packed_file
+from engine.weights.config import read_config, read_recipe
+from engine.weights.digests import fingerprint
+from engine.weights.loader import WeightLoader
 from engine.weights.packed import find_packed, pack, verify
 from engine.weights.quantization import read_quantization
-from engine.weights.reader import Checkpoint, packed_file
-from engine.weights.storage import META, Arena, FromCheckpoint, Plan
+from engine.weights.storage import META, BundleMemory, CheckpointStorage, LayoutPlan
 
 _BESIDE = (".json", ".jinja", ".txt", ".model")  # what a model needs beside its weights, and no other framework's
 _INDEX = "model.safetensors.index.json"
@@ -36,7 +35,7 @@ _PROGRESS_INTERVAL_S = 0.1
 
 @torch.inference_mode()
 def pack_directory(directory: Path, out: Path, dtype_name: str, report: "Report") -> Path:
-    """Raises CheckpointError."""
+    """Pack the checkpoint in `directory` into `out` and return the bundle's path. Raises CheckpointError."""
     raw_config = read_config(directory)
     if read_recipe(directory, raw_config) is not None:
         raw_config["tie_word_embeddings"] = True
@@ -51,18 +50,19 @@ def pack_directory(directory: Path, out: Path, dtype_name: str, report: "Report"
     dtype = choose_dtype(facts, torch.device("cpu")) if dtype_name == "auto" else getattr(torch, dtype_name)
     source = fingerprint(directory).hex()
     digest = config_digest((directory / "config.json").read_bytes())
-    identity = Identity(architecture(raw_config), str(dtype).removeprefix("torch."), digest, source)
+    identity = BundleIdentity(architecture(raw_config), str(dtype).removeprefix("torch."), digest, source)
     quantization = read_quantization(raw_config)
-    plan = Plan(checkpoint)
+    plan = LayoutPlan(checkpoint)
     family.load(config, WeightLoader(plan, dtype, META, quantization), config.context_length)
-    bundle = lay_out(identity, facts, plan.wanted, with_checksums=True)
-    places = FromCheckpoint(checkpoint, Arena(torch.empty(bundle.size, dtype=torch.uint8, device=META), bundle).take)
-    family.load(config, WeightLoader(places, dtype, META, quantization), config.context_length)
-    checkpoint.refuse_leftovers()
+    bundle = lay_out(identity, facts, plan.tensors, with_checksums=True)
+    memory = BundleMemory(torch.empty(bundle.size, dtype=torch.uint8, device=META), bundle)
+    storage = CheckpointStorage(checkpoint, memory.take)
+    family.load(config, WeightLoader(storage, dtype, META, quantization), config.context_length)
+    checkpoint.refuse_unrequested()
     _refuse_anothers(directory, out)
     find_packed(out, identity)  # refuses another model's, before anything of it is written over
     _copy_beside(directory, out)
-    path = pack(bundle, places.jobs, out, report.progress)
+    path = pack(bundle, storage.jobs, out, report.progress)
     if fingerprint(directory).hex() != source:
         path.unlink()
         raise CheckpointError(f"{directory} was changed while it was read; pack it again")
@@ -70,7 +70,7 @@ def pack_directory(directory: Path, out: Path, dtype_name: str, report: "Report"
 
 
 class Report:
-    """Lines for whoever started this process."""
+    """Writes progress and results as JSON lines for the parent process."""
 
     def __init__(self) -> None:
         self._last = 0.0
@@ -85,13 +85,11 @@ class Report:
         try:
             print(json.dumps(values), flush=True)
         except BrokenPipeError:
-            os._exit(
-                1
-            )  # whoever started this was killed: there is nobody to tell, and what is written will be taken up
+            os._exit(1)  # the parent was killed; the next run takes up what is written
 
 
 def _refuse_anothers(directory: Path, out: Path) -> None:
-    """What lies there may be the only copy of it."""
+    """Raise CheckpointError for a directory of another checkpoint, which may be its only copy."""
     for name in ("model.safetensors", _INDEX):
         if (out / name).exists():
             raise CheckpointError(f"{out} is a checkpoint's directory: it holds {name}; choose another one")

@@ -1,6 +1,6 @@
 """Compiles a model's kernels beside the reading of its weights.
 
-A model whose rehearsal fails is served all the same: what it needs is compiled at its first use. Knows threads; refuses to know models and kernels.
+A model whose dry run fails is served all the same: what it needs is compiled at its first use. Knows threads; refuses to know models and kernels.
 """
 
 import logging
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from engine.rehearsal import Rehearsal, rehearse_model
+from engine.dry_run import DryRun, dry_run_launches
 from kernels.dispatch import takes_triton
 from kernels.warm_up import compile_launches
 
@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 
 
 class BackgroundWarmUp:
-    def __init__(self, name: str, make_rehearsal: Callable[[], Rehearsal], device: torch.device) -> None:
+    def __init__(self, name: str, make_dry_run: Callable[[], DryRun], device: torch.device) -> None:
         self._name = name
-        self._make_rehearsal = make_rehearsal
+        self._make_dry_run = make_dry_run
         self._device = device
         self._thread: threading.Thread | None = None
         if device.type == "cuda" and takes_triton():
@@ -32,10 +32,10 @@ class BackgroundWarmUp:
 
     def _run(self) -> None:
         try:
-            warmed = compile_launches(rehearse_model(self._make_rehearsal()), self._device)
+            warmed = compile_launches(dry_run_launches(self._make_dry_run()), self._device)
         except Exception:  # of whatever kind: it costs the first requests some time, and nothing else
             log.warning(
-                "%s could not be rehearsed; its kernels are compiled at their first use", self._name, exc_info=True
+                "the dry run of %s failed; its kernels are compiled at their first use", self._name, exc_info=True
             )
         else:
             log.info("%s: %d variants of kernels are ready after %.1f s", self._name, *warmed)

@@ -1,6 +1,6 @@
 """Four-bit integer weights with a scale per group of columns: one layout, whatever a checkpoint's was.
 
-Knows the layout and its inverse; refuses to know checkpoints (engine/weights/int4.py brings theirs here). A value is (code - zero) * scale; zeros
+Knows the layout and its inverse; refuses to know checkpoints (weights/int4_layouts.py brings theirs here). A value is (code - zero) * scale; zeros
 are 8 where a weight has none. In every block of 32 columns, byte j holds column j in its low four bits and column j + 16 in its high ones: a kernel
 multiplies both halves of a block without moving a value to another thread (kernels/triton/tiles.py).
 """

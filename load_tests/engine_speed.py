@@ -13,12 +13,12 @@ import torch
 
 from engine.layers.norm import NormKind
 from engine.layers.rotary import RotaryRule
-from engine.layers.weights import WeightLoader
 from engine.models.decoder_config import LayerKind
 from engine.models.dense import DenseConfig, load
 from engine.plan import Chunk
 from engine.runner import ModelRunner
 from engine.sequence import Sequence
+from engine.weights.loader import WeightLoader
 from kernels.cpu import library, pages
 from load_tests.ceilings import NAMES, Ceilings
 from load_tests.timing import Budget, host_times_s
@@ -61,7 +61,7 @@ class RandomWeights:
         )
         return into.normal_(0.0, 0.02) if into.dim() > 1 else into.fill_(1.0)
 
-    def fill(self, into: torch.Tensor, stored: object, make: object, is_cut: bool) -> None:
+    def fill(self, into: torch.Tensor, stored: object, make: object, is_row_wise: bool) -> None:
         pass
 
     def shape(self, name: str) -> tuple[int, ...]:

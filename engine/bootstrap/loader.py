@@ -21,8 +21,7 @@ from engine.errors import CheckpointError
 from engine.loader import Loader, ModelLoader
 from engine.plan import Limits
 from engine.protocol import HostConfig, HostReady, ModelFailed, ModelSpec
-from engine.weights.digests import expect_sound
-from engine.weights.fingerprint import fingerprint
+from engine.weights.digests import expect_sound, fingerprint
 from kernels.cpu import functions
 from kernels.cpu.build import BuildError
 from kernels.torch_build import has_gpus

@@ -8,7 +8,7 @@ import torch
 from engine.batch import Batch
 from engine.layers.linear import Linear
 from engine.layers.norm import HeadNorm, NormKind
-from engine.layers.weights import WeightLoader
+from engine.weights.loader import WeightLoader
 from kernels.attention_rule import AttentionRule
 from kernels.decode_attention import decode_attention
 from kernels.prefill_attention import prefill_attention

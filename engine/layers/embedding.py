@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.layers.weights import WeightLoader
+from engine.weights.loader import WeightLoader
 from kernels.linear import logits
 from kernels.rows import rows_of
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.layers.weights import WeightLoader
+from engine.weights.loader import WeightLoader
 from kernels.linear import GatedActivation, gated_linear, linear
 from kernels.packed import Weight
 

@@ -3,7 +3,7 @@
 import torch
 
 from engine.layers.linear import Linear
-from engine.layers.weights import WeightLoader
+from engine.weights.loader import WeightLoader
 from kernels.activation import silu_and_mul
 from kernels.linear import GatedActivation
 

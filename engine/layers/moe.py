@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from engine.layers.linear import Linear
-from engine.layers.weights import WeightLoader
+from engine.weights.loader import WeightLoader
 from engine.weights.quantization import by_expert
 from kernels.activation import silu_and_mul
 from kernels.linear import GatedActivation

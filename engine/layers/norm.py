@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.layers.weights import WeightLoader
+from engine.weights.loader import WeightLoader
 from kernels.norm import add_rms_norm, rms_norm
 
 

@@ -16,9 +16,9 @@ from engine.batch import Batch
 from engine.errors import CheckpointError
 from engine.layers.attention import LayerCache
 from engine.layers.linear import Linear
-from engine.layers.weights import WeightLoader
 from engine.models.decoder_config import refuse_unless
 from engine.weights.config import number, positive_int
+from engine.weights.loader import WeightLoader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

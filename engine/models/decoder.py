@@ -15,8 +15,8 @@ from engine.layers.attention import Attention, LayerCache
 from engine.layers.embedding import Embedding
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RotaryTable
-from engine.layers.weights import WeightLoader
 from engine.models.decoder_config import DecoderConfig
+from engine.weights.loader import WeightLoader
 
 
 class FeedForward(Protocol):

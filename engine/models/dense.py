@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from engine.layers.attention import Attention
 from engine.layers.mlp import GatedMLP
 from engine.layers.norm import RMSNorm
-from engine.layers.weights import WeightLoader
 from engine.models.decoder import Decoder, DecoderLayer, load_decoder
 from engine.models.decoder_config import DecoderConfig
+from engine.weights.loader import WeightLoader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ from engine.layers.attention import Attention
 from engine.layers.mlp import GatedMLP
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RotaryRule, parse_rotary_rule
-from engine.layers.weights import WeightLoader
 from engine.models.decoder import Decoder, DecoderLayer, load_decoder
 from engine.models.decoder_config import (
     LAYER_TYPES,
@@ -21,6 +20,7 @@ from engine.models.decoder_config import (
     sliding_window,
 )
 from engine.weights.config import flag, number, positive_int, positive_number
+from engine.weights.loader import WeightLoader
 from kernels.activation import gelu_tanh_and_mul
 
 _FULL, _SLIDING = 0, 1  # the two rotary rules

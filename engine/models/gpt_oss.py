@@ -14,10 +14,10 @@ from engine.layers.linear import Linear
 from engine.layers.moe import Experts, ExpertsShape, SparseMLP
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RotaryRule, parse_rotary_rule
-from engine.layers.weights import WeightLoader
 from engine.models.decoder import Decoder, DecoderLayer, load_decoder
 from engine.models.decoder_config import DecoderConfig, LayerKind, mixed_layers, read_top_k, sliding_window
 from engine.weights.config import flag, number, positive_int, quantization
+from engine.weights.loader import WeightLoader
 from kernels.activation import clamped_swiglu
 from kernels.mxfp4 import BLOCK, Mxfp4Weight
 
@@ -105,14 +105,14 @@ def _load_experts(config: GptOssConfig, loader: WeightLoader, name: str) -> Expe
             gate_up,
             (experts, hidden, 2 * intermediate),
             lambda stored: stored.view(-1, hidden, intermediate, 2).permute(0, 3, 2, 1),
-            is_cut=True,
+            is_row_wise=True,
         )
         loader.read(
             f"{name}.down_proj",
             down,
             (experts, intermediate, hidden),
             lambda stored: stored.transpose(1, 2),
-            is_cut=True,
+            is_row_wise=True,
         )
     return Experts(gate_up.flatten(1, 2), down, activation, *_load_biases(config, loader, name))
 
@@ -126,7 +126,7 @@ def _load_biases(config: GptOssConfig, loader: WeightLoader, name: str) -> tuple
         gate_up,
         (experts, 2 * intermediate),
         lambda stored: stored.view(-1, intermediate, 2).transpose(1, 2),
-        is_cut=True,
+        is_row_wise=True,
     )
     return gate_up.flatten(1), loader.tensor(f"{name}.down_proj_bias", experts, hidden)
 

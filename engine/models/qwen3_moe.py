@@ -10,10 +10,10 @@ from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP
 from engine.layers.moe import Experts, ExpertsShape, SparseMLP
 from engine.layers.norm import RMSNorm
-from engine.layers.weights import WeightLoader
 from engine.models.decoder import Decoder, DecoderLayer, FeedForward, load_decoder
 from engine.models.decoder_config import DecoderConfig, read_top_k, sliding_window, uniform_layers
 from engine.weights.config import flag, positive_int
+from engine.weights.loader import WeightLoader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ import torch
 from engine.batch import Batch
 from engine.errors import CheckpointError
 from engine.layers.attention import LayerCache
-from engine.layers.weights import WeightLoader
 from engine.models import bert, gemma3, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, roberta
+from engine.weights.loader import WeightLoader
 
 
 class CacheShape(Protocol):

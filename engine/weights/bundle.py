@@ -24,12 +24,12 @@ _MAX_HEADER_BYTES = 100 << 20
 _CHECKSUM = "0" * 32  # as long as each of them
 
 
-class BundleError(Exception):
-    """The file is no bundle that can be used here; the message says why."""
+class WeightBundleError(Exception):
+    """A bundle cannot be used or written here; the message says why."""
 
 
-class Wanted(NamedTuple):
-    """A tensor that a model asks for."""
+class TensorSpec(NamedTuple):
+    """A tensor as a model asks for it."""
 
     name: str
     dtype: str
@@ -40,19 +40,19 @@ class Wanted(NamedTuple):
         return prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
-class Place(NamedTuple):
-    """Where it lies, from the beginning of the file."""
+class PlacedTensor(NamedTuple):
+    """A tensor and where it begins, from the beginning of the file."""
 
-    wanted: Wanted
+    spec: TensorSpec
     start: int
 
     @property
     def end(self) -> int:
-        return self.start + self.wanted.num_bytes
+        return self.start + self.spec.num_bytes
 
 
-class Identity(NamedTuple):
-    """Whose weights they are. Two bundles of the same identity hold the same bytes."""
+class BundleIdentity(NamedTuple):
+    """Whose weights a bundle holds. Two bundles of the same identity hold the same bytes."""
 
     architecture: str
     dtype: str
@@ -60,39 +60,42 @@ class Identity(NamedTuple):
     source: str  # fingerprint of the checkpoint
 
 
-class Facts(NamedTuple):
-    """Of the checkpoint: what is asked of it before its weights are."""
+class CheckpointFacts(NamedTuple):
+    """What is asked of a checkpoint before its weights are."""
 
     num_parameters: int
     dtypes: tuple[str, ...]
 
 
 class Bundle(NamedTuple):
-    identity: Identity
-    facts: Facts
-    places: tuple[Place, ...]
+    """What a bundle's header says."""
+
+    identity: BundleIdentity
+    facts: CheckpointFacts
+    tensors: tuple[PlacedTensor, ...]
     size: int  # of the file
-    checksums: Mapping[str, str]  # by tensor; empty: of a bundle in memory, which its writer vouches for
+    checksums: Mapping[str, str]  # by tensor; empty for a bundle in memory, which its writer vouches for
 
     @property
     def data_bytes(self) -> int:
-        return sum(place.wanted.num_bytes for place in self.places)
+        return sum(placed.spec.num_bytes for placed in self.tensors)
 
 
-def lay_out(identity: Identity, facts: Facts, wanted: Iterable[Wanted], with_checksums: bool = False) -> Bundle:
-    """In the order in which a model asks for them."""
-    wanted = tuple(wanted)
-    checksums = {tensor.name: _CHECKSUM for tensor in wanted} if with_checksums else {}
-    places, end = _place(wanted, 0)
+def lay_out(
+    identity: BundleIdentity, facts: CheckpointFacts, specs: Iterable[TensorSpec], with_checksums: bool = False
+) -> Bundle:
+    """Return the layout of these tensors, in the order in which a model asks for them."""
+    specs = tuple(specs)
+    checksums = {spec.name: _CHECKSUM for spec in specs} if with_checksums else {}
+    tensors, end = _place(specs, 0)
     # Offsets count from the end of the header, which ends on a page: they are the same whatever its length.
-    draft = Bundle(identity, facts, places, end + _SEAL_BYTES, checksums)
-    start = _whole(8 + len(_json(draft, 0)), _PAGE)
-    places, end = _place(wanted, start)
-    return Bundle(identity, facts, places, end + _SEAL_BYTES, checksums)
+    start = _whole(8 + len(_json(Bundle(identity, facts, tensors, end + _SEAL_BYTES, checksums), 0)), _PAGE)
+    tensors, end = _place(specs, start)
+    return Bundle(identity, facts, tensors, end + _SEAL_BYTES, checksums)
 
 
 def encode_header(bundle: Bundle) -> bytes:
-    start = bundle.places[0].start if bundle.places else bundle.size - _SEAL_BYTES
+    start = bundle.tensors[0].start if bundle.tensors else bundle.size - _SEAL_BYTES
     text = _json(bundle, start)
     assert len(text) <= start - 8, "the header has outgrown its room"
     return (start - 8).to_bytes(8, "little") + text.ljust(start - 8)
@@ -103,36 +106,36 @@ def encode_seal(header: bytes) -> bytes:
 
 
 def read_bundle(fd: int) -> Bundle:
-    """The inverse of the two. Raises BundleError for anything but a whole, sealed bundle of this version."""
+    """Read header and seal. Raises WeightBundleError for anything but a whole, sealed bundle of this version."""
     size = os.fstat(fd).st_size
     length = int.from_bytes(os.pread(fd, 8, 0), "little")
     if size < 8 + _SEAL_BYTES or length > min(size - 8 - _SEAL_BYTES, _MAX_HEADER_BYTES):
-        raise BundleError(f"it is cut off or no bundle: {size} bytes cannot hold its header")
+        raise WeightBundleError(f"it is cut off or no bundle: {size} bytes cannot hold its header")
     header = os.pread(fd, 8 + length, 0)
     try:
         described = json.loads(header[8:])
         metadata = described.pop("__metadata__")
         version = str(metadata["version"])
         if metadata["format"] != _FORMAT:
-            raise BundleError(f"it is a file of the format {metadata['format']!r}, not {_FORMAT!r}")
+            raise WeightBundleError(f"it is a file of the format {metadata['format']!r}, not {_FORMAT!r}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise BundleError(f"its header is damaged or no bundle's: {why}") from None
+        raise WeightBundleError(f"its header is damaged or no bundle's: {why}") from None
     if version != str(VERSION):
-        raise BundleError(f"it has version {version}; this engine reads {VERSION}")
+        raise WeightBundleError(f"it has version {version}; this engine reads {VERSION}")
     if os.pread(fd, _SEAL_BYTES, size - _SEAL_BYTES) != encode_seal(header):
-        raise BundleError("it is cut off, or its header was changed: its seal does not fit")
+        raise WeightBundleError("it is cut off, or its header was changed: its seal does not fit")
     try:
         return _parse(described, metadata, 8 + length, size)
     except (ValueError, KeyError, TypeError) as error:
-        raise BundleError(f"its header is damaged: {error!r}") from None
+        raise WeightBundleError(f"its header is damaged: {error!r}") from None
 
 
 def content_digest(bundle: Bundle) -> str:
-    """What the file is named by: the same for the same tensors, wherever and from whichever copy of the checkpoint they were packed."""
+    """Return the name of a packed file: the same for the same tensors, wherever and from whichever copy of the checkpoint they were packed."""
     identity = bundle.identity
     content = [VERSION, identity.architecture, identity.dtype, identity.config]
-    tensors = [[*place.wanted, bundle.checksums[place.wanted.name]] for place in bundle.places]
+    tensors = [[*placed.spec, bundle.checksums[placed.spec.name]] for placed in bundle.tensors]
     return blake2b(json.dumps([content, tensors]).encode(), digest_size=16).hexdigest()
 
 
@@ -140,8 +143,8 @@ def config_digest(config: bytes) -> str:
     return blake2b(config, digest_size=16).hexdigest()
 
 
-def difference(found: Identity, expected: Identity) -> str | None:
-    """In words; None: there is none."""
+def difference(found: BundleIdentity, expected: BundleIdentity) -> str | None:
+    """Describe the first difference; None where there is none."""
     for key, word in (
         ("architecture", "is of architecture"),
         ("dtype", "holds"),
@@ -154,13 +157,13 @@ def difference(found: Identity, expected: Identity) -> str | None:
     return None
 
 
-def _place(wanted: tuple[Wanted, ...], start: int) -> tuple[tuple[Place, ...], int]:
-    places, end = [], start
-    for tensor in wanted:
-        at = _whole(end, _PAGE if tensor.num_bytes >= 16 * _PAGE else _LINE)
-        places.append(Place(tensor, at))
-        end = at + tensor.num_bytes
-    return tuple(places), _whole(end, _LINE)
+def _place(specs: tuple[TensorSpec, ...], start: int) -> tuple[tuple[PlacedTensor, ...], int]:
+    tensors, end = [], start
+    for spec in specs:
+        at = _whole(end, _PAGE if spec.num_bytes >= 16 * _PAGE else _LINE)
+        tensors.append(PlacedTensor(spec, at))
+        end = at + spec.num_bytes
+    return tuple(tensors), _whole(end, _LINE)
 
 
 def _json(bundle: Bundle, data_start: int) -> bytes:
@@ -175,13 +178,12 @@ def _json(bundle: Bundle, data_start: int) -> bytes:
     }
     described: dict[str, Any] = {"__metadata__": metadata}
     end = data_start
-    for i, place in enumerate(bundle.places):
-        if place.start > end:
-            described[f"{_PADDING}.{i}"] = _bytes_at(end, place.start, data_start)
-        wanted = place.wanted
-        offsets = [place.start - data_start, place.end - data_start]
-        described[wanted.name] = {"dtype": wanted.dtype, "shape": list(wanted.shape), "data_offsets": offsets}
-        end = place.end
+    for i, placed in enumerate(bundle.tensors):
+        if placed.start > end:
+            described[f"{_PADDING}.{i}"] = _bytes_at(end, placed.start, data_start)
+        spec, offsets = placed.spec, [placed.start - data_start, placed.end - data_start]
+        described[spec.name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": offsets}
+        end = placed.end
     seal = bundle.size - _SEAL_BYTES
     if seal > end:
         described[f"{_PADDING}.end"] = _bytes_at(end, seal, data_start)
@@ -194,21 +196,21 @@ def _bytes_at(start: int, end: int, data_start: int) -> dict[str, Any]:
 
 
 def _parse(described: dict[str, Any], metadata: dict[str, str], data_start: int, size: int) -> Bundle:
-    places = []
+    tensors = []
     end = data_start
     for name, entry in described.items():
         start, stop = (data_start + int(offset) for offset in entry["data_offsets"])
-        wanted = Wanted(name, str(entry["dtype"]), tuple(int(n) for n in entry["shape"]))
-        if start != end or stop - start != wanted.num_bytes:
+        spec = TensorSpec(name, str(entry["dtype"]), tuple(int(n) for n in entry["shape"]))
+        if start != end or stop - start != spec.num_bytes:
             raise ValueError(f"tensor {name} is at bytes {start} to {stop}")
         end = stop
         if not name.startswith("~"):
-            places.append(Place(wanted, start))
+            tensors.append(PlacedTensor(spec, start))
     if end != size:
         raise ValueError(f"its tensors end at byte {end}, the file at {size}")
-    identity = Identity(*(str(metadata[key]) for key in Identity._fields))
-    facts = Facts(int(metadata["num_parameters"]), tuple(filter(None, metadata["dtypes"].split(","))))
-    return Bundle(identity, facts, tuple(places), size, dict(json.loads(metadata["checksums"])))
+    identity = BundleIdentity(*(str(metadata[key]) for key in BundleIdentity._fields))
+    facts = CheckpointFacts(int(metadata["num_parameters"]), tuple(filter(None, metadata["dtypes"].split(","))))
+    return Bundle(identity, facts, tuple(tensors), size, dict(json.loads(metadata["checksums"])))
 
 
 def _whole(num_bytes: int, unit: int) -> int:

@@ -1,7 +1,7 @@
-"""Bundles as files that several processes share: found, mapped, and made so that a kill at any moment leaves a whole one or none.
+"""Bundles as files that several processes share: found, mapped, and written so that a kill at any moment leaves a whole one or none.
 
-A bundle is written under a name of its writer's, which holds a lock on it, and renamed when it is whole. What a dead writer left is known by its lock
-being free. Knows files and locks; refuses to know what is in the tensors.
+A bundle is written under a name of its own, with a lock held on it, and renamed when it is whole. A free lock tells what a dead writer has left.
+Knows files and locks; refuses to know what is in the tensors.
 """
 
 import errno
@@ -9,23 +9,26 @@ import fcntl
 import logging
 import os
 import secrets
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from engine.weights.bundle import Bundle, BundleError, encode_header, encode_seal, read_bundle
+from engine.weights.bundle import Bundle, WeightBundleError, encode_header, encode_seal, read_bundle
 from kernels.cpu import durable, pages
 from kernels.cpu.mapped_file import HUGE_PAGE
 
 log = logging.getLogger(__name__)
 
 _PARTIAL = ".partial"
+_MOST_MAPS = 16  # the latest
 
 
 class BundleFile:
-    """An open one. Use as `with BundleFile.open(path) as file:`; what `map` returned stays when it is closed, even when the file is removed."""
+    """An open bundle. Use as `with BundleFile.open(path) as file:`; what `map` returned stays when it is closed, even when the file is removed."""
 
     def __init__(self, path: Path, fd: int, bundle: Bundle) -> None:
         self.path = path
@@ -34,7 +37,7 @@ class BundleFile:
 
     @classmethod
     def open(cls, path: Path) -> "BundleFile":
-        """Raises FileNotFoundError, or BundleError for a file that is no whole bundle."""
+        """Raises FileNotFoundError, or WeightBundleError for a file that is no whole bundle."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return cls(path, fd, read_bundle(fd))
@@ -49,11 +52,11 @@ class BundleFile:
         os.close(self.fd)
 
     def map(self) -> torch.Tensor:
-        """All of it, as bytes that must not be written to."""
+        """Return the whole file, as bytes that must not be written to."""
         return pages.map_file(self.fd, self.bundle.size)
 
 
-class NewBundle:
+class BundleWriter:
     """A bundle that is being filled. By writing, not through a map: a file system that is full is an error then, not a SIGBUS, and no page is
     cleared before it is written (1 GiB in 0.4 s, which took 0.8 through a map)."""
 
@@ -64,18 +67,19 @@ class NewBundle:
         self._huge_end: int | None = 0  # None: the system has no more of them
 
     @property
-    def is_wanted(self) -> bool:
-        """False: somebody has removed the unfinished file, and it will be nowhere."""
+    def is_linked(self) -> bool:
+        """False where the unfinished file has been removed: it will never be found."""
         return os.fstat(self._fd).st_nlink > 0
 
     def write(self, start: int, content: memoryview) -> None:
-        """From any thread."""
+        """Write bytes at `start`, from any thread."""
         while content:
             count = os.pwrite(self._fd, content, start)
             content, start = content[count:], start + count
 
     def write_huge(self, start: int, content: memoryview) -> None:
-        """In ascending order, into huge pages while there are any: 1 GiB in 0.2 to 0.5 s, and 0.6 to 3 where small pages are made huge afterwards."""
+        """Write bytes in ascending order, into huge pages while there are any: 1 GiB in 0.2 to 0.5 s, and 0.6 to 3 where small pages are made huge
+        afterwards."""
         end = start + len(content)
         while self._huge_end is not None and self._huge_end < end:
             self.write(max(self._huge_end, start), memoryview(b"\0"))  # there is no huge page of nothing
@@ -84,28 +88,28 @@ class NewBundle:
         self.write(start, content)
 
     def map(self) -> torch.Tensor:
-        """What is or will be written, as bytes that must not be written to otherwise."""
+        """Return what is or will be written, as bytes that must not be written to otherwise."""
         if self._mapped is None:
             self._mapped = pages.map_file(self._fd, self.memory.nbytes)
         return self._mapped
 
 
 @contextmanager
-def new_bundle(path: Path, bundle: Bundle) -> Iterator[NewBundle]:
-    """To be filled inside the `with`; it is at `path` when that has ended without an exception. Raises BundleError where there is no room for it
-    and OSError where the file system refuses."""
+def new_bundle(path: Path, bundle: Bundle) -> Iterator[BundleWriter]:
+    """Write a bundle inside the `with`; it is at `path` when that has ended without an exception. Raises WeightBundleError where there is no room for
+    it and OSError where the file system refuses."""
     remove_partial(path)
     if free_bytes(path.parent) < bundle.size:
         raise _no_room(path.parent, bundle.size)
     partial, fd = _create(path)
     try:
         os.ftruncate(fd, bundle.size)
-        new = NewBundle(fd, bundle.size)
+        writer = BundleWriter(fd, bundle.size)
         header = encode_header(bundle)
-        new.write(0, memoryview(header))
+        writer.write(0, memoryview(header))
         seal = encode_seal(header)
-        new.write(bundle.size - len(seal), memoryview(seal))
-        yield new
+        writer.write(bundle.size - len(seal), memoryview(seal))
+        yield writer
         durable.replace(partial, path)
     except BaseException as error:
         with suppress(FileNotFoundError):
@@ -118,11 +122,11 @@ def new_bundle(path: Path, bundle: Bundle) -> Iterator[NewBundle]:
 
 
 def remove_partial(path: Path) -> None:
-    """What dead writers of the bundle at `path` have left."""
+    """Remove what dead writers of the bundle at `path` have left."""
     for partial in path.parent.glob(f"{path.name}.*{_PARTIAL}"):
         try:
             fd = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:  # somebody else was quicker
+        except OSError:  # another process was quicker
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -135,7 +139,7 @@ def remove_partial(path: Path) -> None:
 
 
 def is_being_written(path: Path) -> bool:
-    """By a process that lives, perhaps this one."""
+    """Whether a process that lives, perhaps this one, writes the bundle at `path`."""
     for partial in path.parent.glob(f"{path.name}.*{_PARTIAL}"):
         try:
             fd = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -160,9 +164,9 @@ def _create(path: Path) -> tuple[Path, int]:
         os.close(fd)
 
 
-def _no_room(directory: Path, num_bytes: int) -> BundleError:
+def _no_room(directory: Path, num_bytes: int) -> WeightBundleError:
     free = free_bytes(directory)
-    return BundleError(
+    return WeightBundleError(
         f"the weights take {num_bytes / 2**20:.1f} MiB and {directory} has {free / 2**20:.1f} MiB free: give it more room, "
         "or let fewer models stay in host memory"
     )
@@ -171,3 +175,56 @@ def _no_room(directory: Path, num_bytes: int) -> BundleError:
 def free_bytes(directory: Path) -> int:
     state = os.statvfs(directory)
     return state.f_bavail * state.f_frsize
+
+
+class _CachedMap(NamedTuple):
+    path: Path
+    memory: torch.Tensor
+
+
+# Maps of bundles in memory stay while their models sleep: a model that wakes finds its weights where they were, page table entries included. A map
+# takes addresses and page tables, a five-hundredth of the file with small pages, and no memory: that is the file's. Of a file that its site has
+# removed, the map is what keeps its memory, so `drop_removed_maps` must be called often.
+_cached: dict[tuple[int, int], _CachedMap] = {}  # by file: as long as it is mapped, no other has its number
+_cached_lock = threading.Lock()
+
+
+def map_cached(file: BundleFile) -> torch.Tensor:
+    """Map the file as `file.map()` does, at the same address as before."""
+    status = os.fstat(file.fd)
+    with _cached_lock:
+        cached = _cached.pop((status.st_dev, status.st_ino), None)
+    is_whole = cached is not None and cached.memory.nbytes == file.bundle.size <= status.st_size
+    memory = cached.memory if cached is not None and is_whole else file.map()
+    cache_map(file.path, memory)
+    return memory
+
+
+def cache_map(path: Path, memory: torch.Tensor) -> None:
+    """Keep a map of the file that is at `path` now."""
+    try:
+        status = path.stat()
+    except OSError:  # removed meanwhile
+        return
+    with _cached_lock:
+        _cached[status.st_dev, status.st_ino] = _CachedMap(path, memory)
+        while len(_cached) > _MOST_MAPS:
+            del _cached[next(iter(_cached))]
+
+
+def drop_removed_maps() -> None:
+    """Forget the maps of files that are no longer where they were. A model that computes on one keeps it."""
+    with _cached_lock:
+        cached = list(_cached.items())
+    gone = [number for number, one in cached if not _is_at(one.path, number)]
+    with _cached_lock:
+        for number in gone:
+            _cached.pop(number, None)
+
+
+def _is_at(path: Path, number: tuple[int, int]) -> bool:
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return (status.st_dev, status.st_ino) == number

@@ -1,8 +1,12 @@
-"""Whether a checkpoint's files still hold the bytes that an earlier load found in them.
+"""What tells a checkpoint's bytes from others without trusting its files: a fingerprint for caches, and digests of the first load for later ones.
 
-A plain checkpoint names no digest of its own, so the first load's bytes are what later ones are held to. A file that was written into is read once
-more before it is loaded; one that nobody has written since, in the background, when nobody waits. Other bytes are damage, and refused by name. A file
-that was put in the other's place by renaming is another one, and the log says so. Knows files; refuses to know tensors.
+Keys and values may be used again only with the very weights that computed them. The fingerprint covers config.json, and of every safetensors file
+its name, size, time of change, header and a sample of its data: tens of milliseconds where a full digest would take as long as loading. The time of
+change catches an edit between the samples; files that were merely copied anew cost a cold cache, not a wrong answer.
+
+A plain checkpoint names no digest of its own, so later loads are held to the bytes of the first. A file that was written into is read once more
+before it is loaded; one that has not been written since, in the background. Other bytes are damage, and refused by name. A file that was put in the
+other's place by renaming is another one, and the log says so. Knows files; refuses to know tensors.
 """
 
 import json
@@ -11,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -24,9 +28,38 @@ log = logging.getLogger(__name__)
 _FIRST_AFTER_S = 5.0  # other work of a load comes first
 _STEP_BYTES = 4 << 20
 _SHARE = 0.25  # of a core's time, at most
+_SAMPLES = 16  # of each file, evenly spread
+_SAMPLE_BYTES = 4096
+_MAX_HEADER_BYTES = 1 << 20  # of a header of a hundred thousand tensors this much is telling enough
+
+
+def fingerprint(directory: Path) -> bytes:
+    """Return the 32 bytes that name a checkpoint's weights. Raises OSError where the directory holds none that can be read."""
+    digest = blake2b(digest_size=32)
+    digest.update(blake2b((directory / "config.json").read_bytes()).digest())
+    for file in sorted(directory.glob("*.safetensors")):
+        digest.update(_of_file(file))
+    return digest.digest()
+
+
+def _of_file(file: Path) -> bytes:
+    digest = blake2b(digest_size=32)
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        state = os.fstat(fd)
+        digest.update(repr((file.name, state.st_size, state.st_mtime_ns)).encode())
+        header_bytes = int.from_bytes(os.pread(fd, 8, 0), "little")
+        digest.update(os.pread(fd, min(header_bytes, _MAX_HEADER_BYTES), 8))
+        for i in range(_SAMPLES):
+            digest.update(os.pread(fd, _SAMPLE_BYTES, max(0, state.st_size * (i + 1) // _SAMPLES - _SAMPLE_BYTES)))
+    finally:
+        os.close(fd)
+    return digest.digest()
 
 
 class _Found(NamedTuple):
+    """A file as a load found it."""
+
     size: int
     written_at: int  # ns
     checksum: int
@@ -38,7 +71,7 @@ class _Found(NamedTuple):
 
 
 def expect_sound(directory: Path, folder: Path) -> None:
-    """`folder`: where records are kept. Raises CheckpointError for a checkpoint in which damage was found, or that was written into."""
+    """Raise CheckpointError for a checkpoint in which damage was found, or that was written into. `folder`: of the records of first loads."""
     record = _record_of(directory, folder)
     for name, found in _read(record).items():
         file = directory / name
@@ -46,7 +79,7 @@ def expect_sound(directory: Path, folder: Path) -> None:
             continue
         status = file.stat()
         is_damaged = found.is_of(status) and found.is_damaged
-        if not found.is_of(status) and found.inode == status.st_ino:  # somebody has written into it
+        if not found.is_of(status) and found.inode == status.st_ino:  # it was written into
             is_damaged = _checksum(file, lambda _: None) != found.checksum
         if is_damaged:
             raise CheckpointError(
@@ -56,14 +89,14 @@ def expect_sound(directory: Path, folder: Path) -> None:
 
 
 def verify(directory: Path, folder: Path, pause: Callable[[float], None] = time.sleep) -> bool:
-    """Against the record of the first load, which is made where there is none. False: something is damaged, and the log says what. Raises OSError."""
+    """Compare files with the record of their first load, or make one. False: a file is damaged, and the log says which. Raises OSError."""
     path = _record_of(directory, folder)
     before, now = _read(path), {}
     for file in sorted(directory.glob("*.safetensors")):
         known, status = before.get(file.name), file.stat()
         found = _Found(status.st_size, status.st_mtime_ns, _checksum(file, pause), status.st_ino)
         if not found.is_of(file.stat()):
-            return True  # it is being written: whoever loads it next looks again
+            return True  # it is being written: its next load looks again
         if known is not None and known.checksum != found.checksum:
             if known.is_of(status) or known.inode == status.st_ino:
                 found = found._replace(checksum=known.checksum, is_damaged=True)
@@ -81,7 +114,7 @@ def verify(directory: Path, folder: Path, pause: Callable[[float], None] = time.
 def verify_later(
     directory: Path, folder: Path, on_damage: Callable[[], None], first_after_s: float = _FIRST_AFTER_S
 ) -> None:
-    """In a thread, once in a process for each state of the files."""
+    """Verify in a thread, once in a process for each state of the files."""
     key = (directory, *((file.name, file.stat().st_mtime_ns) for file in sorted(directory.glob("*.safetensors"))))
     if key in _begun:
         return

@@ -1,7 +1,7 @@
 """Reads a checkpoint into tensors that the model has already laid out: from the file into the final place, by several threads.
 
 What is stored as the engine holds it goes there without a copy in between; what is converted, turned or unpacked passes through a thread's own
-buffer, a piece at a time, so that a load takes the weights' memory and a few buffers. Knows byte ranges and pieces; refuses to know what a tensor
+buffer, a chunk at a time, so that a load takes the weights' memory and a few buffers. Knows byte ranges and chunks; refuses to know what a tensor
 is for.
 """
 
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from engine.errors import CheckpointError
-from engine.weights.reader import StoredTensor
+from engine.weights.checkpoint import StoredTensor
 from engine.weights.staging import Copier, Staging, copy, make_copier
 from kernels.cpu.finite import are_finite, total_of
 
@@ -30,40 +30,42 @@ DTYPES = {
     "U8": torch.uint8, "I32": torch.int32, "I64": torch.int64,
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-# As much as a core's share of the last cache, where a piece is still when its numbers are checked.
-PIECE_BYTES = 4 << 20
-_PIECES_THERE = 8  # make one of what is only looked at, and need be in no cache
-# Of memory that is only looked at: what comes more slowly comes from a disk.
+# As much as a core's share of the last cache, where a chunk still is when its values are checked.
+CHUNK_BYTES = 4 << 20
+_MAPPED_CHUNKS = 8  # make one of what is only checked, and need be in no cache
+# Of memory that is only checked: what comes more slowly comes from a disk.
 _DISK_BYTES_PER_S = 1 << 30
 _MOST_THREADS = 8  # a disk is as fast as it gets, and memory nearly so
 
 
 class Job(NamedTuple):
-    """One tensor, or several that are stacked in it by now, to be made from what is stored."""
+    """One tensor of a model, or a part of one, to be filled from stored tensors."""
 
     name: str  # for complaints
     stored: tuple[StoredTensor, ...]
     into: torch.Tensor
     make: Make | None = None  # None: copied, with its type converted
-    is_cut: bool = True  # rows of `into` come from the same rows of what is stored
-    is_there: bool = False  # `into` is the file's own memory: it is only looked at
+    is_row_wise: bool = True  # rows of `into` come from the same rows of what is stored
+    is_mapped: bool = False  # `into` is the file's own memory: its values are only checked
 
     @property
     def num_bytes(self) -> int:
         return sum(stored.end - stored.start for stored in self.stored)
 
 
-class Piece(NamedTuple):
+class WeightChunk(NamedTuple):
+    """A run of rows of a job."""
+
     job: Job
     start: int  # rows
     end: int
 
     @property
     def into(self) -> torch.Tensor:
-        return self.job.into[self.start : self.end] if self.job.is_cut else self.job.into
+        return self.job.into[self.start : self.end] if self.job.is_row_wise else self.job.into
 
     def range_of(self, stored: StoredTensor) -> tuple[int, int]:
-        if not self.job.is_cut:
+        if not self.job.is_row_wise:
             return stored.start, stored.end
         row = (stored.end - stored.start) // stored.shape[0]
         return stored.start + self.start * row, stored.start + self.end * row
@@ -75,38 +77,35 @@ class Piece(NamedTuple):
 
 def fill(
     jobs: Sequence[Job],
-    works: Sequence[Callable[[], None]] = (),
+    tasks: Sequence[Callable[[], None]] = (),
     on_progress: ReadingProgress | None = None,
     write: Write | None = None,
     copier: Copier | None = None,
 ) -> None:
-    """Do all jobs, and `works` beside them. With `write` the jobs' tensors are only places (on `meta`), whose bytes are handed over instead. Raises
-    CheckpointError for values that are no numbers and for files that change meanwhile; OSError where `write` does."""
-    pieces = sorted((piece for job in jobs for piece in _cut(job)), key=_place_in_files)
-    total_bytes = sum(job.num_bytes for job in jobs)
-    Filling(pieces, works, on_progress, write, copier, total_bytes).run()
+    """Do all jobs, and `tasks` beside them. With `write` the jobs' tensors are only places (on `meta`), whose bytes are handed over instead. Raises
+    CheckpointError for NaN or infinity and for files that change meanwhile; OSError where `write` does."""
+    chunks = sorted((chunk for job in jobs for chunk in _cut(job)), key=_place_in_files)
+    _Filler(chunks, tasks, on_progress, write, copier).run()
 
 
-class Filling:
+class _Filler:
     def __init__(
         self,
-        pieces: Sequence[Piece],
-        works: Sequence[Callable[[], None]],
+        chunks: Sequence[WeightChunk],
+        tasks: Sequence[Callable[[], None]],
         on_progress: ReadingProgress | None,
         write: Write | None,
         copier: Copier | None,
-        total_bytes: int,
     ) -> None:
-        """`total_bytes`: with those of pieces that are done already."""
-        self._tasks: Iterator[Piece | Callable[[], None]] = iter([*works, *pieces])
-        self._num_tasks = len(works) + len(pieces)
+        self._tasks: Iterator[WeightChunk | Callable[[], None]] = iter([*tasks, *chunks])
+        self._num_tasks = len(tasks) + len(chunks)
         self._on_progress = on_progress
         self._write = write
-        self._copier = copier or make_copier(pieces[0].job.into.device if pieces else torch.device("cpu"))
+        self._copier = copier or make_copier(chunks[0].job.into.device if chunks else torch.device("cpu"))
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
-        self._total_bytes = total_bytes
-        self._done_bytes = total_bytes - sum(piece.num_bytes for piece in pieces)
+        self._total_bytes = sum(chunk.num_bytes for chunk in chunks)
+        self._done_bytes = 0
         self._fds: dict[Path, int] = {}
         self._is_from_disk = False
 
@@ -132,12 +131,12 @@ class Filling:
                 staging = Staging(self._copier)
                 written: list[_Written] = []
                 while (task := self._next()) is not None:
-                    if isinstance(task, Piece):
+                    if isinstance(task, WeightChunk):
                         began = time.perf_counter()
                         values = self._read(task, staging)
                         if values.device.type == "cpu":
-                            _expect_numbers(task.job.name, are_finite(values))
-                            if task.job.is_there:
+                            check_finite(task.job.name, are_finite(values))
+                            if task.job.is_mapped:
                                 self._is_from_disk = values.nbytes < _DISK_BYTES_PER_S * (time.perf_counter() - began)
                         else:
                             written.append(_Written(task.job.name, values, total_of(values)))
@@ -145,21 +144,21 @@ class Filling:
                     else:
                         task()
                 staging.wait()
-                for piece in written:
-                    piece.expect_numbers()
+                for chunk in written:
+                    chunk.check_finite()
         except BaseException as error:
             with self._lock:
                 self._failure = self._failure or error
 
-    def _next(self) -> Piece | Callable[[], None] | None:
+    def _next(self) -> WeightChunk | Callable[[], None] | None:
         with self._lock:
             return None if self._failure is not None else next(self._tasks, None)
 
-    def _read(self, piece: Piece, staging: Staging) -> torch.Tensor:
-        """The piece as the model has it."""
-        into, job = piece.into, piece.job
-        ranges = [piece.range_of(stored) for stored in job.stored]
-        if job.is_there:
+    def _read(self, chunk: WeightChunk, staging: Staging) -> torch.Tensor:
+        """Read a chunk and return it as the model has it."""
+        into, job = chunk.into, chunk.job
+        ranges = [chunk.range_of(stored) for stored in job.stored]
+        if job.is_mapped:
             if self._is_from_disk:  # of gigabytes in memory, it would take a tenth of a second to find that out
                 self._announce(job.stored[0].file, *ranges[0])
             return into
@@ -172,12 +171,12 @@ class Filling:
             self._read_into(job.stored[0].file, ranges[0][0], as_bytes(into))
             return into
         staged = []
-        buffer = staging.next(piece.num_bytes + 64 * len(ranges))
+        buffer = staging.next(chunk.num_bytes + 64 * len(ranges))
         at = 0
         for stored, (start, end) in zip(job.stored, ranges, strict=True):
             part = buffer[at : at + end - start]
             self._read_into(stored.file, start, as_bytes(part))
-            rows = (piece.end - piece.start,) if job.is_cut else stored.shape[:1]
+            rows = (chunk.end - chunk.start,) if job.is_row_wise else stored.shape[:1]
             staged.append(part.view(DTYPES[stored.dtype]).view((*rows, *stored.shape[1:])))
             at = -(-(at + end - start) // 64) * 64
         if self._write is None:
@@ -201,7 +200,7 @@ class Filling:
         read_into(self._open(file), file, start, memory)
 
     def _announce(self, file: Path, start: int, end: int) -> None:
-        """That these bytes are about to be looked at: from a disk they come in one piece then, not page by page."""
+        """Tell the system that these bytes are about to be checked: from a disk they come in one piece then, not page by page."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._open(file), start, end - start, os.POSIX_FADV_WILLNEED)
 
@@ -212,28 +211,32 @@ class Filling:
                 self._files.callback(os.close, fd)
             return self._fds[file]
 
-    def _count(self, piece: Piece) -> None:
+    def _count(self, chunk: WeightChunk) -> None:
         with self._lock:
-            self._done_bytes += piece.num_bytes
+            self._done_bytes += chunk.num_bytes
             if self._on_progress is not None:
                 self._on_progress(self._done_bytes, self._total_bytes)
 
 
 class _Written(NamedTuple):
+    """A chunk whose copy to a device may still be under way."""
+
     name: str
     values: torch.Tensor
-    total: torch.Tensor  # finite when every value is, or nearly always; it is there before anybody waits for it
+    total: torch.Tensor  # finite when every value is, or nearly always; it is there before it is waited for
 
-    def expect_numbers(self) -> None:
-        _expect_numbers(self.name, bool(self.total.isfinite()) or bool(self.values.isfinite().all()))
+    def check_finite(self) -> None:
+        check_finite(self.name, bool(self.total.isfinite()) or bool(self.values.isfinite().all()))
 
 
-def _expect_numbers(name: str, are_numbers: bool) -> None:
-    if not are_numbers:
+def check_finite(name: str, is_finite: bool) -> None:
+    """Raise CheckpointError, with the tensor's name, unless `is_finite`."""
+    if not is_finite:
         raise CheckpointError(f"tensor {name} holds NaN or infinity; fetch the checkpoint again")
 
 
 def read_into(fd: int, file: Path, start: int, memory: memoryview) -> None:
+    """Fill `memory` from `start` of a file. Raises CheckpointError where the file ends before."""
     at = 0
     while at < len(memory):
         count = os.preadv(fd, [memory[at:]], start + at)
@@ -243,7 +246,7 @@ def read_into(fd: int, file: Path, start: int, memory: memoryview) -> None:
 
 
 def as_bytes(memory: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous tensor on the host. bf16, which numpy does not know, included."""
+    """Return the bytes of a contiguous tensor on the host, bf16 included, which numpy does not know."""
     assert memory.is_contiguous()
     assert memory.is_cpu
     if memory.nbytes == 0:
@@ -253,21 +256,21 @@ def as_bytes(memory: torch.Tensor) -> memoryview:
     return memoryview(content).cast("B")
 
 
-def _cut(job: Job) -> Iterator[Piece]:
+def _cut(job: Job) -> Iterator[WeightChunk]:
     rows = job.into.shape[0]
-    if not job.is_cut:
-        yield Piece(job, 0, rows)
+    if not job.is_row_wise:
+        yield WeightChunk(job, 0, rows)
         return
     stored_bytes = sum(stored.end - stored.start for stored in job.stored)
-    piece_bytes = PIECE_BYTES * (_PIECES_THERE if job.is_there else 1)
+    piece_bytes = CHUNK_BYTES * (_MAPPED_CHUNKS if job.is_mapped else 1)
     step = max(1, piece_bytes * rows // max(1, stored_bytes))
     for start in range(0, rows, step):
-        yield Piece(job, start, min(start + step, rows))
+        yield WeightChunk(job, start, min(start + step, rows))
 
 
-def _place_in_files(piece: Piece) -> tuple[str, int]:
-    first = piece.job.stored[0]
-    return first.file.name, piece.range_of(first)[0]
+def _place_in_files(chunk: WeightChunk) -> tuple[str, int]:
+    first = chunk.job.stored[0]
+    return first.file.name, chunk.range_of(first)[0]
 
 
 def _is_stored_as(into: torch.Tensor, stored: StoredTensor) -> bool:

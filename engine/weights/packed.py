@@ -17,18 +17,18 @@ from pathlib import Path
 from engine.errors import CheckpointError
 from engine.weights.bundle import (
     Bundle,
-    BundleError,
-    Identity,
-    Place,
+    BundleIdentity,
+    PlacedTensor,
+    WeightBundleError,
     config_digest,
     content_digest,
     difference,
     encode_header,
     encode_seal,
 )
-from engine.weights.bundle_file import BundleFile, NewBundle, free_bytes
+from engine.weights.bundle_file import BundleFile, BundleWriter, free_bytes
+from engine.weights.checkpoint import PACKED_SUFFIX
 from engine.weights.filling import Job, ReadingProgress, fill
-from engine.weights.reader import PACKED_SUFFIX
 from kernels.cpu import durable
 
 _GROUP_BYTES = 256 << 20  # written, read back and journalled together: what a cut costs at most
@@ -57,13 +57,13 @@ def pack(bundle: Bundle, jobs: Sequence[Job], out: Path, on_progress: ReadingPro
     return path
 
 
-def find_packed(out: Path, identity: Identity) -> Path | None:
+def find_packed(out: Path, identity: BundleIdentity) -> Path | None:
     """A whole bundle of the same weights. Raises CheckpointError where the directory holds another one: it can be the source of one model alone."""
     for path in sorted(out.glob(f"*{PACKED_SUFFIX}")):
         try:
             with BundleFile.open(path) as file:
                 found = file.bundle.identity
-        except BundleError as error:
+        except WeightBundleError as error:
             raise CheckpointError(f"{path} is damaged: {error}; remove it") from error
         if found == identity:
             return path
@@ -76,7 +76,7 @@ def verify(path: Path, on_progress: ReadingProgress) -> None:
     damaged tensors."""
     try:
         file = BundleFile.open(path)
-    except (BundleError, OSError) as error:
+    except (WeightBundleError, OSError) as error:
         raise CheckpointError(f"{path} cannot be used: {error}") from error
     with file:
         bundle, done = file.bundle, 0
@@ -86,11 +86,11 @@ def verify(path: Path, on_progress: ReadingProgress) -> None:
         if not config.exists() or config_digest(config.read_bytes()) != bundle.identity.config:
             raise CheckpointError(f"{config} is not the one that {path.name} was packed with; pack the model again")
         damaged = []
-        for place, checksum in checksums(file.fd, bundle.places):
-            done += place.wanted.num_bytes
+        for placed, checksum in checksums(file.fd, bundle.tensors):
+            done += placed.spec.num_bytes
             on_progress(done, bundle.data_bytes)
-            if checksum != bundle.checksums.get(place.wanted.name):
-                damaged.append(place.wanted.name)
+            if checksum != bundle.checksums.get(placed.spec.name):
+                damaged.append(placed.spec.name)
     if damaged:
         names = ", ".join(damaged[:3]) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
         raise CheckpointError(f"{path} is damaged in {names}; fetch or pack it again")
@@ -100,28 +100,28 @@ def verify(path: Path, on_progress: ReadingProgress) -> None:
         )
 
 
-def checksums(fd: int, places: Iterable[Place]) -> Iterator[tuple[Place, str]]:
+def checksums(fd: int, places: Iterable[PlacedTensor]) -> Iterator[tuple[PlacedTensor, str]]:
     """Of what is on the disk now, in order."""
     places = list(places)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
-        yield from zip(places, threads.map(lambda place: _checksum(fd, place), places), strict=True)
+        yield from zip(places, threads.map(lambda placed: _checksum(fd, placed), places), strict=True)
 
 
 def _write(fd: int, journal: "_Journal", bundle: Bundle, jobs: Sequence[Job], on_progress: ReadingProgress) -> Bundle:
     done = journal.read(fd)
     os.ftruncate(fd, bundle.size)
-    new = NewBundle(fd, bundle.size)
-    jobs_of = _by_place(jobs, bundle.places)
-    num_done = sum(place.wanted.num_bytes for place in bundle.places if place.wanted.name in done)
-    for group in _groups(place for place in bundle.places if place.wanted.name not in done):
-        fill([job for place in group for job in jobs_of[place.start]], write=new.write)
+    new = BundleWriter(fd, bundle.size)
+    jobs_of = _by_place(jobs, bundle.tensors)
+    num_done = sum(placed.spec.num_bytes for placed in bundle.tensors if placed.spec.name in done)
+    for group in _groups(placed for placed in bundle.tensors if placed.spec.name not in done):
+        fill([job for placed in group for job in jobs_of[placed.start]], write=new.write)
         os.fdatasync(fd)
-        added = {place.wanted.name: checksum for place, checksum in checksums(fd, group)}
+        added = {placed.spec.name: checksum for placed, checksum in checksums(fd, group)}
         journal.add(added)
         done |= added
-        num_done += sum(place.wanted.num_bytes for place in group)
+        num_done += sum(placed.spec.num_bytes for placed in group)
         on_progress(num_done, bundle.data_bytes)
-    whole = bundle._replace(checksums={place.wanted.name: done[place.wanted.name] for place in bundle.places})
+    whole = bundle._replace(checksums={placed.spec.name: done[placed.spec.name] for placed in bundle.tensors})
     header = encode_header(whole)
     new.write(0, memoryview(header))
     seal = encode_seal(header)
@@ -136,7 +136,7 @@ class _Journal:
     def __init__(self, partial: Path, bundle: Bundle) -> None:
         self._path = partial.with_suffix(".journal")
         self._layout = blake2b(encode_header(bundle), digest_size=16).hexdigest()
-        self._places = {place.wanted.name: place for place in bundle.places}
+        self._places = {placed.spec.name: placed for placed in bundle.tensors}
 
     def read(self, fd: int) -> dict[str, str]:
         """The tensors that are on the disk as they were journalled."""
@@ -146,7 +146,7 @@ class _Journal:
             return {}
         noted = {name: checksum for checksum, _, name in (line.partition(" ") for line in lines[1:])}
         known = [self._places[name] for name in noted if name in self._places]
-        return {place.wanted.name: found for place, found in checksums(fd, known) if found == noted[place.wanted.name]}
+        return {placed.spec.name: found for placed, found in checksums(fd, known) if found == noted[placed.spec.name]}
 
     def add(self, added: dict[str, str]) -> None:
         with self._path.open("a") as file:
@@ -172,20 +172,20 @@ def _opened(partial: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def _groups(places: Iterable[Place]) -> Iterator[list[Place]]:
-    group: list[Place] = []
-    for place in places:
-        group.append(place)
-        if sum(p.wanted.num_bytes for p in group) >= _GROUP_BYTES:
+def _groups(places: Iterable[PlacedTensor]) -> Iterator[list[PlacedTensor]]:
+    group: list[PlacedTensor] = []
+    for placed in places:
+        group.append(placed)
+        if sum(p.spec.num_bytes for p in group) >= _GROUP_BYTES:
             yield group
             group = []
     if group:
         yield group
 
 
-def _by_place(jobs: Sequence[Job], places: Sequence[Place]) -> dict[int, list[Job]]:
-    """The jobs that fill each place, by its start."""
-    starts = [place.start for place in places]
+def _by_place(jobs: Sequence[Job], places: Sequence[PlacedTensor]) -> dict[int, list[Job]]:
+    """Return the jobs that fill each tensor, by its start."""
+    starts = [placed.start for placed in places]
     found: dict[int, list[Job]] = defaultdict(list)
     for job in jobs:
         at = int(job.into.storage_offset()) * job.into.itemsize
@@ -193,8 +193,8 @@ def _by_place(jobs: Sequence[Job], places: Sequence[Place]) -> dict[int, list[Jo
     return found
 
 
-def _checksum(fd: int, place: Place) -> str:
+def _checksum(fd: int, placed: PlacedTensor) -> str:
     digest = blake2b(digest_size=16)
-    for start in range(place.start, place.end, _READ_BYTES):
-        digest.update(os.pread(fd, min(_READ_BYTES, place.end - start), start))
+    for start in range(placed.start, placed.end, _READ_BYTES):
+        digest.update(os.pread(fd, min(_READ_BYTES, placed.end - start), start))
     return digest.hexdigest()

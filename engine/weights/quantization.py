@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 
 from engine.errors import CheckpointError
+from engine.weights.checkpoint import ExpectedTensor
 from engine.weights.int4_layouts import CODES, from_awq, from_compressed_tensors, from_gptq
-from engine.weights.reader import Stored
 from kernels.fp8 import GROUP as FP8_GROUP
 from kernels.fp8 import Fp8Weight
 from kernels.int4 import BLOCK, Int4Weight
@@ -23,7 +23,7 @@ METHODS = ("compressed-tensors", "gptq", "awq", "fp8")
 
 
 class Index(Protocol):
-    """What a checkpoint holds."""
+    """The tensors of a checkpoint by name."""
 
     def __contains__(self, name: str) -> bool: ...
 
@@ -38,17 +38,19 @@ class Int4Format(NamedTuple):
     has_zeros: bool = True
 
     def has_kernels(self, device: torch.device) -> bool:
+        """Whether kernels multiply by matrices that stay packed."""
         return True
 
-    def is_kept(self, index: Index, name: str) -> bool:
+    def holds(self, index: Index, name: str) -> bool:
+        """Whether the checkpoint has this matrix quantized."""
         return f"{name}.{'weight_packed' if self.layout == 'compressed-tensors' else 'qweight'}" in index
 
-    def stored(self, index: Index, name: str, rows: int, columns: int) -> list[Stored]:
-        """What `make` makes the matrix of. The scales come last: they alone can be no numbers."""
+    def stored(self, index: Index, name: str, rows: int, columns: int) -> list[ExpectedTensor]:
+        """Return the stored tensors that `make` takes. The scales come last: they alone can hold NaN or infinity."""
         group = self._group(name, columns)
         groups, row_words, column_words = columns // group, -(-rows // CODES), -(-columns // CODES)
         words, numbers = ("I32",), ("F16", "BF16", "F32")
-        stored: list[Stored] = []
+        stored: list[ExpectedTensor] = []
         if self.layout == "compressed-tensors":
             stored.append((f"{name}.weight_packed", (rows, column_words), words))
             if self.has_zeros:
@@ -63,7 +65,7 @@ class Int4Format(NamedTuple):
         return [*stored, (f"{name}.scales", (groups, rows), numbers)]
 
     def make(self, name: str, rows: int, columns: int, tensors: Mapping[str, torch.Tensor]) -> Int4Weight:
-        """`tensors`, by name: what `stored` asks for."""
+        """Return the matrix [rows, columns]. `tensors`: those that `stored` names."""
         group = self._group(name, columns)
         g_idx = tensors.get(self._g_idx(name))
         if g_idx is not None:
@@ -81,9 +83,9 @@ class Int4Format(NamedTuple):
             return from_gptq(codes, zeros, scales, g_idx, group, self.version)
         return from_awq(codes, zeros, scales, group)
 
-    def pretended(self, name: str, rows: int, columns: int, tensors: Mapping[str, torch.Tensor]) -> Int4Weight:
-        """What `make` makes, of tensors that have no content. Only that could say whether zero points are needed after all, and whether columns are
-        in order: what config.json says of the first is believed, and the second changes no kernel."""
+    def make_on_meta(self, name: str, rows: int, columns: int, tensors: Mapping[str, torch.Tensor]) -> Int4Weight:
+        """Return the shape of what `make` makes, of tensors without content. Only content could say whether zero points are needed and columns are
+        in order: config.json is believed about the first, and the second changes no kernel."""
         group = self._group(name, columns)
         scales = next(values for part, values in tensors.items() if part.endswith(("weight_scale", ".scales")))
         codes, groups = scales.new_empty(rows, -(-columns // BLOCK) * (BLOCK // 2), dtype=torch.uint8), columns // group
@@ -106,20 +108,21 @@ class Fp8Format(NamedTuple):
     block: tuple[int, int] | None  # rows and columns under one scale; None: a row, or all
 
     def has_kernels(self, device: torch.device) -> bool:
-        """Older GPUs than Ada and Hopper have no FP8."""
+        """Whether the device multiplies FP8: GPUs older than Ada and Hopper do not."""
         return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
 
-    def is_kept(self, index: Index, name: str) -> bool:
+    def holds(self, index: Index, name: str) -> bool:
+        """Whether the checkpoint has this matrix quantized."""
         return f"{name}.weight_scale" in index or f"{name}.weight_scale_inv" in index
 
-    def stored(self, index: Index, name: str, rows: int, columns: int) -> list[Stored]:
-        """What `make` makes the matrix of, the matrix itself last."""
+    def stored(self, index: Index, name: str, rows: int, columns: int) -> list[ExpectedTensor]:
+        """Return the stored tensors that `make` takes, the matrix itself last."""
         scale = f"{name}.weight_scale" + ("_inv" if f"{name}.weight_scale_inv" in index else "")
         shape = index.shape(scale)
         wanted = self._scales(rows, columns, is_one=torch.Size(shape).numel() == 1)[2]
         # a row's scale may have a dimension of its own or not; of a shape that is neither, the reader names both
-        is_wanted = torch.Size(shape).numel() == wanted[0] * wanted[1]
-        stored: list[Stored] = [(scale, shape if is_wanted else wanted, FLOATS)]
+        is_as_wanted = torch.Size(shape).numel() == wanted[0] * wanted[1]
+        stored: list[ExpectedTensor] = [(scale, shape if is_as_wanted else wanted, FLOATS)]
         for part in ("input_scale", "activation_scale"):
             if f"{name}.{part}" in index:
                 shape = index.shape(f"{name}.{part}")
@@ -130,7 +133,7 @@ class Fp8Format(NamedTuple):
         return [*stored, (f"{name}.weight", (rows, columns), ("F8_E4M3",))]
 
     def make(self, name: str, rows: int, columns: int, tensors: Mapping[str, torch.Tensor]) -> Fp8Weight:
-        """`tensors`, by name: what `stored` asks for."""
+        """Return the matrix [rows, columns]. `tensors`: those that `stored` names."""
         given = {
             tensor.removeprefix(f"{name}."): values.float()
             for tensor, values in tensors.items()
@@ -147,12 +150,12 @@ class Fp8Format(NamedTuple):
             values, scales.reshape(shape), row_group, column_group, None if input_scale is None else input_scale.view(1)
         )
 
-    def pretended(self, name: str, rows: int, columns: int, tensors: Mapping[str, torch.Tensor]) -> Fp8Weight:
-        """Nothing of it depends on what is in the tensors."""
+    def make_on_meta(self, name: str, rows: int, columns: int, tensors: Mapping[str, torch.Tensor]) -> Fp8Weight:
+        """Return what `make` makes, which does not depend on the tensors' content."""
         return self.make(name, rows, columns, tensors)
 
     def _scales(self, rows: int, columns: int, is_one: bool) -> tuple[int, int, tuple[int, int]]:
-        """Rows and columns under one scale, and how many scales there are."""
+        """Return the rows and columns under one scale, and the shape of the scales."""
         if self.block is not None:
             row_group, column_group = self.block
             return row_group, column_group, (-(-rows // row_group), -(-columns // column_group))
@@ -164,7 +167,7 @@ Quantization = Int4Format | Fp8Format
 
 
 def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
-    """None for a checkpoint whose matrices are plain, or in a format that its family reads itself (MXFP4)."""
+    """Return the format of config.json; None where matrices are plain, or in a format that their family reads itself (MXFP4)."""
     described = config.get("quantization_config")
     if not isinstance(described, dict):
         return None
@@ -180,7 +183,7 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
 
 
 def join(parts: Sequence[Packed], names: Sequence[str]) -> Packed:
-    """Matrices of the same columns, one below the other."""
+    """Concatenate matrices of the same columns along their rows. Raises CheckpointError where they order columns differently."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -204,7 +207,7 @@ def join(parts: Sequence[Packed], names: Sequence[str]) -> Packed:
 
 
 def by_expert(weight: Weight, experts: int, name: str) -> Weight:
-    """Experts' matrices one below the other -> with a dimension of their own."""
+    """Split experts' matrices [experts * rows, columns] into [experts, rows, columns]."""
     if isinstance(weight, torch.Tensor):
         return weight.view(experts, -1, weight.shape[1])
     if isinstance(weight, Int4Weight):

@@ -1,22 +1,22 @@
-"""Where a model's tensors lie while it is laid out, and how their bytes come there: the forms of `layers.weights.Storage`.
+"""Where a model's tensors lie while it is laid out, and how their bytes get there: the implementations of `loader.WeightStorage`.
 
-A model is laid out twice where memory is to be had first: once on nothing, to learn what it asks for, once for good. Knows tensors and jobs; refuses
-to know how jobs are done (filling.py) and when.
+A model is laid out twice where memory must be allocated first: once on a `LayoutPlan`, to learn what it asks for, once for good. Storage notes
+jobs; filling.py does them.
 """
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from engine.weights.bundle import ITEM_BYTES, Bundle, BundleError, Place, Wanted
+from engine.weights.bundle import ITEM_BYTES, Bundle, PlacedTensor, TensorSpec, WeightBundleError
 from engine.weights.bundle_file import BundleFile
+from engine.weights.checkpoint import Checkpoint, ExpectedTensor, StoredTensor, index_checkpoint, packed_file
 from engine.weights.filling import DTYPES, NAMES, Job, Make
-from engine.weights.reader import Checkpoint, Stored, StoredTensor
 from kernels.cpu import pages
 from kernels.cpu.mapped_file import MappedParts, Part, can_join
 
@@ -26,25 +26,26 @@ _LEAST_PART = 64 << 10  # below, several maps cost more than a copy
 _LARGEST_ITEM = max(ITEM_BYTES.values())
 
 
-class FilePart(NamedTuple):
-    """Where some of a tensor's bytes lie."""
+class StoredRange(NamedTuple):
+    """Bytes of a file that belong to one tensor."""
 
     file: Path
     start: int
     num_bytes: int
 
 
-class Plan:
-    """On nothing: `wanted` are the tensors that the model asks for, in order, and `in_files` says which of them a file holds just so."""
+class LayoutPlan:
+    """Storage on `meta`, without memory: `tensors` are those that the model asks for, in order, and `in_files` says which of them a file holds
+    byte for byte."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self.wanted: list[Wanted] = []
+        self.tensors: list[TensorSpec] = []
         self._checkpoint = checkpoint
-        # Each tensor has a range of addresses of its own, by which its parts are known again.
+        # Each tensor has its own range of addresses, by which `fill` recognizes its parts.
         self._addresses = torch.empty(1 << 60, dtype=torch.uint8, device=META)
         self._starts: list[int] = []
         self._end = 0
-        self._fills: dict[int, list[_Fill]] = {}  # by place in `wanted`
+        self._fills: dict[int, list[_Fill]] = {}  # by index in `tensors`
 
     def __contains__(self, name: str) -> bool:
         return name in self._checkpoint
@@ -53,14 +54,14 @@ class Plan:
         return self._checkpoint.shape(name)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        wanted = Wanted(name, NAMES[dtype], shape)
+        wanted = TensorSpec(name, NAMES[dtype], shape)
         start = self._end
-        self.wanted.append(wanted)
+        self.tensors.append(wanted)
         self._starts.append(start)
         self._end = start + -(-max(1, wanted.num_bytes) // _LARGEST_ITEM) * _LARGEST_ITEM
         return self._addresses[start : start + wanted.num_bytes].view(dtype).view(shape)
 
-    def fill(self, into: torch.Tensor, stored: Sequence[Stored], make: Make | None, is_cut: bool) -> None:
+    def fill(self, into: torch.Tensor, stored: Sequence[ExpectedTensor], make: Make | None, is_row_wise: bool) -> None:
         found = [self._checkpoint.find(*one) for one in stored]
         start = int(into.storage_offset()) * into.itemsize
         index = bisect_right(self._starts, start) - 1
@@ -69,17 +70,17 @@ class Plan:
             _Fill(start - self._starts[index], into.nbytes, found[0] if is_as_stored else None)
         )
 
-    def compute(self, work: Callable[[], None]) -> None:
+    def compute(self, task: Callable[[], None]) -> None:
         pass
 
     def skip(self, pattern: str) -> None:
         pass
 
     @property
-    def in_files(self) -> dict[str, tuple[FilePart, ...]]:
-        """The tensors, by name, whose bytes can be mapped from the files, and where they lie: mostly one behind the other, in one part."""
+    def in_files(self) -> dict[str, tuple[StoredRange, ...]]:
+        """Where the bytes of tensors that can be mapped from files lie, by the tensor's name: mostly one range each."""
         found = {}
-        for index, wanted in enumerate(self.wanted):
+        for index, wanted in enumerate(self.tensors):
             parts = _in_files(self._fills.get(index, []), wanted)
             if parts:
                 found[wanted.name] = tuple(parts)
@@ -87,16 +88,16 @@ class Plan:
 
 
 class _Fill(NamedTuple):
-    """What is written to a part of a tensor."""
+    """A part of a tensor that one stored tensor fills."""
 
     start: int  # in the tensor's bytes
     num_bytes: int
-    stored: StoredTensor | None  # whose bytes they are; None: they are made of something
+    stored: StoredTensor | None  # whose bytes it has unchanged; None: they are converted
 
 
-def _in_files(fills: list[_Fill], wanted: Wanted) -> list[FilePart]:
-    """None where some are not as stored, or where parts do not begin at the same place of a page as they would in memory."""
-    parts: list[FilePart] = []
+def _in_files(fills: list[_Fill], wanted: TensorSpec) -> list[StoredRange]:
+    """Return the ranges that hold the tensor; none where a part is converted, or begins at another offset in its page than it would in memory."""
+    parts: list[StoredRange] = []
     done = 0
     for fill in sorted(fills, key=lambda fill: fill.start):
         if fill.stored is None or fill.start != done:
@@ -105,7 +106,7 @@ def _in_files(fills: list[_Fill], wanted: Wanted) -> list[FilePart]:
         if last is not None and (fill.stored.file, fill.stored.start) == (last.file, last.start + last.num_bytes):
             parts[-1] = last._replace(num_bytes=last.num_bytes + fill.num_bytes)
         else:
-            parts.append(FilePart(fill.stored.file, fill.stored.start, fill.num_bytes))
+            parts.append(StoredRange(fill.stored.file, fill.stored.start, fill.num_bytes))
         done += fill.num_bytes
     if not parts or done != wanted.num_bytes or parts[0].start % ITEM_BYTES[wanted.dtype]:
         return []
@@ -115,15 +116,30 @@ def _in_files(fills: list[_Fill], wanted: Wanted) -> list[FilePart]:
     return parts if not is_joined or can_join([(part.start, part.num_bytes) for part in parts]) else []
 
 
-class FromCheckpoint:
-    """Memory that is to be filled from a checkpoint, by the `jobs` and `works` noted here."""
+class _FilledStorage:
+    """Tensors that `allocate` makes, by name, with the `jobs` that fill them and the `tasks` to be done besides."""
 
-    def __init__(self, checkpoint: Checkpoint, allocate: Allocate) -> None:
+    def __init__(self, allocate: Allocate) -> None:
         self.jobs: list[Job] = []
-        self.works: list[Callable[[], None]] = []
-        self.taken: dict[str, torch.Tensor] = {}  # by name
-        self._checkpoint = checkpoint
+        self.tasks: list[Callable[[], None]] = []
+        self.tensors: dict[str, torch.Tensor] = {}
         self._allocate = allocate
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        tensor = self.tensors[name] = self._allocate(name, shape, dtype)
+        return tensor
+
+    def compute(self, task: Callable[[], None]) -> None:
+        self.tasks.append(task)
+
+
+class CheckpointStorage(_FilledStorage):
+    """Tensors to be filled from a checkpoint. Those that `mapped` has made are its files' own pages, and are only checked."""
+
+    def __init__(self, checkpoint: Checkpoint, allocate: Allocate, mapped: "MappedTensors | None" = None) -> None:
+        super().__init__(allocate)
+        self._checkpoint = checkpoint
+        self._mapped = mapped
 
     def __contains__(self, name: str) -> bool:
         return name in self._checkpoint
@@ -131,54 +147,113 @@ class FromCheckpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._checkpoint.shape(name)
 
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        tensor = self.taken[name] = self._allocate(name, shape, dtype)
-        return tensor
-
-    def fill(self, into: torch.Tensor, stored: Sequence[Stored], make: Make | None, is_cut: bool) -> None:
+    def fill(self, into: torch.Tensor, stored: Sequence[ExpectedTensor], make: Make | None, is_row_wise: bool) -> None:
         found = tuple(self._checkpoint.find(*one) for one in stored)
-        self.jobs.append(self._job(into, stored, found, make, is_cut))
-
-    def _job(
-        self,
-        into: torch.Tensor,
-        stored: Sequence[Stored],
-        found: tuple[StoredTensor, ...],
-        make: Make | None,
-        is_cut: bool,
-    ) -> Job:
-        # the last: of packed weights the scales, the only ones that can be no number
-        return Job(f"{stored[-1][0]} in {found[-1].file.name}", found, into, make, is_cut)
-
-    def compute(self, work: Callable[[], None]) -> None:
-        self.works.append(work)
+        # The last: of packed weights the scales, which alone can hold NaN or infinity.
+        name = f"{stored[-1][0]} in {found[-1].file.name}"
+        is_mapped = self._mapped is not None and self._mapped.holds(into)
+        self.jobs.append(Job(name, found, into, make, is_row_wise, is_mapped))
 
     def skip(self, pattern: str) -> None:
         self._checkpoint.skip(pattern)
 
 
-class InPlace(FromCheckpoint):
-    """The tensors that `in_files` names are their files' own pages, mapped; the others are allocated. All are read once: those that lie in place
-    to see that they hold numbers."""
+class BundleStorage(_FilledStorage):
+    """A bundle's tensors: to be filled from the `file`, or, without one, where `allocate` returns memory that holds them."""
 
-    def __init__(self, checkpoint: Checkpoint, in_files: Mapping[str, Sequence[FilePart]], allocate: Allocate) -> None:
-        super().__init__(checkpoint, allocate)
+    def __init__(self, bundle: Bundle, allocate: Allocate, file: Path | None = None) -> None:
+        super().__init__(allocate)
+        self._file = file
+        self._placed = {placed.spec.name: placed for placed in bundle.tensors}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._placed
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._placed[name].spec.shape
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Raises WeightBundleError where the bundle has another tensor of this name, or none."""
+        wanted, placed = TensorSpec(name, NAMES[dtype], shape), self._placed.get(name)
+        if placed is None or placed.spec != wanted:
+            raise WeightBundleError(f"it holds {placed and placed.spec} where the model wants {wanted}")
+        into = super().take(name, shape, dtype)
+        if self._file is not None:
+            stored = StoredTensor(self._file, wanted.dtype, shape, placed.start, placed.end)
+            self.jobs.append(Job(f"{name} in {self._file.name}", (stored,), into))
+        return into
+
+    def fill(self, into: torch.Tensor, stored: Sequence[ExpectedTensor], make: Make | None, is_row_wise: bool) -> None:
+        pass
+
+    def skip(self, pattern: str) -> None:
+        pass
+
+
+class MetaStorage:
+    """Storage on `meta` of a checkpoint that is never read, only its tensors' names, types and shapes: for a dry run."""
+
+    def __init__(self, tensors: Iterable[TensorSpec]) -> None:
+        self._tensors = {spec.name: spec for spec in tensors}
+
+    @classmethod
+    def open(cls, directory: Path) -> "MetaStorage":
+        packed = packed_file(directory)
+        if packed is None:
+            return cls(TensorSpec(name, at.dtype, at.shape) for name, at in index_checkpoint(directory).items())
+        with BundleFile.open(packed) as file:
+            return cls(placed.spec for placed in file.bundle.tensors)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors[name].shape
+
+    def read(self, stored: ExpectedTensor, nan_code: int | None = None) -> torch.Tensor:
+        """As loader.ImmediateReader: the type and shape alone."""
+        name, shape, _ = stored
+        return torch.empty(shape, dtype=DTYPES[self._tensors[name].dtype], device=META)
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=META)
+
+    def fill(self, into: torch.Tensor, stored: Sequence[ExpectedTensor], make: Make | None, is_row_wise: bool) -> None:
+        pass
+
+    def compute(self, task: Callable[[], None]) -> None:
+        pass
+
+    def skip(self, pattern: str) -> None:
+        pass
+
+
+class MappedTensors:
+    """An allocator: the tensors that `in_files` names are their files' own pages, mapped; `allocate` makes the others."""
+
+    def __init__(self, in_files: Mapping[str, Sequence[StoredRange]], allocate: Allocate) -> None:
+        self.tasks: list[Callable[[], None]] = []  # that make page tables of joined maps ahead of their first use
         self._in_files = in_files
-        self._maps = {file: _map(file) for file in sorted({part.file for parts in in_files.values() for part in parts})}
-        self._mapped = [_addresses(memory) for memory in self._maps.values()]
+        self._allocate = allocate
+        files = sorted({part.file for parts in in_files.values() for part in parts})
+        self._files = {file: _map(file) for file in files}
+        self._mapped = [_addresses(memory) for memory in self._files.values()]
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         parts = self._in_files.get(name)
         if parts is None:
-            return super().take(name, shape, dtype)
-        tensor = (self._whole(*parts) if len(parts) == 1 else self._joined(parts)).view(dtype).view(shape)
-        self.taken[name] = tensor
-        return tensor
+            return self._allocate(name, shape, dtype)
+        memory = self._part(parts[0]) if len(parts) == 1 else self._joined(parts)
+        return memory.view(dtype).view(shape)
 
-    def _whole(self, part: FilePart) -> torch.Tensor:
-        return self._maps[part.file][part.start : part.start + part.num_bytes]
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor lies in a file's own pages."""
+        return any(start <= tensor.data_ptr() < end for start, end in self._mapped)
 
-    def _joined(self, parts: Sequence[FilePart]) -> torch.Tensor:
+    def _part(self, part: StoredRange) -> torch.Tensor:
+        return self._files[part.file][part.start : part.start + part.num_bytes]
+
+    def _joined(self, parts: Sequence[StoredRange]) -> torch.Tensor:
         with ExitStack() as files:
             opened = []
             for part in parts:
@@ -188,20 +263,8 @@ class InPlace(FromCheckpoint):
             mapped = MappedParts(opened)
         memory = pages.tensor_of(mapped)
         self._mapped.append(_addresses(memory))
-        self.works.append(mapped.populate)
+        self.tasks.append(mapped.populate)
         return memory
-
-    def _job(
-        self,
-        into: torch.Tensor,
-        stored: Sequence[Stored],
-        found: tuple[StoredTensor, ...],
-        make: Make | None,
-        is_cut: bool,
-    ) -> Job:
-        job = super()._job(into, stored, found, make, is_cut)
-        is_there = any(start <= into.data_ptr() < end for start, end in self._mapped)
-        return job._replace(is_there=is_there)
 
 
 def _addresses(memory: torch.Tensor) -> tuple[int, int]:
@@ -216,87 +279,22 @@ def _map(file: Path) -> torch.Tensor:
         os.close(fd)
 
 
-class OnBundle:
-    """Tensors in place, in memory that holds a bundle's bytes."""
-
-    def __init__(self, bundle: Bundle, memory: torch.Tensor | None) -> None:
-        self.jobs: list[Job] = []
-        self.works: list[Callable[[], None]] = []
-        self.taken: dict[str, torch.Tensor] = {}  # by name
-        self.memory = memory
-        self._places = {place.wanted.name: place for place in bundle.places}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._places
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._places[name].wanted.shape
-
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        wanted = Wanted(name, NAMES[dtype], shape)
-        place = self._places.get(name)
-        if place is None or place.wanted != wanted:
-            raise BundleError(f"it holds {place and place.wanted} where the model wants {wanted}")
-        tensor = self.taken[name] = self._tensor(place, dtype)
-        return tensor
-
-    def fill(self, into: torch.Tensor, stored: Sequence[Stored], make: Make | None, is_cut: bool) -> None:
-        pass
-
-    def compute(self, work: Callable[[], None]) -> None:
-        self.works.append(work)
-
-    def skip(self, pattern: str) -> None:
-        pass
-
-    def _tensor(self, place: Place, dtype: torch.dtype) -> torch.Tensor:
-        assert self.memory is not None
-        return _tensor_at(self.memory, place)
-
-
-class FromBundle(OnBundle):
-    """The same tensors in memory of their own, to be filled by `jobs`."""
-
-    def __init__(self, file: BundleFile, allocate: Allocate) -> None:
-        super().__init__(file.bundle, None)
-        self._path = file.path
-        self._allocate = allocate
-
-    def _tensor(self, place: Place, dtype: torch.dtype) -> torch.Tensor:
-        wanted = place.wanted
-        into = self._allocate(wanted.name, wanted.shape, dtype)
-        stored = StoredTensor(self._path, wanted.dtype, wanted.shape, place.start, place.end)
-        self.jobs.append(Job(f"{wanted.name} in {self._path.name}", (stored,), into))
-        return into
-
-
-class Arena:
-    """Tensors one behind the other in `memory`, as a bundle has them."""
+class BundleMemory:
+    """An allocator: views of `memory`, which is laid out as `bundle`."""
 
     def __init__(self, memory: torch.Tensor, bundle: Bundle) -> None:
         self._memory = memory
-        self._places = {place.wanted.name: place for place in bundle.places}
+        self._placed = {placed.spec.name: placed for placed in bundle.tensors}
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        place = self._places[name]
-        assert place.wanted == (name, NAMES[dtype], shape), f"{name} was planned as {place.wanted}"
-        return self.tensor(place)
+        placed = self._placed[name]
+        assert placed.spec == (name, NAMES[dtype], shape), f"{name} was planned as {placed.spec}"
+        return self.tensor(placed)
 
-    def tensor(self, place: Place) -> torch.Tensor:
-        return _tensor_at(self._memory, place)
-
-    def jobs_from(self, file: BundleFile) -> Iterator[Job]:
-        """Every tensor of another bundle with the same tensors."""
-        for place in file.bundle.places:
-            stored = StoredTensor(file.path, place.wanted.dtype, place.wanted.shape, place.start, place.end)
-            into = self.tensor(self._places[place.wanted.name])
-            yield Job(f"{place.wanted.name} in {file.path.name}", (stored,), into)
-
-
-def _tensor_at(memory: torch.Tensor, place: Place) -> torch.Tensor:
-    return memory[place.start : place.end].view(DTYPES[place.wanted.dtype]).view(place.wanted.shape)
+    def tensor(self, placed: PlacedTensor) -> torch.Tensor:
+        return self._memory[placed.start : placed.end].view(DTYPES[placed.spec.dtype]).view(placed.spec.shape)
 
 
 def on_device(device: torch.device) -> Allocate:
-    """Each tensor by the device's own allocator."""
+    """An allocator: every tensor by the device's own."""
     return lambda name, shape, dtype: torch.empty(shape, dtype=dtype, device=device)

@@ -63,8 +63,8 @@ def test_weights_that_lie_in_the_checkpoint_as_they_are_wanted_are_not_written_a
     checkpoint: Path, leave: Leave, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each alone, and joined from parts that lie apart."""
-    monkeypatch.setattr("engine.weights.supply.IN_PLACE_FROM_BYTES", 0)
-    monkeypatch.setattr("engine.weights.supply.IN_PLACE_SHARE", 0.01)
+    monkeypatch.setattr("engine.weights.load.IN_PLACE_FROM_BYTES", 0)
+    monkeypatch.setattr("engine.weights.load.IN_PLACE_SHARE", 0.01)
     engine = leave(checkpoint)
     model = bootstrapped(checkpoint)
     weights = read(os.open(model.path, os.O_RDONLY))[0].weights
@@ -75,7 +75,7 @@ def test_weights_that_lie_in_the_checkpoint_as_they_are_wanted_are_not_written_a
 def test_parts_of_files_are_joined_in_the_programs_memory(
     tmp_path: Path, leave: Leave, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.weights.supply.IN_PLACE_FROM_BYTES", 0)
+    monkeypatch.setattr("engine.weights.load.IN_PLACE_FROM_BYTES", 0)
     monkeypatch.setattr("engine.weights.storage._LEAST_PART", 0)
     page = mapped_file._PAGE
     write_llama(tmp_path, hidden_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=64, vocab_size=1024)

@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 
 from engine.weights.bundle import (
     Bundle,
-    BundleError,
-    Facts,
-    Identity,
-    Wanted,
+    BundleIdentity,
+    CheckpointFacts,
+    TensorSpec,
+    WeightBundleError,
     content_digest,
     encode_header,
     encode_seal,
@@ -29,13 +29,17 @@ from engine.weights.bundle import (
 )
 from engine.weights.bundle_file import BundleFile, new_bundle
 from engine.weights.filling import DTYPES, as_bytes, fill
-from engine.weights.storage import Arena, FromBundle, on_device
+from engine.weights.storage import BundleMemory, BundleStorage, on_device
 from kernels.cpu import pages
 from tests.engine.test_filling import LateDevice
 
-IDENTITY = Identity("LlamaForCausalLM", "float32", "c0ffee", "5eed")
-FACTS = Facts(1234, ("BF16", "F32"))
-WANTED = (Wanted("norm", "F32", (7,)), Wanted("embedding", "BF16", (300, 512)), Wanted("bytes", "U8", (3, 5)))
+IDENTITY = BundleIdentity("LlamaForCausalLM", "float32", "c0ffee", "5eed")
+FACTS = CheckpointFacts(1234, ("BF16", "F32"))
+WANTED = (
+    TensorSpec("norm", "F32", (7,)),
+    TensorSpec("embedding", "BF16", (300, 512)),
+    TensorSpec("bytes", "U8", (3, 5)),
+)
 ROOT = Path(__file__).parents[2]
 
 
@@ -43,8 +47,8 @@ def write(path: Path, bundle: Bundle) -> dict[str, torch.Tensor]:
     """Filled with numbers that say where they belong."""
     written = {}
     with new_bundle(path, bundle) as new:
-        for place in bundle.places:
-            wanted = place.wanted
+        for place in bundle.tensors:
+            wanted = place.spec
             numbers = torch.arange(math.prod(wanted.shape)) % 251
             written[wanted.name] = numbers.to(DTYPES[wanted.dtype]).view(wanted.shape)
             new.write(place.start, as_bytes(written[wanted.name]))
@@ -56,10 +60,10 @@ def test_a_bundle_is_read_back_and_is_an_ordinary_safetensors_file(tmp_path: Pat
     written = write(tmp_path / "a", bundle)
     with BundleFile.open(tmp_path / "a") as file:
         assert file.bundle == bundle
-        mapped = Arena(file.map(), file.bundle)
+        mapped = BundleMemory(file.map(), file.bundle)
     by_everybody = load_file(tmp_path / "a")
-    for place in bundle.places:
-        name = place.wanted.name
+    for place in bundle.tensors:
+        name = place.spec.name
         assert torch.equal(mapped.tensor(place), written[name])
         assert torch.equal(by_everybody[name], written[name])
 
@@ -70,7 +74,7 @@ def test_a_device_gets_each_tensor_from_the_file_through_its_buffers(tmp_path: P
     written = write(tmp_path / "a", bundle)
     device = LateDevice()
     with BundleFile.open(tmp_path / "a") as file:
-        storage = FromBundle(file, on_device(torch.device("cpu")))
+        storage = BundleStorage(file.bundle, on_device(torch.device("cpu")), file.path)
         taken = {name: storage.take(name, tensor.shape, tensor.dtype) for name, tensor in written.items()}
         jobs = [
             job._replace(make=lambda into, staged: into.copy_(staged)) for job in storage.jobs
@@ -83,7 +87,7 @@ def test_a_device_gets_each_tensor_from_the_file_through_its_buffers(tmp_path: P
 
 
 def test_large_tensors_begin_on_a_page_and_others_on_a_cache_line() -> None:
-    places = lay_out(IDENTITY, FACTS, WANTED).places
+    places = lay_out(IDENTITY, FACTS, WANTED).tensors
     assert [place.start % 64 for place in places] == [0, 0, 0]
     assert places[1].start % 4096 == 0
 
@@ -95,10 +99,10 @@ shapes = st.lists(st.integers(1, 200), min_size=1, max_size=3).map(tuple)
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(dtypes, shapes), min_size=1, max_size=12), st.booleans())
 def test_any_layout_survives_its_header(tensors: list[tuple[str, tuple[int, ...]]], with_checksums: bool) -> None:
-    wanted = [Wanted(f"layers.{i}", dtype, shape) for i, (dtype, shape) in enumerate(tensors)]
+    wanted = [TensorSpec(f"layers.{i}", dtype, shape) for i, (dtype, shape) in enumerate(tensors)]
     bundle = lay_out(IDENTITY, FACTS, wanted, with_checksums)
     header = encode_header(bundle)
-    assert len(header) == bundle.places[0].start
+    assert len(header) == bundle.tensors[0].start
     fd = os.memfd_create("bundle")
     try:
         os.ftruncate(fd, bundle.size)
@@ -122,7 +126,7 @@ def test_a_bundle_that_was_cut_off_is_refused(tmp_path: Path, keep: float) -> No
     write(path, lay_out(IDENTITY, FACTS, WANTED))
     size = path.stat().st_size
     os.truncate(path, int(size * keep) if 0 < keep < 1 else int(keep) % size)
-    with pytest.raises(BundleError, match="cut off"):
+    with pytest.raises(WeightBundleError, match="cut off"):
         BundleFile.open(path)
 
 
@@ -131,7 +135,7 @@ def test_a_bundle_that_has_grown_is_refused(tmp_path: Path) -> None:
     write(path, lay_out(IDENTITY, FACTS, WANTED))
     with path.open("ab") as file:
         file.write(bytes(64))
-    with pytest.raises(BundleError, match="cut off, or its header was changed"):
+    with pytest.raises(WeightBundleError, match="cut off, or its header was changed"):
         BundleFile.open(path)
 
 
@@ -140,11 +144,11 @@ def test_any_flipped_bit_of_the_header_is_noticed(tmp_path: Path) -> None:
     bundle = lay_out(IDENTITY, FACTS, WANTED)
     write(path, bundle)
     whole = path.read_bytes()
-    for at in [*range(0, bundle.places[0].start, 37), bundle.size - 1]:
+    for at in [*range(0, bundle.tensors[0].start, 37), bundle.size - 1]:
         damaged = bytearray(whole)
         damaged[at] ^= 1 << at % 8
         path.write_bytes(damaged)
-        with pytest.raises(BundleError):
+        with pytest.raises(WeightBundleError):
             BundleFile.open(path)
 
 
@@ -153,17 +157,17 @@ def test_another_version_and_another_format_are_refused_by_name(tmp_path: Path) 
     write(path, lay_out(IDENTITY, FACTS, WANTED))
     whole = path.read_bytes()
     path.write_bytes(whole.replace(b'"version":"1"', b'"version":"9"'))
-    with pytest.raises(BundleError, match="it has version 9; this engine reads 1"):
+    with pytest.raises(WeightBundleError, match="it has version 9; this engine reads 1"):
         BundleFile.open(path)
     path.write_bytes(whole.replace(b"pilotlight.bundle", b"anothers.weights1"))
-    with pytest.raises(BundleError, match=r"format 'anothers\.weights1'"):
+    with pytest.raises(WeightBundleError, match=r"format 'anothers\.weights1'"):
         BundleFile.open(path)
 
 
 def test_a_plain_safetensors_file_is_no_bundle(tmp_path: Path) -> None:
     header = json.dumps({"a": {"dtype": "U8", "shape": [40], "data_offsets": [0, 40]}}).encode()
     (tmp_path / "a").write_bytes(len(header).to_bytes(8, "little") + header + bytes(40))
-    with pytest.raises(BundleError, match=r"its header is damaged or no bundle's: it has no '__metadata__'$"):
+    with pytest.raises(WeightBundleError, match=r"its header is damaged or no bundle's: it has no '__metadata__'$"):
         BundleFile.open(tmp_path / "a")
 
 
@@ -194,7 +198,7 @@ def test_a_writer_that_is_killed_leaves_nothing_that_the_next_one_keeps(tmp_path
     write(path, lay_out(IDENTITY, FACTS, WANTED))
     assert list(tmp_path.iterdir()) == [path]
     with BundleFile.open(path) as file:
-        assert file.bundle.places
+        assert file.bundle.tensors
 
 
 def test_a_failure_in_the_middle_leaves_no_file(tmp_path: Path) -> None:
@@ -214,9 +218,9 @@ def small_file_system(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_file_system_that_is_too_small_is_refused_with_both_numbers(small_file_system: Path) -> None:
-    bundle = lay_out(IDENTITY, FACTS, [Wanted("large", "U8", (700_000,))])
+    bundle = lay_out(IDENTITY, FACTS, [TensorSpec("large", "U8", (700_000,))])
     with (
-        pytest.raises(BundleError, match=r"the weights take 0\.7 MiB and .* has 0\.5 MiB free"),
+        pytest.raises(WeightBundleError, match=r"the weights take 0\.7 MiB and .* has 0\.5 MiB free"),
         new_bundle(small_file_system / "a", bundle),
     ):
         raise AssertionError("it was let in")
@@ -224,8 +228,8 @@ def test_a_file_system_that_is_too_small_is_refused_with_both_numbers(small_file
 
 
 def test_a_file_system_that_fills_up_meanwhile_ends_in_an_error_not_in_a_signal(small_file_system: Path) -> None:
-    bundle = lay_out(IDENTITY, FACTS, [Wanted("large", "U8", (400_000,))])
-    with pytest.raises(BundleError, match="give it more room"):
+    bundle = lay_out(IDENTITY, FACTS, [TensorSpec("large", "U8", (400_000,))])
+    with pytest.raises(WeightBundleError, match="give it more room"):
         _write_beside_another(small_file_system, bundle)
     assert [path.name for path in small_file_system.iterdir()] == ["other"]
 
@@ -244,13 +248,17 @@ def test_a_bundle_in_huge_pages_has_the_same_bytes(
     if num_pages is not None:
         monkeypatch.setattr(pages, "make_huge", lambda *where: given.append(1) or len(given) <= num_pages)
     # the header, three and a half pages, and a tensor that lies across a boundary
-    wanted = [*WANTED, Wanted("large", "U8", (5 * pages.HUGE_PAGE // 2,)), Wanted("last", "U8", (pages.HUGE_PAGE,))]
+    wanted = [
+        *WANTED,
+        TensorSpec("large", "U8", (5 * pages.HUGE_PAGE // 2,)),
+        TensorSpec("last", "U8", (pages.HUGE_PAGE,)),
+    ]
     bundle = lay_out(IDENTITY, FACTS, wanted)
     plain, huge = tmp_path / "plain", tmp_path / "huge"
     written = write(plain, bundle)
     with new_bundle(huge, bundle) as new:
-        for place in bundle.places:
-            content = as_bytes(written[place.wanted.name])
+        for place in bundle.tensors:
+            content = as_bytes(written[place.spec.name])
             for start in range(0, len(content), 1_000_000):
                 new.write_huge(place.start + start, content[start : start + 1_000_000])
     assert huge.read_bytes() == plain.read_bytes()
@@ -267,4 +275,4 @@ def test_a_mapping_outlives_its_file_and_cannot_be_written_to(tmp_path: Path) ->
         maps = Path("/proc/self/maps").read_text().splitlines()
         assert [line.split()[1] for line in maps if line.endswith(str(path))] == ["r--s"]
     path.unlink()
-    assert torch.equal(Arena(memory, bundle).tensor(bundle.places[1]), written["embedding"])
+    assert torch.equal(BundleMemory(memory, bundle).tensor(bundle.tensors[1]), written["embedding"])

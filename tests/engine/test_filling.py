@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 
 from engine.errors import CheckpointError
 from engine.weights import filling
+from engine.weights.checkpoint import index_checkpoint
 from engine.weights.filling import Job, fill
-from engine.weights.huge_pages import HugePages
-from engine.weights.reader import index_checkpoint
+from engine.weights.relocation import HugePages
 from engine.weights.staging import Staging, Waitable, copy
 from kernels.cpu import pages
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
-    monkeypatch.setattr(filling, "PIECE_BYTES", 1000)  # many pieces of little
+    monkeypatch.setattr(filling, "CHUNK_BYTES", 1000)  # many small chunks
     generator = torch.Generator().manual_seed(5)
     made = {f"t{i}": torch.randn(37 + i, 23, generator=generator).bfloat16() for i in range(9)}
     made["u"] = torch.randint(0, 256, (5, 7, 9), dtype=torch.uint8, generator=generator)
@@ -186,7 +186,7 @@ def test_weights_are_the_same_in_huge_pages(tmp_path: Path) -> None:
 
 
 def test_moving_into_huge_pages_ends_when_the_model_goes_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.weights.huge_pages.pages.make_huge", lambda *where: True)
+    monkeypatch.setattr("engine.weights.relocation.pages.make_huge", lambda *where: True)
     moving = HugePages(torch.empty(64 << 20, dtype=torch.uint8), first_after_s=60.0)
     moving.close()
     assert moving.wait(5.0)
@@ -195,7 +195,7 @@ def test_moving_into_huge_pages_ends_when_the_model_goes_to_sleep(monkeypatch: p
 
 def test_a_system_without_huge_pages_keeps_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr("engine.weights.huge_pages.pages.make_huge", lambda *where: bool(asked.append(where)))
+    monkeypatch.setattr("engine.weights.relocation.pages.make_huge", lambda *where: bool(asked.append(where)))
     moving = HugePages(torch.empty(256 << 20, dtype=torch.uint8), first_after_s=0.0)
     assert moving.wait(5.0)
     assert len(asked) == 1

@@ -302,7 +302,7 @@ async def test_a_device_whose_every_step_fails_ends_its_host(
         if touched > failures:  # whatever is asked of the device
             raise RuntimeError(error)
 
-    monkeypatch.setattr(Engine, "rest", touch)
+    monkeypatch.setattr(Engine, "on_idle", touch)
     monkeypatch.setattr(Engine, "close", touch)
     monkeypatch.setattr(ModelRunner, "launch", fail)
     for _ in range(failures):

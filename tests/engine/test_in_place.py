@@ -22,10 +22,11 @@ from safetensors.torch import load_file, save_file
 from engine.errors import CheckpointError
 from engine.loading import KvMemory, LoadedModel, load_model, make_kv_memory
 from engine.protocol import ModelSpec
-from engine.weights import settling, storage, supply
-from engine.weights.bundle_file import NewBundle
-from engine.weights.file_system import is_local
-from engine.weights.settling import Settling
+from engine.weights import load as weight_load
+from engine.weights import relocation, storage
+from engine.weights.bundle_file import BundleWriter
+from engine.weights.checkpoint import is_local
+from engine.weights.relocation import Relocation
 from kernels.cpu import library
 from tests.checkpoints import write_llama
 from tests.embedders import EMBEDDERS, write_embedder
@@ -50,24 +51,24 @@ def memory() -> KvMemory:
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """However small a model is, and without pauses."""
-    monkeypatch.setattr(supply, "IN_PLACE_FROM_BYTES", 0)
-    monkeypatch.setattr(supply, "IN_PLACE_SHARE", 0.01)
-    monkeypatch.setattr(settling, "_LAST_STEP_S", 0.0)
-    monkeypatch.setattr("engine.loading.Settling", partial(Settling, first_after_s=0.0, share=1.0))
+    monkeypatch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 0)
+    monkeypatch.setattr(weight_load, "IN_PLACE_SHARE", 0.01)
+    monkeypatch.setattr(relocation, "_LAST_STEP_S", 0.0)
+    monkeypatch.setattr("engine.loading.Relocation", partial(Relocation, first_after_s=0.0, share=1.0))
 
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Nothing moves before it is set."""
     event = threading.Event()
-    write = NewBundle.write
+    write = BundleWriter.write
 
-    def write_later(self: NewBundle, start: int, content: memoryview) -> None:
-        if threading.current_thread().name == "settling" and start:
+    def write_later(self: BundleWriter, start: int, content: memoryview) -> None:
+        if threading.current_thread().name == "relocation" and start:
             assert event.wait(60)
         write(self, start, content)
 
-    monkeypatch.setattr(NewBundle, "write", write_later)
+    monkeypatch.setattr(BundleWriter, "write", write_later)
     yield event
     event.set()  # a test that failed holds up nobody else's
 
@@ -87,7 +88,7 @@ def kept_at(tmp_path: Path) -> Path:
 def copied(directory: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch, dtype: Any = "auto") -> list[Heard]:
     """What the model answers from memory of its own."""
     with monkeypatch.context() as patch:
-        patch.setattr(supply, "IN_PLACE_FROM_BYTES", 1 << 40)
+        patch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 1 << 40)
         loaded = load(directory, None, memory, dtype)
     assert "map" not in dict(loaded.engine.info.load_phases)
     return answers(loaded, close=True)
@@ -116,10 +117,10 @@ def assert_same(found: list[Heard], expected: list[Heard]) -> None:
             assert (as_distribution(own) - as_distribution(other)).nan_to_num().abs().max() <= TOLERANCE
 
 
-def settled(loaded: LoadedModel) -> bool:
-    assert isinstance(loaded.under_weights, Settling)
+def has_moved(loaded: LoadedModel) -> bool:
+    assert isinstance(loaded.under_weights, Relocation)
     assert loaded.under_weights.wait(60)
-    return loaded.under_weights.is_settled
+    return loaded.under_weights.is_done
 
 
 def write_in_order(directory: Path, names: list[str], padding: int = 0) -> None:
@@ -166,7 +167,7 @@ def test_a_model_in_place_answers_as_a_copied_one_before_and_after_its_move(
         assert not info.mapped
         assert {"config", "fingerprint", "kv", "build", "map", "warm_up"} == {phase for phase, _ in info.load_phases}
         assert_same(answers(loaded), expected)
-        assert settled(loaded)
+        assert has_moved(loaded)
         assert_same(answers(loaded, close=True), expected)
     again = load(tmp_path, kept_at, memory, dtype)
     assert again.engine.info.mapped
@@ -180,14 +181,14 @@ def test_an_embedder_in_place_makes_the_same_vectors(
 ) -> None:
     write_embedder(tmp_path, EMBEDDERS[name])
     loaded = load(tmp_path, kept_at, memory)
-    assert isinstance(loaded.under_weights, Settling)
+    assert isinstance(loaded.under_weights, Relocation)
     vectors = []
     for _ in range(2):
         request = submit("a", random_prompt(20, seed=4), pooling=loaded.engine.info.pooling)
         vectors.append(one(loaded.engine, request).embedding)
-        assert settled(loaded)
+        assert has_moved(loaded)
     loaded.close()
-    monkeypatch.setattr(supply, "IN_PLACE_FROM_BYTES", 1 << 40)
+    monkeypatch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 1 << 40)
     vectors.append(one(load(tmp_path, None, memory).engine, request).embedding)
     assert vectors[0] == vectors[1] == vectors[2]
 
@@ -221,7 +222,7 @@ def test_what_lies_together_is_used_where_it_lies(
     else:
         assert found == files
         held.set()
-        assert settled(loaded)
+        assert has_moved(loaded)
         assert mappings(loaded.engine) == {str(kept_at)}
         assert str(directory) not in Path("/proc/self/maps").read_text(), "the checkpoint is let go"
         assert_same(answers(loaded), expected)
@@ -242,7 +243,7 @@ def test_parts_that_lie_apart_are_joined_page_by_page(
     num_layers = len(loaded.engine.runner.model.layers)  # type: ignore[attr-defined]
     assert len(maps) == 1 + 3 * num_layers
     assert_same(answers(loaded), expected)
-    assert settled(loaded)
+    assert has_moved(loaded)
     assert str(directory) not in Path("/proc/self/maps").read_text(), "the checkpoint is let go"
     assert_same(answers(loaded, close=True), expected)
     spoil(directory, "model.layers.1.self_attn.v_proj.weight", torch.nan)
@@ -266,13 +267,13 @@ def test_a_checkpoint_of_several_files_is_used_where_it_lies(
     expected = copied(tmp_path, memory, monkeypatch, "bfloat16")
     loaded = load(tmp_path, kept_at, memory, "bfloat16")
     assert_same(answers(loaded), expected)
-    assert settled(loaded)
+    assert has_moved(loaded)
     assert_same(answers(loaded, close=True), expected)
 
 
 def test_a_type_that_is_not_stored_is_made(directory: Path, kept_at: Path, memory: KvMemory) -> None:
     loaded = load(directory, kept_at, memory, "bfloat16")
-    assert not isinstance(loaded.under_weights, Settling)
+    assert not isinstance(loaded.under_weights, Relocation)
     assert kept_at.exists()
 
 
@@ -280,14 +281,14 @@ def test_a_small_model_is_copied(
     directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    assert not isinstance(load(directory, kept_at, memory).under_weights, Settling)
+    assert not isinstance(load(directory, kept_at, memory).under_weights, Relocation)
 
 
 def test_a_network_file_system_is_not_mapped(
     directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supply, "is_local", lambda path: False)
-    assert not isinstance(load(directory, kept_at, memory).under_weights, Settling)
+    monkeypatch.setattr(weight_load, "is_local", lambda path: False)
+    assert not isinstance(load(directory, kept_at, memory).under_weights, Relocation)
 
 
 @pytest.mark.parametrize(
@@ -322,13 +323,13 @@ def test_a_value_that_is_no_number_is_refused_in_place_too(
 def test_a_checkpoint_that_changes_while_it_is_mapped_is_refused(
     directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill = supply.fill
+    fill = weight_load.fill
 
     def fill_and_change(*arguments: Any, **options: Any) -> None:
         fill(*arguments, **options)
         os.utime(directory / "model.safetensors", (1, 1))
 
-    monkeypatch.setattr(supply, "fill", fill_and_change)
+    monkeypatch.setattr(weight_load, "fill", fill_and_change)
     with pytest.raises(CheckpointError, match="was changed while it was read"):
         load(directory, kept_at, memory)
     assert list(kept_at.parent.iterdir()) == []
@@ -341,7 +342,7 @@ def test_a_checkpoint_that_changes_later_leaves_no_bundle(
     loaded = load(directory, kept_at, memory)
     os.utime(directory / "model.safetensors", (1, 1))
     held.set()
-    assert not settled(loaded)
+    assert not has_moved(loaded)
     assert "was changed while it was read" in caplog.text
     assert list(kept_at.parent.iterdir()) == []
 
@@ -357,7 +358,7 @@ def test_a_checkpoint_may_be_replaced_by_renaming(
     (directory / "new").rename(directory / "model.safetensors")
     assert_same(answers(loaded), expected)
     held.set()
-    settled(loaded)
+    has_moved(loaded)
     assert_same(answers(loaded, close=True), expected)
 
 
@@ -366,7 +367,7 @@ def test_sequences_that_run_while_the_model_moves_notice_nothing(
 ) -> None:
     requests = [submit(str(i), random_prompt(20 + i, seed=i), max_tokens=60, num_logprobs=2) for i in range(3)]
     with monkeypatch.context() as patch:
-        patch.setattr(supply, "IN_PLACE_FROM_BYTES", 1 << 40)
+        patch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 1 << 40)
         expected = drain(load(directory, None, memory).engine, requests)
     loaded = load(directory, kept_at, memory)
     model = loaded.engine.runner.model  # type: ignore[attr-defined]
@@ -378,7 +379,7 @@ def test_sequences_that_run_while_the_model_moves_notice_nothing(
         steps += 1
         if steps == 30:
             held.set()
-            assert settled(loaded)
+            assert has_moved(loaded)
         return step()
 
     monkeypatch.setattr(loaded.engine, "step", step_and_move)
@@ -396,7 +397,7 @@ def test_a_model_that_is_let_go_while_it_moves_still_gets_its_bundle(
     loaded = load(directory, kept_at, memory)
     loaded.close()
     held.set()
-    assert not settled(loaded)
+    assert not has_moved(loaded)
     assert load(directory, kept_at, memory).engine.info.mapped
 
 
@@ -413,7 +414,7 @@ def test_a_load_while_another_is_moving_writes_nothing_twice(
     assert_same(answers(second), expected)
     assert list(kept_at.parent.iterdir()) == partials
     held.set()
-    assert settled(second)
+    assert has_moved(second)
     assert mappings(second.engine) == {str(kept_at)}
     assert list(kept_at.parent.iterdir()) == [kept_at]
     assert_same(answers(second, close=True), expected)
@@ -429,7 +430,7 @@ def test_two_models_that_move_do_not_mix(tmp_path: Path, memory: KvMemory, held:
         expected.append(answers(loaded[-1]))
     held.set()
     for seed in range(2):
-        assert settled(loaded[seed])
+        assert has_moved(loaded[seed])
         assert mappings(loaded[seed].engine) == {str(kept[seed])}
         assert_same(answers(loaded[seed]), expected[seed])
 
@@ -445,12 +446,13 @@ def test_a_bundle_whose_place_is_given_away_is_not_finished(
     caplog.set_level(logging.INFO)
     expected = copied(directory, memory, monkeypatch)
     loaded = load(directory, kept_at, memory)
-    while not (partials := list(kept_at.parent.iterdir())):
+    # With its size: a file that is gone before it is locked is begun again.
+    while not (partials := [path for path in kept_at.parent.iterdir() if path.stat().st_size]):
         pass
     for path in partials:
         path.unlink()
     held.set()
-    assert not settled(loaded)
+    assert not has_moved(loaded)
     assert "its place was given to another" in caplog.text
     assert list(kept_at.parent.iterdir()) == []
     assert_same(answers(loaded, close=True), expected)
@@ -476,7 +478,7 @@ def test_a_full_file_system_ends_the_move_with_one_line(
     else:
         monkeypatch.setattr(os, "pwrite", fill_up)
     loaded = load(directory, kept_at, memory)
-    assert not settled(loaded)
+    assert not has_moved(loaded)
     (record,) = [record for record in caplog.records if record.name.startswith("engine.weights")]
     assert "stays on its checkpoint's own pages" in record.getMessage()
     assert list(kept_at.parent.iterdir()) == []
@@ -486,17 +488,18 @@ def test_a_full_file_system_ends_the_move_with_one_line(
 ANOTHER_HOST = """
 import sys, threading
 from pathlib import Path
-from engine.weights import settling, storage, supply
-from engine.weights.bundle_file import NewBundle
+from engine.weights import load as weight_load
+from engine.weights import relocation, storage
+from engine.weights.bundle_file import BundleWriter
 from tests.engine.test_mapped_weights import CONFIG, load, make_kv_memory
-supply.IN_PLACE_FROM_BYTES, settling._FIRST_AFTER_S = 0, 0.0
-write = NewBundle.write
+weight_load.IN_PLACE_FROM_BYTES, relocation._FIRST_AFTER_S = 0, 0.0
+write = BundleWriter.write
 def stop_in_the_middle(self, start, content):
     write(self, start, content)
-    if threading.current_thread().name == "settling" and start > 4096:
+    if threading.current_thread().name == "relocation" and start > 4096:
         print("moving", flush=True)
         threading.Event().wait()
-NewBundle.write = stop_in_the_middle
+BundleWriter.write = stop_in_the_middle
 load(Path(sys.argv[1]), Path(sys.argv[2]), make_kv_memory(CONFIG))
 sys.stdin.readline()
 """
@@ -515,6 +518,6 @@ def test_a_host_that_is_killed_while_a_model_moves_leaves_nothing_that_counts(
     assert len(list(kept_at.parent.iterdir())) == 1, "half a bundle"
     loaded = load(directory, kept_at, memory)
     assert not loaded.engine.info.mapped
-    assert settled(loaded)
+    assert has_moved(loaded)
     assert list(kept_at.parent.iterdir()) == [kept_at]
     assert_same(answers(loaded, close=True), expected)

@@ -22,8 +22,7 @@ from engine.loader import ModelLoader
 from engine.loading import KvMemory, LoadedModel, load_model, make_kv_memory
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
 from engine.weights.bundle import lay_out
-from engine.weights.bundle_file import BundleFile, new_bundle
-from engine.weights.kept_maps import drop_removed
+from engine.weights.bundle_file import BundleFile, drop_removed_maps, new_bundle
 from tests.checkpoints import write_llama
 from tests.embedders import EMBEDDERS, write_embedder
 from tests.engine.agreement import full
@@ -112,7 +111,7 @@ def test_waking_reads_no_weights(
     directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load(directory, kept_at, memory)
-    monkeypatch.setattr("engine.weights.supply.Checkpoint", None)  # opening it would fail
+    monkeypatch.setattr("engine.weights.source.Checkpoint", None)  # opening it would fail
     assert load(directory, kept_at, memory).engine.info.mapped
 
 
@@ -234,7 +233,7 @@ def test_a_bundle_with_other_tensors_than_the_model_wants_is_made_again(
     _, expected = answer(directory, kept_at, memory)
     with BundleFile.open(kept_at) as file:
         made = file.bundle
-    wanted = [place.wanted for place in made.places]
+    wanted = [place.spec for place in made.tensors]
     wanted[1] = wanted[1]._replace(name="renamed")
     other = lay_out(made.identity, made.facts, wanted)
     with new_bundle(kept_at, other):
@@ -242,7 +241,7 @@ def test_a_bundle_with_other_tensors_than_the_model_wants_is_made_again(
     info, heard = answer(directory, kept_at, memory)
     assert heard.logprobs == expected.logprobs
     assert not info.mapped
-    assert "where the model wants Wanted(name='model.layers.0.input_layernorm.weight'" in caplog.text
+    assert "where the model wants TensorSpec(name='model.layers.0.input_layernorm.weight'" in caplog.text
 
 
 def test_a_full_file_system_costs_the_file_and_not_the_answer(
@@ -294,15 +293,15 @@ def test_a_checkpoint_that_is_refused_leaves_no_bundle(directory: Path, kept_at:
 def test_a_checkpoint_that_changes_while_it_is_read_leaves_no_bundle(
     directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.weights import supply
+    from engine.weights import load as weight_load
 
-    fill = supply.fill
+    fill = weight_load.fill
 
     def fill_and_change(*arguments: Any, **options: Any) -> None:
         fill(*arguments, **options)
         os.utime(directory / "model.safetensors", (1, 1))
 
-    monkeypatch.setattr(supply, "fill", fill_and_change)
+    monkeypatch.setattr(weight_load, "fill", fill_and_change)
     with pytest.raises(CheckpointError, match="was changed while it was read"):
         load(directory, kept_at, memory)
     assert list(kept_at.parent.iterdir()) == []
@@ -373,10 +372,10 @@ def test_the_memory_of_a_removed_bundle_is_let_go(directory: Path, kept_at: Path
     load(directory, kept_at, memory).close()
     load(directory, kept_at, memory).close()
     gc.collect()
-    drop_removed()
+    drop_removed_maps()
     assert is_mapped(kept_at), "it is still there"
     kept_at.unlink()
-    drop_removed()
+    drop_removed_maps()
     assert not is_mapped(kept_at)
 
 

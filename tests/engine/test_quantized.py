@@ -11,17 +11,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, MixtralConfig, PreTrainedModel, Qwen2Config, Qwen3MoeConfig
 
+from engine.dry_run import DryRun, lay_out
 from engine.errors import CheckpointError
 from engine.loading import make_kv_memory
 from engine.models.registry import find_family
 from engine.packing import Report, pack_directory
 from engine.protocol import HostConfig
-from engine.rehearsal import Rehearsal, lay_out
-from engine.weights import supply
+from engine.weights import source
+from engine.weights.checkpoint import index_checkpoint
 from engine.weights.config import read_config
 from engine.weights.quantization import read_quantization
-from engine.weights.reader import index_checkpoint
-from engine.weights.unread import UnreadCheckpoint
+from engine.weights.storage import MetaStorage
 from tests.engine import quantizers
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import load_engine, one, random_prompt
@@ -78,7 +78,7 @@ def test_a_quantized_checkpoint_unpacked_is_the_model_that_its_numbers_stand_for
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = (INT4 | FP8)[name](tmp_path)
-    monkeypatch.setattr(supply, "keeps_packed", lambda device: False)
+    monkeypatch.setattr(source, "keeps_packed", lambda device: False)
     prompt = random_prompt(37, seed=3)
     heard = one(load_engine(tmp_path, dtype="float32"), full("a", prompt, max_tokens=4, num_prompt_logprobs=431))
     assert_agrees(model, prompt, heard)
@@ -89,7 +89,7 @@ def test_a_quantized_checkpoint_kept_packed_is_the_same_model(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = INT4[name](tmp_path)
-    monkeypatch.setattr(supply, "keeps_packed", lambda device: True)
+    monkeypatch.setattr(source, "keeps_packed", lambda device: True)
     if "left alone" in name:  # other kinds of matrices than those that it leaves alone may be packed
         assert packed_weights(load_engine(tmp_path, dtype="float32")) == 2 * 3 + 3
         return
@@ -110,7 +110,7 @@ def test_fp8_kept_packed_is_the_same_model_with_rounded_activations(
             "_proj"
         ):  # activations of experts are left as they are
             module.register_forward_pre_hook(lambda _, inputs: (quantizers.fp8_rounded(inputs[0]),))
-    monkeypatch.setattr(supply, "keeps_packed", lambda device: True)
+    monkeypatch.setattr(source, "keeps_packed", lambda device: True)
     prompt = random_prompt(37, seed=3)
     engine = load_engine(tmp_path, dtype="float32")
     assert packed_weights(engine)
@@ -135,13 +135,13 @@ def test_weights_that_stay_packed_are_kept_as_the_checkpoint_has_them(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_family(tmp_path / "model", PACKED) if name == "mxfp4" else (INT4 | FP8)[name](tmp_path / "model")
-    monkeypatch.setattr(supply, "keeps_packed", lambda device: True)
+    monkeypatch.setattr(source, "keeps_packed", lambda device: True)
     memory = make_kv_memory(HostConfig(kv_bytes=4 << 20, threads=1))
     _, expected = answer(tmp_path / "model", None, memory)
     made, first = answer(tmp_path / "model", tmp_path / "kept", memory)
     stored = index_checkpoint(tmp_path / "model").values()
     assert made.weights_bytes == sum(tensor.end - tensor.start for tensor in stored)
-    monkeypatch.setattr("engine.weights.reader.index_checkpoint", None)  # opening the checkpoint would fail
+    monkeypatch.setattr("engine.weights.checkpoint.index_checkpoint", None)  # opening the checkpoint would fail
     mapped, second = answer(tmp_path / "model", tmp_path / "kept", memory)
     assert (made.mapped, mapped.mapped) == (False, True)
     assert mapped.weights_bytes == made.weights_bytes
@@ -155,7 +155,7 @@ def test_a_copy_in_memory_that_is_damaged_or_of_another_kind_is_made_again(
     memory = make_kv_memory(HostConfig(kv_bytes=4 << 20, threads=1))
     kept = tmp_path / "kept"
     _, unpacked = answer(tmp_path / "model", kept, memory)
-    monkeypatch.setattr(supply, "keeps_packed", lambda device: True)
+    monkeypatch.setattr(source, "keeps_packed", lambda device: True)
     remade, packed = answer(tmp_path / "model", kept, memory)
     assert not remade.mapped
     assert "it holds float32, not tensors as the checkpoint has them" in caplog.text
@@ -165,7 +165,7 @@ def test_a_copy_in_memory_that_is_damaged_or_of_another_kind_is_made_again(
     assert not remade.mapped
     assert "cut off" in caplog.text
     assert again.logprobs == packed.logprobs
-    monkeypatch.setattr(supply, "keeps_packed", lambda device: False)
+    monkeypatch.setattr(source, "keeps_packed", lambda device: False)
     remade, last = answer(tmp_path / "model", kept, memory)
     assert not remade.mapped
     assert last.logprobs == unpacked.logprobs
@@ -175,7 +175,7 @@ def test_packed_weights_are_loaded_without_a_copy_where_memory_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     INT4["awq"](tmp_path / "model")
-    monkeypatch.setattr(supply, "keeps_packed", lambda device: True)
+    monkeypatch.setattr(source, "keeps_packed", lambda device: True)
     memory = make_kv_memory(HostConfig(kv_bytes=4 << 20, threads=1))
     _, expected = answer(tmp_path / "model", None, memory)
     monkeypatch.setattr("engine.weights.bundle_file.free_bytes", lambda directory: 1 << 10)
@@ -187,7 +187,7 @@ def test_packed_weights_are_loaded_without_a_copy_where_memory_is_full(
 
 def test_experts_in_mxfp4_kept_packed_are_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = write_family(tmp_path, PACKED)
-    monkeypatch.setattr(supply, "keeps_packed", lambda device: True)
+    monkeypatch.setattr(source, "keeps_packed", lambda device: True)
     prompt = random_prompt(60, seed=4)
     engine = load_engine(tmp_path, dtype="float32")
     assert packed_weights(engine) == 2 * 3
@@ -200,7 +200,7 @@ def test_an_mxfp4_scale_that_is_no_number_is_named_where_it_stays_packed(
     write_family(tmp_path, PACKED)
     name = "model.layers.2.mlp.experts.down_proj_scales"
     change_tensors(tmp_path, lambda tensors: tensors[name].view(-1)[5:6].fill_(255))
-    monkeypatch.setattr(supply, "keeps_packed", lambda device: True)
+    monkeypatch.setattr(source, "keeps_packed", lambda device: True)
     with pytest.raises(CheckpointError, match=f"{name} in model.safetensors holds NaN"):
         load_engine(tmp_path, dtype="float32")
 
@@ -212,12 +212,12 @@ def test_a_rehearsal_lays_out_what_the_load_does(
 ) -> None:
     """Else other kernels would be compiled than those that are launched."""
     write_family(tmp_path, PACKED) if name == "mxfp4" else (INT4 | FP8)[name](tmp_path)
-    monkeypatch.setattr(supply, "keeps_packed", lambda device: stays_packed)
+    monkeypatch.setattr(source, "keeps_packed", lambda device: stays_packed)
     raw = read_config(tmp_path)
     family = find_family(raw)
-    storage, quantization = UnreadCheckpoint.open(tmp_path), read_quantization(raw)
+    storage, quantization = MetaStorage.open(tmp_path), read_quantization(raw)
     rehearsed = lay_out(
-        Rehearsal(
+        DryRun(
             family, family.parse_config(raw), storage, torch.float32, 64, 16,
             quantization=quantization, stays_packed=stays_packed,
         )
@@ -310,7 +310,7 @@ def test_matrices_that_order_their_columns_differently_cannot_be_fused(
     INT4["gptq, scattered"](tmp_path)
     change_tensors(tmp_path, lambda tensors: tensors.update({f"{STEM}.g_idx": torch.arange(64).int() // 32}))
     load_engine(tmp_path, dtype="float32")  # unpacked they can
-    monkeypatch.setattr(supply, "keeps_packed", lambda device: True)
+    monkeypatch.setattr(source, "keeps_packed", lambda device: True)
     with pytest.raises(
         CheckpointError, match=r"q_proj and .*k_proj read the same input and order its columns differently"
     ):

@@ -10,7 +10,7 @@ from engine.client import SocketEngineClient
 from engine.kv.shared_tiers import open_tiers
 from engine.protocol import HostConfig, TokenOutput
 from engine.validation import host_problem
-from engine.weights.fingerprint import fingerprint
+from engine.weights.digests import fingerprint
 from tests.checkpoints import write_llama
 from tests.engine.driver import load_engine, one, random_prompt, submit
 from tests.engine.test_host import collect, host_process, load, until

@@ -21,13 +21,11 @@ def test_a_cpu_compiles_nothing() -> None:
     BackgroundWarmUp("m", unplannable, torch.device("cpu")).wait()
 
 
-def test_a_model_that_cannot_be_rehearsed_goes_on(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_model_whose_dry_run_fails_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(engine.warm_up, "takes_triton", lambda: True)
     with caplog.at_level(logging.WARNING):
         BackgroundWarmUp("m", unplannable, CUDA).wait()
-    assert "m could not be rehearsed; its kernels are compiled at their first use" in caplog.text
+    assert "the dry run of m failed; its kernels are compiled at their first use" in caplog.text
     assert "no such model" in caplog.text
 
 
@@ -39,8 +37,8 @@ def test_all_is_compiled_once_it_has_been_waited_for(monkeypatch: pytest.MonkeyP
         return WarmUp(1, 0.1)
 
     monkeypatch.setattr(engine.warm_up, "takes_triton", lambda: True)
-    monkeypatch.setattr(engine.warm_up, "rehearse_model", lambda rehearsal: [rehearsal])
+    monkeypatch.setattr(engine.warm_up, "dry_run_launches", lambda dry_run: [dry_run])
     monkeypatch.setattr(engine.warm_up, "compile_launches", compile_launches)
-    rehearsal: Any = object()
-    BackgroundWarmUp("m", lambda: rehearsal, CUDA).wait()
-    assert compiled == [([rehearsal], CUDA)]
+    dry_run: Any = object()
+    BackgroundWarmUp("m", lambda: dry_run, CUDA).wait()
+    assert compiled == [([dry_run], CUDA)]

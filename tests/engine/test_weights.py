@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.errors import CheckpointError
 from engine.protocol import HostConfig, ModelSpec
+from engine.weights.checkpoint import index_checkpoint
 from engine.weights.filling import Job, fill
-from engine.weights.reader import index_checkpoint
 from tests.checkpoints import write_llama
 from tests.engine.driver import load_engine, one, submit
 

@@ -26,13 +26,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
-from engine import rehearsal
+from engine import dry_run
 from engine.models import bert, llama, mistral, qwen3
-from engine.rehearsal import Rehearsal, decode_batch, rehearse_model
+from engine.dry_run import DryRun, decode_batch, dry_run_launches
 from engine.layers.attention import LayerCache
-from engine.layers.weights import WeightLoader
+from engine.weights.loader import WeightLoader
 from engine.weights.quantization import read_quantization
-from engine.weights.unread import Unread, UnreadCheckpoint
+from engine.weights.bundle import TensorSpec
+from engine.weights.storage import MetaStorage
 from kernels.rehearsal import pretend, rehearse
 from kernels.warm_up import compile_launches, distinct
 
@@ -48,7 +49,7 @@ def llama_of(layers, pooling=None):
         architectures=["LlamaForCausalLM"], hidden_size=4096, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
         vocab_size=128256, num_hidden_layers=layers, intermediate_size=14336, max_position_embeddings=8192,
     ))
-    return Rehearsal(llama, config, UnreadCheckpoint({}), torch.bfloat16, 8192, 16, pooling)
+    return DryRun(llama, config, MetaStorage([]), torch.bfloat16, 8192, 16, pooling)
 
 class Counting(TorchDispatchMode):
     def __init__(self):
@@ -78,14 +79,14 @@ SMALL = dict(
 def names(family, pooling=None, **more):
     config = family.parse_config(SMALL | more)
     block_size = 16 if config.num_layers else 512
-    noted = rehearse_model(Rehearsal(family, config, UnreadCheckpoint({}), torch.float16, 512, block_size, pooling))
+    noted = dry_run_launches(DryRun(family, config, MetaStorage([]), torch.float16, 512, block_size, pooling))
     return sorted({launch.function.__name__ for launch in noted})
 
 def formats(parts, method):
     quantization = read_quantization({"quantization_config": method})
     config = llama.parse_config(SMALL | dict(intermediate_size=160))
-    its = Rehearsal(llama, config, UnreadCheckpoint(stored_as(parts)), torch.float16, 512, 16, None, quantization, True)
-    launches = rehearse_model(its)
+    its = DryRun(llama, config, MetaStorage(stored_as(parts)), torch.float16, 512, 16, None, quantization, True)
+    launches = dry_run_launches(its)
     assert {"_attend", "_rms_norm", "_rotate_and_cache", "_gated", "_pick"} <= {launch.function.__name__ for launch in launches}
     products = [launch for launch in launches if launch.function.__name__ == "_multiply"]
     kinds = {(launch.function.__module__, launch.options.get("FORMAT"), launch.options.get("HAS_ZEROS")) for launch in products}
@@ -97,28 +98,28 @@ MATRICES = {
 }
 
 def stored_as(parts):
-    return {
-        f"model.layers.{i}.{name}.{part}": unread
-        for i in range(2) for name, (rows, columns) in MATRICES.items() for part, unread in parts(rows, columns).items()
-    }
+    return [
+        TensorSpec(f"model.layers.{i}.{name}.{part}", *stored)
+        for i in range(2) for name, (rows, columns) in MATRICES.items() for part, stored in parts(rows, columns).items()
+    ]
 
 def in_int4(rows, columns):
     return {
-        "qweight": Unread("I32", (columns // 8, rows)), "qzeros": Unread("I32", (columns // 32, rows // 8)),
-        "scales": Unread("F16", (columns // 32, rows)),
+        "qweight": ("I32", (columns // 8, rows)), "qzeros": ("I32", (columns // 32, rows // 8)),
+        "scales": ("F16", (columns // 32, rows)),
     }
 
 def in_fp8(rows, columns):
-    return {"weight": Unread("F8_E4M3", (rows, columns)), "weight_scale": Unread("F32", (rows, 1))}
+    return {"weight": ("F8_E4M3", (rows, columns)), "weight_scale": ("F32", (rows, 1))}
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True}
 
 found = {"layer": launches_of(3) - launches_of(2)}
 found["families"] = [names(qwen3), names(mistral, sliding_window=40), names(bert, "cls")]
 found["packed"] = [formats(in_int4, GPTQ), formats(in_int4, GPTQ | {"sym": False}), formats(in_fp8, {"quant_method": "fp8"})]
-known = rehearse_model(llama_of(2)) + rehearse_model(llama_of(2, "mean"))
-rehearsal.DECODES, rehearsal.PROMPTS = ((1, 200), (2, 33), (5, 1600), (128, 700), (96, 8000)), ((1,), (7, 100), (1000,), (16, 16))
-again = rehearse_model(llama_of(2)) + rehearse_model(llama_of(2, "mean"))
+known = dry_run_launches(llama_of(2)) + dry_run_launches(llama_of(2, "mean"))
+dry_run.DECODES, dry_run.PROMPTS = ((1, 200), (2, 33), (5, 1600), (128, 700), (96, 8000)), ((1,), (7, 100), (1000,), (16, 16))
+again = dry_run_launches(llama_of(2)) + dry_run_launches(llama_of(2, "mean"))
 variants = {launch.variant for launch in known}
 found["new at other lengths"] = [str(launch.variant) for launch in distinct(again) if launch.variant not in variants]
 cache = os.environ["TRITON_CACHE_DIR"]
@@ -172,14 +173,14 @@ def test_a_dense_layer_makes_six_launches_beside_its_products(found: dict[str, A
     assert sum(layer.values()) <= 6, layer
 
 
-def test_other_families_are_rehearsed_too(found: dict[str, Any]) -> None:
+def test_other_families_have_their_launches_too(found: dict[str, Any]) -> None:
     normed, windowed, encoder = found["families"]
     assert {"_attend", "_rms_norm", "_rotate_and_cache", "_gated", "_pick"} <= {*normed}
     assert {*windowed} == {*normed} - {"_join"}, "a short window is not split"
     assert encoder == ["_pool"], "an encoder's own parts are torch's"
 
 
-def test_packed_matrices_are_rehearsed_packed(found: dict[str, Any]) -> None:
+def test_a_dry_run_keeps_packed_matrices_packed(found: dict[str, Any]) -> None:
     symmetric, asymmetric, fp8 = found["packed"]
     assert ["linear", "2", False] in symmetric, "INT4 is format 2"
     assert ["linear", "2", True] not in symmetric

@@ -6,27 +6,34 @@ by the safetensors package because its errors name neither the tensor nor the re
 """
 
 import json
+import os
 import re
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.errors import CheckpointError
-from engine.weights.bundle import ITEM_BYTES, Facts
+from engine.weights.bundle import ITEM_BYTES, CheckpointFacts
 
 PACKED_SUFFIX = ".bundle.safetensors"
 _PACKED_DTYPES = frozenset({"U8", "I32", "F8_E4M3"})
 _VALUES_IN_ONE = {"U8": 2, "I32": 8}  # four-bit ones
 _MAX_HEADER_BYTES = 100 << 20
+# File systems by Linux's names. What a program serves ("fuse", "fuse.sshfs") may come from anywhere.
+_REMOTE = frozenset({
+    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs",
+    "pvfs2", "smb3", "smbfs", "virtiofs",
+})  # fmt: skip
 
 
-# A tensor of the checkpoint as a model expects it: name, shape, and the types it may have.
-Stored = tuple[str, tuple[int, ...], Sequence[str]]
+# A stored tensor as a model expects it: name, shape, and the types it may have.
+ExpectedTensor = tuple[str, tuple[int, ...], Sequence[str]]
 
 
 class StoredTensor(NamedTuple):
-    """Where one tensor lies."""
+    """The bytes of a file that are one tensor."""
 
     file: Path
     dtype: str
@@ -36,22 +43,23 @@ class StoredTensor(NamedTuple):
 
 
 class Checkpoint:
-    """What a directory's tensors are, and which of them a model has asked for."""
+    """A directory's tensors by name, and which of them a model has asked for."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
         self.tensors = tensors
-        self._unasked = set(tensors)
+        self._unrequested = set(tensors)
 
     @classmethod
     def open(cls, directory: Path) -> "Checkpoint":
         return cls(index_checkpoint(directory))
 
     @property
-    def facts(self) -> Facts:
-        """A byte of packed weights counts as the two parameters it holds, a word as eight (and scales with them: 6 % too many)."""
+    def facts(self) -> CheckpointFacts:
+        """The number of parameters and their types. A byte of packed weights counts as the two parameters it holds, a word as eight (and scales with
+        them: 6 % too many)."""
         stored = self.tensors.values()
         num_parameters = sum(prod(s.shape) * _VALUES_IN_ONE.get(s.dtype, 1) for s in stored)
-        return Facts(num_parameters, tuple(sorted({s.dtype for s in stored})))
+        return CheckpointFacts(num_parameters, tuple(sorted({s.dtype for s in stored})))
 
     @property
     def num_bytes(self) -> int:
@@ -61,11 +69,11 @@ class Checkpoint:
         return name in self.tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor that is there."""
+        """Return the shape of a tensor that is there."""
         return self.tensors[name].shape
 
     def find(self, name: str, shape: tuple[int, ...], dtypes: Collection[str]) -> StoredTensor:
-        """Tensor `name`, which must have this shape and one of these types. It has been asked for from now on."""
+        """Return tensor `name` and note that a model asked for it. Raises CheckpointError for another shape or type, or where there is none."""
         stored = self.tensors.get(name)
         if stored is None:
             files = ", ".join(sorted({s.file.name for s in self.tensors.values()}))
@@ -79,17 +87,17 @@ class Checkpoint:
             raise CheckpointError(
                 f"tensor {name} in {stored.file.name} has type {stored.dtype}; supported are {', '.join(dtypes)}"
             )
-        self._unasked.discard(name)
+        self._unrequested.discard(name)
         return stored
 
     def skip(self, pattern: str) -> None:
-        """Tensors that are known to be redundant: nobody need ask for them."""
-        self._unasked = {name for name in self._unasked if not re.fullmatch(pattern, name)}
+        """Count tensors whose names match as asked for: they are known to be redundant."""
+        self._unrequested = {name for name in self._unrequested if not re.fullmatch(pattern, name)}
 
-    def refuse_leftovers(self) -> None:
-        """Tensors that nobody asked for: the model would not be what was trained."""
-        if self._unasked:
-            names = sorted(self._unasked)
+    def refuse_unrequested(self) -> None:
+        """Raise CheckpointError for tensors that no model asked for: it would not be what was trained."""
+        if self._unrequested:
+            names = sorted(self._unrequested)
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             raise CheckpointError(
                 f"{self.tensors[names[0]].file.name} holds tensors that config.json's architecture does not have: "
@@ -97,13 +105,13 @@ class Checkpoint:
             )
 
 
-def is_quantized(facts: Facts) -> bool:
+def is_quantized(facts: CheckpointFacts) -> bool:
     """Whether some of the weights are stored in four or eight bits."""
     return not _PACKED_DTYPES.isdisjoint(facts.dtypes)
 
 
 def packed_file(directory: Path) -> Path | None:
-    """The bundle that `pilotlight pack` has made, in a directory that has the checkpoint no more."""
+    """Return the bundle that `pilotlight pack` has made, in a directory that does not have the checkpoint besides."""
     if (directory / "model.safetensors").exists() or (directory / "model.safetensors.index.json").exists():
         return None
     found = sorted(directory.glob(f"*{PACKED_SUFFIX}"))
@@ -113,7 +121,7 @@ def packed_file(directory: Path) -> Path | None:
 
 
 def index_checkpoint(directory: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the directory's checkpoint, by name."""
+    """Return every tensor of the directory's checkpoint, by name. Raises CheckpointError."""
     index_file = directory / "model.safetensors.index.json"
     single = directory / "model.safetensors"
     if single.exists():
@@ -184,7 +192,7 @@ def _stored_tensor(file: Path, name: str, entry: Any, data_start: int, file_size
 
 
 def read_json(directory: Path, name: str, wanted: Collection[str] = ()) -> dict[str, Any]:
-    """A JSON object beside the weights, with the keys that must be there."""
+    """Read a JSON object beside the weights, which must have the keys `wanted`. Raises CheckpointError."""
     file = directory / name
     try:
         content = json.loads(file.read_bytes())
@@ -198,3 +206,30 @@ def read_json(directory: Path, name: str, wanted: Collection[str] = ()) -> dict[
         if key not in content:
             raise CheckpointError(f"{file} lacks the key {key}")
     return content
+
+
+def is_local(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
+    """Whether a file lies on a disk of this machine, as far as the system tells. A page of a mapped file may be asked for at any time: over a network
+    it may come late or not at all, and then a step hangs or the process ends."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        kind = _kind(os.path.realpath(path), mounts.read_text())
+    except OSError:
+        return False
+    return kind is not None and kind not in _REMOTE and not kind.startswith("fuse.")
+
+
+def _kind(path: str, mounts: str) -> str | None:
+    """Return the kind of the file system that is mounted deepest above `path`; of two at one place the later one hides the other."""
+    deepest, kind = -1, None
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        fields = before.split(" ")
+        if len(fields) < 5 or not after:
+            continue
+        point = fields[4].encode().decode("unicode_escape").encode("latin-1").decode()  # spaces are written \\040
+        is_above = path == point or path.startswith(point.rstrip("/") + "/")
+        if is_above and len(point) >= deepest:
+            deepest, kind = len(point), after.split(" ")[0]
+    return kind

@@ -1,7 +1,7 @@
-"""What a model will launch, known before its weights are there: it is made without them and runs through steps of the shapes that decide which
-variants of kernels are needed.
+"""The launches of a model before its weights are there: it is laid out on `meta` and runs through steps of the shapes that decide which variants of
+kernels are needed.
 
-Knows batches; refuses to know kernels. A variant that no rehearsed step launches is compiled at its first use, as everything was before.
+Knows batches; refuses to know kernels. A variant that no step of the dry run launches is compiled at its first use.
 """
 
 from collections.abc import Iterator
@@ -11,12 +11,12 @@ import torch
 
 from engine.batch import Batch, DecodeBatch
 from engine.layers.attention import LayerCache
-from engine.layers.weights import WeightLoader
 from engine.models.registry import Family, Model, ModelConfig
 from engine.pooling import PIECES
 from engine.protocol import Pooling
+from engine.weights.loader import WeightLoader
 from engine.weights.quantization import Quantization
-from engine.weights.unread import UnreadCheckpoint
+from engine.weights.storage import MetaStorage
 from kernels.logprobs import token_logprobs
 from kernels.penalties import LogitEntries, penalize_, restore_
 from kernels.pooling import pool_pieces
@@ -35,54 +35,55 @@ _DRAWS = (SamplingRow(0.0, None, 1.0, 0.0, 0, 0), SamplingRow(1.0, 20, 0.9, 0.0,
 _NUM_BLOCKS = 64  # of a cache that takes no memory
 
 
-class Rehearsal(NamedTuple):
-    """A model that is about to be loaded."""
+class DryRun(NamedTuple):
+    """A model that is about to be loaded, and how."""
 
     family: Family
     config: ModelConfig
-    storage: UnreadCheckpoint
+    storage: MetaStorage
     dtype: torch.dtype
     context_length: int
     block_size: int
     pooling: Pooling | None = None
     quantization: Quantization | None = None
-    stays_packed: bool = False  # its weights, on the device that it is rehearsed for
+    stays_packed: bool = False  # its weights, on the device that it is loaded to
 
 
-def rehearse_model(rehearsal: Rehearsal) -> "list[Launch]":
-    return rehearse(lambda: _run(rehearsal))
+def dry_run_launches(dry_run: DryRun) -> "list[Launch]":
+    """Return every launch of the steps, each variant of a kernel among them."""
+    return rehearse(lambda: _run(dry_run))
 
 
-def _run(rehearsal: Rehearsal) -> None:
-    model = lay_out(rehearsal)
-    config = rehearsal.config
+def _run(dry_run: DryRun) -> None:
+    model = lay_out(dry_run)
+    config = dry_run.config
     arena = pretend(
-        (_NUM_BLOCKS, config.num_layers, 2, rehearsal.block_size, config.num_kv_heads, config.head_dim), rehearsal.dtype
+        (_NUM_BLOCKS, config.num_layers, 2, dry_run.block_size, config.num_kv_heads, config.head_dim), dry_run.dtype
     )
     cache = [LayerCache(arena[:, i, 0], arena[:, i, 1]) for i in range(config.num_layers)]
-    for batch in batches(rehearsal):
+    for batch in batches(dry_run):
         hidden = model.forward(batch, cache)
-        if rehearsal.pooling is not None:
+        if dry_run.pooling is not None:
             lens = batch.prefill.host_q_lens if batch.prefill is not None else (1,) * len(hidden)
-            pool_pieces(hidden, pretend((len(lens) + 1,), torch.int32), lens, PIECES[rehearsal.pooling])
+            pool_pieces(hidden, pretend((len(lens) + 1,), torch.int32), lens, PIECES[dry_run.pooling])
         elif batch.prefill is None:
             _choose(model, hidden)
 
 
-def lay_out(rehearsal: Rehearsal) -> Model:
-    """The model, of nothing."""
-    storage = rehearsal.storage
-    packed = storage if rehearsal.stays_packed else None
-    loader = WeightLoader(storage, rehearsal.dtype, torch.device("meta"), rehearsal.quantization, packed)
-    return rehearsal.family.load(rehearsal.config, loader, rehearsal.context_length)
+def lay_out(dry_run: DryRun) -> Model:
+    """Lay the model out on `meta`."""
+    storage = dry_run.storage
+    packed = storage if dry_run.stays_packed else None
+    loader = WeightLoader(storage, dry_run.dtype, torch.device("meta"), dry_run.quantization, packed)
+    return dry_run.family.load(dry_run.config, loader, dry_run.context_length)
 
 
-def batches(rehearsal: Rehearsal) -> Iterator[Batch]:
-    if rehearsal.config.num_layers:
+def batches(dry_run: DryRun) -> Iterator[Batch]:
+    if dry_run.config.num_layers:
         for rows, context in DECODES:
-            yield decode_batch(rows, min(context, rehearsal.context_length), rehearsal.block_size)
+            yield decode_batch(rows, min(context, dry_run.context_length), dry_run.block_size)
     for lens in PROMPTS:
-        yield prompt_batch(tuple(min(length, rehearsal.context_length) for length in lens), rehearsal.block_size)
+        yield prompt_batch(tuple(min(length, dry_run.context_length) for length in lens), dry_run.block_size)
 
 
 def decode_batch(rows: int, context: int, block_size: int) -> Batch:

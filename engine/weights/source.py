@@ -1,0 +1,149 @@
+"""What a model's weights are read from: a directory's checkpoint, the bundle that `pilotlight pack` made of it, or a bundle in memory that an earlier
+load wrote.
+
+Knows what is stored, in which types, and whether it is what it was; refuses to know families and where a load puts the weights (load.py).
+"""
+
+import logging
+from contextlib import ExitStack, suppress
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from engine.errors import CheckpointError
+from engine.weights.bundle import BundleIdentity, CheckpointFacts, WeightBundleError, config_digest, difference
+from engine.weights.bundle_file import BundleFile
+from engine.weights.checkpoint import Checkpoint, is_quantized, packed_file
+from engine.weights.digests import fingerprint
+from engine.weights.quantization import Quantization
+
+log = logging.getLogger(__name__)
+
+DTYPE_NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_AS_STORED = "tensors as the checkpoint has them"  # where other bundles name the type of theirs
+
+
+class WeightSource:
+    """One directory's weights. Its `facts` and its fingerprint come first, since types and caches depend on them. `close` it."""
+
+    def __init__(
+        self, directory: Path, architecture: str, shared_path: Path | None, quantization: Quantization | None = None
+    ) -> None:
+        """`shared_path`: where a bundle in memory is, or may be written. Raises CheckpointError where the directory holds no weights."""
+        self.directory = directory
+        self.quantization = quantization
+        self.shared_path = shared_path
+        self._architecture = architecture
+        self._config = config_digest((directory / "config.json").read_bytes())
+        self._open = ExitStack()
+        self.packed = self._open_packed()
+        self._shared = self._open_shared()  # of this checkpoint, perhaps in another type
+
+    def close(self) -> None:
+        self._open.close()
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        try:
+            return fingerprint(self.directory)
+        except OSError as error:
+            raise CheckpointError(f"{self.directory} cannot be read for its fingerprint: {error}") from error
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The directory's own tensors, where it is not a packed one."""
+        return Checkpoint.open(self.directory)
+
+    @property
+    def packed_dtype(self) -> torch.dtype | None:
+        """The one type that the checkpoint was packed for."""
+        return None if self.packed is None else DTYPE_NAMES[self.packed.bundle.identity.dtype]
+
+    @property
+    def facts(self) -> CheckpointFacts:
+        for file in (self._shared, self.packed):
+            if file is not None:
+                return file.bundle.facts
+        return self.checkpoint.facts
+
+    def num_bytes(self, dtype: torch.dtype, device: torch.device) -> int:
+        """Return how much the weights take once they are loaded."""
+        if not self.stays_packed(device):
+            return self.facts.num_parameters * dtype.itemsize
+        return self.checkpoint.num_bytes if self._shared is None else self._shared.bundle.data_bytes
+
+    def stays_packed(self, device: torch.device) -> bool:
+        """Whether weights are loaded as they are stored. A bundle of them in memory is a copy of the checkpoint; others hold what was unpacked."""
+        return self.packed is None and keeps_packed(device) and is_quantized(self.facts)
+
+    def identity(self, dtype: torch.dtype | None) -> BundleIdentity:
+        """Return the identity of a bundle in one type; None: of a copy of the checkpoint."""
+        name = _AS_STORED if dtype is None else str(dtype).removeprefix("torch.")
+        return BundleIdentity(self._architecture, name, self._config, self.fingerprint.hex())
+
+    def check_unchanged(self) -> None:
+        """Raises CheckpointError when the directory's files are not what they were."""
+        if fingerprint(self.directory) != self.fingerprint:
+            raise CheckpointError(f"{self.directory} was changed while it was read; load it again")
+
+    def shared(self, identity: BundleIdentity) -> BundleFile | None:
+        """Return the bundle in memory. One of another identity is removed."""
+        if self._shared is not None and (wrong := difference(self._shared.bundle.identity, identity)) is not None:
+            self.refuse_shared(wrong)
+        return self._shared
+
+    def reopen_shared(self) -> BundleFile:
+        """Return the bundle that has been written to `shared_path`."""
+        assert self.shared_path is not None
+        self._shared = self._open.enter_context(BundleFile.open(self.shared_path))
+        return self._shared
+
+    def refuse_shared(self, why: str) -> None:
+        """Remove the bundle in memory: it is written again, and until then its memory is free."""
+        assert self.shared_path is not None
+        log.warning("the bundle %s is not used and is made again: %s", self.shared_path, why)
+        self._shared = None
+        with suppress(OSError):
+            self.shared_path.unlink()
+
+    def discard_shared(self) -> None:
+        """Remove the bundle in memory because the model computes NaN or infinity: no later load shall trust it."""
+        if self.shared_path is not None:
+            self.shared_path.unlink(missing_ok=True)
+
+    def _open_shared(self) -> BundleFile | None:
+        if self.shared_path is None:
+            return None
+        try:
+            file = self._open.enter_context(BundleFile.open(self.shared_path))
+        except FileNotFoundError:
+            return None
+        except (OSError, WeightBundleError) as error:
+            self.refuse_shared(str(error))
+            return None
+        found = file.bundle.identity
+        wrong = difference(found, self.identity(None)._replace(dtype=found.dtype))
+        if wrong is None:
+            return file
+        self.refuse_shared(wrong)
+        return None
+
+    def _open_packed(self) -> BundleFile | None:
+        path = packed_file(self.directory)
+        if path is None:
+            return None
+        try:
+            file = self._open.enter_context(BundleFile.open(path))
+        except WeightBundleError as error:
+            raise CheckpointError(
+                f"{path.name} in {path.parent} cannot be used: {error}; pack the model again"
+            ) from error
+        if file.bundle.identity.config != self._config:
+            raise CheckpointError(f"{path.parent} was packed with another config.json; pack the model again")
+        return file
+
+
+def keeps_packed(device: torch.device) -> bool:
+    """Whether kernels decode weights while they read them. On a CPU they are unpacked once: torch would unpack them for every step."""
+    return device.type == "cuda"
