@@ -25,13 +25,16 @@ RECOVER_AFTER = 2  # good probes in a row, after which a site that was healthy b
 
 class Ticket:
     """One request on its way to a site, from its making until its scope is left (or it is given back, where there is none). Until the site begins to
-    answer, its prompt stands in the site's queue, and the request can still go elsewhere: `on_site_lost` is called when the site fails meanwhile."""
+    answer, its prompt stands in the site's queue, and the request can still go elsewhere: `on_site_lost` is called, with the reason, when the site
+    fails meanwhile."""
 
-    def __init__(self, backend: "Backend", tokens: int, sent_at: float) -> None:
+    def __init__(
+        self, backend: "Backend", tokens: int, sent_at: float, on_site_lost: Callable[[str], None] | None
+    ) -> None:
         self.tokens = tokens
         self.sent_at = sent_at
         self.has_answered = False
-        self.on_site_lost: Callable[[], None] | None = None
+        self.on_site_lost = on_site_lost
         self._backend = backend
         backend._sent(self)
 
@@ -46,11 +49,6 @@ class Ticket:
     def give_back(self) -> None:
         """Without a word on what came of it."""
         self._backend._returned(self)
-
-    @property
-    def detail(self) -> str:
-        """Why the site's state is what it is."""
-        return self._backend.detail
 
     def answering(self) -> None:
         """The site has begun to answer."""
@@ -102,8 +100,8 @@ class Backend:
         """Its probes fail. One that answers them, only to say that it is not ready or does not know us, knows about its streams itself."""
         return self.state == "unhealthy" and not self.refuses_hops and (self.status is None or self.status.ready)
 
-    def inflight(self, tokens: int) -> Ticket:
-        return Ticket(self, tokens, self._clock())
+    def inflight(self, tokens: int, on_site_lost: Callable[[str], None] | None = None) -> Ticket:
+        return Ticket(self, tokens, self._clock(), on_site_lost)
 
     def _sent(self, ticket: Ticket) -> None:
         self.outstanding += 1
@@ -161,7 +159,7 @@ class Backend:
             self._become("unhealthy", reason)
             for ticket in tuple(self._waiting):
                 if ticket.on_site_lost is not None:
-                    ticket.on_site_lost()
+                    ticket.on_site_lost(reason)
 
     def refused_hop(self, reason: str) -> None:
         """It is there, and takes nothing that this router signs. What it has taken, it goes on with."""

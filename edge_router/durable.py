@@ -15,13 +15,12 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from edge_router.downstream import ClientGone, Downstream, Listener
-from edge_router.limits import Limits
-from edge_router.peek import Head
+from edge_router.admission import Admission
+from edge_router.downstream import ClientGone, Downstream, ResponseWriter
 from edge_router.preferences import preferences
+from edge_router.request import Head
 from edge_router.session import tenant_salt
 from sites.network import DurableConfig
-from wire.credentials import Access
 from wire.errors import ApiError
 from wire.sse import CONTENT_TYPE, HEARTBEAT, Event, EventDecoder, encode_event
 
@@ -34,7 +33,7 @@ HEARTBEAT_S = 10.0
 
 def is_mentioned(head: Head, body: bytes) -> bool:
     """Whether `asks_for_it` need be asked at all."""
-    return "prefer" in head.first or b'"durable"' in body
+    return head.has("prefer") or b'"durable"' in body
 
 
 def asks_for_it(head: Head, body: bytes) -> tuple[bool, bool, bytes]:
@@ -71,16 +70,15 @@ def asks_for_it(head: Head, body: bytes) -> tuple[bool, bool, bytes]:
 class Recording:
     """One stream's events. Towards the proxy it is the client, one that never leaves and never keeps it waiting."""
 
-    def __init__(self, name: str, tenant: bytes, client: Listener, config: DurableConfig, started_at: float) -> None:
+    def __init__(
+        self, name: str, tenant: bytes, client: ResponseWriter, config: DurableConfig, started_at: float
+    ) -> None:
         self.name = name
         self.tenant = tenant
         self.head = client.head
         self.address = client.address  # where it was when it asked: it may have left
         self.request_id = client.request_id
         self.is_streaming = False
-        self.is_ready = self.may_begin = (
-            False  # for `events_now` and `begin_now`: what does not fit ends the work, so a task has to stand behind it
-        )
         self.has_answered = False
         self.status = 0
         self.headers: list[tuple[str, str]] = []
@@ -100,15 +98,15 @@ class Recording:
 
     # what the proxy says
 
-    async def whole(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+    async def respond(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
         self.status, self.headers, self.body, self.has_answered = status, headers, body, True
         self._tell()
 
-    async def begin_stream(self, status: int, headers: list[tuple[str, str]]) -> None:
+    async def start_stream(self, status: int, headers: list[tuple[str, str]]) -> None:
         self.status, self.headers, self.has_answered, self.is_streaming = status, headers, True, True
         self._tell()
 
-    async def events(self, batch: bytes) -> None:
+    async def write(self, batch: bytes) -> None:
         """Whole events."""
         for event in EventDecoder(len(batch) + 1).feed(batch):
             if event.data is not None:
@@ -117,12 +115,6 @@ class Recording:
                 sentence = f"the answer is larger than {self._max_bytes / 2**20:g} MiB, which is all that is kept of a durable stream"
                 raise ApiError("aborted", sentence)
         self._tell()
-
-    def begin_now(self, status: int, headers: list[tuple[str, str]], batch: bytes) -> None:
-        raise NotImplementedError("a recording is never ready for it")
-
-    def events_now(self, batch: bytes) -> None:
-        raise NotImplementedError("a recording is never ready for it")
 
     async def end_stream(self) -> None:
         """The task's end is the stream's."""
@@ -135,7 +127,7 @@ class Recording:
             self._tell()
         elif not self.has_answered:
             headers = [*error.headers(), ("content-type", "application/json")]
-            await self.whole(error.status(self.head.dialect), headers, body)
+            await self.respond(error.status(self.head.dialect), headers, body)
 
     def cut(self, error: ApiError) -> None:
         """Ends the work from outside; readers are told `error`."""
@@ -286,15 +278,15 @@ async def tell(recording: Recording, client: Downstream, place: int) -> None:
     """To a client that reads along or again."""
     await recording.begun()
     if recording.body is not None:
-        return await client.whole(recording.status, [*recording.headers, (STREAM, recording.name)], recording.body)
+        return await client.respond(recording.status, [*recording.headers, (STREAM, recording.name)], recording.body)
     if not recording.has_answered:
         raise ApiError("aborted", "the stream was stopped before its answer began")
     kept = [pair for pair in recording.headers if pair[0] not in ("content-type", "content-length")]
     headers = [*kept, ("content-type", CONTENT_TYPE), (STREAM, recording.name), ("cache-control", "no-store")]
-    await client.begin_stream(recording.status, headers)
+    await client.start_stream(recording.status, headers)
     async with aclosing(recording.read(place)) as batches:
         async for batch in batches:
-            await client.events(batch)
+            await client.write(batch)
     await client.end_stream()
 
 
@@ -308,7 +300,7 @@ async def accepted(recording: Recording, client: Downstream) -> None:
         ("content-type", "application/json"),
     ]
     body = orjson.dumps({"id": recording.name, "object": "stream", "url": where})
-    await client.whole(202, [*headers, ("content-length", str(len(body)))], body)
+    await client.respond(202, [*headers, ("content-length", str(len(body)))], body)
 
 
 def owner_of(head: Head, secret: str) -> bytes:
@@ -319,17 +311,16 @@ def owner_of(head: Head, secret: str) -> bytes:
 class StreamRoutes:
     """GET and DELETE of /streams/ID, as an ASGI application."""
 
-    def __init__(self, recordings: Recordings, limits: Limits, access: Access, secret: str) -> None:
+    def __init__(self, recordings: Recordings, admission: Admission, secret: str) -> None:
         self._recordings = recordings
-        self._access = access
-        self._limits = limits
+        self._admission = admission
         self._secret = secret
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        client = Downstream.of(scope, receive, send)
+        client = Downstream(scope, receive, send)
         try:
-            self._access.check_client(client.head.header("authorization"))
-            with self._limits.admitted(client.head, client.address):
+            self._admission.access.check_client(client.head.header("authorization"))
+            with self._admission.limits.admitted(client.head, client.address):
                 await client.while_present(self._answer(client))
         except ClientGone:
             return
@@ -341,7 +332,7 @@ class StreamRoutes:
         recording = self._recordings.find(head.path.removeprefix(PATH), owner_of(head, self._secret))
         if head.method == "DELETE":
             await self._recordings.stop(recording)
-            return await client.whole(204, [], b"")
+            return await client.respond(204, [], b"")
         if head.method != "GET":
             raise ApiError("method_not_allowed", f"a stream does not take {head.method}: GET reads it, DELETE stops it")
         await tell(recording, client, recording.place_after(head.header(LAST_EVENT_ID)))

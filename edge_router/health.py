@@ -5,6 +5,7 @@ A probe also measures the round trip. Clock, sleep and chance are injected; how 
 
 import asyncio
 import logging
+import os
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
@@ -16,9 +17,9 @@ import msgspec
 
 from edge_router.backend import Backend
 from edge_router.site_clocks import SiteClocks
-from edge_router.upstream import reason_of
-from sites.network import HealthConfig
+from sites.network import HealthConfig, RelayConfig
 from wire.headers import CLOCK, HOP, HOP_SECRET_ENV, REFUSAL, REQUEST_ID, Hop, sign_hop, told_clock
+from wire.http.client import KEEP_ALIVE_S
 from wire.status import decode_status
 
 JITTER = 0.2  # of the interval, either way: routers that start together must not probe together
@@ -162,3 +163,30 @@ def connection_trace() -> aiohttp.TraceConfig:
 
     trace.on_connection_create_end.append(on_create_end)
     return trace
+
+
+def connector() -> aiohttp.TCPConnector:
+    return aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=60)
+
+
+def client_session(
+    tcp: aiohttp.BaseConnector, relay: RelayConfig, *traces: aiohttp.TraceConfig
+) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=tcp,
+        connector_owner=False,
+        auto_decompress=False,  # what the site encoded is the client's to decode
+        skip_auto_headers=("user-agent", "accept", "content-type"),
+        cookie_jar=aiohttp.DummyCookieJar(),  # clients' cookies are not ours to keep
+        timeout=aiohttp.ClientTimeout(
+            total=None, sock_connect=relay.connect_timeout_s
+        ),  # the default total cuts streams at 300 s
+        trace_configs=list(traces),
+    )
+
+
+def reason_of(error: BaseException) -> str:
+    """aiohttp's own sentence for a failed connection speaks of its TLS setting first."""
+    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
+        return f"cannot connect to {error.host}:{error.port}: {os.strerror(error.os_error.errno)}"
+    return str(error) or type(error).__name__

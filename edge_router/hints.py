@@ -14,9 +14,9 @@ import aiohttp
 import msgspec
 from prometheus_client import CollectorRegistry, Counter
 
+from edge_router.health import reason_of
 from edge_router.policy import Preference
 from edge_router.site_clocks import SiteClocks
-from edge_router.upstream import reason_of
 from wire.headers import HOP, REQUEST_ID, Hop, sign_hop
 from wire.hints import WAKE_PATH, WakeHint
 

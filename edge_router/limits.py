@@ -9,9 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from types import TracebackType
 
-from msgspec.structs import force_setattr
-
-from edge_router.peek import Head
+from edge_router.request import Head
 from edge_router.session import tenant_salt
 from sites.network import DoorConfig, TenantConfig, TenantLimitsConfig
 from wire.errors import ApiError
@@ -21,9 +19,7 @@ MAX_TENANTS = 100_000  # remembered; one that has been idle for a minute is full
 
 def tenant_of(head: Head, secret: str) -> bytes:
     """Equal for all requests with one key and for no others. An account is a client's own word: each that it invents would be one more bucket."""
-    tenant = tenant_salt(head.key, "", secret)
-    force_setattr(head, "tenant", tenant)
-    return tenant
+    return tenant_salt(head.key, "", secret)
 
 
 class Bucket:
@@ -142,7 +138,7 @@ class Limits:
             bucket.take(tokens, self._clock())
 
     def _tenant(self, head: Head) -> _Tenant:
-        key = head.tenant or tenant_of(head, self._secret)
+        key = tenant_of(head, self._secret)
         tenant = self._tenants.get(key)
         if tenant is None:
             tenant = self._tenants[key] = _Tenant(self._limits_of(head), self._clock())

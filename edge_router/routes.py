@@ -1,40 +1,72 @@
 """What the router answers itself: is it alive, is it ready, what does it count, what does it see, how would it choose."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable
 from importlib.metadata import PackageNotFoundError, version
 
 import orjson
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from edge_router.backend import Backend
-from edge_router.peek import Head, peek, request_id_of
+from edge_router.client_places import ClientPlaces
 from edge_router.proxy import Proxy
+from edge_router.request import Head, RequestParser, aside_if_large, request_id_of
 from wire.errors import ApiError, dialect_of
 from wire.status import Place, ProcessStatus, RouterStatus, encode_status
 
 JSON = "application/json"
-ADMIN_PATHS = frozenset({"/metrics", "/status", "/debug/route"})  # where keys are required, for operators alone
 MAX_DEBUG_BODY = 8 << 20
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class PrefixRoute(BaseRoute):
+    """All paths that begin with one of some prefixes, whatever follows: a Mount takes no line end, which a decoded path may hold."""
+
+    def __init__(self, prefixes: tuple[str, ...], app: ASGIApp) -> None:
+        self._prefixes = prefixes
+        self._app = app
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        is_ours = scope["type"] in ("http", "websocket") and scope["path"].startswith(self._prefixes)
+        return (Match.FULL if is_ours else Match.NONE), {}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
 
 
 class OwnRoutes:
-    def __init__(self, place: Place, backends: Mapping[str, Backend], proxy: Proxy) -> None:
+    def __init__(self, place: Place, proxy: Proxy, places: ClientPlaces) -> None:
         self._place = place
-        self._backends = backends
         self._proxy = proxy
+        self._places = places
+        self._backends = proxy.selector.backends
 
     def routes(self) -> list[Route]:
         return [
             Route("/livez", self.livez),
             Route("/readyz", self.readyz),
-            Route("/metrics", self.metrics),
-            Route("/status", self.status),
-            Route("/debug/route", self.debug_route, methods=["GET", "POST"]),
+            Route("/metrics", self._for_admins(self.metrics)),
+            Route("/status", self._for_admins(self.status)),
+            Route("/debug/route", self._for_admins(self.debug_route), methods=["GET", "POST"]),
         ]
+
+    def _for_admins(self, endpoint: Endpoint) -> Endpoint:
+        """Where keys are required, for operators alone."""
+
+        async def checked(request: Request) -> Response:
+            access = self._proxy.admission.access
+            try:
+                if access.is_required:
+                    access.check_admin(request.headers.get("authorization"))
+            except ApiError as error:
+                return refusal(error, request.url.path)
+            return await endpoint(request)
+
+        return checked
 
     async def livez(self, request: Request) -> Response:
         return _json({"live": True})
@@ -47,8 +79,13 @@ class OwnRoutes:
             for backend in self._backends.values()
             if backend.state != "healthy"
         }
-        ready = bool(healthy) and not self._proxy.is_draining
-        fields = {"ready": ready, "draining": self._proxy.is_draining, "healthy": healthy, "not_healthy": others}
+        ready = bool(healthy) and not self._proxy.admission.is_draining
+        fields = {
+            "ready": ready,
+            "draining": self._proxy.admission.is_draining,
+            "healthy": healthy,
+            "not_healthy": others,
+        }
         return _json(fields, 200 if ready else 503)
 
     async def metrics(self, request: Request) -> Response:
@@ -71,13 +108,11 @@ class OwnRoutes:
             if not body and model:
                 body = orjson.dumps({"model": model})
             address = request.query_params.get("address", "")
-            secret, max_hops = self._proxy.secret, self._proxy.relay.max_hops
-            reading = await self._proxy.reading(head, body, address)
-            name = request_id_of(head)
-            asked = peek(head, body, name, secret, max_hops, self._supposed_place, address, reading=reading)
+            parser = RequestParser(self._proxy.parser.secret, self._proxy.config.max_hops, self._supposed_place)
+            asked = await aside_if_large(body, parser.parse, head, body, request_id_of(head), address)
         except ApiError as error:
             return refusal(error, path)
-        route, preferences = self._proxy.rank(asked)
+        route, preferences = self._proxy.selector.rank(asked)
         ranked = {preference.backend.name for preference in preferences}
         return _json({
             "model": asked.model,
@@ -89,7 +124,7 @@ class OwnRoutes:
                 {
                     "site": preference.backend.name, "state": preference.backend.state, "reason": preference.reason,
                     "cost_ms": round(preference.cost_ms, 3),
-                    "patience_ms": None if preference.patience_ms is None else round(preference.patience_ms, 3),
+                    "patience_ms": None if preference.max_queue_ms is None else round(preference.max_queue_ms, 3),
                     "cached_tokens": preference.backend.cached_tokens(route),
                     "status_age_s": _age_s(route.now_s, preference.backend.status_at_s),
                     "terms": {name: round(value, 3) for name, value in preference.terms.items()},
@@ -104,7 +139,7 @@ class OwnRoutes:
 
     def _supposed_place(self, address: str, header: str, is_hop: bool) -> Place | None:
         """Whoever asks "what if" is believed."""
-        return self._proxy.places.place(address, header, is_hop or bool(header))
+        return self._places.place(address, header, is_hop or bool(header))
 
 
 def refusal(error: ApiError, path: str) -> Response:

@@ -15,9 +15,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from edge_router.app import Router, access_of, build_app
-from edge_router.peek import FUNCTIONS
+from starlette.applications import Starlette
+
+from edge_router.admission import Admission
+from edge_router.app import access_of, build_app
 from edge_router.proxy import Proxy
+from edge_router.request import FUNCTIONS
 from edge_router.tls import Certificate
 from sites.config import ConfigError, check_secrets
 from sites.network import DoorConfig, NetworkConfig, load_network
@@ -85,23 +88,24 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
         gc.freeze()  # what is here now stays: no collection need look at it again
         print(f"The router listens on {url}", flush=True)
         await stop.wait()
-        await _drain(app.proxy, network.relay.drain_timeout_s, stop_now)
-        app.tunnels.end()
+        await _drain(app.state.proxy, network.relay.drain_timeout_s, stop_now)
+        app.state.tunnels.end()
 
 
 LIVE = ("tenants", "tenant_limits", "door.require_key", "door.max_open_per_client")
 
 
-def reload(app: Router, network: NetworkConfig, file: Path | None) -> None:
+def reload(app: Starlette, network: NetworkConfig, file: Path | None) -> None:
     """Keys and limits; certificates are looked at all the time (tls.py)."""
     found = None if file is None else read_again(network, file, load_network, LIVE)
     if found is not None:
-        app.access.become(access_of(found))
-        app.proxy.limits.set(found.door, found.tenant_limits, found.tenants)
+        admission: Admission = app.state.proxy.admission
+        admission.access.become(access_of(found))
+        admission.limits.set(found.door, found.tenant_limits, found.tenants)
 
 
 @asynccontextmanager
-async def serving(app: Router, network: NetworkConfig, listener: socket.socket) -> AsyncIterator[Server]:
+async def serving(app: Starlette, network: NetworkConfig, listener: socket.socket) -> AsyncIterator[Server]:
     """Takes the socket over."""
     door = network.door
     origins = Origins(
@@ -115,13 +119,12 @@ async def serving(app: Router, network: NetworkConfig, listener: socket.socket) 
         app,
         http_limits(door),
         others,
-        app.tunnels,
-        app.direct,
+        app.state.tunnels,
         http2=door.http2,
         origins=origins,
         overload_headers=OVERLOADED,
     )
-    app.proxy.metrics.watch("connections", "Of clients, over HTTP/1.1.", lambda: len(server.connections))
+    app.state.proxy.metrics.watch("connections", "Of clients, over HTTP/1.1.", lambda: len(server.connections))
     certificate = Certificate.of(network.listen, http2=door.http2)
     async with app.router.lifespan_context(app):
         await server.start(listener, certificate.context if certificate else None)

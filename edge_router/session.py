@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import msgspec
 from blake3 import blake3
-from msgspec.structs import force_setattr
 
 from edge_router.policy import Home
 from wire.prefixes import short_digest
@@ -51,12 +50,15 @@ class Conversation(msgspec.Struct, frozen=True):
     session: bytes | None  # digest of the name the client gave it
     prefixes: tuple[Prefix, ...]  # growing
     tokens: int
-    short_digests: tuple[tuple[int, int], ...] = ()  # made here: what published digests are searched for
+    short_digests: tuple[
+        tuple[int, int], ...
+    ] = ()  # (short digest, tokens up to there), longest first: what published digests are searched for
 
-    def __post_init__(self) -> None:
-        """(Short digest, tokens up to there), longest first."""
-        newest = self.prefixes[: -REMEMBERED_PREFIXES - 1 : -1]
-        force_setattr(self, "short_digests", tuple([(short_digest(digest), tokens) for digest, tokens, _ in newest]))
+    @classmethod
+    def of(cls, session: bytes | None, prefixes: tuple[Prefix, ...], tokens: int) -> "Conversation":
+        newest = prefixes[: -REMEMBERED_PREFIXES - 1 : -1]
+        short = tuple([(short_digest(digest), tokens) for digest, tokens, _ in newest])
+        return cls(session, prefixes, tokens, short)
 
     @property
     def placement_key(self) -> bytes | None:

@@ -9,21 +9,17 @@ import logging
 from http import HTTPStatus
 from typing import NamedTuple
 
-import httptools
 import orjson
 
-from edge_router.asking import raise_refusal
 from edge_router.backend import Backend
 from edge_router.downstream import head_of
-from edge_router.exchange import nothing_left
-from edge_router.link import CannotConnect, Link, LinkLost
 from edge_router.metrics import NO_SITE
-from edge_router.peek import FUNCTIONS, Head, ValidRequest, request_id_of
 from edge_router.proxy import Proxy
-from edge_router.site_clocks import SiteClocks
-from edge_router.upstream import SiteFailed, Upstream, request_head
+from edge_router.request import FUNCTIONS, Head, ValidRequest, request_id_of
+from edge_router.upstream import SiteFailed, Upstream, raise_refusal
 from wire.errors import ApiError
 from wire.headers import HOP_BY_HOP, OURS, REQUEST_ID, ROUTE, SITE
+from wire.http.client import SWITCHING_PROTOCOLS, CannotConnect, ConnectionLost, UpstreamConnection
 from wire.http.tunnel import Tunnel, Upgrading
 
 MAX_REFUSAL_BYTES = 1 << 20
@@ -37,7 +33,6 @@ Pairs = list[tuple[str, str]]
 
 RESTARTING = b"\x88\x02\x03\xf4"  # a server's close frame with the code 1012, service restart (registered by IANA)
 UPGRADED: Pairs = [("connection", "Upgrade"), ("upgrade", "websocket")]
-UPGRADING = b"connection: Upgrade\r\nupgrade: websocket\r\n"
 _DROPPED = HOP_BY_HOP | {"content-length", "date", "server", REQUEST_ID}
 
 
@@ -49,43 +44,11 @@ class Refusal(NamedTuple):
     body: bytes
 
 
-class SwitchingLink(Link):
-    """A link whose answer may be 101. What comes behind that waits in `first`, and the connection is not read."""
-
-    first = b""
-
-    def data_received(self, data: bytes) -> None:
-        if self.has_head and self.status == HTTPStatus.SWITCHING_PROTOCOLS:
-            self.first += data
-            return
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self.status, self.has_head, self.is_fit = self._parser.get_status_code(), True, False
-            self.first = data[upgrade.args[0] :]
-            self._transport.pause_reading()
-            self.wake()
-        except httptools.HttpParserError as error:
-            self._lost(f"it sent what is not HTTP: {error}")
-
-    def on_headers_complete(self) -> None:
-        if self._parser.get_status_code() != HTTPStatus.SWITCHING_PROTOCOLS:
-            super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        if self._parser.get_status_code() != HTTPStatus.SWITCHING_PROTOCOLS:
-            super().on_message_complete()
-
-    @property
-    def transport(self) -> asyncio.Transport:
-        return self._transport
-
-
 class Tunnels:
     """What the server calls with each client that asks for a WebSocket."""
 
-    def __init__(self, proxy: Proxy, clocks: SiteClocks) -> None:
-        self._proxy, self._clocks = proxy, clocks
+    def __init__(self, proxy: Proxy) -> None:
+        self._proxy = proxy
         self._open: set[Tunnel] = set()
 
     def __len__(self) -> int:
@@ -131,22 +94,22 @@ class Tunnels:
         """Counts as a request while it lasts. The client has its answer afterwards."""
         proxy = self._proxy
         address = str(client.scope["client"][0]) if client.scope.get("client") else ""
-        proxy.check(head)
+        proxy.admission.check(head)
         if not head.is_for_function:
             raise ApiError("invalid_request", f"WebSockets are offered under {FUNCTIONS}: send plain HTTP here")
-        with proxy.limits.admitted(head, address):
-            request = proxy.parsed(head, b"", request_id, address)
+        with proxy.admission.limits.admitted(head, address):
+            request = proxy.parser.parse(head, b"", request_id, address)
             failures: dict[str, SiteFailed] = {}
-            _, preferences = proxy.rank(request)
-            for preference in preferences[: proxy.relay.max_tries]:
-                backend = proxy.backends[preference.backend.name]
+            _, preferences = proxy.selector.rank(request)
+            for preference in preferences[: proxy.config.max_tries]:
+                backend = proxy.selector.backends[preference.backend.name]
                 reasons = preference.explained(len(failures) + 1)
                 try:
                     return backend.name, await self._open_at(backend, client, request, reasons)
                 except SiteFailed as failure:
                     failures[backend.name] = failure
                     self._note(backend, failure)
-            raise nothing_left(failures, proxy.backends)
+            raise proxy.selector.nothing_left(failures)
 
     async def _open_at(self, backend: Backend, client: Upgrading, request: ValidRequest, reasons: str) -> Tunnel | None:
         """Raises SiteFailed."""
@@ -164,34 +127,32 @@ class Tunnels:
         proxy.metrics.ended(backend.name, "ok")
         head = _head(101, [*_kept(answer), *further, *UPGRADED])
         proxy.upstream.pool.give_away(answer)
-        limit_s = proxy.relay.idle_timeout_s
+        limit_s = proxy.config.idle_timeout_s
         silence_s = max(limit_s, MIN_SILENCE_S)
-        return client.join(head, answer.transport, answer.first, silence_s=silence_s, stall_s=limit_s)
+        return client.join(
+            head, answer.transport, answer.response.switched or b"", silence_s=silence_s, stall_s=limit_s
+        )
 
-    async def _asked(self, upstream: Upstream, backend: Backend, request: ValidRequest) -> "SwitchingLink | Refusal":
+    async def _asked(self, upstream: Upstream, backend: Backend, request: ValidRequest) -> UpstreamConnection | Refusal:
         """What a site says that is its client's to hear. Raises SiteFailed."""
-        link: SwitchingLink | None = None
-        patience_s = self._proxy.relay.first_byte_timeout_s
+        link: UpstreamConnection | None = None
+        patience_s = self._proxy.config.first_byte_timeout_s
         try:
             async with asyncio.timeout(patience_s):
-                link = await upstream.pool.connect(upstream.origin(backend.url), SwitchingLink)
-                lines = (
-                    request.head_lines(self._proxy.secret, self._clocks.now_s(backend.name), backend.name, b"")
-                    + UPGRADING
-                )
-                link.send(request_head(link.origin, request, lines, 0), b"")
+                link = await upstream.pool.connect(upstream.origin(backend.url))
+                upstream.send(link, backend.name, request, may_switch=True)
                 await link.head()
-                if link.status == HTTPStatus.SWITCHING_PROTOCOLS:
+                if link.response.status == SWITCHING_PROTOCOLS:
                     switched, link = link, None
                     return switched
                 body = await _whole(link)
                 raise_refusal(link, body, is_for_function=True)
-                return Refusal(link.status, _kept(link), body)
+                return Refusal(link.response.status, _kept(link), body)
         except CannotConnect as error:
             raise SiteFailed("connect", str(error)) from None
         except TimeoutError:
             raise SiteFailed("silent", f"it sent nothing for {patience_s:g} s") from None
-        except LinkLost as error:
+        except ConnectionLost as error:
             raise SiteFailed("lost", str(error)) from None
         finally:
             if link is not None:
@@ -205,15 +166,15 @@ class Tunnels:
             backend.refused_draining()
 
 
-def _kept(link: Link) -> Pairs:
+def _kept(link: UpstreamConnection) -> Pairs:
     return [
         (name, value)
-        for name, value in link.headers
+        for name, value in link.response.headers
         if name not in _DROPPED and (name == SITE or not name.startswith(OURS))
     ]
 
 
-async def _whole(link: Link) -> bytes:
+async def _whole(link: UpstreamConnection) -> bytes:
     body = b""
     while part := await link.read():
         body += part

@@ -1,28 +1,31 @@
-"""Sites' answers: what has begun, its events as they come, and the watch over those that fall silent.
+"""Requests to sites: one attempt at one site, and the response that it brings once there is something to pass on.
 
-An answer is made once there is something to pass on (asking.py). `Answer.batches` raises Lost where its stream ends before its end. Knows HTTP and
-framing; choosing, retrying and telling the client are proxy.py's.
+An attempt brings an UpstreamResponse whose first byte has arrived, or raises SiteFailed: this site has given nothing, and another one may be tried.
+From there on Lost is raised where the stream ends before its end. Knows HTTP and time limits; choosing and retrying are proxy.py's.
 """
 
 import asyncio
-import os
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Literal, NamedTuple, Protocol
 
-import aiohttp
-import orjson
-
-from edge_router.link import KEEP_ALIVE_S, Link, LinkLost, LinkPool, Origin
-from edge_router.peek import ValidRequest
-from edge_router.plain import PlainEvent
+from edge_router.relay import Broken, Cause, DeliveryLog, Done, OpaqueRelay, RelayEvent, StreamRelay, error_of
+from edge_router.request import ValidRequest
+from edge_router.silence import LOOK_AGAIN_S, SilenceWatch
 from edge_router.site_clocks import SiteClocks
 from sites.network import RelayConfig
-from wire.continuation import MARKS
-from wire.headers import SITE, forwardable
-from wire.sse import Event, EventDecoder, SSEError
+from wire.continuation import RESUME_POINTS
+from wire.headers import QUEUE, REFUSAL, SITE, forwardable
+from wire.http.client import (
+    CannotConnect,
+    ConnectionLost,
+    ConnectionPool,
+    NoDescriptors,
+    Origin,
+    UpstreamConnection,
+)
 
 Failure = Literal[
     "connect",
@@ -37,32 +40,16 @@ Failure = Literal[
     "untrusted",
     "no_files",
 ]
-Cause = Literal["closed", "silent", "frozen", "stalled", "error", "draining", "malformed"]
 
-PassedOn = Callable[
-    [list[Event]], list[Event] | None
-]  # what is left to do of some events: None: nothing, not even to look at them
-PlainOn = Callable[[PlainEvent], bool]  # False: it has to be looked at, as others are
-
-LOOK_AGAIN_S = 0.5  # silence inside a stream, after which the site's probes are asked whether it still lives
-LOOKED_AT_ONCE = 64  # silent streams; each costs up to a microsecond when it is no longer in the processor's caches
+MAX_BODY_BYTES = (
+    64 << 20
+)  # of a response that is no stream: it is read whole so that its loss can be made good elsewhere
+SMALL_BYTES = 1 << 20  # of a function's response of known length, which is relayed in one piece
+AT_WORK_SHARE = 0.1  # of the first byte's time limit that is not waited for, where a site sends heartbeats
 LAST_CHUNK_S = 0.5  # after the last event, the end of the HTTP body: then the connection can be used again
-WORKERS_AI_FULL = 3040
-ENGINE_LOST = ("engine_error", 5000)  # in either dialect: the engine died or failed
-MODEL_LOST = "model_load_failed"  # another site may have it whole, or room for it
-SITES_OWN_FAULT = (
-    *ENGINE_LOST,
-    MODEL_LOST,
-    "internal_error",
-    "draining",
-    "overloaded",
-    WORKERS_AI_FULL,
-)  # as an error event
-_COMPLETION_TOKENS = re.compile(rb'"completion_tokens":\s*(\d{1,9})')
-NOT_THE_LAST = Event(
-    b"", None, None, b""
-)  # stands for one that was passed on unread, behind which there is more to come
+SPENT_STATUSES = frozenset({502, 503, 504})
 OUR_OWN_HEADERS = frozenset({"server", "date"})  # our server writes its own
+_COMPLETION_TOKENS = re.compile(rb'"completion_tokens":\s*(\d{1,9})')
 
 
 class SiteFailed(Exception):
@@ -84,205 +71,320 @@ class Lost(Exception):
         self.cause = cause
 
 
-def connector() -> aiohttp.TCPConnector:
-    """For probes."""
-    return aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=60)
+class SitePace(Protocol):
+    """What a site's silence means to one request."""
+
+    def may_leave(self) -> bool:
+        """Before the first event: the request can go elsewhere."""
+        ...
+
+    def is_frozen(self) -> bool:
+        """The site's probes fail."""
+        ...
+
+    def is_stalled(self, silent_s: float) -> bool:
+        """Inside a stream: it had better go on elsewhere."""
+        ...
 
 
-def client_session(
-    tcp: aiohttp.BaseConnector, relay: RelayConfig, *traces: aiohttp.TraceConfig
-) -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        connector=tcp,
-        connector_owner=False,
-        auto_decompress=False,  # what the site encoded is the client's to decode
-        skip_auto_headers=("user-agent", "accept", "content-type"),
-        cookie_jar=aiohttp.DummyCookieJar(),  # clients' cookies are not ours to keep
-        timeout=aiohttp.ClientTimeout(
-            total=None, sock_connect=relay.connect_timeout_s
-        ),  # the default total cuts streams at 300 s
-        trace_configs=list(traces),
-    )
+class AttemptLimits(NamedTuple):
+    first_byte_s: float  # of an answer that is generated before it is sent, the network's own time limit counts instead
+    stall_s: float  # of silence, after which the site is left where that may be
+    is_continuation: bool  # of a stream that another site has begun
 
 
-class Answer:
-    """A site's answer, begun. `async with` it: leaving closes the connection to a site that is still talking."""
+class UpstreamAttempt:
+    """One request to one site."""
 
     def __init__(
-        self, upstream: "Upstream", link: Link, body: bytes | None, stream: "Events | None", first: list[Event]
+        self,
+        upstream: "Upstream",
+        site: str,
+        url: str,
+        request: ValidRequest,
+        limits: AttemptLimits,
+        pace: SitePace,
+        log: DeliveryLog,
     ) -> None:
-        self.status = link.status
-        self.headers = _downstream_headers(link, body)
-        self.body = body  # None: a stream
-        self.has_marks = body is None and header(link.headers, MARKS) == "1"  # it can be continued elsewhere
-        self.is_opaque = isinstance(
-            stream, _Pieces
-        )  # a function's: what is in it, and how it ends, is not ours to judge
         self._upstream = upstream
-        self._link = link
-        self.first = first  # its first events
-        self.is_told = False  # the client has them
-        self._stream = stream
+        self._site, self._origin = site, upstream.origin(url)
+        self._request = request
+        self._limits = limits
+        self._pace = pace
+        self._log = log
+        self._heard_at = self._look_again_at = time.monotonic()
+        self._timeout: asyncio.Timeout | None = None
+        self._connection: UpstreamConnection | None = None
+        self._lost_because: str | None = None
+
+    async def response(self) -> "UpstreamResponse":
+        """Send the request and wait for what can be passed on. Raises SiteFailed. A site that stops answering its probes meanwhile is left at once: a
+        machine that froze or a cable that was cut closes no connection. On cancellation the connection is closed."""
+        upstream, begun_at = self._upstream, time.monotonic()
+        upstream.silence.add(self)
+        try:
+            async with asyncio.timeout(self._time_limit_s) as self._timeout:
+                response = await self._read(await self._head())
+            self._connection = None  # the response owns it now
+            return response
+        except CannotConnect as error:
+            raise SiteFailed("no_files" if isinstance(error, NoDescriptors) else "connect", str(error)) from None
+        except TimeoutError:
+            if self._lost_because is not None:
+                detail = f"it became unhealthy before its first byte: {self._lost_because}"
+                raise SiteFailed("silent", detail) from None
+            waited_s = time.monotonic() - begun_at
+            raise SiteFailed("silent", f"it sent nothing for {waited_s:.3g} s") from None
+        except ConnectionLost as error:
+            raise SiteFailed("lost", str(error)) from None
+        finally:
+            self._timeout = None
+            upstream.silence.discard(self)
+            if self._connection is not None:
+                upstream.pool.put_back(self._connection)
+
+    def site_lost(self, because: str) -> None:
+        """The site's probes fail: there is nothing to wait for any more."""
+        self._lost_because = because
+        self._expire()
+
+    def look(self, now: float, awake_since: float) -> None:
+        if now < self._look_again_at or now - max(self._heard_at, awake_since) < self._limits.stall_s:
+            return
+        self._look_again_at = now + LOOK_AGAIN_S
+        if self._pace.may_leave():
+            self._expire()
+
+    @property
+    def _time_limit_s(self) -> float:
+        if self._request.is_generated_whole:
+            return self._upstream.config.answer_timeout_s
+        return self._limits.first_byte_s
+
+    def _expire(self) -> None:
+        if self._timeout is not None and not self._timeout.expired():
+            self._timeout.reschedule(asyncio.get_running_loop().time())
+
+    def _wait_again(self, seconds: float) -> float:
+        """Return when the time limit that begins now is over, on the loop's clock."""
+        assert self._timeout is not None
+        until = asyncio.get_running_loop().time() + seconds
+        if not self._timeout.expired():
+            self._timeout.reschedule(until)
+        return until
+
+    async def _head(self) -> UpstreamConnection:
+        """Return a connection that has brought the response's head. A kept one that its site closed when the request was under way already says
+        nothing of the site."""
+        pool = self._upstream.pool
+        kept = pool.idle(self._origin)
+        if kept is not None:
+            try:
+                return await self._sent(kept)
+            except ConnectionLost:
+                if not (kept.response.is_untouched and self._request.head.may_be_repeated):
+                    raise
+            self._connection = None
+            pool.put_back(kept)
+        return await self._sent(await pool.connect(self._origin))
+
+    async def _sent(self, connection: UpstreamConnection) -> UpstreamConnection:
+        self._connection = connection
+        self._upstream.send(connection, self._site, self._request)
+        await connection.head()
+        return connection
+
+    async def _read(self, connection: UpstreamConnection) -> "UpstreamResponse":
+        head = connection.response
+        if self._request.head.is_for_function:
+            return await self._function_response(connection)
+        if header(head.headers, "content-type").partition(";")[0].strip().lower() == "text/event-stream":
+            relay = StreamRelay(self._log, is_resumable=header(head.headers, RESUME_POINTS) == "1")
+            if not relay.is_resumable:
+                self._check_continuation(head.status)
+            first = await self._first_events(connection, relay)
+            return UpstreamResponse(self._upstream, connection, None, relay, first, self._pace)
+        body = await self._body(connection)
+        raise_refusal(connection, body, is_for_function=False)
+        self._check_continuation(head.status)
+        return UpstreamResponse(self._upstream, connection, body)
+
+    def _check_continuation(self, status: int) -> None:
+        if self._limits.is_continuation:
+            raise SiteFailed("refused", f"it answered {status} instead of continuing the stream")
+
+    async def _first_events(self, connection: UpstreamConnection, relay: StreamRelay) -> list[RelayEvent]:
+        """Return all up to the first event that carries data. A heartbeat is no answer; but when most of the time is over and there were some, the
+        site is at work, and the client is told so instead of starting again elsewhere."""
+        limit_s = self._limits.first_byte_s
+        until = 0.0 if connection.response.has_body else self._wait_again(limit_s)
+        first: list[RelayEvent] = []
+        while not relay.has_data:
+            if relay.num_events:
+                until = until or self._wait_again(limit_s)
+                try:
+                    async with asyncio.timeout_at(until - limit_s * AT_WORK_SHARE):
+                        chunk = await connection.read()
+                except TimeoutError:
+                    return first
+            else:
+                chunk = await connection.read()
+            if not chunk:
+                raise SiteFailed("lost", "it closed the connection before its first event")
+            first += relay.feed(chunk)
+            if not relay.has_data and first and isinstance(broken := first[-1], Broken):
+                raise SiteFailed("malformed", broken.detail)
+            self._heard_at = time.monotonic()
+        return first
+
+    async def _function_response(self, connection: UpstreamConnection) -> "UpstreamResponse":
+        """Only what a site says in its own name is told from a function's response."""
+        response = connection.response
+        length = header(response.headers, "content-length")
+        is_small = length.isdigit() and int(length) <= SMALL_BYTES
+        if not header(response.headers, REFUSAL) and not is_small and not response.is_done:
+            return UpstreamResponse(self._upstream, connection, None, OpaqueRelay(), [], self._pace)
+        body = await self._body(connection)
+        raise_refusal(connection, body, is_for_function=True)
+        return UpstreamResponse(self._upstream, connection, body)
+
+    async def _body(self, connection: UpstreamConnection) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            if not (connection.response.has_body or connection.response.is_done):
+                self._wait_again(self._time_limit_s)
+            if not (chunk := await connection.read()):
+                return b"".join(parts)
+            parts.append(chunk)
+            size += len(chunk)
+            if size > MAX_BODY_BYTES:
+                raise SiteFailed("malformed", f"its answer is larger than {MAX_BODY_BYTES >> 20} MiB")
+
+
+class UpstreamResponse:
+    """A site's response, begun: either a whole `body`, or a stream whose relayed events it iterates over, as many at once as one read has brought.
+    `async with` it: leaving closes the connection to a site that is still talking."""
+
+    def __init__(
+        self,
+        upstream: "Upstream",
+        connection: UpstreamConnection,
+        body: bytes | None,
+        relay: StreamRelay | OpaqueRelay | None = None,
+        first: list[RelayEvent] | None = None,
+        pace: SitePace | None = None,
+    ) -> None:
+        """`first`: what has been read of a stream."""
+        self.status = connection.response.status
+        self.headers = _downstream_headers(connection, body)
+        self.body = body
+        self._relay = relay
+        self._upstream = upstream
+        self._connection = connection
+        self._first = first
+        self._pace = pace
+        self._is_done = False
+        self._silent_since: float | None = None
+        if relay is not None:
+            upstream.silence.add(self)
+
+    @property
+    def is_resumable(self) -> bool:
+        """It can be continued elsewhere."""
+        return self._relay is not None and self._relay.is_resumable
+
+    @property
+    def is_opaque(self) -> bool:
+        """A function's stream: its client learns of its loss from a response without an end."""
+        return isinstance(self._relay, OpaqueRelay)
 
     @property
     def completion_tokens(self) -> int:
-        """As the usage of an answer in one piece has it, at its end."""
+        """Of an answer in one piece, as the usage at its end has it."""
         found = _COMPLETION_TOKENS.search(self.body[-2048:]) if self.body is not None else None
         return int(found[1]) if found is not None else 0
 
-    async def __aenter__(self) -> "Answer":
+    async def __aenter__(self) -> "UpstreamResponse":
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self._upstream.leave(self._link, self._stream)
+        self._upstream.silence.discard(self)
+        self._upstream.pool.put_back(self._connection)
 
-    async def batches(
-        self, is_frozen: Callable[[], bool], is_stalled: Callable[[float], bool], passed_on: PassedOn, plain_on: PlainOn
-    ) -> AsyncGenerator[list[Event], None]:
-        """Whole events, as many at once as one read delivered; those that `plain_on` and `passed_on` leave of what comes while they are waited for,
-        which may be none. Raises Lost where the stream ends without having said so, and where it is silent while `is_frozen`, or for so many seconds
-        that it `is_stalled`."""
-        stream = self._stream
-        assert stream is not None
-        stream.is_frozen, stream.passed_on = is_frozen, passed_on
-        stream.plain_on = plain_on
-        if self.has_marks and not self.is_opaque:
-            self._link.plain = stream.take_plain
-            stream.is_stalled = is_stalled
-        events: list[Event] | None = self.first
-        yield [] if self.is_told else self.first
-        while not (events and events[-1].is_done):
-            events = await stream.more()
-            if events is None:
-                break
-            yield events
+    def __aiter__(self) -> "UpstreamResponse":
+        return self
+
+    async def __anext__(self) -> list[RelayEvent]:
+        """Raises Lost where the connection ends, or `look` has ended a silence. Progress is a whole event: other bytes are silence."""
+        if self._is_done:
+            await self._drain()
+            raise StopAsyncIteration
+        if self._first is not None:
+            events, self._first = self._first, None
         else:
-            await stream.drain()
-            return
-        if not self.is_opaque and (stream.last is None or not _is_final(stream.last)):
-            raise Lost("closed", "it closed the connection before the end of its answer")
-
-
-class Events:
-    """The site's events, read as they come. How long one may take is watched from outside, for all streams at once: a timer each would be set and
-    cleared for every token."""
-
-    def __init__(self, link: Link, idle_timeout_s: float) -> None:
-        self.is_frozen: Callable[[], bool] | None = None
-        self.is_stalled: Callable[[float], bool] | None = None
-        self.passed_on: PassedOn | None = None
-        self.plain_on: PlainOn | None = None
-        self.last: Event | None = None  # that carried data
-        self._come: list[Event] | None = None  # to be handed out
-        self._link = link
-        self._decoder = EventDecoder()
-        self._idle_timeout_s = idle_timeout_s
-        self._waits_since: float | None = None
-        link.sink = self._take
-
-    async def more(self) -> list[Event] | None:
-        """The next events, None at a clean end. Progress is a whole event: bytes that never become one count as silence."""
-        self._waits_since = time.monotonic()
-        try:
-            return await self.read()
-        except SSEError as error:
-            raise Lost("malformed", f"it sent {error}") from None
-        except LinkLost as error:
-            raise Lost("closed", str(error)) from None
-        finally:
-            self._waits_since = None
-
-    def look(self, now: float, awake_since: float = float("-inf")) -> None:
-        """Ends the wait for a site that has been silent for too long, or is and whose probes fail. `awake_since`: before then this process stood
-        still itself, and what it did not hear says nothing of a site."""
-        if self._waits_since is None:
-            return
-        silent_s = now - self._waits_since
-        if silent_s >= self._idle_timeout_s:
-            self._link.fail(Lost("silent", f"it was silent for {self._idle_timeout_s:g} s"))
-        elif silent_s >= LOOK_AGAIN_S and self.is_frozen is not None and self.is_frozen():
-            self._link.fail(Lost("frozen", f"it was silent for {silent_s:.1f} s, and its probes fail"))
-        elif self.is_stalled is not None and self.is_stalled(heard_s := now - max(self._waits_since, awake_since)):
-            self._link.fail(Lost("stalled", f"it was silent for {heard_s:.1f} s, though its probes are answered"))
-
-    async def read(self) -> list[Event] | None:
-        link = self._link
-        while self._come is None:
-            if link.has_parts:
-                self._come = self.decoded(link.take()) or None
-            elif not link.is_done:
-                await link.news()
-            elif self._decoder.pending_bytes:
-                raise Lost("closed", "it closed the connection inside an event")
-            else:
-                return None
-        events, self._come = self._come, None
+            self._silent_since = time.monotonic()
+            try:
+                events = await self._read_events()
+            except ConnectionLost as error:
+                raise Lost("closed", str(error)) from None
+            finally:
+                self._silent_since = None
+        self._is_done = bool(events) and isinstance(events[-1], Done)
         return events
 
-    def _take(self, chunk: bytes) -> None:
-        """What comes while it is waited for goes on from here, as far as it may: a task's turn for every token costs as much as the token."""
-        try:
-            events = self.decoded(chunk)
-        except SSEError as error:
-            return self._link.fail(error)
-        left = events if self.passed_on is None or not events else self.passed_on(events)
-        if left is None:
-            self._waits_since = time.monotonic()
-        elif left or events:
-            self._come = left
-            self._link.wake()
+    def look(self, now: float, awake_since: float) -> None:
+        if self._silent_since is None:
+            return
+        assert self._pace is not None
+        limit_s, silent_s = self._upstream.config.idle_timeout_s, now - self._silent_since
+        heard_s = now - max(self._silent_since, awake_since)
+        if silent_s >= limit_s:
+            self._connection.interrupt(Lost("silent", f"it was silent for {limit_s:g} s"))
+        elif silent_s >= LOOK_AGAIN_S and self._pace.is_frozen():
+            self._connection.interrupt(Lost("frozen", f"it was silent for {silent_s:.1f} s, and its probes fail"))
+        elif self.is_resumable and self._pace.is_stalled(heard_s):
+            detail = f"it was silent for {heard_s:.1f} s, though its probes are answered"
+            self._connection.interrupt(Lost("stalled", detail))
 
-    def take_plain(self, read: bytes) -> bool:
-        if self._decoder.pending_bytes or self.plain_on is None or (event := PlainEvent.of(read)) is None:
-            return False
-        if not self.plain_on(event):
-            return False
-        self._waits_since, self.last = time.monotonic(), NOT_THE_LAST
-        return True
+    async def _read_events(self) -> list[RelayEvent]:
+        relay = self._relay
+        assert relay is not None
+        before = relay.num_events
+        while True:
+            chunk = await self._connection.read()
+            events = relay.feed(chunk) if chunk else relay.end()
+            if events or relay.num_events > before:
+                return events
 
-    def decoded(self, chunk: bytes) -> list[Event]:
-        events = self._decoder.feed(chunk)
-        for event in reversed(events):
-            if event.data is not None:
-                self.last = event
-                break
-        return events
-
-    async def drain(self) -> None:
+    async def _drain(self) -> None:
         """Nothing but the end should follow; a site that goes on is cut off."""
-        self._link.sink = self._link.plain = None
-        if self._link.is_done:
+        if self._connection.response.is_done:
             return
         try:
             async with asyncio.timeout(LAST_CHUNK_S):
-                while await self._link.read():
+                while await self._connection.read():
                     pass
-        except (TimeoutError, LinkLost):
+        except (TimeoutError, ConnectionLost):
             return  # the answer was complete: only the connection is not reused
 
 
-class _Pieces(Events):
-    """A function's stream, whatever it is: each read as one piece."""
-
-    def decoded(self, chunk: bytes) -> list[Event]:
-        return [Event(None, None, None, chunk)]
-
-
 class Upstream:
-    """`async with` it: leaving closes all connections."""
+    """The connections to sites. `async with` it: leaving closes them all."""
 
-    def __init__(self, relay: RelayConfig, secret: str, clocks: SiteClocks) -> None:
-        self.pool = LinkPool(relay.connect_timeout_s)
-        self.relay = relay
+    def __init__(self, config: RelayConfig, secret: str, clocks: SiteClocks) -> None:
+        self.config = config
+        self.pool = ConnectionPool(config.connect_timeout_s)
+        self.silence = SilenceWatch(min(LOOK_AGAIN_S, config.idle_timeout_s) / 2)
         self._secret, self._clocks = secret, clocks
         self._origins: dict[str, Origin] = {}
-        self._streams: set[Events] = set()
         self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "Upstream":
-        self._watch = asyncio.create_task(self._look_after_streams())
+        self.silence.add(self)
+        self._watch = asyncio.create_task(self.silence.run())
         return self
 
     async def __aexit__(
@@ -293,22 +395,22 @@ class Upstream:
         await asyncio.gather(self._watch, return_exceptions=True)
         self.pool.close()
 
-    def send(self, link: Link, site: str, request: ValidRequest) -> None:
+    def look(self, now: float, awake_since: float) -> None:
+        self.pool.sweep()
+
+    def send(
+        self, connection: UpstreamConnection, site: str, request: ValidRequest, *, may_switch: bool = False
+    ) -> None:
+        """With `may_switch` it asks for a WebSocket. Raises CannotConnect."""
+        head, method = request.head, request.head.method
         body = request.delivery + request.body if request.delivery else request.body
-        head = request_head(
-            link.origin, request, request.head_lines(self._secret, self._clocks.now_s(site), site, body), len(body)
-        )
-        link.send(head, body, is_head_request=request.head.method == "HEAD")
-
-    def read_events(self, link: Link, *, as_pieces: bool = False) -> "Events":
-        stream = (_Pieces if as_pieces else Events)(link, self.relay.idle_timeout_s)
-        self._streams.add(stream)
-        return stream
-
-    def leave(self, link: Link, stream: Events | None) -> None:
-        if stream is not None:
-            self._streams.discard(stream)
-        self.pool.put_back(link)
+        lines = f"{method} {head.target} HTTP/1.1\r\nhost: {connection.origin.authority}\r\n".encode("latin-1")
+        lines += request.head_lines(self._secret, self._clocks.now_s(site), site, body)
+        if may_switch:
+            lines += b"connection: Upgrade\r\nupgrade: websocket\r\n"
+        if body or method not in ("GET", "HEAD", "OPTIONS", "DELETE"):
+            lines += b"content-length: %d\r\n" % len(body)
+        connection.send(lines + b"\r\n", body, is_head_request=method == "HEAD", may_switch=may_switch)
 
     def origin(self, url: str) -> Origin:
         origin = self._origins.get(url)
@@ -316,77 +418,48 @@ class Upstream:
             origin = self._origins[url] = Origin.of(url)
         return origin
 
-    async def _look_after_streams(self) -> None:
-        """A few at a time, and whatever else has come goes between: nine thousand in one go kept every token waiting for 12 ms."""
-        interval_s = min(LOOK_AGAIN_S, self.relay.idle_timeout_s) / 2
-        looked_at, awake_since = time.monotonic(), float("-inf")
-        while True:
-            await asyncio.sleep(interval_s)
-            before, looked_at = looked_at, time.monotonic()
-            if looked_at - before > interval_s + LOOK_AGAIN_S:
-                awake_since = looked_at
-            streams = tuple(self._streams)
-            for start in range(0, len(streams), LOOKED_AT_ONCE):
-                now = time.monotonic()
-                for stream in streams[start : start + LOOKED_AT_ONCE]:
-                    stream.look(now, awake_since)
-                await asyncio.sleep(0)
-            self.pool.sweep()
+
+_KINDS: dict[str, Failure] = {
+    "draining": "draining",
+    "model_load_failed": "no_model",
+    "engine_error": "lost",
+    "signature": "untrusted",
+    "clock": "untrusted",
+}
+
+
+def raise_refusal(connection: UpstreamConnection, body: bytes, *, is_for_function: bool) -> None:
+    """Raises SiteFailed where the site, and not the request, is at fault. The site's header says so and never a body, which may be a function's; a
+    gateway before the site has only a status, which is believed where no function answers."""
+    headers, status = connection.response.headers, connection.response.status
+    word = header(headers, REFUSAL)
+    if not word and (is_for_function or status not in SPENT_STATUSES):
+        return
+    queue = header(headers, QUEUE)
+    if word and queue.isascii() and queue.isdigit() and len(queue) < 12:
+        raise SiteFailed("declined", f"its queue of {queue} tokens is too long", queued_tokens=int(queue))
+    after = header(headers, "retry-after")
+    said = str(error_of(body).get("message", ""))[:200]
+    detail = f"it answered {status}" + (f" ({said})" if said else "")
+    retry_after_s = float(after) if after.isascii() and after.isdigit() and len(after) < 6 else None
+    raise SiteFailed(_KINDS.get(word, "full"), detail, retry_after_s)
 
 
 def header(headers: Sequence[tuple[str, str]], name: str) -> str:
-    """The first of that name, or nothing. Names are lower case."""
+    """Return the first of that name, or nothing. Names are lower case."""
     for key, value in headers:
         if key == name:
             return value
     return ""
 
 
-def request_head(origin: Origin, request: ValidRequest, lines: bytes, body_bytes: int) -> bytes:
-    method = request.head.method
-    head = f"{method} {request.head.target} HTTP/1.1\r\nhost: {origin.authority}\r\n".encode("latin-1") + lines
-    if body_bytes or method not in ("GET", "HEAD", "OPTIONS", "DELETE"):
-        head += b"content-length: %d\r\n" % body_bytes
-    return head + b"\r\n"
-
-
-def error_of(body: bytes) -> dict[str, Any]:
-    """The error object of either dialect; empty where the body is none."""
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return {}
-    if not isinstance(fields, dict):
-        return {}
-    errors = fields.get("errors")
-    error = errors[0] if isinstance(errors, list) and errors else fields.get("error")
-    return error if isinstance(error, dict) else {}
-
-
-def is_sites_own_fault(event: Event) -> bool:
-    """An error event after which another site may well go on, other than one that says what is wrong with the request."""
-    return event.data is not None and b'"error' in event.data and error_of(event.data).get("code") in SITES_OWN_FAULT
-
-
-def _is_final(event: Event) -> bool:
-    """After [DONE], or an error event, a stream may end."""
-    assert event.data is not None
-    return event.is_done or bool(error_of(event.data))
-
-
-def _downstream_headers(link: Link, body: bytes | None) -> list[tuple[str, str]]:
-    headers = [pair for pair in forwardable(link.headers) if pair[0] not in OUR_OWN_HEADERS]
-    if site := header(link.headers, SITE):
+def _downstream_headers(connection: UpstreamConnection, body: bytes | None) -> list[tuple[str, str]]:
+    response = connection.response
+    headers = [pair for pair in forwardable(response.headers) if pair[0] not in OUR_OWN_HEADERS]
+    if site := header(response.headers, SITE):
         headers.append((SITE, site))
-    if link.is_head_request:
-        headers += [pair for pair in link.headers if pair[0] == "content-length"]
-    elif body is not None and link.status not in (204, 304):
+    if response.is_to_head_request:
+        headers += [pair for pair in response.headers if pair[0] == "content-length"]
+    elif body is not None and response.status not in (204, 304):
         headers.append(("content-length", str(len(body))))
     return headers
-
-
-def reason_of(error: BaseException) -> str:
-    """aiohttp's own sentence for a failed connection speaks of its TLS setting first."""
-    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
-        return f"cannot connect to {error.host}:{error.port}: {os.strerror(error.os_error.errno)}"
-    return str(error) or type(error).__name__

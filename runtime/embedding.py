@@ -5,6 +5,7 @@ Knows what `dimensions` does to a vector; refuses to know HTTP and dialects.
 
 import asyncio
 import math
+import os
 from collections.abc import Iterator
 
 from engine.client import EngineError
@@ -14,7 +15,6 @@ from runtime.accounts import Tenant
 from runtime.engines.slot import LoadedModel
 from runtime.generation import Generator, as_api_errors
 from runtime.validation import EmbeddingInput, ValidEmbedding
-from wire.chance import random_bytes
 from wire.chat import Usage
 from wire.errors import ApiError
 
@@ -110,7 +110,7 @@ def _most_at_once(prompts: list[tuple[int, ...]]) -> int:
 
 
 def _submit(model: str, prompt: tuple[int, ...], pooling: Pooling, tenant: Tenant) -> Submit:
-    return Submit(random_bytes(16).hex(), model, prompt, SamplingParams(max_tokens=1), tenant.salt, pooling=pooling)
+    return Submit(os.urandom(16).hex(), model, prompt, SamplingParams(max_tokens=1), tenant.salt, pooling=pooling)
 
 
 async def _encode(model: LoadedModel, request: ValidEmbedding) -> list[tuple[int, ...]]:

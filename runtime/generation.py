@@ -5,6 +5,7 @@
 """
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -25,7 +26,6 @@ from runtime.resumption import resumed
 from runtime.streaming import Assembler, Diverged, Piece, joined
 from runtime.traffic import Traffic
 from runtime.validation import INLINE_BYTES, Conversation, ValidGeneration
-from wire.chance import random_bytes
 from wire.chat import FinishReason, Usage
 from wire.continuation import Delivery
 from wire.errors import ApiError
@@ -202,10 +202,10 @@ def as_submits(
 ) -> dict[int, Submit]:
     """One sequence per choice. Choice i draws with seed + i, so choice 0 is what a request for one choice would get; the
     others wait for the first to compute the prompt."""
-    first = Submit(random_bytes(16).hex(), request.model, prompt, params, tenant.salt)
+    first = Submit(os.urandom(16).hex(), request.model, prompt, params, tenant.salt)
     others = {
         i: first._replace(
-            sequence_id=random_bytes(16).hex(),
+            sequence_id=os.urandom(16).hex(),
             sampling=params._replace(seed=(params.seed + i) % 2**63, prompt_logprobs=False),
             leader=first.sequence_id,
         )

@@ -2,10 +2,11 @@
 
 Router to site: the header `x-pilotlight-answer: SEED.CREATED.NONCE`, from which an answer has its random numbers and its name wherever it is made. Of
 a stream that is to be continued a fourth part says how many bytes of the body come before the client's own: what was delivered of each choice.
-Site to router: a header that promises marks, and marks. A mark is a comment line at the head of an event. It says which tokens all events since
-the mark before it, its own included, have brought: events without their mark have not happened.
+Site to router: a header that promises resume points, and these. A resume point is a comment line at the head of an event. It says which tokens all
+events since the one before it, its own included, have brought: events without their resume point have not happened.
 """
 
+import os
 import re
 import time
 from typing import Annotated, NamedTuple
@@ -13,16 +14,15 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from wire.chance import random_bytes
 from wire.chat import FinishReason
 
 ANSWER = "x-pilotlight-answer"  # router -> site
-MARKS = "x-pilotlight-marks"  # site -> router: "1", this stream has marks
+RESUME_POINTS = "x-pilotlight-marks"  # site -> router: "1", this stream has resume points
 DRAIN_NOTICE = b":pl draining\n\n"  # site -> router: take this stream elsewhere, if there is anywhere else
 MAX_DELIVERED_BYTES = 16 << 20  # of what comes before the client's body: two million tokens
 MAX_CHOICES = 1024
 
-_MARK = b":pl ["
+_POINT = b":pl ["
 _DRAINING = DRAIN_NOTICE.rstrip(b"\n")
 _ANSWER = re.compile(r"^([0-9]{1,19})\.([0-9]{1,12})\.([0-9a-f]{24})(?:\.([0-9]{1,8}))?$")
 
@@ -30,11 +30,11 @@ TokenIds = tuple[Annotated[int, Meta(ge=0, lt=2**31)], ...]
 
 
 class ContinuationError(ValueError):
-    """The other side of the hop sent what is no mark, no answer's name or no delivery; the message says which."""
+    """The other side of the hop sent what is no resume point, no answer's name or no delivery; the message says which."""
 
 
-class Mark(msgspec.Struct, frozen=True, array_like=True):
-    """What the events up to here have brought of one choice, beyond its mark before."""
+class ResumePoint(msgspec.Struct, frozen=True, array_like=True):
+    """What the events up to here have brought of one choice, beyond its resume point before."""
 
     choice: Annotated[int, Meta(ge=0, lt=MAX_CHOICES)]
     token_ids: TokenIds
@@ -69,14 +69,14 @@ class AnswerName(NamedTuple):
 
     @classmethod
     def fresh(cls) -> "AnswerName":
-        chance = random_bytes(20)
-        return cls(int.from_bytes(chance[:8], "big") >> 1, int(time.time()), chance[8:].hex())
+        drawn = os.urandom(20)
+        return cls(int.from_bytes(drawn[:8], "big") >> 1, int(time.time()), drawn[8:].hex())
 
 
 NOTHING_DELIVERED = Delivery(())
 
 _encoder = msgspec.json.Encoder()
-_mark_decoder = msgspec.json.Decoder(Mark)
+_point_decoder = msgspec.json.Decoder(ResumePoint)
 _delivery_decoder = msgspec.json.Decoder(Delivery)
 
 
@@ -104,22 +104,22 @@ def decode_delivery(data: bytes) -> Delivery:
         raise ContinuationError(f"what was delivered of the answer cannot be read: {error}") from None
 
 
-def marked(events: bytes, mark: Mark) -> bytes:
-    """Whole events of our own encoding, with the mark at the head of the last one."""
+def with_resume_point(events: bytes, point: ResumePoint) -> bytes:
+    """Return whole events of our own encoding with the resume point at the head of the last one."""
     end_before = events.rfind(b"\n\n", 0, -2)
     start = 0 if end_before < 0 else end_before + 2
-    return events[:start] + b":pl " + _encoder.encode(mark) + b"\n" + events[start:]
+    return events[:start] + b":pl " + _encoder.encode(point) + b"\n" + events[start:]
 
 
-def unmarked(raw: bytes) -> tuple[bytes, Mark | None]:
-    """One event as its client is to see it, and its mark."""
-    if not raw.startswith(_MARK):
+def strip_resume_point(raw: bytes) -> tuple[bytes, ResumePoint | None]:
+    """Return one event as its client is to see it, and its resume point. Raises ContinuationError."""
+    if not raw.startswith(_POINT):
         return raw, None
     line, _, event = raw.partition(b"\n")
     try:
-        return event, _mark_decoder.decode(line[len(b":pl ") :])
+        return event, _point_decoder.decode(line[len(b":pl ") :])
     except msgspec.DecodeError as error:
-        raise ContinuationError(f"a mark that cannot be read: {error}") from None
+        raise ContinuationError(f"a resume point that cannot be read: {error}") from None
 
 
 def is_drain_notice(raw: bytes) -> bool:

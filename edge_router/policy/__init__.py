@@ -106,7 +106,9 @@ class Preference(msgspec.Struct, frozen=True):
     cost_ms: float
     terms: dict[str, float]
     reason: str
-    patience_ms: float | None = None  # with a longer queue than this the site had better decline; None: any is accepted
+    max_queue_ms: float | None = (
+        None  # with a longer queue than this the site had better decline; None: any is accepted
+    )
 
     def serves(self, model: str | None) -> bool:
         """Sites that do not have the model are ranked, too, where none has it."""

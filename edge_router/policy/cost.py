@@ -45,7 +45,7 @@ class Assumptions:
     repeat_max_ms: float = (
         3000.0  # times the load, too: no client waits longer for others' sake, and a hot prefix spreads
     )
-    patience_ms: float = (
+    queue_slack_ms: float = (
         150.0  # a queue longer by less than this is not left for another: that costs a round trip or two
     )
 
@@ -84,16 +84,16 @@ class CostPolicy:
         if preferences:
             first = order[0]
             preferences[0] = Preference(
-                first.backend, first.cost_ms, first.terms, reason, self._patience_ms(first, prices)
+                first.backend, first.cost_ms, first.terms, reason, self._max_queue_ms(first, prices)
             )
         return preferences
 
-    def _patience_ms(self, first: Priced, priced: list[Priced]) -> float | None:
+    def _max_queue_ms(self, first: Priced, priced: list[Priced]) -> float | None:
         """The predicted queue, and what the next best site costs more."""
         other = next((each for each in priced if each is not first), None)
         if other is None:
             return None
-        return first.terms["queue_ahead"] + max(0.0, other.score - first.score) + self.assumptions.patience_ms
+        return first.terms["queue_ahead"] + max(0.0, other.score - first.score) + self.assumptions.queue_slack_ms
 
     def price(
         self,

@@ -306,15 +306,15 @@ FRESH = (
         "a quiet hour allows a burst of an hour's worth",
     ),
     Mutant(
-        "edge_router/journal.py",
-        "        self.forget_held()\n        self.site_is_draining",
-        "        self.site_is_draining",
+        "edge_router/relay.py",
+        "            elif point is not None and not self._held:\n",
+        "            elif True:\n",
         "what a lost site had not completed is told beside what the next one says",
     ),
     Mutant(
-        "edge_router/journal.py",
-        "        if choice.finish_reason is not None:\n            return False\n",
-        "",
+        "edge_router/relay.py",
+        "        if choice.finish_reason is not None:\n",
+        "        if False:\n",
         "a choice goes on behind its end",
     ),
     Mutant(
@@ -349,13 +349,13 @@ FRESH = (
     ),
     Mutant(
         "edge_router/proxy.py",
-        "if not exchange.request.head.may_be_repeated and failure.kind not in UNTOUCHED:",
+        "if not proxied.request.head.may_be_repeated and failure.kind not in UNTOUCHED:",
         "if False:",
         "a function's POST may run twice",
     ),
     Mutant(
         "edge_router/proxy.py",
-        "            self.limits.charge(client.head, exchange.told_tokens)",
+        "            limits.charge(head, proxied.delivered_tokens)",
         "            pass",
         "answers cost a tenant nothing",
     ),

@@ -14,7 +14,7 @@ from typing import cast
 import httptools
 import uvloop
 
-from wire.continuation import ANSWER, MARKS
+from wire.continuation import ANSWER, RESUME_POINTS
 from wire.http.listen import raise_file_limit
 from wire.status import ModelStatus, Place, ProcessStatus, SiteStatus, encode_status
 
@@ -72,7 +72,7 @@ class Site(asyncio.Protocol):
         if _STREAM.search(body) is None:
             return self._whole(_WHOLE)
         asked = _MAX_TOKENS.search(body)
-        marks = MARKS.encode() + b": 1\r\n" if self._wants_marks else b""
+        marks = RESUME_POINTS.encode() + b": 1\r\n" if self._wants_marks else b""
         self._transport.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n" + marks + b"transfer-encoding: chunked\r\n\r\n"
         )  # fmt: skip

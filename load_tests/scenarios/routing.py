@@ -41,7 +41,7 @@ class AcceptingPolicy(CostPolicy):
     """Ours without the sites' help: none declines, as none does for the baselines. What its ranking alone is worth."""
 
     def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:
-        return [replace(preference, patience_ms=None) for preference in super().rank(request, backends)]
+        return [replace(preference, max_queue_ms=None) for preference in super().rank(request, backends)]
 
 
 MEASURES = {

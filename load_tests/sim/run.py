@@ -117,7 +117,7 @@ class Simulation:
         turn = call.turn
         if len(call.tried) - call.declined >= MAX_TRIES:
             return self._give_up(call)
-        conversation = Conversation(None, turn.prefixes, turn.prompt_tokens)
+        conversation = Conversation.of(None, turn.prefixes, turn.prompt_tokens)
         choice = call.router.decide(conversation, call.tried, self.now, self.published)
         if choice is None:
             return self._give_up(call)
@@ -136,9 +136,9 @@ class Simulation:
         site, turn = self.sites[call.site], call.turn
         if not site.is_up:
             return self.at(self.now + self._path(call) / 2, self._unreachable, call)
-        patience_ms = call.preference.patience_ms if call.preference is not None else None
+        max_queue_ms = call.preference.max_queue_ms if call.preference is not None else None
         queue_ms = 1000 * site.queued_tokens(self.now) / site.rate()
-        if patience_ms is not None and call.declined < MAX_DECLINES and queue_ms > patience_ms:
+        if max_queue_ms is not None and call.declined < MAX_DECLINES and queue_ms > max_queue_ms:
             return self.at(self.now + self._path(call) / 2, self._declined, call)
         admitted = site.admit(turn.prefixes, turn.prompt_tokens, turn.output_tokens, self.now)
         if admitted is None:
@@ -164,7 +164,7 @@ class Simulation:
         assert call.preference is not None
         call.ticket.answering()
         router = call.router
-        router.sessions.learn(Conversation(None, turn.prefixes, turn.prompt_tokens), router.backends[call.site].name)
+        router.sessions.learn(Conversation.of(None, turn.prefixes, turn.prompt_tokens), router.backends[call.site].name)
         self.answered += 1
         self.open_calls -= 1
         if call.began >= self._measured[0]:

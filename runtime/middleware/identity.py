@@ -6,6 +6,7 @@ scope says behind it whether the hop is genuine.
 
 import hashlib
 import logging
+import os
 import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,7 +15,6 @@ from runtime.connection import answering, header, send_error
 from runtime.metrics import Metrics
 from runtime.middleware.errors import BEGINNINGS
 from wire import headers
-from wire.chance import random_bytes
 from wire.credentials import Access
 from wire.errors import ApiError, dialect_of
 
@@ -69,7 +69,7 @@ class Identity:
         except ApiError as error:
             if isinstance(error, HopRefused):
                 self._log(error, scope)
-            request_id, digest, refusal = random_bytes(16).hex(), None, error
+            request_id, digest, refusal = os.urandom(16).hex(), None, error
         is_genuine = digest is not None
         scope["pilotlight.request_id"] = request_id
         scope[GENUINE_HOP] = is_genuine
@@ -102,7 +102,7 @@ class Identity:
             hop = headers.Hop(method, scope["path"], given, self._site, query)
             digest = headers.signed_body(signature, self._hop_secret, time.time(), hop)
             if digest is not None:
-                return given or random_bytes(16).hex(), digest
+                return given or os.urandom(16).hex(), digest
             age_s = headers.age_of_hop(signature, time.time())
             if age_s is None or not headers.hop_is_genuine(signature, self._hop_secret, time.time() - age_s, hop):
                 sentence = (
@@ -113,7 +113,7 @@ class Identity:
             sentence = f"the {headers.HOP} signature is {when} by this site's clock: set the clocks"
             raise HopRefused("clock", sentence, headers.tell_clock(self._hop_secret, time.time(), self._site, given))
         self._check_stranger(scope)
-        return random_bytes(16).hex(), None
+        return os.urandom(16).hex(), None
 
     def _check_stranger(self, scope: Scope) -> None:
         """Of a request that no router has signed. Raises ApiError."""

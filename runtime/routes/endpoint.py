@@ -20,7 +20,7 @@ from runtime.hop import Hop, body_limit, hop_of, named_prefixes
 from runtime.patience import decline_if_too_long
 from runtime.streaming import Piece
 from runtime.validation import INLINE_BYTES, ValidGeneration
-from wire.continuation import DRAIN_NOTICE, MARKS, Mark, marked
+from wire.continuation import DRAIN_NOTICE, RESUME_POINTS, ResumePoint, with_resume_point
 from wire.errors import ApiError, Dialect
 from wire.sse import CONTENT_TYPE, HEARTBEAT, encode_event
 
@@ -88,7 +88,7 @@ class Endpoint(Generic[RequestT]):
         await send_json(send, self._answer(request, self._generator).whole(pieces, generation))
 
     async def _stream(self, request: RequestT, tenant: Tenant, send: Send, hop: Hop | None) -> None:
-        headers = [(MARKS, "1")] if hop is not None else []
+        headers = [(RESUME_POINTS, "1")] if hop is not None else []
         async with EventWriter(send, CONTENT_TYPE, HEARTBEAT, self._heartbeat_s, headers) as writer:
             try:
                 if hop is None:
@@ -118,7 +118,7 @@ class Endpoint(Generic[RequestT]):
                 events = answer.events(piece, generation)
                 if generation.is_finished:
                     events += answer.ending(generation)
-                await writer.write(marked(events, _mark(piece, generation)) if is_marked else events)
+                await writer.write(with_resume_point(events, _mark(piece, generation)) if is_marked else events)
 
     @asynccontextmanager
     async def _drain_noticed(self, writer: EventWriter) -> AsyncIterator[None]:
@@ -145,5 +145,5 @@ async def parsed(parse: Callable[[bytes, Scope], ParsedT], raw: bytes, scope: Sc
     return parse(raw, scope) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(parse, raw, scope)
 
 
-def _mark(piece: Piece, generation: Generation) -> Mark:
-    return Mark(piece.choice, piece.new_token_ids, piece.finish_reason, generation.cached_tokens)
+def _mark(piece: Piece, generation: Generation) -> ResumePoint:
+    return ResumePoint(piece.choice, piece.new_token_ids, piece.finish_reason, generation.cached_tokens)

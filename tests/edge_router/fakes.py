@@ -22,7 +22,15 @@ from edge_router.policy.nearest import NearestPolicy
 from edge_router.proxy import Proxy
 from edge_router.serve import serving
 from tests.edge_router.builders import network, site_status
-from wire.continuation import ANSWER, MARKS, NOTHING_DELIVERED, Mark, decode_answer, decode_delivery, marked
+from wire.continuation import (
+    ANSWER,
+    NOTHING_DELIVERED,
+    RESUME_POINTS,
+    ResumePoint,
+    decode_answer,
+    decode_delivery,
+    with_resume_point,
+)
 from wire.headers import CLOCK, HOP, REFUSAL, REQUEST_ID, Hop, age_of_hop, hop_is_genuine, tell_clock
 from wire.http.listen import bind
 from wire.http.server import Server
@@ -203,7 +211,9 @@ class Router:
             await asyncio.sleep(0.005)
 
     async def until_states(self, **states: str) -> None:
-        await self.until(lambda: all(self.proxy.backends[name].state == state for name, state in states.items()))
+        await self.until(
+            lambda: all(self.proxy.selector.backends[name].state == state for name, state in states.items())
+        )
 
     def counted(self, name: str, **labels: str) -> float:
         return self.proxy.metrics.registry.get_sample_value(name, labels) or 0.0
@@ -261,7 +271,7 @@ async def router(
 
 async def _assert_nothing_is_left(router: Router) -> None:
     def settled() -> bool:
-        views = [backend.view() for backend in router.proxy.backends.values()]
+        views = [backend.view() for backend in router.proxy.selector.backends.values()]
         return router.counted("pilotlight_router_open_requests") == 0 and all(
             (view.outstanding, view.pending_requests, view.pending_tokens) == (0, 0, 0) for view in views
         )
@@ -270,7 +280,9 @@ async def _assert_nothing_is_left(router: Router) -> None:
         async with asyncio.timeout(3):
             await router.until(settled)
     except TimeoutError:
-        raise AssertionError(f"the router still counts {[b.view() for b in router.proxy.backends.values()]}") from None
+        raise AssertionError(
+            f"the router still counts {[b.view() for b in router.proxy.selector.backends.values()]}"
+        ) from None
 
 
 Ending = Callable[[FakeSite, web.Request, web.StreamResponse], Awaitable[None]]
@@ -284,21 +296,21 @@ def continued_stream(count: int, *, until: int | None = None, ending: Ending | N
         delivery = decode_delivery(site.bodies[-1][:length]) if length else NOTHING_DELIVERED
         delivered = delivery.choices[0].token_ids if delivery.choices else ()
         assert delivered == tuple(range(100, 100 + len(delivered)))
-        response = await begin(request, {**SSE, MARKS: "1"})
+        response = await begin(request, {**SSE, RESUME_POINTS: "1"})
         for i in range(len(delivered), count):
             if i == until and ending is not None:
                 await ending(site, request, response)
                 return response
             await response.write(marked_event(i))
             await asyncio.sleep(0)
-        await response.write(marked(DONE, Mark(0, (), "stop")))
+        await response.write(with_resume_point(DONE, ResumePoint(0, (), "stop")))
         return response
 
     return behave
 
 
 def marked_event(i: int) -> bytes:
-    return marked(event(i), Mark(0, (100 + i,)))
+    return with_resume_point(event(i), ResumePoint(0, (100 + i,)))
 
 
 async def reset_it(site: FakeSite, request: web.Request, response: web.StreamResponse) -> None:

@@ -9,9 +9,16 @@ from msgspec.structs import asdict
 from edge_router.backend import Backend
 from edge_router.discovery import static_backends
 from edge_router.geo import distance_km
-from edge_router.health import Fetched, HealthMonitor, ProbeError, connection_trace, status_fetch
+from edge_router.health import (
+    Fetched,
+    HealthMonitor,
+    ProbeError,
+    client_session,
+    connection_trace,
+    connector,
+    status_fetch,
+)
 from edge_router.rtt import RoundTrip, seed_rtt_ms
-from edge_router.upstream import client_session, connector
 from sites.network import HealthConfig, RelayConfig
 from tests.edge_router.builders import PLACES, Clock, model_status, network, site_status
 from tests.edge_router.fakes import sites

@@ -28,7 +28,7 @@ async def test_a_client_that_leaves_before_the_first_byte_closes_the_upstream() 
             running.http.post(running.url + "/v1/chat/completions", json={"model": "ember"})
         )
         await fakes[0].asked.wait()
-        assert running.proxy.backends["ams1"].outstanding == 1
+        assert running.proxy.selector.backends["ams1"].outstanding == 1
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         await running.until(lambda: fakes[0].cancelled == 1)
@@ -160,7 +160,7 @@ async def test_a_router_that_is_its_own_site_is_stopped_after_a_few_hops() -> No
     fake = FakeSite("ams1")
     await fake.start()
     async with router([fake], policy=NearestPolicy()) as running:
-        backend = running.proxy.backends["ams1"]
+        backend = running.proxy.selector.backends["ams1"]
         backend.url = running.url
         async with running.chat() as response:
             assert response.status == 400

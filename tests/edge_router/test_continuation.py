@@ -31,7 +31,7 @@ from tests.edge_router.fakes import (
     write_and_end,
     write_and_wait,
 )
-from wire.continuation import ANSWER, DRAIN_NOTICE, Mark, decode_answer, decode_delivery, marked
+from wire.continuation import ANSWER, DRAIN_NOTICE, ResumePoint, decode_answer, decode_delivery, with_resume_point
 from wire.headers import HOP, Hop, hop_is_genuine
 
 SECRET = "s3cret"
@@ -105,7 +105,7 @@ async def test_whatever_becomes_of_its_site_a_stream_goes_on_with_the_next_token
 
 
 async def test_a_site_that_goes_on_after_an_end_is_left_with_what_it_said_before() -> None:
-    lies = write_and_wait(marked(event(3), Mark(0, (103,), "stop")) + marked_event(4))
+    lies = write_and_wait(with_resume_point(event(3), ResumePoint(0, (103,), "stop")) + marked_event(4))
     async with sites("ams1") as fakes, router(fakes, max_losses=0) as running:
         fakes[0].behave = continued_stream(COUNT, until=3, ending=lies)
         async with running.chat() as response:
@@ -202,7 +202,7 @@ async def test_a_stream_whose_silence_is_explained_or_that_has_nowhere_to_go_sta
             async def pause(site: FakeSite, request: Any, response: Any) -> None:
                 await site.go_on.wait()
                 await response.write(b"".join(marked_event(i) for i in range(3, COUNT)))
-                await response.write(marked(DONE, Mark(0, (), "stop")))
+                await response.write(with_resume_point(DONE, ResumePoint(0, (), "stop")))
 
             fakes[0].behave = continued_stream(COUNT, until=3, ending=pause)
             async with running.chat() as response:
@@ -220,7 +220,9 @@ async def test_a_site_that_is_not_ready_but_says_so_keeps_its_streams() -> None:
 
         async def pause(site: FakeSite, request: Any, response: Any) -> None:
             await site.go_on.wait()
-            await response.write(b"".join(marked_event(i) for i in range(3, COUNT)) + marked(DONE, Mark(0, (), "stop")))
+            await response.write(
+                b"".join(marked_event(i) for i in range(3, COUNT)) + with_resume_point(DONE, ResumePoint(0, (), "stop"))
+            )
 
         site.behave = continued_stream(COUNT, until=3, ending=pause)
         site.status_fields = {"ready": False}

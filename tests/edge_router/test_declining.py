@@ -18,7 +18,7 @@ class Patient(NearestPolicy):
 
     def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:
         order = sorted(super().rank(request, backends), key=lambda preference: preference.backend.name)
-        return [replace(preference, patience_ms=100.4) for preference in order]
+        return [replace(preference, max_queue_ms=100.4) for preference in order]
 
 
 def declines_if_it_may(then: Behaviour) -> Behaviour:
@@ -44,12 +44,12 @@ async def test_a_site_that_declines_is_left_for_the_next_keeps_its_trust_and_its
                 assert await response.read() == b"".join(event(i) for i in range(4)) + DONE
             assert "site=iad1" in response.headers["x-pilotlight-route"]
         assert fakes[0].seen[0].headers[PATIENCE] == "100"
-        view = running.proxy.backends["ams1"].view()
+        view = running.proxy.selector.backends["ams1"].view()
         assert (view.state, view.is_ejected) == ("healthy", False)
         assert view.status is not None
         assert view.status.models[0].queued_tokens == 4321
         assert running.counted("pilotlight_router_tries_total", site="ams1", result="declined") == 8
-        assert running.proxy.retries.left > 40  # being declined is not paid for
+        assert running.proxy.selector.retries.left > 40  # being declined is not paid for
 
 
 async def test_where_all_decline_one_of_them_takes_it_in_the_end() -> None:
@@ -89,7 +89,7 @@ async def test_without_a_budget_left_a_failed_try_is_the_last_one() -> None:
         fakes[0].behave, fakes[1].behave = refuse("overloaded"), continued_stream(4)
         async with running.chat() as response:
             assert response.status == 200
-        while running.proxy.retries.withdraw():
+        while running.proxy.selector.retries.withdraw():
             pass
         async with running.chat() as response:
             assert response.status == 503

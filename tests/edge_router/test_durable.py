@@ -9,7 +9,7 @@ import pytest
 
 from edge_router.downstream import Downstream
 from edge_router.durable import Recording, Recordings, asks_for_it
-from edge_router.peek import Head
+from edge_router.request import Head
 from sites.network import DurableConfig
 from tests.edge_router.builders import Clock
 from tests.edge_router.fakes import (
@@ -76,7 +76,7 @@ async def test_a_durable_stream_can_be_read_again_from_each_of_its_events() -> N
 )
 async def test_each_event_is_a_place_of_its_own_however_the_site_names_them(ids: tuple[str | None, ...]) -> None:
     recording = Recording("r", b"alice", SimpleNamespace(head=HEAD, address="", request_id="q"), DurableConfig(), 0.0)
-    await recording.events(b"".join(encode_event(b"%d" % i, event_id) for i, event_id in enumerate(ids)))
+    await recording.write(b"".join(encode_event(b"%d" % i, event_id) for i, event_id in enumerate(ids)))
     recording.end(1.0)
     kept = events(b"".join([batch async for batch in recording.read(0)]))
     for i, each in enumerate(kept):
@@ -209,10 +209,10 @@ async def test_streams_are_forgotten_after_a_while_and_the_oldest_first_when_the
     kept = Recordings(DurableConfig(max_total_mib=0.001, keep_s=60), clock)
 
     async def work(recording: Recording) -> None:
-        await recording.begin_stream(200, [])
-        await recording.events(encode_event(b"x" * 400))
+        await recording.start_stream(200, [])
+        await recording.write(encode_event(b"x" * 400))
 
-    client = Downstream.of({"method": "POST", "path": "/v1/x", "headers": []}, None, None)  # type: ignore[arg-type]
+    client = Downstream({"method": "POST", "path": "/v1/x", "headers": []}, None, None)  # type: ignore[arg-type]
     names = []
     for _ in range(3):
         recording = kept.start(b"alice", client, work)

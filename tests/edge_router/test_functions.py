@@ -74,7 +74,7 @@ async def test_what_a_function_says_in_its_body_is_never_taken_for_its_sites_wor
         for _ in range(2 * EJECT_AFTER):
             async with running.http.post(running.url + "/fn/f", data=b"x") as response:
                 assert (response.status, await response.json()) == (status, body)
-        view = running.proxy.backends["ams1"].view()
+        view = running.proxy.selector.backends["ams1"].view()
         assert (view.state, view.is_ejected) == ("healthy", False)
         assert fakes[1].seen == []
 
@@ -86,7 +86,7 @@ async def test_a_function_that_is_busy_costs_its_site_no_trust() -> None:
         for _ in range(2 * EJECT_AFTER):
             async with running.http.post(running.url + "/fn/f", data=b"x") as response:
                 assert response.status == 200
-        assert not running.proxy.backends["ams1"].view().is_ejected
+        assert not running.proxy.selector.backends["ams1"].view().is_ejected
 
 
 async def test_a_stream_that_breaks_off_has_no_end_for_its_client_either() -> None:

@@ -10,10 +10,10 @@ from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_router.journal import Journal
+from edge_router.relay import Broken, DeliveryLog, Forward, StreamRelay
 from tests.edge_router.fakes import DONE, FakeSite, begin, event, marked_event, reset_connection, router, sites
 from tests.edge_router.raw import status_of, wire
-from wire.continuation import MARKS
+from wire.continuation import RESUME_POINTS
 from wire.errors import ERRORS
 from wire.sse import Event, EventDecoder, SSEError
 
@@ -68,23 +68,23 @@ def test_an_event_without_end_is_given_up_at_the_limit_and_never_held_beyond_it(
 
 @settings(FEW, max_examples=200)
 @given(PIECES, CUTS)
-def test_a_journal_of_anything_tells_a_prefix_of_it_and_names_what_broke(pieces: list[bytes], at: list[int]) -> None:
-    told, journals = [], []
+def test_a_relay_of_anything_tells_a_prefix_of_it_and_names_what_broke(pieces: list[bytes], at: list[int]) -> None:
+    told, logs = [], []
     for parts in ([b"".join(pieces)], cut(b"".join(pieces), at)):
-        journal, decoder, said = Journal(), EventDecoder(), b""
-        for part in parts:
-            said += journal.pass_on(decoder.feed(part))
-            if journal.broken is not None:
-                assert str(journal.broken)
+        log, said = DeliveryLog(), b""
+        relay = StreamRelay(log, is_resumable=True)
+        for step in (step for part in parts for step in relay.feed(part)):
+            if isinstance(step, Forward):
+                said += step.data
+            elif isinstance(step, Broken):
+                assert step.detail
                 break
         told.append(said)
-        journals.append(journal)
-        assert not any(
-            event.raw.startswith(b":pl [") for event in EventDecoder().feed(said)
-        )  # marks are not the client's
-        journal.delivery()
+        logs.append(log)
+        assert not any(event.raw.startswith(b":pl [") for event in EventDecoder().feed(said))
+        log.delivery()
     assert told[0] == told[1]
-    assert journals[0].num_tokens == journals[1].num_tokens
+    assert logs[0].num_tokens == logs[1].num_tokens
 
 
 @pytest.mark.parametrize("has_marks", [True, False])
@@ -97,7 +97,9 @@ async def test_a_site_that_sends_anything_in_any_pieces_is_survived(
     end = "clean"
 
     async def anything(site: FakeSite, request: web.Request) -> web.StreamResponse:
-        response = await begin(request, {"content-type": "text/event-stream", **({MARKS: "1"} if has_marks else {})})
+        response = await begin(
+            request, {"content-type": "text/event-stream", **({RESUME_POINTS: "1"} if has_marks else {})}
+        )
         for part in script:
             if part:
                 await response.write(part)
@@ -129,7 +131,7 @@ async def test_a_site_that_sends_anything_in_any_pieces_is_survived(
                 assert response.status in (200, 502, 503, 504)
                 if response.status != 200:
                     assert json.loads(body)["error"]["code"] in ERRORS
-            await running.until(lambda: running.proxy.backends["ams1"].state == "healthy")
+            await running.until(lambda: running.proxy.selector.backends["ams1"].state == "healthy")
     assert not [record for record in caplog.records if record.name.startswith(("edge_router", "wire"))]
 
 
@@ -174,7 +176,7 @@ async def test_a_site_that_does_not_speak_http_is_named_and_left(slowly: bool) -
         sites("ams1") as fakes,
         router(fakes, probe_interval_s=300, continue_within_s=0, first_byte_timeout_s=0.5) as running,
     ):
-        backend = running.proxy.backends["ams1"]
+        backend = running.proxy.selector.backends["ams1"]
         backend.url = f"http://127.0.0.1:{liar.sockets[0].getsockname()[1]}"
         for raw in RAW_ANSWERS:  # noqa: B007 (`serve` reads it)
             asked = running.http.post(

@@ -84,7 +84,7 @@ async def hinted(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hinted]:
         fakes[0].status_fields, fakes[1].status_fields = BUSY, ASLEEP
         fakes[1].behave = accept
         async with router(fakes) as running:
-            await running.until(lambda: all(b.status is not None for b in running.proxy.backends.values()))
+            await running.until(lambda: all(b.status is not None for b in running.proxy.selector.backends.values()))
             yield Hinted(running, *fakes)
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from edge_router.aside import AT_ONCE_BYTES
-from edge_router.peek import read
+from edge_router.request import AT_ONCE_BYTES, RequestParser
 from tests.edge_router.fakes import DONE, FakeSite, answer, begin, event, hang, raw_stream, router, sites, stream_of
 from tests.edge_router.raw import post, status_of, wire
 from wire.errors import ApiError
@@ -302,12 +301,13 @@ async def test_a_body_that_would_take_seconds_to_look_at_is_refused_by_its_shape
 
 async def test_large_bodies_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
+    parse = RequestParser.parse
 
     def noting(*arguments: Any) -> Any:
         threads.append(threading.current_thread())
-        return read(*arguments)
+        return parse(*arguments)
 
-    monkeypatch.setattr("edge_router.proxy.read", noting)
+    monkeypatch.setattr(RequestParser, "parse", noting)
     async with sites("ams1") as fakes, router(fakes) as running:
         fakes[0].behave = answer(200, {})
         for size in (10, AT_ONCE_BYTES):

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from edge_router.limits import Bucket, Limits
-from edge_router.peek import Head
+from edge_router.request import Head
 from sites.config import ConfigError, parse
 from sites.network import DoorConfig, NetworkConfig, TenantConfig, TenantLimitsConfig
 from tests.edge_router.builders import Clock, network
@@ -209,4 +209,4 @@ async def test_open_streams_of_a_tenant_are_limited_and_come_back_when_they_end(
             assert third.status == 200
             await third.read()
         fakes[0].behave = hang
-        assert running.proxy.limits.num_open == 0
+        assert running.proxy.admission.limits.num_open == 0

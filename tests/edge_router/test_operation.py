@@ -41,7 +41,7 @@ async def test_a_site_that_refuses_because_it_drains_is_left_alone_until_it_says
         fakes[0].status_fields = {"draining": True}
         async with running.chat() as response:
             assert "site=iad1" in response.headers["x-pilotlight-route"]
-        assert running.proxy.backends["ams1"].state == "draining"
+        assert running.proxy.selector.backends["ams1"].state == "draining"
         fakes[0].status_fields = {}
         await running.until_states(ams1="healthy")
 
@@ -59,7 +59,7 @@ async def test_a_drain_lets_streams_finish_refuses_new_ones_and_tells_those_it_c
             fakes[0].go_on.set()
             assert (await finishing.read()).endswith(DONE)
         await drain
-        running.proxy.is_draining = False
+        running.proxy.admission.is_draining = False
         fakes[0].behave = raw_stream(event(0), end="hang")
         async with running.chat() as cut:
             await cut.content.readany()
@@ -117,7 +117,7 @@ async def test_a_site_whose_secret_changes_is_left_alone_and_comes_back(monkeypa
             async with running.chat() as response:
                 assert await response.read() == WHOLE
         await running.until_states(ams1="unhealthy")
-        assert "refuses our signature" in running.proxy.backends["ams1"].detail
+        assert "refuses our signature" in running.proxy.selector.backends["ams1"].detail
         assert fakes[0].seen == []
         fakes[0].secret = "s3cret"
         await running.until_states(ams1="healthy")

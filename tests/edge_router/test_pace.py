@@ -1,36 +1,42 @@
 """How long a site may be silent, by its own pace and by what the stream has been through."""
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from edge_router.asking import _Patience
-from edge_router.exchange import MAX_MOVES, SETTLED_S, Exchange
-from edge_router.pace import Pace, first_token_limit_s, stall_limit_s
-from edge_router.peek import Head, ValidRequest, peek
+from edge_router.pace import AttemptPace, first_token_limit_s, stall_limit_s
 from edge_router.policy import Preference, RouteRequest
+from edge_router.proxied import MAX_MOVES, SETTLED_S, ProxiedRequest
+from edge_router.relay import DeliveryLog, Forward
+from edge_router.request import Head, RequestParser, ValidRequest
 from edge_router.retries import RetryBudget
-from edge_router.upstream import Events, Lost, SiteFailed
+from edge_router.site_clocks import SiteClocks
+from edge_router.upstream import AttemptLimits, Lost, SiteFailed, Upstream, UpstreamAttempt
 from sites.network import RelayConfig
 from tests.edge_router.builders import Clock, model_status, view
+from wire.sse import HEARTBEAT
 
 RELAY = RelayConfig(stall_s=2.0)
-CLOCK_TICK_S = 0.01
+LIMITS = AttemptLimits(60.0, 10.0, is_continuation=False)
 INFINITE = float("inf")
 
 
 def request() -> ValidRequest:
     head = Head("POST", "/v1/chat/completions", "/v1/chat/completions", [])
     body = b'{"model": "ember", "stream": true, "messages": [{"role": "user", "content": "hello"}]}'
-    return peek(head, body, "id", "secret", 4, lambda address, geo, is_hop: None, "1.2.3.4", None)
+    return RequestParser("secret", 4, lambda address, geo, is_hop: None).parse(head, body, "id", "1.2.3.4")
 
 
-def moved(exchange: Exchange, *, told_for_s: float) -> None:
-    exchange.cut("ams1", Lost("stalled", "it was silent"), exchange.told_at)
-    exchange.went_on_at = exchange.told_at + 1
-    exchange.told_at = exchange.went_on_at + told_for_s
+def moved(proxied: ProxiedRequest, *, told_for_s: float) -> None:
+    recovery = proxied.recovery
+    proxied.cut("ams1", Lost("stalled", "it was silent"), recovery.delivered_at)
+    assert recovery.delivered(recovery.delivered_at + 1) == 1
+    assert recovery.delivered(recovery.delivered_at + told_for_s) is None
 
 
 @pytest.mark.parametrize(
@@ -58,30 +64,30 @@ def test_a_first_token_may_take_several_times_what_was_predicted_where_that_was_
 
 
 def test_each_move_that_does_not_help_doubles_the_streams_patience_and_there_is_an_end_of_moves() -> None:
-    exchange = Exchange(request(), RELAY, 0.0)
-    exchange.told_at = 100.0
+    proxied = ProxiedRequest(request(), RELAY, 0.0)
+    proxied.recovery.delivered(100.0)
     limits = []
     for _ in range(3):
-        limits.append(exchange.stall_s)
-        moved(exchange, told_for_s=0.5)
+        limits.append(proxied.recovery.stall_s)
+        moved(proxied, told_for_s=0.5)
     assert limits == [2.0, 4.0, 8.0]
-    moved(exchange, told_for_s=SETTLED_S)
-    assert exchange.stall_s == 2.0, "the move has helped"
-    assert exchange.may_be_cut_again, "a move is no loss"
+    moved(proxied, told_for_s=SETTLED_S)
+    assert proxied.recovery.stall_s == 2.0, "the move has helped"
+    assert proxied.recovery.may_be_cut_again, "a move is no loss"
     for _ in range(MAX_MOVES - 4):
-        assert exchange.may_move
-        moved(exchange, told_for_s=SETTLED_S)
-    assert not exchange.may_move
-    assert not Exchange(request(), replace(RELAY, max_losses=0), 0.0).may_move
+        assert proxied.recovery.may_move
+        moved(proxied, told_for_s=SETTLED_S)
+    assert not proxied.recovery.may_move
+    assert not ProxiedRequest(request(), replace(RELAY, max_losses=0), 0.0).recovery.may_move
 
 
 def test_each_site_that_is_silent_while_it_takes_over_leaves_the_next_one_twice_the_time() -> None:
-    exchange = Exchange(request(), RELAY, 0.0)
-    assert exchange.first_stall_s == 4.0
-    exchange.cut("ams1", Lost("stalled", "it was silent"), 0.0)
-    assert exchange.first_stall_s == 2.0
-    exchange.failed("iad1", SiteFailed("silent", "it sent nothing"))
-    assert exchange.first_stall_s == 4.0
+    proxied = ProxiedRequest(request(), RELAY, 0.0)
+    assert proxied.first_stall_s == 4.0
+    proxied.cut("ams1", Lost("stalled", "it was silent"), 0.0)
+    assert proxied.first_stall_s == 2.0
+    proxied.tries.failed("iad1", SiteFailed("silent", "it sent nothing"))
+    assert proxied.first_stall_s == 4.0
 
 
 def test_a_new_request_leaves_a_silent_site_only_for_another_one_and_with_its_next_try_paid_for() -> None:
@@ -94,57 +100,108 @@ def test_a_new_request_leaves_a_silent_site_only_for_another_one_and_with_its_ne
     class Site:
         name = "ams1"
 
-    pace, exchange, site = Pace(RELAY, rank, retries), Exchange(request(), RELAY, 0.0), Site()
+    def pace(proxied: ProxiedRequest, retries: RetryBudget) -> AttemptPace:
+        return AttemptPace(proxied, Site(), RELAY, rank, retries)  # type: ignore[arg-type]
+
+    proxied = ProxiedRequest(request(), RELAY, 0.0)
     before = retries.left
-    assert pace.may_leave(exchange, site)  # type: ignore[arg-type]
-    assert exchange.is_paid
+    assert pace(proxied, retries).may_leave()
+    assert proxied.tries.is_paid
     assert retries.left == before - 1
     while retries.withdraw():
         pass
-    assert not pace.may_leave(Exchange(request(), RELAY, 0.0), site)  # type: ignore[arg-type]
+    assert not pace(ProxiedRequest(request(), RELAY, 0.0), retries).may_leave()
     sites.pop()
-    assert not Pace(RELAY, rank, RetryBudget(Clock())).may_leave(Exchange(request(), RELAY, 0.0), site)  # type: ignore[arg-type]
+    assert not pace(ProxiedRequest(request(), RELAY, 0.0), RetryBudget(Clock())).may_leave()
 
 
-def test_what_the_router_did_not_hear_while_it_stood_still_itself_is_no_silence_of_the_site() -> None:
-    class Link:
-        sink = None
+class _Pace:
+    """Would leave at once, and stall after two seconds."""
 
-        def fail(self, error: Exception) -> None:
-            self.error = error
+    def __init__(self) -> None:
+        self.asked: list[float] = []
 
-    link = Link()
-    stream = Events(link, 60.0)  # type: ignore[arg-type]
-    heard: list[float] = []
-
-    def is_stalled(silent_s: float) -> bool:
-        heard.append(silent_s)
-        return silent_s > 2.0
-
-    stream.is_stalled = is_stalled
-    stream._waits_since = 100.0
-    stream.look(112.0, awake_since=112.0)
-    assert heard == [0.0]
-    stream.look(114.5, awake_since=112.0)
-    assert isinstance(link.error, Lost)
-    assert link.error.cause == "stalled"
-
-
-async def test_a_site_whose_heartbeats_come_is_not_left_before_its_first_token_and_a_silent_one_is() -> None:
-    left: list[float] = []
-    loop = asyncio.get_running_loop()
-
-    def may_leave() -> bool:
-        left.append(loop.time())
+    def may_leave(self) -> bool:
+        self.asked.append(0.0)
         return True
 
-    patience = _Patience(60.0, None, 0.2, may_leave)
-    begun = loop.time()
-    async with asyncio.timeout(20):
-        while loop.time() < begun + 0.5:
-            patience.heard()
-            assert not left
+    def is_frozen(self) -> bool:
+        return False
+
+    def is_stalled(self, silent_s: float) -> bool:
+        self.asked.append(silent_s)
+        return silent_s > 2.0
+
+
+@asynccontextmanager
+async def silent_site(said: bytes = b"") -> AsyncIterator[tuple[Upstream, str]]:
+    """A site that takes a request, says that much and nothing more, and the router's side of it, whose watch is not running."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"hello")
+        writer.write(said)
+        await asyncio.gather(reader.read(), return_exceptions=True)
+        writer.close()
+        await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+        ended.set()
+
+    ended = asyncio.Event()
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    upstream = Upstream(RELAY, "", SiteClocks([]))
+    async with asyncio.timeout(20), server:
+        yield upstream, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        upstream.pool.close()
+        await ended.wait()
+
+
+async def test_what_the_router_did_not_hear_while_it_stood_still_itself_is_no_silence_of_the_site() -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-pilotlight-marks: 1\r\n\r\n"
+    pace = _Pace()
+    async with silent_site(head + b":pl [0,[1],null,0]\ndata: a\n\n") as (upstream, url):
+        attempt = UpstreamAttempt(upstream, "ams1", url, request(), LIMITS, pace, DeliveryLog())
+        async with await attempt.response() as response:
+            assert await anext(response) == [Forward(b"data: a\n\n")]
+            waiting = asyncio.ensure_future(anext(response))
             await asyncio.sleep(0)
-        while not patience.is_over:
-            await asyncio.sleep(0.01)
-    assert left[0] >= begun + 0.7 - CLOCK_TICK_S
+            begun = time.monotonic()
+            response.look(begun + 12.0, awake_since=begun + 12.0)
+            assert pace.asked == [0.0]
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            response.look(begun + 14.5, awake_since=begun + 12.0)
+            with pytest.raises(Lost) as lost:
+                await waiting
+            assert lost.value.cause == "stalled"
+
+
+async def test_a_site_is_left_before_its_first_token_when_it_has_been_silent_for_long_and_not_before() -> None:
+    pace = _Pace()
+    async with silent_site() as (upstream, url):
+        attempt = UpstreamAttempt(upstream, "ams1", url, request(), LIMITS, pace, DeliveryLog())
+        waiting = asyncio.ensure_future(attempt.response())
+        while not upstream.pool.num_open:
+            await asyncio.sleep(0.001)
+        begun = time.monotonic()
+        attempt.look(begun + LIMITS.stall_s - 1, float("-inf"))
+        attempt.look(begun + LIMITS.stall_s + 1, begun + 2)
+        assert not pace.asked
+        attempt.look(begun + LIMITS.stall_s + 1, float("-inf"))
+        assert len(pace.asked) == 1
+        with pytest.raises(SiteFailed) as failed:
+            await waiting
+        assert failed.value.kind == "silent"
+
+
+async def test_a_heartbeat_is_as_good_as_a_word_for_a_site_before_its_first_token() -> None:
+    pace = _Pace()
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+    async with silent_site(head + HEARTBEAT) as (upstream, url):
+        attempt = UpstreamAttempt(upstream, "ams1", url, request(), LIMITS, pace, DeliveryLog())
+        attempt._heard_at = time.monotonic() - LIMITS.stall_s
+        waiting = asyncio.ensure_future(attempt.response())
+        while attempt._heard_at < time.monotonic() - 1:
+            await asyncio.sleep(0.001)
+        attempt.look(time.monotonic() + LIMITS.stall_s - 2, float("-inf"))
+        assert not pace.asked
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)

@@ -272,9 +272,9 @@ def test_a_long_prompt_leaves_a_busy_site_to_those_who_come_behind_it() -> None:
 def test_patience_is_the_predicted_queue_and_what_the_next_site_costs_more() -> None:
     first, second = rank(ASK, view("ams1", rtt_ms=1.0, model={"queued_tokens": 200}), view("iad1", rtt_ms=301.0))
     assert first.backend.name == "ams1"
-    assert first.patience_ms == pytest.approx(100.0 + (second.cost_ms - first.cost_ms) + Assumptions().patience_ms)
-    assert second.patience_ms is None
-    assert rank(ASK, view("ams1"))[0].patience_ms is None  # there is no other: it had better take it
+    assert first.max_queue_ms == pytest.approx(100.0 + (second.cost_ms - first.cost_ms) + Assumptions().queue_slack_ms)
+    assert second.max_queue_ms is None
+    assert rank(ASK, view("ams1"))[0].max_queue_ms is None  # there is no other: it had better take it
 
 
 def test_what_another_site_holds_is_left_to_it_for_longer_the_busier_the_network_is() -> None:

@@ -4,8 +4,8 @@ import orjson
 import pytest
 
 from edge_router.durable import asks_for_it
-from edge_router.peek import Head
 from edge_router.preferences import preferences
+from edge_router.request import Head
 
 STREAM = orjson.dumps({"stream": True})
 

@@ -1,159 +1,165 @@
-"""What a site answers reaches the client as it is, while it comes, and connections are used again."""
+"""What reaches the client of a stream that is lost at any byte, and of a site that sends what no site should."""
 
-import asyncio
-import io
-import json
+from dataclasses import dataclass
 
+import orjson
 import pytest
-from aiohttp import web
-from yarl import URL
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.edge_router.fakes import (
-    DONE,
-    WHOLE,
-    FakeSite,
-    FirstThen,
-    answer,
-    begin,
-    event,
-    raw_stream,
-    reset_before_first_byte,
-    router,
-    sites,
-    stream_of,
+from edge_router.relay import MAX_HELD_BYTES, Broken, DeliveryLog, Done, Forward, RelayEvent, SiteDraining, StreamRelay
+from wire.continuation import (
+    DRAIN_NOTICE,
+    NOTHING_DELIVERED,
+    Delivered,
+    Delivery,
+    ResumePoint,
+    decode_delivery,
+    with_resume_point,
 )
+from wire.sse import DONE, HEARTBEAT, Event, EventDecoder, encode_event
 
 
-async def test_a_stream_passes_through_byte_for_byte_with_the_decision_in_a_header() -> None:
-    async with sites("ams1") as fakes, router(fakes) as running:
-        async with running.chat(headers={"x-request-id": "mine-1"}) as response:
-            assert response.status == 200
-            assert response.content_type == "text/event-stream"
-            assert await response.read() == WHOLE
-        route = dict(part.split("=") for part in response.headers["x-pilotlight-route"].split("; "))
-        assert route["site"] == "ams1"
-        assert route["tries"] == "1"
-        assert {"cost", "rtt", "queue_ahead", "prefill", "wake", "decode_crowding", "reason"} <= set(route)
-        assert response.headers["x-request-id"] == fakes[0].seen[0].headers["x-request-id"] == "mine-1"
-        assert running.counted("pilotlight_router_requests_total", site="ams1", outcome="ok") == 1
-        assert running.counted("pilotlight_router_time_to_first_token_seconds_count", site="ams1") == 1
+@dataclass(frozen=True)
+class Piece:
+    """What a site writes at once: some tokens of one choice, as some events."""
+
+    choice: int
+    num_tokens: int
+    num_events: int
 
 
-async def test_events_arrive_while_the_site_still_generates() -> None:
-    async with sites("ams1") as fakes, router(fakes) as running:
-        fakes[0].behave = raw_stream(event(0), end="on command")
-        async with running.chat() as response:
-            assert await response.content.readany() == event(0)
-            fakes[0].go_on.set()
-            assert await response.read() == event(99) + DONE
+PIECES = st.lists(st.builds(Piece, st.integers(0, 2), st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=6)
 
 
-async def test_a_whole_answer_passes_through_with_its_length() -> None:
-    async with sites("ams1") as fakes, router(fakes) as running:
-        fakes[0].behave = answer(200, {"id": "x"}, x_pilotlight_site="ams1", x_kept="1")
-        async with running.chat(stream=False) as response:
-            assert (await response.json(), response.headers["content-length"]) == ({"id": "x"}, "11")
-        assert (response.headers["x-pilotlight-site"], response.headers["x-kept"]) == ("ams1", "1")
-        async with running.http.get(URL(running.url + "/v1/models?x=%2F", encoded=True)) as response:
-            assert response.status == 200
-        assert fakes[0].seen[-1].raw_path == "/v1/models?x=%2F"
+def tell(pieces: list[Piece], delivered: tuple[Delivered, ...] = ()) -> bytes:
+    """A site's stream: each event says how many tokens of its choice came before the piece, so that a repetition or a gap shows."""
+    skipped = {choice: len(has.token_ids) for choice, has in enumerate(delivered)}
+    position = dict.fromkeys(range(3), 0)
+    stream = HEARTBEAT
+    for number, piece in enumerate(pieces):
+        first = position[piece.choice]
+        position[piece.choice] += piece.num_tokens
+        if position[piece.choice] <= skipped.get(piece.choice, 0):
+            continue
+        events = b"".join(encode_event(b"%d:%d:%d" % (piece.choice, first, i)) for i in range(piece.num_events))
+        if number == len(pieces) - 1:
+            events += encode_event(DONE)
+        stream += with_resume_point(events, ResumePoint(piece.choice, tuple(range(first, first + piece.num_tokens))))
+    return stream
 
 
-async def test_a_long_prompt_reaches_the_site_whole_also_at_the_second_try() -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
-        fakes[0].behave = reset_before_first_byte
-        body = json.dumps({"model": "ember", "stream": True, "prompt": "lorem ipsum " * 300_000}).encode()
-        async with running.http.post(running.url + "/v1/completions", data=io.BytesIO(body)) as response:
-            assert await response.read() == WHOLE
-        assert fakes[0].bodies == fakes[1].bodies == [body]
-        assert fakes[1].seen[0].headers["content-length"] == str(len(body))
+def said(events: list[Event]) -> list[bytes]:
+    return [event.data for event in events if event.data is not None]
 
 
-async def test_connections_to_a_site_are_used_again() -> None:
-    async with sites("ams1") as fakes, router(fakes, probe_interval_s=300) as running:
-        fakes[0].behave = late_end
-        for _ in range(4):
-            async with running.chat() as response:
-                await response.read()
-        peers = {
-            request.transport.get_extra_info("peername") if request.transport else None for request in fakes[0].seen
-        }
-        assert len(peers) == 1
+def relayed(log: DeliveryLog, stream: bytes, chunk: int | None = None) -> tuple[bytes, list[RelayEvent]]:
+    """What the client is told of a site's stream, fed in pieces of that size, and what else follows from it."""
+    relay, client, others = StreamRelay(log, is_resumable=True), b"", list[RelayEvent]()
+    step = chunk or max(1, len(stream))
+    for start in range(0, len(stream), step):
+        for event in relay.feed(stream[start : start + step]):
+            if isinstance(event, Forward):
+                client += event.data
+            else:
+                others.append(event)
+        if others and isinstance(others[-1], Broken):
+            break
+    return client, others
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 409, 422, 429, 500])
-async def test_what_is_the_clients_own_affair_passes_through_untouched(status: int) -> None:
-    body = {"error": {"message": "no", "code": "model_not_found"}}
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
-        fakes[0].behave = answer(status, body, retry_after="3")
-        async with running.chat() as response:
-            assert (response.status, await response.json(), response.headers["retry-after"]) == (status, body, "3")
-        assert fakes[1].bodies == []
+def delivered(log: DeliveryLog) -> Delivery:
+    return decode_delivery(log.delivery()) if log.delivery() else NOTHING_DELIVERED
 
 
-async def test_a_tenants_own_quota_in_the_workers_dialect_passes_through() -> None:
-    body = {"result": None, "success": False, "errors": [{"code": 3036, "message": "quota"}], "messages": []}
-    async with sites("ams1") as fakes, router(fakes) as running:
-        fakes[0].behave = answer(429, body)
-        async with running.chat("/client/v4/accounts/a/ai/run/ember") as response:
-            assert (response.status, await response.json()) == (429, body)
+@settings(max_examples=60, deadline=None)
+@given(PIECES, st.integers(1, 40))
+def test_a_stream_lost_at_any_byte_is_told_once_and_whole(pieces: list[Piece], chunk: int) -> None:
+    stream = tell(pieces)
+    undisturbed = said(EventDecoder().feed(relayed(DeliveryLog(), stream)[0]))
+    assert undisturbed[-1] == DONE
+    for cut in range(len(stream)):
+        log = DeliveryLog()
+        client, _ = relayed(log, stream[:cut], chunk)
+        if said(EventDecoder().feed(client))[-1:] == [DONE]:
+            continue
+        delivery = delivered(log)
+        assert log.num_tokens == sum(len(choice.token_ids) for choice in delivery.choices)
+        further, others = relayed(log, tell(pieces, delivery.choices))
+        client += further
+        assert others == [Done()]
+        assert b":pl" not in client
+        heard = said(EventDecoder().feed(client))
+        assert sorted(heard) == sorted(undisturbed)
+        for choice in (b"0:", b"1:", b"2:"):
+            mine = [item for item in heard if item.startswith(choice)]
+            assert mine == [item for item in undisturbed if item.startswith(choice)]
 
 
-async def test_a_stream_that_dribbles_byte_by_byte_arrives_whole() -> None:
-    async with sites("ams1") as fakes, router(fakes) as running:
-        text = event(0).replace(b"\n", b"\r\n") + b": note\n\n" + event(1) + DONE
-        fakes[0].behave = raw_stream(*(text[i : i + 1] for i in range(len(text))))
-        async with running.chat() as response:
-            assert await response.read() == text
+@given(
+    st.lists(
+        st.sampled_from(
+            [b"data: a\n\n", b": note\n\n", b":pl [0,[1]]\ndata: b\n\n", b":pl [9\n\n", b":pl x\n\n", b"id: 1\n\n"]
+        )
+    )
+)
+def test_nothing_of_the_side_field_and_nothing_without_a_resume_point_reaches_the_client(raws: list[bytes]) -> None:
+    log = DeliveryLog()
+    client, others = relayed(log, b"".join(raws))
+    assert b":pl [" not in client
+    assert bool(others) == (b":pl [9\n\n" in raws)
+    before = raws[: raws.index(b":pl [9\n\n")] if others else raws
+    assert log.num_tokens == before.count(b":pl [0,[1]]\ndata: b\n\n") == client.count(b"data: b")
+    last = max((i for i, raw in enumerate(before) if b"data: b" in raw), default=-1)
+    assert client.count(b"data: a") == before[: last + 1].count(b"data: a\n\n")
 
 
-async def test_a_client_that_pauses_gets_every_event_once_and_in_order() -> None:
-    events = [
-        b'data: {"i": %d, "text": "%s"}\n\n' % (i, b"x" * 300_000) for i in range(60)
-    ]  # more than all buffers hold
-    async with sites("ams1") as fakes, router(fakes) as running:
-        fakes[0].behave = raw_stream(*events, *(event(i) for i in range(20)), DONE)
-        async with running.chat() as response:
-            first = await response.content.readany()
-            await asyncio.sleep(0.3)
-            rest = await response.read()
-        whole = b"".join([*events, *(event(i) for i in range(20)), DONE])
-        assert len(first + rest) == len(whole)
-        assert first + rest == whole
+def test_a_choice_that_has_ended_does_not_go_on() -> None:
+    log = DeliveryLog()
+    client, others = relayed(log, b':pl [0,[1],"stop",0]\ndata: a\n\n:pl [0,[2],null,0]\ndata: b\n\n')
+    assert client == b"data: a\n\n"
+    (broken,) = others
+    assert isinstance(broken, Broken)
+    assert broken.cause == "malformed"
+    assert "went on after its end" in broken.detail
+    assert log.num_tokens == 1
 
 
-async def test_a_sites_own_error_event_is_the_end_and_nothing_is_added() -> None:
-    failed = b'data: {"error": {"message": "engine died", "code": "engine_error"}}\n\n'
-    async with sites("ams1") as fakes, router(fakes) as running:
-        fakes[0].behave = raw_stream(event(0), failed)
-        async with running.chat() as response:
-            assert await response.read() == event(0) + failed
+def test_a_site_that_never_sends_a_resume_point_is_not_held_without_end() -> None:
+    log, event = DeliveryLog(), encode_event(b"x" * (1 << 20))
+    client, others = relayed(log, event * (MAX_HELD_BYTES >> 20), len(event))
+    assert client == b""
+    assert [type(each) for each in others] == [Broken]
+    assert relayed(log, b":pl [0,[1]]\ndata: a\n\n") == (b"data: a\n\n", []), "the next site begins with nothing held"
 
 
-async def test_a_site_that_keeps_talking_after_the_end_is_cut_off() -> None:
-    async with sites("ams1") as fakes, router(fakes) as running:
-        fakes[0].behave = raw_stream(event(0) + DONE, end="hang")
-        async with running.chat() as response:
-            assert await response.read() == event(0) + DONE
-        await running.until(lambda: fakes[0].active == 0)
+def test_a_site_that_drains_says_so_with_all_that_follows_but_for_its_end() -> None:
+    relay = StreamRelay(DeliveryLog(), is_resumable=True)
+    point = b":pl [0,[1]]\ndata: a\n\n"
+    assert relay.feed(DRAIN_NOTICE) == [SiteDraining()]
+    assert relay.feed(point) == [Forward(b"data: a\n\n"), SiteDraining()]
+    assert relay.feed(encode_event(DONE)) == [Forward(encode_event(DONE)), Done()]
 
 
-async def test_many_streams_at_once_each_get_their_own_bytes() -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes) as running:
-        for fake in fakes:
-            fake.behave = stream_of(50)
+def test_an_error_at_the_end_is_the_clients_to_read_unless_it_is_the_sites_own() -> None:
+    for code, is_sites_own in (("invalid_request", False), ("engine_error", True), (3040, True), (3036, False)):
+        error = encode_event(orjson.dumps({"errors": [{"code": code, "message": "m"}]}))
+        relay = StreamRelay(DeliveryLog(), is_resumable=True)
+        assert relay.feed(b":pl [0,[1]]\ndata: a\n\n" + error) == [Forward(b"data: a\n\n")]
+        (first, *rest) = relay.end()
+        if is_sites_own:
+            assert isinstance(first, Broken)
+            assert first.cause == "error"
+            assert not rest
+        else:
+            assert [first, *rest] == [Forward(error), Done()]
 
-        async def one(i: int) -> bytes:
-            async with running.chat(messages=[{"role": "user", "content": f"stream {i}"}]) as response:
-                return await response.read()
 
-        expected = b"".join(event(i) for i in range(50)) + DONE
-        assert set(await asyncio.gather(*(one(i) for i in range(40)))) == {expected}
-
-
-async def late_end(site: FakeSite, request: web.Request) -> web.StreamResponse:
-    """The last chunk of the body follows the last event in a packet of its own."""
-    response = await begin(request)
-    await response.write(DONE)
-    await asyncio.sleep(0.03)
-    return response
+@pytest.mark.parametrize("stream", [b"", b": note\n\n", b"data: a\n\n", b"data: a", b"data: [DONE]\n\ndata: b\n\n"])
+@pytest.mark.parametrize("is_resumable", [True, False])
+def test_a_body_that_ends_before_the_stream_does_has_broken_it(stream: bytes, is_resumable: bool) -> None:
+    relay = StreamRelay(DeliveryLog(), is_resumable=is_resumable)
+    relay.feed(stream)
+    (broken,) = relay.end()
+    assert isinstance(broken, Broken)
+    assert broken.cause == "closed"

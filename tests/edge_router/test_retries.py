@@ -1,14 +1,12 @@
 """A site that fails before its first byte costs the client nothing but time."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from edge_router.backend import EJECT_AFTER
-from edge_router.link import AnyLink, LinkPool, Origin
 from tests.edge_router.fakes import (
     DONE,
     WHOLE,
@@ -26,6 +24,7 @@ from tests.edge_router.fakes import (
     sites,
     stream_of,
 )
+from wire.http.client import ConnectionPool, Origin, UpstreamConnection
 
 FAILURES: dict[str, Behaviour] = {
     "reset before the first byte": reset_before_first_byte,
@@ -68,7 +67,7 @@ async def test_a_site_that_cannot_load_one_model_is_well_where_others_are_concer
         for _ in range(2 * EJECT_AFTER):
             async with running.chat() as response:
                 assert await response.read() == WHOLE
-        assert not running.proxy.backends["ams1"].view().is_ejected
+        assert not running.proxy.selector.backends["ams1"].view().is_ejected
         fakes[1].behave = fakes[0].behave
         async with running.chat() as response:
             assert response.status == 503
@@ -166,7 +165,7 @@ async def test_refused_connections_make_a_site_unhealthy_before_any_probe_does()
         for _ in range(2):
             async with running.chat() as response:
                 assert await response.read() == WHOLE
-        assert running.proxy.backends["ams1"].state == "unhealthy"
+        assert running.proxy.selector.backends["ams1"].state == "unhealthy"
         async with running.chat() as response:
             assert "tries=1" in response.headers["x-pilotlight-route"]
 
@@ -180,7 +179,7 @@ async def test_a_whole_answer_lost_half_way_is_made_good_elsewhere() -> None:
 
 
 async def test_a_whole_answer_too_large_to_hold_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_router.asking.MAX_ANSWER_BYTES", 1 << 20)
+    monkeypatch.setattr("edge_router.upstream.MAX_BODY_BYTES", 1 << 20)
     async with sites("ams1") as fakes, router(fakes) as running:
         fakes[0].behave = answer(200, {"text": "x" * (1 << 20)})
         async with running.chat(stream=False) as response:
@@ -263,23 +262,23 @@ async def test_a_post_to_a_function_that_a_site_refused_for_our_signature_runs_e
             assert response.status == 503  # and no 403, which would be the client's to mend
 
 
-class Closing(LinkPool):
+class Closing(ConnectionPool):
     """As it is before a site out of descriptors, or a load balancer: each new connection is closed as soon as it is there."""
 
     port: int | None = None
 
-    async def connect(self, origin: Origin, make: Callable[[Origin], AnyLink]) -> AnyLink:
-        link = await super().connect(origin, make)
+    async def connect(self, origin: Origin) -> UpstreamConnection:
+        connection = await super().connect(origin)
         if origin.port == self.port:
-            link.eof_received()
-        return link
+            connection.eof_received()
+        return connection
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/fn/f"])
 async def test_a_site_that_accepts_and_closes_at_once_costs_the_client_nothing(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_router.upstream.LinkPool", Closing)
+    monkeypatch.setattr("edge_router.upstream.ConnectionPool", Closing)
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
         monkeypatch.setattr(Closing, "port", fakes[0].port)
         fakes[1].behave = answer(200, {})

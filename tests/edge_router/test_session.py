@@ -3,8 +3,8 @@
 import orjson
 
 from edge_router.client_places import ClientPlaces
-from edge_router.peek import Head, ValidRequest, peek
 from edge_router.policy import Home
+from edge_router.request import Head, RequestParser, ValidRequest
 from edge_router.session import SessionTable, tenant_salt
 from tests.edge_router.builders import Clock
 
@@ -24,7 +24,7 @@ def ask(
 ) -> ValidRequest:
     body = {"model": "ember", **({"messages": messages} if messages is not None else {}), **fields}
     head = Head("POST", path, path, [("authorization", token), *(headers or {}).items()])
-    return peek(head, orjson.dumps(body), "id", secret, 4, ClientPlaces(()).place, "192.0.2.1")
+    return RequestParser(secret, 4, ClientPlaces(()).place).parse(head, orjson.dumps(body), "id", "192.0.2.1")
 
 
 def table(**limits: float) -> tuple[SessionTable, Clock]:

@@ -193,7 +193,7 @@ async def test_a_client_that_leaves_during_the_handshake_ends_it() -> None:
             await client.say(ASK)
             await running.until(lambda: bool(fakes[0].seen))
         await running.until(lambda: not running.server.connections)
-        await running.until(lambda: running.proxy.backends["ams1"].outstanding == 0)
+        await running.until(lambda: running.proxy.selector.backends["ams1"].outstanding == 0)
         fakes[0].go_on.set()
 
 

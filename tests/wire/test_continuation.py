@@ -10,28 +10,28 @@ from wire.continuation import (
     ContinuationError,
     Delivered,
     Delivery,
-    Mark,
+    ResumePoint,
     decode_answer,
     decode_delivery,
     encode_answer,
     encode_delivery,
     is_drain_notice,
-    marked,
-    unmarked,
+    strip_resume_point,
+    with_resume_point,
 )
 from wire.sse import DONE, HEARTBEAT, EventDecoder, encode_event
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
 FINISHES = st.sampled_from([None, "stop", "length", "tool_calls"])
-MARKS = st.builds(Mark, st.integers(0, 1023), TOKENS, FINISHES, st.integers(0, 2**40))
+RESUME_POINTS = st.builds(ResumePoint, st.integers(0, 1023), TOKENS, FINISHES, st.integers(0, 2**40))
 DATA = st.lists(st.binary(max_size=20).filter(lambda data: b"\r" not in data), min_size=1, max_size=4)
 
 
-@given(DATA, MARKS)
-def test_a_mark_goes_with_the_last_event_and_leaves_no_trace(data: list[bytes], mark: Mark) -> None:
+@given(DATA, RESUME_POINTS)
+def test_a_mark_goes_with_the_last_event_and_leaves_no_trace(data: list[bytes], mark: ResumePoint) -> None:
     plain = b"".join(encode_event(item, number) for number, item in enumerate(data))
-    events = EventDecoder().feed(marked(plain, mark))
-    parts = [unmarked(event.raw) for event in events]
+    events = EventDecoder().feed(with_resume_point(plain, mark))
+    parts = [strip_resume_point(event.raw) for event in events]
     assert b"".join(raw for raw, _ in parts) == plain
     assert [found for _, found in parts] == [None] * (len(parts) - 1) + [mark]
     assert [event.data for event in events] == [event.data for event in EventDecoder().feed(plain)]
@@ -54,7 +54,7 @@ def test_a_delivery_is_read_as_it_was_written(choices: tuple[Delivered, ...], ca
 def test_any_bytes_are_a_mark_or_none_or_refused(noise: bytes) -> None:
     for raw in (noise, b":pl [" + noise + b"\ndata: x\n\n"):
         try:
-            event, mark = unmarked(raw)
+            event, mark = strip_resume_point(raw)
         except ContinuationError:
             continue
         assert mark is not None or event == raw
@@ -79,6 +79,6 @@ def test_a_malformed_delivery_is_refused(data: bytes) -> None:
 
 def test_other_comments_are_neither_marks_nor_notices() -> None:
     for raw in (HEARTBEAT, b": pl [0,[1]]\n\n", b":please\n\n", encode_event(DONE)):
-        assert unmarked(raw) == (raw, None)
+        assert strip_resume_point(raw) == (raw, None)
         assert not is_drain_notice(raw)
     assert is_drain_notice(DRAIN_NOTICE)

@@ -1,24 +1,23 @@
-"""The router's door: a request's head and body go in, a ValidRequest comes out, and nothing behind it looks at the raw form again.
+"""Parsing requests: head and body go in, a ValidRequest comes out, and nothing behind it looks at the raw form again.
 
 It reads only what choosing a site needs: model, stream flag, session, messages. Whether the rest makes sense is the site's to judge, so the body
 travels on untouched.
 """
 
+import asyncio
 import os
 import re
 import time
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Any, NamedTuple, TypeVar, TypeVarTuple
 
 import msgspec
 import orjson
-from msgspec.structs import force_setattr
 
-from edge_router.aside import AT_ONCE_BYTES
 from edge_router.client_places import FindPlace
 from edge_router.policy import RouteRequest
 from edge_router.session import Conversation, Recall, prefix_chain, session_digest, tenant_salt
-from wire.chance import random_bytes
 from wire.chat import MAX_ITEMS, MAX_MESSAGES
 from wire.continuation import ANSWER, AnswerName, encode_answer
 from wire.credentials import bearer_token, bearer_token_or_none
@@ -44,6 +43,7 @@ from wire.prefixes import encode_named
 from wire.status import Place
 
 FUNCTIONS = "/fn/"  # paths whose requests and answers are somebody's own: relayed as bytes, never read
+AT_ONCE_BYTES = 256 << 10  # a body up to here is read in a few milliseconds, on the loop
 TEXT_PIECE_BYTES = 1024  # a plain prompt is fingerprinted in pieces of this size
 
 _RUN_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/ai/run/(.+)$")
@@ -51,28 +51,47 @@ _ACCOUNT_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/")
 _NICE_ID = re.compile(r"^[A-Za-z0-9._:/+=@-]{1,128}$")
 
 
-class Head(msgspec.Struct, frozen=True):
-    """A request as it arrived, without its body."""
+Arguments = TypeVarTuple("Arguments")
+Result = TypeVar("Result")
 
-    method: str
-    path: str  # decoded
-    target: str  # as sent, query included
-    headers: list[tuple[str, str]]  # names lower case
-    first: dict[str, str] = {}  # of each name; made here, for a request is asked for a dozen of them
-    known: "Known | None" = None  # what `peek` has made of it: a client that repeats a head has it looked at once
-    is_sound: bool = False  # it has been checked
-    tenant: bytes = b""  # whose it is, once that was asked
-    scheme: str = "http"  # of the connection
+_thread = ThreadPoolExecutor(
+    1, "large bodies"
+)  # one for all: of several, each would keep the loop waiting for a turn of its own
 
-    def __post_init__(self) -> None:
-        force_setattr(self, "first", dict(reversed(self.headers)))
+
+async def aside_if_large(body: bytes, work: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+    """Do work on a body: of a large one in a thread, beside the event loop."""
+    if len(body) <= AT_ONCE_BYTES:
+        return work(*args)
+    return await asyncio.get_running_loop().run_in_executor(_thread, lambda: work(*args))
+
+
+class Head:
+    """The head of a request as it arrived."""
+
+    __slots__ = ("_first", "headers", "method", "path", "scheme", "target")
+
+    def __init__(
+        self, method: str, path: str, target: str, headers: list[tuple[str, str]], *, scheme: str = "http"
+    ) -> None:
+        """`path` is decoded, `target` as it was sent, query included; headers' names are lower case; `scheme` is the connection's."""
+        self.method = method
+        self.path = path
+        self.target = target
+        self.headers = headers
+        self.scheme = scheme
+        self._first = dict(reversed(headers))
 
     def header(self, name: str) -> str:
-        return self.first.get(name, "")
+        """Return the first of that name, or nothing."""
+        return self._first.get(name, "")
+
+    def has(self, name: str) -> bool:
+        return name in self._first
 
     @property
     def key(self) -> str:
-        """Of the client; empty where it has none. Raises ApiError for other credentials, which functions alone may have."""
+        """The client's key; empty where it has none. Raises ApiError for other credentials, which functions alone may have."""
         read = bearer_token_or_none if self.is_for_function else bearer_token
         return read(self.header("authorization"))
 
@@ -90,21 +109,8 @@ class Head(msgspec.Struct, frozen=True):
         return dialect_of(self.path)
 
 
-class Known(msgspec.Struct, frozen=True):
-    """What follows from a head alone."""
-
-    is_hop: bool  # another router sent it
-    kept: bytes  # the lines that travel on as they are, and those that are the same for every request
-    salt: bytes
-    run_model: str | None  # that the path names
-    is_json: bool
-    is_compressed: bool
-    session: str  # that it names
-    geo: str
-
-
-class Reading(msgspec.Struct, frozen=True):
-    """What follows from a body."""
+class RoutingFields(msgspec.Struct, frozen=True):
+    """What choosing a site needs to know of a body."""
 
     model: str | None
     wants_stream: bool
@@ -139,12 +145,12 @@ class ValidRequest(msgspec.Struct, frozen=True):
     conversation: Conversation
     client: Place | None
     request_id: str
-    kept_lines: bytes  # of the head; without a signature, which is made when they are sent
+    forwarded_lines: bytes  # of the head; without a signature, which is made when they are sent
     answer_name: AnswerName | None = None  # whichever site makes it; None: it is nothing that could be made twice
     delivery: bytes = b""  # of a stream that is to be continued, what its client has
     delivered_tokens: int = 0
-    patience_ms: float | None = (
-        None  # the queue with which the next site had better decline; None: it is to take the request
+    max_queue_ms: float | None = (
+        None  # with a longer queue the next site had better decline; None: it is to take the request
     )
 
     @property
@@ -173,11 +179,11 @@ class ValidRequest(msgspec.Struct, frozen=True):
             lines += f"{HOP}: {sign_hop(secret, now_s, _hop(self.head, self.request_id, site), body)}\r\n"
             if self.answer_name is not None:
                 lines += f"{ANSWER}: {encode_answer(self.answer_name, self.delivery)}\r\n"
-            if self.patience_ms is not None:
-                lines += f"{PATIENCE}: {round(self.patience_ms)}\r\n"
+            if self.max_queue_ms is not None:
+                lines += f"{PATIENCE}: {round(self.max_queue_ms)}\r\n"
             if self.conversation.prefixes:
                 lines += f"{PREFIXES}: {encode_named(self.conversation.short_digests)}\r\n"
-        return self.kept_lines + lines.encode("latin-1")
+        return self.forwarded_lines + lines.encode("latin-1")
 
 
 def _hop(head: Head, request_id: str, site: str) -> Hop:
@@ -187,70 +193,53 @@ def _hop(head: Head, request_id: str, site: str) -> Hop:
 def request_id_of(head: Head) -> str:
     """The client's own if it is short and printable, else a new one."""
     given = head.header(REQUEST_ID)
-    return given if given and _NICE_ID.match(given) else random_bytes(16).hex()
+    return given if given and _NICE_ID.match(given) else os.urandom(16).hex()
 
 
-def peek(
-    head: Head,
-    body: bytes,
-    request_id: str,
-    secret: str,
-    max_hops: int,
-    find_place: FindPlace,
-    address: str,
-    reading: Reading | None = None,
-) -> ValidRequest:
-    """Raises ApiError on what no site could answer. `address`: where the request came from; `reading`: of the body, where it has been read."""
-    known = look(head, secret, max_hops, address)
-    place = find_place(address, known.geo, known.is_hop)
-    reading = reading or read(known, body)
-    model = reading.model
-    return ValidRequest(
-        head, body, model, reading.wants_stream, reading.conversation, place, request_id,
-        known.kept if place is None else known.kept + _place_line(place), AnswerName.fresh() if secret and model is not None else None,
-    )  # fmt: skip
+class RequestParser(NamedTuple):
+    """What a network has to say about its requests."""
+
+    secret: str
+    max_hops: int
+    find_place: FindPlace
+
+    def parse(self, head: Head, body: bytes, request_id: str, address: str) -> ValidRequest:
+        """Return what the router has to know of a request that came from `address`. May be called in a thread. Raises ApiError on what no site could
+        answer."""
+        secret = self.secret
+        is_hop = bool(secret) and _is_from_router(head, secret)
+        hops = (_hops_so_far(head) if is_hop or not secret else 0) + 1
+        if hops > self.max_hops:
+            raise ApiError(
+                "invalid_request",
+                f"the request has passed {self.max_hops} routers: a site's url in a network file leads back to a router",
+            )
+        lines = _forwarded_lines(head, hops, "" if is_hop else address, is_hop)
+        place = self.find_place(address, head.header(CLIENT_GEO), is_hop)
+        if place is not None:
+            lines += _place_line(place)
+        routing = _routing_fields(head, body, secret)
+        name = AnswerName.fresh() if secret and routing.model is not None else None
+        return ValidRequest(
+            head, body, routing.model, routing.wants_stream, routing.conversation, place, request_id, lines, name
+        )
 
 
-def read(known: Known, body: bytes) -> Reading:
-    """May be called in a thread. Raises ApiError."""
-    fields = _parse(known, body) if body and known.is_json else {}
-    model = known.run_model
-    if model is None:
-        model = fields.get("model")
-        model = model if isinstance(model, str) else None
-    return Reading(model, fields.get("stream") is True, _conversation(known, fields, model or ""))
-
-
-def look(head: Head, secret: str, max_hops: int, address: str) -> Known:
-    """Raises ApiError."""
-    return head.known or _look(head, secret, max_hops, address)
-
-
-def _look(head: Head, secret: str, max_hops: int, address: str) -> Known:
+def _is_from_router(head: Head, secret: str) -> bool:
     signature = head.header(HOP)
     meant_for = site_of_hop(signature)  # a router has no name of its own: whichever site it was
-    is_hop = bool(secret) and hop_is_genuine(
-        signature, secret, time.time(), _hop(head, head.header(REQUEST_ID), meant_for)
-    )
-    hops = (_hops_so_far(head) if is_hop or not secret else 0) + 1
-    if hops > max_hops:
-        message = f"the request has passed {max_hops} routers: a site's url in a network file leads back to a router"
-        raise ApiError("invalid_request", message)
+    return hop_is_genuine(signature, secret, time.time(), _hop(head, head.header(REQUEST_ID), meant_for))
+
+
+def _routing_fields(head: Head, body: bytes, secret: str) -> RoutingFields:
     account, model = _account_and_model(head)
-    known = Known(
-        is_hop,
-        _kept_lines(head, hops, "" if is_hop else address, is_hop),
-        tenant_salt(head.key, account, secret),
-        model,
-        not head.is_for_function,  # whatever type it claims, as sites do: curl calls JSON a form, others octets
-        head.header("content-encoding").lower() not in ("", "identity"),
-        head.header(SESSION_AFFINITY),
-        head.header(CLIENT_GEO),
-    )
-    # A signature grows old, and a function is told the client's address, which others with this head have not.
-    if not head.header(HOP) and not head.is_for_function:
-        force_setattr(head, "known", known)
-    return known
+    # Whatever type a body claims, it is read as sites read it: curl calls JSON a form, others octets.
+    fields = _parse(head, body) if body and not head.is_for_function else {}
+    if model is None:
+        named = fields.get("model")
+        model = named if isinstance(named, str) else None
+    conversation = _conversation(tenant_salt(head.key, account, secret), head, fields, model or "")
+    return RoutingFields(model, fields.get("stream") is True, conversation)
 
 
 def hop_secret() -> str:
@@ -265,7 +254,7 @@ def _hops_so_far(head: Head) -> int:
     return int(count) if count.isascii() and count.isdigit() and len(count) < 4 else 0
 
 
-def _kept_lines(head: Head, hops: int, address: str, is_hop: bool) -> bytes:
+def _forwarded_lines(head: Head, hops: int, address: str, is_hop: bool) -> bytes:
     """`address`: the client's, where it is ours to say. A function reads it and versions are shared out by it, so a client's own word is dropped,
     and so is its word of where it stands, which another router would take for ours."""
     # an `Expect` was answered by our own server already
@@ -286,8 +275,8 @@ def _place_line(place: Place) -> bytes:
     return f"{CLIENT_GEO}: {place.latitude:g},{place.longitude:g}\r\n".encode()
 
 
-def _parse(known: Known, body: bytes) -> dict[str, Any]:
-    if known.is_compressed:
+def _parse(head: Head, body: bytes) -> dict[str, Any]:
+    if head.header("content-encoding").lower() not in ("", "identity"):
         raise ApiError("invalid_request", "a request body must not be compressed: drop the content-encoding header")
     if len(body) > AT_ONCE_BYTES:
         _check_shape(body)
@@ -334,14 +323,13 @@ def _account_and_model(head: Head) -> tuple[str, str | None]:
     return account[1] if account else "", None
 
 
-def _conversation(known: Known, fields: dict[str, Any], model: str) -> Conversation:
-    salt = known.salt
-    name = known.session or fields.get("prompt_cache_key")
+def _conversation(salt: bytes, head: Head, fields: dict[str, Any], model: str) -> Conversation:
+    name = head.header(SESSION_AFFINITY) or fields.get("prompt_cache_key")
     session = session_digest(salt, model, name) if isinstance(name, str) and name else None
     tools = fields.get("tools")
     seed = model.encode() + b"\0" + (_canonical(tools) if tools else b"")
     prefixes = prefix_chain(salt, seed, _pieces(fields))
-    return Conversation(session, prefixes, prefixes[-1].tokens if prefixes else 0)
+    return Conversation.of(session, prefixes, prefixes[-1].tokens if prefixes else 0)
 
 
 def _pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from edge_router.link import CannotConnect, Link, LinkPool, NoDescriptors, Origin
+from wire.http.client import CannotConnect, ConnectionPool, NoDescriptors, Origin, UpstreamConnection
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n"
 
@@ -37,11 +37,11 @@ async def site(*answers: bytes) -> AsyncIterator[Origin]:
         await ended.wait()
 
 
-async def ask(link: Link) -> tuple[int, bytes]:
-    link.send(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n", b"")
-    await link.head()
-    status, body = link.status, b""
-    while part := await link.read():
+async def ask(connection: UpstreamConnection) -> tuple[int, bytes]:
+    connection.send(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n", b"")
+    await connection.head()
+    status, body = connection.response.status, b""
+    while part := await connection.read():
         body += part
     return status, body
 
@@ -51,10 +51,10 @@ async def ask(link: Link) -> tuple[int, bytes]:
 )
 async def test_what_comes_behind_an_answer_is_nobodys(behind: bytes) -> None:
     async with asyncio.timeout(5), site(ANSWER + b"one" + behind) as origin:
-        pool = LinkPool(connect_timeout_s=2)
-        link = await pool.connect(origin, Link)
-        assert await ask(link) == (200, b"one")
-        pool.put_back(link)
+        pool = ConnectionPool(connect_timeout_s=2)
+        connection = await pool.connect(origin)
+        assert await ask(connection) == (200, b"one")
+        pool.put_back(connection)
         try:
             assert pool.idle(origin) is None
         finally:
@@ -64,23 +64,23 @@ async def test_what_comes_behind_an_answer_is_nobodys(behind: bytes) -> None:
 async def test_an_answer_that_ends_where_it_should_leaves_its_connection_to_the_next_request() -> None:
     early_hints = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
     async with asyncio.timeout(5), site(ANSWER + b"one", early_hints + ANSWER + b"two") as origin:
-        pool = LinkPool(connect_timeout_s=2)
-        link = await pool.connect(origin, Link)
-        assert await ask(link) == (200, b"one")
-        pool.put_back(link)
+        pool = ConnectionPool(connect_timeout_s=2)
+        connection = await pool.connect(origin)
+        assert await ask(connection) == (200, b"one")
+        pool.put_back(connection)
         again = pool.idle(origin)
-        assert again is link
+        assert again is connection
         assert await ask(again) == (200, b"two")
         pool.close()
 
 
 async def test_a_site_that_closes_a_connection_at_once_has_not_had_the_request() -> None:
     async with asyncio.timeout(5), site() as origin:
-        pool = LinkPool(connect_timeout_s=2)
-        link = await pool.connect(origin, Link)
-        link.eof_received()
+        pool = ConnectionPool(connect_timeout_s=2)
+        connection = await pool.connect(origin)
+        connection.eof_received()
         with pytest.raises(CannotConnect, match="closed the connection at once"):
-            link.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b"")
+            connection.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b"")
         pool.close()
 
 
@@ -90,4 +90,4 @@ async def test_a_router_without_descriptors_blames_no_site(monkeypatch: pytest.M
 
     monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connect)
     with pytest.raises(NoDescriptors, match="the router has no file descriptors left"):
-        await LinkPool(connect_timeout_s=2).connect(Origin.of("http://127.0.0.1:1"), Link)
+        await ConnectionPool(connect_timeout_s=2).connect(Origin.of("http://127.0.0.1:1"))

@@ -1,0 +1,168 @@
+"""One request on its way: what is asked of the next site, which sites have failed it, and how often its stream was cut.
+
+Facts and the rules by which they change. Sending, choosing and telling the client are proxy.py's.
+"""
+
+from msgspec.structs import replace
+
+from edge_router.policy import MAX_DECLINES
+from edge_router.relay import DeliveryLog
+from edge_router.request import ValidRequest
+from edge_router.upstream import AttemptLimits, Lost, SiteFailed
+from sites.network import RelayConfig
+from wire.errors import ApiError
+
+MAX_HANDOVERS = 16  # of one stream by sites that drain: each is a deploy that it outlived
+MAX_MOVES = 8  # of one stream away from sites that stall: each costs its prompt once more
+SETTLED_S = 5.0  # a stream that has gone on for so long since its last move is as patient as at its beginning
+
+
+class SiteTries:
+    """The sites asked since a request came, or since its stream was last cut."""
+
+    def __init__(self) -> None:
+        self.failures: dict[str, SiteFailed] = {}
+        self.excluded: set[str] = set()  # not to be asked again yet
+        self.declined: set[str] = set()  # sites that would rather not
+        self.is_paid = False  # the next try, from the budget of retries
+        self.num_silent = 0  # sites left for their silence
+
+    def failed(self, site: str, failure: SiteFailed) -> None:
+        self.excluded.add(site)
+        if failure.kind == "declined" and site not in self.declined:
+            self.declined.add(site)
+            return
+        self.failures[site] = failure
+        self.num_silent += failure.kind == "silent"
+
+    def take_back_declined(self) -> bool:
+        """No other site is left: those that declined are asked again, and have to take the request."""
+        returning = (self.declined & self.excluded) - self.failures.keys()
+        self.excluded -= returning
+        return bool(returning)
+
+    def try_again(self) -> None:
+        """Allow another round over the sites, but for those that have said that they cannot."""
+        self.excluded = {site for site, failure in self.failures.items() if failure.kind == "refused"}
+
+    def begin_anew(self, lost_site: str) -> None:
+        """A stream was cut: all may be asked to go on with it, the site that lost it only if there is no other for a while."""
+        self.failures, self.excluded, self.num_silent = {}, {lost_site}, 0
+
+
+class StreamRecovery:
+    """How often one stream was cut, and when its client last heard something of it. Times are on the router's clock."""
+
+    def __init__(self, config: RelayConfig) -> None:
+        self.lost: Lost | None = None  # why the stream was last cut; None: it never was
+        self.lost_site = ""
+        self.is_cut = False  # and has not gone on yet
+        self.deadline = 0.0  # for going on
+        self.delivered_at = 0.0
+        self.went_on_at = 0.0  # the first delivery behind a cut
+        self._config = config
+        self._num_losses = self._num_handovers = 0
+        self._num_moves = 0
+        self._moves_in_a_row = 0
+
+    def cut(self, site: str, lost: Lost, now: float) -> None:
+        self.lost, self.lost_site, self.is_cut = lost, site, True
+        if lost.cause == "draining":
+            self._num_handovers += 1
+        elif lost.cause == "stalled":
+            self._moves_in_a_row = 1 if self.is_settled else self._moves_in_a_row + 1
+            self._num_moves += 1
+        else:
+            self._num_losses += 1
+        self.deadline = now + self._config.continue_within_s
+
+    def delivered(self, now: float) -> float | None:
+        """The client has been told something. Return how long it had waited where this ends a cut."""
+        waited_s = None
+        if self.is_cut:
+            waited_s = now - self.delivered_at
+            self.is_cut = False
+            self.went_on_at = now
+        self.delivered_at = now
+        return waited_s
+
+    @property
+    def may_be_cut_again(self) -> bool:
+        return self._num_losses <= self._config.max_losses and self._num_handovers <= MAX_HANDOVERS
+
+    @property
+    def may_move(self) -> bool:
+        return self._num_moves < MAX_MOVES and self._config.max_losses > 0
+
+    @property
+    def is_settled(self) -> bool:
+        return self.delivered_at - self.went_on_at >= SETTLED_S
+
+    @property
+    def stall_s(self) -> float:
+        """Twice as long for each move that has not helped, so that no stream goes to and fro where all sites are slow."""
+        return self._config.stall_s * (1 if self.is_settled else 2.0**self._moves_in_a_row)
+
+
+class ProxiedRequest:
+    def __init__(self, request: ValidRequest, config: RelayConfig, started_at: float) -> None:
+        self.request = request  # as the next site gets it
+        self.started_at = started_at
+        self.log = DeliveryLog()
+        self.tries = SiteTries()
+        self.recovery = StreamRecovery(config)
+        self.look_again_at = 0.0  # when a draining site's stream may look for another site once more
+        self.whole_tokens = 0  # of an answer in one piece
+        self._config = config
+
+    def ask(self, max_queue_ms: float | None) -> ValidRequest:
+        """Return what the next site gets. A new request may be declined a few times; then the next site takes it, as it takes what is continued."""
+        tries = self.tries
+        may_decline = self.recovery.lost is None and len(tries.declined) < MAX_DECLINES and not tries.failures
+        limit = max_queue_ms if may_decline else None
+        if limit != self.request.max_queue_ms:
+            self.request = replace(self.request, max_queue_ms=limit)
+        return self.request
+
+    def attempt_limits(self, first_stall_s: float, now: float) -> AttemptLimits:
+        """A site that freezes while it takes over must leave time for another one."""
+        if self.recovery.lost is None:
+            return AttemptLimits(self._config.first_byte_timeout_s, first_stall_s, is_continuation=False)
+        left_s = max(0.0, self.recovery.deadline - now)
+        return AttemptLimits(left_s / 2, first_stall_s, is_continuation=True)
+
+    def cut(self, site: str, lost: Lost, now: float) -> None:
+        """From here the answer is to go on elsewhere. Raises ContinuationError."""
+        self.recovery.cut(site, lost, now)
+        self.tries.begin_anew(site)
+        self.request = replace(self.request, delivery=self.log.delivery(), delivered_tokens=self.log.num_tokens)
+
+    @property
+    def first_stall_s(self) -> float:
+        """The silence that is allowed before the next site's first token. A stream that stands still has waited already."""
+        return self._config.stall_s * (2 if self.recovery.lost is None else 1) * 2.0**self.tries.num_silent
+
+    def is_out_of_tries(self, now: float) -> bool:
+        """A new request has a number of tries. Of a stream that was cut, all sites are asked, again and again, for a while."""
+        if self.recovery.lost is None:
+            return len(self.tries.failures) >= self._config.max_tries
+        return now >= self.recovery.deadline
+
+    @property
+    def delivered_tokens(self) -> int:
+        """What the client has had of the answer."""
+        return self.log.num_tokens + self.whole_tokens + self.log.num_uncounted
+
+    @property
+    def is_at_first_try(self) -> bool:
+        return self.recovery.lost is None and not self.tries.failures and not self.tries.declined
+
+    def end_of_stream(self) -> ApiError:
+        """What a client is told whose stream cannot go on."""
+        lost = self.recovery.lost
+        assert lost is not None
+        sentence = f"the site {self.recovery.lost_site} was lost before the end of its answer: {lost}"
+        if self.tries.failures:
+            tried = "; ".join(f"{site}: {failure.detail}" for site, failure in self.tries.failures.items())
+            sentence += f"; no other site could continue it: {tried}"
+        return ApiError("upstream_lost", sentence)

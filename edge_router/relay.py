@@ -1,0 +1,226 @@
+"""The relay of one site's stream, without I/O: bytes go in, frozen events come out.
+
+A site's events become the client's when their resume point is here (wire/continuation.py): what was cut off before it is made again by the next
+site, so nothing is told twice and nothing is left out. Knows events and resume points; refuses to know sockets, sites and clients.
+"""
+
+from array import array
+from typing import Any, Literal
+
+import msgspec
+import orjson
+
+from wire.chat import FinishReason
+from wire.continuation import (
+    MAX_DELIVERED_BYTES,
+    ContinuationError,
+    Delivered,
+    Delivery,
+    ResumePoint,
+    encode_delivery,
+    is_drain_notice,
+    strip_resume_point,
+)
+from wire.sse import Event, EventDecoder, SSEError
+
+Cause = Literal["closed", "silent", "frozen", "stalled", "error", "draining", "malformed"]
+
+MAX_HELD_BYTES = (
+    8 << 20
+)  # of events whose resume point has not come: a site writes them in one piece, at most some hundred kB
+WORKERS_AI_FULL = 3040
+ENGINE_LOST = ("engine_error", 5000)  # in either dialect: the engine died or failed
+MODEL_LOST = "model_load_failed"  # another site may have it whole, or room for it
+# As an error event: another site may well go on, other than after one that says what is wrong with the request.
+SITES_OWN_FAULT = (*ENGINE_LOST, MODEL_LOST, "internal_error", "draining", "overloaded", WORKERS_AI_FULL)
+
+
+class Forward(msgspec.Struct, frozen=True):
+    """Bytes for the client: whole events, or of a stream that is not read any bytes."""
+
+    data: bytes
+
+
+class SiteDraining(msgspec.Struct, frozen=True):
+    """The site wants its stream to go on elsewhere, if there is anywhere else. Comes with all that it sends from then on."""
+
+
+class Broken(msgspec.Struct, frozen=True):
+    """The stream ended before its end, or cannot be read on. What the client has of it is in the delivery log."""
+
+    cause: Cause
+    detail: str
+
+
+class Done(msgspec.Struct, frozen=True):
+    """The stream has ended as it should."""
+
+
+RelayEvent = Forward | SiteDraining | Broken | Done
+
+_SITE_DRAINING, _DONE = SiteDraining(), Done()
+
+
+class DeliveryLog:
+    """The tokens of one answer that its client has, whichever sites they came from."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.num_uncounted = 0  # events of streams that do not say how many tokens they bring
+        self._choices: list[_Choice] = []
+        self._cached_tokens = 0
+
+    def add(self, point: ResumePoint) -> None:
+        """Raises ContinuationError for a choice that has ended."""
+        while len(self._choices) <= point.choice:
+            self._choices.append(_Choice())
+        choice = self._choices[point.choice]
+        if choice.finish_reason is not None:
+            raise ContinuationError(f"choice {point.choice} went on after its end")
+        choice.token_ids.extend(point.token_ids)
+        choice.finish_reason = point.finish_reason
+        self.num_tokens += len(point.token_ids)
+        self._cached_tokens = point.cached_tokens
+
+    def delivery(self) -> bytes:
+        """Return what the site that goes on is told; empty while the client has nothing. Raises ContinuationError where it is too long."""
+        if not self._choices:
+            return b""
+        choices = tuple(Delivered(tuple(choice.token_ids), choice.finish_reason) for choice in self._choices)
+        encoded = encode_delivery(Delivery(choices, self._cached_tokens))
+        if len(encoded) > MAX_DELIVERED_BYTES:
+            raise ContinuationError(f"the answer is too long to be continued: {self.num_tokens} tokens")
+        return encoded
+
+
+class _Choice:
+    __slots__ = ("finish_reason", "token_ids")
+
+    def __init__(self) -> None:
+        self.token_ids: array[int] = array("i")  # four bytes a token, for streams that are open for long
+        self.finish_reason: FinishReason | None = None
+
+
+class StreamRelay:
+    """One site's stream of server-sent events. With `is_resumable` it has resume points, which stay here, and can be gone on with elsewhere."""
+
+    def __init__(self, log: DeliveryLog, *, is_resumable: bool) -> None:
+        self.is_resumable = is_resumable
+        self.num_events = 0
+        self.has_data = False  # an event that is no comment has come
+        self._log = log
+        self._decoder = EventDecoder()
+        self._last: Event | None = None  # that carried data
+        self._held: list[bytes] = []  # whose resume point is still to come
+        self._held_bytes = 0
+        self._is_draining = False
+
+    def feed(self, chunk: bytes) -> list[RelayEvent]:
+        """Return what follows from some bytes: at most one Forward, and behind it what asks for a decision. Nothing is fed behind Broken or Done."""
+        try:
+            events = self._decoder.feed(chunk)
+        except SSEError as error:
+            return [Broken("malformed", f"it sent {error}")]
+        if not events:
+            return []
+        self.num_events += len(events)
+        for event in reversed(events):
+            if event.data is not None:
+                self._last, self.has_data = event, True
+                break
+        out: list[RelayEvent] = []
+        broken = None
+        if self.is_resumable:
+            ready, broken = self._deliverable(events)
+        else:
+            ready = [event.raw for event in events]
+            self._log.num_uncounted += len(events)
+        if ready:
+            out.append(Forward(ready[0] if len(ready) == 1 else b"".join(ready)))
+        if broken is not None:
+            out.append(broken)
+        elif events[-1].is_done:
+            out.append(_DONE)
+        elif self._is_draining:
+            out.append(_SITE_DRAINING)
+        return out
+
+    def end(self) -> list[RelayEvent]:
+        """Return what follows from the clean end of the response's body."""
+        if self._decoder.pending_bytes:
+            return [Broken("closed", "it closed the connection inside an event")]
+        if self._last is None or not (self._last.is_done or error_of(self._last.data or b"")):
+            return [Broken("closed", "it closed the connection before the end of its answer")]
+        if not self._held:
+            return [_DONE]
+        # An error event without a resume point: no other site would spare the client it, unless it is this site's own.
+        if is_sites_own_fault(self._last):
+            said = (self._last.data or b"")[:300].decode(errors="replace")
+            return [Broken("error", f"it ended with {said}")]
+        return [Forward(self._release()), _DONE]
+
+    def _deliverable(self, events: list[Event]) -> tuple[list[bytes], Broken | None]:
+        """Return what may be told, without its resume points. Of what no honest site sends Broken tells, behind all that came before it."""
+        ready: list[bytes] = []
+        for event in events:
+            try:
+                raw, point = strip_resume_point(event.raw)
+                if point is not None:
+                    self._log.add(point)
+            except ContinuationError as error:
+                return ready, Broken("malformed", f"it sent {error}")
+            if point is None and event.data is None:  # a comment is no part of the answer
+                if is_drain_notice(raw):
+                    self._is_draining = True
+                else:
+                    ready.append(raw)
+            elif point is not None and not self._held:
+                ready.append(raw)
+            else:
+                self._held.append(raw)
+                self._held_bytes += len(raw)
+                if point is not None or event.is_done:
+                    ready.append(self._release())
+        if self._held_bytes > MAX_HELD_BYTES:
+            return ready, Broken("malformed", f"more than {MAX_HELD_BYTES >> 20} MiB of events without their mark")
+        return ready, None
+
+    def _release(self) -> bytes:
+        held = b"".join(self._held)
+        self._held.clear()
+        self._held_bytes = 0
+        return held
+
+
+class OpaqueRelay:
+    """A function's stream, whatever it is: what is in it, and how it ends, is not ours to judge."""
+
+    is_resumable = False
+    has_data = True
+
+    def __init__(self) -> None:
+        self.num_events = 0
+
+    def feed(self, chunk: bytes) -> list[RelayEvent]:
+        self.num_events += 1
+        return [Forward(chunk)]
+
+    def end(self) -> list[RelayEvent]:
+        return [_DONE]
+
+
+def error_of(body: bytes) -> dict[str, Any]:
+    """Return the error object of either dialect; empty where the body is none."""
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    if not isinstance(fields, dict):
+        return {}
+    errors = fields.get("errors")
+    error = errors[0] if isinstance(errors, list) and errors else fields.get("error")
+    return error if isinstance(error, dict) else {}
+
+
+def is_sites_own_fault(event: Event) -> bool:
+    return event.data is not None and b'"error' in event.data and error_of(event.data).get("code") in SITES_OWN_FAULT

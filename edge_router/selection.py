@@ -1,0 +1,121 @@
+"""Choosing sites: which one a request is sent to next, and what is learnt from what came of it.
+
+Joins the policy, the sites as they are known, the table of sessions and the budget of retries. Sends nothing.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from edge_router.backend import Backend, Ticket
+from edge_router.hints import WakeHints
+from edge_router.metrics import RouterMetrics
+from edge_router.pace import AttemptPace
+from edge_router.policy import Policy, Preference, RouteRequest
+from edge_router.proxied import ProxiedRequest
+from edge_router.request import ValidRequest
+from edge_router.retries import RetryBudget
+from edge_router.session import SessionTable
+from edge_router.upstream import SiteFailed, UpstreamResponse
+from sites.network import RelayConfig
+from wire.errors import ApiError
+
+MAX_RETRY_AFTER_S = 60.0
+TRY_AGAIN_S = 0.5  # between rounds over the sites, while a stream that was cut can go on at none
+
+log = logging.getLogger(__name__)
+
+
+class SiteSelector:
+    def __init__(
+        self,
+        config: RelayConfig,
+        backends: Mapping[str, Backend],
+        policy: Policy,
+        sessions: SessionTable,
+        metrics: RouterMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self.backends = backends
+        self.retries = RetryBudget(clock)
+        self.hints: WakeHints | None = None  # while the application runs
+        self._config = config
+        self._policy = policy
+        self._sessions = sessions
+        self._metrics = metrics
+        self._clock = clock
+
+    def rank(self, request: ValidRequest) -> tuple[RouteRequest, list[Preference]]:
+        route = request.route(self._sessions.recall(request.conversation), self._clock())
+        return route, self._policy.rank(route, [backend.view() for backend in self.backends.values()])
+
+    async def next_site(self, proxied: ProxiedRequest) -> tuple[RouteRequest, Preference] | None:
+        """Return the best site not yet tried. Ranked anew each time: while one kept us waiting, others have failed, and others have come back."""
+        tries, is_new = proxied.tries, proxied.recovery.lost is None
+        if tries.failures and is_new and not (tries.is_paid or self.retries.withdraw()):
+            return None
+        tries.is_paid = False
+        while not proxied.is_out_of_tries(self._clock()):
+            route, preferences = self.rank(proxied.request)
+            if self.hints is not None and proxied.is_at_first_try:
+                self.hints.consider(route.model, preferences)
+            for preference in preferences:
+                if preference.backend.name not in tries.excluded:
+                    return route, preference
+            if tries.take_back_declined():
+                continue
+            if is_new:
+                return None
+            await asyncio.sleep(TRY_AGAIN_S)
+            tries.try_again()
+        return None
+
+    def pace(self, proxied: ProxiedRequest, backend: Backend) -> AttemptPace:
+        return AttemptPace(proxied, backend, self._config, self.rank, self.retries)
+
+    def is_wanted_elsewhere(self, proxied: ProxiedRequest, backend: Backend) -> bool:
+        """Whether a draining site's stream has another site to go to; it is asked for now and then. Where there is none, the site may finish it."""
+        backend.refused_draining()
+        now = self._clock()
+        if now < proxied.look_again_at:
+            return False
+        proxied.look_again_at = now + TRY_AGAIN_S
+        _, preferences = self.rank(proxied.request)
+        return any(preference.serves(proxied.request.model) for preference in preferences)
+
+    def note_failure(self, backend: Backend, ticket: Ticket, request: ValidRequest, failure: SiteFailed) -> None:
+        """What a failed attempt says about the site."""
+        log.info("site %s failed before its first byte: %s", backend.name, failure.detail)
+        self._metrics.tried(backend.name, failure.kind)
+        if failure.kind == "declined":
+            ticket.answering()  # it is well, and said so
+            backend.declined(request.model or "", failure.queued_tokens, ticket.sent_at)
+        elif failure.kind == "no_model" or (failure.kind == "full" and request.head.is_for_function):
+            ticket.answering()  # nothing is wrong with it where its other models, or functions, are concerned
+        elif failure.kind in ("untrusted", "no_files"):
+            ticket.answering()  # its probes, which are signed as well, will tell; and it is not to blame for our own limits
+        elif failure.kind == "connect":
+            backend.failed(failure.detail)
+        elif failure.kind == "draining":
+            backend.refused_draining()
+
+    def note_answer(
+        self, proxied: ProxiedRequest, preference: Preference, response: UpstreamResponse, elapsed_s: float
+    ) -> None:
+        """What a begun answer says: where the conversation lives now, and how good the prediction was."""
+        self._metrics.tried(preference.backend.name, "answered")
+        self._metrics.decided(preference)
+        if response.status < 400:
+            self._sessions.learn(proxied.request.conversation, preference.backend.name)
+            if response.body is None and proxied.is_at_first_try:
+                self._metrics.first_token(preference, elapsed_s)
+
+    def nothing_left(self, failures: Mapping[str, SiteFailed]) -> ApiError:
+        if failures:
+            tried = "; ".join(f"{site}: {failure.detail}" for site, failure in failures.items())
+            sentence = f"no site could answer; tried {tried}"
+        else:
+            states = "; ".join(f"{each.name} is {each.state}: {each.detail}" for each in self.backends.values())
+            sentence = f"no site is available; {states}"
+        hints = [failure.retry_after_s for failure in failures.values() if failure.retry_after_s is not None]
+        return ApiError("no_site_available", sentence, retry_after_s=min([*hints, MAX_RETRY_AFTER_S]) if hints else 1.0)

@@ -1,0 +1,347 @@
+"""Client connections: HTTP/1.1 over TCP or TLS, kept for the next request, read as bytes come.
+
+A connection carries one request and its response at a time. The parser is llhttp; no body is decoded, no request is repeated. Knows no sites, no
+meaning of a request and no deadlines: the caller bounds each wait.
+"""
+
+import asyncio
+import errno
+import ssl
+import time
+from collections import deque
+from typing import NamedTuple, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+MAX_HEAD_BYTES = 64 << 10  # of a response
+HELD_BYTES = 256 << 10  # of a response that nobody has read yet; beyond it the peer is not read
+# Sites keep idle connections for 75 s (wire/http/listen.py). Where one closes sooner, the connection is known to be closed, or the request that
+# crossed the close is sent again over a new one. With four seconds every other stream of a quiet router waited for a handshake.
+KEEP_ALIVE_S = 60.0
+
+SWITCHING_PROTOCOLS = 101
+
+
+class CannotConnect(Exception):
+    """There is nobody at that address, or nobody that speaks TLS as it should."""
+
+
+class NoDescriptors(CannotConnect):
+    """This process may open no further connection, to whomever."""
+
+
+class ConnectionLost(Exception):
+    """The connection ended, or what came over it is not HTTP, before the response's end."""
+
+
+class Origin(NamedTuple):
+    host: str
+    port: int
+    is_tls: bool
+    authority: str  # as the host header says it
+
+    @classmethod
+    def of(cls, url: str) -> "Origin":
+        parts = urlsplit(url)
+        is_tls = parts.scheme == "https"
+        return cls(parts.hostname or "", parts.port or (443 if is_tls else 80), is_tls, parts.netloc.rpartition("@")[2])
+
+
+class ResponseParser:
+    """The responses of one connection, one after the other, without I/O: llhttp, and what it leaves to its caller."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: list[tuple[str, str]] = []  # names lower case
+        self.has_head = False
+        self.is_done = True  # no response is under way
+        self.is_reusable = True  # the connection may carry another request
+        self.is_untouched = True  # no byte of the response has come
+        self.switched: bytes | None = None  # what came behind a 101: the connection speaks another protocol now
+        self.held_bytes = 0  # of the body, not yet taken
+        self._parts: list[bytes] = []
+        self._parser = httptools.HttpResponseParser(self)
+        self._head_bytes = 0
+        self._ends_with_connection = False
+        self._request: _Expectation = _PLAIN
+
+    @property
+    def is_to_head_request(self) -> bool:
+        return self._request.is_head
+
+    @property
+    def has_body(self) -> bool:
+        """Some of the body has come and has not been taken."""
+        return bool(self._parts)
+
+    def expect(self, *, is_head_request: bool = False, may_switch: bool = False) -> None:
+        """Begin the next response. After a HEAD request no body follows its head; with `may_switch` it may be a 101."""
+        assert self.is_done
+        self.headers, self._parts = [], []
+        self.has_head = self.is_done = self._ends_with_connection = False
+        self.is_untouched, self.held_bytes, self._head_bytes = True, 0, 0
+        self._request = _Expectation(is_head_request, may_switch)
+
+    def feed(self, data: bytes) -> None:
+        """Raises ConnectionLost on what is no HTTP response."""
+        if self.switched is not None:
+            self.switched += data
+            return
+        self.is_untouched = False
+        if not self.has_head:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if not self._request.may_switch:
+                raise ConnectionLost("it switched protocols unasked") from None
+            self.status, self.has_head, self.is_reusable = self._parser.get_status_code(), True, False
+            self.switched = data[upgrade.args[0] :]
+        except httptools.HttpParserError as error:
+            raise ConnectionLost(f"it sent what is not HTTP: {error}") from None
+        if not self.has_head and self._head_bytes > MAX_HEAD_BYTES:
+            raise ConnectionLost(f"it sent a head of more than {MAX_HEAD_BYTES >> 10} KiB")
+
+    def end(self) -> None:
+        """The peer sends nothing more."""
+        if self.has_head and self._ends_with_connection:
+            self.is_done = True
+        self.is_reusable = False
+
+    def take(self) -> bytes:
+        """Return what has come of the body since the last time."""
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        self.held_bytes = 0
+        return body
+
+    # what llhttp calls
+
+    def on_message_begin(self) -> None:
+        if self.is_done:
+            self.is_reusable = False  # a second response behind the one that was asked for: no request may have it
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.has_head:
+            self.headers.append((name.decode("latin-1").lower(), value.decode("latin-1")))
+
+    def on_headers_complete(self) -> None:
+        if self.is_done:
+            return
+        status = self._parser.get_status_code()
+        if status == SWITCHING_PROTOCOLS and self._request.may_switch:
+            return
+        if status < 200:
+            self.headers = []  # 100 Continue, 103 Early Hints: the response is still to come
+            return
+        self.status, self.has_head = status, True
+        has_end = False
+        for name, value in self.headers:
+            has_end = (
+                has_end or name == "content-length" or (name == "transfer-encoding" and "chunked" in value.lower())
+            )
+        if self._request.is_head:
+            self.is_reusable = False  # the parser cannot be told that no body follows
+            self.is_done = True
+        elif not has_end and status not in (204, 304):
+            self._ends_with_connection, self.is_reusable = True, False
+
+    def on_body(self, body: bytes) -> None:
+        if not self.is_done:
+            self._parts.append(body)
+            self.held_bytes += len(body)
+
+    def on_message_complete(self) -> None:
+        if self.has_head and not self.is_done:
+            self.is_reusable = self.is_reusable and self._parser.should_keep_alive()
+            self.is_done = True
+
+
+class _Expectation(NamedTuple):
+    is_head: bool
+    may_switch: bool
+
+
+_PLAIN = _Expectation(is_head=False, may_switch=False)
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection. `send`, then `head`, then `read` to the end; a task at a time."""
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self.response = ResponseParser()
+        self.idle_since = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._is_paused = False
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def is_fit(self) -> bool:
+        """Another request can be sent."""
+        is_free = self.response.is_done and not self._is_paused
+        return is_free and self.response.is_reusable and not self._transport.is_closing()
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        """For the protocol that the connection has switched to."""
+        return self._transport
+
+    def send(self, head: bytes, body: bytes, *, is_head_request: bool = False, may_switch: bool = False) -> None:
+        """Raises CannotConnect: nothing was sent."""
+        if not self.response.is_reusable:  # between the connection and its first request
+            raise CannotConnect(f"{self.origin.authority} closed the connection at once")
+        self.response.expect(is_head_request=is_head_request, may_switch=may_switch)
+        self._error = None
+        if len(body) <= 1 << 16:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines([head, body])
+
+    async def head(self) -> None:
+        """Wait for the response's status and headers. Raises ConnectionLost, and what `interrupt` was given."""
+        while not self.response.has_head:
+            await self._news()
+
+    async def read(self) -> bytes:
+        """Return what has come of the body, at least a byte; empty at its end. Raises as `head` does."""
+        response = self.response
+        while not response.has_body:
+            if response.is_done:
+                return b""
+            await self._news()
+        if self._is_paused and not self._transport.is_closing():
+            self._is_paused = False
+            self._transport.resume_reading()
+        return response.take()
+
+    def interrupt(self, error: Exception) -> None:
+        """End a wait, now or the next one, from outside."""
+        self._error = self._error or error
+        self._wake()
+
+    def close(self) -> None:
+        self.response.is_reusable = False
+        self._transport.abort()
+
+    # what the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        response = self.response
+        if response.is_done:
+            return self.close()  # nobody has asked for anything
+        try:
+            response.feed(data)
+        except ConnectionLost as error:
+            self._error = self._error or error
+            self.close()
+        if (response.held_bytes > HELD_BYTES or response.switched is not None) and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def eof_received(self) -> None:
+        if self._error is None:
+            self.response.end()
+            self._wake()
+        self.response.is_reusable = False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.response.is_reusable = False
+        if not self.response.is_done:
+            self.interrupt(ConnectionLost(str(error) if error else "it closed the connection"))
+
+    async def _news(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class ConnectionPool:
+    """Connections that wait for a request, newest first. No limit: admission is the sites' business, and a wait would hide in the round trip."""
+
+    def __init__(self, connect_timeout_s: float) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._idle: dict[Origin, deque[UpstreamConnection]] = {}
+        self._open: set[UpstreamConnection] = set()
+        self._tls: ssl.SSLContext | None = None
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def idle(self, origin: Origin) -> UpstreamConnection | None:
+        """Return the one that was used last."""
+        idle = self._idle.get(origin)
+        now = time.monotonic()
+        while idle:
+            connection = idle.pop()
+            if connection.is_fit and now - connection.idle_since < KEEP_ALIVE_S:
+                return connection
+            self._end(connection)
+        return None
+
+    def put_back(self, connection: UpstreamConnection) -> None:
+        """Keep a connection whose response was read to its end, close any other."""
+        if not connection.is_fit:
+            return self._end(connection)
+        connection.idle_since = time.monotonic()
+        self._idle.setdefault(connection.origin, deque()).append(connection)
+
+    def sweep(self) -> None:
+        """Close those that have waited too long."""
+        now = time.monotonic()
+        for origin, idle in list(self._idle.items()):
+            while idle and (not idle[0].is_fit or now - idle[0].idle_since >= KEEP_ALIVE_S):
+                self._end(idle.popleft())
+            if not idle:
+                del self._idle[origin]
+
+    def close(self) -> None:
+        for connection in tuple(self._open):
+            self._end(connection)
+        self._idle.clear()
+
+    async def connect(self, origin: Origin) -> UpstreamConnection:
+        """Raises CannotConnect."""
+        if origin.is_tls and self._tls is None:
+            self._tls = ssl.create_default_context()
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: UpstreamConnection(origin),
+                    origin.host,
+                    origin.port,
+                    ssl=self._tls if origin.is_tls else None,
+                )
+        except TimeoutError:
+            raise CannotConnect(
+                f"{origin.authority} did not take the connection within {self._connect_timeout_s:g} s"
+            ) from None
+        except (OSError, ssl.SSLError) as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise NoDescriptors("the router has no file descriptors left") from None
+            raise CannotConnect(f"cannot connect to {origin.authority}: {error.strerror or error}") from None
+        self._open.add(connection)
+        return connection
+
+    def give_away(self, connection: UpstreamConnection) -> None:
+        """Forget a connection that has switched protocols."""
+        self._open.discard(connection)
+
+    def _end(self, connection: UpstreamConnection) -> None:
+        self._open.discard(connection)
+        connection.close()
