@@ -112,7 +112,7 @@ def well_formed(size: int) -> bytes:
 
 
 async def send(url: str, request: bytes, count: int, seconds: float, clients: int = 2) -> "tuple[int, Counter[int]]":
-    """At most `count` times within the time, each on a connection of its own, by so many clients, one after the other each."""
+    """Send at most `count` times within the time, each on a connection of its own, by so many clients, one after the other each."""
     answers: Counter[int] = Counter()
     until, left = time.monotonic() + seconds, [count]
     pace_s = seconds / count if count < 10**6 else 0.0

@@ -28,7 +28,7 @@ def warm(files: list[Path]) -> None:
 
 
 def cached_share(files: list[Path]) -> float:
-    """Of their bytes, 0 to 1."""
+    """Return the share of their bytes that is cached, 0 to 1."""
     pages = resident = 0
     for file in files:
         size = file.stat().st_size

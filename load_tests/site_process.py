@@ -146,7 +146,7 @@ def _values(table: dict[str, Any]) -> list[str]:
 
 
 def kill(pid: int) -> float:
-    """At once, as the system's own killer would; returns the Unix time of it."""
+    """Kill at once, as the system's own killer would; returns the Unix time of it."""
     now = time.time()
     os.kill(pid, signal.SIGKILL)
     return now

@@ -22,7 +22,7 @@ class Budget:
         self._jobs = jobs
 
     def next_share_s(self) -> float:
-        """Of the job that begins now; none is below zero."""
+        """Return the share of the job that begins now; none is below zero."""
         share = max(0.0, self._end - time.monotonic()) / max(1, self._jobs)
         self._jobs -= 1
         return share

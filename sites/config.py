@@ -75,7 +75,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 class PlaceConfig(Table, frozen=True, kw_only=True):
-    """Where it stands; routers seed round-trip times from the coordinates."""
+    """The place where a router or site stands; routers seed round-trip times from the coordinates."""
 
     city: str
     latitude: Annotated[float, Meta(ge=-90, le=90, description="degrees, north positive")]
@@ -88,7 +88,7 @@ class ListenConfig(Table, frozen=True, kw_only=True):
 
 
 class AccessConfig(Table, frozen=True, kw_only=True):
-    """Who may come in."""
+    """Keys and strangers: the clients that may come in."""
 
     require_key: Annotated[
         bool, Meta(description="serve only clients with a key that this file knows; functions judge for themselves")

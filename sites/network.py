@@ -101,7 +101,7 @@ class RouterListenConfig(ListenConfig, frozen=True, kw_only=True):
 
 
 class DoorConfig(AccessConfig, frozen=True, kw_only=True):
-    """Who may come in, what the router takes from one client connection, and for how long it waits for one."""
+    """The clients that may come in, what the router takes from one client connection, and for how long it waits for one."""
 
     max_head_kib: Annotated[int, Meta(ge=1, le=1024, description="of a request's head")] = 64
     max_headers: Annotated[int, Meta(ge=8)] = 128
@@ -123,7 +123,7 @@ class DoorConfig(AccessConfig, frozen=True, kw_only=True):
 
 
 class ClientsConfig(Table, frozen=True, kw_only=True):
-    """Where clients stand. Whoever is not known to stand elsewhere stands where the router does."""
+    """Places of clients. A client that is not known to stand elsewhere stands where the router does."""
 
     front_ends: Annotated[
         tuple[str, ...],
@@ -142,7 +142,7 @@ class ClientsConfig(Table, frozen=True, kw_only=True):
 
 
 class TenantLimitsConfig(Table, frozen=True, kw_only=True):
-    """What one tenant may have; what is unset is not limited here."""
+    """Limits of one tenant; what is unset is not limited here."""
 
     requests_per_min: Positive | None = None
     tokens_per_min: Annotated[

@@ -16,7 +16,7 @@ TableT = TypeVar("TableT", bound=Table)
 
 
 def read_again(running: TableT, file: Path, load: Callable[[Path], TableT], live: Collection[str]) -> TableT | None:
-    """What the file says now, of which the caller takes over `live`; the log names what differs besides. None: it cannot be used, and nothing
+    """Read what the file says now, of which the caller takes over `live`; the log names what differs besides. None: it cannot be used, and nothing
     changes."""
     try:
         found = load(file)

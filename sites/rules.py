@@ -36,7 +36,7 @@ def is_http(url: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine can reach it."""
+    """Tell whether nobody but this machine can reach it."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -150,7 +150,7 @@ def crowd(it: Strike) -> None:
 
 
 def fill_shm(it: Strike) -> None:
-    """In this mount namespace alone: /dev/shm gets a size, and is filled."""
+    """Give /dev/shm a size and fill it, in this mount namespace alone."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/dev/shm"], check=True)
     try:
         Path("/dev/shm/filled").write_bytes(bytes(1 << 20))

@@ -30,7 +30,7 @@ ROUTER = "router"
 
 @dataclass(frozen=True)
 class Differently:
-    """How one member is started differently from the others.
+    """A change to how one member is started.
 
     `edit` changes the text of its file; `wrapper` is a command that runs its command, such as `prlimit --nofile=64`.
     """

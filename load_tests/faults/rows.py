@@ -20,7 +20,7 @@ WARM_EVENTS = 200  # streams are under way
 
 @dataclass
 class Strike:
-    """What a fault has at hand while the streams run."""
+    """The network and its streams, as a fault is given them."""
 
     network: ScatteredNetwork
     links: Links
@@ -147,7 +147,7 @@ def judge(row: Row, heard: Sequence[Heard], expected: Sequence[Heard], at_s: flo
 
 
 def difference(mine: Heard, whole: Heard) -> str:
-    """Where an answer is another one, in words."""
+    """Describe where an answer is another one."""
     for name in ("text", "calls", "finish", "tokens", "usage"):
         ours, theirs = getattr(mine, name), getattr(whole, name)
         if ours == theirs:
@@ -164,7 +164,7 @@ def difference(mine: Heard, whole: Heard) -> str:
 
 
 def still_held(network: ScatteredNetwork, timeout_s: float = 60.0) -> list[str]:
-    """What counts work and is not at zero when all is quiet."""
+    """Return the counters of work that are not at zero when all is quiet."""
     deadline = time.monotonic() + timeout_s
     while True:
         held = []

@@ -88,7 +88,7 @@ class Copy:
 
 @contextmanager
 def copy_of(root: Path, prefix: Sequence[str] = ()) -> Iterator[Copy]:
-    """What git knows and does not ignore, as it is in the working tree."""
+    """Copy what git knows and does not ignore, as it is in the working tree."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=root, capture_output=True, text=True, check=True).stdout.split("\0")
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:

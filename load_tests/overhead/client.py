@@ -21,7 +21,7 @@ _MOMENT = re.compile(rb'"content":\s?"t(\d+)"')  # when the site wrote it (trivi
 
 @dataclass
 class Heard:
-    """What came back in one measurement; times in milliseconds."""
+    """The answers of one measurement; times in milliseconds."""
 
     whole_ms: list[float] = field(default_factory=list)  # of each answer, from its request on
     first_ms: list[float] = field(default_factory=list)  # of each stream's first token, from its request on

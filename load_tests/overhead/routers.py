@@ -37,7 +37,7 @@ class Running(NamedTuple):
     version: str
 
     def cpu_s(self) -> float:
-        """Of all its processes so far."""
+        """Sum the processor time of all its processes so far."""
         family = [self.process, *self.process.children(recursive=True)]
         times = [member.cpu_times() for member in family]
         return float(sum(used.user + used.system for used in times))
@@ -75,7 +75,7 @@ PEERS = {
 
 @contextmanager
 def running(names: list[str], peers: Path) -> Iterator[list[Running]]:
-    """Those of `names` that there are, the trivial site first."""
+    """Run those of `names` that are installed, the trivial site first."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pilotlight-overhead-")))
         (port,) = free_ports(1)

@@ -81,7 +81,7 @@ async def compare(network: LocalNetwork, attack: Attack, seconds: float) -> dict
 
 
 async def measured(network: LocalNetwork, request: bytes, count: int, seconds: float) -> tuple[Outcome, Outcome]:
-    """At the router, and at a site behind it."""
+    """Measure at the router, and at a site behind it."""
     name = next(iter(network.site_urls))
     site, router = network.site_urls[name], network.url
     async with Neighbour(router, (_router_pid(network),)) as there, Neighbour(site, (network.pid(name),)) as here:

@@ -151,7 +151,7 @@ class Bench:
         self.weights_bytes = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
 
     def live_before(self) -> bool:
-        """As a model that has been served here before, which leaves what its next start answers by (engine/bootstrap). False: it cannot."""
+        """Serve the model once, which leaves what its next start answers by (engine/bootstrap). False: it cannot."""
         for _ in range(_LIVES):
             with self._site(self._model("a", "auto")) as site:
                 site.ask(one_token("a"))
@@ -261,12 +261,12 @@ def one_token(model: str) -> dict[str, Any]:
 
 
 def endless(model: str) -> dict[str, Any]:
-    """Of random weights, most tokens are no text, and what is no text makes no event: hence the bias, to one that is."""
+    """Ask for an endless answer. With random weights most tokens are no text, and make no event: hence the bias, to one that does."""
     return {**one_token(model), "max_tokens": 2000, "logit_bias": {"300": 100}}
 
 
 def copy_ms(num_bytes: int) -> float:
-    """To copy so many bytes once within memory: the best of three, scaled up from a gigabyte."""
+    """Time a copy of so many bytes within memory: the best of three, scaled up from a gigabyte."""
     size = min(num_bytes, _PLACE_FOR_COPY)
     source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
     times = []

@@ -169,7 +169,7 @@ def turns(rounds: int, tasks: list[Task], names: list[str]) -> Iterator[tuple[in
 def start_engines(
     peers: Path, threads: int, only: list[str] | None, scope: ExitStack, console: Console
 ) -> tuple[dict[str, Engine], dict[str, str]]:
-    """Those that are set up, and of the others why not."""
+    """Start the engines that are set up; of the others, return why not."""
     model, set_up = peers / "checkpoint", "run: make peers"
     vllm = peers / "vllm" / "bin" / "python"
     llama = next(iter(peers.glob("llama/*/vendor/llama.cpp/build/bin/llama-batched-bench")), None)
@@ -242,8 +242,8 @@ def summarise(
 
 
 def share_of_ceiling(task: Task, answer: Answer, limits: dict[str, float], output_tokens: int) -> float:
-    """Of the matmul rate for prompts. Of the read bandwidth beside it for decode, which reads weights once a step and keys and values once a
-    sequence."""
+    """Return the share of the matmul rate for prompts, and of the read bandwidth beside it for decode, which reads weights once a step and keys and
+    values once a sequence."""
     tokens_per_s = answer.tokens_per_s
     if task.measure == "prefill":
         flops = checkpoint.flops_per_prompt(task.prompt_tokens) / task.prompt_tokens * tokens_per_s

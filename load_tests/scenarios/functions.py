@@ -227,7 +227,7 @@ def _ready(port: int, process: "subprocess.Popen[bytes]") -> int:
 
 
 def first_byte_ms(port: int, path: str) -> float:
-    """From the request's first byte to the answer's first byte, on a connection that is open already."""
+    """Time from the request's first byte to the answer's first byte, on a connection that is open already."""
     with socket.create_connection(("127.0.0.1", port), 30) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         request = f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode()

@@ -74,7 +74,7 @@ def run(device: torch.device, budget_s: float, limit_s: float, only: list[str] |
 
 
 def record(results: dict[str, Any]) -> Path | None:
-    """Of a rehearsal only where it was asked for."""
+    """Write the record; of a rehearsal only where it was asked for."""
     wanted = results["device"] == "cuda" or os.environ.get("OUT")
     return write_record(SUBJECT, results, ("torch", "triton")) if wanted else None
 

@@ -107,7 +107,7 @@ async def measure(
 
 
 async def beside_idle(router: Running, count: int, seconds: float, console: Console) -> dict[str, float]:
-    """What 64 streams notice of very many that are open and silent."""
+    """Measure what 64 streams notice of very many that are open and silent."""
     with console.status(f"{count:,} idle streams"):
         before = router.process.memory_info().rss
         async with idle_streams(router.url, request(router.url, KEY, KB, IDLE), count) as begun:

@@ -174,7 +174,7 @@ def _cell(runs: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def write_plots(record: Path, loads: Iterable[str]) -> None:
-    """From the record alone."""
+    """Draw the plots from the record alone."""
     cells = json.loads(record.read_text(encoding="utf-8"))["results"]["cells"]
     for load in loads:
         groups: dict[str, list[tuple[str, float, float]]] = {}

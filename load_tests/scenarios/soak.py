@@ -319,7 +319,7 @@ class Soak:
     # what is left
 
     def size(self) -> dict[str, float]:
-        """Of the router."""
+        """Read the router's size."""
         with urllib.request.urlopen(f"{self.network.url}/status", timeout=10) as answer:
             process = psutil.Process(orjson.loads(answer.read())["process"]["pid"])
         with urllib.request.urlopen(f"{self.network.url}/metrics", timeout=10) as answer:

@@ -94,7 +94,7 @@ class Bench:
         return {name: values[4:] for name, values in taken.items()}  # the first ones warm up
 
     def prefix_cache_share(self) -> float:
-        """Of the time in which prompts of which nothing is cached are answered, what naming, finding and keeping blocks takes."""
+        """Return the share that naming, finding and keeping blocks takes of the time in which prompts without a cached block are answered."""
         made = self._engine()
         with timed_prefix_cache() as cache:
             began = time.perf_counter()
@@ -137,7 +137,7 @@ class Stopwatch:
 
 @contextmanager
 def timed_prefix_cache() -> Iterator[Stopwatch]:
-    """Inside, everything that only a prefix cache needs is timed, the stopwatch's own cost included."""
+    """Time everything that only a prefix cache needs, the stopwatch's own cost included."""
     watch = Stopwatch()
     places = [(engine.scheduler, "extend_chain"), (BlockPool, "find_prefix"), (BlockPool, "register")]
     before = [getattr(owner, name) for owner, name in places]

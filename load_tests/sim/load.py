@@ -16,7 +16,7 @@ SAMPLED_SESSIONS = 1500
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What one session of a trace costs, on the average."""
+    """The average cost of one session of a trace."""
 
     turns: float
     computed_tokens: float  # of a turn, with an infinite cache

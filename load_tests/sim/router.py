@@ -77,7 +77,7 @@ class SimRouter:
         return scope, scope.__enter__()
 
     def reaches(self, site: int, now: float) -> bool:
-        """Whether there is a path; the site at its end may still be down."""
+        """Tell whether there is a path; the site at its end may still be down."""
         return not any(
             o.site == site and self.number in o.routers and o.begins <= now < o.ends for o in self.world.outages
         )

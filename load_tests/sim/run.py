@@ -95,7 +95,7 @@ class Simulation:
         heapq.heappush(self._heap, (when, self._order, what, argument))
 
     def run(self) -> None:
-        """To the measured time's end, and until everything begun by then has been answered or shed."""
+        """Run to the measured time's end, and until everything begun by then has been answered or shed."""
         heap = self._heap
         while heap and (heap[0][0] < self._measured[1] or self.open_calls):
             self.now, _, what, argument = heapq.heappop(heap)
