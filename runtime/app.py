@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
-from runtime.engines.hosts import Launcher
+from runtime.engines.device_host import Launcher
 from runtime.engines.launch import launchers_of
 from runtime.middleware.errors import UNROUTED, Errors
 from runtime.middleware.identity import FUNCTIONS, Identity

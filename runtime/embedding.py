@@ -12,7 +12,7 @@ from engine.client import EngineError
 from engine.protocol import Pooling, SamplingParams, Submit
 from engine.tokenizer import INLINE_CHARACTERS
 from runtime.accounts import Tenant
-from runtime.engines.slot import LoadedModel
+from runtime.engines.model_state import AwakeModel
 from runtime.generation import Generator, as_api_errors
 from runtime.validation import EmbeddingInput, ValidEmbedding
 from wire.chat import Usage
@@ -64,7 +64,7 @@ class Embedder:
                 measure.note_delta(0)
                 return embeddings
 
-    def _check(self, request: ValidEmbedding, model: LoadedModel) -> Pooling:
+    def _check(self, request: ValidEmbedding, model: AwakeModel) -> Pooling:
         """How its embeddings are pooled. Raises ApiError for a model that makes none, or not such as are wanted."""
         if model.info.pooling is None:
             known = ", ".join(map(repr, self.models.embedding_models())) or "none"
@@ -113,7 +113,7 @@ def _submit(model: str, prompt: tuple[int, ...], pooling: Pooling, tenant: Tenan
     return Submit(os.urandom(16).hex(), model, prompt, SamplingParams(max_tokens=1), tenant.salt, pooling=pooling)
 
 
-async def _encode(model: LoadedModel, request: ValidEmbedding) -> list[tuple[int, ...]]:
+async def _encode(model: AwakeModel, request: ValidEmbedding) -> list[tuple[int, ...]]:
     """Every text's token ids, which the model takes."""
     characters = sum(len(text) for text in request.inputs if isinstance(text, str))
 
@@ -123,7 +123,7 @@ async def _encode(model: LoadedModel, request: ValidEmbedding) -> list[tuple[int
     return encode() if characters <= INLINE_CHARACTERS else await asyncio.to_thread(encode)
 
 
-def _encode_one(model: LoadedModel, text: EmbeddingInput, where: str) -> tuple[int, ...]:
+def _encode_one(model: AwakeModel, text: EmbeddingInput, where: str) -> tuple[int, ...]:
     token_ids = model.text.tokenizer.encode(text, add_special_tokens=True) if isinstance(text, str) else text
     if not token_ids:
         raise ApiError("invalid_request", f"{where} has no tokens; send at least one", param=where)

@@ -18,8 +18,8 @@ from engine.tokenizer import TokenizerError
 from runtime.accounts import Tenant
 from runtime.admission import RETRY_AFTER_S, Admission
 from runtime.engines.continuation import Continuations
+from runtime.engines.model_state import AwakeModel
 from runtime.engines.models import Models
-from runtime.engines.slot import LoadedModel
 from runtime.metrics import Measure, RequestMetrics
 from runtime.pump import Pump, pumping
 from runtime.resumption import resumed
@@ -85,7 +85,7 @@ class Generator:
                     if not request.wants_prompt_only:
                         permit.settle(generation.usage.completion_tokens // request.n)
 
-    def _note_traffic(self, request: ValidGeneration, model: LoadedModel, generation: "Generation") -> None:
+    def _note_traffic(self, request: ValidGeneration, model: AwakeModel, generation: "Generation") -> None:
         if generation.usage.completion_tokens:  # else the prompt may not have been computed
             kv_tokens, cached = self.models.kv_tokens(model), generation.cached_tokens
             self.traffic.computed(request.model, len(generation.prompt), cached, request.prefixes, kv_tokens)
@@ -214,7 +214,7 @@ def as_submits(
     return {0: first, **others}
 
 
-def refuse_embedder(model: LoadedModel, request: ValidGeneration) -> None:
+def refuse_embedder(model: AwakeModel, request: ValidGeneration) -> None:
     if model.info.pooling is not None:
         message = (
             f"{request.requested_model!r} is an embedding model and generates nothing; send texts to /ai/v1/embeddings"
@@ -222,7 +222,7 @@ def refuse_embedder(model: LoadedModel, request: ValidGeneration) -> None:
         raise ApiError("invalid_request", message, param="model")
 
 
-async def encode(model: LoadedModel, request: ValidGeneration) -> tuple[int, ...]:
+async def encode(model: AwakeModel, request: ValidGeneration) -> tuple[int, ...]:
     """The prompt's token ids, which fit the model's context with room for at least one more."""
     prompt = request.prompt
     if isinstance(prompt, Conversation):
@@ -243,9 +243,7 @@ async def encode(model: LoadedModel, request: ValidGeneration) -> tuple[int, ...
     return token_ids
 
 
-async def _encode_text(
-    model: LoadedModel, request: ValidGeneration, text: str, *, is_rendered: bool
-) -> tuple[int, ...]:
+async def _encode_text(model: AwakeModel, request: ValidGeneration, text: str, *, is_rendered: bool) -> tuple[int, ...]:
     """Of a text far beyond the context only the beginning is looked at: all of it would keep a core busy for seconds, to be refused."""
     tokenizer, limit = model.text.tokenizer, model.info.context_length
     beginning = text[: MANY_CHARACTERS * limit]
@@ -259,14 +257,14 @@ async def _encode_text(
     return token_ids
 
 
-def _too_long(model: LoadedModel, request: ValidGeneration, num_tokens: str) -> ApiError:
+def _too_long(model: AwakeModel, request: ValidGeneration, num_tokens: str) -> ApiError:
     limit = model.info.context_length
     message = f"the prompt has {num_tokens} tokens and {request.model!r} takes {limit} with the answer; shorten it"
     param = "messages" if isinstance(request.prompt, Conversation) else "prompt"
     return ApiError("context_length_exceeded", message, param=param)
 
 
-def sampling_params(model: LoadedModel, request: ValidGeneration, prompt_tokens: int) -> SamplingParams:
+def sampling_params(model: AwakeModel, request: ValidGeneration, prompt_tokens: int) -> SamplingParams:
     """The request's wishes, the checkpoint's recommendations where it has none, and never more tokens than the context leaves."""
     sampling, defaults = request.sampling, model.text.defaults
     room = model.info.context_length - prompt_tokens
@@ -293,7 +291,7 @@ def sampling_params(model: LoadedModel, request: ValidGeneration, prompt_tokens:
     )
 
 
-def assembler_for(model: LoadedModel, request: ValidGeneration) -> Assembler:
+def assembler_for(model: AwakeModel, request: ValidGeneration) -> Assembler:
     prompt = request.prompt
     parser: ToolParser | None = None
     if isinstance(prompt, Conversation) and prompt.tools and model.text.tool_format is not None:

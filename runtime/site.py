@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 
 from runtime.admission import Admission
 from runtime.engines.continuation import Continuations
+from runtime.engines.device_host import Launcher
 from runtime.engines.fleet import Fleet
-from runtime.engines.hosts import Launcher
+from runtime.engines.model_state import Wake
 from runtime.engines.models import Models
-from runtime.engines.slot import Wake
 from runtime.engines.weights_tier import open_tier
 from runtime.generation import Generator
 from runtime.metrics import Metrics

@@ -118,19 +118,19 @@ SURVIVORS = (
         "one model too many sleeps where the others suffice to the byte",
     ),
     Mutant(
-        "runtime/engines/room.py",
+        "runtime/engines/device_budget.py",
         "            finally:\n                self._make_yield(())",
         "            finally:\n                pass",
         "models that were told to yield refuse for ever",
     ),
     Mutant(
-        "runtime/engines/room.py",
+        "runtime/engines/device_budget.py",
         "        copy.holds_room = False\n        self._news.tell()",
         "        copy.holds_room = False",
         "nobody hears that there is room",
     ),
     Mutant(
-        "runtime/engines/room.py",
+        "runtime/engines/device_budget.py",
         "                        self._make_yield(must_yield(needed, budget, held))",
         "                        pass",
         "a model that is always in use is waited for for ever",

@@ -12,10 +12,10 @@ from typing import Literal
 
 from engine.client import EngineClient, EngineError
 from engine.protocol import PRIORITIES, Submit, TokenOutput
-from runtime.engines.copies import Copy
-from runtime.engines.dispatch import Seat
+from runtime.engines.dispatch import Assignment
 from runtime.engines.fleet import Fleet
 from runtime.engines.models import Models
+from runtime.engines.replica import Replica
 
 # Of one sequence. A request that kills its host takes at most two more with it; one that merely was there when a host died, and has such
 # bad luck again, is still continued.
@@ -61,7 +61,7 @@ class _Sequence:
         self._has_begun = False
         self._cuts = 0
         self._client: EngineClient | None = None
-        self._seat: Seat | None = None
+        self._assignment: Assignment | None = None
         self._scope = AsyncExitStack()  # of the sequence on its present host
 
     async def begin(self) -> None:
@@ -69,11 +69,11 @@ class _Sequence:
         why_down, within_s = self._site.fleet.why_down, self._site.within_s
         try:
             async with asyncio.timeout(within_s):
-                copy = await self._site.models.place(self._submit)
+                replica = await self._site.models.place(self._submit)
         except TimeoutError:
             message = f"{why_down or 'its engine host died'}, and no other was ready within {within_s:g} s; try again in a moment"
             raise EngineError("overloaded", message) from None
-        await self._enter(copy, self._submit)
+        await self._enter(replica, self._submit)
 
     async def leave(self) -> None:
         await self._scope.aclose()
@@ -138,14 +138,14 @@ class _Sequence:
     async def _move(self) -> None:
         """To a host that has the model: at once if there is one, else as soon as the model has woken."""
         await self._scope.aclose()
-        copy = await self._site.models.place(self._submit)
-        await self._enter(copy, self._rest())
+        replica = await self._site.models.place(self._submit)
+        await self._enter(replica, self._rest())
 
-    async def _enter(self, copy: Copy, submit: Submit) -> None:
-        self._client = copy.host.client
+    async def _enter(self, replica: Replica, submit: Submit) -> None:
+        self._client = replica.host.client
         self._scope = AsyncExitStack()
-        self._seat = self._scope.enter_context(self._site.models.dispatch.seated(submit, copy))
-        self._outputs = await self._scope.enter_async_context(copy.host.generate(submit))
+        self._assignment = self._scope.enter_context(self._site.models.dispatch.assigned(submit, replica))
+        self._outputs = await self._scope.enter_async_context(replica.host.generate(submit))
 
     def _rest(self) -> Submit:
         """What is left to do: positions, counts and random numbers go on where they were."""
@@ -166,8 +166,8 @@ class _Sequence:
     def _note(self, output: TokenOutput) -> TokenOutput:
         """What the first host found cached is what the request found; that the next one computes more is not its affair."""
         self._delivered += output.token_ids
-        assert self._seat is not None, "outputs come from where it sits"
-        self._seat.note(output.token_ids)
+        assert self._assignment is not None, "outputs come from where it sits"
+        self._assignment.note(output.token_ids)
         if self._has_begun and output.num_cached_tokens is not None:
             output = output._replace(num_cached_tokens=None)
         self._has_begun = self._has_begun or bool(output.token_ids)

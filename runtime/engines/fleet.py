@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from engine.protocol import ModelLoad, StepOutput
-from runtime.engines.hosts import DeviceHost, Launcher
+from runtime.engines.device_host import DeviceHost, Launcher
 from runtime.timeline import Timeline
 from sites.site import EngineConfig
 

@@ -7,31 +7,33 @@ import logging
 from collections.abc import Callable, Iterable
 
 from runtime.engines.memory import gib
+from runtime.engines.model_state import ModelState
 from runtime.engines.residency import make_room
-from runtime.engines.slot import Slot
 from runtime.engines.weights_tier import WeightsTier
 
 log = logging.getLogger("pilotlight.models")
 
 
 class HostMemory:
-    def __init__(self, slots: Iterable[Slot], tier: WeightsTier | None, clock: Callable[[], float]) -> None:
-        self._slots = tuple(slots)
+    def __init__(self, states: Iterable[ModelState], tier: WeightsTier | None, clock: Callable[[], float]) -> None:
+        self._states = tuple(states)
         self._tier = tier
         self._clock = clock
 
-    def holds(self, slot: Slot) -> bool:
-        return self._tier is not None and self._tier.bytes_of(slot.config.name) > 0
+    def holds(self, state: ModelState) -> bool:
+        return self._tier is not None and self._tier.bytes_of(state.config.name) > 0
 
-    def file_for(self, slot: Slot) -> str | None:
+    def file_for(self, state: ModelState) -> str | None:
         """Where its weights may lie; sleeping models' files give way. None: it has no place there."""
-        tier, name = self._tier, slot.config.name
-        if tier is None or slot.config.residency == "disk":
+        tier, name = self._tier, state.config.name
+        if tier is None or state.config.residency == "disk":
             return None
-        others = [other for other in self._slots if other is not slot]
+        others = [other for other in self._states if other is not state]
         now = self._clock()
-        held = [other.standing_in_memory(now, size) for other in others if (size := tier.held_for(other.config.name))]
-        plan = make_room(max(slot.num_bytes, tier.held_for(name)), tier.limit_bytes, held)
+        held = [
+            other.host_memory_candidate(now, size) for other in others if (size := tier.held_for(other.config.name))
+        ]
+        plan = make_room(max(state.num_bytes, tier.held_for(name)), tier.limit_bytes, held)
         if not plan.is_possible:
             log.info(
                 "%s has no place among the weights in host memory (%s of %s are in use)",

@@ -20,8 +20,8 @@ from engine.protocol import HostConfig
 from runtime.endings import ending, oom_kills
 from runtime.engines.cores import Cores, divided, keep_to
 from runtime.engines.devices import is_surely_cpu
-from runtime.engines.socket_place import SocketPlace, remove_dead_later
-from runtime.engines.tier_place import TierPlace, kv_places, owners_of
+from runtime.engines.socket_directory import SocketDirectory, remove_dead_later
+from runtime.engines.tier_directory import TierDirectory, kv_places, owners_of
 from sites.site import EngineConfig
 
 log = logging.getLogger("pilotlight.engine")
@@ -42,7 +42,7 @@ class ProcessLauncher:
         config: EngineConfig,
         owner: str,
         device: str,
-        places: Sequence[TierPlace],
+        places: Sequence[TierDirectory],
         cores: Cores | None = None,
         *,
         bootstraps: bool = False,
@@ -63,7 +63,7 @@ class ProcessLauncher:
 
     async def launch(self, *, standby: bool = False, afresh: bool = False) -> "HostProcess":
         config = host_config(self._config, self._device, self._owner, self._claim_tier_place())
-        place = SocketPlace()
+        place = SocketDirectory()
         bootstraps, self._bootstraps = self._bootstraps, False
         try:
             process = await _start(
@@ -90,7 +90,7 @@ class ProcessLauncher:
 
 
 class HostProcess:
-    def __init__(self, process: Process, client: EngineClient, place: SocketPlace) -> None:
+    def __init__(self, process: Process, client: EngineClient, place: SocketDirectory) -> None:
         self._process = process
         self.client = client
         self._place = place

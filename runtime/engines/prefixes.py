@@ -1,4 +1,4 @@
-"""Which prompts a model's copy has computed lately, as far as the runtime knows: chains of digests over a few tokens each.
+"""Which prompts a model's replica has computed lately, as far as the runtime knows: chains of digests over a few tokens each.
 
 A guess about the engine's prefix cache, bounded by what that could hold; being wrong costs time, never an answer. Digests begin with the tenant's
 salt, so that no tenant's prompts say anything about another's. Refuses to know who asks.
@@ -25,7 +25,7 @@ def chain_of(salt: bytes, token_ids: Sequence[int]) -> Chain:
 
 
 class PrefixMemory:
-    """Of one copy. What was used longest ago is forgotten first, as it is in the cache."""
+    """Of one replica. What was used longest ago is forgotten first, as it is in the cache."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, None] = OrderedDict()

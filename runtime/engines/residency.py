@@ -12,10 +12,10 @@ from typing import NamedTuple
 STAYS = 3.0
 LONGEST_STAY_S = 60.0
 _NO_TIME_S = 1e-6
-SPARE = -9  # the priority of a copy that its model could do without: below all that a site file can give
+SPARE = -9  # the priority of a replica that its model could do without: below all that a site file can give
 
 
-class Standing(NamedTuple):
+class EvictionCandidate(NamedTuple):
     """One model that holds memory."""
 
     name: str
@@ -38,7 +38,7 @@ class Standing(NamedTuple):
         return max(0.0, min(LONGEST_STAY_S, STAYS * self.wake_s) - self.awake_for_s)
 
 
-class Plan(NamedTuple):
+class EvictionPlan(NamedTuple):
     """`evict`: who gives way at once. `wait_s`: nobody yet, look again then, or when a request ends (None: only then)."""
 
     evict: tuple[str, ...] = ()
@@ -46,45 +46,45 @@ class Plan(NamedTuple):
     wait_s: float | None = None
 
 
-def make_room(needed: int, budget: int | None, held: Sequence[Standing]) -> Plan:
-    """Room for `needed` bytes among those that hold some."""
+def make_room(needed: int, budget: int | None, held: Sequence[EvictionCandidate]) -> EvictionPlan:
+    """DeviceBudget for `needed` bytes among those that hold some."""
     if budget is None:
-        return Plan()
-    missing = sum(standing.num_bytes for standing in held) + needed - budget
+        return EvictionPlan()
+    missing = sum(candidate.num_bytes for candidate in held) + needed - budget
     if missing <= 0:
-        return Plan()
-    idle = [standing for standing in held if not (standing.is_pinned or standing.is_busy)]
-    free_to_go = [standing for standing in idle if standing.stays_for_s == 0.0]
+        return EvictionPlan()
+    idle = [candidate for candidate in held if not (candidate.is_pinned or candidate.is_busy)]
+    free_to_go = [candidate for candidate in idle if candidate.stays_for_s == 0.0]
     if (victims := cheapest(missing, free_to_go)) is not None:
-        return Plan(victims)
-    waits = [standing.stays_for_s for standing in idle if standing.stays_for_s > 0]
-    return Plan(is_possible=False, wait_s=min(waits) if waits else None)
+        return EvictionPlan(victims)
+    waits = [candidate.stays_for_s for candidate in idle if candidate.stays_for_s > 0]
+    return EvictionPlan(is_possible=False, wait_s=min(waits) if waits else None)
 
 
-def cheapest(missing: int, candidates: Iterable[Standing]) -> tuple[str, ...] | None:
+def cheapest(missing: int, candidates: Iterable[EvictionCandidate]) -> tuple[str, ...] | None:
     """Those of least worth that free `missing` bytes together, and none that the others make unnecessary. None: all are not enough."""
-    chosen: list[Standing] = []
+    chosen: list[EvictionCandidate] = []
     freed = 0
-    for standing in sorted(candidates, key=lambda standing: (*standing.worth, standing.name)):
+    for candidate in sorted(candidates, key=lambda candidate: (*candidate.worth, candidate.name)):
         if freed >= missing:
             break
-        chosen.append(standing)
-        freed += standing.num_bytes
+        chosen.append(candidate)
+        freed += candidate.num_bytes
     if freed < missing:
         return None
-    for standing in reversed(list(chosen)):  # the dearest first
-        if freed - standing.num_bytes >= missing:
-            chosen.remove(standing)
-            freed -= standing.num_bytes
-    return tuple(standing.name for standing in chosen)
+    for candidate in reversed(list(chosen)):  # the dearest first
+        if freed - candidate.num_bytes >= missing:
+            chosen.remove(candidate)
+            freed -= candidate.num_bytes
+    return tuple(candidate.name for candidate in chosen)
 
 
-def could_ever_fit(needed: int, budget: int | None, held: Sequence[Standing]) -> bool:
+def could_ever_fit(needed: int, budget: int | None, held: Sequence[EvictionCandidate]) -> bool:
     """Pinned models never give way."""
-    return budget is None or needed + sum(standing.num_bytes for standing in held if standing.is_pinned) <= budget
+    return budget is None or needed + sum(candidate.num_bytes for candidate in held if candidate.is_pinned) <= budget
 
 
-def must_yield(needed: int, budget: int, held: Sequence[Standing]) -> tuple[str, ...]:
+def must_yield(needed: int, budget: int, held: Sequence[EvictionCandidate]) -> tuple[str, ...]:
     """Who takes no new requests, so that a model that has waited long for room gets it when theirs have ended."""
-    missing = sum(standing.num_bytes for standing in held) + needed - budget
-    return cheapest(missing, [standing for standing in held if not standing.is_pinned]) or ()
+    missing = sum(candidate.num_bytes for candidate in held) + needed - budget
+    return cheapest(missing, [candidate for candidate in held if not candidate.is_pinned]) or ()

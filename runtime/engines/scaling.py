@@ -1,8 +1,8 @@
 """When a model is worth one more device, and when one less: hot and cool, judged by the wait that its next request would find.
 
-Two thresholds and two durations keep it from going to and fro. Hot: the wait, on the copy where it is shortest, has been above scale_up_wait_s for
-HOT_FOR_S on end. A burst that one copy works off within those seconds would be over before another has paid for its waking and its cold prefix
-cache; and a single long prompt is no crowd. Cool: with one copy less the wait would have stayed below a quarter of scale_up_wait_s for
+Two thresholds and two durations keep it from going to and fro. Hot: the wait, on the replica where it is shortest, has been above scale_up_wait_s for
+HOT_FOR_S on end. A burst that one replica works off within those seconds would be over before another has paid for its waking and its cold prefix
+cache; and a single long prompt is no crowd. Cool: with one replica less the wait would have stayed below a quarter of scale_up_wait_s for
 scale_down_after_s on end. A quarter, because nearer to the threshold the next fluctuation would wake it again; as long as a pause in a
 conversation, because what sleeps loses its prefix cache. A pure policy with the time given; autoscaler.py carries it out.
 """
@@ -14,13 +14,13 @@ from engine.protocol import ModelLoad
 
 HOT_FOR_S = 3.0
 COOL_SHARE = 0.25  # of the wait at which a model is hot
-_DECODE_TOKENS = 64  # that one who runs has still to produce, where a newcomer waits for a seat
+_DECODE_TOKENS = 64  # that one who runs has still to produce, where a newcomer waits for a assignment
 
 Verdict = Literal["more", "less", "stay"]
 
 
 def wait_s(load: ModelLoad, max_num_seqs: int) -> float:
-    """What the next request would wait on a copy: for the prompts before it, and, where all seats are taken, for as many to end as wait already."""
+    """What the next request would wait on a replica: for the prompts before it, and, where all seats are taken, for as many to end as wait already."""
     queued_s = load.waiting_tokens / load.prefill_tokens_per_s if load.prefill_tokens_per_s else 0.0
     if load.running < max_num_seqs or not load.decode_tokens_per_s:
         return queued_s
@@ -29,9 +29,9 @@ def wait_s(load: ModelLoad, max_num_seqs: int) -> float:
 
 
 def wait_with_one_less_s(loads: Sequence[ModelLoad], max_num_seqs: int) -> float:
-    """The same if one of several copies slept, and the others had its work."""
+    """The same if one of several replicas slept, and the others had its work."""
     others = len(loads) - 1
-    assert others > 0, "the last copy does not sleep for want of heat"
+    assert others > 0, "the last replica does not sleep for want of heat"
     running, waiting = (sum(getattr(load, name) for load in loads) for name in ("running", "waiting"))
     return wait_s(
         ModelLoad(
@@ -55,7 +55,7 @@ class Heat:
         self._cool_since: float | None = None
 
     def judge(self, now: float, loads: Sequence[ModelLoad], max_num_seqs: int) -> Verdict:
-        """Asked every now and then with the loads of the copies that take requests. A verdict starts both clocks anew."""
+        """Asked every now and then with the loads of the replicas that take requests. A verdict starts both clocks anew."""
         if not loads or not self._hot_wait_s:
             self._hot_since = self._cool_since = None
             return "stay"

@@ -14,7 +14,7 @@ from engine.client import EngineError
 from runtime.engines.memory import available_bytes, gib
 
 if TYPE_CHECKING:
-    from runtime.engines.hosts import Launcher, RunningHost
+    from runtime.engines.device_host import Launcher, RunningHost
 
 log = logging.getLogger("pilotlight.engine")
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from runtime.engines.memory import gib
-from runtime.engines.promises import Supply, check_promises, weights_limit
-from runtime.engines.tier_place import TierPlace, kv_places
+from runtime.engines.memory_budget import AvailableMemory, check_memory_budget, weights_limit
+from runtime.engines.tier_directory import TierDirectory, kv_places
 from sites.config import ConfigError
 from sites.site import SiteConfig
 
@@ -24,7 +24,7 @@ _UNFINISHED = ".partial"  # behind the file's name, where an engine host is writ
 
 
 class WeightsTier:
-    def __init__(self, place: TierPlace, directory: Path, limit_bytes: int) -> None:
+    def __init__(self, place: TierDirectory, directory: Path, limit_bytes: int) -> None:
         self._place = place
         self._directory = directory
         self.limit_bytes = limit_bytes
@@ -64,12 +64,14 @@ class WeightsTier:
 
 
 def open_tier(
-    site: SiteConfig, place: TierPlace | None = None, supply_at: Callable[[Sequence[TierPlace]], Supply] = Supply.at
+    site: SiteConfig,
+    place: TierDirectory | None = None,
+    supply_at: Callable[[Sequence[TierDirectory]], AvailableMemory] = AvailableMemory.at,
 ) -> WeightsTier | None:
     """The site's tier, or None where it has none. Raises ConfigError when the site file promises more than there is, for whatever it keeps."""
-    place = place or TierPlace(site.name, kind="weights")
+    place = place or TierDirectory(site.name, kind="weights")
     supply = supply_at([place, *kv_places(site.name, len(site.engine.all_devices))])
-    check_promises(site, supply)
+    check_memory_budget(site, supply)
     promised_gib = site.engine.weights_host_gib
     must = any(model.residency == "host" for model in site.models)
     if promised_gib == 0 or (promised_gib is None and not must and not place.is_memory):

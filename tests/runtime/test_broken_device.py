@@ -7,7 +7,7 @@ import pytest
 
 from engine.client import EngineError, InProcessEngineClient
 from engine.protocol import HostConfig, ModelSpec, SamplingParams, Submit
-from runtime.engines.hosts import DeviceHost
+from runtime.engines.device_host import DeviceHost
 from sites.site import EngineConfig
 from tests.checkpoints import write_llama
 

@@ -194,11 +194,11 @@ async def test_a_sequence_that_has_left_its_dead_host_counts_nowhere_while_it_wa
         mortal.launcher.prepare = hang
         exchange = start(site.app, CHAT, STREAMED)
         await eventually(lambda: len(mortal.clients) == 2)
-        (copy,) = site.app.site.models._slots["tiny"].copies
-        await eventually(lambda: not copy.work.sequences)
+        (replica,) = site.app.site.models._states["tiny"].replicas
+        await eventually(lambda: not replica.work.sequences)
         gate.set()
         assert (await exchange.done()).events[-1] == "[DONE]"
-        assert (copy.work.sequences, copy.work.prefill_tokens, copy.work.decode_tokens) == (0, 0, 0)
+        assert (replica.work.sequences, replica.work.prefill_tokens, replica.work.decode_tokens) == (0, 0, 0)
         await site.is_idle()
 
 

@@ -32,8 +32,8 @@ async def test_every_device_has_a_budget_of_its_own(
     async with make_pair(models=entries, engine={"weights_gib": 1500 / 2**30}) as pair:
         for entry in entries * 2:
             for other in entries:
-                for copy in pair.copies(other["name"]):
-                    copy.awake_since = 0.0  # all have stayed for long enough
+                for replica in pair.replicas(other["name"]):
+                    replica.awake_since = 0.0  # all have stayed for long enough
             assert (await call(pair.site.app, CHAT, ask(entry["name"]))).status == 200
             assert all(len(loaded) <= 1 for loaded in pair.loaded)
         assert [len(loaded) for loaded in pair.loaded] == [1, 1]

@@ -1,4 +1,4 @@
-"""Sequences between two copies of a model: they go where least is open, and stay where their prefix is as long as that pays (I4)."""
+"""Sequences between two replicas of a model: they go where least is open, and stay where their prefix is as long as that pays (I4)."""
 
 import asyncio
 from typing import Any
@@ -64,9 +64,9 @@ async def test_a_conversation_stays_where_its_prefix_is_as_long_as_that_pays(eve
     assert (await call(even.site.app, CHAT, turn(LONG, "Hi"))).status == 200
     after = [len(engine.submits) for engine in even.engines]
     assert after[first] == before[first] + 1, "it stays"
-    even.copies()[first].work.prefill_tokens += 10_000  # ten seconds of others' prompts
+    even.replicas()[first].work.prefill_tokens += 10_000  # ten seconds of others' prompts
     assert (await call(even.site.app, CHAT, turn(LONG, "Hi"))).status == 200
-    even.copies()[first].work.prefill_tokens -= 10_000
+    even.replicas()[first].work.prefill_tokens -= 10_000
     assert len(even.engines[1 - first].submits) == after[1 - first] + 1, "now it does not pay"
     for gate in gates:
         gate.set()

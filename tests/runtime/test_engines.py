@@ -8,7 +8,7 @@ import pytest
 
 from engine.client import EngineError
 from engine.protocol import StepOutput, TokenOutput
-from runtime.engines.hosts import HOPELESS_AFTER, DeviceHost
+from runtime.engines.device_host import HOPELESS_AFTER, DeviceHost
 from sites.site import EngineConfig
 from tests.asgi import call, eventually, start
 from tests.fakes import FakeEngineClient, FakeLauncher, says

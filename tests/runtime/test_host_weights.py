@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime.engines.tier_place import TierPlace
+from runtime.engines.tier_directory import TierDirectory
 from tests.checkpoints import write_llama, write_tokenizer
 from tests.runtime.test_real_engine import Process, eventually
 
@@ -52,7 +52,7 @@ def wakes(client: httpx.Client, model: str) -> dict[str, float]:
 
 def test_weights_outlive_sleep_the_engine_host_and_a_killed_runtime(file: Path, tmp_path: Path) -> None:
     site = Process(file, tmp_path / "log")
-    directory = TierPlace(next(iter(file.read_text().split('"')[1:])), kind="weights").directory
+    directory = TierDirectory(next(iter(file.read_text().split('"')[1:])), kind="weights").directory
     try:
         with httpx.Client(base_url=site.url) as client:
             first = {name: ask(client, name) for name in NAMES}
@@ -86,7 +86,7 @@ def test_weights_outlive_sleep_the_engine_host_and_a_killed_runtime(file: Path, 
         if site.popen.poll() is None:
             site.popen.kill()
             site.popen.wait()
-        TierPlace("another", directory.parent, "weights").remove_dead()
+        TierDirectory("another", directory.parent, "weights").remove_dead()
 
 
 def processes(client: httpx.Client) -> list[dict[str, Any]]:

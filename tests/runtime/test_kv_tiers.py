@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from runtime.engines.launch import GIB, host_config, launchers_of
-from runtime.engines.tier_place import TierPlace
+from runtime.engines.tier_directory import TierDirectory
 from sites.site import EngineConfig
 from tests.checkpoints import write_llama, write_tokenizer
 from tests.runtime.test_real_engine import Process, eventually
@@ -19,7 +19,7 @@ ASK = {"model": "tiny", "prompt": PROMPT, "max_tokens": 3, "temperature": 0, "ig
 
 
 def test_a_site_that_stops_leaves_nothing(tmp_path: Path) -> None:
-    place = TierPlace("ams1", tmp_path)
+    place = TierDirectory("ams1", tmp_path)
     directory = place.claim()
     assert directory is not None
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
@@ -31,7 +31,11 @@ def test_a_site_that_stops_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_two_processes_of_one_site_name_do_not_share(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first, second, other = TierPlace("ams1", tmp_path), TierPlace("ams1", tmp_path), TierPlace("iad1", tmp_path)
+    first, second, other = (
+        TierDirectory("ams1", tmp_path),
+        TierDirectory("ams1", tmp_path),
+        TierDirectory("iad1", tmp_path),
+    )
     directory = first.claim()
     assert second.claim() is None
     assert "another process serves a site of this name" in caplog.text
@@ -45,16 +49,16 @@ def test_what_a_killed_site_left_is_taken_over_by_its_next_life_and_removed_by_a
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    killed = TierPlace("ams1", tmp_path)
+    killed = TierDirectory("ams1", tmp_path)
     directory = killed.claim()
     assert directory is not None
     (directory / "slots-4096.kv").write_bytes(b"blocks")
-    living = TierPlace("sin1", tmp_path)
+    living = TierDirectory("sin1", tmp_path)
     living.claim()
     living.remove_dead()
     assert directory.exists(), "its site lives"
     lose_lock(killed)
-    again = TierPlace("ams1", tmp_path)
+    again = TierDirectory("ams1", tmp_path)
     assert again.claim() == directory
     again.remove_dead()
     assert (directory / "slots-4096.kv").exists()
@@ -65,7 +69,7 @@ def test_what_a_killed_site_left_is_taken_over_by_its_next_life_and_removed_by_a
     assert living.claim() is not None
 
 
-def lose_lock(place: TierPlace) -> None:
+def lose_lock(place: TierDirectory) -> None:
     """As the system does for a process that is killed."""
     assert place._lock is not None
     os.close(place._lock)
@@ -84,9 +88,9 @@ def test_the_engine_is_told_of_tiers_only_where_the_site_has_a_place_for_them() 
 def test_every_device_has_tiers_of_its_own_and_none_takes_anothers_for_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.engines.tier_place._SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("runtime.engines.tier_directory._SHARED_MEMORY", tmp_path)
     for owner in ("ams1", "ams1@1"):  # what the site's former life, that was killed, left
-        place = TierPlace(owner)
+        place = TierDirectory(owner)
         directory = place.claim()
         assert directory is not None
         (directory / "slots-4096.kv").touch()
@@ -113,7 +117,7 @@ def test_blocks_outlive_the_engine_and_go_with_the_site(tmp_path: Path) -> None:
         f'kv_disk_dir = "{tmp_path}/disk"\nkv_disk_gib = 0.01\n'
         f'[[models]]\nname = "tiny"\nsource = "{tmp_path}/tiny"\n'
     )
-    directory = TierPlace(name)._directory
+    directory = TierDirectory(name)._directory
     try:
         process = Process(file, tmp_path / "log")
         with httpx.Client(base_url=process.url, timeout=30) as client:
@@ -144,18 +148,18 @@ def test_blocks_outlive_the_engine_and_go_with_the_site(tmp_path: Path) -> None:
         if process.popen.poll() is None:
             process.popen.kill()
             process.popen.wait()
-        TierPlace("another", directory.parent).remove_dead()
+        TierDirectory("another", directory.parent).remove_dead()
 
 
 def test_a_killed_site_may_come_back_for_what_it_left_before_another_removes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.engines.tier_place.COMING_BACK_S", 0.3)
-    killed, lost = TierPlace("killed", tmp_path), TierPlace("lost", tmp_path)
+    monkeypatch.setattr("runtime.engines.tier_directory.COMING_BACK_S", 0.3)
+    killed, lost = TierDirectory("killed", tmp_path), TierDirectory("lost", tmp_path)
     for place in (killed, lost):
         place.claim()
         lose_lock(place)
-    TierPlace("another", tmp_path).remove_dead_later()
+    TierDirectory("another", tmp_path).remove_dead_later()
     assert killed.claim() is not None
     eventually(lambda: not lost.directory.exists())
     assert killed.directory.exists()
@@ -163,7 +167,7 @@ def test_a_killed_site_may_come_back_for_what_it_left_before_another_removes_it(
 
 def removed(directory: Path) -> bool:
     """The engine host of a killed site lives until its next heartbeat."""
-    TierPlace("another", directory.parent).remove_dead()
+    TierDirectory("another", directory.parent).remove_dead()
     return not directory.exists()
 
 

@@ -65,7 +65,7 @@ async def test_a_model_whose_host_died_wakes_on_the_sibling_where_no_successor_c
         assert answer.json["choices"][0]["message"]["content"] == TEXT
         assert pair.engines[1].loaded == ["tiny"]
         assert 'pilotlight_wake_ms_count{clock="crash",model_name="tiny"} 1.0' in await pair.metrics()
-        assert [copy.holds_room for copy in pair.copies()] == [False, True]
+        assert [replica.holds_memory for replica in pair.replicas()] == [False, True]
 
 
 async def test_a_lost_spare_copy_is_not_missed(even: Pair) -> None:
@@ -76,7 +76,7 @@ async def test_a_lost_spare_copy_is_not_missed(even: Pair) -> None:
     await eventually(lambda: even.site.app.site.fleet.num_up == 2 and len(dead.hosts) == 2)
     assert (await call(even.site.app, CHAT, ask())).status == 200
     assert even.loaded == [[], ["tiny"]], "it is not hot any more"
-    assert [copy.holds_room for copy in even.copies()] == [False, True]
+    assert [replica.holds_memory for replica in even.replicas()] == [False, True]
 
 
 async def test_a_device_whose_hosts_do_not_live_is_done_without(make_site: SiteMaker) -> None:

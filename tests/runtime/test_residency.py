@@ -1,50 +1,58 @@
-"""The policies of residency, over a clock and standings that are given: who sleeps, when, and what is expected."""
+"""The policies of residency, over a clock and candidates that are given: who sleeps, when, and what is expected."""
 
 import random
 
 import pytest
 
 from runtime.engines.arrivals import HOUR_S, NEVER_S, Arrivals
-from runtime.engines.residency import LONGEST_STAY_S, Plan, Standing, cheapest, could_ever_fit, make_room, must_yield
+from runtime.engines.residency import (
+    LONGEST_STAY_S,
+    EvictionCandidate,
+    EvictionPlan,
+    cheapest,
+    could_ever_fit,
+    make_room,
+    must_yield,
+)
 
 
-def standing(name: str, num_bytes: int = 10, **fields: object) -> Standing:
-    return Standing(name, num_bytes, **fields)  # type: ignore[arg-type]
+def candidate(name: str, num_bytes: int = 10, **fields: object) -> EvictionCandidate:
+    return EvictionCandidate(name, num_bytes, **fields)  # type: ignore[arg-type]
 
 
 def test_nobody_sleeps_while_there_is_room() -> None:
-    assert make_room(10, 30, [standing("a"), standing("b")]) == Plan()
-    assert make_room(10**12, None, [standing("a")]) == Plan()
+    assert make_room(10, 30, [candidate("a"), candidate("b")]) == EvictionPlan()
+    assert make_room(10**12, None, [candidate("a")]) == EvictionPlan()
 
 
 def test_what_is_used_least_sleeps_first() -> None:
-    held = [standing("often", next_use_s=1.0), standing("rarely", next_use_s=1000.0), standing("never")]
+    held = [candidate("often", next_use_s=1.0), candidate("rarely", next_use_s=1000.0), candidate("never")]
     assert make_room(10, 30, held).evict == ("never",)
     assert make_room(20, 30, held).evict == ("never", "rarely")
 
 
 def test_what_wakes_fast_sleeps_before_what_wakes_slowly() -> None:
-    held = [standing("slow", wake_s=20.0, next_use_s=60.0), standing("fast", wake_s=0.1, next_use_s=60.0)]
+    held = [candidate("slow", wake_s=20.0, next_use_s=60.0), candidate("fast", wake_s=0.1, next_use_s=60.0)]
     assert make_room(10, 20, held).evict == ("fast",)
 
 
 def test_priority_comes_before_everything() -> None:
-    held = [standing("dear", priority=1), standing("often", next_use_s=0.1)]
+    held = [candidate("dear", priority=1), candidate("often", next_use_s=0.1)]
     assert make_room(10, 20, held).evict == ("often",)
 
 
 def test_the_pinned_and_the_busy_stay() -> None:
-    held = [standing("pinned", is_pinned=True), standing("busy", is_busy=True)]
-    assert make_room(10, 20, held) == Plan(is_possible=False, wait_s=None)
+    held = [candidate("pinned", is_pinned=True), candidate("busy", is_busy=True)]
+    assert make_room(10, 20, held) == EvictionPlan(is_possible=False, wait_s=None)
     assert not could_ever_fit(20, 20, held)
     assert could_ever_fit(10, 20, held)
 
 
 def test_what_has_just_woken_stays_for_three_times_its_waking() -> None:
-    held = [standing("new", wake_s=2.0, awake_for_s=1.0), standing("newer", wake_s=2.0, awake_for_s=0.5)]
-    assert make_room(10, 20, held) == Plan(is_possible=False, wait_s=5.0)
-    assert make_room(10, 20, [standing("old", wake_s=2.0, awake_for_s=6.0), held[0]]).evict == ("old",)
-    assert standing("huge", wake_s=1000.0, awake_for_s=0.0).stays_for_s == LONGEST_STAY_S
+    held = [candidate("new", wake_s=2.0, awake_for_s=1.0), candidate("newer", wake_s=2.0, awake_for_s=0.5)]
+    assert make_room(10, 20, held) == EvictionPlan(is_possible=False, wait_s=5.0)
+    assert make_room(10, 20, [candidate("old", wake_s=2.0, awake_for_s=6.0), held[0]]).evict == ("old",)
+    assert candidate("huge", wake_s=1000.0, awake_for_s=0.0).stays_for_s == LONGEST_STAY_S
 
 
 def test_two_models_cannot_throw_each_other_out_more_often_than_waking_is_worth() -> None:
@@ -52,7 +60,7 @@ def test_two_models_cannot_throw_each_other_out_more_often_than_waking_is_worth(
     now, waking_s, awake, woken_at = 0.0, 0.0, "a", 0.0
     while now < 100.0:
         wants = "b" if awake == "a" else "a"
-        plan = make_room(10, 10, [standing(awake, wake_s=0.5, awake_for_s=now - woken_at)])
+        plan = make_room(10, 10, [candidate(awake, wake_s=0.5, awake_for_s=now - woken_at)])
         if plan.evict:
             awake, woken_at, waking_s, now = wants, now + 0.5, waking_s + 0.5, now + 0.5
         else:
@@ -62,23 +70,23 @@ def test_two_models_cannot_throw_each_other_out_more_often_than_waking_is_worth(
 
 
 def test_no_more_sleep_than_must() -> None:
-    held = [standing("small", 1, next_use_s=1e9), standing("large", 100, next_use_s=1e3)]
+    held = [candidate("small", 1, next_use_s=1e9), candidate("large", 100, next_use_s=1e3)]
     assert make_room(50, 101, held).evict == ("large",), "the small one's bytes would not have helped"
     assert cheapest(102, held) is None
 
 
 def test_nobody_sleeps_beside_one_that_suffices_to_the_byte() -> None:
-    held = [standing("small", 1, next_use_s=1e9), standing("large", 50, next_use_s=1e3)]
+    held = [candidate("small", 1, next_use_s=1e9), candidate("large", 50, next_use_s=1e3)]
     assert cheapest(50, held) == ("large",)
     assert cheapest(51, held) == ("small", "large")
-    assert make_room(10, 61, held) == Plan()
+    assert make_room(10, 61, held) == EvictionPlan()
 
 
 def test_random_plans_keep_every_promise() -> None:
     chance = random.Random(7)
     for _ in range(500):
         held = [
-            standing(
+            candidate(
                 f"m{i}", chance.randint(1, 50), is_pinned=chance.random() < 0.2, is_busy=chance.random() < 0.3,
                 priority=chance.randint(-1, 1), awake_for_s=chance.choice([0.0, 1.0, 100.0]), wake_s=chance.choice([0.01, 1.0, 30.0]),
                 next_use_s=chance.choice([0.1, 10.0, 1e9]),
@@ -101,7 +109,7 @@ def test_random_plans_keep_every_promise() -> None:
 
 
 def test_who_must_yield_may_be_busy_but_not_pinned() -> None:
-    held = [standing("pinned", is_pinned=True), standing("busy", is_busy=True, next_use_s=0.01)]
+    held = [candidate("pinned", is_pinned=True), candidate("busy", is_busy=True, next_use_s=0.01)]
     assert must_yield(10, 20, held) == ("busy",)
 
 

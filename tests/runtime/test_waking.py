@@ -15,11 +15,11 @@ from edge_router.policy import RouteRequest, eligible
 from engine.client import EngineError
 from engine.protocol import ModelSpec
 from runtime import site as site_module
+from runtime.engines import device_budget as device_budget_module
 from runtime.engines import models as models_module
-from runtime.engines import room as room_module
-from runtime.engines.copies import Copy
-from runtime.engines.slot import RETRY_FAILED_S
-from runtime.engines.tier_place import TierPlace
+from runtime.engines.model_state import RETRY_FAILED_S
+from runtime.engines.replica import Replica
+from runtime.engines.tier_directory import TierDirectory
 from runtime.engines.weights_tier import WeightsTier
 from tests.asgi import call, eventually, start
 from tests.edge_router.builders import Clock, network
@@ -49,7 +49,7 @@ def entries(tmp_path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room_module, "YIELD_AFTER_S", 0.05)
+    monkeypatch.setattr(device_budget_module, "YIELD_AFTER_S", 0.05)
     monkeypatch.setattr(models_module, "FORESIGHT_S", 0.02)
 
 
@@ -64,12 +64,12 @@ def at(site: Site, now_s: float) -> list[float]:
     """The wall clock of its expectations, to be moved by hand."""
     now = [now_s]
     models = site.app.site.models
-    models._clock = models._memory._clock = models._rooms[0]._clock = lambda: now[0]
+    models._clock = models._memory._clock = models._budgets[0]._clock = lambda: now[0]
     return now
 
 
-def copies(site: Site) -> list[Copy]:
-    return [copy for slot in site.app.site.models._slots.values() for copy in slot.copies]
+def replicas(site: Site) -> list[Replica]:
+    return [replica for state in site.app.site.models._states.values() for replica in state.replicas]
 
 
 async def residencies(site: Site) -> dict[str, str]:
@@ -80,8 +80,8 @@ async def test_the_least_expected_sleeps_when_a_third_wakes(small: Site) -> None
     now = at(small, 1e6)
     for model, after_s in (("b", 0), ("a", 20_000), ("a", 1), ("a", 1), ("c", 1)):
         now[0] += after_s
-        for copy in copies(small):
-            copy.awake_since = 0.0  # all have stayed for long enough
+        for replica in replicas(small):
+            replica.awake_since = 0.0  # all have stayed for long enough
         assert (await call(small.app, CHAT, ask(model))).status == 200
     assert await residencies(small) == {"a": "device", "b": "disk", "c": "device"}
     assert sorted(small.engine.loaded) == ["a", "c"]
@@ -105,7 +105,7 @@ async def test_a_model_with_open_requests_is_waited_for(small: Site) -> None:
         await exchange.until(b"Hel")
     small.engine.script = says("Hi")
     third = start(small.app, CHAT, ask("c"))
-    await eventually(lambda: small.app.site.models._slots["c"].detail == "waiting for room on the device")
+    await eventually(lambda: small.app.site.models._states["c"].detail == "waiting for room on the device")
     await asyncio.sleep(0.15)  # longer than its patience
     assert sorted(small.engine.loaded) == ["a", "b"], "nobody was put to sleep"
     gate.set()
@@ -143,15 +143,15 @@ async def test_a_busy_model_yields_after_a_while_and_takes_requests_again_after_
         await exchange.until(b"Hel")
     small.engine.answer = lambda submit: says("Hi")
     third = start(small.app, CHAT, ask("c"))
-    slots = small.app.site.models._slots
-    await eventually(lambda: any(slot.is_yielding for slot in slots.values()))
-    (yielding,) = [model for model in "ab" if slots[model].is_yielding]
+    states = small.app.site.models._states
+    await eventually(lambda: any(state.is_yielding for state in states.values()))
+    (yielding,) = [model for model in "ab" if states[model].is_yielding]
     held_back = start(small.app, CHAT, ask(yielding))
-    await eventually(lambda: slots[yielding].queued == 1)
+    await eventually(lambda: states[yielding].queued == 1)
     gates[yielding].set()
     assert (await third.done()).status == 200, "the other one's stream is still open"
     assert (await held_back.done()).status == 200
-    assert not any(copy.is_yielding for copy in copies(small))
+    assert not any(replica.is_yielding for replica in replicas(small))
     (other,) = {"a", "b"} - {yielding}
     gates[other].set()
     assert (await open_ones[other].done()).events[-1] == "[DONE]"
@@ -164,13 +164,13 @@ async def test_models_that_yield_take_requests_again_when_the_one_that_waited_ca
     for exchange in open_ones:
         await exchange.until(b"Hel")
     models = small.app.site.models
-    (c,) = models._slots["c"].copies
-    c.slot.num_bytes = 1000
-    waiting = asyncio.create_task(models._rooms[0].take(c))
-    await eventually(lambda: any(copy.is_yielding for copy in copies(small)))
+    (c,) = models._states["c"].replicas
+    c.state.num_bytes = 1000
+    waiting = asyncio.create_task(models._budgets[0].take(c))
+    await eventually(lambda: any(replica.is_yielding for replica in replicas(small)))
     waiting.cancel()
     await asyncio.wait({waiting})
-    assert not any(copy.is_yielding for copy in copies(small))
+    assert not any(replica.is_yielding for replica in replicas(small))
     for gate in gates.values():
         gate.set()
     for exchange in open_ones:
@@ -192,10 +192,10 @@ async def test_a_model_that_is_falling_asleep_is_not_put_to_sleep_again_and_its_
 
     small.engine.unload_model = slowly  # type: ignore[method-assign]
     models = small.app.site.models
-    falling_asleep = asyncio.create_task(models._rooms[0].put_to_sleep(models._slots["a"].copies[0]))
-    await eventually(lambda: models._slots["a"].copies[0].falling_asleep is not None)
+    falling_asleep = asyncio.create_task(models._budgets[0].put_to_sleep(models._states["a"].replicas[0]))
+    await eventually(lambda: models._states["a"].replicas[0].falling_asleep is not None)
     third = start(small.app, CHAT, ask("c"))
-    await eventually(lambda: any(copy.is_yielding for copy in copies(small)) or third.task.done())
+    await eventually(lambda: any(replica.is_yielding for replica in replicas(small)) or third.task.done())
     gate.set()
     assert (await third.done()).status == 200, third.body
     await falling_asleep
@@ -217,9 +217,9 @@ async def test_who_waits_for_room_hears_at_once_that_another_model_did_not_wake(
     models = small.app.site.models
     for model in "ab":
         models.hint(model)
-    await eventually(lambda: sum(copy.holds_room for copy in copies(small)) == 2)
+    await eventually(lambda: sum(replica.holds_memory for replica in replicas(small)) == 2)
     third = start(small.app, CHAT, ask("c"))
-    await eventually(lambda: any(copy.is_yielding for copy in copies(small)))  # from now on it only listens
+    await eventually(lambda: any(replica.is_yielding for replica in replicas(small)))  # from now on it only listens
     await asyncio.sleep(0)
     gate.set()
     assert (await third.done()).status == 200
@@ -262,7 +262,7 @@ async def test_the_queue_before_a_waking_model_is_bounded(make_site: SiteMaker, 
         await eventually(lambda: site.launcher.hosts)
         site.engine.load_gate = asyncio.Event()
         waiting = [start(site.app, CHAT, ask("a")) for _ in range(2)]
-        await eventually(lambda: site.app.site.models._slots["a"].queued == 2)
+        await eventually(lambda: site.app.site.models._states["a"].queued == 2)
         refused = await call(site.app, CHAT, ask("a"))
         assert (refused.status, refused.json["error"]["code"]) == (503, "overloaded")
         assert "2 requests wait for 'a' to wake" in refused.json["error"]["message"]
@@ -270,19 +270,19 @@ async def test_the_queue_before_a_waking_model_is_bounded(make_site: SiteMaker, 
         site.engine.load_gate.set()
         assert [(await exchange.done()).status for exchange in waiting] == [200, 200]
         assert site.engine.loaded == ["a"], "woken once"
-        assert site.app.site.models._slots["a"].queued == 0
+        assert site.app.site.models._states["a"].queued == 0
 
 
 async def test_a_client_that_leaves_the_queue_leaves_no_trace(small: Site) -> None:
     small.engine.load_gate = asyncio.Event()
     exchange = start(small.app, CHAT, ask("a"))
-    await eventually(lambda: small.app.site.models._slots["a"].queued == 1)
+    await eventually(lambda: small.app.site.models._states["a"].queued == 1)
     exchange.disconnect()
     await exchange.done()
     small.engine.load_gate.set()
-    slot = small.app.site.models._slots["a"]
-    await eventually(lambda: slot.loaded is not None)
-    assert (slot.queued, slot.waiters, slot.users) == (0, 0, 0)
+    state = small.app.site.models._states["a"]
+    await eventually(lambda: state.loaded is not None)
+    assert (state.queued, state.waiters, state.users) == (0, 0, 0)
 
 
 async def test_a_model_that_can_never_fit_is_refused_with_the_arithmetic(
@@ -322,8 +322,8 @@ async def test_an_idle_model_sleeps_when_the_site_file_says_so(
     entries[0]["sleep_after_s"] = 0.05
     async with make_site(models=entries) as site:
         await call(site.app, CHAT, ask("a"))
-        slot = site.app.site.models._slots["a"]
-        await eventually(lambda: site.engine.loaded == [] and slot.loaded is None)
+        state = site.app.site.models._states["a"]
+        await eventually(lambda: site.engine.loaded == [] and state.loaded is None)
         assert (await residencies(site))["a"] == "disk"
         assert (await call(site.app, CHAT, ask("a"))).status == 200
 
@@ -349,33 +349,33 @@ async def test_a_hint_wakes_a_model_and_only_a_router_may_give_one(
 
 
 async def test_a_model_that_failed_to_load_is_offered_again_after_a_while_and_a_hint_wakes_it(small: Site) -> None:
-    models, slot = small.app.site.models, small.app.site.models._slots["a"]
+    models, state = small.app.site.models, small.app.site.models._states["a"]
     small.engine.load_error = EngineError("model_load_failed", "the disk was away")
     assert (await call(small.app, CHAT, ask("a"))).json["error"]["code"] == "model_load_failed"
     models.hint("a")
-    assert slot.is_asleep
+    assert state.is_asleep
     assert not may_serve(await published(small), "a")
-    slot.failed_at -= RETRY_FAILED_S
+    state.failed_at -= RETRY_FAILED_S
     later = await published(small)
     assert may_serve(later, "a")
     (a,) = [model for model in later.models if model.name == "a"]
     assert (a.residency, a.detail) == ("disk", "the disk was away")
     small.engine.load_error = None
     models.hint("a")
-    await eventually(lambda: slot.loaded is not None)
-    assert (slot.failures, (await residencies(small))["a"]) == (0, "device")
+    await eventually(lambda: state.loaded is not None)
+    assert (state.failures, (await residencies(small))["a"]) == (0, "device")
 
 
 async def test_a_model_that_fails_again_and_again_is_offered_ever_more_rarely(small: Site) -> None:
-    slot = small.app.site.models._slots["a"]
+    state = small.app.site.models._states["a"]
     small.engine.load_error = EngineError("model_load_failed", "it is truncated")
     patience_s = []
     for _ in range(7):
         assert (await call(small.app, CHAT, ask("a"))).status == 500, "who asks himself has it tried"
-        failed_at = slot.failed_at
+        failed_at = state.failed_at
         for after_s in (10, 20, 40, 80, 160, 300):
-            slot.failed_at = failed_at - after_s
-            if not slot.is_given_up:
+            state.failed_at = failed_at - after_s
+            if not state.is_given_up:
                 patience_s.append(after_s)
                 break
     assert patience_s == [10, 20, 40, 80, 160, 300, 300]
@@ -384,12 +384,12 @@ async def test_a_model_that_fails_again_and_again_is_offered_ever_more_rarely(sm
 async def test_a_model_that_stays_on_the_device_is_loaded_again_without_being_asked_for(make_site: SiteMaker) -> None:
     launcher = FakeLauncher(lambda client: setattr(client, "load_error", EngineError("model_load_failed", "no room")))
     async with make_site(launcher=launcher, wait=False) as site:
-        slot = site.app.site.models._slots["tiny"]
-        await eventually(lambda: slot.failure is not None)
+        state = site.app.site.models._states["tiny"]
+        await eventually(lambda: state.failure is not None)
         site.engine.load_error = None
         await asyncio.sleep(0.1)
-        assert slot.is_asleep
-        slot.failed_at -= RETRY_FAILED_S
+        assert state.is_asleep
+        state.failed_at -= RETRY_FAILED_S
         await eventually(lambda: not site.app.site.why_not_ready())
 
 
@@ -406,17 +406,17 @@ async def published(site: Site) -> SiteStatus:
 
 
 async def test_a_model_with_a_rhythm_wakes_before_it_is_asked_for(small: Site) -> None:
-    slot = small.app.site.models._slots["a"]
+    state = small.app.site.models._states["a"]
     now = at(small, 1e6)
     await call(small.app, CHAT, ask("a"))
     for beat in range(10):
-        slot.arrivals.note(now[0] + 300.0 * (beat + 1))
+        state.arrivals.note(now[0] + 300.0 * (beat + 1))
     now[0] += 3000.0 + 100.0
-    await small.app.site.models._rooms[0].put_to_sleep(slot.copies[0])
+    await small.app.site.models._budgets[0].put_to_sleep(state.replicas[0])
     await asyncio.sleep(0.1)
-    assert slot.is_asleep, "it is not expected for another three minutes"
+    assert state.is_asleep, "it is not expected for another three minutes"
     now[0] += 199.95
-    await eventually(lambda: slot.loaded is not None)
+    await eventually(lambda: state.loaded is not None)
 
 
 @pytest.mark.parametrize(("limit", "a_sleeps"), [(2500, "disk"), (3500, "host")])
@@ -429,7 +429,7 @@ async def test_weights_files_follow_the_models(
     a_sleeps: str,
 ) -> None:
     """An engine writes a file where it is told to; those of sleeping models go when another needs the place."""
-    place = TierPlace("ams1", tmp_path / "shm", "weights")
+    place = TierDirectory("ams1", tmp_path / "shm", "weights")
     (tmp_path / "shm").mkdir()
     directory = place.claim()
     assert directory is not None
@@ -452,8 +452,8 @@ async def test_weights_files_follow_the_models(
         now = at(site, 1e6)
         for model, after_s in (("a", 0), ("b", 20_000), ("b", 1), ("c", 1)):
             now[0] += after_s
-            for copy in copies(site):
-                copy.awake_since = 0.0
+            for replica in replicas(site):
+                replica.awake_since = 0.0
             assert (await call(site.app, CHAT, ask(model))).status == 200
         assert await residencies(site) == {"a": a_sleeps, "b": "device", "c": "device", "d": "disk"}
         assert all(spec.weights_file for spec in specs)
@@ -465,15 +465,15 @@ async def test_weights_files_follow_the_models(
 async def test_what_is_to_sleep_in_host_memory_is_put_there_at_start(
     make_site: SiteMaker, entries: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    place = TierPlace("ams1", tmp_path, "weights")
+    place = TierDirectory("ams1", tmp_path, "weights")
     directory = place.claim()
     assert directory is not None
     monkeypatch.setattr(site_module, "open_tier", lambda site: WeightsTier(place, directory, 10_000))
     for entry in entries[:2]:
         entry["residency"] = "host"
     async with make_site(models=entries, engine={"weights_host_gib": 1.0}) as site:
-        slots = site.app.site.models._slots
-        await eventually(lambda: [slots[name].evictions for name in "abc"] == [1, 1, 0] and not site.engine.loaded)
+        states = site.app.site.models._states
+        await eventually(lambda: [states[name].evictions for name in "abc"] == [1, 1, 0] and not site.engine.loaded)
         assert (await call(site.app, CHAT, ask("a"))).status == 200
 
 
@@ -485,14 +485,14 @@ async def test_random_traffic_over_too_little_room_is_all_answered(small: Site) 
     async def one(model: str, after_s: float) -> int:
         await asyncio.sleep(after_s)
         answer = await call(small.app, CHAT, ask(model))
-        assert sum(copy.slot.num_bytes for copy in copies(small) if copy.holds_room) <= 2000
+        assert sum(replica.state.num_bytes for replica in replicas(small) if replica.holds_memory) <= 2000
         seen.add(model)
         return answer.status
 
     asked = [one(chance.choice("aaabbc"), chance.uniform(0, 0.5)) for _ in range(60)]
     assert set(await asyncio.wait_for(asyncio.gather(*asked), 20)) == {200}
     assert seen == {"a", "b", "c"}
-    assert all(slot.users == slot.waiters == slot.queued == 0 for slot in small.app.site.models._slots.values())
+    assert all(state.users == state.waiters == state.queued == 0 for state in small.app.site.models._states.values())
 
 
 async def test_a_wake_is_on_the_timeline(small: Site) -> None:
@@ -515,7 +515,7 @@ async def test_a_wait_for_room_does_not_count_as_waking(small: Site) -> None:
     await asyncio.sleep(0.3)
     gate.set()
     await third.done()
-    c = small.app.site.models._slots["c"]
+    c = small.app.site.models._states["c"]
     (waited,) = [span for span in small.app.site.timeline.spans if span.what == "c" and span.name == "residency"]
     assert c.wake_ms / 1e3 < waited.ended_s - waited.began_s
     assert c.expected_wake_s(False) == c.wake_ms / 1e3

@@ -9,9 +9,9 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import save_file
 
-from runtime.engines.promises import Supply
+from runtime.engines.memory_budget import AvailableMemory
 from runtime.engines.sizes import estimated_bytes
-from runtime.engines.tier_place import TierPlace
+from runtime.engines.tier_directory import TierDirectory
 from runtime.engines.weights_tier import WeightsTier, open_tier
 from sites.config import ConfigError
 from sites.site import SiteConfig
@@ -20,7 +20,7 @@ from tests.runtime.test_kv_tiers import lose_lock
 from tests.runtime.test_real_engine import eventually
 
 GIB = 1 << 30
-PLENTY = Supply(memory=16 * GIB, place=8 * GIB, held=0)
+PLENTY = AvailableMemory(memory=16 * GIB, place=8 * GIB, held=0)
 
 
 def write_weights(directory: Path, elements: int, dtype: torch.dtype = torch.bfloat16) -> Path:
@@ -34,16 +34,16 @@ def site(directory: Path, gib: float | None, engine: dict[str, Any] | None = Non
     return site_config(directory, models=[values], engine={"weights_host_gib": gib, **(engine or {})})
 
 
-def opened(config: SiteConfig, root: Path, supply: Supply = PLENTY) -> WeightsTier | None:
-    return open_tier(config, TierPlace(config.name, root, "weights"), lambda places: supply)
+def opened(config: SiteConfig, root: Path, supply: AvailableMemory = PLENTY) -> WeightsTier | None:
+    return open_tier(config, TierDirectory(config.name, root, "weights"), lambda places: supply)
 
 
 def test_a_promise_that_the_machine_cannot_keep_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
-        opened(site(tmp_path, 10.0), tmp_path, Supply(memory=16 * GIB, place=8 * GIB, held=0))
+        opened(site(tmp_path, 10.0), tmp_path, AvailableMemory(memory=16 * GIB, place=8 * GIB, held=0))
     assert "promises 10 GiB" in str(refused.value)
     assert "16 GiB of memory are available and 8 GiB of shared memory are free" in str(refused.value)
-    assert opened(site(tmp_path, 10.0), tmp_path, Supply(16 * GIB, 8 * GIB, held=3 * GIB)) is not None
+    assert opened(site(tmp_path, 10.0), tmp_path, AvailableMemory(16 * GIB, 8 * GIB, held=3 * GIB)) is not None
 
 
 def test_kv_blocks_of_all_devices_are_part_of_what_is_promised(tmp_path: Path) -> None:
@@ -66,14 +66,14 @@ def test_kv_blocks_of_all_devices_are_part_of_what_is_promised(tmp_path: Path) -
 
 
 def test_what_a_former_life_holds_is_what_its_files_take(tmp_path: Path) -> None:
-    places = [TierPlace("ams1", tmp_path, "weights"), TierPlace("ams1", tmp_path)]
+    places = [TierDirectory("ams1", tmp_path, "weights"), TierDirectory("ams1", tmp_path)]
     for place in places:
         place.directory.mkdir()
         with (place.directory / "part").open("wb") as file:
             file.write(b"w" * 8192)
             file.truncate(1 << 30)  # not written to: takes nothing
-    assert Supply.at(places).held == 2 * 8192
-    assert Supply.at([TierPlace("iad1", tmp_path, "weights")]).held == 0
+    assert AvailableMemory.at(places).held == 2 * 8192
+    assert AvailableMemory.at([TierDirectory("iad1", tmp_path, "weights")]).held == 0
 
 
 def test_models_that_must_sleep_in_memory_are_counted_at_start(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_two_runtimes_of_one_name_do_not_share_and_the_second_is_told_so(tmp_pat
 
 
 def test_a_killed_sites_files_are_adopted_by_its_next_life_and_strangers_removed(tmp_path: Path) -> None:
-    place = TierPlace("ams1", tmp_path, "weights")
+    place = TierDirectory("ams1", tmp_path, "weights")
     tier = open_tier(site(tmp_path, 1.0), place, lambda places: PLENTY)
     assert tier is not None
     tier.file_of("tiny").write_bytes(b"w" * 100)
@@ -130,7 +130,7 @@ def test_a_killed_sites_files_are_adopted_by_its_next_life_and_strangers_removed
 
 
 def test_a_file_that_is_being_written_counts_and_is_not_there_yet(tmp_path: Path) -> None:
-    tier = WeightsTier(TierPlace("ams1", tmp_path, "weights"), tmp_path, 1000)
+    tier = WeightsTier(TierDirectory("ams1", tmp_path, "weights"), tmp_path, 1000)
     assert (tier.bytes_of("tiny"), tier.held_for("tiny")) == (0, 0)
     partial = tier.file_of("tiny").with_name(tier.file_of("tiny").name + ".0badcafe.partial")
     partial.write_bytes(b"w" * 100)
@@ -146,8 +146,8 @@ def test_a_file_that_is_being_written_counts_and_is_not_there_yet(tmp_path: Path
 def test_what_a_killed_site_left_goes_soon_after_any_other_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.engines.tier_place.COMING_BACK_S", 0.01)
-    place = TierPlace("sin1", tmp_path, "weights")
+    monkeypatch.setattr("runtime.engines.tier_directory.COMING_BACK_S", 0.01)
+    place = TierDirectory("sin1", tmp_path, "weights")
     directory = place.claim()
     assert directory is not None
     (directory / "x.weights").write_bytes(b"w")
@@ -159,7 +159,7 @@ def test_what_a_killed_site_left_goes_soon_after_any_other_starts(
 
 
 def test_every_model_has_a_file_name_of_its_own(tmp_path: Path) -> None:
-    tier = WeightsTier(TierPlace("ams1", tmp_path, "weights"), tmp_path, 1)
+    tier = WeightsTier(TierDirectory("ams1", tmp_path, "weights"), tmp_path, 1)
     names = ["a/b", "a-b", "a.b", "x" * 200, "x" * 199, "\u6a21\u578b", "../../etc/passwd"]
     files = {tier.file_of(name) for name in names}
     assert len(files) == len(names)

@@ -10,10 +10,10 @@ import pytest
 
 from engine.protocol import ModelLoad
 from runtime.engines import autoscaler as autoscaler_module
+from runtime.engines import device_budget as device_budget_module
 from runtime.engines import models as models_module
-from runtime.engines import room as room_module
 from runtime.engines import scaling as scaling_module
-from runtime.engines.copies import Copy
+from runtime.engines.replica import Replica
 from tests.asgi import call, eventually
 from tests.fakes import FakeEngineClient, FakeLauncher, write_model_directory
 from tests.runtime.conftest import Site, SiteMaker
@@ -32,7 +32,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autoscaler_module, "LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(scaling_module, "HOT_FOR_S", 0.03)
     monkeypatch.setattr(models_module, "FORESIGHT_S", 0.02)
-    monkeypatch.setattr(room_module, "YIELD_AFTER_S", 0.05)
+    monkeypatch.setattr(device_budget_module, "YIELD_AFTER_S", 0.05)
 
 
 @pytest.fixture
@@ -67,13 +67,13 @@ class Pair:
     def awake(self) -> list[list[str]]:
         """By device, what its engine has and the site knows to be awake: that is a moment later."""
         return [
-            sorted(name for name in engine.loaded if self.copies(name)[index].is_awake)
+            sorted(name for name in engine.loaded if self.replicas(name)[index].is_awake)
             for index, engine in enumerate(self.engines)
         ]
 
-    def copies(self, model: str = "tiny") -> tuple[Copy, ...]:
-        copies: tuple[Copy, ...] = self.site.app.site.models._slots[model].copies
-        return copies
+    def replicas(self, model: str = "tiny") -> tuple[Replica, ...]:
+        replicas: tuple[Replica, ...] = self.site.app.site.models._states[model].replicas
+        return replicas
 
     @property
     def home(self) -> int:
@@ -110,9 +110,13 @@ def make_pair(make_site: SiteMaker) -> Callable[..., Any]:
             await eventually(lambda: site.app.site.fleet.num_up == 2)
             yield Pair(site, first, second)
             await site.is_idle()
-            for slot in site.app.site.models._slots.values():
-                for copy in slot.copies:
-                    assert (copy.work.sequences, copy.work.prefill_tokens, copy.work.decode_tokens) == (0, 0, 0)
+            for state in site.app.site.models._states.values():
+                for replica in state.replicas:
+                    assert (replica.work.sequences, replica.work.prefill_tokens, replica.work.decode_tokens) == (
+                        0,
+                        0,
+                        0,
+                    )
 
     return make
 
@@ -132,7 +136,7 @@ async def both_awake(pair: Pair) -> None:
 
 @pytest.fixture
 async def even(make_pair: Callable[..., Any]) -> AsyncIterator[Pair]:
-    """Two copies of one model, which both stay."""
+    """Two replicas of one model, which both stay."""
     async with make_pair(engine={**FAST, "scale_down_after_s": 600.0}) as made:
         await both_awake(made)
         yield made

@@ -9,7 +9,7 @@ import pytest
 
 from engine.client import EngineError
 from runtime import site as site_module
-from runtime.engines.tier_place import TierPlace
+from runtime.engines.tier_directory import TierDirectory
 from runtime.engines.weights_tier import WeightsTier
 from tests.asgi import call, eventually, start
 from tests.fakes import FakeEngineClient, FakeLauncher, says
@@ -30,7 +30,7 @@ async def test_a_hot_model_wakes_on_the_other_device_and_sleeps_again(pair: Pair
     assert 'pilotlight_scalings_total{direction="up",model_name="tiny"} 1.0' in text
     assert 'pilotlight_scalings_total{direction="down",model_name="tiny"} 1.0' in text
     assert 'pilotlight_model_copies{model_name="tiny"} 1.0' in text
-    assert sum(copy.holds_room for copy in pair.copies()) == 1
+    assert sum(replica.holds_memory for replica in pair.replicas()) == 1
 
 
 async def test_a_copy_that_goes_takes_nothing_new_and_ends_what_it_has(pair: Pair) -> None:
@@ -44,8 +44,8 @@ async def test_a_copy_that_goes_takes_nothing_new_and_ends_what_it_has(pair: Pai
         await exchange.until(b"Hel")
     assert [len(engine.open) for engine in pair.engines] == [1, 1]
     pair.cool()
-    await eventually(lambda: any(copy.is_retiring for copy in pair.copies()))
-    (going,) = [copy for copy in pair.copies() if copy.is_retiring]
+    await eventually(lambda: any(replica.is_retiring for replica in pair.replicas()))
+    (going,) = [replica for replica in pair.replicas() if replica.is_retiring]
     staying = pair.engines[1 - going.host.index]
     for engine in pair.engines:
         engine.answer = lambda submit: says("Hi")
@@ -69,10 +69,10 @@ async def test_what_is_about_to_go_comes_back_without_waking(pair: Pair) -> None
     for exchange in open_ones:
         await exchange.until(b"Hel")
     pair.cool()
-    await eventually(lambda: any(copy.is_retiring for copy in pair.copies()))
+    await eventually(lambda: any(replica.is_retiring for replica in pair.replicas()))
     for index in (0, 1):
         pair.make_hot(index)
-    await eventually(lambda: not any(copy.is_retiring for copy in pair.copies()))
+    await eventually(lambda: not any(replica.is_retiring for replica in pair.replicas()))
     assert (await pair.status())["wakes"] == 2, "no third"
     gate.set()
     for exchange in open_ones:
@@ -88,7 +88,7 @@ def _write(file: Path) -> bool:
 async def test_a_further_copy_comes_from_the_weights_in_host_memory(
     make_pair: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    place = TierPlace("ams1", tmp_path, "weights")
+    place = TierDirectory("ams1", tmp_path, "weights")
     directory = place.claim()
     assert directory is not None
     monkeypatch.setattr(site_module, "open_tier", lambda site: WeightsTier(place, directory, 10_000))
@@ -126,17 +126,17 @@ async def test_nobody_sleeps_for_a_further_copy_but_it_sleeps_for_anybody(
         pair.make_hot(home, "a")
         await asyncio.sleep(0.15)
         assert (await pair.status("a"))["copies"] == 1, "both devices are full"
-        (slot_d,) = [copy for copy in pair.copies("d") if copy.is_awake]
-        slot_c = next(copy for copy in pair.copies("c") if copy.is_awake)
-        away = next(copy for copy in (slot_d, slot_c) if copy.host.index != home)
-        await pair.site.app.site.models._rooms[away.host.index].put_to_sleep(away)
-        await eventually(lambda: sum(copy.is_awake for copy in pair.copies("a")) == 2)
+        (slot_d,) = [replica for replica in pair.replicas("d") if replica.is_awake]
+        slot_c = next(replica for replica in pair.replicas("c") if replica.is_awake)
+        away = next(replica for replica in (slot_d, slot_c) if replica.host.index != home)
+        await pair.site.app.site.models._budgets[away.host.index].put_to_sleep(away)
+        await eventually(lambda: sum(replica.is_awake for replica in pair.replicas("a")) == 2)
         for name in "abcd":
-            for copy in pair.copies(name):
-                copy.awake_since = 0.0
-        assert (await call(pair.site.app, CHAT, ask(away.slot.config.name))).status == 200
+            for replica in pair.replicas(name):
+                replica.awake_since = 0.0
+        assert (await call(pair.site.app, CHAT, ask(away.state.config.name))).status == 200
         awake = {name: (await pair.status(name))["copies"] for name in "abcd"}
-        assert awake == dict.fromkeys("abcd", 1), "the further copy of a went, nobody else"
+        assert awake == dict.fromkeys("abcd", 1), "the further replica of a went, nobody else"
 
 
 async def test_a_further_copy_that_cannot_be_loaded_hurts_nobody(make_pair: Callable[..., Any]) -> None:
@@ -145,7 +145,7 @@ async def test_a_further_copy_that_cannot_be_loaded_hurts_nobody(make_pair: Call
 
     async with make_pair(FakeLauncher(), FakeLauncher(refuse), engine=FAST) as pair:
         pair.make_hot(0)
-        await eventually(lambda: pair.copies()[0].slot.failed_at > 0)
+        await eventually(lambda: pair.replicas()[0].state.failed_at > 0)
         pair.engines[0].answer = lambda submit: says("Hi")
         assert (await call(pair.site.app, CHAT, ask())).status == 200
         assert (await pair.status())["residency"] == "device"
@@ -160,5 +160,7 @@ async def test_the_whole_model_sleeps_when_it_is_idle(
     entries[0]["sleep_after_s"] = 0.2
     async with make_pair(models=entries[:1], engine=FAST) as pair:
         assert (await call(pair.site.app, CHAT, ask("a"))).status == 200
-        await eventually(lambda: pair.loaded == [[], []] and not any(copy.holds_room for copy in pair.copies("a")))
+        await eventually(
+            lambda: pair.loaded == [[], []] and not any(replica.holds_memory for replica in pair.replicas("a"))
+        )
         assert (await call(pair.site.app, CHAT, ask("a"))).status == 200

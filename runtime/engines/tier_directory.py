@@ -23,7 +23,7 @@ Kind = Literal["kv", "weights"]
 _TITLES: dict[Kind, str] = {"kv": "host KV tier", "weights": "host tier of weights"}
 
 
-class TierPlace:
+class TierDirectory:
     def __init__(self, site: str, root: Path | None = None, kind: Kind = "kv") -> None:
         self._root = root or (_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir()))
         self._title = _TITLES[kind]
@@ -39,7 +39,7 @@ class TierPlace:
 
     @property
     def is_memory(self) -> bool:
-        """Else it is a disk's: that outlives hosts too, and is no faster than the files that the tier would copy."""
+        """Else it is a disk's: that outlives hosts too, and is no faster than the files that the tier would replica."""
         return self._root == _SHARED_MEMORY
 
     @property
@@ -81,9 +81,9 @@ class TierPlace:
             self._lock = None
 
 
-def kv_places(site: str, num_devices: int) -> list[TierPlace]:
+def kv_places(site: str, num_devices: int) -> list[TierDirectory]:
     """One for each of the site's devices. The first one's has the site's own name: a site that gets a second device keeps what it has."""
-    return [TierPlace(owner) for owner in owners_of(site, num_devices)]
+    return [TierDirectory(owner) for owner in owners_of(site, num_devices)]
 
 
 def owners_of(site: str, num_devices: int) -> list[str]:

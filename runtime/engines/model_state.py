@@ -1,4 +1,4 @@
-"""One model of the site: what is configured, who uses it, and what its waking has cost so far. Where it is, its copies know, one for each device.
+"""One model of the site: what is configured, who uses it, and what its waking has cost so far. Where it is, its replicas know, one for each device.
 
 State and the facts that follow from it; models.py and wakes.py change it. Refuses to know how anything is loaded.
 """
@@ -10,14 +10,14 @@ from typing import Literal, NamedTuple
 
 from engine.protocol import ModelInfo
 from runtime.engines.arrivals import Arrivals
-from runtime.engines.copies import Copy
-from runtime.engines.residency import Standing
+from runtime.engines.replica import Replica
+from runtime.engines.residency import EvictionCandidate
 from runtime.engines.text import TextSide
 from sites.site import ModelConfig
 from wire.errors import ApiError
 from wire.status import ModelStatus, Residency
 
-# From the checkpoint; from host memory; somebody else slept for it; its host had died; a further copy, from the host memory of the first.
+# From the checkpoint; from host memory; somebody else slept for it; its host had died; a further replica, from the host memory of the first.
 Clock = Literal["disk", "host", "swap", "crash", "sibling"]
 RETRY_FAILED_S = 10.0  # a load that failed is tried again by a request after so long
 # For routers' asking and for models that stay on the device the time doubles with each failure, up to this: what is broken for good must not be
@@ -36,16 +36,16 @@ class Wake(NamedTuple):
     phases: tuple[tuple[str, float], ...]  # (name, seconds), in order
 
 
-class LoadedModel(NamedTuple):
+class AwakeModel(NamedTuple):
     config: ModelConfig
     info: ModelInfo
     text: TextSide
 
 
-class Slot:
+class ModelState:
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
-        self.copies: tuple[Copy, ...] = ()  # one for each device, wherever it is awake
+        self.replicas: tuple[Replica, ...] = ()  # one for each device, wherever it is awake
         self.info: ModelInfo | None = None  # of the last load: what the model can do stays true while it sleeps
         self.failure: ApiError | None = None
         self.failed_at = 0.0
@@ -68,19 +68,19 @@ class Slot:
         self.evictions = 0
 
     @property
-    def awake(self) -> list[Copy]:
-        return [copy for copy in self.copies if copy.is_awake]
+    def awake(self) -> list[Replica]:
+        return [replica for replica in self.replicas if replica.is_awake]
 
     @property
-    def waking(self) -> list[Copy]:
-        return [copy for copy in self.copies if copy.task is not None]
+    def waking(self) -> list[Replica]:
+        return [replica for replica in self.replicas if replica.task is not None]
 
     @property
-    def loaded(self) -> LoadedModel | None:
+    def loaded(self) -> AwakeModel | None:
         """None unless it is awake somewhere."""
         if self.info is None or self.text is None or not self.awake:
             return None
-        return LoadedModel(self.config, self.info, self.text)
+        return AwakeModel(self.config, self.info, self.text)
 
     @property
     def flaw(self) -> str | None:
@@ -106,8 +106,8 @@ class Slot:
     @property
     def is_yielding(self) -> bool:
         """Nowhere does it take new requests: others have waited long for its room."""
-        held = [copy for copy in self.copies if copy.holds_room]
-        return bool(held) and all(copy.is_yielding for copy in held)
+        held = [replica for replica in self.replicas if replica.holds_memory]
+        return bool(held) and all(replica.is_yielding for replica in held)
 
     def residency(self, is_in_host_memory: bool) -> Residency:
         if self.awake:
@@ -125,9 +125,9 @@ class Slot:
             return measured / 1e3
         return _LEAST_S + self.num_bytes / (_HOST_BYTES_PER_S if is_in_host_memory else _DISK_BYTES_PER_S)
 
-    def standing_in_memory(self, now: float, file_bytes: int) -> Standing:
+    def host_memory_candidate(self, now: float, file_bytes: int) -> EvictionCandidate:
         """Of a model whose weights lie in host memory: what it is there for is a fast wake."""
-        return Standing(
+        return EvictionCandidate(
             self.config.name,
             file_bytes,
             is_pinned=self.config.residency == "host",
@@ -140,7 +140,7 @@ class Slot:
     def status(self, is_in_host_memory: bool) -> ModelStatus:
         asleep_ms = self.wake_ms_from.get("host" if is_in_host_memory else "disk", self.wake_ms)
         awake = self.awake
-        loads = [copy.load for copy in awake]
+        loads = [replica.load for replica in awake]
         return ModelStatus(
             name=self.config.name,
             aliases=self.config.aliases,

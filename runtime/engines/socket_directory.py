@@ -12,7 +12,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from runtime.engines.tier_place import try_lock
+from runtime.engines.tier_directory import try_lock
 
 log = logging.getLogger("pilotlight.engine")
 
@@ -21,7 +21,7 @@ _PREFIX = "pilotlight-ipc-"  # short: a socket's whole path has 107 bytes
 _LOCK = "site.lock"
 
 
-class SocketPlace:
+class SocketDirectory:
     def __init__(self, root: Path | None = None) -> None:
         """Made, and owned. Raises OSError."""
         while True:

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from runtime.engines import socket_place
+from runtime.engines import socket_directory
 from runtime.engines.launch import launchers_of
-from runtime.engines.socket_place import SocketPlace, remove_dead
+from runtime.engines.socket_directory import SocketDirectory, remove_dead
 from sites.site import EngineConfig
 
 OWNER = """
 import sys, time
 from pathlib import Path
-from runtime.engines.socket_place import SocketPlace
-place = SocketPlace(Path(sys.argv[1]))
+from runtime.engines.socket_directory import SocketDirectory
+place = SocketDirectory(Path(sys.argv[1]))
 print(place.directory, flush=True)
 time.sleep(60)
 """
@@ -37,7 +37,7 @@ def kill(owner: "subprocess.Popen[str]") -> None:
 
 
 def test_a_directory_stays_while_its_site_lives_and_is_removed_after_its_death(tmp_path: Path) -> None:
-    mine = SocketPlace(tmp_path)
+    mine = SocketDirectory(tmp_path)
     owner, theirs = owned_by_another(tmp_path)
     (theirs / "engine").touch()
     try:
@@ -84,7 +84,7 @@ def test_one_that_was_taken_for_dead_before_it_had_its_lock_is_made_anew(
         return made[-1]
 
     monkeypatch.setattr(tempfile, "mkdtemp", overtaken)
-    place = SocketPlace(tmp_path)
+    place = SocketDirectory(tmp_path)
     assert [str(place.directory)] == made[2:]
     remove_dead(tmp_path)
     assert list(tmp_path.iterdir()) == [place.directory]
@@ -93,7 +93,7 @@ def test_one_that_was_taken_for_dead_before_it_had_its_lock_is_made_anew(
 
 def test_a_site_that_starts_removes_what_a_killed_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(socket_place, "LATER_S", 0.01)
+    monkeypatch.setattr(socket_directory, "LATER_S", 0.01)
     owner, theirs = owned_by_another(tmp_path)
     kill(owner)
     assert theirs.is_dir()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from runtime.engines.memory import GIB, available_bytes, gib
 from runtime.engines.sizes import estimated_bytes
 from runtime.engines.sources import SourceError, local_directory
-from runtime.engines.tier_place import TierPlace
+from runtime.engines.tier_directory import TierDirectory
 from sites.config import ConfigError
 from sites.site import EngineConfig, ModelConfig, SiteConfig
 
@@ -20,7 +20,7 @@ from sites.site import EngineConfig, ModelConfig, SiteConfig
 SHARE = 0.5
 
 
-class Supply(NamedTuple):
+class AvailableMemory(NamedTuple):
     """What there is to be had where the tiers would lie."""
 
     memory: int  # that could be taken without swapping
@@ -28,7 +28,7 @@ class Supply(NamedTuple):
     held: int  # by files of the site's former life: they count as used in both
 
     @classmethod
-    def at(cls, places: Sequence[TierPlace]) -> "Supply":
+    def at(cls, places: Sequence[TierDirectory]) -> "AvailableMemory":
         """`places`: all of the site's, in one file system."""
         free = shutil.disk_usage(places[0].root).free
         available = available_bytes()
@@ -43,7 +43,7 @@ class Supply(NamedTuple):
         return said + (f", besides {gib(self.held)} of its former life" if self.held else "")
 
 
-def check_promises(site: SiteConfig, supply: Supply) -> None:
+def check_memory_budget(site: SiteConfig, supply: AvailableMemory) -> None:
     """Raises ConfigError when the tiers of all devices, and the weights', are more than there is."""
     promised = []
     if kv := _kv_bytes(site.engine):
@@ -60,7 +60,7 @@ def check_promises(site: SiteConfig, supply: Supply) -> None:
         raise ConfigError(f"site {site.name!r} promises {listed}{sums}, and {supply}: promise less")
 
 
-def weights_limit(site: SiteConfig, supply: Supply) -> int:
+def weights_limit(site: SiteConfig, supply: AvailableMemory) -> int:
     """Bytes of the tier of weights. Raises ConfigError when the models that must sleep there do not fit."""
     promised_gib = site.engine.weights_host_gib
     if promised_gib is None:

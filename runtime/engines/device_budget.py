@@ -1,4 +1,4 @@
-"""Room for weights on one device: who holds it, who is put to sleep for whom, in which order the waking get it.
+"""DeviceBudget for weights on one device: who holds it, who is put to sleep for whom, in which order the waking get it.
 
 Decisions are residency.py's; this carries them out. One model at a time is given room, first come first served: nothing overtakes a large model for
 ever. Whoever is in use is waited for; after a while the ones in the way take no new requests until the waiting model has had its turn.
@@ -12,11 +12,11 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from engine.client import EngineClient, EngineError
-from runtime.engines.copies import Copy
+from runtime.engines.device_host import DeviceHost
 from runtime.engines.host_memory import HostMemory
-from runtime.engines.hosts import DeviceHost
 from runtime.engines.memory import GIB, gib
-from runtime.engines.residency import Standing, could_ever_fit, make_room, must_yield
+from runtime.engines.replica import Replica
+from runtime.engines.residency import EvictionCandidate, could_ever_fit, make_room, must_yield
 from sites.site import EngineConfig
 
 log = logging.getLogger("pilotlight.models")
@@ -25,7 +25,7 @@ YIELD_AFTER_S = 2.0  # a waking model has waited so long for those in its way; t
 _WORKSPACE = 0.1  # of a CUDA device's free memory, for activations and libraries
 
 
-class News:
+class Condition:
     """A request has ended, or a model, on whichever device: whoever waits for room, or to be taken, looks again."""
 
     def __init__(self) -> None:
@@ -49,111 +49,111 @@ class Suitability(NamedTuple):
     device_index: int
 
 
-class Room:
+class DeviceBudget:
     def __init__(
         self,
-        copies: Iterable[Copy],
+        replicas: Iterable[Replica],
         host: DeviceHost,
         memory: HostMemory,
         config: EngineConfig,
-        news: News,
+        changed: Condition,
         on_eviction: Callable[[str, str], None],
         clock: Callable[[], float],
     ) -> None:
-        self._copies = {copy.slot.config.name: copy for copy in copies}
+        self._replicas = {replica.state.config.name: replica for replica in replicas}
         self._host = host
         self._memory = memory
         self._config = config
-        self._news = news
+        self._changed = changed
         self._on_eviction = on_eviction
         self._clock = clock
         self._turn = asyncio.Lock()  # fair: whoever asks first is served first
 
-    async def take(self, copy: Copy) -> bool:
-        """Returns when the copy has room, true if others were put to sleep for it. Raises EngineError when it never can have."""
-        if copy.holds_room:
+    async def take(self, replica: Replica) -> bool:
+        """Returns when the replica has room, true if others were put to sleep for it. Raises EngineError when it never can have."""
+        if replica.holds_memory:
             return False
-        needed = copy.slot.num_bytes
+        needed = replica.state.num_bytes
         async with self._turn:
             began = time.monotonic()
             try:
                 while True:
-                    budget, held = self.budget(), self._standings()
+                    budget, held = self.budget(), self._candidates()
                     plan = make_room(needed, budget, held)
                     if plan.is_possible:
                         break
                     assert budget is not None, "without a budget there is always room"
                     if not could_ever_fit(needed, budget, held):
-                        raise EngineError("model_load_failed", self._never(copy, budget))
-                    copy.slot.detail = "waiting for room on the device"
+                        raise EngineError("model_load_failed", self._never(replica, budget))
+                    replica.state.detail = "waiting for room on the device"
                     waited_s = time.monotonic() - began
                     if waited_s >= YIELD_AFTER_S:
                         self._make_yield(must_yield(needed, budget, held))
                     patience = [YIELD_AFTER_S - waited_s] if waited_s < YIELD_AFTER_S else []
                     patience += [] if plan.wait_s is None else [plan.wait_s]
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(self._news.wait(), min(patience) + 0.001 if patience else None)
-                copy.holds_room = True
+                        await asyncio.wait_for(self._changed.wait(), min(patience) + 0.001 if patience else None)
+                replica.holds_memory = True
                 # All at once, before anybody else has a turn to use one of them.
-                asleep = [self._lay_down(self._copies[name]) for name in plan.evict]
+                asleep = [self._lay_down(self._replicas[name]) for name in plan.evict]
                 await asyncio.gather(*map(asyncio.shield, asleep))
                 return bool(plan.evict)
             finally:
                 self._make_yield(())
 
-    def give_back(self, copy: Copy) -> None:
-        copy.holds_room = False
-        self._news.tell()
+    def give_back(self, replica: Replica) -> None:
+        replica.holds_memory = False
+        self._changed.notify_all()
 
-    def suitability(self, copy: Copy) -> Suitability:
-        """Of this device for the copy that would wake here."""
-        others = [other for other in self._copies.values() if other.holds_room or other.task is not None]
-        others = [other for other in others if other is not copy]
-        plan = make_room(copy.slot.num_bytes, self.budget(), [self._standing(other) for other in others])
+    def suitability(self, replica: Replica) -> Suitability:
+        """Of this device for the replica that would wake here."""
+        others = [other for other in self._replicas.values() if other.holds_memory or other.task is not None]
+        others = [other for other in others if other is not replica]
+        plan = make_room(replica.state.num_bytes, self.budget(), [self._candidate(other) for other in others])
         crowding = 2 if self._turn.locked() or not plan.is_possible else 1 if plan.evict else 0
-        crowding = 0 if copy.holds_room else crowding
+        crowding = 0 if replica.holds_memory else crowding
         is_soon = not self._host.is_hopeless and self._host.standby.state == "ready"
         delay = 0 if self._host.why_down is None or is_soon else 2 if self._host.is_hopeless else 1
-        held = sum(other.slot.num_bytes for other in others)
+        held = sum(other.state.num_bytes for other in others)
         return Suitability(delay, crowding, held, len(others), self._host.index)
 
-    def could_take_quietly(self, copy: Copy) -> bool:
+    def could_take_quietly(self, replica: Replica) -> bool:
         """For a model that nobody has asked for: nobody may be put to sleep who is expected as soon."""
         if self._turn.locked():
             return False
-        plan = make_room(copy.slot.num_bytes, self.budget(), self._standings())
+        plan = make_room(replica.state.num_bytes, self.budget(), self._candidates())
         now = self._clock()
-        mine = copy.slot.arrivals.expected_in_s(now)
-        others = [self._copies[name].slot.arrivals for name in plan.evict]
+        mine = replica.state.arrivals.expected_in_s(now)
+        others = [self._replicas[name].state.arrivals for name in plan.evict]
         return plan.is_possible and all(other.expected_in_s(now) > 2 * mine for other in others)
 
-    async def put_to_sleep(self, copy: Copy) -> None:
+    async def put_to_sleep(self, replica: Replica) -> None:
         """Its weights stay in host memory where they have a place there. The caller has made sure that nobody uses it."""
-        await asyncio.shield(self._lay_down(copy))
+        await asyncio.shield(self._lay_down(replica))
 
-    def _lay_down(self, copy: Copy) -> "asyncio.Task[None]":
+    def _lay_down(self, replica: Replica) -> "asyncio.Task[None]":
         """From this moment on nobody gets it."""
-        assert copy.is_awake
-        assert not copy.work.sequences, "a copy with open sequences is never put to sleep"
-        assert copy.is_spare or not copy.slot.users, "a model with open requests is never put to sleep"
-        copy.lose()
-        copy.slot.detail, copy.slot.evictions = "", copy.slot.evictions + 1
-        unloading = self._unload(copy, self._host.client)
-        copy.falling_asleep = asyncio.create_task(unloading, name=f"unload {copy.slot.config.name}")
-        return copy.falling_asleep
+        assert replica.is_awake
+        assert not replica.work.sequences, "a replica with open sequences is never put to sleep"
+        assert replica.is_spare or not replica.state.users, "a model with open requests is never put to sleep"
+        replica.lose()
+        replica.state.detail, replica.state.evictions = "", replica.state.evictions + 1
+        unloading = self._unload(replica, self._host.client)
+        replica.falling_asleep = asyncio.create_task(unloading, name=f"unload {replica.state.config.name}")
+        return replica.falling_asleep
 
-    async def _unload(self, copy: Copy, client: EngineClient | None) -> None:
-        name = copy.slot.config.name
+    async def _unload(self, replica: Replica, client: EngineClient | None) -> None:
+        name = replica.state.config.name
         try:
             if client is not None and client is self._host.client:
                 with suppress(EngineError):  # the host died, and the model with it
                     await self._host.unload_model(name)
-            where = "host" if self._memory.holds(copy.slot) else "disk"
+            where = "host" if self._memory.holds(replica.state) else "disk"
             log.info("model %s sleeps (%s)", name, where)
             self._on_eviction(name, where)
         finally:  # whoever wakes it again waits for this first
-            copy.falling_asleep = None
-            self.give_back(copy)
+            replica.falling_asleep = None
+            self.give_back(replica)
 
     def budget(self) -> int | None:
         """Bytes of weights that may be awake; None: whatever fits."""
@@ -164,23 +164,23 @@ class Room:
             return None
         return max(0, int(ready.device_bytes * (1 - _WORKSPACE) - self._config.kv_gib * GIB))
 
-    def _standings(self) -> list[Standing]:
-        return [self._standing(copy) for copy in self._copies.values() if copy.holds_room]
+    def _candidates(self) -> list[EvictionCandidate]:
+        return [self._candidate(replica) for replica in self._replicas.values() if replica.holds_memory]
 
-    def _standing(self, copy: Copy) -> Standing:
-        return copy.standing(time.monotonic(), self._clock(), self._memory.holds(copy.slot))
+    def _candidate(self, replica: Replica) -> EvictionCandidate:
+        return replica.candidate(time.monotonic(), self._clock(), self._memory.holds(replica.state))
 
     def _make_yield(self, names: tuple[str, ...]) -> None:
-        for name, copy in self._copies.items():
-            copy.is_yielding = name in names
+        for name, replica in self._replicas.items():
+            replica.is_yielding = name in names
         if not names:
-            self._news.tell()
+            self._changed.notify_all()
 
-    def _never(self, copy: Copy, budget: int) -> str:
-        others = [other.slot for other in self._copies.values() if other.holds_room]
-        pinned = {slot.config.name: slot.num_bytes for slot in others if slot.config.residency == "device"}
+    def _never(self, replica: Replica, budget: int) -> str:
+        others = [other.state for other in self._replicas.values() if other.holds_memory]
+        pinned = {state.config.name: state.num_bytes for state in others if state.config.residency == "device"}
         taken = "".join(f" and {name}, which stays, {gib(size)}" for name, size in pinned.items())
         return (
-            f"{copy.slot.config.name} needs {gib(copy.slot.num_bytes)} of the device{taken}, and there are {gib(budget)} for weights: "
+            f"{replica.state.config.name} needs {gib(replica.state.num_bytes)} of the device{taken}, and there are {gib(budget)} for weights: "
             "raise weights_gib, lower kv_gib, or let other models be auto"
         )
