@@ -9,8 +9,8 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
-from runtime.engines.device_host import Launcher
 from runtime.engines.launch import launchers_of
+from runtime.engines.running_host import Launcher
 from runtime.middleware.errors import UNROUTED, Errors
 from runtime.middleware.identity import FUNCTIONS, Identity
 from runtime.middleware.unread import UnreadBody

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from engine.protocol import ModelLoad, StepOutput
 from runtime.engines.fleet import HostLoad
-from runtime.engines.model_state import Wake
+from runtime.engines.wake_history import Wake
 from wire.chat import Usage
 from wire.errors import ApiError
 from wire.status import ModelStatus, Residency

@@ -1,7 +1,7 @@
 """Carries out what scaling.py decides: wakes a hot model on one more device that has room, and lets a replica sleep when the others do without it.
 
-A further replica's weights come from the host memory where the first one's lie, not from the checkpoint. It never puts anybody to sleep for it; whoever
-needs its room later gets it before anybody's only replica (replicas.py). A replica that goes takes no new sequences, and sleeps when its last has ended.
+A further replica's weights come from the host memory where the first one's lie, not from the checkpoint. Nobody is put to sleep for it; whoever needs
+its memory later gets it before anybody's only replica. A replica that goes takes no new sequences, and sleeps when its last has ended.
 """
 
 import asyncio
@@ -9,8 +9,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from runtime.engines.device_budget import Condition, DeviceBudget
-from runtime.engines.model_state import RETRY_FAILED_S, ModelState
+from runtime.engines.condition import Condition
+from runtime.engines.device_budget import DeviceBudget
+from runtime.engines.model_state import ModelState
 from runtime.engines.replica import Replica
 from runtime.engines.scaling import Heat
 from runtime.engines.wakes import Waker
@@ -52,8 +53,8 @@ class Autoscaler:
 
     async def _look(self, state: ModelState, heat: Heat) -> None:
         for replica in state.awake:
-            if replica.is_retiring and not replica.is_busy:
-                await self._budgets[replica.host.index].put_to_sleep(replica)
+            if replica.is_retiring and not state.is_replica_busy(replica):
+                await self._budgets[replica.host.index].put_to_sleep(state)
         taking = [replica for replica in state.awake if replica.is_live and not replica.is_retiring]
         match heat.judge(time.monotonic(), [replica.load for replica in taking], self._max_num_seqs):
             case "more":
@@ -66,24 +67,22 @@ class Autoscaler:
             retiring[0].is_retiring = False  # it has what it needs still
             self._changed.notify_all()
             return
-        free = [
-            replica
+        budgets = [
+            self._budgets[replica.host.index]
             for replica in state.replicas
             if not replica.is_awake and replica.task is None and replica.host.why_down is None
         ]
-        fits = [
-            found for replica in free if (found := self._budgets[replica.host.index].suitability(replica)).crowding == 0
-        ]
-        if not fits or state.waking or time.monotonic() - state.failed_at < RETRY_FAILED_S:
+        fits = [found for budget in budgets if (found := budget.suitability(state)).crowding == 0]
+        if not fits or state.waking or state.history.has_failed_lately:
             return
         replica = state.replicas[min(fits).device_index]
-        log.info("model %s is hot and wakes on %s as well", state.config.name, replica.host.device)
-        self._observe(state.config.name, "up")
-        self._waker.begin(replica)
+        log.info("model %s is hot and wakes on %s as well", state.name, replica.host.device)
+        self._observe(state.name, "up")
+        self._waker.begin(state, replica)
 
     def _retire(self, replicas: Sequence[Replica]) -> None:
         """The one that is done soonest; of equals the one that came last."""
         replica = min(replicas, key=lambda replica: (replica.work.sequences, -replica.awake_since))
-        log.info("model %s has a replica too many: the one on %s goes", replica.state.config.name, replica.host.device)
-        self._observe(replica.state.config.name, "down")
+        log.info("model %s has a replica too many: the one on %s goes", replica.model, replica.host.device)
+        self._observe(replica.model, "down")
         replica.is_retiring = True

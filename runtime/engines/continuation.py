@@ -39,7 +39,7 @@ class Continuations:
     @asynccontextmanager
     async def generate(self, submit: Submit) -> AsyncIterator[AsyncIterator[TokenOutput]]:
         """A sequence's scope, through all its hosts. Leaving it aborts the sequence wherever it is, unless it has ended."""
-        sequence = _Sequence(self, submit)
+        sequence = _ContinuedSequence(self, submit)
         try:
             await sequence.begin()
             yield sequence
@@ -51,7 +51,7 @@ class _TooLateError(EngineError):
     """No host came in time. The one that died is no reason to wait again."""
 
 
-class _Sequence:
+class _ContinuedSequence:
     """One sequence's outputs in order, as its reader iterates them."""
 
     def __init__(self, site: Continuations, submit: Submit) -> None:
@@ -69,7 +69,7 @@ class _Sequence:
         why_down, within_s = self._site.fleet.why_down, self._site.within_s
         try:
             async with asyncio.timeout(within_s):
-                replica = await self._site.models.place(self._submit)
+                replica = await self._site.models.choose_replica(self._submit)
         except TimeoutError:
             message = f"{why_down or 'its engine host died'}, and no other was ready within {within_s:g} s; try again in a moment"
             raise EngineError("overloaded", message) from None
@@ -138,14 +138,15 @@ class _Sequence:
     async def _move(self) -> None:
         """To a host that has the model: at once if there is one, else as soon as the model has woken."""
         await self._scope.aclose()
-        replica = await self._site.models.place(self._submit)
+        replica = await self._site.models.choose_replica(self._submit)
         await self._enter(replica, self._rest())
 
     async def _enter(self, replica: Replica, submit: Submit) -> None:
-        self._client = replica.host.client
+        self._client = client = replica.host.serving_client()
         self._scope = AsyncExitStack()
         self._assignment = self._scope.enter_context(self._site.models.dispatch.assigned(submit, replica))
-        self._outputs = await self._scope.enter_async_context(replica.host.generate(submit))
+        self._scope.enter_context(replica.host.progress.expected())
+        self._outputs = await self._scope.enter_async_context(client.generate(submit))
 
     def _rest(self) -> Submit:
         """What is left to do: positions, counts and random numbers go on where they were."""
@@ -166,7 +167,7 @@ class _Sequence:
     def _note(self, output: TokenOutput) -> TokenOutput:
         """What the first host found cached is what the request found; that the next one computes more is not its affair."""
         self._delivered += output.token_ids
-        assert self._assignment is not None, "outputs come from where it sits"
+        assert self._assignment is not None, "outputs come from the replica it is assigned to"
         self._assignment.note(output.token_ids)
         if self._has_begun and output.num_cached_tokens is not None:
             output = output._replace(num_cached_tokens=None)

@@ -14,7 +14,7 @@ from runtime.engines.model_state import ModelState
 from runtime.engines.prefixes import chain_of
 from runtime.engines.replica import Replica
 
-# Where nobody has measured: of a replica that has not computed anything yet, nor has a sibling. As long as they are equal everywhere, only tokens count.
+# Where nobody has measured: neither this replica nor a sibling has computed anything. As long as they are equal everywhere, only tokens count.
 PREFILL_TOKENS_PER_S = 2000.0
 DECODE_TOKENS_PER_S = 50.0
 # By which a sequence lengthens its neighbours' steps, as the router assumes as well; how crowded a host already is, its measured rate says.
@@ -24,7 +24,7 @@ OUTPUT_WEIGHT = 0.1  # of the newest answer in the moving average of their lengt
 
 
 class Assignment:
-    """A sequence's place on a replica, as long as it is open there."""
+    """A sequence on a replica, as long as it is open there."""
 
     def __init__(self, replica: Replica, submit: Submit, prefill_tokens: int, decode_tokens: int) -> None:
         self.replica = replica
@@ -33,7 +33,7 @@ class Assignment:
         self._prefill_tokens = prefill_tokens
         self._decode_tokens = decode_tokens
 
-    def take(self) -> None:
+    def begin(self) -> None:
         work = self.replica.work
         work.sequences += 1
         work.prefill_tokens += self._prefill_tokens
@@ -49,7 +49,7 @@ class Assignment:
         self.replica.work.decode_tokens -= done
         self._prefill_tokens, self._decode_tokens = 0, self._decode_tokens - done
 
-    def leave(self) -> None:
+    def end(self) -> None:
         work = self.replica.work
         work.sequences -= 1
         work.prefill_tokens -= self._prefill_tokens
@@ -58,9 +58,9 @@ class Assignment:
 
 class Dispatch:
     def __init__(self, states: Sequence[ModelState], num_devices: int) -> None:
-        self._states = {state.config.name: state for state in states}
+        self._states = {state.name: state for state in states}
         self._has_choice = num_devices > 1
-        self._output_tokens = {state.config.name: OUTPUT_TOKENS for state in states}
+        self._output_tokens = {state.name: OUTPUT_TOKENS for state in states}
         self._assignments: dict[str, Assignment] = {}  # by sequence
 
     def choose(self, submit: Submit, replicas: Sequence[Replica]) -> Replica:
@@ -90,11 +90,11 @@ class Dispatch:
         assignment = self._assignments[submit.sequence_id] = Assignment(
             replica, submit, max(1, len(prompt) - held), decode
         )
-        assignment.take()
+        assignment.begin()
         try:
             yield assignment
         finally:
-            assignment.leave()
+            assignment.end()
             del self._assignments[submit.sequence_id]
             self._learn(assignment)
 
@@ -112,7 +112,7 @@ class Dispatch:
 
     def _rates(self, replica: Replica) -> tuple[float, float]:
         """Tokens per second: of a prompt, and of each answer. As measured here, else on a sibling."""
-        loads = [replica.load, *(other.load for other in replica.state.replicas if other is not replica)]
+        loads = [replica.load, *(other.load for other in self._states[replica.model].replicas if other is not replica)]
         prefill = next((load.prefill_tokens_per_s for load in loads if load.prefill_tokens_per_s), PREFILL_TOKENS_PER_S)
         decode = next((load.decode_tokens_per_s for load in loads if load.decode_tokens_per_s), DECODE_TOKENS_PER_S)
         return prefill, decode
@@ -128,5 +128,5 @@ class Dispatch:
             assignment.replica.prefixes.remember(chain, self._capacity(assignment.replica))
 
     def _capacity(self, replica: Replica) -> int:
-        info = replica.state.info
+        info = self._states[replica.model].info
         return info.total_blocks * info.block_size if info is not None else 0

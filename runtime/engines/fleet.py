@@ -1,6 +1,6 @@
 """A site's engine hosts, one for each of its devices: started and stopped together, and asked together how they are.
 
-Most sites have one. Each host's life is its own (hosts.py); which model lives where is models.py's and dispatch.py's business.
+Most sites have one. Each host's life is its own (supervisor.py); which model lives where is models.py's and dispatch.py's business.
 """
 
 import asyncio
@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from engine.protocol import ModelLoad, StepOutput
-from runtime.engines.device_host import DeviceHost, Launcher
+from runtime.engines.running_host import Launcher
+from runtime.engines.supervisor import Supervisor
 from runtime.timeline import Timeline
 from sites.site import EngineConfig
 
@@ -26,31 +27,30 @@ class Fleet:
 
     def __init__(self, launchers: Sequence[Launcher], config: EngineConfig, timeline: Timeline | None = None) -> None:
         assert len(launchers) == len(config.all_devices), "one launcher for each device"
-        self.hosts = tuple(
-            DeviceHost(launcher, config, timeline, index=index) for index, launcher in enumerate(launchers)
-        )
+        self._supervisors = [
+            Supervisor(launcher, config, timeline, index=index) for index, launcher in enumerate(launchers)
+        ]
+        self.hosts = tuple(supervisor.device_host for supervisor in self._supervisors)
+        self.is_ending = False  # the site stops: what dies from now on is not continued
 
     async def __aenter__(self) -> "Fleet":
-        for host in self.hosts:  # each only starts its tasks
-            await host.__aenter__()
+        for supervisor in self._supervisors:  # each only starts its tasks
+            await supervisor.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.gather(*(host.__aexit__() for host in self.hosts))
-
-    @property
-    def is_ending(self) -> bool:
-        """The site stops: what dies from now on is not continued."""
-        return any(host.is_ending for host in self.hosts)
+        self.is_ending = True
+        await asyncio.gather(*(supervisor.__aexit__() for supervisor in self._supervisors))
 
     def end(self) -> None:
-        for host in self.hosts:
-            host.is_ending = True
+        """The site drains: hosts that die from now on are not waited for by what is open."""
+        self.is_ending = True
 
     def fail_open(self, reason: str) -> None:
-        """Ends every open sequence with an error: the site will not wait for them any longer."""
+        """End every open sequence with an error: the site will not wait for them any longer."""
+        self.is_ending = True
         for host in self.hosts:
-            host.fail_open(reason)
+            host.end(reason)
 
     @property
     def why_down(self) -> str | None:
@@ -71,7 +71,7 @@ class Fleet:
 
     @property
     def restarts(self) -> int:
-        return sum(host.restarts for host in self.hosts)
+        return sum(host.restarts.num_restarts for host in self.hosts)
 
     @property
     def standbys_ready(self) -> int:
@@ -79,7 +79,7 @@ class Fleet:
 
     @property
     def standbys_taken(self) -> int:
-        return sum(host.taken_standbys for host in self.hosts)
+        return sum(host.standby.num_taken for host in self.hosts)
 
     @property
     def num_up(self) -> int:

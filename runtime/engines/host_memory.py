@@ -21,18 +21,16 @@ class HostMemory:
         self._clock = clock
 
     def holds(self, state: ModelState) -> bool:
-        return self._tier is not None and self._tier.bytes_of(state.config.name) > 0
+        return self._tier is not None and self._tier.bytes_of(state.name) > 0
 
     def file_for(self, state: ModelState) -> str | None:
         """Where its weights may lie; sleeping models' files give way. None: it has no place there."""
-        tier, name = self._tier, state.config.name
+        tier, name = self._tier, state.name
         if tier is None or state.config.residency == "disk":
             return None
         others = [other for other in self._states if other is not state]
         now = self._clock()
-        held = [
-            other.host_memory_candidate(now, size) for other in others if (size := tier.held_for(other.config.name))
-        ]
+        held = [other.host_memory_candidate(now, size) for other in others if (size := tier.held_for(other.name))]
         plan = make_room(max(state.num_bytes, tier.held_for(name)), tier.limit_bytes, held)
         if not plan.is_possible:
             log.info(

@@ -14,13 +14,13 @@ from engine.protocol import ModelLoad
 
 HOT_FOR_S = 3.0
 COOL_SHARE = 0.25  # of the wait at which a model is hot
-_DECODE_TOKENS = 64  # that one who runs has still to produce, where a newcomer waits for a assignment
+_DECODE_TOKENS = 64  # that one who runs has still to produce, where a newcomer waits for its turn
 
 Verdict = Literal["more", "less", "stay"]
 
 
 def wait_s(load: ModelLoad, max_num_seqs: int) -> float:
-    """What the next request would wait on a replica: for the prompts before it, and, where all seats are taken, for as many to end as wait already."""
+    """Return what the next request would wait on a replica: for the prompts before it, and, at max_num_seqs, for as many to end as wait already."""
     queued_s = load.waiting_tokens / load.prefill_tokens_per_s if load.prefill_tokens_per_s else 0.0
     if load.running < max_num_seqs or not load.decode_tokens_per_s:
         return queued_s

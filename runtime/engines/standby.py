@@ -8,13 +8,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from engine.client import EngineError
 from runtime.engines.memory import available_bytes, gib
-
-if TYPE_CHECKING:
-    from runtime.engines.device_host import Launcher, RunningHost
+from runtime.engines.running_host import Launcher, RunningHost
 
 log = logging.getLogger("pilotlight.engine")
 
@@ -36,7 +34,7 @@ State = Literal["off", "waiting", "preparing", "ready"]
 class Standby:
     def __init__(
         self,
-        launcher: "Launcher",
+        launcher: Launcher,
         wanted: bool | None,
         quiet_since: Callable[[], float | None],
         *,
@@ -56,6 +54,7 @@ class Standby:
         self.state: State = "off"
         self.detail = ""
         self.deaths = 0
+        self.num_taken = 0
 
     @property
     def pid(self) -> int | None:
@@ -65,12 +64,13 @@ class Standby:
     def url(self) -> str | None:
         return self._host.url if self._host is not None else None
 
-    def take(self) -> "RunningHost | None":
+    def take(self) -> RunningHost | None:
         """The host, if there is one that lives: it is the taker's from now on."""
         host = self._host
         if host is None or host.client.death is not None:
             return None
         self._host, self.state = None, "waiting"
+        self.num_taken += 1
         self._taken.set()
         return host
 
@@ -133,7 +133,7 @@ class Standby:
                 self._host = None
                 await host.stop(STOP_GRACE_S)
 
-    async def _until_gone(self, host: "RunningHost") -> str | None:
+    async def _until_gone(self, host: RunningHost) -> str | None:
         exited = asyncio.create_task(host.exited(), name="standby exit")
         taken = asyncio.create_task(self._taken.wait(), name="standby taken")
         try:

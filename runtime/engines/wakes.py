@@ -15,14 +15,16 @@ from engine.chat_template import ChatTemplate, ChatTemplateError
 from engine.client import EngineClient, EngineError, ProgressCallback
 from engine.protocol import ModelInfo, ModelSpec
 from engine.tokenizer import TokenizerError
-from runtime.engines.device_budget import Condition, DeviceBudget
+from runtime.engines.condition import Condition
+from runtime.engines.device_budget import DeviceBudget
 from runtime.engines.devices import is_surely_cpu
 from runtime.engines.host_memory import HostMemory
-from runtime.engines.model_state import RETRY_FAILED_S, Clock, ModelState, Wake
+from runtime.engines.model_state import ModelState
 from runtime.engines.replica import Replica
 from runtime.engines.sizes import estimated_bytes
 from runtime.engines.sources import SourceError, directory_of
 from runtime.engines.text import TextSide, check_vocabulary
+from runtime.engines.wake_history import RETRY_FAILED_S, Clock, Wake
 from sites.site import EngineConfig
 from wire.errors import ApiError
 
@@ -52,13 +54,14 @@ class Waker:
         self._on_wake = on_wake
         self.checks: set[asyncio.Task[None]] = set()  # of templates that are looked at later
 
-    def begin(self, replica: Replica) -> None:
-        replica.state.failure = None
-        replica.task = asyncio.create_task(self._wake(replica), name=f"wake {replica.state.config.name}")
+    def begin(self, state: ModelState, replica: Replica) -> None:
+        """Let the model wake as this replica of it."""
+        state.history.failure = None
+        replica.task = asyncio.create_task(self._wake(state, replica), name=f"wake {state.name}")
 
-    async def _wake(self, replica: Replica) -> None:
+    async def _wake(self, state: ModelState, replica: Replica) -> None:
         """Ends with the replica awake or the failure noted; never raises but for cancellation."""
-        state, began = replica.state, time.monotonic()
+        began = time.monotonic()
         try:
             if replica.falling_asleep is not None:
                 await asyncio.shield(replica.falling_asleep)
@@ -67,93 +70,95 @@ class Waker:
                 state.directory = await directory_of(state.config.source, _reporter(state, "downloaded"))
             text = asyncio.create_task(self._read_text(state, state.directory))  # beside the wait for room
             try:
-                has_evicted = await self._take_room(replica, state.directory)
+                has_evicted = await self._acquire_memory(state, replica, state.directory)
                 room_at = time.monotonic()
-                state.info = await self._load(replica, state.directory, text)
+                state.info = await self._load(state, replica, state.directory, text)
                 while replica.host.client is not replica.loaded_by:  # it died while the text side was still being read
-                    state.info = await self._load(replica, state.directory, text)
+                    state.info = await self._load(state, replica, state.directory, text)
             finally:
                 text.cancel()
                 await asyncio.gather(text, return_exceptions=True)
-            is_further = bool(state.awake)
             replica.is_awake = True
             self._check_template_later(state)
-            self._note_wake(replica, state.info, began, room_at, has_evicted, is_further)
+            self._note_wake(state, replica, state.info, began, room_at, has_evicted)
         except (SourceError, TokenizerError, ChatTemplateError) as error:
-            self._fail(replica, "model_load_failed", str(error))
+            self._fail(state, replica, "model_load_failed", str(error))
         except EngineError as error:
-            self._fail(replica, "model_load_failed" if error.code == "engine_error" else error.code, str(error))
+            self._fail(state, replica, "model_load_failed" if error.code == "engine_error" else error.code, str(error))
         except Exception as error:  # whatever it is, requests must hear of it rather than wait
-            log.exception("loading %s", state.config.name)
-            self._fail(replica, "model_load_failed", repr(error))
+            log.exception("loading %s", state.name)
+            self._fail(state, replica, "model_load_failed", repr(error))
         finally:
             replica.task = None
             if not replica.is_awake:
-                self._budgets[replica.host.index].give_back(replica)
+                self._budgets[replica.host.index].release(state)
             self._changed.notify_all()
 
-    async def _take_room(self, replica: Replica, directory: Path) -> bool:
-        state, device = replica.state, replica.host.device
+    async def _acquire_memory(self, state: ModelState, replica: Replica, directory: Path) -> bool:
+        device = replica.host.device
         if self._config.weights_gib is None and not is_surely_cpu(device):
             await replica.host.until_ready()  # who else knows how large the device is?
         if state.info is None:
             on_cpu = not device.startswith("cuda")
             state.num_bytes = await asyncio.to_thread(estimated_bytes, directory, state.config.dtype, on_cpu=on_cpu)
-        return await self._budgets[replica.host.index].take(replica)
+        return await self._budgets[replica.host.index].acquire(state)
 
     def _note_wake(
-        self, replica: Replica, info: ModelInfo, began: float, room_at: float, has_evicted: bool, is_further: bool
+        self,
+        state: ModelState,
+        replica: Replica,
+        info: ModelInfo,
+        began: float,
+        room_at: float,
+        has_evicted: bool,
     ) -> None:
-        state, now = replica.state, time.monotonic()
+        history, now = state.history, time.monotonic()
+        is_further = state.has_others_awake(replica)
         state.detail, state.num_bytes = "", info.weights_bytes
         loading_s = sum(seconds for _, seconds in info.load_phases) or info.load_s
-        # Without the waits for room and for a host that was only starting: what is expected of the next wake, and how long the model stays
-        # after it, must not grow with how crowded the device was.
-        state.wake_ms, replica.awake_since, state.used_at = 1e3 * min(now - room_at, loading_s + WAY_S), now, now
-        state.wake_ms_from["host" if info.mapped else "disk"] = state.wake_ms
-        state.wakes, state.failures = state.wakes + 1, 0
+        replica.awake_since = state.demand.used_at = now
         clock: Clock = "disk"
         if is_further and info.mapped:
             clock = "sibling"
-        elif state.is_cut and not is_further:
+        elif history.is_cut and not is_further:
             clock = "crash"
         elif has_evicted:
             clock = "swap"
         elif info.mapped:
             clock = "host"
-        state.is_cut = False
+        # Without the waits for room and for a host that was only starting: what is expected of the next wake, and how long the model stays
+        # after it, must not grow with how crowded the device was.
+        history.note_wake(1e3 * min(now - room_at, loading_s + WAY_S), info.mapped)
         phases = (("residency", room_at - began), ("host", max(0.0, now - room_at - loading_s)))
         self._on_wake(
-            Wake(state.config.name, clock, 1e3 * (now - began), phases + (info.load_phases or (("load", info.load_s),)))
+            Wake(state.name, clock, 1e3 * (now - began), phases + (info.load_phases or (("load", info.load_s),)))
         )
         where = f" on {replica.host.device}" if len(state.replicas) > 1 else ""
-        log.info("model %s is ready%s after %.0f ms (%s)", state.config.name, where, 1e3 * (now - began), clock)
+        log.info("model %s is ready%s after %.0f ms (%s)", state.name, where, 1e3 * (now - began), clock)
 
-    def _fail(self, replica: Replica, word: str, detail: str) -> None:
-        state = replica.state
-        message = f"model {state.config.name!r} cannot be used: {detail}"
-        state.failed_at = time.monotonic()
-        if any(
-            other.is_awake or other.task is not None for other in state.replicas if other is not replica
-        ):  # only a further replica is missing
-            state.detail = ""
-            log.warning("model %r could not be woken on %s as well: %s", state.config.name, replica.host.device, detail)
+    def _fail(self, state: ModelState, replica: Replica, word: str, detail: str) -> None:
+        message = f"model {state.name!r} cannot be used: {detail}"
+        state.history.failed_at = time.monotonic()
+        if any(other.is_awake or other.task is not None for other in state.replicas if other is not replica):
+            state.detail = ""  # only a further replica is missing
+            log.warning("model %r could not be woken on %s as well: %s", state.name, replica.host.device, detail)
             return
-        state.failures += 1
-        state.failure = ApiError(word, message, retry_after_s=RETRY_FAILED_S if word == "overloaded" else None)
+        retry_after_s = RETRY_FAILED_S if word == "overloaded" else None
+        state.history.note_failure(ApiError(word, message, retry_after_s=retry_after_s))
         state.detail = detail
         log.error("%s", message)
 
-    async def _load(self, replica: Replica, directory: Path, text: "asyncio.Task[TextSide]") -> ModelInfo:
+    async def _load(
+        self, state: ModelState, replica: Replica, directory: Path, text: "asyncio.Task[TextSide]"
+    ) -> ModelInfo:
         # Beside the weights; before them, so that a missing tokenizer is told without reading gigabytes first.
-        state = replica.state
-        weights = asyncio.create_task(self._load_weights(replica, directory))
+        weights = asyncio.create_task(self._load_weights(state, replica, directory))
         try:
             await asyncio.wait({text, weights}, return_when=asyncio.FIRST_EXCEPTION)
             state.text = await text
             info = await weights
             check_vocabulary(state.text.tokenizer, info)
-            if not state.waiters:
+            if not state.demand.waiters:
                 await asyncio.to_thread(state.text.template.compile)
             return info
         finally:
@@ -171,17 +176,19 @@ class Waker:
             check.add_done_callback(self.checks.discard)
 
     async def _check_template(self, state: ModelState, template: ChatTemplate) -> None:
-        """The model stays awake with a broken one, for what needs none; conversations are refused, and the site's status says why (`ModelState.flaw`)."""
+        """The model stays awake with a broken one, for what needs none; conversations are refused, and its status says why (`ModelState.flaw`)."""
         await asyncio.sleep(TEMPLATE_AFTER_S)
         try:
             await asyncio.to_thread(template.compile)
         except ChatTemplateError as error:
             log.error("model %r takes no conversations: %s", state.config.name, error)
 
-    async def _load_weights(self, replica: Replica, directory: Path) -> ModelInfo:
-        state, config = replica.state, replica.state.config
+    async def _load_weights(self, state: ModelState, replica: Replica, directory: Path) -> ModelInfo:
+        config = state.config
         weights_file = self._memory.file_for(state)
-        spec = ModelSpec(config.name, str(directory), config.dtype, config.kv_tokens, weights_file, state.waiters > 0)
+        spec = ModelSpec(
+            config.name, str(directory), config.dtype, config.kv_tokens, weights_file, state.demand.waiters > 0
+        )
         client: EngineClient | None = None
         for _ in range(DEATHS_WHILE_LOADING):
             state.detail = "waiting for the engine host"

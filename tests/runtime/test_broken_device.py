@@ -7,7 +7,7 @@ import pytest
 
 from engine.client import EngineError, InProcessEngineClient
 from engine.protocol import HostConfig, ModelSpec, SamplingParams, Submit
-from runtime.engines.device_host import DeviceHost
+from runtime.engines.supervisor import Supervisor
 from sites.site import EngineConfig
 from tests.checkpoints import write_llama
 
@@ -55,7 +55,7 @@ async def test_a_device_whose_every_step_fails_is_replaced(tmp_path: Path, monke
 
     monkeypatch.setattr(ModelRunner, "launch", fail)
     spec, failures = ModelSpec("tiny", str(tmp_path), "auto", 512), []
-    async with DeviceHost(launcher, EngineConfig(standby=False)) as host:
+    async with Supervisor(launcher, EngineConfig(standby=False)) as host:
         first = await host.next_client()
         await host.load_model(first, spec, lambda done, total: None)
         is_broken = True
@@ -73,4 +73,4 @@ async def test_a_device_whose_every_step_fails_is_replaced(tmp_path: Path, monke
         await host.load_model(second, spec, lambda done, total: None)
         async with host.generate(Submit("a", "tiny", (5, 6, 7), SamplingParams(4))) as outputs:
             assert len([output async for output in outputs]) == 4
-        assert (host.restarts, host.state) == (1, "up")
+        assert (host.restarts.num_restarts, host.state) == (1, "up")

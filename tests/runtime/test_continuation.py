@@ -328,6 +328,6 @@ async def test_a_site_that_stops_wakes_those_that_wait_for_a_host(site: Site) ->
     hosts = site.app.site.fleet.hosts[0]
     waiting = asyncio.ensure_future(hosts.next_client(after=hosts.client))
     await asyncio.sleep(0)
-    hosts.fail_open("the site is shutting down")
+    hosts.end("the site is shutting down")
     with pytest.raises(Exception, match="shutting down"):
         await asyncio.wait_for(waiting, 30)

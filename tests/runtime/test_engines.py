@@ -8,7 +8,8 @@ import pytest
 
 from engine.client import EngineError
 from engine.protocol import StepOutput, TokenOutput
-from runtime.engines.device_host import HOPELESS_AFTER, DeviceHost
+from runtime.engines.restarts import HOPELESS_AFTER
+from runtime.engines.supervisor import Supervisor
 from sites.site import EngineConfig
 from tests.asgi import call, eventually, start
 from tests.fakes import FakeEngineClient, FakeLauncher, says
@@ -99,7 +100,7 @@ async def test_requests_are_sent_elsewhere_when_no_host_lives_and_the_site_recov
 
 async def test_who_waits_for_a_host_after_one_that_did_not_live_is_told_how_that_died() -> None:
     launcher = FakeLauncher()
-    async with DeviceHost(launcher, EngineConfig(standby=False)) as device:
+    async with Supervisor(launcher, EngineConfig(standby=False)) as device:
         for number in range(HOPELESS_AFTER):
             await eventually(lambda number=number: len(launcher.hosts) == number + 1)
             launcher.hosts[-1].die("the engine host (pid 7) was ended by SIGBUS")
@@ -110,14 +111,14 @@ async def test_who_waits_for_a_host_after_one_that_did_not_live_is_told_how_that
 
 async def test_after_two_crashes_before_an_answer_a_host_believes_no_generated_file() -> None:
     launcher = FakeLauncher()
-    async with DeviceHost(launcher, EngineConfig(standby=False)) as device:
+    async with Supervisor(launcher, EngineConfig(standby=False)) as device:
         for has_crashed in (True, False, True, True, True):
             number = len(launcher.launched_afresh)
             await eventually(lambda number=number: len(launcher.hosts) == max(1, number))
             launcher.hosts[-1].has_crashed = has_crashed
             launcher.hosts[-1].die()
             await eventually(lambda number=number: len(launcher.launched_afresh) == max(1, number) + 1, 10)
-    assert device.restarts == 5
+    assert device.restarts.num_restarts == 5
     assert launcher.launched_afresh == [False, False, False, False, True, True]
 
 
@@ -191,7 +192,7 @@ async def test_a_model_that_cannot_be_loaded_says_why(make_site: SiteMaker) -> N
     error = EngineError("model_load_failed", "model.safetensors is truncated")
     launcher = FakeLauncher(lambda client: setattr(client, "load_error", error))
     async with make_site(launcher=launcher, wait=False) as site:
-        await eventually(lambda: site.app.site.models.statuses()[0].residency == "failed")
+        await eventually(lambda: site.app.site.models.catalog.statuses()[0].residency == "failed")
         answer = await call(site.app, CHAT, HELLO)
         assert (answer.status, answer.json["error"]["code"]) == (500, "model_load_failed")
         assert "model.safetensors is truncated" in answer.json["error"]["message"]
@@ -207,7 +208,7 @@ async def test_a_load_that_kills_its_host_is_given_up(make_site: SiteMaker) -> N
 
     launcher.prepare = prepare
     async with make_site(launcher=launcher, wait=False) as site:
-        await eventually(lambda: site.app.site.models.statuses()[0].residency == "failed", 10)
+        await eventually(lambda: site.app.site.models.catalog.statuses()[0].residency == "failed", 10)
         answer = await call(site.app, CHAT, HELLO)
         assert "died 3 times" in answer.json["error"]["message"]
 

@@ -63,5 +63,5 @@ async def test_after_many_mixed_ends_every_counter_is_zero(site: Site) -> None:
     for exchange in exchanges:
         await exchange.done()
     await site.is_idle()
-    assert site.app.site.fleet.hosts[0]._work == 0
+    assert not site.app.site.fleet.hosts[0].progress.has_work
     assert (await call(site.app, CHAT, HELLO)).status == 200

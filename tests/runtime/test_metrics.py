@@ -4,7 +4,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.protocol import ModelLoad, StepOutput, TokenOutput
 from runtime.engines.fleet import HostLoad
-from runtime.engines.slot import Wake
+from runtime.engines.wake_history import Wake
 from runtime.metrics import Metrics
 from wire.chat import Usage
 from wire.status import ModelStatus

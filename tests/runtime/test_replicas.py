@@ -129,12 +129,12 @@ async def test_nobody_sleeps_for_a_further_copy_but_it_sleeps_for_anybody(
         (slot_d,) = [replica for replica in pair.replicas("d") if replica.is_awake]
         slot_c = next(replica for replica in pair.replicas("c") if replica.is_awake)
         away = next(replica for replica in (slot_d, slot_c) if replica.host.index != home)
-        await pair.site.app.site.models._budgets[away.host.index].put_to_sleep(away)
+        await pair.site.app.site.models._queue._budgets[away.host.index].put_to_sleep(pair.state(away.model))
         await eventually(lambda: sum(replica.is_awake for replica in pair.replicas("a")) == 2)
         for name in "abcd":
             for replica in pair.replicas(name):
                 replica.awake_since = 0.0
-        assert (await call(pair.site.app, CHAT, ask(away.state.config.name))).status == 200
+        assert (await call(pair.site.app, CHAT, ask(away.model))).status == 200
         awake = {name: (await pair.status(name))["copies"] for name in "abcd"}
         assert awake == dict.fromkeys("abcd", 1), "the further replica of a went, nobody else"
 
@@ -145,7 +145,7 @@ async def test_a_further_copy_that_cannot_be_loaded_hurts_nobody(make_pair: Call
 
     async with make_pair(FakeLauncher(), FakeLauncher(refuse), engine=FAST) as pair:
         pair.make_hot(0)
-        await eventually(lambda: pair.replicas()[0].state.failed_at > 0)
+        await eventually(lambda: pair.state().history.failed_at > 0)
         pair.engines[0].answer = lambda submit: says("Hi")
         assert (await call(pair.site.app, CHAT, ask())).status == 200
         assert (await pair.status())["residency"] == "device"

@@ -87,7 +87,7 @@ async def test_a_broken_template_is_found_soon_though_nobody_converses(
     launcher = FakeLauncher(lambda client: setattr(client, "load_gate", gate))
     async with make_site(launcher=launcher, wait=False) as site:
         waiting = start(site.app, COMPLETIONS, ONCE)
-        await eventually(lambda: site.app.site.models._states["tiny"].waiters == 1)
+        await eventually(lambda: site.app.site.models._states["tiny"].demand.waiters == 1)
         gate.set()
         assert (await waiting.done()).status == 200
         await eventually(lambda: SENTENCE in str(site.app.site.why_not_ready()))

@@ -16,10 +16,10 @@ from engine.client import EngineError
 from engine.protocol import ModelSpec
 from runtime import site as site_module
 from runtime.engines import device_budget as device_budget_module
-from runtime.engines import models as models_module
-from runtime.engines.model_state import RETRY_FAILED_S
+from runtime.engines import foresight as foresight_module
 from runtime.engines.replica import Replica
 from runtime.engines.tier_directory import TierDirectory
+from runtime.engines.wake_history import RETRY_FAILED_S
 from runtime.engines.weights_tier import WeightsTier
 from tests.asgi import call, eventually, start
 from tests.edge_router.builders import Clock, network
@@ -50,7 +50,7 @@ def entries(tmp_path: Path) -> list[dict[str, Any]]:
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_budget_module, "YIELD_AFTER_S", 0.05)
-    monkeypatch.setattr(models_module, "FORESIGHT_S", 0.02)
+    monkeypatch.setattr(foresight_module, "FORESIGHT_S", 0.02)
 
 
 @pytest.fixture
@@ -64,7 +64,8 @@ def at(site: Site, now_s: float) -> list[float]:
     """The wall clock of its expectations, to be moved by hand."""
     now = [now_s]
     models = site.app.site.models
-    models._clock = models._memory._clock = models._budgets[0]._clock = lambda: now[0]
+    for part in (models, models._foresight, models._queue._memory, models._queue._budgets[0]):
+        part._clock = lambda: now[0]
     return now
 
 
@@ -147,7 +148,7 @@ async def test_a_busy_model_yields_after_a_while_and_takes_requests_again_after_
     await eventually(lambda: any(state.is_yielding for state in states.values()))
     (yielding,) = [model for model in "ab" if states[model].is_yielding]
     held_back = start(small.app, CHAT, ask(yielding))
-    await eventually(lambda: states[yielding].queued == 1)
+    await eventually(lambda: states[yielding].demand.queued == 1)
     gates[yielding].set()
     assert (await third.done()).status == 200, "the other one's stream is still open"
     assert (await held_back.done()).status == 200
@@ -164,9 +165,9 @@ async def test_models_that_yield_take_requests_again_when_the_one_that_waited_ca
     for exchange in open_ones:
         await exchange.until(b"Hel")
     models = small.app.site.models
-    (c,) = models._states["c"].replicas
-    c.state.num_bytes = 1000
-    waiting = asyncio.create_task(models._budgets[0].take(c))
+    c = models._states["c"]
+    c.num_bytes = 1000
+    waiting = asyncio.create_task(models._queue._budgets[0].acquire(c))
     await eventually(lambda: any(replica.is_yielding for replica in replicas(small)))
     waiting.cancel()
     await asyncio.wait({waiting})
@@ -192,7 +193,7 @@ async def test_a_model_that_is_falling_asleep_is_not_put_to_sleep_again_and_its_
 
     small.engine.unload_model = slowly  # type: ignore[method-assign]
     models = small.app.site.models
-    falling_asleep = asyncio.create_task(models._budgets[0].put_to_sleep(models._states["a"].replicas[0]))
+    falling_asleep = asyncio.create_task(models._queue._budgets[0].put_to_sleep(models._states["a"]))
     await eventually(lambda: models._states["a"].replicas[0].falling_asleep is not None)
     third = start(small.app, CHAT, ask("c"))
     await eventually(lambda: any(replica.is_yielding for replica in replicas(small)) or third.task.done())
@@ -262,7 +263,7 @@ async def test_the_queue_before_a_waking_model_is_bounded(make_site: SiteMaker, 
         await eventually(lambda: site.launcher.hosts)
         site.engine.load_gate = asyncio.Event()
         waiting = [start(site.app, CHAT, ask("a")) for _ in range(2)]
-        await eventually(lambda: site.app.site.models._states["a"].queued == 2)
+        await eventually(lambda: site.app.site.models._states["a"].demand.queued == 2)
         refused = await call(site.app, CHAT, ask("a"))
         assert (refused.status, refused.json["error"]["code"]) == (503, "overloaded")
         assert "2 requests wait for 'a' to wake" in refused.json["error"]["message"]
@@ -270,19 +271,19 @@ async def test_the_queue_before_a_waking_model_is_bounded(make_site: SiteMaker, 
         site.engine.load_gate.set()
         assert [(await exchange.done()).status for exchange in waiting] == [200, 200]
         assert site.engine.loaded == ["a"], "woken once"
-        assert site.app.site.models._states["a"].queued == 0
+        assert site.app.site.models._states["a"].demand.queued == 0
 
 
 async def test_a_client_that_leaves_the_queue_leaves_no_trace(small: Site) -> None:
     small.engine.load_gate = asyncio.Event()
     exchange = start(small.app, CHAT, ask("a"))
-    await eventually(lambda: small.app.site.models._states["a"].queued == 1)
+    await eventually(lambda: small.app.site.models._states["a"].demand.queued == 1)
     exchange.disconnect()
     await exchange.done()
     small.engine.load_gate.set()
     state = small.app.site.models._states["a"]
     await eventually(lambda: state.loaded is not None)
-    assert (state.queued, state.waiters, state.users) == (0, 0, 0)
+    assert (state.demand.queued, state.demand.waiters, state.demand.users) == (0, 0, 0)
 
 
 async def test_a_model_that_can_never_fit_is_refused_with_the_arithmetic(
@@ -355,7 +356,7 @@ async def test_a_model_that_failed_to_load_is_offered_again_after_a_while_and_a_
     models.hint("a")
     assert state.is_asleep
     assert not may_serve(await published(small), "a")
-    state.failed_at -= RETRY_FAILED_S
+    state.history.failed_at -= RETRY_FAILED_S
     later = await published(small)
     assert may_serve(later, "a")
     (a,) = [model for model in later.models if model.name == "a"]
@@ -363,7 +364,7 @@ async def test_a_model_that_failed_to_load_is_offered_again_after_a_while_and_a_
     small.engine.load_error = None
     models.hint("a")
     await eventually(lambda: state.loaded is not None)
-    assert (state.failures, (await residencies(small))["a"]) == (0, "device")
+    assert (state.history.failures, (await residencies(small))["a"]) == (0, "device")
 
 
 async def test_a_model_that_fails_again_and_again_is_offered_ever_more_rarely(small: Site) -> None:
@@ -372,10 +373,10 @@ async def test_a_model_that_fails_again_and_again_is_offered_ever_more_rarely(sm
     patience_s = []
     for _ in range(7):
         assert (await call(small.app, CHAT, ask("a"))).status == 500, "who asks himself has it tried"
-        failed_at = state.failed_at
+        failed_at = state.history.failed_at
         for after_s in (10, 20, 40, 80, 160, 300):
-            state.failed_at = failed_at - after_s
-            if not state.is_given_up:
+            state.history.failed_at = failed_at - after_s
+            if not state.history.is_given_up:
                 patience_s.append(after_s)
                 break
     assert patience_s == [10, 20, 40, 80, 160, 300, 300]
@@ -385,11 +386,11 @@ async def test_a_model_that_stays_on_the_device_is_loaded_again_without_being_as
     launcher = FakeLauncher(lambda client: setattr(client, "load_error", EngineError("model_load_failed", "no room")))
     async with make_site(launcher=launcher, wait=False) as site:
         state = site.app.site.models._states["tiny"]
-        await eventually(lambda: state.failure is not None)
+        await eventually(lambda: state.history.failure is not None)
         site.engine.load_error = None
         await asyncio.sleep(0.1)
         assert state.is_asleep
-        state.failed_at -= RETRY_FAILED_S
+        state.history.failed_at -= RETRY_FAILED_S
         await eventually(lambda: not site.app.site.why_not_ready())
 
 
@@ -410,9 +411,9 @@ async def test_a_model_with_a_rhythm_wakes_before_it_is_asked_for(small: Site) -
     now = at(small, 1e6)
     await call(small.app, CHAT, ask("a"))
     for beat in range(10):
-        state.arrivals.note(now[0] + 300.0 * (beat + 1))
+        state.demand.arrivals.note(now[0] + 300.0 * (beat + 1))
     now[0] += 3000.0 + 100.0
-    await small.app.site.models._budgets[0].put_to_sleep(state.replicas[0])
+    await small.app.site.models._queue._budgets[0].put_to_sleep(state)
     await asyncio.sleep(0.1)
     assert state.is_asleep, "it is not expected for another three minutes"
     now[0] += 199.95
@@ -473,7 +474,9 @@ async def test_what_is_to_sleep_in_host_memory_is_put_there_at_start(
         entry["residency"] = "host"
     async with make_site(models=entries, engine={"weights_host_gib": 1.0}) as site:
         states = site.app.site.models._states
-        await eventually(lambda: [states[name].evictions for name in "abc"] == [1, 1, 0] and not site.engine.loaded)
+        await eventually(
+            lambda: [states[name].history.evictions for name in "abc"] == [1, 1, 0] and not site.engine.loaded
+        )
         assert (await call(site.app, CHAT, ask("a"))).status == 200
 
 
@@ -485,14 +488,20 @@ async def test_random_traffic_over_too_little_room_is_all_answered(small: Site) 
     async def one(model: str, after_s: float) -> int:
         await asyncio.sleep(after_s)
         answer = await call(small.app, CHAT, ask(model))
-        assert sum(replica.state.num_bytes for replica in replicas(small) if replica.holds_memory) <= 2000
+        assert (
+            sum(small.app.site.models._states[each.model].num_bytes for each in replicas(small) if each.holds_memory)
+            <= 2000
+        )
         seen.add(model)
         return answer.status
 
     asked = [one(chance.choice("aaabbc"), chance.uniform(0, 0.5)) for _ in range(60)]
     assert set(await asyncio.wait_for(asyncio.gather(*asked), 20)) == {200}
     assert seen == {"a", "b", "c"}
-    assert all(state.users == state.waiters == state.queued == 0 for state in small.app.site.models._states.values())
+    assert all(
+        state.demand.users == state.demand.waiters == state.demand.queued == 0
+        for state in small.app.site.models._states.values()
+    )
 
 
 async def test_a_wake_is_on_the_timeline(small: Site) -> None:
@@ -517,7 +526,7 @@ async def test_a_wait_for_room_does_not_count_as_waking(small: Site) -> None:
     await third.done()
     c = small.app.site.models._states["c"]
     (waited,) = [span for span in small.app.site.timeline.spans if span.what == "c" and span.name == "residency"]
-    assert c.wake_ms / 1e3 < waited.ended_s - waited.began_s
-    assert c.expected_wake_s(False) == c.wake_ms / 1e3
+    assert c.history.last_ms / 1e3 < waited.ended_s - waited.began_s
+    assert c.expected_wake_s(False) == c.history.last_ms / 1e3
     for exchange in open_ones:
         await exchange.done()

@@ -11,8 +11,9 @@ import pytest
 from engine.protocol import ModelLoad
 from runtime.engines import autoscaler as autoscaler_module
 from runtime.engines import device_budget as device_budget_module
-from runtime.engines import models as models_module
+from runtime.engines import foresight as foresight_module
 from runtime.engines import scaling as scaling_module
+from runtime.engines.model_state import ModelState
 from runtime.engines.replica import Replica
 from tests.asgi import call, eventually
 from tests.fakes import FakeEngineClient, FakeLauncher, write_model_directory
@@ -31,7 +32,7 @@ def ask(model: str = "tiny", **more: Any) -> dict[str, Any]:
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autoscaler_module, "LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(scaling_module, "HOT_FOR_S", 0.03)
-    monkeypatch.setattr(models_module, "FORESIGHT_S", 0.02)
+    monkeypatch.setattr(foresight_module, "FORESIGHT_S", 0.02)
     monkeypatch.setattr(device_budget_module, "YIELD_AFTER_S", 0.05)
 
 
@@ -72,8 +73,11 @@ class Pair:
         ]
 
     def replicas(self, model: str = "tiny") -> tuple[Replica, ...]:
-        replicas: tuple[Replica, ...] = self.site.app.site.models._states[model].replicas
-        return replicas
+        return self.state(model).replicas
+
+    def state(self, model: str = "tiny") -> ModelState:
+        state: ModelState = self.site.app.site.models._states[model]
+        return state
 
     @property
     def home(self) -> int:

@@ -1,0 +1,76 @@
+"""What the site says of its models: names, what each can do, where it is and how busy. Refuses to change anything."""
+
+import time
+from collections.abc import Mapping
+
+from engine.protocol import ModelInfo, ModelLoad
+from engine.tokenizer import Tokenizer
+from runtime.engines.host_memory import HostMemory
+from runtime.engines.model_state import AwakeModel, ModelState
+from sites.site import ModelConfig
+from wire.status import ModelStatus, Residency
+
+
+class ModelCatalog:
+    def __init__(self, states: Mapping[str, ModelState], memory: HostMemory) -> None:
+        self.created = int(time.time())
+        self._states = states
+        self._names = {name: state.name for state in states.values() for name in (state.name, *state.config.aliases)}
+        self._memory = memory
+
+    @property
+    def configs(self) -> list[ModelConfig]:
+        return [state.config for state in self._states.values()]
+
+    def resolve(self, name: str) -> str | None:
+        """Return a model's own name, from its name or an alias."""
+        return self._names.get(name)
+
+    def info(self, name: str) -> ModelInfo | None:
+        return self._states[name].info
+
+    def tokenizer(self, name: str) -> Tokenizer | None:
+        """Return the model's tokenizer, once it has been loaded."""
+        text = self._states[name].text
+        return text.tokenizer if text is not None else None
+
+    def takes_conversations(self, name: str) -> bool:
+        """Whether it has a chat template, once it has been loaded."""
+        text = self._states[name].text
+        return text is not None and bool(text.template.sources)
+
+    def embedding_models(self) -> list[str]:
+        """Return those known to make embeddings: a model that was never loaded is not known yet."""
+        return [state.name for state in self._states.values() if state.info is not None and state.info.pooling]
+
+    def residency(self, name: str) -> Residency:
+        state = self._states[name]
+        return state.residency(self._memory.holds(state))
+
+    def statuses(self) -> tuple[ModelStatus, ...]:
+        return tuple(state.status(self._memory.holds(state)) for state in self._states.values())
+
+    def missing(self) -> list[str]:
+        """Return why the site is not ready: one sentence for each model that should be on the device and is not."""
+        return [
+            f"model {state.name!r}: {state.detail or state.flaw or state.residency(self._memory.holds(state))}"
+            for state in self._states.values()
+            if state.config.residency == "device" and (not state.awake or state.flaw is not None)
+        ]
+
+    def load(self, name: str) -> ModelLoad | None:
+        """Return how busy a model is where it is least busy; None while it is nowhere."""
+        state = self._states.get(name)
+        loads = [replica.load for replica in state.awake if replica.has_load] if state is not None else []
+        return min(loads, key=lambda load: load.waiting_tokens, default=None)
+
+    def kv_tokens(self, model: AwakeModel) -> int:
+        """Return the tokens of KV cache that the model could have now: less than all while others of its host are at work."""
+        found = [replica.load.total_blocks for replica in self._states[model.info.name].awake if replica.has_load]
+        return (sum(found) if found else model.info.total_blocks) * model.info.block_size
+
+    def has_waiting(self, name: str) -> bool:
+        """Whether sequences wait for room already, wherever the model is awake."""
+        state = self._states.get(self._names.get(name, ""))
+        awake = state.awake if state is not None else ()
+        return bool(awake) and all(replica.load.waiting > 0 for replica in awake)

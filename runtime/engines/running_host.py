@@ -1,0 +1,38 @@
+"""What a supervisor needs of an engine host's process and of what starts it: the seam behind which tests put fakes. launch.py has the real ones."""
+
+from typing import Protocol
+
+from engine.client import EngineClient
+
+
+class RunningHost(Protocol):
+    """A started host process."""
+
+    @property
+    def client(self) -> EngineClient: ...
+
+    @property
+    def pid(self) -> int | None: ...
+
+    @property
+    def url(self) -> str | None:
+        """Where its socket listens."""
+
+    async def exited(self) -> str:
+        """Return when the process has ended: a sentence that says how."""
+
+    @property
+    def has_crashed(self) -> bool:
+        """It has ended by a signal that damaged code or a damaged file under a map ends in."""
+
+    async def stop(self, grace_s: float) -> None:
+        """Ask it to end, and kill it after `grace_s`. Harmless on one that has ended."""
+
+
+class Launcher(Protocol):
+    async def launch(self, *, standby: bool = False, afresh: bool = False) -> RunningHost:
+        """`standby`: nobody waits for it; it is made ready thoroughly and out of everybody's way. `afresh`: it believes no file that hosts before it
+        have generated, and removes them."""
+
+    def close(self) -> None:
+        """No further host is launched, and the last has ended."""
