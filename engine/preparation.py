@@ -93,12 +93,12 @@ def _prepare(config: HostConfig, is_standby: bool) -> HostReady:
         library.start()
     clock.note("device")
     if is_standby:
-        _rehearse(device)
-        clock.note("rehearsal")
+        _warm_up(device)
+        clock.note("warm_up")
     return HostReady(tuple(clock.phases), device_bytes)
 
 
-def _rehearse(device: "torch.device") -> None:
+def _warm_up(device: "torch.device") -> None:
     """One small instance of what a load and a first step use: libraries behind them (oneDNN, cuBLAS) start at their first use."""
     import safetensors  # noqa: F401
     import torch

@@ -204,7 +204,7 @@ FRESH = (
     ),
     Mutant(
         "runtime/engines/wakes.py",
-        "while copy.host.client is not copy.loaded_by:",
+        "while replica.host.client is not replica.loaded_by:",
         "while False:",
         "a model is awake on a host that never loaded it",
     ),

@@ -11,9 +11,9 @@ SURVIVORS = (
     ),
     Mutant(
         "runtime/engines/continuation.py",
-        "        await self._scope.aclose()\n        copy = await",
-        "        copy = await",
-        "the seat on the dead host is kept",
+        "        await self._scope.aclose()\n        replica = await",
+        "        replica = await",
+        "the assignment to the dead host is kept",
     ),
     Mutant(
         "engine/scheduler.py",
@@ -113,8 +113,8 @@ SURVIVORS = (
     ),
     Mutant(
         "runtime/engines/residency.py",
-        "freed - standing.num_bytes >= missing",
-        "freed - standing.num_bytes > missing",
+        "freed - candidate.num_bytes >= missing",
+        "freed - candidate.num_bytes > missing",
         "one model too many sleeps where the others suffice to the byte",
     ),
     Mutant(
@@ -125,13 +125,13 @@ SURVIVORS = (
     ),
     Mutant(
         "runtime/engines/device_budget.py",
-        "        copy.holds_room = False\n        self._news.tell()",
-        "        copy.holds_room = False",
+        "        self._replica(state).holds_memory = False\n        self._changed.notify_all()",
+        "        self._replica(state).holds_memory = False",
         "nobody hears that there is room",
     ),
     Mutant(
         "runtime/engines/device_budget.py",
-        "                        self._make_yield(must_yield(needed, budget, held))",
+        "                        self._make_yield(must_yield(needed, limit, held))",
         "                        pass",
         "a model that is always in use is waited for for ever",
     ),

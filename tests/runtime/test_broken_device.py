@@ -61,7 +61,7 @@ async def test_a_device_whose_every_step_fails_is_replaced(tmp_path: Path, monke
         is_broken = True
         while host.client is first:
             try:
-                async with host.generate(Submit("a", "tiny", (5, 6, 7), SamplingParams(4))) as outputs:
+                async with host.serving_client().generate(Submit("a", "tiny", (5, 6, 7), SamplingParams(4))) as outputs:
                     assert [output async for output in outputs] == []
             except EngineError as error:
                 failures.append(str(error))
@@ -71,6 +71,6 @@ async def test_a_device_whose_every_step_fails_is_replaced(tmp_path: Path, monke
         assert len(failures) == 3
         second = await host.next_client(after=first)
         await host.load_model(second, spec, lambda done, total: None)
-        async with host.generate(Submit("a", "tiny", (5, 6, 7), SamplingParams(4))) as outputs:
+        async with host.serving_client().generate(Submit("a", "tiny", (5, 6, 7), SamplingParams(4))) as outputs:
             assert len([output async for output in outputs]) == 4
         assert (host.restarts.num_restarts, host.state) == (1, "up")
