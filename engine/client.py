@@ -81,7 +81,7 @@ class EngineClient(Protocol):
         """Call back once per frame (for metrics)."""
 
     async def hello(self) -> HostReady:
-        """Returns when the host could load a model."""
+        """Return when the host could load a model."""
 
     async def load_model(self, spec: ModelSpec, on_progress: ProgressCallback | None = None) -> ModelInfo: ...
 
@@ -90,13 +90,13 @@ class EngineClient(Protocol):
     def generate(self, submit: Submit) -> AbstractAsyncContextManager[AsyncIterator[TokenOutput]]: ...
 
     def fail(self, message: str) -> None:
-        """The host is known to be dead: end every open call with EngineError("engine_error")."""
+        """Note that the host is dead: end every open call with EngineError("engine_error")."""
 
     async def close(self) -> None:
-        """Take leave: open calls end with EngineError, and so does the host, which has no other front end."""
+        """End the host, which has no other front end, and every open call with EngineError."""
 
 
-class _SequenceStream:
+class _OutputQueue:
     """The outputs of one sequence, as they arrive."""
 
     def __init__(self) -> None:
@@ -122,10 +122,10 @@ class _SequenceStream:
 
 
 class _Client(ABC):
-    """What both forms share: who waits for which event. All of it happens in one event loop."""
+    """The calls that wait for events, in both forms of client. All of it happens in one event loop."""
 
     def __init__(self) -> None:
-        self._streams: dict[str, _SequenceStream] = {}
+        self._streams: dict[str, _OutputQueue] = {}
         self._loads: dict[str, asyncio.Future[ModelInfo]] = {}
         self._load_specs: dict[str, ModelSpec] = {}  # what each of them is about
         self._unloads: dict[str, asyncio.Future[None]] = {}
@@ -176,7 +176,7 @@ class _Client(ABC):
         self._start()
         if submit.sequence_id in self._streams:
             raise EngineError("invalid_request", f"sequence id {submit.sequence_id!r} is already in use")
-        stream = self._streams[submit.sequence_id] = _SequenceStream()
+        stream = self._streams[submit.sequence_id] = _OutputQueue()
         try:
             self._send(submit)
             yield stream
@@ -217,7 +217,7 @@ class _Client(ABC):
             raise EngineError("engine_error", self._death)
 
     async def _ask(self, waiting: dict[str, asyncio.Future[T]], name: str, command: Command) -> T:
-        """Send `command` and wait for the event that answers it. Who asks the same while it is under way shares the
+        """Send `command` and wait for the event that answers it. The same question while it is under way shares the
         answer."""
         future = waiting.get(name)
         if future is None:
@@ -321,7 +321,7 @@ class SocketEngineClient(_Client):
             task.add_done_callback(self._on_task_end)
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
-        """Nobody would hear from the host again: then the open calls must hear of that."""
+        """Fail the open calls when a task has failed: no event would reach them any more."""
         if not task.cancelled() and (error := task.exception()):
             self.fail(f"the engine client failed with {type(error).__name__}: {error}")
 
@@ -333,7 +333,7 @@ class SocketEngineClient(_Client):
             self._socket.send(encode(command))
 
     def _drop_unsent(self) -> None:
-        """Nobody is left to read it, and `close` would wait for somebody."""
+        """Drop what was not sent: no host is left to read it, and `close` would wait for one."""
         import zmq
 
         self._socket.setsockopt(zmq.LINGER, 0)

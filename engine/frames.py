@@ -48,12 +48,12 @@ def encode(message: Command | Event) -> bytes:
 
 
 def decode_command(frame: bytes) -> Command:
-    """Raises msgspec.DecodeError for anything that is not a command."""
+    """Decode one frame. Raises msgspec.DecodeError for anything that is not a command."""
     return _decode(frame, _command_decoders)
 
 
 def decode_event(frame: bytes) -> Event:
-    """Raises msgspec.DecodeError for anything that is not an event."""
+    """Decode one frame. Raises msgspec.DecodeError for anything that is not an event."""
     return _decode(frame, _event_decoders)
 
 

@@ -156,7 +156,7 @@ class EngineHost:
             self._transport.send(ModelReady(served.engine.info))
 
     def _serve(self, model: ServedModel) -> None:
-        """From now on, in the place of what has served it so far."""
+        """Let the model serve from now on, in the place of what has served it so far."""
         name = model.spec.name
         previous, self._models[name] = self._models.get(name), model
         if previous is not None:
@@ -232,7 +232,7 @@ class EngineHost:
 
 
 def _is_sticky(error: Exception) -> bool:
-    """After an error of CUDA's every later call in this process fails as well. Want of memory is none, and says so otherwise."""
+    """Return whether the device is lost: after an error of CUDA every later call of the process fails as well. Want of memory is no such error."""
     return type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
 
 
@@ -296,7 +296,7 @@ def _with_bootstrap(config: HostConfig, loader: ModelLoader) -> Loader:
 
 
 def address_problem(address: str) -> str | None:
-    """Whoever reaches the socket commands the host: nothing in the protocol asks who it is."""
+    """Return why a host must not listen there: whatever reaches its socket commands it, since the protocol authenticates nothing."""
     host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
     if not address.startswith("tcp://") or host in ("127.0.0.1", "::1"):
         return None

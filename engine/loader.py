@@ -96,7 +96,7 @@ class ModelLoader:
         return results
 
     def close(self) -> None:
-        """Lets the load under way, if any, end first: a thread that is inside torch when the interpreter ends aborts the process."""
+        """Let the load under way, if any, end first: a thread that is inside torch when the interpreter ends aborts the process."""
         self._specs.put(None)
         if self.has_begun:
             self._thread.join(_LAST_LOAD_S)
@@ -113,7 +113,7 @@ class ModelLoader:
             self._results.put((spec, self._try_to_load(spec)))
 
     def _next(self) -> ModelSpec | None:
-        """Looks meanwhile at whether memory of models that sleep is to be let go: their site has removed its files."""
+        """Wait for a model to load; meanwhile unmap the files of sleeping models that their site has removed."""
         while True:
             try:
                 return self._specs.get(timeout=_LOOK_S)

@@ -47,12 +47,12 @@ def import_libraries() -> None:
 
 
 def prepare(config: HostConfig, is_standby: bool) -> HostReady:
-    """Raises whatever an import or a device raises."""
+    """Make the process ready to load a model. Raises whatever an import or a device raises."""
     return _out_of_the_way(config) if is_standby else _prepare(config, is_standby)
 
 
 def _out_of_the_way(config: HostConfig) -> HostReady:
-    """In a thread that ends with it: the threads that serve later keep the priority that the process has."""
+    """Prepare in a thread of lower priority that ends with it: the threads that serve later keep the priority that the process has."""
     results: list[HostReady] = []
     errors: list[Exception] = []
 
@@ -99,7 +99,7 @@ def _prepare(config: HostConfig, is_standby: bool) -> HostReady:
 
 
 def _warm_up(device: "torch.device") -> None:
-    """One small instance of what a load and a first step use: libraries behind them (oneDNN, cuBLAS) start at their first use."""
+    """Run one small instance of what a load and a first step use: libraries behind them (oneDNN, cuBLAS) start at their first use."""
     import safetensors  # noqa: F401
     import torch
 

@@ -23,7 +23,7 @@ class StepFrames:
         self._last_frame_at = time.monotonic()
 
     def add(self, *outputs: TokenOutput) -> None:
-        """To the next frame."""
+        """Add outputs to the next frame."""
         self._outputs += outputs
 
     def note_progress(self) -> None:
@@ -39,7 +39,7 @@ class StepFrames:
         return self._last_frame_at + HEARTBEAT_S - time.monotonic()
 
     def send(self, models: Collection[ServedModel], stepped: Sequence[ServedModel]) -> bool:
-        """`stepped`: those of the models that have computed something. Return whether there was an answer to send: a token or an embedding."""
+        """Send a frame. `stepped`: the models that have computed something. Return whether it brings an answer: a token or an embedding."""
         started = time.perf_counter()
         outputs, self._outputs = self._outputs, []
         for model in models:

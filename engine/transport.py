@@ -13,12 +13,12 @@ from engine.protocol import Command, Event
 
 
 class NewFrontEnd(NamedTuple):
-    """Whoever spoke before is gone: nobody waits for its sequences."""
+    """Another front end has taken over: the sequences of the one before it have no reader."""
 
 
 class HostTransport(Protocol):
     def receive(self, timeout_s: float) -> list[Command | NewFrontEnd]:
-        """Everything that has arrived, after waiting at most `timeout_s` for the first of it."""
+        """Return everything that has arrived, after waiting at most `timeout_s` for the first of it."""
 
     def send(self, event: Event) -> None: ...
 

@@ -137,7 +137,7 @@ def find_model(spec: ModelSpec, config: HostConfig) -> BootstrapModel | None:
 
 
 def _read(path: Path) -> tuple[BootstrapProgram, int]:
-    """And where its weights begin."""
+    """Return the program, and where its weights begin in the file."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return read(fd)

@@ -29,7 +29,7 @@ class ProgramError(Exception):
 
 
 class Address(NamedTuple):
-    """Where an argument of a call points to."""
+    """A place in memory that an argument of a call points to."""
 
     memory: str  # "weight", "input", "work" or "kv"
     which: int  # of that kind
@@ -51,7 +51,8 @@ class Weight(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What changes from step to step, in one piece of memory: token ids, positions, slots and context lengths at its beginning, int64 [4, rows]."""
+    """Offsets of what changes from step to step, in one piece of memory, which begins with token ids, positions, slots and context lengths, int64
+    [4, rows]."""
 
     tables: int  # where block tables lie, int64 [rows, blocks]
     picked: int  # hidden states whose logits are wanted, [rows, hidden]
@@ -88,7 +89,7 @@ class BootstrapProgram(NamedTuple):
 
 
 def place(sizes: list[int]) -> list[int]:
-    """Where tensors of these sizes begin among a file's weights."""
+    """Return where tensors of these sizes begin among a file's weights."""
     starts, end = [], 0
     for size in sizes:
         starts.append(end)
@@ -97,7 +98,7 @@ def place(sizes: list[int]) -> list[int]:
 
 
 def encode(program: BootstrapProgram) -> bytes:
-    """All but the weights, which follow."""
+    """Return the bytes of all but the weights, which follow."""
     described = program._asdict() | {"info": program.info._asdict()}
     text = json.dumps(described, separators=(",", ":")).encode()
     head = _MAGIC + len(text).to_bytes(8, "little") + blake2b(text, digest_size=_DIGEST_BYTES).digest() + text
@@ -105,12 +106,12 @@ def encode(program: BootstrapProgram) -> bytes:
 
 
 def encode_sum(checksum: int) -> bytes:
-    """What stands behind the weights: the CRC-32 of all bytes of them, and between them."""
+    """Return what stands behind the weights: the CRC-32 of all bytes of them, and between them."""
     return checksum.to_bytes(_SUM_BYTES, "little")
 
 
 def read(fd: int) -> tuple[BootstrapProgram, int]:
-    """And where its weights begin. Raises ProgramError for anything but a whole file of this version, and OSError."""
+    """Return the program, and where its weights begin. Raises ProgramError for anything but a whole file of this version, and OSError."""
     size = os.fstat(fd).st_size
     head = os.pread(fd, _HEAD_BYTES, 0)
     if head[: len(_MAGIC)] != _MAGIC:

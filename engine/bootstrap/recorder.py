@@ -53,7 +53,7 @@ _LOOK_S = 0.05
 
 
 class TensorLayout(NamedTuple):
-    """Of a loaded model: its tensors by name, and of those that files hold just so, where."""
+    """The tensors of a loaded model by name, and the ranges of files that hold some of them just so."""
 
     tensors: Mapping[str, torch.Tensor]
     in_files: Mapping[str, tuple[FileRange, ...]]
@@ -74,7 +74,7 @@ def record(
     host: HostConfig,
     info: ModelInfo,
 ) -> RecordedProgram | None:
-    """None where there can be no such program. `block`: shape of the KV cache's blocks."""
+    """Record the model's program. None where there can be none, or it is there already. `block`: shape of the KV cache's blocks."""
     library = store.library()
     if cpu.loaded is None or library is None or not isinstance(model, Decoder) or info.pooling is not None:
         return None
@@ -146,7 +146,7 @@ class _Transcription:
         self.hidden, self.logits_at = self._find(hidden.data_ptr()), self._find(logits.data_ptr())
 
     def _place_weights(self, model: Decoder, laid: TensorLayout, tokens: int) -> None:
-        """The checkpoint's, and what was computed beside them: of the rotary tables, the positions that are used."""
+        """Find the checkpoint's tensors, and what was computed beside them: of the rotary tables, the positions that are used."""
         computed = [part for table in model.rotary for part in (table.cos, table.sin)]
         self.own = [tensor for name, tensor in laid.tensors.items() if name not in laid.in_files]
         self.own += [table[:tokens] for table in computed]
@@ -187,7 +187,7 @@ class _Transcription:
 
 
 class BackgroundRecorder:
-    """A thread that makes and writes a draft when nobody waits any more, and ends by itself."""
+    """A thread that records and writes a program when nobody waits any more, and ends by itself."""
 
     def __init__(self, make: Callable[[], RecordedProgram | None], first_after_s: float = _FIRST_AFTER_S) -> None:
         self._make: Callable[[], RecordedProgram | None] | None = make
@@ -215,7 +215,7 @@ class BackgroundRecorder:
 
     @staticmethod
     def _await_library() -> None:
-        """It is compiled behind the first load of all."""
+        """Wait for the C library: it is compiled behind the first load of all."""
         until = time.monotonic() + _LIBRARY_WITHIN_S
         while cpu.loaded is None and time.monotonic() < until:
             _pause(_LOOK_S)

@@ -32,7 +32,7 @@ _LONG = ctypes.sizeof(ctypes.c_int64)
 
 
 def operation_of(function: str) -> str:
-    """Its name without the type's."""
+    """Return a function's name without its type."""
     return function.rpartition("_")[0]
 
 
@@ -71,7 +71,7 @@ class BootstrapRunner:
         self._longs = memoryview(memory.inputs.memory).cast("B")
 
     def launch(self, chunks: SequenceOf[Chunk]) -> "Computed":
-        """At once: whoever collects finds it done."""
+        """Compute the step at once: collecting it waits for nothing."""
         began = time.perf_counter()
         rows = [row for chunk in chunks for row in _rows_of(chunk)]
         tokens: dict[str, SampledToken] = {}
@@ -111,7 +111,7 @@ class BootstrapRunner:
             tokens[sequence.sequence_id] = self._sampler.choose(row, sequence.sampling, len(sequence.token_ids))
 
     def _put(self, rows: SequenceOf[_Row], num_blocks: int) -> None:
-        """Numbers lie as far apart as if all rows were there, block tables one behind the other."""
+        """Write the step's inputs: numbers as far apart as if all rows were there, block tables one behind the other."""
         size, most = self._block_size, self._program.rows
         numbers = (
             [row.token_id for row in rows],
@@ -131,15 +131,15 @@ class BootstrapRunner:
         content = memoryview(numbers).cast("B")
         self._longs[at : at + len(content)] = content
 
-    def _bound(self, library: functions.Opened, step: Step) -> "_Call":
+    def _bound(self, library: functions.Opened, step: Step) -> "_BoundCall":
         name = operation_of(step.function)
         arguments = [
             self._memory[argument] if isinstance(argument, Address) else argument for argument in step.arguments
         ]
         arguments[-1] = self._threads
-        return _Call(functions.find(library, step.function), arguments, _ROWS_AT[name], _BLOCKS_AT.get(name))
+        return _BoundCall(functions.find(library, step.function), arguments, _ROWS_AT[name], _BLOCKS_AT.get(name))
 
-    def _call(self, calls: "SequenceOf[_Call]", rows: int, num_blocks: int) -> None:
+    def _call(self, calls: "SequenceOf[_BoundCall]", rows: int, num_blocks: int) -> None:
         for function, arguments, rows_at, blocks_at in calls:
             arguments[rows_at] = rows
             if blocks_at is not None:
@@ -147,7 +147,7 @@ class BootstrapRunner:
             function(*arguments)
 
 
-class _Call(NamedTuple):
+class _BoundCall(NamedTuple):
     function: Callable[..., Any]
     arguments: list[Any]
     rows_at: int

@@ -16,7 +16,7 @@ _MASK32 = 0xFFFFFFFF
 
 
 def can_compute(submit: Submit) -> bool:
-    """Whether it asks for nothing but what is named here: a field that is added elsewhere is refused until somebody computes it here, too."""
+    """Return whether a request asks for nothing but what is named here: a field that is added elsewhere is refused until it is computed here, too."""
     asked = submit.sampling
     plain = SamplingParams(
         asked.max_tokens, asked.temperature, min_p=asked.min_p, seed=asked.seed,
@@ -45,11 +45,11 @@ class BootstrapSampler:
         return SampledToken(self._draw(logits, top, sampling, position), True)
 
     def _draw(self, logits: int, top: ctypes.c_float, sampling: SamplingParams, position: int) -> int:
-        """The first token whose cumulative weight, in vocabulary order, exceeds the number's share of the total."""
+        """Return the first token whose cumulative weight, in vocabulary order, exceeds the number's share of the total."""
         scale, floor = ctypes.c_double(scale_of(sampling.temperature)), ctypes.c_int64(highest_cost(sampling.min_p))
 
         def weights(start: int, count: int) -> "ctypes.Array[ctypes.c_int64]":
-            """Of so many logits, in sums of PIECE."""
+            """Return the weights of so many logits, in sums of PIECE."""
             sums = (ctypes.c_int64 * -(-count // PIECE))()
             self._sums(
                 *(logits + 4 * start, ctypes.byref(top), ctypes.byref(scale), ctypes.byref(floor), sums),

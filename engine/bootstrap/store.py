@@ -31,7 +31,7 @@ def are_wanted() -> bool:
 
 
 def library() -> Path | None:
-    """The C library that is there already; None: no program can run."""
+    """Return the C library that is there already; None: no program can run."""
     try:
         return find_library() if are_wanted() else None
     except BuildError:
@@ -39,7 +39,7 @@ def library() -> Path | None:
 
 
 def path_of(fingerprint: str, dtype: str, library: Path) -> Path:
-    """`dtype`: as the site's file has it. Raises BuildError where there is no such folder."""
+    """Return where a program lies. `dtype`: as the site's file has it. Raises BuildError where there is no such folder."""
     name = sha256(f"{fingerprint} {dtype} {library.stem}".encode()).hexdigest()[:32]
     return _folder() / f"{name}{_SUFFIX}"
 
@@ -57,7 +57,7 @@ def discard() -> None:
 
 
 def digests() -> Path | None:
-    """Where it is kept what checkpoints hold (engine/weights/digests.py); None: nowhere."""
+    """Return the folder of checkpoints' digests (engine/weights/digests.py); None: there is none."""
     try:
         return private_folder(_folder() / "digests") if are_wanted() else None
     except BuildError:
@@ -77,7 +77,7 @@ def note_use(path: Path) -> None:
 
 
 def write(path: Path, content: Iterable[bytes | memoryview]) -> None:
-    """Whole or not at all. Raises OSError, or whatever `content` raises."""
+    """Write a file whole or not at all. Raises OSError, or whatever `content` raises."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with partial.open("wb") as file:
@@ -91,7 +91,7 @@ def write(path: Path, content: Iterable[bytes | memoryview]) -> None:
 
 
 def _make_room(newest: Path) -> None:
-    """By what was used longest ago, and what writers left that were killed."""
+    """Remove what was used longest ago, and what killed writers have left."""
     found = []
     for file in newest.parent.iterdir():
         with suppress(OSError):

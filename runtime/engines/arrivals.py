@@ -24,7 +24,7 @@ class Arrivals:
         self._count = 0
 
     def note(self, now_s: float) -> None:
-        """A request came."""
+        """Note a request."""
         self._roll(now_s)
         self._count += 1
         if self._last is not None:
@@ -32,7 +32,7 @@ class Arrivals:
         self._last = now_s
 
     def expected_in_s(self, now_s: float) -> float:
-        """How long until the next one, at the present rate: what has been silent for longer than its usual gap is expected less and less."""
+        """Return how long until the next one, at the present rate: what has been silent for longer than its usual gap is expected less and less."""
         self._roll(now_s)
         if self._last is None:
             return NEVER_S
@@ -41,7 +41,7 @@ class Arrivals:
         return min(by_gaps, self._expected_by_hour_s(now_s))
 
     def is_due(self, now_s: float, lead_s: float) -> bool:
-        """Whether the next one is likely to come within `lead_s`, by its rhythm or because an hour begins in which it is used."""
+        """Return whether the next one is likely to come within `lead_s`, by its rhythm or because an hour begins in which it is used."""
         self._roll(now_s)
         if self._last is None:
             return False
@@ -61,14 +61,14 @@ class Arrivals:
         self._gap += GAP_WEIGHT * (gap - self._gap)
 
     def _expected_by_hour_s(self, now_s: float) -> float:
-        """From the days before this one alone."""
+        """Expect it by the hours of the days before this one."""
         hour = int(now_s // HOUR_S) % 24
         if not self._days[hour] or self._by_hour[hour] <= 0:
             return NEVER_S
         return HOUR_S / self._by_hour[hour]
 
     def _roll(self, now_s: float) -> None:
-        """Hours that have ended go into their averages."""
+        """Add the hours that have ended to their averages."""
         hour = int(now_s // HOUR_S)
         if self._hour is None:
             self._hour = hour

@@ -42,7 +42,7 @@ class Autoscaler:
         self._observe = observe
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Look again and again until cancelled."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
@@ -81,7 +81,7 @@ class Autoscaler:
         self._waker.begin(state, replica)
 
     def _retire(self, replicas: Sequence[Replica]) -> None:
-        """The one that is done soonest; of equals the one that came last."""
+        """Retire the replica that is done soonest; of equals the one that woke last."""
         replica = min(replicas, key=lambda replica: (replica.work.sequences, -replica.awake_since))
         log.info("model %s has a replica too many: the one on %s goes", replica.model, replica.host.device)
         self._observe(replica.model, "down")

@@ -38,7 +38,7 @@ class Continuations:
 
     @asynccontextmanager
     async def generate(self, submit: Submit) -> AsyncIterator[AsyncIterator[TokenOutput]]:
-        """A sequence's scope, through all its hosts. Leaving it aborts the sequence wherever it is, unless it has ended."""
+        """Open a sequence's scope, through all its hosts. Leaving it aborts the sequence wherever it is, unless it has ended."""
         sequence = _ContinuedSequence(self, submit)
         try:
             await sequence.begin()
@@ -65,7 +65,7 @@ class _ContinuedSequence:
         self._scope = AsyncExitStack()  # of the sequence on its present host
 
     async def begin(self) -> None:
-        """A request that comes while no host has its model waits for the next one, as those do that lost theirs."""
+        """Open the sequence on a host; while none has its model, wait for the next one, as a sequence does that lost its own."""
         why_down, within_s = self._site.fleet.why_down, self._site.within_s
         try:
             async with asyncio.timeout(within_s):
@@ -91,12 +91,12 @@ class _ContinuedSequence:
         return self._note(output)
 
     def _is_cut(self, error: EngineError) -> bool:
-        """The host died, not merely this sequence. A site that ends lets its streams end with it."""
+        """Return whether the host died, not merely this sequence. A site that ends lets its streams end with it."""
         assert self._client is not None
         return error.code == "engine_error" and self._client.death is not None and not self._site.fleet.is_ending
 
     async def _continue(self, error: EngineError) -> TokenOutput:
-        """The first output on a host that lives long enough to make one."""
+        """Return the first output of a host that lives long enough to make one."""
         deadline = asyncio.get_running_loop().time() + self._site.within_s
         try:
             while True:
@@ -136,10 +136,10 @@ class _ContinuedSequence:
         return await anext(self._outputs)
 
     async def _move(self) -> None:
-        """To a host that has the model: at once if there is one, else as soon as the model has woken."""
+        """Move to a host that has the model: at once if there is one, else as soon as the model has woken."""
         await self._scope.aclose()
         replica = await self._site.models.choose_replica(self._submit)
-        await self._enter(replica, self._rest())
+        await self._enter(replica, self._remaining())
 
     async def _enter(self, replica: Replica, submit: Submit) -> None:
         self._client = client = replica.host.serving_client()
@@ -148,8 +148,8 @@ class _ContinuedSequence:
         self._scope.enter_context(replica.host.progress.expected())
         self._outputs = await self._scope.enter_async_context(client.generate(submit))
 
-    def _rest(self) -> Submit:
-        """What is left to do: positions, counts and random numbers go on where they were."""
+    def _remaining(self) -> Submit:
+        """Return what is left to do: positions, counts and random numbers go on where they were."""
         if not self._has_begun:
             return self._submit
         first, delivered = self._submit, tuple(self._delivered)
@@ -165,7 +165,7 @@ class _ContinuedSequence:
         )
 
     def _note(self, output: TokenOutput) -> TokenOutput:
-        """What the first host found cached is what the request found; that the next one computes more is not its affair."""
+        """Count an output's tokens. What the first host found cached is what the request found, whatever the next one computes again."""
         self._delivered += output.token_ids
         assert self._assignment is not None, "outputs come from the replica it is assigned to"
         self._assignment.note(output.token_ids)

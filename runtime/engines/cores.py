@@ -16,8 +16,8 @@ _NODES = Path("/sys/devices/system/node")
 
 
 def divided(num_hosts: int, nodes: Path = _NODES) -> list[Cores | None]:
-    """Equal shares of the cores that this process may use, neighbours together. None: all, where there are fewer cores than hosts, or no way to say
-    so."""
+    """Return equal shares of the cores that this process may use, neighbours together. None: all, where there are fewer cores than hosts,
+    or no way to say so."""
     if not hasattr(os, "sched_getaffinity"):
         return [None] * num_hosts
     node_of = _node_of_each(nodes)
@@ -29,13 +29,13 @@ def divided(num_hosts: int, nodes: Path = _NODES) -> list[Cores | None]:
 
 
 def keep_to(pid: int, cores: Cores) -> None:
-    """Of a process that has just been started: threads that it starts later are kept to them as well."""
+    """Bind a process that has just been started to cores: threads that it starts later are kept to them as well."""
     with suppress(OSError):  # it has ended already, or a container forbids it
         os.sched_setaffinity(pid, cores)
 
 
 def _node_of_each(nodes: Path) -> dict[int, int]:
-    """The memory node of every core."""
+    """Return the memory node of every core."""
     found: dict[int, int] = {}
     for node in nodes.glob("node[0-9]*"):
         with suppress(OSError, ValueError):

@@ -1,6 +1,6 @@
-"""DeviceBudget for weights on one device: who holds it, who is put to sleep for whom, in which order the waking get it.
+"""Memory for weights on one device: which models hold some, who is put to sleep for whom, in which order the waking get it.
 
-Decisions are residency.py's; this carries them out. One model at a time is given room, first come first served: nothing overtakes a large model for
+Decisions are residency.py's; this carries them out. One model at a time is given memory, first come first served: nothing overtakes a large model for
 ever. Whoever is in use is waited for; after a while the ones in the way take no new requests until the waiting model has had its turn.
 """
 
@@ -28,7 +28,7 @@ _WORKSPACE = 0.1  # of a CUDA device's free memory, for activations and librarie
 
 
 class Suitability(NamedTuple):
-    """How good a place for one more model a device is: the least is the best."""
+    """A rank of devices for one more model: the least is the best."""
 
     delay: int  # 0: its host is up, 1: soon, 2: who knows
     crowding: int  # 0: there is room, 1: others sleep for it, 2: others are waited for
@@ -94,7 +94,7 @@ class DeviceBudget:
         self._changed.notify_all()
 
     def suitability(self, state: ModelState) -> Suitability:
-        """How well this device suits a further replica of the model."""
+        """Return how well this device suits a further replica of the model."""
         others = [
             other
             for other in self._states.values()
@@ -109,7 +109,7 @@ class DeviceBudget:
         return Suitability(delay, crowding, held, len(others), self._host.index)
 
     def could_take_quietly(self, state: ModelState) -> bool:
-        """Whether there is room for a model that nobody has asked for: nobody may be put to sleep who is expected as soon."""
+        """Return whether there is room for a model that no request has asked for: nobody may be put to sleep who is expected as soon."""
         if self._turn.locked():
             return False
         plan = make_room(state.num_bytes, self.weights_limit(), self._candidates())
@@ -119,7 +119,7 @@ class DeviceBudget:
         return plan.is_possible and all(other.expected_in_s(now) > 2 * mine for other in others)
 
     async def put_to_sleep(self, state: ModelState) -> None:
-        """Its weights stay in host memory where they have a place there. The caller has made sure that nobody uses it."""
+        """Unload the model's weights, which stay in host memory where they have a place there. The caller has made sure that nothing uses it."""
         await asyncio.shield(self._begin_sleep(state))
 
     def weights_limit(self) -> int | None:
@@ -135,7 +135,7 @@ class DeviceBudget:
         return state.replicas[self._host.index]
 
     def _begin_sleep(self, state: ModelState) -> "asyncio.Task[None]":
-        """From this moment on nobody gets it."""
+        """Begin to unload the model: from this moment on no request gets it here."""
         replica = self._replica(state)
         assert replica.is_awake
         assert not replica.work.sequences, "a replica with open sequences is never put to sleep"

@@ -11,7 +11,7 @@ from typing import Literal
 from engine.client import EngineClient, EngineError, ProgressCallback
 from engine.protocol import HostReady, ModelInfo, ModelLoad, ModelSpec, StepOutput
 from runtime.engines.progress import ProgressWatch
-from runtime.engines.restarts import Restarts
+from runtime.engines.restarts import RestartHistory
 from runtime.engines.running_host import Launcher, RunningHost
 from runtime.engines.standby import Standby
 from sites.site import EngineConfig
@@ -27,7 +27,7 @@ class DeviceHost:
         self.index = index
         self.device = config.all_devices[index]
         self.progress = ProgressWatch(config.start_timeout_s, config.step_deadline_s)
-        self.restarts = Restarts()
+        self.restarts = RestartHistory()
         self.standby = Standby(
             launcher,
             config.standby,
@@ -75,7 +75,7 @@ class DeviceHost:
         self._step_observers.append(callback)
 
     def serving_client(self) -> EngineClient:
-        """Raises EngineError while there is no host that answers."""
+        """Return the present host's client. Raises EngineError while there is no host that answers."""
         client = self.client
         if client is None or client.death is not None:
             raise EngineError("overloaded", f"{self.why_down}; try again in a moment")
@@ -116,7 +116,7 @@ class DeviceHost:
             return await client.load_model(spec, note)
 
     async def unload_model(self, name: str) -> None:
-        """From the present host."""
+        """Unload a model from the present host."""
         client = self.client
         if client is None:
             raise EngineError("engine_error", self.reason)
@@ -130,12 +130,12 @@ class DeviceHost:
             self.client.fail(reason)
 
     def stop_waiting(self, reason: str) -> None:
-        """No further host comes."""
+        """Note that no further host comes."""
         self._ended = reason
         self._notify()
 
     def set_up(self, host: RunningHost) -> None:
-        """The supervisor has started a host."""
+        """Take the host that the supervisor has started."""
         self.progress.begin()
         host.client.on_step(self._note_step)
         self._host = host
@@ -144,7 +144,7 @@ class DeviceHost:
         self.on_up()
 
     def set_down(self, reason: str) -> None:
-        """The host is gone, or is treated as if it were."""
+        """Note that the host is gone, or is treated as if it were."""
         self._host = None
         self.progress.end()
         self.state, self.reason = "restarting", reason
@@ -153,7 +153,7 @@ class DeviceHost:
         self.on_down(reason)
 
     def forget_host(self) -> None:
-        """The supervisor is stopping the host's process."""
+        """Give out the host no more: its process is being stopped."""
         self._host = None
 
     def set_stopped(self, reason: str) -> None:

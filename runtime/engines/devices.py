@@ -20,7 +20,7 @@ _OTHER_KINDS = ("dxg", "nvmap", "kfd")  # Windows, Tegra and AMD show their GPUs
 def check_devices(
     devices: Sequence[str], kv_gib: float = 0.0, root: Path = Path("/"), read_gpus: ReadGpus = installed_gpus
 ) -> None:
-    """Raises ConfigError for a GPU that this machine does not have, or that is smaller than a device's KV cache."""
+    """Check what a site file names. Raises ConfigError for a GPU that this machine does not have, or that is smaller than a device's KV cache."""
     numbers = [int(device.partition(":")[2] or 0) for device in devices if device.startswith("cuda")]
     if not numbers:
         return
@@ -36,7 +36,7 @@ def check_devices(
 
 
 def is_surely_cpu(device: str, root: Path = Path("/"), read_gpus: ReadGpus = installed_gpus) -> bool:
-    """Whether it is one, before an engine host has said so."""
+    """Return whether the device is a CPU, before an engine host has said so."""
     return device == "cpu" or (device == "auto" and _num_gpus(root, read_gpus) == 0)
 
 
@@ -53,7 +53,7 @@ def _check_gpus(gpus: Sequence[Gpu], kv_gib: float) -> None:
 
 
 def _num_gpus(root: Path, read_gpus: ReadGpus) -> int | None:
-    """None: there is no telling."""
+    """Return how many CUDA devices a process would find. None: there is no telling."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         listed = [entry for entry in visible.split(",") if entry.strip()]
@@ -68,7 +68,7 @@ def _num_gpus(root: Path, read_gpus: ReadGpus) -> int | None:
 
 
 def _told(root: Path, read_gpus: ReadGpus) -> Sequence[Gpu] | None:
-    """Without a device file there is no driver to ask."""
+    """Return what NVML tells: without a device file there is no driver to ask."""
     return read_gpus() if _device_files(root) else None
 
 

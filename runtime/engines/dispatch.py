@@ -40,7 +40,7 @@ class Assignment:
         work.decode_tokens += self._decode_tokens
 
     def note(self, token_ids: Sequence[int]) -> None:
-        """The engine has produced them."""
+        """Count tokens that the engine has produced."""
         if not token_ids:
             return
         self.output += token_ids
@@ -64,7 +64,7 @@ class Dispatch:
         self._assignments: dict[str, Assignment] = {}  # by sequence
 
     def choose(self, submit: Submit, replicas: Sequence[Replica]) -> Replica:
-        """Among those that live. Choices of one request follow the first, which computes their prompt."""
+        """Return the best of the replicas, which all live. Choices of one request follow the first, which computes their prompt."""
         if len(replicas) == 1:
             return replicas[0]
         if (leader := self._assignments.get(submit.leader or "")) is not None and leader.replica in replicas:
@@ -79,7 +79,7 @@ class Dispatch:
 
     @contextmanager
     def assigned(self, submit: Submit, replica: Replica) -> Iterator[Assignment]:
-        """The sequence is on this replica as long as the scope is open."""
+        """Open a scope in which the sequence counts as this replica's work."""
         name, prompt = submit.model, submit.prompt_token_ids
         held = 0
         if self._has_choice:
@@ -99,7 +99,7 @@ class Dispatch:
             self._learn(assignment)
 
     def backlog_s(self, replica: Replica) -> float:
-        """What a newcomer would lose to everything that is open on the replica's host, of all its models."""
+        """Return what a new sequence would lose to everything that is open on the replica's host, of all its models."""
         index = replica.host.index
         return sum(self._work_s(state.replicas[index]) for state in self._states.values())
 
@@ -111,7 +111,7 @@ class Dispatch:
         return work.prefill_tokens / prefill_rate + NEIGHBOUR_SHARE * work.decode_tokens / decode_rate
 
     def _rates(self, replica: Replica) -> tuple[float, float]:
-        """Tokens per second: of a prompt, and of each answer. As measured here, else on a sibling."""
+        """Return tokens per second: of a prompt, and of each answer. As measured here, else on a sibling."""
         loads = [replica.load, *(other.load for other in self._states[replica.model].replicas if other is not replica)]
         prefill = next((load.prefill_tokens_per_s for load in loads if load.prefill_tokens_per_s), PREFILL_TOKENS_PER_S)
         decode = next((load.decode_tokens_per_s for load in loads if load.decode_tokens_per_s), DECODE_TOKENS_PER_S)

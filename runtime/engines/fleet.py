@@ -23,7 +23,7 @@ class HostLoad(NamedTuple):
 
 
 class Fleet:
-    """Use as `async with`."""
+    """All engine hosts of a site. Use as `async with`."""
 
     def __init__(self, launchers: Sequence[Launcher], config: EngineConfig, timeline: Timeline | None = None) -> None:
         assert len(launchers) == len(config.all_devices), "one launcher for each device"
@@ -43,7 +43,7 @@ class Fleet:
         await asyncio.gather(*(supervisor.__aexit__() for supervisor in self._supervisors))
 
     def end(self) -> None:
-        """The site drains: hosts that die from now on are not waited for by what is open."""
+        """Note that the site drains: what is open waits for no further host."""
         self.is_ending = True
 
     def fail_open(self, reason: str) -> None:

@@ -36,7 +36,7 @@ class Foresight:
         self._clock = clock
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Look again and again until cancelled."""
         await self._fill_host_memory()
         while True:
             await asyncio.sleep(FORESIGHT_S)
@@ -53,25 +53,25 @@ class Foresight:
         return state.history.failure is None and state.demand.arrivals.is_due(self._clock(), lead_s)
 
     def _wake_quietly(self, state: ModelState) -> None:
-        """Where it costs no model that is expected sooner."""
+        """Wake the model where it costs none that is expected sooner."""
         quiet = [replica for replica in state.replicas if self._budgets[replica.host.index].could_take_quietly(state)]
         if state.info is not None and quiet:
             log.info("model %s is expected and wakes", state.name)
             self._queue.begin(state, quiet)
 
     def _is_missed(self, state: ModelState) -> bool:
-        """Whether it belongs on the device, could not be loaded, and may be by now."""
+        """Return whether it belongs on the device, could not be loaded, and may be by now."""
         is_lost = state.history.failure is not None and state.config.residency == "device"
         return is_lost and (not state.history.is_given_up or self._queue.may_succeed_now(state))
 
     async def _put_to_sleep(self, state: ModelState) -> None:
-        """On every device."""
+        """Put the model to sleep on every device."""
         for replica in state.awake:
             if replica.is_awake and not state.is_replica_busy(replica):  # while one fell asleep a request may have come
                 await self._budgets[replica.host.index].put_to_sleep(state)
 
     async def _fill_host_memory(self) -> None:
-        """What is to lie there from the start is loaded once by an engine, one after the other, and put to sleep again."""
+        """Load every model that is to lie there from the start once, one after the other, and put it to sleep again."""
         for state in self._states:
             if state.config.residency == "host" and not state.awake:
                 with suppress(ApiError):  # the log has said why; a request will try again

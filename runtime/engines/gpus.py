@@ -29,7 +29,7 @@ def installed_gpus() -> tuple[Gpu, ...] | None:
 
 
 def read_gpus(nvml: Any) -> tuple[Gpu, ...] | None:
-    """`nvml`: the module of nvidia-ml-py, or what looks like it."""
+    """Ask the driver. `nvml`: the module of nvidia-ml-py, or what looks like it."""
     try:
         nvml.nvmlInit()
         try:
@@ -51,7 +51,7 @@ def _read_gpu(nvml: Any, handle: Any) -> Gpu:
 
 
 def _num_instances(nvml: Any, handle: Any, most: int) -> int:
-    """The places of instances that were never made are errors."""
+    """Count the instances: asking for one that was never made is an error."""
     found = 0
     for i in range(most):
         with suppress(nvml.NVMLError):

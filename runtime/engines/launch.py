@@ -35,7 +35,7 @@ CLOSE_WITHIN_S = (
 
 
 class ProcessLauncher:
-    """For one device of one site, of which no other process may use the name on this machine if it has KV tiers."""
+    """Starts the hosts of one device of one site, of which no other process may use the name on this machine if it has KV tiers."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class ProcessLauncher:
         self._cores = cores
 
     def close(self) -> None:
-        """No further host is launched, and the last has ended."""
+        """Remove what hosts shared: no further one is launched, and the last has ended."""
         self._places[0].remove()
 
     async def launch(self, *, standby: bool = False, afresh: bool = False) -> "HostProcess":
@@ -127,7 +127,7 @@ class HostProcess:
 
 
 def launchers_of(config: EngineConfig, site: str) -> list[ProcessLauncher]:
-    """One for each of the site's devices. What other sites' hosts have left in the way of sockets is removed a little later."""
+    """Return one for each of the site's devices. What other sites' hosts have left in the way of sockets is removed a little later."""
     remove_dead_later()
     devices = config.all_devices
     owners, places = owners_of(site, len(devices)), kv_places(site, len(devices))
@@ -140,7 +140,7 @@ def launchers_of(config: EngineConfig, site: str) -> list[ProcessLauncher]:
 
 
 def host_config(config: EngineConfig, device: str, owner: str, tier_place: Path | None) -> HostConfig:
-    """`tier_place`: where blocks may outlive the host; None: nowhere, neither in memory nor, through it, on disk."""
+    """Return what a host is started with. `tier_place`: where blocks may outlive the host; None: neither in memory nor on disk."""
     disk = config.kv_disk_dir if tier_place is not None else None
     return HostConfig(
         device=device,
@@ -168,7 +168,7 @@ async def _start(*arguments: str) -> Process:
 
 
 def host_environment() -> dict[str, str]:
-    """Return this process's, without what signs or opens anything: an engine host reads checkpoints of strangers, and needs none of it."""
+    """Return this process's environment without what signs or opens anything: an engine host reads checkpoints of strangers, and needs none of it."""
     return {name: value for name, value in os.environ.items() if not name.endswith(SECRET_ENDINGS)}
 
 

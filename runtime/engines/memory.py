@@ -6,7 +6,7 @@ GIB = 1 << 30
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What could be taken without swapping: the kernel's estimate, and less where the container is allowed less."""
+    """Return what could be taken without swapping: the kernel's estimate, and less where the container is allowed less."""
     machine = _meminfo(proc / "meminfo").get("MemAvailable")
     limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
     if limit is None or used is None:  # "max": no limit

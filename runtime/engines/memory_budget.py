@@ -1,6 +1,6 @@
-"""What a site file promises to keep in the machine's memory, held against what the machine has: blocks of KV caches, and sleeping weights.
+"""What a site file says to keep in the machine's memory, held against what the machine has: blocks of KV caches, and sleeping weights.
 
-A promise is refused at start, with the arithmetic, where nobody has asked for anything yet: later it would be a request's engine host that dies of
+Too much is refused at start, with the arithmetic, while no request waits: later it would be a request's engine host that dies of
 it. What the site's former life left is its own: it counts as used, and is there for the taking. Refuses to know what lies in the files.
 """
 
@@ -16,12 +16,12 @@ from runtime.engines.tier_directory import TierDirectory
 from sites.config import ConfigError
 from sites.site import EngineConfig, ModelConfig, SiteConfig
 
-# Of the memory that no promise takes, for weights where the site file names no size: the rest is the KV cache's, the engine's and everybody else's.
+# Of the memory that nothing else takes, for weights where the site file names no size: the rest is the KV cache's, the engine's and everybody else's.
 SHARE = 0.5
 
 
 class AvailableMemory(NamedTuple):
-    """What there is to be had where the tiers would lie."""
+    """The memory that is to be had where the tiers would lie."""
 
     memory: int  # that could be taken without swapping
     place: int  # free in the file system in memory
@@ -29,7 +29,7 @@ class AvailableMemory(NamedTuple):
 
     @classmethod
     def at(cls, places: Sequence[TierDirectory]) -> "AvailableMemory":
-        """`places`: all of the site's, in one file system."""
+        """Measure. `places`: all of the site's, in one file system."""
         free = shutil.disk_usage(places[0].root).free
         available = available_bytes()
         return cls(free if available is None else available, free, sum(_taken(place.directory) for place in places))
@@ -44,7 +44,7 @@ class AvailableMemory(NamedTuple):
 
 
 def check_memory_budget(site: SiteConfig, supply: AvailableMemory) -> None:
-    """Raises ConfigError when the tiers of all devices, and the weights', are more than there is."""
+    """Check the site file. Raises ConfigError when the tiers of all devices, and the weights', are more than there is."""
     promised = []
     if kv := _kv_bytes(site.engine):
         devices = len(site.engine.all_devices)
@@ -61,7 +61,7 @@ def check_memory_budget(site: SiteConfig, supply: AvailableMemory) -> None:
 
 
 def weights_limit(site: SiteConfig, supply: AvailableMemory) -> int:
-    """Bytes of the tier of weights. Raises ConfigError when the models that must sleep there do not fit."""
+    """Return the bytes of the tier of weights. Raises ConfigError when the models that must sleep there do not fit."""
     promised_gib = site.engine.weights_host_gib
     if promised_gib is None:
         left = max(0, supply.most - _kv_bytes(site.engine))
@@ -79,7 +79,7 @@ def weights_limit(site: SiteConfig, supply: AvailableMemory) -> int:
 
 
 def _needed(model: ModelConfig, site: SiteConfig) -> int:
-    """Of files that are here. What is still to be downloaded is not known, and counts when it comes."""
+    """Return the bytes of files that are here. What is still to be downloaded is not known, and counts when it comes."""
     try:
         directory = local_directory(model.source)
     except SourceError:
@@ -93,7 +93,7 @@ def _kv_bytes(engine: EngineConfig) -> int:
 
 
 def _taken(directory: Path) -> int:
-    """Of memory: a file may be larger than what has been written to it."""
+    """Return the bytes of memory that files take: one may be larger than what has been written to it."""
     taken = 0
     for path in directory.glob("*"):
         try:

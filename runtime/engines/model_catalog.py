@@ -35,7 +35,7 @@ class ModelCatalog:
         return text.tokenizer if text is not None else None
 
     def takes_conversations(self, name: str) -> bool:
-        """Whether it has a chat template, once it has been loaded."""
+        """Return whether it has a chat template, once it has been loaded."""
         text = self._states[name].text
         return text is not None and bool(text.template.sources)
 
@@ -70,7 +70,7 @@ class ModelCatalog:
         return (sum(found) if found else model.info.total_blocks) * model.info.block_size
 
     def has_waiting(self, name: str) -> bool:
-        """Whether sequences wait for room already, wherever the model is awake."""
+        """Return whether sequences wait for room already, wherever the model is awake."""
         state = self._states.get(self._names.get(name, ""))
         awake = state.awake if state is not None else ()
         return bool(awake) and all(replica.load.waiting > 0 for replica in awake)

@@ -75,7 +75,7 @@ class ModelState:
 
     @property
     def is_yielding(self) -> bool:
-        """Nowhere does it take new requests: others have waited long for its memory."""
+        """Whether it takes new requests nowhere: others have waited long for its memory."""
         held = [replica for replica in self.replicas if replica.holds_memory]
         return bool(held) and all(replica.is_yielding for replica in held)
 
@@ -83,7 +83,7 @@ class ModelState:
         return any(other.is_awake for other in self.replicas if other is not replica)
 
     def is_spare(self, replica: Replica) -> bool:
-        """Whether the model is awake there, and elsewhere as well."""
+        """Return whether the model is awake there, and elsewhere as well."""
         return replica.is_awake and self.has_others_awake(replica)
 
     def is_replica_busy(self, replica: Replica) -> bool:
@@ -111,7 +111,7 @@ class ModelState:
     def device_candidate(
         self, replica: Replica, monotonic: float, now: float, is_in_host_memory: bool
     ) -> EvictionCandidate:
-        """Of a replica that holds memory of its device. One that the model could do without gives way before anybody's only one."""
+        """Describe a replica that holds memory of its device. One that the model could do without gives way before anybody's only one."""
         is_spare = self.is_spare(replica)
         return EvictionCandidate(
             self.name,
@@ -125,7 +125,7 @@ class ModelState:
         )
 
     def host_memory_candidate(self, now: float, file_bytes: int) -> EvictionCandidate:
-        """Of a model whose weights lie in host memory: what it is there for is a fast wake."""
+        """Describe a model whose weights lie in host memory, for the sake of a fast wake."""
         return EvictionCandidate(
             self.name,
             file_bytes,

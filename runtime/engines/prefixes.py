@@ -25,20 +25,20 @@ def chain_of(salt: bytes, token_ids: Sequence[int]) -> Chain:
 
 
 class PrefixMemory:
-    """Of one replica. What was used longest ago is forgotten first, as it is in the cache."""
+    """Prompts of one replica. What was used longest ago is forgotten first, as it is in the cache."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
     def held_tokens(self, chain: Chain) -> int:
-        """Of the prompt that the chain is of, those believed to be in the cache."""
+        """Return how many of the chain's tokens are believed to be in the cache."""
         for i, digest in enumerate(chain):
             if digest not in self._known:
                 return i * CHUNK
         return len(chain) * CHUNK
 
     def remember(self, chain: Chain, capacity_tokens: int) -> None:
-        """The tail becomes older than the head: without its head a chain is useless."""
+        """Note a chain, its tail as older than its head: without its head a chain is useless."""
         for digest in reversed(chain):
             self._known[digest] = None
             self._known.move_to_end(digest)

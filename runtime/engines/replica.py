@@ -38,7 +38,7 @@ class Replica:
 
     @property
     def is_live(self) -> bool:
-        """Awake, and its host answers."""
+        """Whether it is awake, and its host answers."""
         return self.is_awake and self.host.why_down is None
 
     @property
@@ -51,7 +51,7 @@ class Replica:
 
     @property
     def has_load(self) -> bool:
-        """Its host has said how busy it is."""
+        """Whether its host has said how busy it is."""
         return self.model in self.host.loads
 
     def forget(self) -> None:

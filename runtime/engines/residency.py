@@ -29,7 +29,7 @@ class EvictionCandidate(NamedTuple):
 
     @property
     def worth(self) -> tuple[int, float]:
-        """What losing it costs; models are given up from the smallest on."""
+        """The cost of losing it; models are given up from the smallest on."""
         per_s = self.wake_s / max(self.next_use_s, _NO_TIME_S)
         return self.priority, per_s / max(1, self.num_bytes)
 
@@ -39,7 +39,7 @@ class EvictionCandidate(NamedTuple):
 
 
 class EvictionPlan(NamedTuple):
-    """`evict`: who gives way at once. `wait_s`: nobody yet, look again then, or when a request ends (None: only then)."""
+    """`evict`: models that give way at once. `wait_s`: none does yet, look again then, or when a request ends (None: only then)."""
 
     evict: tuple[str, ...] = ()
     is_possible: bool = True  # now
@@ -47,7 +47,7 @@ class EvictionPlan(NamedTuple):
 
 
 def make_room(needed: int, budget: int | None, held: Sequence[EvictionCandidate]) -> EvictionPlan:
-    """DeviceBudget for `needed` bytes among those that hold some."""
+    """Plan room for `needed` bytes among the models that hold some."""
     if budget is None:
         return EvictionPlan()
     missing = sum(candidate.num_bytes for candidate in held) + needed - budget
@@ -62,7 +62,7 @@ def make_room(needed: int, budget: int | None, held: Sequence[EvictionCandidate]
 
 
 def cheapest(missing: int, candidates: Iterable[EvictionCandidate]) -> tuple[str, ...] | None:
-    """Those of least worth that free `missing` bytes together, and none that the others make unnecessary. None: all are not enough."""
+    """Return those of least worth that free `missing` bytes together, and none that the others make unnecessary. None: all are not enough."""
     chosen: list[EvictionCandidate] = []
     freed = 0
     for candidate in sorted(candidates, key=lambda candidate: (*candidate.worth, candidate.name)):
@@ -80,11 +80,11 @@ def cheapest(missing: int, candidates: Iterable[EvictionCandidate]) -> tuple[str
 
 
 def could_ever_fit(needed: int, budget: int | None, held: Sequence[EvictionCandidate]) -> bool:
-    """Pinned models never give way."""
+    """Return whether there would be room if all but pinned models gave way."""
     return budget is None or needed + sum(candidate.num_bytes for candidate in held if candidate.is_pinned) <= budget
 
 
 def must_yield(needed: int, budget: int, held: Sequence[EvictionCandidate]) -> tuple[str, ...]:
-    """Who takes no new requests, so that a model that has waited long for room gets it when theirs have ended."""
+    """Return the models that take no new requests, so that a model that has waited long for room gets it when theirs have ended."""
     missing = sum(candidate.num_bytes for candidate in held) + needed - budget
     return cheapest(missing, [candidate for candidate in held if not candidate.is_pinned]) or ()

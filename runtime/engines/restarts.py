@@ -8,7 +8,7 @@ AFRESH_AFTER = 2  # hosts in a row that crashed before they had answered anythin
 HOPELESS_AFTER = 3  # hosts in a row that did not live: requests are then sent elsewhere instead of kept waiting
 
 
-class Restarts:
+class RestartHistory:
     def __init__(self) -> None:
         self.num_restarts = 0
         self.last_death = ""
@@ -17,17 +17,17 @@ class Restarts:
 
     @property
     def is_hopeless(self) -> bool:
-        """Host after host does not live."""
+        """Whether host after host does not live."""
         return self._failures >= HOPELESS_AFTER
 
     @property
     def wants_afresh(self) -> bool:
-        """The next host is to remove what hosts before it have built."""
+        """Whether the next host is to remove what hosts before it have built."""
         return self._crashes >= AFRESH_AFTER
 
     @property
     def pause_s(self) -> float:
-        """None after a first death: most hosts that die have lived well, and their models are missed."""
+        """The pause before the next host: none after a first death, since most hosts that die have lived well, and their models are missed."""
         return 0.0 if self._failures < 2 else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures - 2))
 
     def note_death(self, reason: str) -> None:
@@ -38,9 +38,9 @@ class Restarts:
         self._crashes = self._crashes + 1 if has_crashed else 0
 
     def note_answer(self) -> None:
-        """The host lives."""
+        """Note that the host lives."""
         self._failures = self._crashes = 0
 
     def note_long_life(self) -> None:
-        """The host had been up for long when it died."""
+        """Note that the host had been up for long when it died."""
         self._failures = 0

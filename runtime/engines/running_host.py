@@ -23,7 +23,7 @@ class RunningHost(Protocol):
 
     @property
     def has_crashed(self) -> bool:
-        """It has ended by a signal that damaged code or a damaged file under a map ends in."""
+        """Whether it has ended by a signal that damaged code or a damaged file under a map ends in."""
 
     async def stop(self, grace_s: float) -> None:
         """Ask it to end, and kill it after `grace_s`. Harmless on one that has ended."""
@@ -35,4 +35,4 @@ class Launcher(Protocol):
         have generated, and removes them."""
 
     def close(self) -> None:
-        """No further host is launched, and the last has ended."""
+        """Note that no further host is launched, and the last has ended."""

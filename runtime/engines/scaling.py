@@ -29,7 +29,7 @@ def wait_s(load: ModelLoad, max_num_seqs: int) -> float:
 
 
 def wait_with_one_less_s(loads: Sequence[ModelLoad], max_num_seqs: int) -> float:
-    """The same if one of several replicas slept, and the others had its work."""
+    """Return the same as if one of several replicas slept, and the others had its work."""
     others = len(loads) - 1
     assert others > 0, "the last replica does not sleep for want of heat"
     running, waiting = (sum(getattr(load, name) for load in loads) for name in ("running", "waiting"))
@@ -46,7 +46,7 @@ def wait_with_one_less_s(loads: Sequence[ModelLoad], max_num_seqs: int) -> float
 
 
 class Heat:
-    """Of one model."""
+    """The verdicts on one model, over time."""
 
     def __init__(self, hot_wait_s: float, cool_for_s: float) -> None:
         self._hot_wait_s = hot_wait_s
@@ -55,7 +55,7 @@ class Heat:
         self._cool_since: float | None = None
 
     def judge(self, now: float, loads: Sequence[ModelLoad], max_num_seqs: int) -> Verdict:
-        """Asked every now and then with the loads of the replicas that take requests. A verdict starts both clocks anew."""
+        """Judge the loads of the replicas that take requests, every now and then. A verdict starts both clocks anew."""
         if not loads or not self._hot_wait_s:
             self._hot_since = self._cool_since = None
             return "stay"

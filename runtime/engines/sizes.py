@@ -12,7 +12,7 @@ _MAX_HEADER = 100 << 20
 
 
 def estimated_bytes(directory: Path, dtype: str, *, on_cpu: bool) -> int:
-    """0 where there is nothing to be seen: the load will say why."""
+    """Guess from the files. 0 where there is nothing to be seen: the load will say why."""
     try:
         files = sorted(directory.glob("*.safetensors"))
         total = sum(file.stat().st_size for file in files)

@@ -23,7 +23,7 @@ _LOCK = "site.lock"
 
 class SocketDirectory:
     def __init__(self, root: Path | None = None) -> None:
-        """Made, and owned. Raises OSError."""
+        """Make the directory, and own it. Raises OSError."""
         while True:
             self.directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))  # mode 0700
             lock = None
@@ -43,7 +43,7 @@ class SocketDirectory:
         return f"ipc://{self.directory}/engine"
 
     def remove(self) -> None:
-        """The host has ended. Harmless a second time."""
+        """Remove it, once the host has ended. Harmless a second time."""
         if self._lock is not None:
             shutil.rmtree(self.directory, ignore_errors=True)
             os.close(self._lock)
@@ -51,7 +51,7 @@ class SocketDirectory:
 
 
 def remove_dead(root: Path | None = None) -> None:
-    """Those of this user's sites that are gone, whichever they were."""
+    """Remove the directories of this user's sites that are gone."""
     for directory in (root or Path(tempfile.gettempdir())).glob(_PREFIX + "*"):
         try:
             status = os.lstat(directory)

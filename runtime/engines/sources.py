@@ -21,7 +21,7 @@ class SourceError(Exception):
 
 
 async def directory_of(source: str, on_progress: Progress | None = None) -> Path:
-    """A download ends when this is cancelled, and resumes where an earlier one was cut. Raises SourceError."""
+    """Return the model's directory. A download ends when this is cancelled, and resumes where an earlier one was cut. Raises SourceError."""
     local = local_directory(source)
     if local is not None:
         return local
@@ -32,7 +32,7 @@ async def directory_of(source: str, on_progress: Progress | None = None) -> Path
 
 
 def local_directory(source: str) -> Path | None:
-    """The directory that a source names without a download; None for a hub id, and for a URL of what was not fetched yet."""
+    """Return the directory that a source names without a download; None for a hub id, and for a URL of what was not fetched yet."""
     if source.startswith(PREFIX):
         return _embedded(source.removeprefix(PREFIX))
     if is_url(source):

@@ -65,7 +65,7 @@ class Standby:
         return self._host.url if self._host is not None else None
 
     def take(self) -> RunningHost | None:
-        """The host, if there is one that lives: it is the taker's from now on."""
+        """Return the host if there is one that lives: it is the caller's from now on."""
         host = self._host
         if host is None or host.client.death is not None:
             return None
@@ -75,7 +75,7 @@ class Standby:
         return host
 
     async def run(self) -> None:
-        """Keeps one ready until cancelled, which stops it."""
+        """Keep one ready until cancelled, which stops it."""
         if self._wanted is False:
             return
         while True:
@@ -118,7 +118,7 @@ class Standby:
         return False
 
     async def _keep_one(self) -> str | None:
-        """From launch to the end: why it was lost, or None when it was taken."""
+        """Run one from launch to its end. Return why it was lost, or None when it was taken."""
         self.state, self.detail = "preparing", ""
         self._taken.clear()
         host = await self._launcher.launch(standby=True)

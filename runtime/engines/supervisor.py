@@ -23,7 +23,7 @@ STOP_GRACE_S = 3.0
 
 
 class Supervisor:
-    """Use as `async with`, which gives the device's host."""
+    """Use as `async with`, whose value is the device's host."""
 
     def __init__(
         self, launcher: Launcher, config: EngineConfig, timeline: Timeline | None = None, *, index: int = 0

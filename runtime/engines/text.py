@@ -14,7 +14,7 @@ from runtime.rendering import Rendering
 
 
 class SamplingDefaults(NamedTuple):
-    """What the checkpoint's generation_config.json recommends where a request says nothing."""
+    """Sampling that the checkpoint's generation_config.json recommends where a request says nothing."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -24,7 +24,7 @@ class SamplingDefaults(NamedTuple):
 
 
 class TextSide(NamedTuple):
-    """What turns text into a model's tokens and back."""
+    """The parts that turn text into a model's tokens and back."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -41,7 +41,7 @@ class TextSide(NamedTuple):
 
 
 def check_vocabulary(tokenizer: Tokenizer, info: ModelInfo) -> None:
-    """An added token without an embedding is common, and refused when a prompt holds it; a whole vocabulary without is another model's."""
+    """Raises TokenizerError: an added token without an embedding is refused when a prompt holds it, a whole vocabulary without here."""
     if tokenizer.num_base_tokens > info.vocab_size:
         raise TokenizerError(
             f"its tokenizer.json has {tokenizer.num_base_tokens} tokens and its weights embed {info.vocab_size}; "
@@ -50,7 +50,7 @@ def check_vocabulary(tokenizer: Tokenizer, info: ModelInfo) -> None:
 
 
 def sampling_defaults(config: dict[str, Any]) -> SamplingDefaults:
-    """Only an explicit `do_sample: false` means greedy: many chat checkpoints leave the word out and mean to be sampled."""
+    """Read generation_config.json. Only an explicit `do_sample: false` means greedy: many checkpoints leave it out and mean to be sampled."""
     repetition_penalty = float(config.get("repetition_penalty") or 1.0)
     if config.get("do_sample") is False:
         return SamplingDefaults(temperature=0.0, repetition_penalty=repetition_penalty)

@@ -39,7 +39,7 @@ class TierDirectory:
 
     @property
     def is_memory(self) -> bool:
-        """Else it is a disk's: that outlives hosts too, and is no faster than the files that the tier would replica."""
+        """Whether it lies in memory, and not on a disk, which would be no faster than the files that the tier would copy."""
         return self._root == _SHARED_MEMORY
 
     @property
@@ -47,7 +47,7 @@ class TierDirectory:
         return self._directory
 
     def claim(self) -> Path | None:
-        """The site's directory, as long as it lives; None, and a sentence in the log, where another process has it."""
+        """Return the site's directory, its own as long as it lives; None, and a sentence in the log, where another process has it."""
         if self._lock is None:
             try:
                 self._directory.mkdir(mode=0o700, exist_ok=True)
@@ -62,7 +62,7 @@ class TierDirectory:
         return self._directory
 
     def remove_dead(self) -> None:
-        """What killed sites of this user left behind. This one's own it leaves to `claim`."""
+        """Remove what killed sites of this user left behind. This one's own it leaves to `claim`."""
         for directory in self._root.glob(self._prefix + "*"):
             if directory != self._directory or self._lock is None:
                 _remove_if_dead(directory, self._title)
@@ -74,7 +74,7 @@ class TierDirectory:
         timer.start()
 
     def remove(self) -> None:
-        """The site ends, and its engine host has ended."""
+        """Remove it: the site ends, and its engine host has ended."""
         if self._lock is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             os.close(self._lock)
@@ -82,12 +82,12 @@ class TierDirectory:
 
 
 def kv_places(site: str, num_devices: int) -> list[TierDirectory]:
-    """One for each of the site's devices. The first one's has the site's own name: a site that gets a second device keeps what it has."""
+    """Return one for each of the site's devices. The first one's has the site's own name: a site that gets a second device keeps what it has."""
     return [TierDirectory(owner) for owner in owners_of(site, num_devices)]
 
 
 def owners_of(site: str, num_devices: int) -> list[str]:
-    """Who keeps something beyond an engine host's life: the site, and each further one of its devices."""
+    """Return who keeps something beyond an engine host's life: the site, and each further one of its devices."""
     return [site if index == 0 else f"{site}@{index}" for index in range(num_devices)]
 
 
@@ -109,7 +109,7 @@ def _remove_if_dead(directory: Path, title: str) -> None:
 
 
 def try_lock(directory: Path, name: str) -> int | None:
-    """None if somebody has it. Whoever had it may have removed the file meanwhile: then there is nothing to be had here any more."""
+    """Return the lock's descriptor; None if another process has it, or had it and has removed the file meanwhile."""
     path = directory / name
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

@@ -66,7 +66,7 @@ class WakeQueue:
             demand.queued -= 1
 
     async def until_awake(self, state: ModelState) -> AwakeModel:
-        """Raises ApiError when its waking fails."""
+        """Return when the model is awake. Raises ApiError when its waking fails."""
         history = state.history
         state.demand.waiters += 1
         try:
@@ -85,7 +85,7 @@ class WakeQueue:
             state.demand.waiters -= 1
 
     def may_succeed_now(self, state: ModelState) -> bool:
-        """Whether it could not be loaded for want of a host, and another device has one."""
+        """Return whether it could not be loaded for want of a host, and another device has one."""
         return state.history.lacked_a_host and self._fleet.why_down is None
 
     def begin(self, state: ModelState, replicas: Sequence[Replica] = ()) -> None:

@@ -60,7 +60,7 @@ class Waker:
         replica.task = asyncio.create_task(self._wake(state, replica), name=f"wake {state.name}")
 
     async def _wake(self, state: ModelState, replica: Replica) -> None:
-        """Ends with the replica awake or the failure noted; never raises but for cancellation."""
+        """Wake the replica, or note the failure; raise nothing but cancellation."""
         began = time.monotonic()
         try:
             if replica.falling_asleep is not None:
@@ -166,7 +166,7 @@ class Waker:
             await asyncio.gather(weights, return_exceptions=True)
 
     async def _read_text(self, state: ModelState, directory: Path) -> TextSide:
-        """Small, and kept while the model sleeps; read again only where there was none."""
+        """Read the text side where there is none: it is small, and kept while the model sleeps."""
         return await asyncio.to_thread(TextSide.from_directory, directory) if state.text is None else state.text
 
     def _check_template_later(self, state: ModelState) -> None:
@@ -176,7 +176,7 @@ class Waker:
             check.add_done_callback(self.checks.discard)
 
     async def _check_template(self, state: ModelState, template: ChatTemplate) -> None:
-        """The model stays awake with a broken one, for what needs none; conversations are refused, and its status says why (`ModelState.flaw`)."""
+        """Compile the template. The model stays awake with a broken one, and refuses conversations; its status says why (`ModelState.flaw`)."""
         await asyncio.sleep(TEMPLATE_AFTER_S)
         try:
             await asyncio.to_thread(template.compile)

@@ -34,15 +34,15 @@ class WeightsTier:
         return self._directory / f"{readable}-{hashlib.sha256(model.encode()).hexdigest()[:12]}{_ENDING}"
 
     def bytes_of(self, model: str) -> int:
-        """0: there is none."""
+        """Return the size of the model's file; 0: there is none."""
         return _size(self.file_of(model))
 
     def held_for(self, model: str) -> int:
-        """What it takes of the tier: its file, or one that an engine host is still writing, which has its full size from the beginning."""
+        """Return what the model takes of the tier: its file, or one that is still being written, which has its full size from the beginning."""
         return max([self.bytes_of(model), *(_size(path) for path in self._unfinished(model))])
 
     def remove(self, model: str) -> None:
-        """An engine host that was still writing it notices, and stops."""
+        """Remove the model's file. An engine host that was still writing it notices, and stops."""
         for path in (self.file_of(model), *self._unfinished(model)):
             path.unlink(missing_ok=True)
 
@@ -50,7 +50,7 @@ class WeightsTier:
         return list(self._directory.glob(f"{self.file_of(model).name}.*{_UNFINISHED}"))
 
     def adopt(self, models: Iterable[str]) -> None:
-        """Keeps the files of these models, which the engine checks before it uses them; whatever else a former life left goes."""
+        """Keep the files of these models, which the engine checks before it uses them; whatever else a former life left goes."""
         known = {self.file_of(model) for model in models}
         for path in self._directory.iterdir():
             if path in known:
@@ -59,7 +59,7 @@ class WeightsTier:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """After the last engine host."""
+        """Remove the tier, after the last engine host."""
         self._place.remove()
 
 
@@ -68,7 +68,7 @@ def open_tier(
     place: TierDirectory | None = None,
     supply_at: Callable[[Sequence[TierDirectory]], AvailableMemory] = AvailableMemory.at,
 ) -> WeightsTier | None:
-    """The site's tier, or None where it has none. Raises ConfigError when the site file promises more than there is, for whatever it keeps."""
+    """Return the site's tier, or None where it has none. Raises ConfigError when the site file promises more than there is, for whatever it keeps."""
     place = place or TierDirectory(site.name, kind="weights")
     supply = supply_at([place, *kv_places(site.name, len(site.engine.all_devices))])
     check_memory_budget(site, supply)
@@ -95,7 +95,7 @@ def open_tier(
 
 
 def _size(path: Path) -> int:
-    """0: it is not there."""
+    """Return a file's bytes; 0: it is not there."""
     try:
         return path.stat().st_size
     except OSError:
