@@ -55,7 +55,7 @@ class Embedder:
             async with asyncio.timeout(site.request_timeout_s), self.models.use(request.model) as model:
                 pooling = self._check(request, model)
                 prompts = await _encode(model, request)
-                permit.reserve(request.model, _most_at_once(prompts), 0, self.models.catalog.kv_tokens(model))
+                permit.reserve(request.model, _most_at_once(prompts), 0, self.models.registry.kv_tokens(model))
                 embeddings = Embeddings(prompts, pooling)
                 measure.follow(embeddings)
                 submits = [_submit(request.model, prompt, pooling, tenant) for prompt in prompts]
@@ -67,7 +67,7 @@ class Embedder:
     def _check(self, request: ValidEmbedding, model: AwakeModel) -> Pooling:
         """How its embeddings are pooled. Raises ApiError for a model that makes none, or not such as are wanted."""
         if model.info.pooling is None:
-            known = ", ".join(map(repr, self.models.catalog.embedding_models())) or "none"
+            known = ", ".join(map(repr, self.models.registry.embedding_models())) or "none"
             message = f"{request.requested_model!r} generates text and makes no embeddings; embedding models of this site: {known}"
             raise ApiError("invalid_request", message, param="model")
         if request.dimensions is not None and request.dimensions > model.info.embedding_size:

@@ -68,7 +68,7 @@ class Generator:
                 prompt = await encode(model, request)
                 params = sampling_params(model, request, len(prompt))
                 permit.reserve(
-                    request.model, len(prompt), params.max_tokens, self.models.catalog.kv_tokens(model), request.n
+                    request.model, len(prompt), params.max_tokens, self.models.registry.kv_tokens(model), request.n
                 )
                 submits, assemblers = await resumed(
                     request, as_submits(request, prompt, params, tenant), lambda: assembler_for(model, request)
@@ -89,7 +89,7 @@ class Generator:
 
     def _note_traffic(self, request: ValidGeneration, model: AwakeModel, generation: "Generation") -> None:
         if generation.usage.completion_tokens:  # else the prompt may not have been computed
-            kv_tokens, cached = self.models.catalog.kv_tokens(model), generation.cached_tokens
+            kv_tokens, cached = self.models.registry.kv_tokens(model), generation.cached_tokens
             self.traffic.computed(request.model, len(generation.prompt), cached, request.prefixes, kv_tokens)
 
 

@@ -58,7 +58,7 @@ class SiteInference:
     async def _run(self, account: str, model: str, inputs: bytes, headers: Mapping[str, str]) -> InferenceResponse:
         if len(inputs) > self._max_bytes:
             raise too_large(self._max_bytes)
-        resolve = self._generator.models.catalog.resolve
+        resolve = self._generator.models.registry.resolve
         if await _parsed(lambda raw: asks_for_embeddings(raw, {}), inputs):
             texts = await _parsed(lambda raw: parse_run_embedding(raw, model, resolve), inputs)
             embeddings = await self._embedder.embed(texts, tenant_of(headers.get("authorization"), account))

@@ -49,7 +49,7 @@ class Site:
             self.models, engine, self.admission, self.metrics.requests, config.limits.request_timeout_s
         )
         self.fleet.on_step(self.metrics.engines.step)
-        self.metrics.watch(self.fleet.loads, self._gauges(), self.models.catalog.statuses)
+        self.metrics.watch(self.fleet.loads, self._gauges(), self.models.registry.statuses)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -75,11 +75,11 @@ class Site:
         reasons = ["the site is draining"] if self.admission.draining else []
         if (why := self.fleet.why_down) is not None:
             return [*reasons, why]
-        return reasons + self.models.catalog.missing()
+        return reasons + self.models.registry.missing()
 
     def is_busy(self, model: str) -> bool:
         """Whether a request for the model would have to wait or be refused."""
-        return self.admission.inflight >= self.admission.max_inflight or self.models.catalog.has_waiting(model)
+        return self.admission.inflight >= self.admission.max_inflight or self.models.registry.has_waiting(model)
 
     def own_ports(self) -> list[int]:
         """The TCP ports that this process listens on."""

@@ -117,7 +117,7 @@ def measure(
     bench = Bench(directory, options)
     measured: dict[str, list[Measured]] = {}
     if set(clocks) & {"a", "b"}:
-        facts["opens"] = bench.live_before()
+        facts["bootstraps"] = bench.live_before()
     for clock in clocks:
         console.log(f"{size}: ({clock}) {CLOCKS[clock]}")
         if clock in ("a", "b"):

@@ -16,7 +16,7 @@ class Named:
         self.model = request.requested_model
         self.num_choices = request.n
         self._begun = {choice for choice, delivered in enumerate(request.delivery.choices) if delivered.has_begun}
-        self._models = generator.models.catalog
+        self._models = generator.models.registry
         self._name = request.model
 
     @property

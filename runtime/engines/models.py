@@ -20,7 +20,7 @@ from runtime.engines.dispatch import Dispatch
 from runtime.engines.fleet import Fleet
 from runtime.engines.foresight import Foresight
 from runtime.engines.host_memory import HostMemory
-from runtime.engines.model_catalog import ModelCatalog
+from runtime.engines.model_registry import ModelRegistry
 from runtime.engines.model_state import AwakeModel, ModelState
 from runtime.engines.recovery import Recovery
 from runtime.engines.replica import Replica
@@ -58,7 +58,7 @@ class Models:
         )
         self._waker = Waker(budgets, memory, self._changed, site.engine, on_wake)
         self._queue = WakeQueue(fleet, budgets, self._waker, memory, self._changed, site.limits.max_waking)
-        self.catalog = ModelCatalog(self._states, memory)
+        self.registry = ModelRegistry(self._states, memory)
         self.dispatch = Dispatch(states, len(fleet.hosts))
         self._foresight = Foresight(states, budgets, memory, self._queue, clock)
         self._autoscaler = Autoscaler(states, budgets, self._waker, self._changed, site.engine, on_scaling)

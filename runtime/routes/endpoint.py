@@ -77,7 +77,7 @@ class Endpoint(Generic[RequestT]):
         if hop is not None:
             request = hop.applied_to(request)
         request = replace(request, num_bytes=len(raw), prefixes=named_prefixes(scope))
-        decline_if_too_long(scope, self._generator.models.catalog.load(request.model))
+        decline_if_too_long(scope, self._generator.models.registry.load(request.model))
         tenant = tenant_of(header(scope, b"authorization"), scope["path_params"].get("account_id"))
         work = self._stream(request, tenant, send, hop) if request.stream else self._send_whole(request, tenant, send)
         await until_disconnect(receive, work)

@@ -57,7 +57,7 @@ class Health:
             draining=admission.draining,
             inflight=admission.inflight,
             max_inflight=admission.max_inflight,
-            models=tuple(published(status) for status in site.models.catalog.statuses()),
+            models=tuple(published(status) for status in site.models.registry.statuses()),
             processes=tuple(site.processes()),
             functions=None if self._functions is None else self._functions.status(),
         )

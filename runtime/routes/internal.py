@@ -32,11 +32,11 @@ class Internal:
         if self._needs_signature and not request.scope.get(GENUINE_HOP, False):
             raise ApiError("forbidden", "a hint must be signed by one of the network's routers")
         hint = await read_json(request, WakeHint, MAX_BODY, 'the body must be {"model": NAME}')
-        name = self._models.catalog.resolve(hint.model)
+        name = self._models.registry.resolve(hint.model)
         if name is None:
             raise ApiError("model_not_found", f"this site has no model named {hint.model[:200]!r}", param="model")
         self._models.hint(name)
-        answer = WakeAnswer(name, self._models.catalog.residency(name))
+        answer = WakeAnswer(name, self._models.registry.residency(name))
         return json_response(msgspec.json.encode(answer), 202)
 
     async def timeline(self, request: Request) -> Response:

@@ -33,7 +33,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def openai_routes(generator: Generator, limits: LimitsConfig) -> list[Route]:
-    resolve = generator.models.catalog.resolve
+    resolve = generator.models.registry.resolve
 
     def chat(raw: bytes, scope: Scope) -> ValidChat:
         return parse_chat(raw, resolve)
@@ -64,7 +64,7 @@ def openai_routes(generator: Generator, limits: LimitsConfig) -> list[Route]:
 
 class _ModelRoutes:
     def __init__(self, generator: Generator) -> None:
-        self._models = generator.models.catalog
+        self._models = generator.models.registry
 
     async def all(self, request: Request) -> Response:
         listed = ModelList(tuple(self._model(config.name) for config in self._models.configs))

@@ -34,10 +34,10 @@ _REFUSED_OPTIONS = (b"queueRequest", b"queue_request")
 
 def workers_ai_routes(generator: Generator, limits: LimitsConfig) -> list[Route]:
     def run(raw: bytes, scope: Scope) -> ValidRun:
-        return parse_run(raw, scope["path_params"]["model"], generator.models.catalog.resolve)
+        return parse_run(raw, scope["path_params"]["model"], generator.models.registry.resolve)
 
     def embedding(raw: bytes, scope: Scope) -> ValidEmbedding:
-        return parse_run_embedding(raw, scope["path_params"]["model"], generator.models.catalog.resolve)
+        return parse_run_embedding(raw, scope["path_params"]["model"], generator.models.registry.resolve)
 
     ends = {"max_body_mib": limits.max_body_mib, "heartbeat_s": limits.heartbeat_s}
     generating = Endpoint(generator, Dialect.WORKERS_AI, run, RunAnswer, **ends)
@@ -115,7 +115,7 @@ class ModelCatalog:
     """The site's models as cards, a page at a time; `?search=` keeps those whose name contains it, `?task=` those of a task, by its name or id."""
 
     def __init__(self, generator: Generator) -> None:
-        self._models = generator.models.catalog
+        self._models = generator.models.registry
 
     async def answer(self, request: Request) -> Response:
         query = request.query_params

@@ -192,7 +192,7 @@ async def test_a_model_that_cannot_be_loaded_says_why(make_site: SiteMaker) -> N
     error = EngineError("model_load_failed", "model.safetensors is truncated")
     launcher = FakeLauncher(lambda client: setattr(client, "load_error", error))
     async with make_site(launcher=launcher, wait=False) as site:
-        await eventually(lambda: site.app.site.models.catalog.statuses()[0].residency == "failed")
+        await eventually(lambda: site.app.site.models.registry.statuses()[0].residency == "failed")
         answer = await call(site.app, CHAT, HELLO)
         assert (answer.status, answer.json["error"]["code"]) == (500, "model_load_failed")
         assert "model.safetensors is truncated" in answer.json["error"]["message"]
@@ -208,7 +208,7 @@ async def test_a_load_that_kills_its_host_is_given_up(make_site: SiteMaker) -> N
 
     launcher.prepare = prepare
     async with make_site(launcher=launcher, wait=False) as site:
-        await eventually(lambda: site.app.site.models.catalog.statuses()[0].residency == "failed", 10)
+        await eventually(lambda: site.app.site.models.registry.statuses()[0].residency == "failed", 10)
         answer = await call(site.app, CHAT, HELLO)
         assert "died 3 times" in answer.json["error"]["message"]
 

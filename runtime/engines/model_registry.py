@@ -11,7 +11,7 @@ from sites.site import ModelConfig
 from wire.status import ModelStatus, Residency
 
 
-class ModelCatalog:
+class ModelRegistry:
     def __init__(self, states: Mapping[str, ModelState], memory: HostMemory) -> None:
         self.created = int(time.time())
         self._states = states
