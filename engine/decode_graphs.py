@@ -33,11 +33,11 @@ class Recorder(Protocol):
     def takes(self, rows: int) -> bool:
         """Whether steps of so many can be recorded now; where not, perhaps later, perhaps never."""
 
-    def record(self, forward: Callable[[], Outputs]) -> "Recording":
+    def record(self, forward: Callable[[], Outputs]) -> "StepRecording":
         """Raises RuntimeError when `forward` cannot be recorded."""
 
 
-class Recording(Protocol):
+class StepRecording(Protocol):
     @property
     def output(self) -> Outputs: ...
 
@@ -111,7 +111,7 @@ class DecodeGraphs:
 @dataclass(frozen=True, slots=True)
 class _Graph:
     inputs: Batch
-    recording: Recording
+    recording: StepRecording
 
     @classmethod
     def record(

@@ -14,19 +14,18 @@ import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from operator import add
 from typing import NamedTuple, Protocol
 
 from engine.kv.block_pool import BlockPool
 from engine.kv.generations import GenerationCheck
-from engine.kv.lending import Account
+from engine.kv.lease import Lease
 from engine.kv.prefix_index import CacheIdentity, chain_root
 from engine.kv.tiers import EngineTiers, NoTiers
-from engine.plan import Chunk, Limits
+from engine.plan import Chunk, SchedulerLimits
 from engine.protocol import ErrorCode, FinishReason, ModelInfo, ModelLoad, Submit, TokenLogprobs, TokenOutput
 from engine.rates import Rates
 from engine.results import ChunkResult, RunResult, SampledToken
-from engine.scheduler import Scheduler
+from engine.scheduler import Scheduler, SchedulerCounts
 from engine.sequence import Sequence
 from engine.validation import refusal
 
@@ -67,37 +66,26 @@ class StepTimes(NamedTuple):
     publish_s: float = 0.0
 
 
-class _Counts(NamedTuple):
-    """What a scheduler has counted, under the names of ModelLoad."""
-
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    prefix_host_hits: int = 0
-    prefix_disk_hits: int = 0
-    preemptions: int = 0
-    swaps: int = 0
-
-
 class Engine:
     def __init__(
         self,
         info: ModelInfo,
         runner: Runner,
-        limits: Limits,
-        account: Account | None = None,
+        limits: SchedulerLimits,
+        lease: Lease | None = None,
         clock: Callable[[], float] = time.perf_counter,
         identity: CacheIdentity | None = None,
         tiers: EngineTiers | None = None,
         with_torch: bool = True,
     ) -> None:
-        """`account`: the model borrows blocks from an arena; None: it has `info.total_blocks` of its own. `identity`: needed
+        """`lease`: the model borrows blocks from an arena; None: it has `info.total_blocks` of its own. `identity`: needed
         where `tiers` outlive the engine. `with_torch`: it may be imported."""
         self.info = info
         self.runner = runner
         self.tiers = tiers or NoTiers()
         self._identity = identity or CacheIdentity(info.name, info.dtype, info.block_size)
         self._limits = limits
-        self._account = account
+        self._lease = lease
         self._with_torch = with_torch
         self._longest_context = info.context_length  # when nothing of the arena is reserved that was not at the start
         self.scheduler = self._new_scheduler()
@@ -106,7 +94,7 @@ class Engine:
         self._outputs: list[TokenOutput] = []
         self._rates = Rates()
         self._flight: _Flight | None = None  # launched, not collected
-        self._ended = _Counts()  # by schedulers that a failed step has ended
+        self._ended = SchedulerCounts()  # of schedulers that a failed step has ended
         self._prompt_tokens = self._output_tokens = 0
         self.last_step = StepTimes()
 
@@ -236,26 +224,26 @@ class Engine:
     def fail_all(self, code: ErrorCode, message: str) -> None:
         """End every sequence with an error and forget the cache, whose content is in doubt."""
         self._flight = None
-        self._ended = self._counts()
+        self._ended += self.scheduler.counts
         self.tiers.reset()
-        if self._account is None:
+        if self._lease is None:
             self.runner.reset()
         self.scheduler = self._new_scheduler()
         self._outputs.extend(error_output(sequence_id, code, message) for sequence_id in self._sequences)
         self._sequences.clear()
 
     def load(self) -> ModelLoad:
-        scheduler, counts = self.scheduler, self._counts()
+        scheduler, counts = self.scheduler, self._ended + self.scheduler.counts
         free_blocks, total_blocks = scheduler.pool.num_available, scheduler.pool.num_blocks
-        if self._account is not None:
-            free_blocks, total_blocks = self._account.prospects()
+        if self._lease is not None:
+            free_blocks, total_blocks = self._lease.capacity()
         return ModelLoad(
             running=len(scheduler.running),
             waiting=scheduler.num_waiting,
             waiting_tokens=scheduler.waiting_tokens,
             free_blocks=free_blocks,
             total_blocks=total_blocks,
-            **counts._asdict(),
+            **counts.by_name(),
             tier_losses=self.tiers.num_lost,
             prompt_tokens=self._prompt_tokens,
             output_tokens=self._output_tokens,
@@ -263,23 +251,11 @@ class Engine:
             decode_tokens_per_s=self._rates.decode_tokens_per_s,
         )
 
-    def _counts(self) -> "_Counts":
-        scheduler = self.scheduler
-        since = _Counts(
-            scheduler.prefix_queries,
-            scheduler.prefix_hits,
-            scheduler.host_hits,
-            scheduler.disk_hits,
-            scheduler.num_preemptions,
-            scheduler.num_swaps,
-        )
-        return _Counts(*map(add, since, self._ended))
-
     def _new_scheduler(self) -> Scheduler:
         """With nothing cached. What was borrowed goes back, emptied."""
-        pool = BlockPool(self.info.total_blocks) if self._account is None else self._account.new_pool()
+        pool = BlockPool(self.info.total_blocks) if self._lease is None else self._lease.new_pool()
         self._generations = GenerationCheck(pool.generations, with_torch=self._with_torch)
-        return Scheduler(pool, self._limits, self._account, self.tiers)
+        return Scheduler(pool, self._limits, self._lease, self.tiers)
 
     def _intact(self, chunks: list[Chunk]) -> list[Chunk]:
         """Those whose blocks are all still their sequence's; the other sequences end here, before they read or write one."""
@@ -294,13 +270,13 @@ class Engine:
 
     def _refresh_limits(self) -> None:
         """Shorten the longest context where other models have reserved part of the arena since the last step."""
-        if self._account is None:
+        if self._lease is None:
             return
-        room = self._account.max_blocks * self._limits.block_size
+        room = self._lease.max_blocks * self._limits.block_size
         context_length = min(self._longest_context, room)
         if context_length == self.info.context_length:
             return
-        self.info = self.info._replace(context_length=context_length, total_blocks=self._account.max_blocks)
+        self.info = self.info._replace(context_length=context_length, total_blocks=self._lease.max_blocks)
         for sequence in list(self._sequences.values()):
             sequence.length_limit = min(sequence.length_limit, context_length)
             if len(sequence.token_ids) < context_length + (sequence.pooling is not None):  # no token follows a text

@@ -97,7 +97,7 @@ class FairQueue:
 
 
 @dataclass(eq=False, slots=True)
-class _Tenant:
+class _TenantQueue:
     name: bytes
     round: int  # in which it was last given a quantum
     deficit: int = 0  # tokens it may still have; negative: what it had too many of
@@ -111,16 +111,16 @@ class _PriorityClass:
         self.last_admission = last_admission  # as a count of all admissions; at first, when it began to wait
         self._quantum = quantum
         self._round = 0
-        self._ring: deque[_Tenant] = deque()  # those with something waiting; the first one's turn it is
-        self._tenants: dict[bytes, _Tenant] = {}  # these, and those in debt
-        self._begun: _Tenant | None = None  # the first in the ring, once its turn has begun
+        self._ring: deque[_TenantQueue] = deque()  # those with something waiting; the first one's turn it is
+        self._tenants: dict[bytes, _TenantQueue] = {}  # these, and those in debt
+        self._begun: _TenantQueue | None = None  # the first in the ring, once its turn has begun
 
     @property
     def is_empty(self) -> bool:
         return not self._ring
 
     @property
-    def tenants(self) -> Iterable[_Tenant]:
+    def tenants(self) -> Iterable[_TenantQueue]:
         """Those with something waiting."""
         return self._ring
 
@@ -130,7 +130,7 @@ class _PriorityClass:
     def add(self, sequence: Sequence) -> None:
         tenant = self._tenants.get(sequence.tenant)
         if tenant is None:
-            tenant = self._tenants[sequence.tenant] = _Tenant(sequence.tenant, self._round - 1)
+            tenant = self._tenants[sequence.tenant] = _TenantQueue(sequence.tenant, self._round - 1)
         if not tenant.queue:
             self._ring.append(tenant)
         _insert_by_arrival(tenant.queue, sequence)
@@ -157,7 +157,7 @@ class _PriorityClass:
         tenant.deficit -= cost
         self._leave_if_empty(tenant)
 
-    def _begin_turn(self, tenant: _Tenant) -> None:
+    def _begin_turn(self, tenant: _TenantQueue) -> None:
         if tenant.round == self._round:  # everybody has had a turn in this round
             self._round += 1
         # One quantum for each round, of which one that was away may have missed several: they pay its debt, no more.
@@ -165,7 +165,7 @@ class _PriorityClass:
         tenant.round = self._round
         self._begun = tenant
 
-    def _leave_if_empty(self, tenant: _Tenant) -> None:
+    def _leave_if_empty(self, tenant: _TenantQueue) -> None:
         if tenant.queue:
             return
         self._ring.remove(tenant)
@@ -176,7 +176,7 @@ class _PriorityClass:
         elif len(self._tenants) > 2 * len(self._ring) + _KEPT_DEBTS:
             self._tenants = {name: t for name, t in self._tenants.items() if t.queue or not self._is_paid(t)}
 
-    def _is_paid(self, tenant: _Tenant) -> bool:
+    def _is_paid(self, tenant: _TenantQueue) -> bool:
         return tenant.deficit + (self._round - tenant.round) * self._quantum >= 0
 
 

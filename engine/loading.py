@@ -19,13 +19,14 @@ from engine.dry_run import DryRun
 from engine.engine import Engine
 from engine.errors import CheckpointError, StepError
 from engine.kv.arena import Arena
-from engine.kv.lending import Account, Lending, NoSlabsError, Reservation
+from engine.kv.lease import Lease, Reservation
 from engine.kv.prefix_index import CacheIdentity
 from engine.kv.shared_tiers import SharedTiers
+from engine.kv.slab_allocator import NoSlabsError, SlabAllocator
 from engine.models.decoder_config import architecture
 from engine.models.registry import CacheShape, Family, Model, ModelConfig, find_family
 from engine.phases import Phases
-from engine.plan import Limits
+from engine.plan import SchedulerLimits
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
 from engine.runner import ModelRunner
 from engine.warm_up import BackgroundWarmUp
@@ -54,13 +55,13 @@ class KvMemory(NamedTuple):
     """One allocation, and who has which part of it."""
 
     arena: Arena
-    lending: Lending
+    slabs: SlabAllocator
 
 
 class LoadedModel(NamedTuple):
     spec: ModelSpec
     engine: Engine
-    place: Account | Reservation | None  # None: an encoder, which caches nothing
+    place: Lease | Reservation | None  # None: an encoder, which caches nothing
     under_weights: HugePages | Relocation[Model] | None = None  # what still happens to the memory they lie in
 
     def has_whole_cache(self) -> bool:
@@ -91,7 +92,7 @@ def make_kv_memory(config: HostConfig) -> KvMemory:
         )
         raise CheckpointError(f"{message}; lower kv_gib (of `pilotlight serve`: --kv-gib)") from None
     pages.prefer_huge(arena.span(0, arena.total_bytes))
-    return KvMemory(arena, Lending(arena.num_slabs, arena.slab_bytes, arena.clear))
+    return KvMemory(arena, SlabAllocator(arena.num_slabs, arena.slab_bytes, arena.clear))
 
 
 def _memory_of(device: torch.device) -> int:
@@ -172,7 +173,7 @@ class _Loading(NamedTuple):
         block_bytes = math.prod(block) * dtype.itemsize
         place = _find_place(spec, self.host, self.memory, block_bytes)
         try:
-            if isinstance(place, Account):
+            if isinstance(place, Lease):
                 num_blocks, first_slab, num_seen = place.max_blocks, 0, place.grid.capacity
             else:
                 num_blocks = num_seen = _blocks_of(spec.kv_tokens, block_size)
@@ -191,14 +192,14 @@ class _Loading(NamedTuple):
                 self.phases.end("warm_up")
             cache = self.memory.arena.span(first_slab, num_seen * block_bytes)
             runner = _runner(model, cache.view(dtype).view(num_seen, *block), self.recipe)
-            account = place if isinstance(place, Account) else None
+            lease = place if isinstance(place, Lease) else None
             layout = f"{_LAYOUT}:{block}:{device.type}"
             weights = self.source.fingerprint if tiers else b""
             kept = tiers.cache_for(spec.name, runner.kv_cache, block_size) if tiers else None
             info = self._info(context_length, dtype, loaded.is_mapped, block_size, num_blocks)
             identity = CacheIdentity(spec.name, info.dtype, block_size, layout, weights)
             limits = self._limits(block_size)
-            engine = Engine(info, runner, limits, account, identity=identity, tiers=kept)
+            engine = Engine(info, runner, limits, lease, identity=identity, tiers=kept)
             if records_bootstrap and device.type == "cpu":
                 self._record_bootstrap(loaded, block, info)
             return LoadedModel(spec, engine, place, _start_moving(loaded, runner))
@@ -286,9 +287,11 @@ class _Loading(NamedTuple):
             load_phases=self.phases.spent,
         )
 
-    def _limits(self, block_size: int, is_whole: bool = False) -> Limits:
+    def _limits(self, block_size: int, is_whole: bool = False) -> SchedulerLimits:
         host = self.host
-        return Limits(block_size, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting, is_whole=is_whole)
+        return SchedulerLimits(
+            block_size, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting, is_whole=is_whole
+        )
 
 
 def _start_moving(loaded: FilledModel[Model], runner: ModelRunner) -> HugePages | Relocation[Model] | None:
@@ -348,19 +351,19 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _find_place(spec: ModelSpec, host: HostConfig, memory: KvMemory, block_bytes: int) -> Account | Reservation:
-    lending = memory.lending
+def _find_place(spec: ModelSpec, host: HostConfig, memory: KvMemory, block_bytes: int) -> Lease | Reservation:
+    slabs = memory.slabs
     try:
         if spec.kv_tokens is None:
-            return lending.open(spec.name, block_bytes)
+            return slabs.open(spec.name, block_bytes)
         wanted = _blocks_of(spec.kv_tokens, host.block_size) * block_bytes
-        available = lending.largest_run * lending.slab_bytes
+        available = slabs.largest_run * slabs.slab_bytes
         if not 0 < wanted <= available:
             raise CheckpointError(
                 f"{spec.name} asks for {spec.kv_tokens} tokens of KV cache, {wanted} bytes; "
                 f"the arena can give {available} in one piece: lower kv_tokens or raise kv_gib"
             )
-        return lending.reserve(spec.name, -(-wanted // lending.slab_bytes))
+        return slabs.reserve(spec.name, -(-wanted // slabs.slab_bytes))
     except NoSlabsError as error:
         raise CheckpointError(
             f"the KV arena of {memory.arena.total_bytes} bytes has no room for {spec.name}: {error}; "

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from engine.sequence import Sequence
 
 
-class Limits(NamedTuple):
+class SchedulerLimits(NamedTuple):
     block_size: int
     max_num_batched_tokens: int
     max_num_seqs: int
@@ -45,7 +45,7 @@ class Chunk(NamedTuple):
         return self.is_last and self.sequence.pooling is None
 
 
-class Plan:
+class StepPlan:
     """The chunks chosen so far, and the tokens that are left."""
 
     def __init__(self, budget: int) -> None:

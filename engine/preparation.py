@@ -76,7 +76,7 @@ def _out_of_the_way(config: HostConfig) -> HostReady:
 
 
 def _prepare(config: HostConfig, is_standby: bool) -> HostReady:
-    clock = _Clock()
+    clock = _StageClock()
     import_libraries()
     import torch
 
@@ -111,7 +111,7 @@ def _warm_up(device: "torch.device") -> None:
             torch.cat([product, product.cumsum(-1)])[torch.tensor([0, 1], device=device)].argmax(-1).tolist()
 
 
-class _Clock:
+class _StageClock:
     def __init__(self) -> None:
         self.phases: list[tuple[str, float]] = []
         self._last = time.perf_counter()

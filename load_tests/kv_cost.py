@@ -13,7 +13,7 @@ import torch
 
 from engine.kv.block_pool import BlockPool
 from engine.kv.generations import GenerationCheck
-from engine.kv.lending import Lending
+from engine.kv.slab_allocator import SlabAllocator
 from engine.plan import Chunk
 from engine.runner import ModelRunner
 from engine.sequence import Sequence
@@ -47,16 +47,16 @@ def measure(runner: ModelRunner, batch: int = BATCH, blocks: int = BLOCKS) -> di
     }
 
 
-def measure_lending(num_slabs: int = 64) -> dict[str, Any]:
+def measure_slabs(num_slabs: int = 64) -> dict[str, Any]:
     """Milliseconds to say, once per frame, what one of two models at work could have."""
     slab_bytes, block_bytes = 8 << 20, 1 << 18
-    lending = Lending(num_slabs, slab_bytes, lambda slab: None)
-    accounts = [lending.open(name, block_bytes) for name in ("one", "two")]
-    for account in accounts:
-        account.new_pool()
-        for _ in range(account.max_blocks // 2):
-            account.pool.allocate()
-    return {"slabs": num_slabs, "prospects_ms": median_s(_HOST, accounts[0].prospects, _REPEATS) * 1e3}
+    allocator = SlabAllocator(num_slabs, slab_bytes, lambda slab: None)
+    leases = [allocator.open(name, block_bytes) for name in ("one", "two")]
+    for lease in leases:
+        lease.new_pool()
+        for _ in range(lease.max_blocks // 2):
+            lease.pool.allocate()
+    return {"slabs": num_slabs, "capacity_ms": median_s(_HOST, leases[0].capacity, _REPEATS) * 1e3}
 
 
 def _sequence(pool: BlockPool, table: list[int], blocks: int) -> Sequence:
@@ -77,10 +77,8 @@ def main() -> None:
         f"{options.shape} on {device.type}, {row['batch']} sequences of {row['blocks']} blocks: step {row['step_ms']:.2f} ms, "
         f"check of generations {row['check_ms']:.3f} ms, {row['share_of_step']:.2%} of the step"
     )
-    lending = measure_lending()
-    print(
-        f"two models on {lending['slabs']} slabs: {lending['prospects_ms']:.3f} ms per frame and model for their load"
-    )
+    slabs = measure_slabs()
+    print(f"two models on {slabs['slabs']} slabs: {slabs['capacity_ms']:.3f} ms per frame and model for their load")
 
 
 if __name__ == "__main__":

@@ -7,13 +7,13 @@ over. Refuses to know torch, files, and when the model is there.
 from engine.bootstrap.runner import BootstrapRunner
 from engine.bootstrap.sampler import can_compute
 from engine.engine import Engine, error_output
-from engine.plan import Limits
+from engine.plan import SchedulerLimits
 from engine.protocol import ErrorCode, ModelInfo, Submit, TokenOutput
 from engine.sequence import Sequence
 
 
 class BootstrapEngine(Engine):
-    def __init__(self, info: ModelInfo, runner: BootstrapRunner, limits: Limits, most_tokens: int) -> None:
+    def __init__(self, info: ModelInfo, runner: BootstrapRunner, limits: SchedulerLimits, most_tokens: int) -> None:
         """`most_tokens`: of one sequence that the program computes."""
         super().__init__(info, runner, limits, with_torch=False)
         self._most_tokens = most_tokens

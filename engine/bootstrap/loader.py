@@ -19,7 +19,7 @@ from engine.bootstrap.program import BootstrapProgram, ProgramError, read
 from engine.bootstrap.runner import BootstrapRunner
 from engine.errors import CheckpointError
 from engine.loader import Loader, ModelLoader
-from engine.plan import Limits
+from engine.plan import SchedulerLimits
 from engine.protocol import HostConfig, HostReady, ModelFailed, ModelSpec
 from engine.weights.digests import expect_sound, fingerprint
 from kernels.cpu import functions
@@ -151,7 +151,7 @@ def _engine(
     total_blocks = min(program.info.total_blocks, _SEQUENCES * program.max_blocks)
     info = program.info._replace(name=spec.name, mapped=False, total_blocks=total_blocks)
     budget = min(config.max_num_batched_tokens, _GROUPS * program.rows)
-    limits = Limits(config.block_size, budget, config.max_num_seqs, config.max_waiting)
+    limits = SchedulerLimits(config.block_size, budget, config.max_num_seqs, config.max_waiting)
     room = program.max_blocks * config.block_size
     most_tokens = room - _MARGIN if room < info.context_length else info.context_length
     load_s = time.perf_counter() - began

@@ -122,12 +122,12 @@ class HermesParser:
             self._after_call = False
 
 
-class _Call(msgspec.Struct):
+class _CallJson(msgspec.Struct):
     name: str
     arguments: Raw = Raw(b"{}")
 
 
-_calls = msgspec.json.Decoder(_Call)
+_calls = msgspec.json.Decoder(_CallJson)
 _objects = msgspec.json.Decoder(dict[str, Raw])
 
 

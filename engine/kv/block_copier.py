@@ -35,14 +35,14 @@ class BlockCopier(Protocol):
 def make_copier(kv_cache: torch.Tensor) -> BlockCopier:
     """`kv_cache` [num_blocks, ...], a block's bytes together."""
     assert kv_cache.is_contiguous()
-    return CudaCopier(kv_cache) if kv_cache.device.type == "cuda" else CpuCopier(kv_cache)
+    return CudaBlockCopier(kv_cache) if kv_cache.device.type == "cuda" else CpuBlockCopier(kv_cache)
 
 
 def block_bytes(kv_cache: torch.Tensor) -> int:
     return kv_cache.stride(0) * kv_cache.itemsize
 
 
-class CpuCopier:
+class CpuBlockCopier:
     """ctypes lets go of the interpreter during a memmove; torch's copy would start a team of threads beside the model's."""
 
     def __init__(self, kv_cache: torch.Tensor) -> None:
@@ -62,7 +62,7 @@ class CpuCopier:
             ctypes.memmove(self._start + block * self._block_bytes, _address(view), self._block_bytes)
 
 
-class CudaCopier:
+class CudaBlockCopier:
     def __init__(self, kv_cache: torch.Tensor) -> None:
         self._cache = kv_cache
         self._blocks = kv_cache.flatten(1).view(torch.uint8)  # [num_blocks, block_bytes]

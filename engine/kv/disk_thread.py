@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from engine.kv.disk_tier import DiskTier
-from engine.kv.host_tier import HostTier, Slot
+from engine.kv.host_tier import HostSlot, HostTier
 from engine.rates import TransferRate
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class DiskRead:
         self.hashes = list(hashes)
         self.block_bytes = block_bytes
         self.deadline = started + _PATIENCE_S
-        self.slots: list[Slot] = []
+        self.slots: list[HostSlot] = []
         self.num_read = 0  # of these, from the disk
         self.is_finished = False
         self.is_cancelled = False
@@ -101,7 +101,7 @@ class DiskThread:
             if read.is_finished:
                 self._host.unpin(read.slots)
 
-    def take(self, read: DiskRead) -> list[Slot]:
+    def take(self, read: DiskRead) -> list[HostSlot]:
         """What it has pinned is the caller's from now on; of one that is late, nothing."""
         with self._condition:
             if read.is_finished and not read.is_cancelled:
@@ -161,7 +161,7 @@ class DiskThread:
 
     def _read(self, read: DiskRead) -> None:
         started = self._clock()
-        slots: list[Slot] = []
+        slots: list[HostSlot] = []
         num_read = 0
         try:
             for block_hash in read.hashes:
@@ -182,7 +182,7 @@ class DiskThread:
                 if read.is_cancelled:
                     self._host.unpin(slots)
 
-    def _read_block(self, block_hash: bytes, block_bytes: int) -> Slot | None:
+    def _read_block(self, block_hash: bytes, block_bytes: int) -> HostSlot | None:
         slot = self._host.reserve(block_hash, block_bytes)
         if slot is None:
             return None

@@ -36,7 +36,7 @@ _NAME = struct.Struct("<32sQI")
 _MAGIC = b"PLkv"
 
 
-class _Record(NamedTuple):
+class _BlockRecord(NamedTuple):
     segment: "_Segment"
     offset: int  # of the block's bytes
     num_bytes: int
@@ -64,12 +64,12 @@ class DiskTier:
         self._lock = threading.Lock()
         self._segment_bytes = min(_MAX_SEGMENT_BYTES, limit_bytes // _SEGMENTS)
         self._segments: OrderedDict[_Segment, None] = OrderedDict()  # unused for longest first
-        self._records: dict[bytes, _Record] = {}
+        self._records: dict[bytes, _BlockRecord] = {}
         self._active: _Segment | None = None  # written to by one thread
         self._active_fd = -1
         self._next_number = 0
-        self._write_errors = _Patience("written to", directory, clock)
-        self._read_errors = _Patience("read", directory, clock)
+        self._write_errors = _ErrorBackoff("written to", directory, clock)
+        self._read_errors = _ErrorBackoff("read", directory, clock)
 
     @classmethod
     def open(
@@ -129,7 +129,7 @@ class DiskTier:
             self._count(self._write_errors, error)
             return False
         with self._lock:
-            self._records[block_hash] = _Record(segment, segment.num_bytes + _HEADER.size, len(block), checksum)
+            self._records[block_hash] = _BlockRecord(segment, segment.num_bytes + _HEADER.size, len(block), checksum)
             segment.hashes.add(block_hash)
             segment.num_bytes += size
         self._write_errors.succeed()
@@ -197,7 +197,7 @@ class DiskTier:
                 segment.num_bytes = offset + num_bytes
                 if is_good and block_hash not in self._records:
                     with self._lock:
-                        self._records[block_hash] = _Record(segment, offset, num_bytes, checksum)
+                        self._records[block_hash] = _BlockRecord(segment, offset, num_bytes, checksum)
                     segment.hashes.add(block_hash)
         if segment.num_bytes < size:  # torn by a crash, or damaged
             self.num_corrupt += 1
@@ -254,12 +254,12 @@ class DiskTier:
         if written < len(header) + len(block):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _count(self, patience: "_Patience", error: OSError) -> None:
+    def _count(self, patience: "_ErrorBackoff", error: OSError) -> None:
         self.num_errors += 1
         patience.fail(error)
 
 
-class _Patience:
+class _ErrorBackoff:
     """Errors in a row: after a few of them, pauses between one try and the next."""
 
     def __init__(self, what: str, directory: Path, clock: Callable[[], float]) -> None:
@@ -325,7 +325,7 @@ def _find_record(fd: int, start: int, size: int) -> int | None:
     return None
 
 
-def _blot_out(record: _Record) -> None:
+def _blot_out(record: _BlockRecord) -> None:
     """The record keeps its place, so that those behind it are still found."""
     fd = os.open(record.segment.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

@@ -24,7 +24,7 @@ class TierError(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class Slot:
+class HostSlot:
     """A block's place. Its bytes stay as they are while it is pinned."""
 
     file: SlotFile
@@ -56,7 +56,7 @@ class HostTier:
         self._lock = threading.Lock()
         self._files: dict[int, SlotFile] = {}  # by slot bytes
         self._free: dict[int, list[int]] = {}  # slots of each that are empty: no header names them
-        self._slots: dict[bytes, Slot] = {}  # written, or being written
+        self._slots: dict[bytes, HostSlot] = {}  # written, or being written
         self._order: SegmentedOrder[bytes] = SegmentedOrder(limit_bytes)  # written and not pinned
 
     @classmethod
@@ -91,7 +91,7 @@ class HostTier:
             except OSError as error:
                 raise TierError(f"the host KV tier at {self._directory} cannot grow: {error.strerror}") from error
 
-    def reserve(self, block_hash: bytes, block_bytes: int) -> Slot | None:
+    def reserve(self, block_hash: bytes, block_bytes: int) -> HostSlot | None:
         """A pinned slot to be filled, then committed or abandoned. None: it is here already, or nothing can give way to it."""
         with self._lock:
             if block_hash in self._slots:
@@ -100,11 +100,11 @@ class HostTier:
             index = self._make_room(file)
             if index is None:
                 return None
-            slot = self._slots[block_hash] = Slot(file, index, block_hash, pins=1)
+            slot = self._slots[block_hash] = HostSlot(file, index, block_hash, pins=1)
             self.used_bytes += file.stride
             return slot
 
-    def commit(self, slot: Slot, checksum: int) -> None:
+    def commit(self, slot: HostSlot, checksum: int) -> None:
         """Its bytes are whole: others may find it from now on. The pin stays."""
         with self._lock:
             slot.checksum = checksum
@@ -113,13 +113,13 @@ class HostTier:
                 slot.is_written = True
                 slot.file.commit(slot.index, slot.block_hash, checksum, self._clock())
 
-    def abandon(self, slot: Slot) -> None:
+    def abandon(self, slot: HostSlot) -> None:
         """It was never committed."""
         with self._lock:
             self._forget(slot)
             self._unpin(slot)
 
-    def pin(self, block_hash: bytes, *, is_hit: bool) -> Slot | None:
+    def pin(self, block_hash: bytes, *, is_hit: bool) -> HostSlot | None:
         """The block's slot, kept as it is until it is unpinned. `is_hit`: somebody uses the content again."""
         with self._lock:
             slot = self._slots.get(block_hash)
@@ -133,7 +133,7 @@ class HostTier:
                 slot.file.note_use(slot.index, self._clock())
             return slot
 
-    def pin_prefix(self, hashes: Iterable[bytes]) -> list[Slot]:
+    def pin_prefix(self, hashes: Iterable[bytes]) -> list[HostSlot]:
         """The longest run of a chain, as hits."""
         pinned = []
         for block_hash in hashes:
@@ -143,13 +143,13 @@ class HostTier:
             pinned.append(slot)
         return pinned
 
-    def unpin(self, slots: Sequence[Slot]) -> None:
+    def unpin(self, slots: Sequence[HostSlot]) -> None:
         """The tail of a chain becomes older than its head: a chain is useless without its start."""
         with self._lock:
             for slot in reversed(slots):
                 self._unpin(slot)
 
-    def is_sound(self, slot: Slot) -> bool:
+    def is_sound(self, slot: HostSlot) -> bool:
         """The pinned slot holds what was written. It is checked once; one that does not is forgotten."""
         if slot.is_verified:
             return True
@@ -211,7 +211,7 @@ class HostTier:
             if block_hash in self._slots:  # of two sizes: one of them is no block any model would ask for
                 self._drop_slot(file, index)
                 continue
-            self._slots[block_hash] = Slot(file, index, block_hash, checksum, is_written=True)
+            self._slots[block_hash] = HostSlot(file, index, block_hash, checksum, is_written=True)
             self._order.add(block_hash, file.stride)
             self.used_bytes += file.stride
         if self._slots:
@@ -277,7 +277,7 @@ class HostTier:
         file.give_back(index)
         self._free[file.slot_bytes].append(index)
 
-    def _forget(self, slot: Slot) -> None:
+    def _forget(self, slot: HostSlot) -> None:
         """Not findable from now on; free as soon as nobody looks at it."""
         if slot.is_forgotten:
             return
@@ -288,7 +288,7 @@ class HostTier:
             self._order.remove(slot.block_hash)
             self._free_forgotten(slot)
 
-    def _unpin(self, slot: Slot) -> None:
+    def _unpin(self, slot: HostSlot) -> None:
         assert slot.pins > 0, "a slot was unpinned more often than it was pinned"
         slot.pins -= 1
         if slot.pins:
@@ -298,6 +298,6 @@ class HostTier:
         else:
             self._order.add(slot.block_hash, slot.file.stride, slot.is_protected)
 
-    def _free_forgotten(self, slot: Slot) -> None:
+    def _free_forgotten(self, slot: HostSlot) -> None:
         self._drop_slot(slot.file, slot.index)
         self.used_bytes -= slot.file.stride

@@ -16,8 +16,8 @@ from zlib import crc32
 
 from engine.kv.block_copier import BlockCopier
 from engine.kv.disk_thread import DiskRead, DiskThread
-from engine.kv.host_tier import HostTier, Slot
-from engine.kv.tiers import Kept, Transfer
+from engine.kv.host_tier import HostSlot, HostTier
+from engine.kv.tiers import TierHit, Transfer
 from engine.rates import TransferRate
 
 log = logging.getLogger(__name__)
@@ -28,10 +28,10 @@ _LAST_STORES_S = 2.0  # 20 GiB of blocks from a device, 4 on a CPU; the other mo
 _LAST_COPY_S = 10.0
 
 
-class Fetch:
+class HostFetch:
     """A run of a chain on its way from the host tier to the device."""
 
-    def __init__(self, slots: list[Slot], blocks: Sequence[int], mark: object, started: float) -> None:
+    def __init__(self, slots: list[HostSlot], blocks: Sequence[int], mark: object, started: float) -> None:
         self.slots = slots  # pinned until it is done
         self.blocks = list(blocks)
         self.mark = mark
@@ -64,7 +64,7 @@ class TieredCache:
         self._clock = clock
         self._batch = max(1, _BATCH_BYTES // block_bytes)
         self._prefill_tokens_per_s = 0.0
-        self._pins: dict[Hashable, list[Slot]] = {}
+        self._pins: dict[Hashable, list[HostSlot]] = {}
         self._fresh: dict[int, bytes] = {}  # complete, but the step's results have not been handed out
         self._condition = threading.Condition()
         self._stores: dict[int, tuple[bytes, object]] = {}  # block -> its name and when it is complete
@@ -72,8 +72,8 @@ class TieredCache:
         self._is_storing = False
         self._num_batches = 0
         self._reads: set[DiskRead] = set()  # begun, and neither taken nor cancelled
-        self._fetches: deque[Fetch] = deque()
-        self._fetching: Fetch | None = None
+        self._fetches: deque[HostFetch] = deque()
+        self._fetching: HostFetch | None = None
         self._is_broken = False
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="kv-mover", daemon=True)
@@ -124,9 +124,9 @@ class TieredCache:
 
     # Fetches
 
-    def lookup(self, hashes: Sequence[bytes], with_disk: bool) -> Kept:
+    def lookup(self, hashes: Sequence[bytes], with_disk: bool) -> TierHit:
         if self._is_broken:
-            return Kept()
+            return TierHit()
         with_disk = with_disk and self._disk is not None and not self._disk.is_stuck
         num_host = num_blocks = num_on_disk = 0
         for block_hash in hashes:
@@ -140,10 +140,10 @@ class TieredCache:
             predicted_s = self._disk_s(num_on_disk) + self._fetch_s(num_blocks)
             assert self._disk is not None
             if self._disk.rate.is_worth_it(predicted_s, self._recompute_s(num_blocks)):
-                return Kept(num_blocks, num_on_disk)
+                return TierHit(num_blocks, num_on_disk)
         if num_host and self.fetch_rate.is_worth_it(self._fetch_s(num_host), self._recompute_s(num_host)):
-            return Kept(num_host)
-        return Kept()
+            return TierHit(num_host)
+        return TierHit()
 
     def read(self, hashes: Sequence[bytes]) -> Transfer:
         assert self._disk is not None, "nothing was found on a disk"
@@ -162,7 +162,7 @@ class TieredCache:
         return transfer.num_read if slots else 0
 
     def fetch(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Transfer:
-        fetch = Fetch(self._host.pin_prefix(hashes), blocks, self._copier.mark(), self._clock())
+        fetch = HostFetch(self._host.pin_prefix(hashes), blocks, self._copier.mark(), self._clock())
         with self._condition:
             self._fetches.append(fetch)
             self._condition.notify_all()
@@ -174,7 +174,7 @@ class TieredCache:
             self._reads.discard(transfer)
             self._disk.cancel(transfer)
             return
-        assert isinstance(transfer, Fetch)
+        assert isinstance(transfer, HostFetch)
         with self._condition:
             transfer.is_cancelled = True
             if transfer in self._fetches:
@@ -249,7 +249,7 @@ class TieredCache:
             )
         return idle and (self._disk is None or self._disk.wait_until_idle(timeout_s))
 
-    def _pin(self, owner: Hashable, slots: list[Slot]) -> None:
+    def _pin(self, owner: Hashable, slots: list[HostSlot]) -> None:
         if slots:
             self._pins.setdefault(owner, []).extend(slots)
 
@@ -310,7 +310,7 @@ class TieredCache:
             self._is_storing = False
             self._condition.notify_all()
 
-    def _move(self, fetch: Fetch) -> None:
+    def _move(self, fetch: HostFetch) -> None:
         for start in range(0, len(fetch.slots), self._batch):
             if fetch.is_cancelled:
                 return

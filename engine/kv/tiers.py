@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple, Protocol
 
 
-class Kept(NamedTuple):
+class TierHit(NamedTuple):
     """How far a chain continues in the tiers."""
 
     num_blocks: int = 0
@@ -41,7 +41,7 @@ class Tiers(Protocol):
     def settle(self, hashes: Sequence[bytes]) -> None:
         """A chain has ended: its tail is worth less than its head."""
 
-    def lookup(self, hashes: Sequence[bytes], with_disk: bool) -> Kept:
+    def lookup(self, hashes: Sequence[bytes], with_disk: bool) -> TierHit:
         """As far as fetching is worth the time."""
 
     def read(self, hashes: Sequence[bytes]) -> Transfer:
@@ -82,8 +82,8 @@ class NoTiers:
     def settle(self, hashes: Sequence[bytes]) -> None:
         pass
 
-    def lookup(self, hashes: Sequence[bytes], with_disk: bool) -> Kept:
-        return Kept()
+    def lookup(self, hashes: Sequence[bytes], with_disk: bool) -> TierHit:
+        return TierHit()
 
     def read(self, hashes: Sequence[bytes]) -> Transfer:
         raise NotImplementedError("nothing was offered")

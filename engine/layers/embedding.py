@@ -7,7 +7,7 @@ from kernels.linear import logits
 from kernels.rows import rows_of
 
 
-class Embedding:
+class TokenEmbedding:
     """weight [vocab, hidden]; `scale` multiplies what is looked up, never the head's logits."""
 
     def __init__(self, weight: torch.Tensor, scale: float | None = None) -> None:
@@ -18,7 +18,7 @@ class Embedding:
     @classmethod
     def load(
         cls, loader: WeightLoader, name: str, vocab_size: int, hidden_size: int, scale: float | None = None
-    ) -> "Embedding":
+    ) -> "TokenEmbedding":
         return cls(loader.tensor(f"{name}.weight", vocab_size, hidden_size), scale)
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:

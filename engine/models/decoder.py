@@ -12,7 +12,7 @@ import torch
 
 from engine.batch import Batch
 from engine.layers.attention import Attention, LayerCache
-from engine.layers.embedding import Embedding
+from engine.layers.embedding import TokenEmbedding
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RotaryTable
 from engine.models.decoder_config import DecoderConfig
@@ -39,10 +39,10 @@ class DecoderLayer:
 class Decoder:
     def __init__(
         self,
-        embedding: Embedding,
+        embedding: TokenEmbedding,
         layers: list[DecoderLayer],
         norm: RMSNorm,
-        head: Embedding,
+        head: TokenEmbedding,
         rotary: list[RotaryTable],
         rotary_of_layer: list[int],
     ) -> None:
@@ -82,14 +82,16 @@ def load_decoder(
 ) -> Decoder:
     """`load_layer(i, name)` makes the layer whose tensors begin with `name`."""
     root = "" if "embed_tokens.weight" in loader else "model."  # "": saved without its head
-    embedding = Embedding.load(loader, f"{root}embed_tokens", config.vocab_size, config.hidden_size, embedding_scale)
+    embedding = TokenEmbedding.load(
+        loader, f"{root}embed_tokens", config.vocab_size, config.hidden_size, embedding_scale
+    )
     layers = [load_layer(i, f"{root}layers.{i}") for i in range(config.num_layers)]
     norm = RMSNorm.load(loader, f"{root}norm", config.hidden_size, config.norm)
     head = embedding
     if config.tied:
         loader.skip(r"lm_head\.weight")  # a copy of the embedding
     else:
-        head = Embedding.load(loader, "lm_head", config.vocab_size, config.hidden_size)
+        head = TokenEmbedding.load(loader, "lm_head", config.vocab_size, config.hidden_size)
     # old checkpoints store what config.json says
     loader.skip(r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
     # of a KV cache in fewer bits than ours; of packed matrices, what config.json says

@@ -16,14 +16,14 @@ FRESH = (
         "the slots of a sequence that has ended stay pinned for ever",
     ),
     Mutant(
-        "engine/scheduler.py",
+        "engine/kv/manager.py",
         "return (len(sequence.token_ids) - 1) // self",
         "return len(sequence.token_ids) // self",
         "a prompt that is cached to its end has no token left to compute",
     ),
     Mutant(
-        "engine/scheduler.py",
-        "sequence.num_registered_blocks = num_cached + transfer.num_blocks",
+        "engine/kv/manager.py",
+        "sequence.num_registered_blocks = num_cached + num_fetched",
         "sequence.num_registered_blocks = len(sequence.block_table)",
         "blocks that a tier could not bring are believed to be there",
     ),
@@ -58,7 +58,7 @@ FRESH = (
         "half a record stays before the next one",
     ),
     Mutant(
-        "engine/kv/lending.py",
+        "engine/kv/slab_allocator.py",
         "            if owner is not None:\n                self._clear(slab)",
         "            if isinstance(owner, Reservation):\n                self._clear(slab)",
         "a slab keeps another model's bytes",
@@ -106,8 +106,8 @@ FRESH = (
         "the prompt counts as output",
     ),
     Mutant(
-        "engine/incoming.py",
-        "            self._tiers.cancel(arrival.transfer)",
+        "engine/kv/pending_loads.py",
+        "            self._tiers.cancel(load.transfer)",
         "            pass",
         "the transfer of a sequence that was called off goes on",
     ),

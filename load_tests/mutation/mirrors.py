@@ -4,24 +4,27 @@ from load_tests.mutation.mutant import ROOT
 
 _TESTS = {
     "engine/batch.py": "engine/test_batch engine/test_engine engine/test_invariance engine/test_decode_graphs",
-    "engine/engine.py": "engine/test_engine engine/test_overlap engine/test_siblings engine/test_opened_host "
+    "engine/engine.py": "engine/test_engine engine/test_overlap engine/test_parallel_samples engine/test_opened_host "
     "engine/test_tier_schedules",
     "engine/fairness.py": "engine/test_fairness",
     "engine/host.py": "engine/test_host",
-    "engine/incoming.py": "engine/kv/test_tiered_cache engine/test_tier_schedules",
     "engine/kv/block_pool.py": "engine/test_block_pool",
     "engine/kv/disk_tier.py": "engine/kv/test_disk_tier",
     "engine/kv/eviction.py": "engine/test_eviction",
     "engine/kv/generations.py": "engine/test_generations",
     "engine/kv/host_tier.py": "engine/kv/test_host_tier",
-    "engine/kv/lending.py": "engine/test_lending engine/test_two_models engine/test_shared_schedules",
+    "engine/kv/lease.py": "engine/test_slab_allocator engine/test_two_models engine/test_shared_schedules",
+    "engine/kv/manager.py": "engine/test_schedules engine/test_generations engine/test_tier_schedules",
+    "engine/kv/pending_loads.py": "engine/kv/test_tiered_cache engine/test_tier_schedules",
     "engine/kv/prefix_index.py": "engine/test_block_pool",
+    "engine/kv/slab_allocator.py": "engine/test_slab_allocator engine/test_two_models engine/test_shared_schedules",
+    "engine/kv/slab_policy.py": "engine/test_slab_allocator engine/test_two_models engine/test_shared_schedules",
     "engine/kv/tiered_cache.py": "engine/kv/test_tiered_cache",
+    "engine/parallel_samples.py": "engine/test_parallel_samples",
     "engine/runner.py": "engine/test_engine engine/test_invariance engine/test_penalties engine/test_decode_graphs",
     "engine/sampling.py": "engine/test_penalties engine/test_logits engine/test_invariance",
     "engine/scheduler.py": "engine/test_scheduler engine/test_engine engine/test_schedules engine/test_generations engine/test_overlap "
     "engine/kv/test_tiered_cache engine/test_tier_schedules",
-    "engine/siblings.py": "engine/test_siblings",
     "engine/token_counts.py": "engine/test_penalties",
     "engine/validation.py": "engine/test_validation engine/test_engine",
     "kernels/sampling_batch.py": "kernels/test_sample",

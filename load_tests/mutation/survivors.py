@@ -16,21 +16,21 @@ SURVIVORS = (
         "the assignment to the dead host is kept",
     ),
     Mutant(
-        "engine/scheduler.py",
+        "engine/kv/manager.py",
         "            if generations[block] == generation  # what was handed",
         "            if True  # what was handed",
         "swap-out keeps blocks that are another's",
     ),
     Mutant(
         "engine/scheduler.py",
-        "needed += sum(max(1, self._num_missing(holder)) for holder in self._holders())",
+        "needed += sum(max(1, self._blocks.num_missing(holder)) for holder in self._holders())",
         "needed += 0",
         "no spare block for each running sequence",
     ),
     Mutant(
         "engine/scheduler.py",
-        "        if self.incoming.call_off(sequence):\n            self._look_again()\n        elif sequence in",
-        "        if self.incoming.call_off(sequence):\n            pass\n        elif sequence in",
+        "        if self.loads.cancel(sequence):\n            self._requeue_deferred()\n        elif sequence in",
+        "        if self.loads.cancel(sequence):\n            pass\n        elif sequence in",
         "an aborted fetch does not wake those behind it",
     ),
     Mutant(
@@ -40,13 +40,13 @@ SURVIVORS = (
         "a block whose holders are in doubt stays findable",
     ),
     Mutant(
-        "engine/kv/lending.py",
-        "            return False\n        with self._lock:\n            slab = self._slab_for(account)",
-        "            return False\n        if True:\n            slab = self._slab_for(account)",
+        "engine/kv/slab_allocator.py",
+        "            return False\n        with self._lock:\n            slab = self._policy.slab_for(lease)",
+        "            return False\n        if True:\n            slab = self._policy.slab_for(lease)",
         "slabs are lent without the lock",
     ),
     Mutant(
-        "engine/kv/lending.py",
+        "engine/kv/slab_allocator.py",
         "preempt_youngest(keep_oldest=is_senior)",
         "preempt_youngest(keep_oldest=False)",
         "the host's oldest sequence may be preempted for another model",

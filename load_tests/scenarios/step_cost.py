@@ -19,7 +19,7 @@ from rich.table import Table
 import engine.scheduler
 from engine.engine import Engine
 from engine.kv.block_pool import BlockPool
-from engine.plan import Limits
+from engine.plan import SchedulerLimits
 from engine.protocol import ModelInfo, SamplingParams, Submit
 from kernels.cpu import library
 from load_tests import kv_cost
@@ -113,7 +113,7 @@ class Bench:
         info = ModelInfo(
             "m", self.config.context_length, self.config.vocab_size, (), "bf16", BLOCK_SIZE, blocks, 1, 0.0
         )
-        return Engine(info, self.runner, Limits(BLOCK_SIZE, 2048, BATCH, BATCH))
+        return Engine(info, self.runner, SchedulerLimits(BLOCK_SIZE, 2048, BATCH, BATCH))
 
     def _submit(self, prompt_tokens: int, output_tokens: int) -> Submit:
         self._num_submitted += 1

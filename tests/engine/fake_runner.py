@@ -5,9 +5,9 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from engine.engine import Engine
-from engine.kv.lending import Lending
+from engine.kv.slab_allocator import SlabAllocator
 from engine.kv.tiers import EngineTiers
-from engine.plan import Chunk, Limits
+from engine.plan import Chunk, SchedulerLimits
 from engine.protocol import ModelInfo, TokenLogprobs
 from engine.results import ChunkResult, RunResult, SampledToken
 from engine.sequence import PENDING, Sequence
@@ -38,7 +38,7 @@ class FakeArena:
 
     def __post_init__(self) -> None:
         self.writers = [None] * (self.num_slabs * self.slab_bytes)
-        self.lending = Lending(self.num_slabs, self.slab_bytes, self.clear)
+        self.slabs = SlabAllocator(self.num_slabs, self.slab_bytes, self.clear)
 
     def clear(self, slab: int) -> None:
         self.writers[slab * self.slab_bytes : (slab + 1) * self.slab_bytes] = [None] * self.slab_bytes
@@ -161,7 +161,7 @@ def fake_engine(
 ) -> tuple[Engine, FakeRunner]:
     runner = FakeRunner(num_blocks, block_size, overlaps=overlaps)
     info = _info("tiny", num_blocks, block_size, eos_token_ids)
-    limits = Limits(block_size, max_num_batched_tokens, max_num_seqs, max_waiting)
+    limits = SchedulerLimits(block_size, max_num_batched_tokens, max_num_seqs, max_waiting)
     return Engine(info, runner, limits, tiers=make_tiers(runner) if make_tiers else None), runner
 
 
@@ -175,11 +175,11 @@ def borrowing_engine(
     overlaps: bool = False,
     make_tiers: Callable[[FakeRunner], EngineTiers] | None = None,
 ) -> tuple[Engine, FakeRunner]:
-    account = arena.lending.open(name, block_bytes)
-    runner = FakeRunner(account.grid.capacity, block_size, FakeMemory(arena, name, block_bytes), overlaps)
-    info = _info(name, account.max_blocks, block_size)
-    limits = Limits(block_size, tokens, seqs, max_waiting=100)
-    return Engine(info, runner, limits, account, tiers=make_tiers(runner) if make_tiers else None), runner
+    lease = arena.slabs.open(name, block_bytes)
+    runner = FakeRunner(lease.grid.capacity, block_size, FakeMemory(arena, name, block_bytes), overlaps)
+    info = _info(name, lease.max_blocks, block_size)
+    limits = SchedulerLimits(block_size, tokens, seqs, max_waiting=100)
+    return Engine(info, runner, limits, lease, tiers=make_tiers(runner) if make_tiers else None), runner
 
 
 def _info(name: str, num_blocks: int, block_size: int, eos_token_ids: tuple[int, ...] = ()) -> ModelInfo:

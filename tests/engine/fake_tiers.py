@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from random import Random
 
-from engine.kv.tiers import Kept, Transfer
+from engine.kv.tiers import TierHit, Transfer
 from tests.engine.fake_runner import FakeRunner
 
 Content = list[tuple[int, ...] | None]
@@ -61,9 +61,9 @@ class FakeTiers:
     def settle(self, hashes: Sequence[bytes]) -> None:
         pass
 
-    def lookup(self, hashes: Sequence[bytes], with_disk: bool) -> Kept:
+    def lookup(self, hashes: Sequence[bytes], with_disk: bool) -> TierHit:
         if self.draw.random() < 0.1:
-            return Kept()  # not worth it
+            return TierHit()  # not worth it
         found = on_disk = 0
         for block_hash in hashes:
             if block_hash not in self.host:
@@ -71,7 +71,7 @@ class FakeTiers:
                     break
                 on_disk += 1
             found += 1
-        return Kept(found, on_disk)
+        return TierHit(found, on_disk)
 
     def read(self, hashes: Sequence[bytes]) -> Transfer:
         return self._begin(FakeTransfer(self, hashes, None, self.draw.randint(1, 4)))

@@ -118,8 +118,8 @@ def test_the_same_bits_whatever_happens_to_a_sequence(checkpoint: Path, options:
     expected = Answers.of(drain(reference, many))
     engine = load_engine(checkpoint, **options)
     assert Answers.of(drain(engine, many)) == expected
-    assert engine.scheduler.num_preemptions == reference.scheduler.num_preemptions
-    assert (options.get("kv_tokens") == 160) == (engine.scheduler.num_preemptions > 0)
+    assert engine.scheduler.counts.preemptions == reference.scheduler.counts.preemptions
+    assert (options.get("kv_tokens") == 160) == (engine.scheduler.counts.preemptions > 0)
     assert graphs_of(engine).num_graphs > 0
 
 

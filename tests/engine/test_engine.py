@@ -181,7 +181,7 @@ def test_the_oldest_sequence_is_never_preempted_for_a_younger_one() -> None:
         assert old.num_computed_tokens > 0
         ended += [o.sequence_id for o in engine.take_outputs() if o.finish_reason]
     assert ended == ["old", "young"]
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.scheduler.counts.preemptions > 0
 
 
 def test_a_steps_time_is_told_by_phase() -> None:
@@ -200,7 +200,7 @@ def test_a_newcomer_waits_while_a_running_sequence_would_need_its_blocks_for_the
     engine.step()
     engine.submit(submit("b", list(range(20, 28)), max_tokens=2))
     assert set(drain(engine, [])) == {"a", "b"}
-    assert engine.scheduler.num_preemptions == 0
+    assert engine.scheduler.counts.preemptions == 0
 
 
 def test_closing_waits_for_the_step_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:

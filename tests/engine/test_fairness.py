@@ -217,7 +217,7 @@ def test_what_has_started_is_preempted_by_age_whatever_its_priority() -> None:
         engine.step()
         ended += [o.sequence_id for o in engine.take_outputs() if o.finish_reason]
     assert ended == ["old", "young"]
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.scheduler.counts.preemptions > 0
 
 
 def test_an_absence_pays_debts_and_saves_up_nothing() -> None:

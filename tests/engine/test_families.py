@@ -66,7 +66,7 @@ def test_preempted_sequences_agree(written: tuple[Path, PreTrainedModel]) -> Non
     engine = load_engine(directory, kv_tokens=144, max_num_batched_tokens=40)
     prompts = {str(n): random_prompt(n, seed=n) for n in (30, 31, 32)}
     heard = drain(engine, [full(name, prompt, max_tokens=30) for name, prompt in prompts.items()])
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.scheduler.counts.preemptions > 0
     for name, prompt in prompts.items():
         assert len(heard[name].token_ids) == 30
         assert_agrees(model, prompt, heard[name])

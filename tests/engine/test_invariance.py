@@ -64,7 +64,7 @@ def test_company_and_chunks_and_preemption_change_no_token(
     engine = load_engine(checkpoint, **limits)
     heard = drain(engine, requests())
     assert {name: h.token_ids for name, h in heard.items()} == alone
-    assert ("kv_tokens" in limits) == (engine.scheduler.num_preemptions > 0)
+    assert ("kv_tokens" in limits) == (engine.scheduler.counts.preemptions > 0)
 
 
 def test_chunks_change_no_log_probability_of_the_prompt(checkpoint: Path) -> None:

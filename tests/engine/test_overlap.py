@@ -57,7 +57,7 @@ def test_everything_told_is_the_same_as_without(checkpoint: Path, kv_tokens: int
             for name, kind in KINDS.items()
         ]
         heard = drain(engine, requests)
-        assert (engine.scheduler.num_preemptions > 0) == (kv_tokens < 2048)
+        assert (engine.scheduler.counts.preemptions > 0) == (kv_tokens < 2048)
         return heard
 
     apart, overlapped = run(False), run(True)

@@ -95,7 +95,7 @@ def test_company_and_chunks_and_preemption_change_no_token(
     engine = load_engine(written[0], **({"kv_tokens": 2048} | limits))
     heard = drain(engine, requests())
     assert {name: h.token_ids for name, h in heard.items()} == alone
-    assert ("kv_tokens" in limits) == (engine.scheduler.num_preemptions > 0)
+    assert ("kv_tokens" in limits) == (engine.scheduler.counts.preemptions > 0)
 
 
 @pytest.mark.parametrize("cut", [1, 10, 24])

@@ -81,8 +81,8 @@ def play_and_check(shape: Shape, plan: list[Arrival]) -> None:
     assert pool.num_held == 0
     assert pool.num_available == shape.num_blocks
     assert max(runner.batch_tokens, default=0) <= shape.max_num_batched_tokens
-    event("preempted" if engine.scheduler.num_preemptions else "not preempted")
-    event("prefix hit" if engine.scheduler.prefix_hits else "no prefix hit")
+    event("preempted" if engine.scheduler.counts.preemptions else "not preempted")
+    event("prefix hit" if engine.scheduler.counts.prefix_hits else "no prefix hit")
 
 
 def play(engine: Engine, plan: list[Arrival]) -> dict[str, Heard]:

@@ -8,7 +8,8 @@ from hypothesis import currently_in_test_context, event, given, settings
 from hypothesis import strategies as st
 
 from engine.engine import Engine
-from engine.kv.lending import NoSlabsError, Reservation
+from engine.kv.lease import Reservation
+from engine.kv.slab_allocator import NoSlabsError
 from engine.protocol import SamplingParams, Submit
 from tests.engine.driver import Heard
 from tests.engine.fake_runner import (
@@ -187,7 +188,7 @@ class Play:
                 engine.on_idle()
                 load = engine.load()
                 assert 0 <= load.free_blocks <= load.total_blocks
-                self.arena.lending.assert_consistent()
+                self.arena.slabs.assert_consistent()
             step += 1
             assert step < 5000, "no end in sight"
         self._check_the_end()
@@ -207,13 +208,13 @@ class Play:
         """A third model comes with blocks of its own, writes all over them, and goes."""
         if self.reserve is None:
             return
-        lending = self.arena.lending
+        allocator = self.arena.slabs
         if step == self.reserve.step:
             try:
-                self.reservation = lending.reserve("own", self.reserve.num_slabs)
+                self.reservation = allocator.reserve("own", self.reserve.num_slabs)
                 self.was_reserved = True
             except NoSlabsError:
-                assert self.reserve.num_slabs > lending.largest_run
+                assert self.reserve.num_slabs > allocator.largest_run
         if self.reservation is not None and self.reservation.is_complete():
             start = self.reservation.slabs.start * self.shape.slab_bytes
             for block in range(len(self.reservation.slabs)):
@@ -235,7 +236,7 @@ class Play:
             engine.step()
         except RuntimeError:
             self.may_fail |= {name for name in before if self.plan[int(name.split(".")[0])].model == model}
-            self.num_preemptions += engine.scheduler.num_preemptions
+            self.num_preemptions += engine.scheduler.counts.preemptions
             engine.fail_all("engine_error", "a step failed")
 
     def _damaged(self, engine: Engine, n: int) -> None:
@@ -264,22 +265,22 @@ class Play:
         pass
 
     def _check_the_end(self) -> None:
-        lending = self.arena.lending
+        allocator = self.arena.slabs
         for i, arrival in enumerate(self.plan):
             for k, name in enumerate(names(i, arrival)):
                 self._check(self.heard[name], name, k, arrival)
         for engine in self.engines:
             assert engine.scheduler.pool.num_held == 0
             assert (engine.load().waiting, engine.load().waiting_tokens) == (0, 0)
-            self.num_preemptions += engine.scheduler.num_preemptions
+            self.num_preemptions += engine.scheduler.counts.preemptions
         for model, runner in enumerate(self.runners):
             assert max(runner.batch_tokens, default=0) <= self.shape.max_num_batched_tokens, MODELS[model]
         if self.reservation is not None:
             assert self.reservation.is_complete()
             self.reservation.close()
         for engine in self.engines:
-            engine.scheduler.account.close()  # type: ignore[union-attr]
-        assert lending.num_free == lending.num_lendable == lending.num_slabs
+            engine.scheduler.lease.close()  # type: ignore[union-attr]
+        assert allocator.num_free == allocator.num_lendable == allocator.num_slabs
         assert not any(self.arena.writers), "free slabs hold zeros"
         if currently_in_test_context():
             event("preempted" if self.num_preemptions else "not preempted")

@@ -254,11 +254,11 @@ def test_who_waits_behind_a_fetcher_that_is_aborted_looks_again() -> None:
     engine.submit(submit("fetcher", [*PROMPT * 4, 7], max_tokens=2))
     engine.submit(submit("behind", [*PROMPT * 4, 8], max_tokens=2))
     engine.step()
-    assert len(engine.scheduler.incoming.fetching) == 1
-    assert len(engine.scheduler.incoming) == 2
+    assert len(engine.scheduler.loads.fetching) == 1
+    assert len(engine.scheduler.loads) == 2
     engine.abort("fetcher")
     engine.step()
-    (sequence,) = engine.scheduler.incoming.fetching
+    (sequence,) = engine.scheduler.loads.fetching
     assert sequence.sequence_id == "behind"
     engine.abort("behind")
     assert not engine.has_work

@@ -163,7 +163,7 @@ def test_a_refused_model_leaves_the_arena_as_it_was(directory: Path, kv_tokens: 
         (directory / damage).write_text(json.dumps({"eos_token_id": "seven"}))
     with pytest.raises(CheckpointError):
         load_model(ModelSpec("tiny", str(directory), kv_tokens=kv_tokens), config, memory)
-    assert memory.lending.num_free == memory.lending.largest_run == 16
+    assert memory.slabs.num_free == memory.slabs.largest_run == 16
 
 
 def test_a_model_that_yields_no_numbers_is_not_ready(directory: Path) -> None:

@@ -8,18 +8,18 @@ from zlib import crc32
 import pytest
 import torch
 
-from engine.kv.block_copier import CpuCopier, block_bytes
+from engine.kv.block_copier import CpuBlockCopier, block_bytes
 from engine.kv.disk_thread import DiskThread
 from engine.kv.disk_tier import DiskTier
 from engine.kv.host_tier import HostTier
-from engine.kv.tiered_cache import Fetch, TieredCache
-from engine.kv.tiers import Kept
+from engine.kv.tiered_cache import HostFetch, TieredCache
+from engine.kv.tiers import TierHit
 from tests.engine.kv.test_host_tier import name
 
 BLOCK_SIZE = 4
 
 
-class SlowCopier(CpuCopier):
+class SlowCopier(CpuBlockCopier):
     """Copies only while it is let; says when it has begun."""
 
     def __init__(self, cache: torch.Tensor) -> None:
@@ -68,9 +68,9 @@ class Rig:
         if wait:
             assert self.tiers.wait_until_idle(10)
 
-    def fetch(self, numbers: Sequence[int], blocks: Sequence[int]) -> Fetch:
+    def fetch(self, numbers: Sequence[int], blocks: Sequence[int]) -> HostFetch:
         fetch = self.tiers.fetch([name(n) for n in numbers], blocks)
-        assert isinstance(fetch, Fetch)
+        assert isinstance(fetch, HostFetch)
         return fetch
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ def holds(cache: torch.Tensor, n: int) -> bool:
 
 def test_what_is_stored_comes_back_elsewhere(rig: Rig) -> None:
     rig.store(range(10))
-    assert rig.tiers.lookup([name(n) for n in range(12)], with_disk=False) == Kept(10, 0)
+    assert rig.tiers.lookup([name(n) for n in range(12)], with_disk=False) == TierHit(10, 0)
     fetch = rig.fetch(range(10), range(20, 30))
     assert rig.tiers.wait_until_idle(10)
     assert fetch.is_done
@@ -204,7 +204,7 @@ def test_a_device_that_fails_ends_the_tiers_and_nothing_else(rig: Rig, caplog: p
     assert fetch.is_done
     assert fetch.num_blocks == 0
     assert "goes on without tiers" in caplog.text
-    assert rig.tiers.lookup([name(0)], with_disk=True) == Kept()
+    assert rig.tiers.lookup([name(0)], with_disk=True) == TierHit()
     rig.store([7])
     assert name(7) not in rig.host
     assert all(slot.pins == 0 for slot in rig.host._slots.values())
@@ -223,8 +223,8 @@ def test_a_chain_comes_back_from_the_disk_and_a_damaged_block_ends_it(tmp_path: 
     rig = Rig(tmp_path)
     assert rig.disk.wait_until_idle(10)
     chain = [name(n) for n in range(6)]
-    assert rig.tiers.lookup(chain, with_disk=True) == Kept(6, 6)
-    assert rig.tiers.lookup(chain, with_disk=False) == Kept()
+    assert rig.tiers.lookup(chain, with_disk=True) == TierHit(6, 6)
+    assert rig.tiers.lookup(chain, with_disk=False) == TierHit()
     owner = object()
     read = rig.tiers.read(chain)
     assert rig.disk.wait_until_idle(10)
@@ -262,7 +262,7 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(rig: Rig, monkeypatch: py
     assert read.is_done
     assert rig.tiers.take_read(owner, read) == 0
     chain = [name(n) for n in range(3)]
-    assert rig.tiers.lookup(chain, with_disk=True) == Kept(), "nor does the next one begin to wait"
+    assert rig.tiers.lookup(chain, with_disk=True) == TierHit(), "nor does the next one begin to wait"
     answer.set()
     assert rig.disk.wait_until_idle(10)
     assert rig.tiers.lookup(chain, with_disk=True).num_blocks == 3
@@ -317,7 +317,7 @@ def test_a_tier_slower_than_computing_is_passed_over_but_now_and_then_tried(rig:
     chain = [name(n) for n in range(4)]
     rig.tiers.fetch_rate.add(4 * rig.bytes, seconds=1.0)
     rig.tiers.note_prefill_rate(4 * BLOCK_SIZE / 2.0)  # two seconds for the chain
-    assert rig.tiers.lookup(chain, with_disk=True) == Kept(4)
+    assert rig.tiers.lookup(chain, with_disk=True) == TierHit(4)
     assert rig.tiers.swap_out("a", chain, range(4))
     rig.tiers.unpin("a")
     rig.tiers.note_prefill_rate(4 * BLOCK_SIZE / 0.5)
@@ -327,7 +327,7 @@ def test_a_tier_slower_than_computing_is_passed_over_but_now_and_then_tried(rig:
     assert not rig.tiers.swap_out("a", chain, range(4))
     assert rig.tiers.num_pinned == 0
     rig.tiers.note_prefill_rate(4 * BLOCK_SIZE / 2.0)
-    assert rig.tiers.lookup(chain, with_disk=True) == Kept(4)
+    assert rig.tiers.lookup(chain, with_disk=True) == TierHit(4)
 
 
 def test_a_slow_disk_is_passed_over_alone(rig: Rig) -> None:
@@ -335,9 +335,9 @@ def test_a_slow_disk_is_passed_over_alone(rig: Rig) -> None:
     rig.host.forget([name(2), name(3)])
     rig.tiers.note_prefill_rate(4 * BLOCK_SIZE / 0.5)
     chain = [name(n) for n in range(4)]
-    assert rig.tiers.lookup(chain, with_disk=True) == Kept(4, 2)
+    assert rig.tiers.lookup(chain, with_disk=True) == TierHit(4, 2)
     rig.disk.rate.add(2 * rig.bytes, seconds=1.0)
-    assert rig.tiers.lookup(chain, with_disk=True) == Kept(2, 0)
+    assert rig.tiers.lookup(chain, with_disk=True) == TierHit(2, 0)
 
 
 def test_what_is_hot_on_the_device_does_not_grow_cold_behind_it(rig: Rig) -> None:

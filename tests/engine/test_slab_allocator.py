@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.kv.lending import Account, Lending, NoSlabsError, Oldest
+from engine.kv.lease import Lease, Oldest
+from engine.kv.slab_allocator import NoSlabsError, SlabAllocator
 from engine.kv.slabs import SlabGrid
 
 SLAB, BLOCK = 100, 50  # two blocks a slab
@@ -17,15 +18,15 @@ SLAB, BLOCK = 100, 50  # two blocks a slab
 class Job:
     """A model's work: sequences as (arrival, blocks), oldest first."""
 
-    account: Account
+    lease: Lease
     sequences: list[tuple[int, list[int]]] = field(default_factory=list)
     missing: int = 0  # of the oldest
     is_waiting: bool = False
     preempted: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.account.new_pool()
-        self.account.work = self
+        self.lease.new_pool()
+        self.lease.user = self
 
     @property
     def has_work(self) -> bool:
@@ -50,12 +51,12 @@ class Job:
 
     def _preempt(self, sequence: tuple[int, list[int]]) -> None:
         self.sequences.remove(sequence)
-        self.account.pool.release(sequence[1])
+        self.lease.pool.release(sequence[1])
         self.preempted.append(sequence[0])
         self.is_waiting = True
 
     def run(self, arrival: int, num_blocks: int) -> None:
-        blocks = [self.account.pool.allocate() for _ in range(num_blocks)]
+        blocks = [self.lease.pool.allocate() for _ in range(num_blocks)]
         assert None not in blocks
         self.sequences.append((arrival, [block for block in blocks if block is not None]))
 
@@ -63,24 +64,24 @@ class Job:
         """Its oldest sequence ends."""
         arrival, blocks = self.sequences.pop(0)
         for block in blocks if cached else []:
-            self.account.pool.register(block, b"%d %d" % (arrival, block))
-        self.account.pool.release(blocks)
+            self.lease.pool.register(block, b"%d %d" % (arrival, block))
+        self.lease.pool.release(blocks)
 
 
-def lend(num_slabs: int, *names: str) -> tuple[Lending, list[Job]]:
-    lending = Lending(num_slabs, SLAB, lambda slab: None)
-    return lending, [Job(lending.open(name, BLOCK)) for name in names]
+def lend(num_slabs: int, *names: str) -> tuple[SlabAllocator, list[Job]]:
+    allocator = SlabAllocator(num_slabs, SLAB, lambda slab: None)
+    return allocator, [Job(allocator.open(name, BLOCK)) for name in names]
 
 
 def sizes(jobs: list[Job]) -> list[int]:
-    return [len(job.account.slabs) for job in jobs]
+    return [len(job.lease.slabs) for job in jobs]
 
 
 def test_one_model_alone_may_have_everything() -> None:
     _, (a, idle) = lend(4, "a", "idle")
     a.run(0, 8)
     assert sizes([a, idle]) == [4, 0]
-    assert a.account.pool.allocate() is None
+    assert a.lease.pool.allocate() is None
 
 
 def test_a_free_slab_is_taken_before_anybodys_cache_and_an_idle_models_before_ones_own() -> None:
@@ -91,23 +92,23 @@ def test_a_free_slab_is_taken_before_anybodys_cache_and_an_idle_models_before_on
     a.end(cached=True)
     a.run(2, 4)
     assert sizes([a, b]) == [3, 1], "two free ones came first"
-    assert b.account.pool.num_cached(range(8)) == 2
-    a.account.begin()
+    assert b.lease.pool.num_cached(range(8)) == 2
+    a.lease.begin_schedule()
     a.run(3, 2)
     assert sizes([a, b]) == [4, 0], "then what the idle one had cached"
-    assert a.account.pool.num_cached(range(8)) == 2, "its own cache goes last"
-    a.account.begin()
+    assert a.lease.pool.num_cached(range(8)) == 2, "its own cache goes last"
+    a.lease.begin_schedule()
     a.run(4, 2)
-    assert a.account.pool.num_cached(range(8)) == 0
+    assert a.lease.pool.num_cached(range(8)) == 0
 
 
 def test_of_idle_models_the_one_unused_for_longest_gives_first() -> None:
     _, (a, b, c) = lend(3, "a", "b", "c")
     for job in (b, c):
-        job.account.begin()
+        job.lease.begin_schedule()
         job.run(0, 2)
         job.end(cached=True)
-    b.account.begin()
+    b.lease.begin_schedule()
     a.run(1, 4)
     assert sizes([a, b, c]) == [2, 1, 0]
 
@@ -119,7 +120,7 @@ def test_a_busy_models_cache_is_taken_down_to_its_share_and_no_further() -> None
     b.is_waiting = True
     a.run(1, 6)
     assert sizes([a, b]) == [3, 3]
-    assert a.account.pool.allocate() is None
+    assert a.lease.pool.allocate() is None
 
 
 def test_a_burst_takes_its_share_back_from_the_youngest_sequences() -> None:
@@ -127,14 +128,14 @@ def test_a_burst_takes_its_share_back_from_the_youngest_sequences() -> None:
     for arrival in range(6):
         b.run(arrival, 2)
     a.is_waiting = True
-    assert a.account.pool.allocate() is None
-    assert a.account.claim(6), "another gives way: it is worth waiting"
-    b.account.begin()
+    assert a.lease.pool.allocate() is None
+    assert a.lease.reclaim(6), "another gives way: it is worth waiting"
+    b.lease.begin_schedule()
     assert sizes([a, b]) == [3, 3]
     assert b.preempted == [5, 4, 3]
-    a.account.begin()
-    assert not a.account.claim(1), "both have their share"
-    b.account.begin()
+    a.lease.begin_schedule()
+    assert not a.lease.reclaim(1), "both have their share"
+    b.lease.begin_schedule()
     assert sizes([a, b]) == [3, 3]
 
 
@@ -143,8 +144,8 @@ def test_a_claim_is_not_paid_beyond_what_is_missing() -> None:
     for arrival in range(6):
         b.run(arrival, 2)
     a.is_waiting = True
-    a.account.claim(1)
-    b.account.begin()
+    a.lease.reclaim(1)
+    b.lease.begin_schedule()
     assert sizes([a, b]) == [1, 5]
 
 
@@ -153,8 +154,8 @@ def test_the_oldest_sequence_of_all_may_take_everything_once_it_runs_alone() -> 
     a.run(0, 6)
     b.run(1, 2)
     b.run(2, 4)
-    assert a.account.claim(6)
-    b.account.begin()
+    assert a.lease.reclaim(6)
+    b.lease.begin_schedule()
     assert sizes([a, b]) == [6, 0]
     assert b.preempted == [2, 1]
 
@@ -164,12 +165,12 @@ def test_the_oldest_sequence_is_never_preempted_for_a_share() -> None:
     b.run(0, 10)
     b.run(1, 2)
     a.is_waiting = True
-    assert a.account.claim(6)
-    b.account.begin()
+    assert a.lease.reclaim(6)
+    b.lease.begin_schedule()
     assert b.preempted == [1]
     assert sizes([a, b]) == [1, 5]
-    a.account.begin()
-    assert not a.account.claim(4)
+    a.lease.begin_schedule()
+    assert not a.lease.reclaim(4)
 
 
 def test_what_the_oldest_sequence_still_needs_is_not_robbed() -> None:
@@ -177,13 +178,13 @@ def test_what_the_oldest_sequence_still_needs_is_not_robbed() -> None:
     b.run(0, 4)
     b.run(1, 8)
     b.sequences[1:], gone = [], b.sequences[1]
-    b.account.pool.release(gone[1])
+    b.lease.pool.release(gone[1])
     b.missing = 4
     a.is_waiting = True
-    assert a.account.pool.allocate() is None
+    assert a.lease.pool.allocate() is None
     b.missing = 0
-    a.account.begin()
-    assert a.account.pool.allocate() is not None
+    a.lease.begin_schedule()
+    assert a.lease.pool.allocate() is not None
 
 
 def test_a_younger_sequence_that_runs_beside_others_claims_nothing_beyond_the_share() -> None:
@@ -191,70 +192,70 @@ def test_a_younger_sequence_that_runs_beside_others_claims_nothing_beyond_the_sh
     a.run(0, 3)
     a.run(1, 3)
     b.run(2, 6)
-    assert not a.account.claim(1), "its own youngest must yield first"
+    assert not a.lease.reclaim(1), "its own youngest must yield first"
 
 
 def test_reservations_lie_above_and_call_back_what_is_lent() -> None:
-    lending, (a,) = lend(6, "a")
+    allocator, (a,) = lend(6, "a")
     a.run(0, 6)
     a.run(1, 6)
-    own = lending.reserve("own", 2)
+    own = allocator.reserve("own", 2)
     assert own.slabs == range(4, 6)
     assert not own.is_complete()
-    assert a.account.max_blocks == 8
-    a.account.begin()
+    assert a.lease.max_blocks == 8
+    a.lease.begin_schedule()
     assert own.is_complete()
     assert a.preempted == [1]
-    lending.assert_consistent()
+    allocator.assert_consistent()
     with pytest.raises(NoSlabsError, match="4 slabs side by side are wanted, 3 can be had"):
-        lending.reserve("more", 4)
+        allocator.reserve("more", 4)
     own.close()
-    assert a.account.max_blocks == 12
-    lending.assert_consistent()
+    assert a.lease.max_blocks == 12
+    allocator.assert_consistent()
 
 
 def test_a_reservation_takes_idle_slabs_at_once_and_may_end_before_it_is_complete() -> None:
-    lending, (a,) = lend(4, "a")
+    allocator, (a,) = lend(4, "a")
     a.run(0, 8)
-    own = lending.reserve("own", 3)
+    own = allocator.reserve("own", 3)
     own.close()
     assert sizes([a]) == [4]
-    lending.assert_consistent()
+    allocator.assert_consistent()
     a.end(cached=True)
-    own = lending.reserve("own", 3)
+    own = allocator.reserve("own", 3)
     assert own.is_complete()
     assert sizes([a]) == [1]
 
 
 def test_a_model_that_leaves_gives_everything_back() -> None:
-    lending, (a, b) = lend(4, "a", "b")
+    allocator, (a, b) = lend(4, "a", "b")
     a.run(0, 3)
     b.run(1, 3)
-    a.account.close()
-    assert lending.num_free == 2
-    a.account = b.account
-    b.account.new_pool()
-    assert lending.num_free == 4, "nor does a scheduler that is made anew keep any"
-    lending.assert_consistent()
+    a.lease.close()
+    assert allocator.num_free == 2
+    a.lease = b.lease
+    b.lease.new_pool()
+    assert allocator.num_free == 4, "nor does a scheduler that is made anew keep any"
+    allocator.assert_consistent()
 
 
 def test_what_a_model_could_have_counts_the_idle_and_its_share_of_the_busy() -> None:
     _, (a, b) = lend(6, "a", "b")
-    assert a.account.prospects() == (12, 12)
+    assert a.lease.capacity() == (12, 12)
     b.run(0, 12)
-    assert b.account.prospects() == (0, 12)
-    assert a.account.prospects() == (6, 6), "a claim would be paid"
+    assert b.lease.capacity() == (0, 12)
+    assert a.lease.capacity() == (6, 6), "a claim would be paid"
     b.end(cached=True)
-    assert a.account.prospects() == (12, 12)
+    assert a.lease.capacity() == (12, 12)
 
 
 def test_a_block_of_more_than_half_a_slab_is_refused() -> None:
-    lending = Lending(4, SLAB, lambda slab: None)
+    allocator = SlabAllocator(4, SLAB, lambda slab: None)
     with pytest.raises(NoSlabsError, match="one block takes 51 bytes, more than half of a slab"):
-        lending.open("a", 51)
-    lending.reserve("own", 4)
+        allocator.open("a", 51)
+    allocator.reserve("own", 4)
     with pytest.raises(NoSlabsError, match="nothing of it is left"):
-        lending.open("a", 1)
+        allocator.open("a", 1)
 
 
 @given(st.integers(1, 8), st.integers(2, 40), st.data())
@@ -290,34 +291,34 @@ def test_the_hosts_oldest_sequence_is_preempted_for_nobody() -> None:
     _, (a, b) = lend(4, "a", "b")
     a.run(0, 2)
     for _ in range(4):
-        a.account.pool.allocate()
+        a.lease.pool.allocate()
     b.is_waiting = True
     b.run(1, 2)
     assert sizes([a, b]) == [3, 1]
-    b.account.begin()
-    assert b.account.claim(2)
-    a.account.begin()
+    b.lease.begin_schedule()
+    assert b.lease.reclaim(2)
+    a.lease.begin_schedule()
     assert a.preempted == []
     assert sizes([a, b]) == [3, 1]
 
 
 def test_a_slab_is_looked_for_while_no_model_is_opened_or_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    lending, (a,) = lend(4, "a")
+    allocator, (a,) = lend(4, "a")
     held: list[bool] = []
-    look = lending._slab_for
+    look = allocator._policy.slab_for
 
     def try_to_open() -> None:
-        is_free = lending._lock.acquire(blocking=False)
+        is_free = allocator._lock.acquire(blocking=False)
         held.append(not is_free)
         if is_free:
-            lending._lock.release()
+            allocator._lock.release()
 
-    def watched(account: Account) -> int | None:
+    def watched(lease: Lease) -> int | None:
         loader = Thread(target=try_to_open)
         loader.start()
         loader.join()
-        return look(account)
+        return look(lease)
 
-    monkeypatch.setattr(lending, "_slab_for", watched)
+    monkeypatch.setattr(allocator._policy, "slab_for", watched)
     a.run(0, 2)
     assert held == [True]

@@ -100,4 +100,4 @@ def test_each_sibling_draws_what_it_would_alone(tmp_path: Path, limits: dict[str
         [first, *(submit(str(i), prompt, leader="0", max_tokens=40, temperature=1.0, seed=100 + i) for i in (1, 2, 3))],
     )
     assert [together[str(i)].token_ids for i in range(4)] == alone
-    assert ("kv_tokens" in limits) == (engine.scheduler.num_preemptions > 0)
+    assert ("kv_tokens" in limits) == (engine.scheduler.counts.preemptions > 0)
