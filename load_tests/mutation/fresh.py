@@ -40,16 +40,16 @@ FRESH = (
         "a damaged block is good when it is looked at a second time",
     ),
     Mutant(
-        "engine/kv/tiered_cache.py",
+        "engine/kv/host_thread.py",
         "            while block in self._copying:\n                self._condition.wait()\n",
         "",
         "a block is overwritten while it is copied to the host tier",
     ),
     Mutant(
-        "engine/kv/tiered_cache.py",
+        "engine/kv/host_thread.py",
         "            while self._fetching is transfer:\n                self._condition.wait()\n",
         "",
-        "a fetch that was called off still writes into blocks of others",
+        "a fetch that was cancelled still writes into blocks of others",
     ),
     Mutant(
         "engine/kv/disk_tier.py",
@@ -109,7 +109,7 @@ FRESH = (
         "engine/kv/pending_loads.py",
         "            self._tiers.cancel(load.transfer)",
         "            pass",
-        "the transfer of a sequence that was called off goes on",
+        "the transfer of a sequence that was cancelled goes on",
     ),
     Mutant(
         "engine/validation.py",

@@ -12,6 +12,8 @@ _TESTS = {
     "engine/kv/disk_tier.py": "engine/kv/test_disk_tier",
     "engine/kv/eviction.py": "engine/test_eviction",
     "engine/kv/generations.py": "engine/test_generations",
+    "engine/kv/block_mover.py": "engine/kv/test_tiered_cache",
+    "engine/kv/host_thread.py": "engine/kv/test_tiered_cache",
     "engine/kv/host_tier.py": "engine/kv/test_host_tier",
     "engine/kv/lease.py": "engine/test_slab_allocator engine/test_two_models engine/test_shared_schedules",
     "engine/kv/manager.py": "engine/test_schedules engine/test_generations engine/test_tier_schedules",

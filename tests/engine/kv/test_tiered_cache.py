@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from engine.kv.block_copier import CpuBlockCopier, block_bytes
+from engine.kv.block_mover import HostFetch
 from engine.kv.disk_thread import DiskThread
 from engine.kv.disk_tier import DiskTier
 from engine.kv.host_tier import HostTier
-from engine.kv.tiered_cache import HostFetch, TieredCache
+from engine.kv.tiered_cache import TieredCache
 from engine.kv.tiers import TierHit
 from tests.engine.kv.test_host_tier import name
 
@@ -110,7 +111,7 @@ def test_a_block_that_is_reused_before_its_turn_is_not_stored(rig: Rig) -> None:
     rig.copier.hold_up()
     rig.store(range(1, 20), wait=False)
     assert rig.copier.begun.wait(10)
-    waiting = sorted(rig.tiers._stores)
+    waiting = sorted(rig.tiers._thread._stores)
     for block in waiting:
         rig.tiers.drop(block)
         rig.cache[block] = -1
@@ -315,7 +316,7 @@ def test_a_swap_copies_what_is_missing_and_pins_it_until_it_is_let_go(rig: Rig) 
 def test_a_tier_slower_than_computing_is_passed_over_but_now_and_then_tried(rig: Rig) -> None:
     rig.store(range(4))
     chain = [name(n) for n in range(4)]
-    rig.tiers.fetch_rate.add(4 * rig.bytes, seconds=1.0)
+    rig.tiers.mover.fetch_rate.add(4 * rig.bytes, seconds=1.0)
     rig.tiers.note_prefill_rate(4 * BLOCK_SIZE / 2.0)  # two seconds for the chain
     assert rig.tiers.lookup(chain, with_disk=True) == TierHit(4)
     assert rig.tiers.swap_out("a", chain, range(4))

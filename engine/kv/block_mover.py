@@ -1,0 +1,117 @@
+"""Copies of blocks between one model's device cache and the host tier, and how fast they are.
+
+Knows slots, checksums and rates; refuses to know threads and when a copy is due (host_thread.py).
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
+from typing import NamedTuple
+from zlib import crc32
+
+from engine.kv.block_copier import BlockCopier
+from engine.kv.disk_thread import DiskThread
+from engine.kv.host_tier import HostSlot, HostTier
+from engine.rates import TransferRate
+
+_BATCH_BYTES = 4 << 20  # under way at once: what an overwriting, an abort or a fetch may have to wait for
+
+
+class BlockStore(NamedTuple):
+    """A block of the device that the host tier is to keep."""
+
+    block: int
+    block_hash: bytes
+    mark: object  # when its content is complete
+
+
+class HostFetch:
+    """A run of a chain on its way from the host tier to the device."""
+
+    def __init__(self, slots: list[HostSlot], blocks: Sequence[int], mark: object, started: float) -> None:
+        self.slots = slots  # pinned until it is done
+        self.blocks = list(blocks)
+        self.mark = mark
+        self.started = started
+        self.num_blocks = 0
+        self.is_done = False
+        self.is_cancelled = False
+
+
+class BlockMover:
+    def __init__(
+        self,
+        host: HostTier,
+        disk: DiskThread | None,
+        copier: BlockCopier,
+        block_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises TierError where a block does not fit the host tier."""
+        host.add_size(block_bytes)
+        self.store_rate = TransferRate()
+        self.fetch_rate = TransferRate()
+        self.num_lost = 0
+        self.batch = max(1, _BATCH_BYTES // block_bytes)  # blocks
+        self._host = host
+        self._disk = disk
+        self._copier = copier
+        self._block_bytes = block_bytes
+        self._clock = clock
+
+    def mark(self) -> object:
+        """Return when all that is launched now will be complete."""
+        return self._copier.mark()
+
+    def begin_fetch(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> HostFetch:
+        return HostFetch(self._host.pin_prefix(hashes), blocks, self.mark(), self._clock())
+
+    def end_fetch(self, fetch: HostFetch) -> None:
+        self._host.unpin(fetch.slots)
+        fetch.is_done = True
+
+    def fetch(self, fetch: HostFetch) -> None:
+        """Fill the device's blocks, up to the first that is not sound or until the fetch is cancelled."""
+        for start in range(0, len(fetch.slots), self.batch):
+            if fetch.is_cancelled:
+                return
+            slots = fetch.slots[start : start + self.batch]
+            sound = _leading(self._host.is_sound(slot) for slot in slots)
+            views = [slot.memory for slot in slots[:sound]]
+            self._copier.fetch(fetch.blocks[start : start + sound], views, fetch.mark)
+            fetch.num_blocks += sound
+            if sound < len(slots):
+                self.num_lost += 1
+                break
+        self.fetch_rate.add(fetch.num_blocks * self._block_bytes, self._clock() - fetch.started)
+
+    def store(self, stores: Sequence[BlockStore], on_copied: Callable[[], None] = lambda: None) -> None:
+        """Copy blocks into the host tier and offer them to the disk. `on_copied`: from then on they may be overwritten."""
+        started = self._clock()
+        reserved = [(one, self._host.reserve(one.block_hash, self._block_bytes)) for one in stores]
+        wanted = [(one, slot) for one, slot in reserved if slot is not None]
+        slots = [slot for _, slot in wanted]
+        copied = False
+        try:
+            if wanted:
+                blocks = [one.block for one, _ in wanted]
+                last = wanted[-1][0]  # whose mark is the latest
+                self._copier.store(blocks, [slot.memory for slot in slots], last.mark)
+            copied = True
+        finally:
+            if not copied:
+                for slot in slots:
+                    self._host.abandon(slot)
+        on_copied()
+        for slot in slots:
+            self._host.commit(slot, crc32(slot.memory))
+            if self._disk is not None:
+                self._disk.offer(slot.block_hash)
+            self._host.unpin([slot])
+        if slots:
+            self.store_rate.add(len(slots) * self._block_bytes, self._clock() - started)
+
+
+def _leading(flags: Iterable[bool]) -> int:
+    """Count the flags that are true before the first that is not."""
+    return sum(1 for _ in takewhile(bool, flags))
