@@ -38,7 +38,7 @@ class Batch:
 
 
 def build_batch(chunks: SequenceOf[Chunk], block_size: int, device: torch.device) -> Batch:
-    """`chunks` as scheduled, decodes first. One transfer for decodes, one for prompts: nobody waits for the device."""
+    """Build the batch of a step's `chunks`, decodes first. One transfer for decodes, one for prompts, and no wait for the device."""
     decodes = [chunk for chunk in chunks if chunk.is_decode]
     prefills = list(chunks[len(decodes) :])
     assert not any(chunk.is_decode for chunk in prefills), "decodes must come before prompt chunks"
@@ -60,8 +60,8 @@ def build_batch(chunks: SequenceOf[Chunk], block_size: int, device: torch.device
 def _decode_batch(
     chunks: SequenceOf[Chunk], rows: list[int], block_size: int, device: torch.device
 ) -> tuple[torch.Tensor, DecodeBatch, torch.Tensor]:
-    """Its numbers, [4, seqs] as in Batch, the rest, and `rows` there. All of it is one transfer, and few operations of torch's: behind a step that
-    has read the whole model, each finds the caches empty and takes 10 us."""
+    """Return its numbers, [4, seqs] as in Batch, the rest, and `rows` there. All of it is one transfer, and few operations of torch's: behind a step
+    that has read the whole model, each finds the caches empty and takes 10 us."""
     seqs, starts = len(chunks), [chunk.start for chunk in chunks]
     flat = array("q", [chunk.sequence.token_ids[chunk.start] for chunk in chunks])
     flat.extend(starts)
@@ -83,7 +83,7 @@ def _decode_batch(
 def _prefill_batch(
     chunks: SequenceOf[Chunk], rows: list[int], block_size: int, device: torch.device
 ) -> tuple[torch.Tensor, VarlenBatch, torch.Tensor]:
-    """Its token ids, positions and slots, [3, tokens], the rest, and `rows` there, by one transfer too."""
+    """Return its token ids, positions and slots, [3, tokens], the rest, and `rows` there, by one transfer too."""
     q_lens = [chunk.length for chunk in chunks]
     context_lens = [chunk.end for chunk in chunks]
     tables = _block_tables(chunks)
@@ -108,7 +108,7 @@ def _block_tables(chunks: SequenceOf[Chunk]) -> torch.Tensor:
 
 
 def _extend_by_tables(flat: "array[int]", chunks: SequenceOf[Chunk]) -> int:
-    """By a row for each, as long as the longest."""
+    """Append a row for each table, as long as the longest."""
     tables = [chunk.sequence.block_table for chunk in chunks]
     longest = max(map(len, tables))
     for table in tables:
@@ -124,7 +124,7 @@ def _slots(block_table: torch.Tensor, positions: torch.Tensor, block_size: int) 
 
 
 def _sampling_rows(chunks: SequenceOf[Chunk]) -> list[int] | None:
-    """None: all of them."""
+    """Return the rows that sample; None: all of them."""
     if all(chunk.length == 1 and chunk.samples for chunk in chunks):
         return None
     ends = accumulate(chunk.length for chunk in chunks)

@@ -24,7 +24,7 @@ class ChatTemplateError(Exception):
 
 
 class BrokenTemplateError(ChatTemplateError):
-    """It is no template, whatever the conversation: the model's fault, not the user's."""
+    """The template cannot be used with any conversation: the model's fault, not the user's."""
 
 
 class ChatTemplate:
@@ -39,7 +39,7 @@ class ChatTemplate:
 
     @classmethod
     def from_directory(cls, directory: Path) -> "ChatTemplate":
-        """Files win over tokenizer_config.json, as in transformers. A model without any template can still complete texts."""
+        """Read the templates. Files win over tokenizer_config.json, as in transformers. A model without any template can still complete texts."""
         try:
             config = read_json(directory / "tokenizer_config.json")
             sources = _named_templates(config.get("chat_template"))
@@ -54,11 +54,11 @@ class ChatTemplate:
 
     @property
     def is_compiled(self) -> bool:
-        """Or known to be broken, or not there: in each case `render` takes no longer than it must."""
+        """Whether the template is compiled, known to be broken, or not there: in each case `render` takes no longer than it must."""
         return self._templates is not None or self.why_broken is not None
 
     def compile(self) -> None:
-        """Once, however many ask. Raises BrokenTemplateError."""
+        """Compile the template, once for all threads. Raises BrokenTemplateError."""
         with self._compiling:
             if not self.is_compiled:
                 self._compile()
@@ -117,7 +117,7 @@ def _named_templates(value: Any) -> dict[str, str]:
 
 
 def import_ahead() -> None:
-    """Begins to import Jinja, beside what the caller does next: a conversation waits for its model, and will need both."""
+    """Begin to import Jinja in a thread: a conversation that waits for its model will need both."""
     if "engine.template_environment" not in sys.modules:
         threading.Thread(target=_import_environment, name="import jinja", daemon=True).start()
 

@@ -31,10 +31,10 @@ Forward = Callable[[Batch], Outputs]
 
 class Recorder(Protocol):
     def takes(self, rows: int) -> bool:
-        """Whether steps of so many can be recorded now; where not, perhaps later, perhaps never."""
+        """Whether steps of so many rows can be recorded now."""
 
     def record(self, forward: Callable[[], Outputs]) -> "StepRecording":
-        """Raises RuntimeError when `forward` cannot be recorded."""
+        """Record what `forward` computes. Raises RuntimeError when it cannot be recorded."""
 
 
 class StepRecording(Protocol):
@@ -79,7 +79,7 @@ class DecodeGraphs:
         return len(self._graphs)
 
     def run(self, batch: Batch) -> Outputs | None:
-        """What `forward` computes of a batch of decodes, valid until the next call; None: compute it yourself."""
+        """Return what `forward` computes of a batch of decodes, valid until the next call; None where there is no recording."""
         if batch.decode is None or batch.prefill is not None:
             return None
         shape = GraphShape.of(batch.decode, self._pads)
@@ -92,7 +92,7 @@ class DecodeGraphs:
         return graph.run(batch)
 
     def _record(self, shape: GraphShape, batch: Batch) -> "_Graph | None":
-        """None where it is not worth it yet, or fails."""
+        """Record a shape; None where it is not worth it yet, or fails."""
         self._wanted[shape] += 1
         if self._wanted[shape] < self._record_at.get(shape, WANTED_TIMES):
             return None
@@ -135,8 +135,8 @@ class _Graph:
 
 
 def _fill(inputs: Batch, batch: Batch) -> None:
-    """Rows beyond the batch's repeat its first one: they write what that writes, where it writes it. Blocks beyond a table's repeat its first
-    one, as batch.py pads them."""
+    """Fill the inputs. Rows beyond the batch's repeat its first one: they write what that writes, where it writes it. Blocks beyond a table's repeat
+    its first one, as batch.py pads them."""
     assert inputs.decode is not None
     assert inputs.numbers is not None
     assert batch.decode is not None

@@ -18,15 +18,15 @@ from typing import NamedTuple, Protocol
 
 from engine.kv.block_pool import BlockPool
 from engine.kv.generations import GenerationCheck
-from engine.kv.lease import Lease
+from engine.kv.lease import Capacity, Lease
 from engine.kv.prefix_index import CacheIdentity, chain_root
 from engine.kv.tiers import EngineTiers, NoTiers
 from engine.plan import Chunk, SchedulerLimits
 from engine.protocol import ErrorCode, FinishReason, ModelInfo, ModelLoad, Submit, TokenLogprobs, TokenOutput
-from engine.rates import Rates
 from engine.results import ChunkResult, RunResult, SampledToken
-from engine.scheduler import Scheduler, SchedulerCounts
+from engine.scheduler import Scheduler
 from engine.sequence import Sequence
+from engine.stats import EngineStats
 from engine.validation import refusal
 
 log = logging.getLogger(__name__)
@@ -36,11 +36,11 @@ class Launched(Protocol):
     """A step that has been started."""
 
     def collect(self) -> RunResult:
-        """Waits until it has ended."""
+        """Wait until it has ended, and return its results."""
 
 
 class Runner(Protocol):
-    """What computes: a ModelRunner, or a fake in tests."""
+    """A model that computes steps: a ModelRunner, or a fake in tests."""
 
     overlaps: bool  # what it launches runs on while the host goes on: steps are collected one step late
 
@@ -92,10 +92,8 @@ class Engine:
         self._clock = clock
         self._sequences: dict[str, Sequence] = {}
         self._outputs: list[TokenOutput] = []
-        self._rates = Rates()
+        self._stats = EngineStats()
         self._flight: _Flight | None = None  # launched, not collected
-        self._ended = SchedulerCounts()  # of schedulers that a failed step has ended
-        self._prompt_tokens = self._output_tokens = 0
         self.last_step = StepTimes()
 
     @property
@@ -171,8 +169,8 @@ class Engine:
             self._publish(landing.chunks, result)
         ended = self._clock()
         if landing is not None:
-            self._rates.count(landing.chunks, ended - started)
-            self.tiers.note_prefill_rate(self._rates.prefill_tokens_per_s)
+            self._stats.rates.count(landing.chunks, ended - started)
+            self.tiers.note_prefill_rate(self._stats.rates.prefill_tokens_per_s)
         prepare_s = collected - scheduled - result.device_s
         self.last_step = StepTimes(scheduled - started, prepare_s, result.device_s, ended - collected)
         return flight is not None or landing is not None
@@ -182,7 +180,7 @@ class Engine:
         self.tiers.begin_stores(everything=not self.has_work)
 
     def close(self) -> None:
-        """Its sequences have ended; nothing of it touches the device any more."""
+        """Wait for the step under way and end the tiers: afterwards nothing touches the device."""
         if self._flight is not None:
             self._flight.launched.collect()
             self._flight = None
@@ -224,7 +222,7 @@ class Engine:
     def fail_all(self, code: ErrorCode, message: str) -> None:
         """End every sequence with an error and forget the cache, whose content is in doubt."""
         self._flight = None
-        self._ended += self.scheduler.counts
+        self._stats.end(self.scheduler)
         self.tiers.reset()
         if self._lease is None:
             self.runner.reset()
@@ -233,32 +231,18 @@ class Engine:
         self._sequences.clear()
 
     def load(self) -> ModelLoad:
-        scheduler, counts = self.scheduler, self._ended + self.scheduler.counts
-        free_blocks, total_blocks = scheduler.pool.num_available, scheduler.pool.num_blocks
-        if self._lease is not None:
-            free_blocks, total_blocks = self._lease.capacity()
-        return ModelLoad(
-            running=len(scheduler.running),
-            waiting=scheduler.num_waiting,
-            waiting_tokens=scheduler.waiting_tokens,
-            free_blocks=free_blocks,
-            total_blocks=total_blocks,
-            **counts.by_name(),
-            tier_losses=self.tiers.num_lost,
-            prompt_tokens=self._prompt_tokens,
-            output_tokens=self._output_tokens,
-            prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
-            decode_tokens_per_s=self._rates.decode_tokens_per_s,
-        )
+        pool = self.scheduler.pool
+        capacity = Capacity(pool.num_available, pool.num_blocks) if self._lease is None else self._lease.capacity()
+        return self._stats.load(self.scheduler, capacity, self.tiers.num_lost)
 
     def _new_scheduler(self) -> Scheduler:
-        """With nothing cached. What was borrowed goes back, emptied."""
+        """Return a scheduler with nothing cached. What was borrowed goes back, emptied."""
         pool = BlockPool(self.info.total_blocks) if self._lease is None else self._lease.new_pool()
         self._generations = GenerationCheck(pool.generations, with_torch=self._with_torch)
         return Scheduler(pool, self._limits, self._lease, self.tiers)
 
     def _intact(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Those whose blocks are all still their sequence's; the other sequences end here, before they read or write one."""
+        """Return the chunks whose blocks are all still their sequence's, and end the other sequences before they read or write one."""
         stale = self._generations.stale([chunk.sequence for chunk in chunks])
         for i in stale:
             sequence = chunks[i].sequence
@@ -303,7 +287,7 @@ class Engine:
         if computed.embedding is not None and not all(map(math.isfinite, computed.embedding)):
             self._fail(sequence, "the model's hidden states were not finite; its weights or its cache are damaged")
             return
-        self._prompt_tokens += max(0, min(chunk.end, sequence.num_prompt_tokens) - chunk.start)
+        self._stats.prompt_tokens += max(0, min(chunk.end, sequence.num_prompt_tokens) - chunk.start)
         self.scheduler.complete(chunk)
         sequence.prompt_logprobs.extend(computed.prompt_logprobs)
         if token is not None:
@@ -320,7 +304,7 @@ class Engine:
             sequence.prompt_logprobs = []
         sequence.token_ids[position] = token.token_id
         sequence.started = True
-        self._output_tokens += 1
+        self._stats.output_tokens += 1
         reason = self._finish_reason(sequence, position, token.token_id)
         self._outputs.append(
             TokenOutput(
@@ -336,8 +320,8 @@ class Engine:
             self._end(sequence)
 
     def _finish_reason(self, sequence: Sequence, position: int, token_id: int) -> FinishReason | None:
-        """A token that stops is delivered like any other: the front end hides it, and every sampled token is accounted
-        for."""
+        """Return why the token ends its sequence; None where it does not. A token that stops is delivered like any other: the front end hides it, and
+        every sampled token is counted."""
         sampling = sequence.sampling
         if token_id in sampling.stop_token_ids:
             return "stop"
@@ -350,8 +334,8 @@ class Engine:
         del self._sequences[sequence.sequence_id]
 
     def _fail(self, sequence: Sequence, message: str) -> None:
-        """End one sequence whose numbers are bad, and let none of them reach another: neither through the prefix cache
-        nor through a reused block."""
+        """End one sequence that computes NaN or infinity, and let none of its values reach another: neither through the prefix cache nor through a
+        reused block."""
         pool, blocks = self.scheduler.pool, sequence.block_table
         pool.forget(blocks)
         self.tiers.forget(sequence.block_hashes)

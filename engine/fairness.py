@@ -48,7 +48,7 @@ class FairQueue:
         return (sequence for group in self._classes.values() for sequence in group)
 
     def owners(self) -> set[tuple[int, bytes]]:
-        """Of all that wait."""
+        """Return the owners of all that wait."""
         return {(priority, tenant.name) for priority, group in self._classes.items() for tenant in group.tenants}
 
     def add(self, sequence: Sequence) -> None:
@@ -60,12 +60,12 @@ class FairQueue:
         self.num_tokens += len(sequence.token_ids)
 
     def remove(self, sequence: Sequence) -> None:
-        """It has ended before its turn came."""
+        """Forget a sequence that ended before its turn came."""
         self._classes[sequence.priority].remove(sequence)
         self._forget(sequence)
 
     def peek(self) -> Sequence:
-        """The next to be admitted. Asking again gives the same, unless somebody more urgent has come."""
+        """Return the next to be admitted: the same again, unless a more urgent one has come."""
         return self._next_class().peek()
 
     def pop(self, num_uncached_tokens: int) -> Sequence:
@@ -121,7 +121,7 @@ class _PriorityClass:
 
     @property
     def tenants(self) -> Iterable[_TenantQueue]:
-        """Those with something waiting."""
+        """Return the tenants with something waiting."""
         return self._ring
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -151,14 +151,14 @@ class _PriorityClass:
             self._begun = None
 
     def pop(self, cost: int) -> None:
-        """Take the one that `peek` gave."""
+        """Remove the sequence that `peek` returned."""
         tenant = self._ring[0]
         tenant.queue.popleft()
         tenant.deficit -= cost
         self._leave_if_empty(tenant)
 
     def _begin_turn(self, tenant: _TenantQueue) -> None:
-        if tenant.round == self._round:  # everybody has had a turn in this round
+        if tenant.round == self._round:  # every tenant has had a turn in this round
             self._round += 1
         # One quantum for each round, of which one that was away may have missed several: they pay its debt, no more.
         tenant.deficit = min(self._quantum, tenant.deficit + (self._round - tenant.round) * self._quantum)
@@ -181,7 +181,7 @@ class _PriorityClass:
 
 
 def _insert_by_arrival(queue: deque[Sequence], sequence: Sequence) -> None:
-    """Newcomers go to the end, preempted sequences and siblings nearly always to the front."""
+    """Insert a sequence. Newcomers go to the end, preempted sequences and parallel samples nearly always to the front."""
     if not queue or queue[-1].arrival < sequence.arrival:
         queue.append(sequence)
         return

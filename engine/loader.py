@@ -43,7 +43,7 @@ class ServedModel(Protocol):
     def engine(self) -> "Engine": ...
 
     def close(self) -> None:
-        """It is no longer used."""
+        """End a model that is no longer used."""
 
 
 class Loader(Protocol):

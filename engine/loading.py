@@ -52,7 +52,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class KvMemory(NamedTuple):
-    """One allocation, and who has which part of it."""
+    """One allocation, and which model has which part of it."""
 
     arena: Arena
     slabs: SlabAllocator
@@ -69,7 +69,7 @@ class LoadedModel(NamedTuple):
         return not isinstance(self.place, Reservation) or self.place.is_complete()
 
     def close(self) -> None:
-        """It is no longer used: its part of the arena may be borrowed again."""
+        """End a model that is no longer used: its part of the arena may be borrowed again."""
         if self.under_weights is not None:
             self.under_weights.close()
         self.engine.close()
@@ -102,7 +102,8 @@ def _memory_of(device: torch.device) -> int:
 
 
 def choose_device(name: str) -> torch.device:
-    """ "auto" is the first CUDA device that works here, else the CPU. Raises CheckpointError for a device there is not."""
+    """Return the device of that name: "auto" is the first CUDA device that works here, else the CPU. Raises CheckpointError for a device there is
+    not."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -130,7 +131,7 @@ def load_model(
         raise CheckpointError(f"{directory} is no directory; a model is a directory with config.json and *.safetensors")
     raw_config = read_config(directory)
     recipe = read_recipe(directory, raw_config)
-    if recipe is not None:  # nobody asks for its logits: a head of its own would only take memory
+    if recipe is not None:  # its logits are never asked for: a head of its own would only take memory
         raw_config["tie_word_embeddings"] = True
     family = find_family(raw_config)
     config = family.parse_config(raw_config)
@@ -208,7 +209,7 @@ class _Loading(NamedTuple):
             raise
 
     def encoder(self, recipe: EmbeddingRecipe) -> LoadedModel:
-        """One that caches nothing: to the scheduler, a block is a text at work, and there are as many as may run at once."""
+        """Load a model that caches nothing: to the scheduler, a block is a text at work, and there are as many as may run at once."""
         device = self.memory.arena.device
         dtype = _choose_dtype(self.spec, self.source, device)
         self.phases.end("fingerprint")
@@ -224,7 +225,7 @@ class _Loading(NamedTuple):
         return LoadedModel(self.spec, engine, place=None, under_weights=_start_moving(loaded, runner))
 
     def _record_bootstrap(self, loaded: FilledModel[Model], block: tuple[int, ...], info: ModelInfo) -> None:
-        """For this model's next life, where it has none."""
+        """Record a bootstrap program for the model's next start, where it has none."""
         if not are_wanted():
             return
         parts = {
@@ -236,7 +237,7 @@ class _Loading(NamedTuple):
         BackgroundRecorder(lambda: record(model, laid, block, fingerprint, spec, host, info))
 
     def _load(self, context_length: int, dtype: torch.dtype, block_size: int) -> FilledModel[Model]:
-        """Kernels are compiled beside the reading."""
+        """Load the weights, and compile kernels meanwhile."""
         device, quantization = self.memory.arena.device, self.source.quantization
 
         def lay_out(loader: WeightLoader) -> Model:
@@ -259,8 +260,9 @@ class _Loading(NamedTuple):
         return loaded
 
     def _needs_warm_up(self, loaded: FilledModel[Model]) -> bool:
-        """On a CPU a first request after it is no faster (0.6b: 80 ms with it and without, 3b: 330): it is there to prove that the model computes
-        numbers, which what is woken has done before, and which a prompt that waits does as well, a tenth of a second sooner at 3b."""
+        """Whether to warm up. On a CPU a first request after it is no faster (0.6b: 80 ms with it and without, 3b: 330): it is there to prove that
+        the model computes numbers, which what is woken has done before, and which a prompt that waits does as well, a tenth of a second sooner at
+        3b."""
         return self.memory.arena.device.type != "cpu" or not (loaded.is_proved or self.spec.is_awaited)
 
     def _warm_up_prompt(self, most_tokens: int) -> list[int]:
@@ -388,7 +390,7 @@ def _warm_up(
     prompt: list[int],
     with_decode: bool,
 ) -> None:
-    """In a cache of its own: the arena's blocks may be at work for other models."""
+    """Compute a short prompt in a cache of its own: the arena's blocks may be at work for other models."""
     num_blocks = -(-(len(prompt) + 1) // block[2])
     _runner(model, torch.zeros(num_blocks, *block, dtype=dtype, device=device), recipe).warm_up(
         prompt, with_decode=with_decode

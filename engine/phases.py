@@ -11,7 +11,7 @@ class Phases:
         self._spent: dict[str, float] = {}
 
     def end(self, name: str) -> None:
-        """The time since the last end, or the beginning, was that of `name`. A name may come again."""
+        """Count the time since the last end, or the beginning, as that of `name`. A name may come again."""
         now = self._clock()
         self._spent[name] = self._spent.get(name, 0.0) + now - self._last
         self._last = now

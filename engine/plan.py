@@ -36,12 +36,12 @@ class Chunk(NamedTuple):
 
     @property
     def is_decode(self) -> bool:
-        """One token behind a cached prefix, be it a new token or the rest of a prompt: the arithmetic is the same."""
+        """Whether it is one token behind a cached prefix, be it a new token or the rest of a prompt: the arithmetic is the same."""
         return self.length == 1 and self.start > 0
 
     @property
     def samples(self) -> bool:
-        """Its last logits choose the next token."""
+        """Whether its last logits choose the next token."""
         return self.is_last and self.sequence.pooling is None
 
 
@@ -57,7 +57,7 @@ class StepPlan:
 
     @property
     def chunks(self) -> list[Chunk]:
-        """Decodes before the rest."""
+        """The chunks, decodes before the rest."""
         chunks = [Chunk.next_of(sequence, length) for sequence, length in self._lengths.items()]
         return sorted(chunks, key=lambda chunk: not chunk.is_decode)
 
@@ -69,6 +69,6 @@ class StepPlan:
         return self._lengths.get(sequence, 0)
 
     def add(self, sequence: Sequence, length: int) -> None:
-        """So many tokens more."""
+        """Plan so many more tokens of a sequence."""
         self._lengths[sequence] = self.length_of(sequence) + length
         self.budget -= length

@@ -40,7 +40,7 @@ class Rates:
 
 
 class TransferRate:
-    """Of one way between two tiers."""
+    """The rate of one way between two tiers."""
 
     def __init__(self) -> None:
         self._ratio = _Ratio()
@@ -54,7 +54,7 @@ class TransferRate:
         self._ratio.add(num_bytes, seconds)
 
     def predict_s(self, num_bytes: int) -> float:
-        """What was never measured is taken to be fast: then it will be measured."""
+        """Predict how long a transfer takes. An unmeasured way is taken to be fast: then it will be measured."""
         return _TRANSFER_OVERHEAD_S + num_bytes / (self._ratio.value or math.inf) if num_bytes else 0.0
 
     def is_worth_it(self, predicted_s: float, recompute_s: float) -> bool:

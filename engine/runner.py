@@ -80,7 +80,7 @@ class ModelRunner:
         return LaunchedStep([chunk.samples for chunk in chunks], choices, results, Mark(device), computed_s)
 
     def _new_graphs(self) -> DecodeGraphs:
-        """For the model as it lies in memory now."""
+        """Return the graphs of the model as it lies in memory now."""
         model, layers = self.model, self._layers
         if self.kv_cache.is_cuda:
             return DecodeGraphs(lambda batch: (model.forward(batch, layers),), self.block_size, CudaRecorder())
@@ -104,13 +104,13 @@ class ModelRunner:
         batch.token_ids.index_copy_(0, places, self._choices.token_ids.index_select(0, rows_there))
 
     def replace_model(self, model: Model) -> None:
-        """By the same one in other memory; from any thread, since it does not matter which of the two a step runs through."""
+        """Replace the model by the same one in other memory; from any thread, since it does not matter which of the two a step runs through."""
         self.model = model
         self.graphs = self._new_graphs()
 
     @torch.inference_mode()
     def scrub(self, blocks: SequenceOf[int]) -> None:
-        """Replace content that may not be numbers by zeros."""
+        """Zero blocks, whose content may be NaN or infinity."""
         self.kv_cache[list(blocks)] = 0
 
     @torch.inference_mode()
@@ -118,7 +118,7 @@ class ModelRunner:
         self.kv_cache.zero_()
 
     def warm_up(self, prompt: SequenceOf[int], *, with_decode: bool = True) -> None:
-        """A short prompt and one more token, in blocks that nobody holds yet: the first request should not pay for lazy
+        """Compute a short prompt and one more token, in blocks that no sequence holds yet: the first request should not pay for lazy
         initialisation, and a model that yields no numbers should not seem ready. One pass, without the token, suffices
         where nothing but memory can be cold."""
         sequence = Sequence.throwaway(list(prompt), blocks=range(-(-(len(prompt) + 1) // self.block_size)))

@@ -38,7 +38,7 @@ class Choices:
     _logprobs: "_Logprobs | None"
 
     def read(self) -> list[SampledToken]:
-        """For a host that has waited for the device."""
+        """Read the choices, once the device has ended the step."""
         ids, tops = (part.tolist() for part in self._read)
         logprobs = self._logprobs.by_row(len(ids)) if self._logprobs is not None else [None] * len(ids)
         return [SampledToken(*row) for row in zip(ids, map(math.isfinite, tops), logprobs, strict=True)]
@@ -71,7 +71,7 @@ def _row(sequence: Sequence) -> SamplingRow:
 
 
 def prompt_logprobs(logits: torch.Tensor, token_ids: SequenceOf[int], num_top: int) -> list[TokenLogprobs]:
-    """The logprob and rank of each of `token_ids` under its row of logits [tokens, vocab]."""
+    """Return the logprob and rank of each of `token_ids` under its row of logits [tokens, vocab]."""
     targets = torch.tensor(token_ids, device=logits.device)
     reported = _as_messages(*token_logprobs(logits, targets, num_top), [num_top] * len(token_ids))
     ranks = token_ranks(logits, targets).tolist()

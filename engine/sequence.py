@@ -55,7 +55,7 @@ class Sequence:
 
     @property
     def owner(self) -> tuple[int, bytes]:
-        """With whom it shares what is shared between tenants."""
+        """The group that shares one part of the step's prompt tokens."""
         return self.priority, self.tenant
 
     @property
@@ -68,22 +68,22 @@ class Sequence:
 
     @property
     def has_computed_prompt(self) -> bool:
-        """All of its prompt's blocks are in the cache, or were when it was last preempted."""
+        """Whether all of its prompt's blocks are in the cache, or were when it was last preempted."""
         return self.num_completed_tokens >= self.num_prompt_tokens or self.started
 
     @property
     def is_decoding(self) -> bool:
-        """Only its newest token is missing from the cache."""
+        """Whether only its newest token is missing from the cache."""
         return self.num_computed_tokens > 0 and self.num_uncomputed_tokens == 1
 
     @property
     def is_pending(self) -> bool:
-        """Its newest token is not known yet."""
+        """Whether its newest token is not known yet."""
         return self.token_ids[-1] == PENDING
 
     @property
     def awaits_its_end(self) -> bool:
-        """Nothing is left to compute; the last results are only not known yet."""
+        """Whether nothing is left to compute: the last results are only not known yet."""
         return self.num_uncomputed_tokens == 0 or (self.is_pending and len(self.token_ids) >= self.length_limit)
 
     @property
@@ -92,16 +92,16 @@ class Sequence:
 
     @property
     def needs_every_token(self) -> bool:
-        """What is reported of the prompt's tokens, or made of all their hidden states, is not found in the cache."""
+        """Whether every token must be computed: what is reported of the prompt's tokens, or made of all their hidden states, is not in the cache."""
         return self.wants_prompt_logprobs or self.pooling in ("mean", "cls")
 
     @classmethod
     def throwaway(cls, token_ids: list[int], blocks: Iterable[int]) -> "Sequence":
-        """One that is never scheduled: greedy, nobody's, in blocks its maker answers for."""
+        """Return a greedy sequence that is never scheduled, in blocks of the caller."""
         return cls("", token_ids, SamplingParams(max_tokens=1, temperature=0.0), b"", block_table=array("q", blocks))
 
     def shares_prompt_with(self, other: "Sequence") -> bool:
-        """Its prompt's blocks, once computed by the other, are this one's as well."""
+        """Whether its prompt's blocks, once computed by the other, are this one's as well."""
         return (
             other is not self
             and other.chain_root == self.chain_root
@@ -110,12 +110,12 @@ class Sequence:
         )
 
     def forget_blocks(self) -> None:
-        """They were released."""
+        """Empty the block table, after its blocks were released."""
         self.block_table = array("q")
         self.block_generations = array("q")
 
     def forget_computed(self) -> None:
-        """The blocks are gone (preemption by recompute); the tokens stay, but for one that is still to be chosen: it is chosen again."""
+        """Reset what is computed, after preemption. The tokens stay, but for one that is still to be chosen: it is chosen again."""
         self.epoch += 1
         if self.is_pending:
             self.token_ids.pop()

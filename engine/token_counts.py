@@ -28,12 +28,12 @@ class TokenCounts:
 
     @classmethod
     def wanted_by(cls, sampling: SamplingParams, num_prompt_tokens: int) -> "TokenCounts | None":
-        """None for a sequence whose logits are taken as they are: it pays nothing."""
+        """Return the counts of a sequence; None for one whose logits are taken as they are: it pays nothing."""
         return cls(sampling, num_prompt_tokens) if sampling.adjusts_logits else None
 
     @property
     def follows_output(self) -> bool:
-        """It changes with every token that is put out."""
+        """Whether it changes with every output token."""
         return self._counts_output
 
     def __len__(self) -> int:

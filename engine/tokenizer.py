@@ -80,14 +80,14 @@ class Tokenizer:
         return cls(backend, decoder=decoder, special_tokens=special_tokens_of(config))
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
-        """`add_special_tokens`: with the tokenizer's own round the text, such as a BOS."""
+        """Encode a text. `add_special_tokens`: with the tokenizer's own round the text, such as a BOS."""
         try:
             return tuple(_ids(self._backend, text, add_special_tokens))
         except Exception as error:  # as above
             raise TokenizerError(f"the text cannot be encoded: {error}") from None
 
     def encode_rendered(self, text: str, enough: int = sys.maxsize) -> tuple[int, ...]:
-        """A rendered template, which spells its special tokens itself. Between shields they are text. With `enough` tokens it may stop."""
+        """Encode a rendered template, which spells its special tokens itself. Between shields they are text. With `enough` tokens it may stop."""
         if SHIELD_BEGIN not in text:
             return self.encode(text)
         token_ids: list[int] = []
@@ -101,27 +101,27 @@ class Tokenizer:
         return (*token_ids, *_ids(self._backend, unmarked(text[position:]), False))
 
     async def encode_prompt(self, text: str, *, is_rendered: bool, enough: int = sys.maxsize) -> tuple[int, ...]:
-        """Encodes a long text in a worker thread, so that other streams keep flowing."""
+        """Encode a text, a long one in a worker thread, so that other streams keep flowing."""
         rendered, plain = partial(self.encode_rendered, enough=enough), partial(self.encode, add_special_tokens=True)
         encode = rendered if is_rendered else plain
         return encode(text) if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(encode, text)
 
     def shield(self, value: JSON) -> JSON:
-        """A conversation's strings with their special tokens marked, so that `encode_rendered` takes those as the text they are: what a user
+        """Return a conversation's strings with their special tokens marked, so that `encode_rendered` takes those as the text they are: what a user
         writes must not end a turn or open another. Without any, it is the very same value."""
         if not self._holds_special(value):
             return value
         return self._marked(value)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds to the text: nothing for a special token or an id outside the vocabulary."""
+        """Return the bytes that a token adds to the text: nothing for a special token or an id outside the vocabulary."""
         found = self._bytes.get(token_id)
         if found is None:
             found = self._bytes[token_id] = self._spell(token_id)
         return found
 
     def token_text(self, token_id: int) -> str:
-        """The token as a person would want to read it in a list of logprobs; special tokens by name."""
+        """Return the token as a person would want to read it in a list of logprobs; special tokens by name."""
         if token_id in self._added:
             return self._added[token_id][1]
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
@@ -136,7 +136,7 @@ class Tokenizer:
         return _LibraryDetokenizer(self) if self._spelling is None else IncrementalDetokenizer(self)
 
     def decode_by_library(self, token_ids: Sequence[int]) -> str:
-        """As the library does, which looks at all of them: tokens that it joins by spaces have no bytes of their own."""
+        """Decode as the library does, which looks at all ids: tokens that it joins by spaces have no bytes of their own."""
         return str(self._backend.decode(token_ids))
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -144,7 +144,7 @@ class Tokenizer:
         return "".join(map(detokenizer.push, token_ids)) + detokenizer.finish()
 
     def _plain_backend(self) -> "Backend":
-        """The same tokenizer, to which special tokens are text like any other."""
+        """Return the same tokenizer, to which special tokens are text like any other."""
         if self._plain is None:
             from tokenizers import Tokenizer as Backend
 
@@ -189,7 +189,7 @@ def _ids(backend: "Backend", text: str, add_special_tokens: bool) -> list[int]:
 
 
 def _any_of(words: Iterable[str]) -> re.Pattern[str]:
-    """Longer words first: they win over the shorter ones they begin with."""
+    """Match any of the words, longer ones first: they win over the shorter ones they begin with."""
     return re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True))) or "(?!)")
 
 
@@ -198,17 +198,17 @@ def _shielded(found: re.Match[str]) -> str:
 
 
 def unmarked(text: str, instead: str = "") -> str:
-    """A shielded text as its author wrote it."""
+    """Return a shielded text as its author wrote it."""
     return text.replace(SHIELD_BEGIN, instead).replace(SHIELD_END, instead)
 
 
 class Detokenizer(Protocol):
-    """Ids in, text out."""
+    """Turns token ids into text."""
 
     def push(self, token_id: int) -> str: ...
 
     def finish(self) -> str:
-        """What was still waiting when the tokens ended."""
+        """Return the text that was still held back when the tokens ended."""
 
     @property
     def is_pending(self) -> bool:
@@ -216,7 +216,7 @@ class Detokenizer(Protocol):
 
 
 class IncrementalDetokenizer:
-    """Ids in, text out, each push O(its own bytes). Bytes of an unfinished character wait; bytes that can become none are U+FFFD."""
+    """Turns token ids into text, each push O(its own bytes). Bytes of an unfinished character wait; bytes that can become none are U+FFFD."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -305,7 +305,7 @@ class _WordPiece:
 
 
 def _spelling_of(decoder: dict[str, Any] | None) -> _Spelling | None:
-    """None: it is the library's business."""
+    """Return how tokens spell bytes; None where only the library knows."""
     kinds = _decoder_kinds(decoder)
     if "ByteLevel" in kinds:
         return _ByteLevel()
@@ -324,7 +324,7 @@ def _decoder_kinds(decoder: dict[str, Any] | None) -> set[str]:
 
 
 def special_tokens_of(config: dict[str, Any]) -> dict[str, str]:
-    """The named special tokens of a tokenizer_config.json; each is a string or an object with `content`."""
+    """Return the named special tokens of a tokenizer_config.json; each is a string or an object with `content`."""
     named: dict[str, str] = {}
     for key in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"):
         value = config.get(key)
@@ -335,7 +335,7 @@ def special_tokens_of(config: dict[str, Any]) -> dict[str, str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty when there is no file."""
+    """Read the JSON object in a file; empty when there is no file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

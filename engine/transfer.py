@@ -1,4 +1,4 @@
-"""Copies between host and device that nobody waits for.
+"""Copies between host and device that are not waited for.
 
 On a CPU they are no copies at all. On a GPU an ordinary copy makes the host wait (of pageable memory, there is no other), so what goes over is pinned
 first, and what comes back may be read only behind a `Mark`.
@@ -8,14 +8,14 @@ import torch
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`tensor` lies on the host."""
+    """Copy a tensor of the host to a device."""
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the host that holds the values once a `Mark` made after this call has been reached."""
+    """Return a copy on the host that holds the values once a `Mark` made after this call has been reached."""
     if tensor.device.type != "cuda":
         return tensor
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -32,6 +32,6 @@ class Mark:
             self._event.record(torch.cuda.current_stream(device))
 
     def wait(self) -> None:
-        """Until the device has done all that was queued before the mark."""
+        """Wait until the device has done all that was queued before the mark."""
         if self._event is not None:
             self._event.synchronize()

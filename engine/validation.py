@@ -66,7 +66,7 @@ def _wrong_kind(model: ModelInfo) -> str:
 
 
 def _embedding_refusal(submit: Submit, model: ModelInfo) -> tuple[ErrorCode, str] | None:
-    """No token follows, so the text may fill the context."""
+    """Return why an embedding is refused. No token follows, so the text may fill the context."""
     tokens = len(submit.prompt_token_ids)
     if tokens <= model.context_length:
         return None

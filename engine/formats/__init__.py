@@ -11,16 +11,16 @@ __all__ = ["Content", "Part", "ToolCall", "ToolFormat", "ToolParser", "tool_form
 
 
 class ToolParser(Protocol):
-    """Text in, content and calls out. Any chunking of the same text gives the same content and the same calls."""
+    """Turns text into content and calls. Any chunking of the same text gives the same content and the same calls."""
 
     @property
     def held_characters(self) -> int:
-        """How much of the text pushed so far has not come out yet, as content or as a call."""
+        """Characters pushed so far that have not come out yet, as content or as a call."""
 
     def push(self, text: str) -> list[Part]: ...
 
     def finish(self, *, is_cut: bool) -> list[Part]:
-        """`is_cut`: the model would have gone on, so a call that is not whole yet is none, and no text either."""
+        """Return what is left. `is_cut`: the model would have gone on, so a call that is not whole yet is none, and no text either."""
 
 
 class ToolFormat(NamedTuple):
@@ -29,5 +29,5 @@ class ToolFormat(NamedTuple):
 
 
 def tool_format_of(template: ChatTemplate) -> ToolFormat | None:
-    """A template that writes earlier calls in a family's tags was trained on them."""
+    """Return the format that a checkpoint was trained on: the one whose tags its template writes earlier calls in."""
     return ToolFormat("hermes", HermesParser) if template.mentions("<tool_call>") else None

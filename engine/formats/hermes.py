@@ -59,7 +59,7 @@ class HermesParser:
         return parts
 
     def _read_outside(self, text: str, parts: list[Part]) -> str:
-        """Reads as far as one thing goes, here a text without tags; returns the rest."""
+        """Read a text up to the next tag, and return the rest."""
         found = text.find(OPEN)
         end = found if found >= 0 else len(text) - held_suffix(text, (OPEN,))
         safe = text[:end].rstrip()
@@ -100,7 +100,7 @@ class HermesParser:
         return text[end + len(CLOSE) :]
 
     def _end_of_body(self, text: str) -> int | None:
-        """Where the closing tag begins. None: not in this text, whose end is in `_tail` where it may become something else."""
+        """Return where the closing tag begins; None: not in this text, whose end is in `_tail` where it may become something else."""
         position = 0
         while found := (_INSIDE_STRING if self._in_string else _OUTSIDE_STRING).search(text, position):
             if found[0] == CLOSE:
@@ -132,7 +132,7 @@ _objects = msgspec.json.Decoder(dict[str, Raw])
 
 
 def parse_call(text: str) -> ToolCall | None:
-    """The call that a JSON text stands for, or None where it stands for none. Arguments stay as they were written, numbers that no float holds
+    """Parse the call that a JSON text stands for; None where it stands for none. Arguments stay as they were written, numbers that no float holds
     included; NaN, Infinity and halves of surrogate pairs, which no client could read, are not JSON."""
     try:
         call = _calls.decode(text)
@@ -146,7 +146,7 @@ def parse_call(text: str) -> ToolCall | None:
 
 
 def _merged(parts: list[Part]) -> list[Part]:
-    """Neighbouring contents as one, so that an event carries one delta."""
+    """Join neighbouring contents, so that an event carries one delta."""
     merged: list[Part] = []
     for part in parts:
         if merged and isinstance(part, Content) and isinstance(merged[-1], Content):

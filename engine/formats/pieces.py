@@ -8,7 +8,7 @@ class Content(NamedTuple):
 
 
 class ToolCall(NamedTuple):
-    """A call is emitted whole: half of one could not be taken back if its JSON turned out malformed."""
+    """A call, emitted whole: half of one could not be taken back if its JSON turned out malformed."""
 
     name: str
     arguments: str  # a JSON object, as text
@@ -18,7 +18,7 @@ Part = Content | ToolCall
 
 
 def held_suffix(text: str, tags: tuple[str, ...]) -> int:
-    """The length of the longest end of `text` that could be the beginning of one of `tags`."""
+    """Return the length of the longest end of `text` that could be the beginning of one of `tags`."""
     longest = max(map(len, tags), default=0)
     for length in range(min(longest - 1, len(text)), 0, -1):
         end = text[-length:]

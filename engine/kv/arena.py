@@ -30,13 +30,13 @@ class Arena:
             self._memory = torch.zeros(total_bytes, dtype=torch.uint8, device=device)
 
     def span(self, first_slab: int, num_bytes: int) -> torch.Tensor:
-        """The memory from a slab's start on: [num_bytes] uint8."""
+        """Return the memory from a slab's start on: [num_bytes] uint8."""
         start = first_slab * self.slab_bytes
         assert start + num_bytes <= self.total_bytes
         return self._memory[start : start + num_bytes]
 
     def clear(self, slab: int) -> None:
-        """Nobody may use the slab while this runs; the next to use it finds zeros."""
+        """Zero a slab that no model uses."""
         start = slab * self.slab_bytes
         if self._pages is not None and hasattr(mmap, "MADV_DONTNEED"):
             # Linux takes the pages of a private map back and gives out zeros when they are next touched: a sleeping model costs no memory.
@@ -46,7 +46,7 @@ class Arena:
 
 
 def _cut(total_bytes: int) -> tuple[int, int]:
-    """Number and size of the slabs: what is left over is less than a page for each."""
+    """Return number and size of the slabs: what is left over is less than a page for each."""
     wanted = max(MIN_SLABS, -(-total_bytes // MAX_SLAB_BYTES))
     number = max(1, min(wanted, total_bytes // MIN_SLAB_BYTES))
     size = total_bytes // number // ALIGNMENT * ALIGNMENT
@@ -54,7 +54,7 @@ def _cut(total_bytes: int) -> tuple[int, int]:
 
 
 def _anonymous_pages(num_bytes: int) -> mmap.mmap:
-    """Zeros that cost memory only once they are written; torch.zeros writes them all (256 MiB resident per idle host)."""
+    """Allocate zeros that cost memory only once they are written; torch.zeros writes them all (256 MiB resident per idle host)."""
     if hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return mmap.mmap(-1, num_bytes)

@@ -22,18 +22,18 @@ _STAGING_BYTES = 8 << 20  # of each of two buffers: one is copied by the device 
 
 class BlockCopier(Protocol):
     def mark(self) -> object:
-        """A point in the device's work: what was launched before it has to be done before blocks are copied. From the
+        """Return a point in the device's work: what was launched before it has to be done before blocks are copied. From the
         thread that launches."""
 
     def store(self, blocks: Sequence[int], into: Sequence[memoryview], mark: object) -> None:
-        """Device to host; returns when the bytes are there."""
+        """Copy from device to host; returns when the bytes are there."""
 
     def fetch(self, blocks: Sequence[int], source: Sequence[memoryview], mark: object) -> None:
-        """Host to device; returns when the bytes are there."""
+        """Copy from host to device; returns when the bytes are there."""
 
 
 def make_copier(kv_cache: torch.Tensor) -> BlockCopier:
-    """`kv_cache` [num_blocks, ...], a block's bytes together."""
+    """Return the copier of a cache [num_blocks, ...] whose blocks are contiguous."""
     assert kv_cache.is_contiguous()
     return CudaBlockCopier(kv_cache) if kv_cache.device.type == "cuda" else CpuBlockCopier(kv_cache)
 

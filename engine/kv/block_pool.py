@@ -50,10 +50,10 @@ class BlockPool:
         self._evictable.resize(self.num_blocks)
 
     def remove_blocks(self, blocks: Iterable[int]) -> None:
-        """They leave the pool, cached content and all. Nobody may hold them; what is not there is passed over."""
+        """Remove blocks that no sequence holds, cached content and all; those that are not there are passed over."""
         gone = {block for block in blocks if self._is_present[block]}
         for block in gone:
-            assert self._references[block] == 0, f"block {block} was removed while somebody holds it"
+            assert self._references[block] == 0, f"block {block} was removed while it is held"
             if block in self._evictable:
                 self._evictable.remove(block)
             self._forget(block)
@@ -65,19 +65,19 @@ class BlockPool:
         self._evictable.resize(self.num_blocks)
 
     def is_held(self, blocks: range) -> bool:
-        """Somebody holds one of them."""
+        """Whether one of them is held."""
         return any(self._references[blocks.start : blocks.stop])
 
     def num_cached(self, blocks: range) -> int:
         return sum(block in self._hash_by_block for block in blocks)
 
     def make_room(self, num_blocks: int) -> None:
-        """Borrow until so many blocks are free, or until nobody lends."""
+        """Borrow until so many blocks are free, or until there is nothing to borrow."""
         while len(self._free) < num_blocks and self.borrow is not None and self.borrow():
             pass
 
     def allocate(self) -> int | None:
-        """A block nobody holds, its old content forgotten; None when every block is held."""
+        """Take a block that is not held and forget its content; None when every block is held."""
         self.make_room(1)
         if self._free:
             block = heappop(self._free)
@@ -92,7 +92,7 @@ class BlockPool:
         return block
 
     def find_prefix(self, hashes: Sequence[bytes]) -> list[int]:
-        """The blocks of the longest cached run of a hash chain. Only `hold` makes them safe from eviction."""
+        """Return the blocks of the longest cached run of a hash chain. Only `hold` makes them safe from eviction."""
         blocks = []
         for block_hash in hashes:
             block = self._block_by_hash.get(block_hash)
@@ -102,14 +102,14 @@ class BlockPool:
         return blocks
 
     def num_evictable(self, blocks: Iterable[int]) -> int:
-        """How many of `blocks` would cease to be available if they were held."""
+        """Count those of `blocks` that would cease to be available if they were held."""
         return sum(self._references[block] == 0 for block in blocks)
 
     def num_holders(self, block: int) -> int:
         return self._references[block]
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Blocks that were found: they are worth more than those that were not."""
+        """Hold blocks that were found, which are worth more than those that were not."""
         for block in blocks:
             if self._references[block] == 0:
                 self._evictable.remove(block)
@@ -126,9 +126,9 @@ class BlockPool:
                 self._settle(block)
 
     def register(self, block: int, block_hash: bytes) -> bool:
-        """The block's content is complete and may be shared. The first block of a hash stays; a later twin remains
+        """Let a block whose content is complete be found. The first block of a hash stays; a later twin remains
         private to its holder, which is answered with False."""
-        assert self._references[block] > 0, f"block {block} registered while nobody holds it"
+        assert self._references[block] > 0, f"block {block} registered while it is not held"
         if block_hash not in self._block_by_hash and block not in self._hash_by_block:
             self._block_by_hash[block_hash] = block
             self._hash_by_block[block] = block_hash
@@ -139,11 +139,11 @@ class BlockPool:
     def forget(self, blocks: Iterable[int]) -> None:
         """Make the content of held blocks unfindable (it is known to be bad)."""
         for block in blocks:
-            assert self._references[block] > 0, f"block {block} forgotten while nobody holds it"
+            assert self._references[block] > 0, f"block {block} forgotten while it is not held"
             self._forget(block)
 
     def recount(self, block: int, num_holders: int) -> None:
-        """Its reference count is in doubt; so many are known to hold it. Its content is forgotten when nobody does."""
+        """Correct a reference count that is in doubt: so many are known to hold the block. Its content is forgotten when none does."""
         if self._references[block] > 0:
             self._references[block] = num_holders
             if num_holders == 0:
@@ -162,7 +162,7 @@ class BlockPool:
         assert {h: b for b, h in self._hash_by_block.items()} == self._block_by_hash
 
     def _settle(self, block: int) -> None:
-        """Nobody holds it any more."""
+        """Make a block that is no longer held free or evictable."""
         if block in self._hash_by_block:
             self._evictable.add(block, bool(self._is_reused[block]))
         else:

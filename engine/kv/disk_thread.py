@@ -62,13 +62,13 @@ class DiskThread:
 
     @property
     def is_stuck(self) -> bool:
-        """Somebody has waited in vain, and the thread has not come back since: nobody else should begin to."""
+        """Whether a read is overdue, so that no further sequence should wait for one."""
         with self._condition:
             oldest = self._reading or (self._reads[0] if self._reads else None)
         return oldest is not None and self._clock() > oldest.deadline
 
     def offer(self, block_hash: bytes) -> None:
-        """A block of the host tier that the disk may have as well."""
+        """Offer a block of the host tier to the disk."""
         if not self.disk.is_writable or block_hash in self.disk:
             return
         with self._condition:
@@ -79,7 +79,7 @@ class DiskThread:
             self._condition.notify_all()
 
     def forget(self, hashes: Sequence[bytes]) -> None:
-        """Their content is bad: what is there of it, waits to be written, or is being written now."""
+        """Forget bad content: what is on the disk, waits to be written, or is being written now."""
         with self._condition:
             self._writes = deque(block_hash for block_hash in self._writes if block_hash not in hashes)
             self._is_unwanted |= self._writing in hashes
@@ -93,7 +93,7 @@ class DiskThread:
         return read
 
     def cancel(self, read: DiskRead) -> None:
-        """Nobody wants it any more: what it has pinned, or still pins, is let go."""
+        """End a read: what it has pinned, or still pins, is unpinned."""
         with self._condition:
             if read.is_cancelled:
                 return
@@ -102,7 +102,7 @@ class DiskThread:
                 self._host.unpin(read.slots)
 
     def take(self, read: DiskRead) -> list[HostSlot]:
-        """What it has pinned is the caller's from now on; of one that is late, nothing."""
+        """Return the pinned slots of a read, which the caller unpins; of one that is late, none."""
         with self._condition:
             if read.is_finished and not read.is_cancelled:
                 read.is_cancelled = True
@@ -115,7 +115,7 @@ class DiskThread:
             return self._condition.wait_for(lambda: not (self._writes or self._reads or self._is_busy), timeout_s)
 
     def close(self) -> None:
-        """What has been offered is still written, for a moment."""
+        """Write for a moment what has been offered, and end."""
         self.wait_until_idle(_LAST_WRITE_S)
         with self._condition:
             self._closing = True

@@ -2,7 +2,7 @@
 
 A segment is a run of records, each a header and one block; the oldest unused segment gives way as a whole. Nothing is flushed: what a crash
 tears is cut off or fails its checksum, and is computed again. A disk that keeps refusing is let be, and tried again from time to time. Knows
-files and errors; refuses to know models, tokens and threads (whose business it is not to be in the engine's way is tier_threads.py's). Safe to
+files and errors; refuses to know models, tokens and threads (whose business it is not to be in the engine's way is disk_thread.py's). Safe to
 use from several threads.
 """
 
@@ -75,7 +75,7 @@ class DiskTier:
     def open(
         cls, directory: Path, limit_bytes: int, patience_s: float = 0.0, clock: Callable[[], float] = time.monotonic
     ) -> "DiskTier":
-        """Raises TierError."""
+        """Become the directory's owner. Raises TierError."""
         try:
             return cls(directory, limit_bytes, lock_directory(directory, patience_s), clock)
         except OSError as error:
@@ -136,7 +136,7 @@ class DiskTier:
         return True
 
     def read(self, block_hash: bytes, into: memoryview) -> int | None:
-        """Fill `into` with the block's bytes; their checksum. None where they are not what was written: then the block is forgotten."""
+        """Fill `into` with the block's bytes and return their checksum. None where they are not what was written: then the block is forgotten."""
         with self._lock:
             record = self._records.get(block_hash)
             if record is not None:
@@ -158,7 +158,7 @@ class DiskTier:
         return record.checksum
 
     def forget(self, hashes: Iterable[bytes]) -> None:
-        """Not findable from now on, in this process or a later one."""
+        """Make blocks unfindable, in this process and in later ones."""
         with self._lock:
             for block_hash in hashes:
                 record = self._records.pop(block_hash, None)
@@ -210,7 +210,7 @@ class DiskTier:
             self._segments[segment] = None
 
     def _segment_for(self, size: int) -> _Segment:
-        """The segment that the next record of `size` bytes goes to."""
+        """Return the segment that the next record of `size` bytes goes to."""
         with self._lock:
             if self._active is None or self._active.num_bytes + size > max(self._segment_bytes, size):
                 self._begin_segment()
@@ -254,13 +254,13 @@ class DiskTier:
         if written < len(header) + len(block):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _count(self, patience: "_ErrorBackoff", error: OSError) -> None:
+    def _count(self, backoff: "_ErrorBackoff", error: OSError) -> None:
         self.num_errors += 1
-        patience.fail(error)
+        backoff.fail(error)
 
 
 class _ErrorBackoff:
-    """Errors in a row: after a few of them, pauses between one try and the next."""
+    """Counts errors in a row: after a few of them, there are pauses between one try and the next."""
 
     def __init__(self, what: str, directory: Path, clock: Callable[[], float]) -> None:
         self._what = what
@@ -275,7 +275,7 @@ class _ErrorBackoff:
 
     @property
     def is_trying(self) -> bool:
-        """It is not known to work."""
+        """Whether the next call is a try: it is not known to work."""
         return self._failures >= _PATIENCE
 
     def succeed(self) -> None:
@@ -316,7 +316,7 @@ _BLOTTED = b"PLno"
 
 
 def _find_record(fd: int, start: int, size: int) -> int | None:
-    """Where the next one begins that is whole, from `start` on."""
+    """Return where the next whole record begins, from `start` on."""
     with mmap.mmap(fd, size, prot=mmap.PROT_READ) as content:
         while (start := content.find(_MAGIC, start)) >= 0:
             if _read_header(content[start : start + _HEADER.size]) is not None:
@@ -326,7 +326,7 @@ def _find_record(fd: int, start: int, size: int) -> int | None:
 
 
 def _blot_out(record: _BlockRecord) -> None:
-    """The record keeps its place, so that those behind it are still found."""
+    """Mark a record as bad. It keeps its place, so that those behind it are still found."""
     fd = os.open(record.segment.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.pwrite(fd, _BLOTTED, record.offset - _HEADER.size)
@@ -335,7 +335,7 @@ def _blot_out(record: _BlockRecord) -> None:
 
 
 def _read_at(path: Path, offset: int, into: memoryview) -> int:
-    """Bytes read; fewer than asked for where the file has been cut."""
+    """Fill `into` and return how many bytes were read: fewer where the file has been cut."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         return os.preadv(fd, [into], offset)

@@ -30,19 +30,19 @@ class EvictionOrder:
         return block in self._probation or block in self._protected
 
     def __iter__(self) -> Iterator[int]:
-        """In the order in which they would be evicted."""
+        """Iterate in the order in which blocks would be evicted."""
         yield from self._probation
         yield from self._protected
 
     def resize(self, num_blocks: int) -> None:
-        """The cache has so many blocks from now on."""
+        """Note that the cache has so many blocks from now on."""
         self._max_protected = int(num_blocks * PROTECTED_SHARE)
         self._max_ghosts = num_blocks * GHOSTS_PER_BLOCK
         self._demote()
         self._trim_ghosts()
 
     def add(self, block: int, is_reused: bool) -> None:
-        """The block was used just now."""
+        """Add a block that was used just now."""
         (self._protected if is_reused else self._probation)[block] = None
         self._demote()
 
@@ -53,7 +53,7 @@ class EvictionOrder:
         return (self._probation or self._protected).popitem(last=False)[0]
 
     def remember(self, block_hash: bytes) -> None:
-        """Its block was evicted."""
+        """Note that the hash's block was evicted."""
         self._ghosts[block_hash] = None
         self._trim_ghosts()
 

@@ -27,7 +27,7 @@ class GenerationCheck:
             self._current = self._tensor(generations)
 
     def stale(self, sequences: SequenceOf["Sequence"]) -> list[int]:
-        """The places of those sequences in the list that hold a block which is not theirs any more."""
+        """Return the places in the list of those sequences that hold a block which is not theirs any more."""
         blocks, remembered = array("q"), array("q")
         for sequence in sequences:
             blocks.extend(sequence.block_table)

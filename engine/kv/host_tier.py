@@ -63,7 +63,7 @@ class HostTier:
     def open(
         cls, directory: Path, limit_bytes: int, clock: Callable[[], float] = time.time, patience_s: float = 0.0
     ) -> "HostTier":
-        """What an earlier process of the same owner left is found again. Raises TierError."""
+        """Find again what an earlier process of the same owner left. Raises TierError."""
         try:
             lock_fd = lock_directory(directory, patience_s)
         except OSError as error:
@@ -84,7 +84,7 @@ class HostTier:
         return slot is not None and slot.is_written
 
     def add_size(self, block_bytes: int) -> None:
-        """Blocks of this size may come. Raises TierError where not one of them fits."""
+        """Make room for blocks of this size. Raises TierError where not one of them fits."""
         with self._lock:
             try:
                 self._file_of(block_bytes)
@@ -92,7 +92,7 @@ class HostTier:
                 raise TierError(f"the host KV tier at {self._directory} cannot grow: {error.strerror}") from error
 
     def reserve(self, block_hash: bytes, block_bytes: int) -> HostSlot | None:
-        """A pinned slot to be filled, then committed or abandoned. None: it is here already, or nothing can give way to it."""
+        """Return a pinned slot to be filled, then committed or abandoned. None: the block is here already, or nothing can give way to it."""
         with self._lock:
             if block_hash in self._slots:
                 return None
@@ -105,7 +105,7 @@ class HostTier:
             return slot
 
     def commit(self, slot: HostSlot, checksum: int) -> None:
-        """Its bytes are whole: others may find it from now on. The pin stays."""
+        """Let others find a slot whose bytes are whole. The pin stays."""
         with self._lock:
             slot.checksum = checksum
             slot.is_verified = True
@@ -114,13 +114,13 @@ class HostTier:
                 slot.file.commit(slot.index, slot.block_hash, checksum, self._clock())
 
     def abandon(self, slot: HostSlot) -> None:
-        """It was never committed."""
+        """Free a slot that was not filled."""
         with self._lock:
             self._forget(slot)
             self._unpin(slot)
 
     def pin(self, block_hash: bytes, *, is_hit: bool) -> HostSlot | None:
-        """The block's slot, kept as it is until it is unpinned. `is_hit`: somebody uses the content again."""
+        """Return the block's slot, kept as it is until it is unpinned. `is_hit`: its content is used again."""
         with self._lock:
             slot = self._slots.get(block_hash)
             if slot is None or not slot.is_written:
@@ -134,7 +134,7 @@ class HostTier:
             return slot
 
     def pin_prefix(self, hashes: Iterable[bytes]) -> list[HostSlot]:
-        """The longest run of a chain, as hits."""
+        """Pin the longest run of a chain, as hits."""
         pinned = []
         for block_hash in hashes:
             slot = self.pin(block_hash, is_hit=True)
@@ -144,13 +144,13 @@ class HostTier:
         return pinned
 
     def unpin(self, slots: Sequence[HostSlot]) -> None:
-        """The tail of a chain becomes older than its head: a chain is useless without its start."""
+        """Unpin a chain. Its tail becomes older than its head, without which it is useless."""
         with self._lock:
             for slot in reversed(slots):
                 self._unpin(slot)
 
     def is_sound(self, slot: HostSlot) -> bool:
-        """The pinned slot holds what was written. It is checked once; one that does not is forgotten."""
+        """Whether the pinned slot holds what was written. It is checked once; one that does not is forgotten."""
         if slot.is_verified:
             return True
         sound = crc32(slot.memory) == slot.checksum
@@ -163,14 +163,14 @@ class HostTier:
         return sound
 
     def refresh(self, hashes: Sequence[bytes]) -> None:
-        """A chain that was written head first: let its tail be older than its head. No hit."""
+        """Make the tail of a chain, which was written head first, older than its head. No hit."""
         with self._lock:
             for block_hash in reversed(hashes):
                 if block_hash in self._order:
                     self._order.refresh(block_hash)
 
     def touch(self, hashes: Sequence[bytes]) -> None:
-        """A chain was used where it also lies, on the device: what is hot there must not grow cold here."""
+        """Note that a chain was used on the device, where it also lies: what is hot there must not grow cold here."""
         with self._lock:
             now = self._clock()
             for block_hash in reversed(hashes):
@@ -181,14 +181,14 @@ class HostTier:
                     self._order.add(block_hash, slot.file.stride, protected=True)
 
     def forget(self, hashes: Iterable[bytes]) -> None:
-        """Their content is known to be bad."""
+        """Forget blocks whose content is known to be bad."""
         with self._lock:
             for block_hash in hashes:
                 if slot := self._slots.get(block_hash):
                     self._forget(slot)
 
     def close(self) -> None:
-        """What is here stays for the next owner."""
+        """Close the files, which stay for the next owner."""
         with self._lock:
             for file in self._files.values():
                 file.close()
@@ -235,7 +235,7 @@ class HostTier:
         return self.limit_bytes // (-(-block_bytes // page) * page) if block_bytes else 0
 
     def _make_room(self, file: SlotFile) -> int | None:
-        """An empty slot of `file` with pages under it, inside the limit of all files together."""
+        """Return an empty slot of `file` with pages under it, inside the limit of all files together."""
         free = self._free[file.slot_bytes]
         while not free or self.used_bytes + file.stride > self.limit_bytes:
             if not self._evict(file):
@@ -250,7 +250,7 @@ class HostTier:
         return index
 
     def _shrink(self, limit_bytes: int, error: OSError) -> None:
-        """A container's /dev/shm has often 64 MiB, whatever the configuration says."""
+        """Lower the limit: a container's /dev/shm has often 64 MiB, whatever the configuration says."""
         if limit_bytes < self.limit_bytes:
             log.warning(
                 "%s: %s; the host KV tier makes do with %.1f MiB instead of %.1f",
@@ -278,7 +278,7 @@ class HostTier:
         self._free[file.slot_bytes].append(index)
 
     def _forget(self, slot: HostSlot) -> None:
-        """Not findable from now on; free as soon as nobody looks at it."""
+        """Make a slot unfindable, and free it as soon as it is not pinned."""
         if slot.is_forgotten:
             return
         del self._slots[slot.block_hash]

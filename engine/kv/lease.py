@@ -41,7 +41,9 @@ class SlabUser(Protocol):
 
 
 class Capacity(NamedTuple):
-    free_blocks: int
+    """The blocks of one model."""
+
+    free_blocks: int  # that a new sequence could take
     total_blocks: int
 
 

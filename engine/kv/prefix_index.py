@@ -14,7 +14,7 @@ _DIGEST_BYTES = 32  # a collision would show one conversation's cache to another
 
 
 class CacheIdentity(NamedTuple):
-    """What has to agree before the bytes of one cache mean anything to another."""
+    """All that must agree before the bytes of one cache mean anything to another."""
 
     model: str
     dtype: str

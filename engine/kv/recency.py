@@ -28,7 +28,7 @@ class SegmentedOrder(Generic[K]):
         return key in self._probation or key in self._protected
 
     def add(self, key: K, weight: int, protected: bool = False) -> None:
-        """The newest of its segment."""
+        """Add a key as the newest of its segment."""
         assert key not in self
         if not protected:
             self._probation[key] = weight
@@ -41,11 +41,11 @@ class SegmentedOrder(Generic[K]):
             self._probation[demoted] = demoted_weight
 
     def refresh(self, key: K) -> None:
-        """The newest of its segment, but no hit: it is only told apart from what came before it."""
+        """Make a key the newest of its segment without a hit: it is only told apart from what came before it."""
         (self._protected if key in self._protected else self._probation).move_to_end(key)
 
     def remove(self, key: K) -> bool:
-        """True if it was protected."""
+        """Remove a key. True if it was protected."""
         if key in self._probation:
             del self._probation[key]
             return False
@@ -53,7 +53,7 @@ class SegmentedOrder(Generic[K]):
         return True
 
     def oldest(self) -> K | None:
-        """The next to go."""
+        """Return the next to go."""
         for segment in (self._probation, self._protected):
             for key in segment:
                 return key

@@ -29,7 +29,7 @@ class SharedTiers:
         self.disk = disk
 
     def cache_for(self, name: str, kv_cache: torch.Tensor, block_size: int) -> EngineTiers:
-        """One model's way to them."""
+        """Return one model's way to the tiers."""
         try:
             return TieredCache(self.host, self.disk, make_copier(kv_cache), block_bytes(kv_cache), block_size)
         except TierError as error:
@@ -37,7 +37,7 @@ class SharedTiers:
             return NoTiers()
 
     def close(self) -> None:
-        """After the models' own."""
+        """Close the tiers, after the models' ways to them."""
         if self.disk is not None:
             self.disk.close()
         self.host.close()

@@ -15,7 +15,7 @@ class SlabGrid(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """Blocks in the whole arena."""
+        """Blocks of the whole arena."""
         return self.num_slabs * self.slab_bytes // self.block_bytes
 
     @property
@@ -23,12 +23,13 @@ class SlabGrid(NamedTuple):
         return 2 * self.block_bytes <= self.slab_bytes
 
     def touching(self, slab: int) -> range:
-        """The blocks that have a byte in the slab, of those that lie inside the arena."""
+        """Return the blocks that have a byte in the slab, of those that lie inside the arena."""
         first = slab * self.slab_bytes // self.block_bytes
         return range(first, min(-(-(slab + 1) * self.slab_bytes // self.block_bytes), self.capacity))
 
     def brought_by(self, slab: int, owned: Collection[int]) -> range:
-        """The blocks that the slab completes for who has `owned` already: its own, and those that straddle into a neighbour which is there."""
+        """Return the blocks that the slab completes for a model that has `owned` already: its own, and those that straddle into a neighbour which is
+        there."""
         blocks = self.touching(slab)
         start, end = slab * self.slab_bytes, (slab + 1) * self.slab_bytes
         lacks_left = blocks.start * self.block_bytes < start and slab - 1 not in owned
@@ -43,7 +44,7 @@ class SlabGrid(NamedTuple):
         return slabs
 
     def num_blocks(self, slabs: Collection[int]) -> int:
-        """Blocks that lie wholly in `slabs`."""
+        """Count the blocks that lie wholly in `slabs`."""
         total = 0
         for first, end in _runs(sorted(slabs)):
             total += end * self.slab_bytes // self.block_bytes - -(-first * self.slab_bytes // self.block_bytes)

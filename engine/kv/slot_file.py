@@ -57,7 +57,7 @@ class SlotFile:
             raise
 
     def find(self) -> list[FoundSlot]:
-        """The slots whose headers are whole. The pages of all others go back to the system."""
+        """Return the slots whose headers are whole. The pages of all others go back to the system."""
         found, worthless = [], []
         for index in range(self.num_slots):
             at = self._header_at(index)
@@ -75,16 +75,16 @@ class SlotFile:
         return memoryview(self._map)[start : start + self.slot_bytes]
 
     def provide(self, index: int) -> None:
-        """Have pages for the body. Raises OSError where the file system is full: writing to the map would be a SIGBUS."""
+        """Allocate pages for the body. Raises OSError where the file system is full: writing to the map would be a SIGBUS."""
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(self._fd, self._bodies + index * self.stride, self.stride)
 
     def clear(self, index: int) -> None:
-        """Before the body changes: nobody may find the slot."""
+        """Make a slot unfindable, before its body changes."""
         _MARK_STRUCT.pack_into(self._map, self._header_at(index), 0)
 
     def commit(self, index: int, block_hash: bytes, checksum: int, last_use: float) -> None:
-        """After the body is whole."""
+        """Write the header of a slot whose body is whole."""
         at = self._header_at(index)
         _SLOT_HEADER.pack_into(
             self._map, at, 0, crc32(_NAME.pack(block_hash, checksum)), block_hash, checksum, last_use
@@ -95,12 +95,12 @@ class SlotFile:
         _LAST_USE.pack_into(self._map, self._header_at(index) + _LAST_USE_OFFSET, last_use)
 
     def give_back(self, index: int) -> None:
-        """The slot is empty and costs no memory."""
+        """Empty a slot and give its memory back."""
         self.clear(index)
         self._discard_pages(index, index)
 
     def close(self) -> None:
-        with suppress(BufferError):  # somebody still looks at a body: the map ends with the last view
+        with suppress(BufferError):  # a body is still in use: the map ends with its last view
             self._map.close()
         os.close(self._fd)
 

@@ -22,39 +22,39 @@ class Transfer(Protocol):
     def is_done(self) -> bool: ...
     @property
     def num_blocks(self) -> int:
-        """Of those asked for, from the first on, how many arrived."""
+        """Blocks that arrived, from the first on, of those asked for."""
 
 
 class Tiers(Protocol):
     def store(self, block: int, block_hash: bytes) -> None:
-        """The block's content is complete: keep a copy, when there is time."""
+        """Keep a copy of a block whose content is complete, when there is time."""
 
     def drop(self, block: int) -> None:
-        """The block is about to be overwritten. Afterwards nobody reads it for a copy."""
+        """Let a block be overwritten: afterwards it is not read for a copy."""
 
     def forget(self, hashes: Sequence[bytes]) -> None:
-        """Content that is known to be bad; its blocks were dropped."""
+        """Forget content that is known to be bad; its blocks were dropped."""
 
     def touch(self, hashes: Sequence[bytes]) -> None:
-        """A chain was found, on the device or in a tier."""
+        """Note that a chain was found, on the device or in a tier."""
 
     def settle(self, hashes: Sequence[bytes]) -> None:
-        """A chain has ended: its tail is worth less than its head."""
+        """Note that a chain has ended: its tail is worth less than its head."""
 
     def lookup(self, hashes: Sequence[bytes], with_disk: bool) -> TierHit:
-        """As far as fetching is worth the time."""
+        """Return how far a chain continues, as far as fetching is worth the time."""
 
     def read(self, hashes: Sequence[bytes]) -> Transfer:
-        """From disk to the host tier."""
+        """Begin to read from disk to the host tier."""
 
     def fetch(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Transfer:
-        """From the host tier into `blocks` of the device."""
+        """Begin to fetch from the host tier into `blocks` of the device."""
 
     def cancel(self, transfer: Transfer) -> None:
-        """Afterwards nobody writes to its blocks. Also right for one that is done and nobody took."""
+        """End a transfer, even one that is done and was not taken: afterwards nothing is written to its blocks."""
 
     def take_read(self, owner: Hashable, transfer: Transfer) -> int:
-        """Pin for `owner` what a read that is done has brought; returns how many blocks came from the disk."""
+        """Pin for `owner` what a read that is done has brought, and return how many blocks came from the disk."""
 
     def swap_out(self, owner: Hashable, hashes: Sequence[bytes], blocks: Sequence[int]) -> bool:
         """Make sure that the complete blocks of a chain are in the host tier, and pin them there; False where computing them again is
@@ -65,7 +65,7 @@ class Tiers(Protocol):
 
 
 class NoTiers:
-    """The device alone."""
+    """No tiers behind the device."""
 
     def store(self, block: int, block_hash: bytes) -> None:
         pass
@@ -121,19 +121,19 @@ class NoTiers:
 
 
 class EngineTiers(Tiers, Protocol):
-    """What the engine asks besides."""
+    """The tiers as the engine knows them, besides its scheduler."""
 
     def begin_stores(self, everything: bool) -> None:
-        """A step's results have been handed out: now copies may be made, a bounded amount unless `everything`."""
+        """Begin to copy, once a step's results have been sent: a bounded amount unless `everything`."""
 
     def note_prefill_rate(self, tokens_per_s: float) -> None:
-        """What recomputing costs at present; 0: not known yet."""
+        """Note what recomputing costs at present; 0: not known yet."""
 
     def reset(self) -> None:
-        """The device's content is in doubt: nothing more is copied from it or to it."""
+        """End all copies from and to the device, whose content is in doubt."""
 
     def close(self) -> None:
-        """Nothing touches the device's blocks any more."""
+        """End: afterwards nothing touches the device's blocks."""
 
     @property
     def num_lost(self) -> int:

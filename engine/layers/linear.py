@@ -20,7 +20,7 @@ class Linear:
     def load(
         cls, loader: WeightLoader, names: Sequence[str], rows: Sequence[int], columns: int, bias: bool
     ) -> "Linear":
-        """The projections called `names`, one below the other."""
+        """Load the projections called `names`, one below the other."""
         weight = loader.matrix(names, rows, columns)
         biases = [f"{name}.bias" for name in names]
         # some quantizers write biases, zeros mostly, where the family has none
@@ -31,5 +31,5 @@ class Linear:
         return linear(x, self.weight, self.bias)
 
     def gated(self, x: torch.Tensor, activation: GatedActivation) -> torch.Tensor:
-        """Of gate and up in one matrix: activation(self(x))"""
+        """x [tokens, columns] -> activation of gate and up, which are one matrix"""
         return gated_linear(x, self.weight, self.bias, activation)

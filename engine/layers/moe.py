@@ -42,7 +42,7 @@ class Experts:
 
     @classmethod
     def load_each(cls, loader: WeightLoader, name: str, shape: ExpertsShape, parts: Sequence[str]) -> "Experts":
-        """One tensor per expert and part; `parts` are what the checkpoint calls gate, up and down."""
+        """Load one tensor per expert and part; `parts` are what the checkpoint calls gate, up and down."""
         gate, up, down = parts
         num_experts, hidden, intermediate = shape
         experts = range(num_experts)

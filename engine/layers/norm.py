@@ -27,7 +27,7 @@ class RMSNorm:
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(norm(x + residual), x + residual)"""
+        """Return (norm(x + residual), x + residual)."""
         return add_rms_norm(x, residual, self.weight, self.eps)
 
 
@@ -42,7 +42,7 @@ class HeadNorm:
     def load(
         cls, loader: WeightLoader, names: Sequence[str], heads: Sequence[int], head_dim: int, kind: NormKind
     ) -> "HeadNorm":
-        """The checkpoint keeps one row for all query heads and one for all key heads."""
+        """Load a checkpoint that keeps one row for all query heads and one for all key heads."""
         weight = _loader_for(loader, kind).empty(f"{names[0]}.weight...", sum(heads), head_dim)
         for name, part in zip(names, torch.split(weight, list(heads)), strict=True):
             loader.read(f"{name}.weight", part, (head_dim,), lambda row: _add_offset(row, kind))

@@ -47,13 +47,13 @@ class RotaryTable:
 
 
 def read_rotary_rule(config: Mapping[str, Any], default_theta: float = 10_000.0) -> RotaryRule:
-    """The scaling rule of a config.json, from either place where checkpoints keep it."""
+    """Read the scaling rule of a config.json, from either place where checkpoints keep it."""
     theta = number(config, "rope_theta", default_theta)
     return parse_rotary_rule(config, config.get("rope_parameters") or config.get("rope_scaling") or {}, theta)
 
 
 def parse_rotary_rule(config: Mapping[str, Any], described: Mapping[str, Any], default_theta: float) -> RotaryRule:
-    """`described`: rope_parameters or rope_scaling of `config`, or the part of it that is for one type of layer."""
+    """Parse a rule. `described`: rope_parameters or rope_scaling of `config`, or the part of it that is for one type of layer."""
     if not isinstance(described, dict):
         raise CheckpointError(f"config.json has rotary parameters {described!r}; they must be an object")
     rope_type = described.get("rope_type") or described.get("type") or "default"

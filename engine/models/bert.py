@@ -110,7 +110,7 @@ class Bert:
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        raise AssertionError("an encoder has no head, and the engine's door lets nobody ask for a token")
+        raise AssertionError("an encoder has no head, and validation refuses requests for tokens")
 
 
 def parse_config(config: Mapping[str, Any]) -> BertConfig:

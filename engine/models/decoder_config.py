@@ -102,7 +102,7 @@ def architecture(config: Mapping[str, Any]) -> str:
 
 
 def refuse_unless(config: Mapping[str, Any], key: str, *supported: Any) -> None:
-    """Complain when config.json asks for something else than what the engine computes; a key may be absent."""
+    """Raise CheckpointError when config.json asks for something else than what the engine computes; a key may be absent."""
     value = config.get(key, supported[0])
     if value not in supported:
         raise CheckpointError(
@@ -118,7 +118,7 @@ def uniform_layers(config: Mapping[str, Any], window: int | None) -> tuple[Layer
 def mixed_layers(
     config: Mapping[str, Any], window: int | None, default: tuple[str, ...], sliding_rotary: int = 0
 ) -> tuple[LayerKind, ...]:
-    """Layers as `layer_types` lists them, or as in `default` where a checkpoint is older than that key."""
+    """Return the layers as `layer_types` lists them, or as in `default` where a checkpoint is older than that key."""
     num_layers = positive_int(config, "num_hidden_layers")
     types = config.get("layer_types") or default
     if len(types) != num_layers:

@@ -118,7 +118,7 @@ def _load_experts(config: GptOssConfig, loader: WeightLoader, name: str) -> Expe
 
 
 def _load_biases(config: GptOssConfig, loader: WeightLoader, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of gate and up, and of down."""
+    """Load the biases of gate and up, and of down."""
     experts, hidden, intermediate = config.experts
     gate_up = loader.empty(f"{name}.gate_up_proj_bias", experts, 2, intermediate)
     loader.read(

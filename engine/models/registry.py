@@ -36,7 +36,7 @@ class ModelConfig(CacheShape, Protocol):
 
 class Model(Protocol):
     def forward(self, batch: Batch, cache: list[LayerCache]) -> torch.Tensor:
-        """Hidden states of every token, normalised: [tokens, hidden]"""
+        """Return the hidden states of every token, normalised: [tokens, hidden]."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] -> fp32 [rows, vocab]"""

@@ -36,7 +36,7 @@ _READ_BYTES = 8 << 20
 
 
 def pack(bundle: Bundle, jobs: Sequence[Job], out: Path, on_progress: ReadingProgress) -> Path:
-    """`jobs` fill places on `meta`, laid out as in `bundle`. Returns the finished file. Raises CheckpointError."""
+    """Write a packed bundle and return its path. `jobs` fill places on `meta`, laid out as in `bundle`. Raises CheckpointError."""
     finished = find_packed(out, bundle.identity)
     if finished is not None:
         on_progress(bundle.data_bytes, bundle.data_bytes)
@@ -58,7 +58,8 @@ def pack(bundle: Bundle, jobs: Sequence[Job], out: Path, on_progress: ReadingPro
 
 
 def find_packed(out: Path, identity: BundleIdentity) -> Path | None:
-    """A whole bundle of the same weights. Raises CheckpointError where the directory holds another one: it can be the source of one model alone."""
+    """Return a whole bundle of the same weights; None where there is none. Raises CheckpointError where the directory holds another one: it can be
+    the source of one model alone."""
     for path in sorted(out.glob(f"*{PACKED_SUFFIX}")):
         try:
             with BundleFile.open(path) as file:
@@ -72,8 +73,8 @@ def find_packed(out: Path, identity: BundleIdentity) -> Path | None:
 
 
 def verify(path: Path, on_progress: ReadingProgress) -> None:
-    """Every byte of a finished bundle against its checksums and its name, and the config.json beside it. Raises CheckpointError, which names the
-    damaged tensors."""
+    """Check every byte of a finished bundle against its checksums and its name, and the config.json beside it. Raises CheckpointError, which names
+    the damaged tensors."""
     try:
         file = BundleFile.open(path)
     except (WeightBundleError, OSError) as error:
@@ -101,7 +102,7 @@ def verify(path: Path, on_progress: ReadingProgress) -> None:
 
 
 def checksums(fd: int, places: Iterable[PlacedTensor]) -> Iterator[tuple[PlacedTensor, str]]:
-    """Of what is on the disk now, in order."""
+    """Yield the checksums of what is on the disk now, in order."""
     places = list(places)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
         yield from zip(places, threads.map(lambda placed: _checksum(fd, placed), places), strict=True)
@@ -139,7 +140,7 @@ class _Journal:
         self._places = {placed.spec.name: placed for placed in bundle.tensors}
 
     def read(self, fd: int) -> dict[str, str]:
-        """The tensors that are on the disk as they were journalled."""
+        """Return the checksums of the tensors that are on the disk as they were journalled."""
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         if lines[:1] != [self._layout]:
             self._path.write_text(f"{self._layout}\n")
@@ -160,7 +161,7 @@ class _Journal:
 
 @contextmanager
 def _opened(partial: Path) -> Iterator[int]:
-    """What an earlier run has left, or a new file; this run's alone."""
+    """Open what an earlier run has left, or a new file, and lock it."""
     fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:

@@ -1,7 +1,7 @@
-"""The way of a piece of weights from the thread that has read it to where it stays.
+"""Moves a chunk of weights from the thread that has read it to where it stays.
 
 On a CPU a thread has one buffer, and making the final tensor from it is the whole way. On CUDA two pinned buffers take turns: while the device copies
-one, the next piece is read into the other, and the thread waits only for the copy before last. Knows buffers and marks; refuses to know files.
+one, the next chunk is read into the other, and the thread waits only for the copy before last. Knows buffers and marks; refuses to know files.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,20 +20,20 @@ class Waitable(Protocol):
 
 
 class Copier(Protocol):
-    """What brings staged bytes to their device."""
+    """Copies staged bytes to their device."""
 
     @property
     def num_buffers(self) -> int:
-        """Of a thread: 2 where it may read on while a copy is under way."""
+        """Buffers of a thread: 2 where it may read on while a copy is under way."""
 
     def in_thread(self) -> AbstractContextManager[object]:
-        """Around a thread's work."""
+        """Return the context of a thread's work."""
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
-        """Bytes on the host."""
+        """Allocate bytes on the host."""
 
     def begin(self, into: torch.Tensor, staged: Sequence[torch.Tensor], make: Make) -> Waitable:
-        """make(into, *staged), perhaps later; what comes back says when `staged` may be written again."""
+        """Call make(into, *staged), perhaps later, and return what waits until `staged` may be written again."""
 
 
 class Staging:
@@ -46,7 +46,7 @@ class Staging:
         self._turn = 0
 
     def next(self, num_bytes: int) -> torch.Tensor:
-        """At least so many bytes, which nobody reads any more."""
+        """Return at least so many bytes that are no longer read."""
         self._turn = (self._turn + 1) % len(self._buffers)
         if (mark := self._marks[self._turn]) is not None:
             mark.wait()
@@ -57,7 +57,7 @@ class Staging:
         return buffer
 
     def send(self, into: torch.Tensor, staged: Sequence[torch.Tensor], make: Make) -> None:
-        """`staged`: views of the buffer that `next` returned last."""
+        """Begin to copy views of the buffer that `next` returned last."""
         self._marks[self._turn] = self._copier.begin(into, staged, make)
 
     def wait(self) -> None:
@@ -71,7 +71,7 @@ def make_copier(device: torch.device) -> Copier:
 
 
 def copy(into: torch.Tensor, staged: torch.Tensor) -> None:
-    """What is made of most tensors."""
+    """Convert and copy, as most tensors are filled."""
     into.copy_(staged)
 
 

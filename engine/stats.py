@@ -1,0 +1,34 @@
+"""What an engine has counted since it began, whatever became of its schedulers, and how fast it computes."""
+
+from engine.kv.lease import Capacity
+from engine.protocol import ModelLoad
+from engine.rates import Rates
+from engine.scheduler import Scheduler, SchedulerCounts
+
+
+class EngineStats:
+    def __init__(self) -> None:
+        self.prompt_tokens = 0
+        self.output_tokens = 0
+        self.rates = Rates()
+        self._ended = SchedulerCounts()  # of schedulers that a failed step has ended
+
+    def end(self, scheduler: Scheduler) -> None:
+        """Keep the counts of a scheduler that another one replaces."""
+        self._ended += scheduler.counts
+
+    def load(self, scheduler: Scheduler, capacity: Capacity, tier_losses: int) -> ModelLoad:
+        counts = self._ended + scheduler.counts
+        return ModelLoad(
+            running=len(scheduler.running),
+            waiting=scheduler.num_waiting,
+            waiting_tokens=scheduler.waiting_tokens,
+            free_blocks=capacity.free_blocks,
+            total_blocks=capacity.total_blocks,
+            **counts.by_name(),
+            tier_losses=tier_losses,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            prefill_tokens_per_s=self.rates.prefill_tokens_per_s,
+            decode_tokens_per_s=self.rates.decode_tokens_per_s,
+        )
