@@ -8,7 +8,7 @@ the tokens so far: an assembler that is told what another one has shown goes on 
 from collections import deque
 from typing import NamedTuple
 
-from engine.formats import Content, Part, ToolCall, ToolParser
+from engine.formats import Part, TextPart, ToolCallPart, ToolParser
 from engine.formats.pieces import held_suffix
 from engine.protocol import TokenLogprobs, TokenOutput
 from engine.tokenizer import Detokenizer
@@ -35,11 +35,11 @@ class Piece(NamedTuple):
 
     @property
     def text(self) -> str:
-        return "".join(part.text for part in self.parts if isinstance(part, Content))
+        return "".join(part.text for part in self.parts if isinstance(part, TextPart))
 
     @property
-    def calls(self) -> tuple[ToolCall, ...]:
-        return tuple(part for part in self.parts if isinstance(part, ToolCall))
+    def calls(self) -> tuple[ToolCallPart, ...]:
+        return tuple(part for part in self.parts if isinstance(part, ToolCallPart))
 
 
 def joined(pieces: list[Piece]) -> Piece:
@@ -157,7 +157,7 @@ class Assembler:
         parts, self._parts = tuple(self._parts), []
         new_token_ids, self._new_token_ids = tuple(self._new_token_ids), []
         self._is_finish_taken = is_ending
-        num_calls_before = self._num_calls - sum(isinstance(part, ToolCall) for part in parts)
+        num_calls_before = self._num_calls - sum(isinstance(part, ToolCallPart) for part in parts)
         return Piece(
             _merged(parts),
             self._carried(),
@@ -205,7 +205,7 @@ class Assembler:
 
     def _parse(self, text: str) -> None:
         if self._parser is None:
-            self._accept([Content(text)] if text else [])
+            self._accept([TextPart(text)] if text else [])
         elif text:
             self._accept(self._parser.push(text))
 
@@ -214,7 +214,7 @@ class Assembler:
             if self.finish_reason is not None:
                 return
             self._parts.append(part)
-            if isinstance(part, ToolCall):
+            if isinstance(part, ToolCallPart):
                 self._num_calls += 1
                 if self._one_call_only:
                     self.finish_reason = "tool_calls"
@@ -248,8 +248,8 @@ def _merged(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     """Neighbouring contents as one: what is ready together travels together."""
     merged: list[Part] = []
     for part in parts:
-        if merged and isinstance(part, Content) and isinstance(merged[-1], Content):
-            merged[-1] = Content(merged[-1].text + part.text)
+        if merged and isinstance(part, TextPart) and isinstance(merged[-1], TextPart):
+            merged[-1] = TextPart(merged[-1].text + part.text)
         else:
             merged.append(part)
     return tuple(merged)

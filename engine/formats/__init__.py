@@ -5,9 +5,9 @@ from typing import NamedTuple, Protocol
 
 from engine.chat_template import ChatTemplate
 from engine.formats.hermes import HermesParser
-from engine.formats.pieces import Content, Part, ToolCall
+from engine.formats.pieces import Part, TextPart, ToolCallPart
 
-__all__ = ["Content", "Part", "ToolCall", "ToolFormat", "ToolParser", "tool_format_of"]
+__all__ = ["Part", "TextPart", "ToolCallPart", "ToolFormat", "ToolParser", "tool_format_of"]
 
 
 class ToolParser(Protocol):

@@ -10,7 +10,7 @@ import re
 import msgspec
 from msgspec import Raw
 
-from engine.formats.pieces import Content, Part, ToolCall, held_suffix
+from engine.formats.pieces import Part, TextPart, ToolCallPart, held_suffix
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _OUTSIDE_STRING = re.compile(f'"|{CLOSE}')
@@ -118,7 +118,7 @@ class HermesParser:
         if self._after_call:
             text = text.lstrip()
         if text:
-            parts.append(Content(text))
+            parts.append(TextPart(text))
             self._after_call = False
 
 
@@ -131,7 +131,7 @@ _calls = msgspec.json.Decoder(_CallJson)
 _objects = msgspec.json.Decoder(dict[str, Raw])
 
 
-def parse_call(text: str) -> ToolCall | None:
+def parse_call(text: str) -> ToolCallPart | None:
     """Parse the call that a JSON text stands for; None where it stands for none. Arguments stay as they were written, numbers that no float holds
     included; NaN, Infinity and halves of surrogate pairs, which no client could read, are not JSON."""
     try:
@@ -142,15 +142,15 @@ def parse_call(text: str) -> ToolCall | None:
         _objects.decode(arguments)
     except (ValueError, RecursionError):
         return None
-    return ToolCall(call.name, arguments) if call.name else None
+    return ToolCallPart(call.name, arguments) if call.name else None
 
 
 def _merged(parts: list[Part]) -> list[Part]:
     """Join neighbouring contents, so that an event carries one delta."""
     merged: list[Part] = []
     for part in parts:
-        if merged and isinstance(part, Content) and isinstance(merged[-1], Content):
-            merged[-1] = Content(merged[-1].text + part.text)
+        if merged and isinstance(part, TextPart) and isinstance(merged[-1], TextPart):
+            merged[-1] = TextPart(merged[-1].text + part.text)
         else:
             merged.append(part)
     return merged

@@ -3,18 +3,20 @@
 from typing import NamedTuple
 
 
-class Content(NamedTuple):
+class TextPart(NamedTuple):
+    """Text as it was written."""
+
     text: str
 
 
-class ToolCall(NamedTuple):
+class ToolCallPart(NamedTuple):
     """A call, emitted whole: half of one could not be taken back if its JSON turned out malformed."""
 
     name: str
     arguments: str  # a JSON object, as text
 
 
-Part = Content | ToolCall
+Part = TextPart | ToolCallPart
 
 
 def held_suffix(text: str, tags: tuple[str, ...]) -> int:

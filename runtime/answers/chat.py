@@ -4,8 +4,7 @@ import secrets
 
 from msgspec import UNSET, UnsetType
 
-from engine.formats import Content, Part
-from engine.formats import ToolCall as ToolCallPart
+from engine.formats import Part, TextPart, ToolCallPart
 from runtime.answers.logprobs import chat_logprobs, prompt_logprobs
 from runtime.answers.naming import Named, encoder
 from runtime.generation import Generation, Generator
@@ -92,7 +91,7 @@ class ChatAnswer(Named):
         return encoder.encode(Chunk(self.id, self.created, self.model, choices, told))
 
     def _delta(self, part: Part, index: int) -> Delta:
-        if isinstance(part, Content):
+        if isinstance(part, TextPart):
             return Delta(content=part.text)
         return Delta(tool_calls=(ToolCallDelta(index, _call_id(), FunctionCall(part.name, part.arguments)),))
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from engine.formats import Content, ToolCall
+from engine.formats import TextPart, ToolCallPart
 from runtime.connection import json_response, read_body
 from runtime.generation import Generation, Generator
 from runtime.hop import body_limit
@@ -158,10 +158,10 @@ def _whole_number(query: Mapping[str, str], name: str, default: int) -> int:
     return int(value)
 
 
-def _result(part: Content | ToolCall) -> TextResult:
-    return TextResult(part.text) if isinstance(part, Content) else TextResult("", (_call(part),))
+def _result(part: TextPart | ToolCallPart) -> TextResult:
+    return TextResult(part.text) if isinstance(part, TextPart) else TextResult("", (_call(part),))
 
 
-def _call(call: ToolCall) -> Call:
+def _call(call: ToolCallPart) -> Call:
     """An event has one line; in JSON a line end can only be white space."""
     return Call(call.name, msgspec.Raw(call.arguments.replace("\r", " ").replace("\n", " ").encode()))

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.chat_template import ChatTemplate
-from engine.formats import Content, Part, ToolCall, tool_format_of
+from engine.formats import Part, TextPart, ToolCallPart, tool_format_of
 from engine.formats.hermes import HermesParser
 from engine.formats.pieces import held_suffix
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "b"}}\n</tool_call>'
-MADE = ToolCall("f", '{"a": "b"}')
+MADE = ToolCallPart("f", '{"a": "b"}')
 
 
 def parse(*chunks: str, is_cut: bool = False) -> list[Part]:
@@ -24,8 +24,8 @@ def parse(*chunks: str, is_cut: bool = False) -> list[Part]:
     assert parser.held_characters == 0
     joined: list[Part] = []
     for part in parts:
-        if joined and isinstance(part, Content) and isinstance(joined[-1], Content):
-            joined[-1] = Content(joined[-1].text + part.text)
+        if joined and isinstance(part, TextPart) and isinstance(joined[-1], TextPart):
+            joined[-1] = TextPart(joined[-1].text + part.text)
         else:
             joined.append(part)
     return joined
@@ -35,39 +35,39 @@ def parse(*chunks: str, is_cut: bool = False) -> list[Part]:
     ("text", "expected"),
     [
         ("", []),
-        ("plain text", [Content("plain text")]),
-        ("trailing space \n", [Content("trailing space \n")]),
+        ("plain text", [TextPart("plain text")]),
+        ("trailing space \n", [TextPart("trailing space \n")]),
         (CALL, [MADE]),
         (CALL + "\n", [MADE]),
-        (f"Let me look.\n\n{CALL}", [Content("Let me look."), MADE]),
+        (f"Let me look.\n\n{CALL}", [TextPart("Let me look."), MADE]),
         (f"{CALL}\n{CALL}", [MADE, MADE]),
-        (f"{CALL} Done.", [MADE, Content("Done.")]),
-        ("a < b and <tool", [Content("a < b and <tool")]),
-        ('<tool_call>{"name": "f"}</tool_call>', [ToolCall("f", "{}")]),
-        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', [ToolCall("f", '{"a": 1}')]),
-        ('<tool_call>{"name": "f", "arguments": {"a": "\u00e9"}}</tool_call>', [ToolCall("f", '{"a": "\u00e9"}')]),
+        (f"{CALL} Done.", [MADE, TextPart("Done.")]),
+        ("a < b and <tool", [TextPart("a < b and <tool")]),
+        ('<tool_call>{"name": "f"}</tool_call>', [ToolCallPart("f", "{}")]),
+        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', [ToolCallPart("f", '{"a": 1}')]),
+        ('<tool_call>{"name": "f", "arguments": {"a": "\u00e9"}}</tool_call>', [ToolCallPart("f", '{"a": "\u00e9"}')]),
         # Inside a JSON string a tag is text.
         (
             '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>"}}</tool_call>!',
-            [ToolCall("f", '{"a": "</tool_call>"}'), Content("!")],
+            [ToolCallPart("f", '{"a": "</tool_call>"}'), TextPart("!")],
         ),
         (
             '<tool_call>{"name": "f", "arguments": {"a": "\\\\\\"</tool_call><tool_call>{\\\\"}}</tool_call>',
-            [ToolCall("f", '{"a": "\\\\\\"</tool_call><tool_call>{\\\\"}')],
+            [ToolCallPart("f", '{"a": "\\\\\\"</tool_call><tool_call>{\\\\"}')],
         ),
         # Arguments stay as they were written.
         (
             '<tool_call>{"arguments": {"a":1e999, "b": 1.0,"c": 123456789012345678901234567890}, "name": "f"}</tool_call>',
-            [ToolCall("f", '{"a":1e999, "b": 1.0,"c": 123456789012345678901234567890}')],
+            [ToolCallPart("f", '{"a":1e999, "b": 1.0,"c": 123456789012345678901234567890}')],
         ),
         # A tag in prose does not hold up what comes behind it.
-        (f"Write <tool_call> first.\n{CALL}", [Content("Write <tool_call> first."), MADE]),
-        (f"<tool_call>\n{CALL}", [Content("<tool_call>"), MADE]),
+        (f"Write <tool_call> first.\n{CALL}", [TextPart("Write <tool_call> first."), MADE]),
+        (f"<tool_call>\n{CALL}", [TextPart("<tool_call>"), MADE]),
         # A quote too few, and one too many.
-        (f'<tool_call>{{"name": "f}}</tool_call> {CALL}', [Content('<tool_call>{"name": "f}</tool_call>'), MADE]),
-        (f'<tool_call>{{"name": "f""}}</tool_call>{CALL}', [Content('<tool_call>{"name": "f""}</tool_call>'), MADE]),
+        (f'<tool_call>{{"name": "f}}</tool_call> {CALL}', [TextPart('<tool_call>{"name": "f}</tool_call>'), MADE]),
+        (f'<tool_call>{{"name": "f""}}</tool_call>{CALL}', [TextPart('<tool_call>{"name": "f""}</tool_call>'), MADE]),
         # A model that stops before the closing tag has still called.
-        ('<tool_call>\n{"name": "f", "arguments": {}}', [ToolCall("f", "{}")]),
+        ('<tool_call>\n{"name": "f", "arguments": {}}', [ToolCallPart("f", "{}")]),
     ],
 )
 def test_calls_and_content_are_told_apart(text: str, expected: list[Part]) -> None:
@@ -96,13 +96,13 @@ def test_calls_and_content_are_told_apart(text: str, expected: list[Part]) -> No
     ],
 )
 def test_what_is_no_call_stays_as_it_was_written(text: str) -> None:
-    assert parse(text) == [Content(text)]
-    assert parse(*text) == [Content(text)]
+    assert parse(text) == [TextPart(text)]
+    assert parse(*text) == [TextPart(text)]
 
 
 def test_a_good_call_follows_a_bad_one() -> None:
     bad = "<tool_call>{</tool_call>"
-    assert parse(bad + CALL) == [Content(bad), MADE]
+    assert parse(bad + CALL) == [TextPart(bad), MADE]
 
 
 SAMPLES = [
@@ -128,13 +128,13 @@ def test_an_answer_that_is_cut_anywhere_shows_no_markup(text: str) -> None:
     whole = parse(text, is_cut=True)
     for end in range(len(text)):
         shown = parse(text[:end], is_cut=True)
-        *before, last = shown or [Content("")]
+        *before, last = shown or [TextPart("")]
         assert before == whole[: len(before)]
         same = whole[len(before)]
         assert last == same or (
-            isinstance(last, Content) and isinstance(same, Content) and same.text.startswith(last.text.rstrip())
+            isinstance(last, TextPart) and isinstance(same, TextPart) and same.text.startswith(last.text.rstrip())
         )
-        assert not any("tool" in part.text for part in shown if isinstance(part, Content))
+        assert not any("tool" in part.text for part in shown if isinstance(part, TextPart))
 
 
 def test_a_call_that_is_whole_when_the_answer_is_cut_is_a_call() -> None:
@@ -158,7 +158,7 @@ def test_any_chunking_gives_the_same_parts(pieces: list[str], seed: int) -> None
 @given(pieces=st.lists(st.sampled_from(["<tool_call>", "</tool_call>", "{", "a", " ", "<", "\n"]), max_size=10))
 def test_without_a_call_nothing_is_swallowed(pieces: list[str]) -> None:
     text = "".join(pieces)
-    assert "".join(part.text for part in parse(*text) if isinstance(part, Content)) == text
+    assert "".join(part.text for part in parse(*text) if isinstance(part, TextPart)) == text
 
 
 @given(
@@ -168,16 +168,16 @@ def test_without_a_call_nothing_is_swallowed(pieces: list[str]) -> None:
 def test_arguments_come_back_as_the_same_object(name: str, arguments: dict[str, object]) -> None:
     body = json.dumps({"name": name, "arguments": arguments})
     (call,) = parse(f"<tool_call>{body}</tool_call>")
-    assert isinstance(call, ToolCall)
+    assert isinstance(call, ToolCallPart)
     assert (call.name, json.loads(call.arguments)) == (name, arguments)
 
 
 def test_content_is_not_held_longer_than_needed() -> None:
     parser = HermesParser()
-    assert parser.push("Hello") == [Content("Hello")]
+    assert parser.push("Hello") == [TextPart("Hello")]
     assert parser.push(" <to") == []
     assert parser.held_characters == 4
-    assert parser.push("day") == [Content(" <today")]
+    assert parser.push("day") == [TextPart(" <today")]
     assert parser.held_characters == 0
 
 
