@@ -52,8 +52,8 @@ FRESH = (
         "a fetch that was cancelled still writes into blocks of others",
     ),
     Mutant(
-        "engine/kv/disk_tier.py",
-        "os.ftruncate(self._active_fd, segment.num_bytes)  # no half",
+        "engine/kv/segment_file.py",
+        "os.ftruncate(self.fd, self.num_bytes)  # no half",
         "pass  # no half",
         "half a record stays before the next one",
     ),

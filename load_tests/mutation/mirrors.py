@@ -19,6 +19,7 @@ _TESTS = {
     "engine/kv/manager.py": "engine/test_schedules engine/test_generations engine/test_tier_schedules",
     "engine/kv/pending_loads.py": "engine/kv/test_tiered_cache engine/test_tier_schedules",
     "engine/kv/prefix_index.py": "engine/test_block_pool",
+    "engine/kv/segment_file.py": "engine/kv/test_disk_tier",
     "engine/kv/slab_allocator.py": "engine/test_slab_allocator engine/test_two_models engine/test_shared_schedules",
     "engine/kv/slab_policy.py": "engine/test_slab_allocator engine/test_two_models engine/test_shared_schedules",
     "engine/kv/tiered_cache.py": "engine/kv/test_tiered_cache",

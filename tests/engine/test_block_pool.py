@@ -135,7 +135,7 @@ def test_a_held_block_cannot_be_removed_and_what_is_lent_is_asked_for_before_evi
     pool = BlockPool(1, capacity=2)
     block = pool.allocate()
     assert block is not None
-    with pytest.raises(AssertionError, match="removed while somebody holds it"):
+    with pytest.raises(AssertionError, match="removed while it is held"):
         pool.remove_blocks([block])
     pool.register(block, b"cached")
     pool.release([block])

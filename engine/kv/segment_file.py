@@ -1,0 +1,133 @@
+"""Segments: append-only files of records, each a header and one block, trusted by checksum alone.
+
+Nothing is flushed: what a crash tears is cut off or fails its checksum. Knows the byte format; refuses to know which blocks are worth keeping.
+"""
+
+import errno
+import logging
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+log = logging.getLogger(__name__)
+
+# magic, checksum of the rest, hash, bytes of the block, their checksum
+_HEADER = struct.Struct("<4sI32sQI12x")
+_NAME = struct.Struct("<32sQI")
+_MAGIC, _BLOTTED = b"PLkv", b"PLno"
+HEADER_BYTES = _HEADER.size
+
+
+class BlockRecord(NamedTuple):
+    segment: "Segment"
+    offset: int  # of the block's bytes
+    num_bytes: int
+    checksum: int
+
+    def read(self, into: memoryview) -> int:
+        """Fill `into` and return how many bytes were read: fewer where the file has been cut."""
+        fd = os.open(self.segment.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            return os.preadv(fd, [into], self.offset)
+        finally:
+            os.close(fd)
+
+    def blot_out(self) -> None:
+        """Mark the record as bad. It keeps its place, so that those behind it are still found."""
+        fd = os.open(self.segment.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.pwrite(fd, _BLOTTED, self.offset - HEADER_BYTES)
+        finally:
+            os.close(fd)
+
+
+@dataclass(eq=False, slots=True)
+class Segment:
+    path: Path
+    num_bytes: int = 0
+    hashes: set[bytes] = field(default_factory=set)  # of the blocks that are found here
+    fd: int = -1  # while it is written to
+
+    @classmethod
+    def create(cls, path: Path) -> "Segment":
+        """Begin a new segment, to be written to."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        return cls(path, fd=os.open(path, flags, 0o600))
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
+
+    def append(self, block_hash: bytes, block: memoryview, checksum: int) -> BlockRecord:
+        """Write a record behind the last that counts, and return it; it counts when `num_bytes` has grown by it. Raises OSError."""
+        header = _HEADER.pack(
+            _MAGIC, crc32(_NAME.pack(block_hash, len(block), checksum)), block_hash, len(block), checksum
+        )
+        written = os.pwritev(self.fd, [header, block], self.num_bytes)
+        if written < len(header) + len(block):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return BlockRecord(self, self.num_bytes + HEADER_BYTES, len(block), checksum)
+
+    def drop_torn(self) -> None:
+        """Cut off what is left of a record that could not be written."""
+        os.ftruncate(self.fd, self.num_bytes)  # no half a record before the next one
+
+    def scan(self) -> Iterator[tuple[bytes, BlockRecord] | None]:
+        """Yield the hash and record of each block of an earlier process, None for each damaged run of bytes. A damaged end is cut off."""
+        with self.path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            while self.num_bytes < size:
+                header = _read_header(os.pread(file.fileno(), HEADER_BYTES, self.num_bytes))
+                if header is None:
+                    next_good = _find_record(file.fileno(), self.num_bytes + 1, size)
+                    if next_good is None:
+                        break
+                    log.warning("%s is damaged; bytes %d to %d are skipped", self.path, self.num_bytes, next_good)
+                    yield None
+                    self.num_bytes = next_good
+                    continue
+                block_hash, num_bytes, checksum, is_good = header
+                offset = self.num_bytes + HEADER_BYTES
+                if offset + num_bytes > size:
+                    break
+                self.num_bytes = offset + num_bytes
+                if is_good:
+                    yield block_hash, BlockRecord(self, offset, num_bytes, checksum)
+        if self.num_bytes < size:  # torn by a crash, or damaged
+            log.warning("%s is damaged after %d of %d bytes; the rest is dropped", self.path, self.num_bytes, size)
+            yield None
+            os.truncate(self.path, self.num_bytes)
+        if self.num_bytes == 0:
+            self.path.unlink()
+
+
+class _Header(NamedTuple):
+    block_hash: bytes
+    num_bytes: int
+    checksum: int
+    is_good: bool  # False: blotted out
+
+
+def _read_header(header: bytes) -> _Header | None:
+    if len(header) < HEADER_BYTES:
+        return None
+    magic, own_checksum, block_hash, num_bytes, checksum = _HEADER.unpack(header)
+    if own_checksum != crc32(_NAME.pack(block_hash, num_bytes, checksum)) or magic not in (_MAGIC, _BLOTTED):
+        return None
+    return _Header(block_hash, num_bytes, checksum, magic == _MAGIC)
+
+
+def _find_record(fd: int, start: int, size: int) -> int | None:
+    """Return where the next whole record begins, from `start` on."""
+    with mmap.mmap(fd, size, prot=mmap.PROT_READ) as content:
+        while (start := content.find(_MAGIC, start)) >= 0:
+            if _read_header(content[start : start + HEADER_BYTES]) is not None:
+                return start
+            start += 1
+    return None
