@@ -3,11 +3,12 @@
 `python -m tests.table` writes it anew; tests/test_readme.py fails while it is stale. Knows files and names of tests; refuses to know what they do.
 """
 
-import re
-import subprocess
-import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "tests" / "README.md"
@@ -45,14 +46,24 @@ COLUMNS = (
 def collected() -> dict[str, set[str]]:
     """The parameters' names with which each test of the columns' files is collected."""
     files = sorted({test.partition("::")[0] for column in COLUMNS for test in column.tests})
-    files = [file for file in files if (ROOT / file).exists()]
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    found: dict[str, set[str]] = {}
-    for line in done.stdout.splitlines():
-        if match := re.fullmatch(r"(\S+::\w+)\[(.+)\]", line.strip()):
-            found.setdefault(match[1], set()).add(match[2])
-    return found
+    found = _Collected()
+    # in this process, which has to import the same models
+    arguments = ["--collect-only", "-qq", "-s", "-p", "no:cacheprovider", "-p", "no:faulthandler", f"--rootdir={ROOT}"]
+    with redirect_stdout(StringIO()):
+        status = pytest.main([*arguments, *(str(ROOT / file) for file in files if (ROOT / file).exists())], [found])
+    assert status == pytest.ExitCode.OK, status
+    return found.parameters
+
+
+class _Collected:
+    """A plugin that notes what is collected."""
+
+    def __init__(self) -> None:
+        self.parameters: dict[str, set[str]] = {}
+
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        test, _, parameters = item.nodeid.partition("[")
+        self.parameters.setdefault(test, set()).add(parameters.removesuffix("]"))
 
 
 def render() -> str:

@@ -1,9 +1,13 @@
-"""The C library has no part in these tests: one run of each is enough. What they compile for Hopper is kept from run
-to run, as Triton keeps it: by what it was compiled from."""
+"""The C library has no part in these tests: one run of each is enough."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -11,8 +15,16 @@ def arithmetic() -> str:
     return "triton"
 
 
-@pytest.fixture
-def compiled(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Triton's cache; pytest's own has it where there is one."""
-    cache: pytest.Cache | None = getattr(request.config, "cache", None)
-    return cache.mkdir("triton") if cache is not None else tmp_path
+def run_compiling(script: str, **environment: str) -> str:
+    """What the script prints in a process where Triton compiles. Compiled kernels are kept where the product keeps them, by their source:
+    in the user's cache, for every checkout."""
+    inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=inherited | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout

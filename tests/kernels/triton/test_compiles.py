@@ -1,17 +1,12 @@
 """Every kernel compiles for Hopper (sm_90) in bf16, without a GPU: the compiler rejects what the interpreter lets through."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+
+from tests.kernels.triton.conftest import run_compiling
 
 pytest.importorskip("triton")
 
 pytestmark = pytest.mark.cpu_only
-
-ROOT = Path(__file__).parents[3]
 
 SCRIPT = """
 import sys
@@ -81,9 +76,5 @@ compile(split_kv._join, COLUMNS=512, DIM=512, CHUNK=16, HAS_SINKS=True)
 
 
 @pytest.mark.timeout(300)
-def test_every_kernel_compiles_for_hopper(compiled: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(compiled)}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "wgmma" in done.stdout, "a tile of 64 queries or more uses the tensor cores of Hopper"
+def test_every_kernel_compiles_for_hopper() -> None:
+    assert "wgmma" in run_compiling(SCRIPT), "a tile of 64 queries or more uses the tensor cores of Hopper"

@@ -1,17 +1,12 @@
 """Matrix products of every format, and the experts', compile for Hopper (sm_90) in bf16 with the tiles that they are launched with, without a GPU."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+
+from tests.kernels.triton.conftest import run_compiling
 
 pytest.importorskip("triton")
 
 pytestmark = pytest.mark.cpu_only
-
-ROOT = Path(__file__).parents[3]
 
 SCRIPT = """
 import re
@@ -83,8 +78,5 @@ for tokens, instruction in ((1, "mma.sync"), (512, "wgmma")):
 
 
 @pytest.mark.timeout(300)
-def test_products_and_experts_compile_for_hopper(compiled: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(compiled)}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_products_and_experts_compile_for_hopper() -> None:
+    run_compiling(SCRIPT)

@@ -4,20 +4,16 @@ In a process of its own: here Triton interprets, there it compiles, for Hopper (
 """
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.kernels.triton.conftest import ROOT, run_compiling
+
 pytest.importorskip("triton")
 
 pytestmark = pytest.mark.cpu_only
-
-ROOT = Path(__file__).parents[3]
 
 SCRIPT = """
 import json, os
@@ -142,17 +138,9 @@ GEMMS = {"mm", "addmm", "linear", "bmm"}
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {
-        "PYTHONPATH": str(ROOT),
-        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
-        "PILOTLIGHT_TRITON": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=110, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    cache = str(tmp_path_factory.mktemp("cache"))
+    printed = run_compiling(SCRIPT, TRITON_CACHE_DIR=cache, PILOTLIGHT_TRITON="1")
+    result: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return result
 
 
