@@ -35,7 +35,7 @@ class Sizes(NamedTuple):
     columns: int
 
 
-class Choice(NamedTuple):
+class SplitKTile(NamedTuple):
     """A tile of the split-K product in kernels/triton/linear.py."""
 
     tokens: int
@@ -45,13 +45,13 @@ class Choice(NamedTuple):
     splits: int
 
 
-Table = dict[Sizes, Choice]
+Table = dict[Sizes, SplitKTile]
 Clock = Callable[
     [Sequence[Callable[[], object]]], float
 ]  # seconds that one of several equal calls takes, on other memory each
 
 
-def choice(tokens: int, rows: int, columns: int, device: torch.device) -> Choice | None:
+def choice(tokens: int, rows: int, columns: int, device: torch.device) -> SplitKTile | None:
     """None: cuBLAS."""
     if tokens > MOST_TOKENS:
         return None
@@ -86,7 +86,7 @@ def read_table(file: Path) -> Table:
         if content["version"] != _VERSION:
             log.warning("%s is of another version (%s) and is not used; tune again", file, content["version"])
             return {}
-        return {Sizes(*map(int, key.split())): Choice(*map(int, value)) for key, value in content["gemv"].items()}
+        return {Sizes(*map(int, key.split())): SplitKTile(*map(int, value)) for key, value in content["gemv"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         log.warning("%s is no table of measurements and is not used: %r", file, error)
         return {}
@@ -128,7 +128,7 @@ def save(table: Table, device: torch.device, facts: dict[str, Any]) -> Path:
     return file
 
 
-def candidates(sizes: Sizes) -> list[Choice]:
+def candidates(sizes: Sizes) -> list[SplitKTile]:
     """Up to 4 tokens without tensor cores, sums of at most 64 values a thread; and with them, 16 rows of which some are empty."""
     found = []
     for splits in (1, 2, 4, 8):
@@ -139,12 +139,12 @@ def candidates(sizes: Sizes) -> list[Choice]:
                 for half in (128, 256, 512):
                     for warps in (2, 4, 8):
                         if 8 <= rows * half // (32 * warps) <= 64 and 2 * half * splits <= max(sizes.columns, 256):
-                            found.append(Choice(sizes.tokens, rows, half, warps, splits))
-        found += [Choice(16, rows, 64, 4, splits) for rows in (16, 32, 64)]
+                            found.append(SplitKTile(sizes.tokens, rows, half, warps, splits))
+        found += [SplitKTile(16, rows, 64, 4, splits) for rows in (16, 32, 64)]
     return found
 
 
-def run(chosen: Choice, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def run(chosen: SplitKTile, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     from kernels.triton import linear as form  # a choice is made where it can be imported
 
     tile = form.Tile(chosen.tokens, chosen.rows, chosen.half, chosen.warps, 3)
@@ -152,7 +152,7 @@ def run(chosen: Choice, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tenso
     return result
 
 
-def _fastest(sizes: Sizes, weights: list[torch.Tensor], clock: Clock) -> Choice | None:
+def _fastest(sizes: Sizes, weights: list[torch.Tensor], clock: Clock) -> SplitKTile | None:
     x = torch.randn(sizes.tokens, sizes.columns, device=weights[0].device).to(weights[0].dtype)
     expected = F.linear(x.double(), weights[0].double())
     largest_error = 4 * torch.finfo(x.dtype).eps * expected.square().mean().sqrt()

@@ -39,7 +39,7 @@ from kernels.cpu import functions
 from kernels.cpu import library as cpu
 from kernels.cpu.build import BuildError
 from kernels.cpu.recording import NotRecordableError, Workspace
-from kernels.cpu.transcript import Call, transcribe
+from kernels.cpu.transcript import NativeCall, transcribe
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class _Transcription:
         tensors = [*self.own, *(tensor for tensor, _ in in_files)]
         self._weights_at = [(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors]
 
-    def _steps(self, calls: Sequence[Call]) -> tuple[Step, ...]:
+    def _steps(self, calls: Sequence[NativeCall]) -> tuple[Step, ...]:
         steps = tuple(
             Step(
                 call.function,

@@ -19,7 +19,7 @@ import torch
 from engine.errors import CheckpointError
 from engine.weights.checkpoint import StoredTensor
 from engine.weights.staging import Copier, Staging, copy, make_copier
-from kernels.cpu.finite import are_finite, total_of
+from kernels.cpu.finite import is_finite, total_of
 
 ReadingProgress = Callable[[int, int], None]  # (bytes done, bytes in total)
 Write = Callable[[int, memoryview], None]  # bytes, and where they begin
@@ -135,7 +135,7 @@ class _Filler:
                         began = time.perf_counter()
                         values = self._read(task, staging)
                         if values.device.type == "cpu":
-                            check_finite(task.job.name, are_finite(values))
+                            check_finite(task.job.name, is_finite(values))
                             if task.job.is_mapped:
                                 self._is_from_disk = values.nbytes < _DISK_BYTES_PER_S * (time.perf_counter() - began)
                         else:

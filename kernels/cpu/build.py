@@ -30,7 +30,7 @@ SWITCH = "PILOTLIGHT_CPU"  # a kind of CPU that the library is built for, in pla
 TORCH = "torch"
 
 
-class _Kind(NamedTuple):
+class _CpuKind(NamedTuple):
     flags: tuple[str, ...]
     needs: str  # as /proc/cpuinfo has it
 
@@ -38,9 +38,9 @@ class _Kind(NamedTuple):
 # What a CPU has besides decides which calls are left to torch's library: where there are matrix units, bf16 products of many rows (gemm.c). Of these
 # the library itself uses none, so that their routing can be had wherever the rest runs.
 _KINDS = {
-    "avx2": _Kind(("-march=x86-64-v3",), "avx2"),
-    "avx512": _Kind(("-march=x86-64-v4",), "avx512vl"),
-    "amx": _Kind(("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"), "avx512_bf16"),
+    "avx2": _CpuKind(("-march=x86-64-v3",), "avx2"),
+    "avx512": _CpuKind(("-march=x86-64-v4",), "avx512vl"),
+    "amx": _CpuKind(("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"), "avx512_bf16"),
 }
 KINDS = (*_KINDS, TORCH)
 

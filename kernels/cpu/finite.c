@@ -11,7 +11,7 @@ typedef uint32_t word;
 #define BLOCK_ELEMENTS 4096  // between two looks at what has been found
 
 // 1: each of the `count` elements is a number, wherever in memory they begin. NaN and infinity have all bits of the exponent set, and nothing else has.
-int NAME(are_finite)(const char *x, long count) {
+int NAME(is_finite)(const char *x, long count) {
     for (long begin = 0; begin < count; begin += BLOCK_ELEMENTS) {
         const long end = begin + BLOCK_ELEMENTS < count ? begin + BLOCK_ELEMENTS : count;
         word largest = 0;

@@ -5,12 +5,12 @@ import torch
 from kernels.cpu import library
 
 
-def are_finite(values: torch.Tensor) -> bool:
+def is_finite(values: torch.Tensor) -> bool:
     if not values.is_floating_point():
         return True
     loaded = library.loaded
-    if loaded is not None and values.dtype in loaded.are_finite and values.is_contiguous():
-        return bool(loaded.are_finite[values.dtype](values.data_ptr(), values.numel()))
+    if loaded is not None and values.dtype in loaded.is_finite and values.is_contiguous():
+        return bool(loaded.is_finite[values.dtype](values.data_ptr(), values.numel()))
     return bool(total_of(values).isfinite()) or bool(values.isfinite().all())
 
 

@@ -22,7 +22,7 @@ _OF_BOTH_TYPES = {
     "gated_activation": "ppllii",
     "decode_attention": "ppppppplllllllllfi",
     "prefill_attention": "pppppppplllllllllfi",
-    "are_finite": "pl:i",
+    "is_finite": "pl:i",
 }
 _SIGNATURES = {
     "sampling_sums": "pppppllli",

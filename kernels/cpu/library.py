@@ -36,7 +36,7 @@ class Library:
         self.gated_activation = _by_type(opened, "gated_activation")
         self.decode_attention = _by_type(opened, "decode_attention")
         self.prefill_attention = _by_type(opened, "prefill_attention")
-        self.are_finite = _by_type(opened, "are_finite")
+        self.is_finite = _by_type(opened, "is_finite")
         self.sampling_sums = functions.find(opened, "sampling_sums")
         self.argmax = functions.find(opened, "argmax")
         self.philox_uniform = functions.find(opened, "philox_uniform")

@@ -20,15 +20,15 @@ from kernels.cpu.recording import NotRecordableError, Watch, Workspace
 T = TypeVar("T")
 
 
-class Call(NamedTuple):
+class NativeCall(NamedTuple):
     function: str  # by its name in the library
     arguments: tuple[int | float | None, ...]  # addresses are those of this process
 
 
-def transcribe(workspace: Workspace, forward: Callable[[], T]) -> tuple[list[Call], T]:
+def transcribe(workspace: Workspace, forward: Callable[[], T]) -> tuple[list[NativeCall], T]:
     """The calls of `forward`, and what it returns: tensors that hold nothing, in the workspace's memory. Other threads compute meanwhile as always.
     Raises NotRecordableError where something of it is not the library's."""
-    calls: list[Call] = []
+    calls: list[NativeCall] = []
     with _writing, _noted(workspace.library, calls), Watch(workspace), torch.inference_mode():
         result = forward()
     return calls, result
@@ -38,7 +38,7 @@ _writing = threading.Lock()
 
 
 @contextmanager
-def _noted(library: cpu.Library, calls: list[Call]) -> Iterator[None]:
+def _noted(library: cpu.Library, calls: list[NativeCall]) -> Iterator[None]:
     if cpu.loaded is not library:
         raise NotRecordableError("the C library is not there")
     noting = copy.copy(library)
@@ -55,7 +55,7 @@ def _noted(library: cpu.Library, calls: list[Call]) -> Iterator[None]:
 class _Note:
     """A function that, asked by the thread that made this, only writes it down."""
 
-    def __init__(self, function: Function, calls: list[Call]) -> None:
+    def __init__(self, function: Function, calls: list[NativeCall]) -> None:
         self._function = function
         self._calls = calls
         self._thread = threading.get_ident()
@@ -63,5 +63,5 @@ class _Note:
     def __call__(self, *arguments: Any) -> Any:
         if threading.get_ident() != self._thread:
             return self._function(*arguments)
-        self._calls.append(Call(self._function.__name__, arguments))
+        self._calls.append(NativeCall(self._function.__name__, arguments))
         return None

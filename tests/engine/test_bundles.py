@@ -80,7 +80,7 @@ def test_a_device_gets_each_tensor_from_the_file_through_its_buffers(tmp_path: P
             job._replace(make=lambda into, staged: into.copy_(staged)) for job in storage.jobs
         ]  # not straight into host memory
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("engine.weights.filling.are_finite", lambda values: True)  # the copies are still to come
+            patch.setattr("engine.weights.filling.is_finite", lambda values: True)  # the copies are still to come
             fill(jobs, copier=device)
     assert device.num_copies >= len(written)
     assert all(torch.equal(taken[name], tensor) for name, tensor in written.items())

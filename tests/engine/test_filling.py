@@ -93,7 +93,7 @@ def test_every_piece_reaches_its_place(
     if device is not None:
         jobs = [job for job in jobs if job.into.dtype == torch.float32]
         # A real device checks its numbers behind the copies, on the device; here nothing is there yet.
-        monkeypatch.setattr(filling, "are_finite", lambda values: True)
+        monkeypatch.setattr(filling, "is_finite", lambda values: True)
     worked: list[int] = []
     fill([*jobs, Job("u", (stored["u"],), turned, transposed)], [lambda: worked.append(1)], copier=device)
     for job in jobs:

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from kernels import tuning
-from kernels.tuning import Choice, Sizes
+from kernels.tuning import Sizes, SplitKTile
 from tests.kernels.conftest import DEVICE
 
 HERE = torch.device(DEVICE)
-CHOICE = Choice(1, 16, 256, 4, 2)
+TILE = SplitKTile(1, 16, 256, 4, 2)
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 def test_a_table_reads_as_it_was_written(tmp_path: Path) -> None:
-    table = {Sizes(1, 4096, 14336): CHOICE, Sizes(8, 6, 42): Choice(16, 32, 64, 4, 1)}
+    table = {Sizes(1, 4096, 14336): TILE, Sizes(8, 6, 42): SplitKTile(16, 32, 64, 4, 1)}
     tuning.write_table(tmp_path / "a" / "b.json", table, {"torch": "2.11"})
     assert tuning.read_table(tmp_path / "a" / "b.json") == table
     assert [file.name for file in (tmp_path / "a").iterdir()] == ["b.json"]
@@ -45,19 +45,19 @@ def test_a_table_that_cannot_be_read_is_none_and_is_named(
 
 
 def test_sizes_that_nobody_measured_are_left_to_torch_and_the_users_table_goes_first(tmp_path: Path) -> None:
-    tuning.write_table(tmp_path / "shipped" / f"{tuning.device_name(HERE)}.json", {Sizes(4, 6, 42): CHOICE}, {})
-    assert tuning.choice(3, 6, 42, HERE) == CHOICE, "three rows are computed as four are"
+    tuning.write_table(tmp_path / "shipped" / f"{tuning.device_name(HERE)}.json", {Sizes(4, 6, 42): TILE}, {})
+    assert tuning.choice(3, 6, 42, HERE) == TILE, "three rows are computed as four are"
     assert tuning.choice(2, 6, 42, HERE) is None
     assert tuning.choice(9, 6, 42, HERE) is None
-    tuning.save({Sizes(2, 6, 42): CHOICE}, HERE, {})
+    tuning.save({Sizes(2, 6, 42): TILE}, HERE, {})
     tuning._table_of.cache_clear()
-    assert tuning.choice(2, 6, 42, HERE) == CHOICE
+    assert tuning.choice(2, 6, 42, HERE) == TILE
     assert tuning.choice(3, 6, 42, HERE) is None
 
 
 def test_saving_keeps_what_was_measured_before() -> None:
-    tuning.save({Sizes(2, 6, 42): CHOICE}, HERE, {})
-    file = tuning.save({Sizes(1, 6, 42): CHOICE}, HERE, {})
+    tuning.save({Sizes(2, 6, 42): TILE}, HERE, {})
+    file = tuning.save({Sizes(1, 6, 42): TILE}, HERE, {})
     assert tuning.read_table(file).keys() == {Sizes(1, 6, 42), Sizes(2, 6, 42)}
 
 
