@@ -20,10 +20,10 @@ from engine.weights.storage import MetaStorage
 from kernels.logprobs import token_logprobs
 from kernels.penalties import LogitEntries, penalize_, restore_
 from kernels.pooling import pool_pieces
-from kernels.rehearsal import pretend, rehearse
 from kernels.sample import sample
 from kernels.sampling_batch import SamplingBatch, SamplingRow
 from kernels.varlen import VarlenBatch
+from kernels.warm_up import fake_tensor, trace_launches
 
 if TYPE_CHECKING:
     from kernels.triton.jit import Launch
@@ -51,13 +51,13 @@ class DryRun(NamedTuple):
 
 def dry_run_launches(dry_run: DryRun) -> "list[Launch]":
     """Return every launch of the steps, each variant of a kernel among them."""
-    return rehearse(lambda: _run(dry_run))
+    return trace_launches(lambda: _run(dry_run))
 
 
 def _run(dry_run: DryRun) -> None:
     model = lay_out(dry_run)
     config = dry_run.config
-    arena = pretend(
+    arena = fake_tensor(
         (_NUM_BLOCKS, config.num_layers, 2, dry_run.block_size, config.num_kv_heads, config.head_dim), dry_run.dtype
     )
     cache = [LayerCache(arena[:, i, 0], arena[:, i, 1]) for i in range(config.num_layers)]
@@ -65,7 +65,7 @@ def _run(dry_run: DryRun) -> None:
         hidden = model.forward(batch, cache)
         if dry_run.pooling is not None:
             lens = batch.prefill.host_q_lens if batch.prefill is not None else (1,) * len(hidden)
-            pool_pieces(hidden, pretend((len(lens) + 1,), torch.int32), lens, PIECES[dry_run.pooling])
+            pool_pieces(hidden, fake_tensor((len(lens) + 1,), torch.int32), lens, PIECES[dry_run.pooling])
         elif batch.prefill is None:
             _choose(model, hidden)
 
@@ -87,18 +87,18 @@ def batches(dry_run: DryRun) -> Iterator[Batch]:
 
 
 def decode_batch(rows: int, context: int, block_size: int) -> Batch:
-    tables = pretend((rows, -(-context // block_size)), torch.int64)
-    return _batch(rows, DecodeBatch(tables, pretend((rows,), torch.int64), context), None)
+    tables = fake_tensor((rows, -(-context // block_size)), torch.int64)
+    return _batch(rows, DecodeBatch(tables, fake_tensor((rows,), torch.int64), context), None)
 
 
 def prompt_batch(lens: tuple[int, ...], block_size: int) -> Batch:
-    tables = pretend((len(lens), -(-max(lens) // block_size)), torch.int64)
-    starts, contexts = pretend((len(lens) + 1,), torch.int32), pretend((len(lens),), torch.int32)
+    tables = fake_tensor((len(lens), -(-max(lens) // block_size)), torch.int64)
+    starts, contexts = fake_tensor((len(lens) + 1,), torch.int32), fake_tensor((len(lens),), torch.int32)
     return _batch(sum(lens), None, VarlenBatch(tables, starts, contexts, lens, lens))
 
 
 def _batch(tokens: int, decode: DecodeBatch | None, prefill: VarlenBatch | None) -> Batch:
-    ids, positions, slots = (pretend((tokens,), torch.int64) for _ in range(3))
+    ids, positions, slots = (fake_tensor((tokens,), torch.int64) for _ in range(3))
     return Batch(ids, positions, slots, tokens if decode is not None else 0, decode, prefill, None)
 
 
@@ -108,10 +108,10 @@ def _choose(model: Model, hidden: torch.Tensor) -> None:
     for draw in _DRAWS:
         ids, _ = sample(logits, SamplingBatch.of([draw] * rows, vocab, _pretended))
     token_logprobs(logits, ids, 5)
-    integers = [pretend((7,), torch.int64) for _ in range(2)]
-    entries = LogitEntries(*integers, *(pretend((7,), torch.float32) for _ in range(6)))
+    integers = [fake_tensor((7,), torch.int64) for _ in range(2)]
+    entries = LogitEntries(*integers, *(fake_tensor((7,), torch.float32) for _ in range(6)))
     restore_(logits, entries, penalize_(logits, entries))
 
 
 def _pretended(tensor: torch.Tensor) -> Any:
-    return pretend(tensor.shape, tensor.dtype)
+    return fake_tensor(tensor.shape, tensor.dtype)

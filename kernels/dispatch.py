@@ -1,7 +1,7 @@
 """Which form of an operation computes a call: Triton's on a CUDA device, the C library's on a CPU, torch's wherever neither is there or takes it.
 
 Chosen once for each operation, where `operation` declares it. `PILOTLIGHT_TRITON=0` leaves CUDA devices to torch; `1` has Triton's forms ready on a
-machine without CUDA too, for what pretends to be there (kernels/rehearsal.py).
+machine without CUDA too, for the traces of kernels/warm_up.py.
 """
 
 import os

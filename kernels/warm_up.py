@@ -1,16 +1,18 @@
-"""Compiles what a model will launch before it launches it, in threads, while its weights stream.
+"""What a model will launch, traced and compiled before it is launched, in threads, while its weights stream.
 
-What is compiled lies in Triton's cache on disk (TRITON_CACHE_DIR, by default in the user's cache folder), keyed by source, signature and
-architecture: the next start finds it there. Knows launches; refuses to know models.
+A trace runs code that computes with tensors on the meta device that claim to be on CUDA, so that operations take the form that a GPU gets: it needs
+no GPU, and leaves one that is there alone. What is compiled lies in Triton's cache on disk (TRITON_CACHE_DIR, by default in the user's cache folder),
+keyed by source, signature and architecture: the next start finds it there. Knows launches; refuses to know models.
 """
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 if TYPE_CHECKING:
     from kernels.triton.jit import Launch
@@ -21,6 +23,20 @@ _MAX_THREADS = 16  # the assembler, half of the time, is a process of its own; t
 class WarmUp(NamedTuple):
     num_variants: int
     took_s: float
+
+
+def trace_launches(run: Callable[[], object]) -> "list[Launch]":
+    """Return the launches that `run` makes with fake tensors."""
+    from kernels.triton.jit import tracing
+
+    with torch.inference_mode(), tracing() as launches, _FakingMeta():
+        run()
+    return launches
+
+
+def fake_tensor(shape: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor without memory that operations take for one on a CUDA device."""
+    return _faked(torch.empty(tuple(shape), dtype=dtype, device="meta"))
 
 
 def distinct(launches: "Iterable[Launch]") -> "list[Launch]":
@@ -47,3 +63,25 @@ def compile_launches(launches: "Iterable[Launch]", device: torch.device | None =
         for _ in pool.map(compile_all, by_function.values()):
             pass
     return WarmUp(len(variants), time.perf_counter() - began)
+
+
+class _FakeCudaTensor(torch.Tensor):
+    """Shape, strides and type alone."""
+
+    is_cuda = True
+
+
+class _FakingMeta(TorchFunctionMode):
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return _faked(function(*args, **(kwargs or {})))
+
+
+def _faked(result: Any) -> Any:
+    """`result` with its tensors on the meta device made fake ones of CUDA."""
+    if isinstance(result, torch.Tensor):
+        return result.as_subclass(_FakeCudaTensor) if result.device.type == "meta" else result
+    if type(result) in (tuple, list):
+        return type(result)(map(_faked, result))
+    return result

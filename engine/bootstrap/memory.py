@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from engine.bootstrap.program import Address, BootstrapProgram, FileRange
-from kernels.cpu.mapped_file import FileRange, MappedFile, MappedParts, Zeros
+from kernels.cpu.mapped_file import MappedFile, MappedParts, OpenRange, Zeros
 
 
 class ProgramMemory:
@@ -56,7 +56,7 @@ class ProgramMemory:
             for part in parts:
                 fd = os.open(directory / part.file, os.O_RDONLY | os.O_CLOEXEC)
                 files.callback(os.close, fd)
-                opened.append(FileRange(fd, part.start, part.num_bytes))
+                opened.append(OpenRange(fd, part.start, part.num_bytes))
             joined = MappedParts(opened)
         self._joined.append(joined)
         return joined.address

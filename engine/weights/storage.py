@@ -18,7 +18,7 @@ from engine.weights.bundle_file import BundleFile
 from engine.weights.checkpoint import Checkpoint, ExpectedTensor, StoredTensor, index_checkpoint, packed_file
 from engine.weights.filling import DTYPES, NAMES, Job, Make
 from kernels.cpu import pages
-from kernels.cpu.mapped_file import FileRange, MappedParts, can_join
+from kernels.cpu.mapped_file import MappedParts, OpenRange, can_join
 
 Allocate = Callable[[str, tuple[int, ...], torch.dtype], torch.Tensor]
 META = torch.device("meta")
@@ -259,7 +259,7 @@ class MappedTensors:
             for part in parts:
                 fd = os.open(part.file, os.O_RDONLY | os.O_CLOEXEC)
                 files.callback(os.close, fd)
-                opened.append(FileRange(fd, part.start, part.num_bytes))
+                opened.append(OpenRange(fd, part.start, part.num_bytes))
             mapped = MappedParts(opened)
         memory = pages.tensor_of(mapped)
         self._mapped.append(_addresses(memory))

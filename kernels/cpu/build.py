@@ -11,7 +11,6 @@ import platform
 import shutil
 import stat
 import subprocess
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +21,7 @@ log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent
 _FLAGS = ["-O3", "-std=gnu11", "-pthread", "-fPIC", "-fno-math-errno", "-Wno-unknown-pragmas", "-Wno-psabi"]
+_SCRATCH = ".build"  # ending of the folder that a build works in
 _TIMEOUT_S = 600  # 4 s on an idle machine; in the background of a busy one a hundred times that
 # Every C file is compiled for fp32 and for bf16: the same algorithm, the same names with another ending.
 _SCALARS = {"f32": [], "bf16": ["-DSCALAR_BF16"]}
@@ -78,11 +78,25 @@ def build_library(*, in_background: bool = False) -> Path:
     with open(folder / f"{key}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (path := _find(folder, key)) is None:
-            with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                compiled = _compile(compiler, Path(scratch), in_background)
+            _remove_abandoned(folder)
+            scratch = folder / f"{key}{_SCRATCH}"
+            shutil.rmtree(scratch, ignore_errors=True)
+            scratch.mkdir()
+            try:
+                compiled = _compile(compiler, scratch, in_background)
                 path = folder / f"{key}-{_digest(compiled)}.so"
                 durable.replace(compiled, path)
+            finally:
+                shutil.rmtree(scratch)
     return path
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what compilers that were killed have left: scratch folders of builds whose lock no process holds."""
+    for scratch in folder.glob(f"*{_SCRATCH}"):
+        with open(scratch.with_suffix(".lock"), "w") as lock, suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def discard_libraries() -> None:

@@ -7,6 +7,7 @@ operation is torch's: slower, with the same results up to rounding.
 import logging
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -19,8 +20,23 @@ log = logging.getLogger(__name__)
 _ENDINGS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
+class SamplingFunctions(NamedTuple):
+    sampling_sums: Function
+    argmax: Function
+    philox_uniform: Function
+
+
+class ProgramFunctions(NamedTuple):
+    workspace_new: Function
+    workspace_free: Function
+    program_begin: Function
+    program_end: Function
+    program_run: Function
+    program_free: Function
+
+
 class Library:
-    """One function per operation and type."""
+    """One function per operation and type; those of sampling and of programs."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError or AttributeError for one that is damaged."""
@@ -37,15 +53,8 @@ class Library:
         self.decode_attention = _by_type(opened, "decode_attention")
         self.prefill_attention = _by_type(opened, "prefill_attention")
         self.is_finite = _by_type(opened, "is_finite")
-        self.sampling_sums = functions.find(opened, "sampling_sums")
-        self.argmax = functions.find(opened, "argmax")
-        self.philox_uniform = functions.find(opened, "philox_uniform")
-        self.workspace_new = functions.find(opened, "workspace_new")
-        self.workspace_free = functions.find(opened, "workspace_free")
-        self.program_begin = functions.find(opened, "program_begin")
-        self.program_end = functions.find(opened, "program_end")
-        self.program_run = functions.find(opened, "program_run")
-        self.program_free = functions.find(opened, "program_free")
+        self.sampling = SamplingFunctions(*(functions.find(opened, name) for name in SamplingFunctions._fields))
+        self.programs = ProgramFunctions(*(functions.find(opened, name) for name in ProgramFunctions._fields))
         self.sum_words = functions.find(opened, "sum_words")  # how fast memory can be read
 
 

@@ -39,7 +39,7 @@ class Zeros:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
 
 
-class FileRange(NamedTuple):
+class OpenRange(NamedTuple):
     """Bytes of an open file."""
 
     fd: int
@@ -55,7 +55,7 @@ class FileRange(NamedTuple):
 class MappedParts:
     """Parts of files as one piece of memory: the files' own pages, and copies of those few in which two parts meet. As `MappedFile`."""
 
-    def __init__(self, parts: Sequence[FileRange]) -> None:
+    def __init__(self, parts: Sequence[OpenRange]) -> None:
         """`can_join` them. Raises OSError."""
         self.start = parts[0].start % _PAGE  # in `memory`
         self.num_bytes = sum(part.num_bytes for part in parts)
@@ -79,11 +79,11 @@ class MappedParts:
 
 def can_join(starts_and_sizes: Sequence[tuple[int, int]]) -> bool:
     """Whether such parts of files can lie one behind the other although pages are mapped whole: each page of memory is a page of a file."""
-    parts = [FileRange(-1, start, num_bytes) for start, num_bytes in starts_and_sizes]
+    parts = [OpenRange(-1, start, num_bytes) for start, num_bytes in starts_and_sizes]
     return all(part.start % _PAGE == offset % _PAGE for part, offset in _placed(parts))
 
 
-def _placed(parts: Sequence[FileRange]) -> Iterator[tuple[FileRange, int]]:
+def _placed(parts: Sequence[OpenRange]) -> Iterator[tuple[OpenRange, int]]:
     """With their places in memory that begins with a page."""
     offset = parts[0].start % _PAGE
     for part in parts:

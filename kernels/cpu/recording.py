@@ -55,21 +55,21 @@ class Program:
         library = workspace.library
         self._workspace = workspace
         self._forward = forward  # what it refers to is read and written at every replay, and so has to stay
-        self._program = library.program_begin(workspace.scratch, torch.get_num_threads())
+        self._program = library.programs.program_begin(workspace.scratch, torch.get_num_threads())
         if not self._program:
             raise NotRecordableError("there is no memory for a program")
-        weakref.finalize(self, library.program_free, self._program).atexit = False
+        weakref.finalize(self, library.programs.program_free, self._program).atexit = False
         try:
             with Watch(workspace):
                 results = forward()
         finally:
-            self.num_steps = library.program_end(self._program)
+            self.num_steps = library.programs.program_end(self._program)
         if self.num_steps < 0:
             raise NotRecordableError("there is no memory for a program of its length")
         self.output = tuple(workspace.lasting(result) for result in results)
 
     def replay(self) -> None:
-        self._workspace.library.program_run(self._program)
+        self._workspace.library.programs.program_run(self._program)
 
 
 class Workspace:
@@ -78,10 +78,10 @@ class Workspace:
 
     def __init__(self, library: cpu.Library) -> None:
         self.library = library
-        self.scratch = library.workspace_new()
+        self.scratch = library.programs.workspace_new()
         if not self.scratch:
             raise NotRecordableError("there is no memory for programs")
-        weakref.finalize(self, library.workspace_free, self.scratch).atexit = False
+        weakref.finalize(self, library.programs.workspace_free, self.scratch).atexit = False
         self._chunks: list[Tensor] = []
         self._taken: dict[int, int] = {}  # by their addresses, the sizes of what lies in the chunks
 

@@ -15,7 +15,9 @@ def argmax(library: Library, logits: Tensor) -> tuple[Tensor, Tensor] | None:
     if not vocab:
         return None
     ids, tops = logits.new_empty((rows,), dtype=int64), logits.new_empty((rows,))
-    library.argmax(logits.data_ptr(), ids.data_ptr(), tops.data_ptr(), rows, vocab, logits.stride(0), get_num_threads())
+    library.sampling.argmax(
+        logits.data_ptr(), ids.data_ptr(), tops.data_ptr(), rows, vocab, logits.stride(0), get_num_threads()
+    )
     return ids, tops
 
 
@@ -25,7 +27,7 @@ def sampling_sums(logits: Tensor, tops: Tensor, scale: Tensor, floor: Tensor) ->
         return None
     rows, vocab = logits.shape
     sums = logits.new_empty((rows, -(-vocab // PIECE)), dtype=int64)
-    cpu.loaded.sampling_sums(
+    cpu.loaded.sampling.sampling_sums(
         logits.data_ptr(), tops.data_ptr(), scale.data_ptr(), floor.data_ptr(), sums.data_ptr(), rows, vocab, logits.stride(0), get_num_threads()
     )  # fmt: skip
     return sums
@@ -40,5 +42,5 @@ def philox_uniform(library: Library, seed_low: Tensor, seed_high: Tensor, positi
         return None
     words = [part.contiguous() for part in (seed_low, seed_high, position)]
     numbers = position.new_empty(position.shape, dtype=float64)
-    library.philox_uniform(*(part.data_ptr() for part in words), numbers.data_ptr(), len(numbers))
+    library.sampling.philox_uniform(*(part.data_ptr() for part in words), numbers.data_ptr(), len(numbers))
     return numbers

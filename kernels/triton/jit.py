@@ -1,4 +1,4 @@
-"""Triton's `jit`, with launches that can be rehearsed: in a thread that is `noting`, a launch leaves a note of its arguments instead of running.
+"""Triton's `jit`, with launches that can be traced: in a thread that is `tracing`, a launch is noted with its arguments and does not run.
 
 So what a model will launch is known before its weights are there, and is compiled meanwhile (kernels/warm_up.py). Every function of kernels/triton is
 decorated with this `jit`. Knows Triton's functions; refuses to know what they compute.
@@ -27,7 +27,7 @@ class Pointer:
 
 
 class Launch(NamedTuple):
-    function: "RehearsableFunction"
+    function: "TraceableFunction"
     arguments: tuple[Any, ...]  # tensors as Pointers
     options: dict[str, Any]  # constants and what the compiler is told
 
@@ -39,11 +39,13 @@ class Launch(NamedTuple):
         return self.function.__module__, self.function.__name__, *kinds
 
 
-class RehearsableFunction(JITFunction):  # type: ignore[misc]
+class TraceableFunction(JITFunction):  # type: ignore[misc]
     def run(self, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        if _thread.notes is None:
+        if _thread.launches is None:
             return super().run(*args, grid=grid, warmup=warmup, **options)
-        _thread.notes.append(Launch(self, tuple(map(_noted, args)), {name: _noted(x) for name, x in options.items()}))
+        _thread.launches.append(
+            Launch(self, tuple(map(_noted, args)), {name: _noted(x) for name, x in options.items()})
+        )
         return None
 
     def kind_of(self, name: str, value: Any) -> Any:
@@ -63,21 +65,21 @@ def jit(function: Any = None, *, do_not_specialize: Sequence[str] = ()) -> Any:
         return lambda given: jit(given, do_not_specialize=do_not_specialize)
     if triton.knobs.runtime.interpret:
         return triton.jit(function, do_not_specialize=do_not_specialize)
-    return RehearsableFunction(function, do_not_specialize=list(do_not_specialize))
+    return TraceableFunction(function, do_not_specialize=list(do_not_specialize))
 
 
 @contextmanager
-def noting() -> Iterator[list[Launch]]:
-    """Launches of this thread are noted, and do not run."""
-    before, _thread.notes = _thread.notes, []
+def tracing() -> Iterator[list[Launch]]:
+    """Collect this thread's launches, which do not run."""
+    before, _thread.launches = _thread.launches, []
     try:
-        yield _thread.notes
+        yield _thread.launches
     finally:
-        _thread.notes = before
+        _thread.launches = before
 
 
 class _Thread(threading.local):
-    notes: list[Launch] | None = None
+    launches: list[Launch] | None = None
 
 
 _thread = _Thread()

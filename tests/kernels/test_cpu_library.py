@@ -1,5 +1,6 @@
 """The C library is built once, used where it can be, and done without where it cannot."""
 
+import fcntl
 import logging
 import os
 import stat
@@ -77,6 +78,19 @@ def test_processes_that_start_together_build_once(cache: Path) -> None:
     assert len(paths) == 1
     assert len(list(cache.glob("*.so"))) == 1
     assert sorted(path.suffix for path in cache.iterdir()) == [".lock", ".so"], "nothing is left behind"
+
+
+@pytest.mark.usefixtures("tiny_sources")
+def test_what_a_killed_compiler_left_is_removed_and_what_one_still_writes_is_not(cache: Path) -> None:
+    cache.mkdir(parents=True, mode=0o700)
+    left, written = cache / "other.build", cache / "another.build"
+    for folder in (left, written, cache / f"{build._key(build._compiler())}.build"):
+        folder.mkdir()
+        (folder / "half.o").touch()
+    with open(written.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        build_library()
+    assert [folder.name for folder in cache.glob("*.build")] == [written.name]
 
 
 @pytest.mark.usefixtures("cache")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernels.cpu import pages
-from kernels.cpu.mapped_file import FileRange, MappedParts, can_join
+from kernels.cpu.mapped_file import MappedParts, OpenRange, can_join
 
 pytestmark = [
     pytest.mark.cpu_only,
@@ -37,7 +37,7 @@ def fds(tmp_path: Path) -> list[int]:
     ],
 )
 def test_parts_of_files_lie_one_behind_the_other(fds: list[int], ranges: list[tuple[int, int, int]]) -> None:
-    parts = [FileRange(fds[file], start, count) for file, start, count in ranges]
+    parts = [OpenRange(fds[file], start, count) for file, start, count in ranges]
     assert can_join([(start, count) for _, start, count in ranges])
     expected = b"".join(os.pread(part.fd, part.num_bytes, part.start) for part in parts)
     mapped = MappedParts(parts)
@@ -57,4 +57,4 @@ def test_parts_that_begin_elsewhere_in_a_page_cannot_be_joined() -> None:
 
 def test_a_file_that_has_been_cut_off_is_an_error(fds: list[int]) -> None:
     with pytest.raises(OSError, match="cut off"):
-        MappedParts([FileRange(fds[0], 38 * PAGE + 8, 3 * PAGE), FileRange(fds[1], 8 + 3 * PAGE, PAGE)])
+        MappedParts([OpenRange(fds[0], 38 * PAGE + 8, 3 * PAGE), OpenRange(fds[1], 8 + 3 * PAGE, PAGE)])
