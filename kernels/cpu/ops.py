@@ -2,11 +2,12 @@
 
 kernels/dispatch.py calls them, for a first argument on a CPU. One condition in each says what its C code assumes (CPU, one storage type, contiguous
 rows, sizes that agree), since C reads where it is told to; behind it is nothing but the call. How a tensor is asked is chosen by its cost: its
-strides come at once in 0.14 us and one of them in 0.25, its shape in 0.15 and its number of elements in 0.07. Nothing here can be differentiated.
+strides come at once in 0.14 us and one of them in 0.25, its shape in 0.15 and its number of elements in 0.07; empty_like takes 0.7 us, new_empty 1.1.
+Nothing here can be differentiated.
 """
 
 import torch
-from torch import Tensor, get_num_threads
+from torch import Tensor, empty_like, get_num_threads
 
 from kernels.attention_rule import AttentionRule
 from kernels.cpu import library as cpu
@@ -132,8 +133,8 @@ def add_rms_norm(
             return None
     if (p_x | p_added) & (x.itemsize - 1):
         return None
-    y = x.new_empty(shape)
-    sums = x if added is None else x.new_empty(shape)
+    y = empty_like(x)
+    sums = x if added is None else empty_like(x)
     function(
         p_x, p_added or None, p_weight, y.data_ptr(), sums.data_ptr(), rows, size, weight_dtype != dtype, eps, get_num_threads()
     )  # fmt: skip

@@ -150,6 +150,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func is _aten.new_empty.default:
             return self._workspace.empty(args[1], kwargs.get("dtype") or args[0].dtype)
+        if func is _aten.empty_like.default:
+            return self._workspace.empty(args[0].shape, args[0].dtype)
         if func.is_view and func is not _aten.lift_fresh.default:
             seen = func(*args, **kwargs)
             if not isinstance(seen, Tensor) or _memory(seen) == _memory(args[0]):
