@@ -28,14 +28,9 @@ from engine.dry_run import DryRun, decode_batch, dry_run_launches
 from engine.layers.attention import LayerCache
 from engine.weights.loader import WeightLoader
 from engine.weights.quantization import read_quantization
-<<<<<<< HEAD
 from engine.weights.bundle import TensorSpec
 from engine.weights.storage import MetaStorage
 from kernels.warm_up import compile_launches, distinct, fake_tensor, trace_launches
-=======
-from engine.weights.unread import Unread, UnreadCheckpoint
-from kernels.warm_up import compile_launches, distinct, fake_tensor, trace_launches
->>>>>>> c851084 (Launches are traced and compiled in kernels/warm_up.py; a build removes what killed compilers left)
 
 class NoDevice:
     def get_current_device(self): return 0
