@@ -11,9 +11,9 @@ from starlette.routing import BaseRoute
 
 from runtime.engines.launch import launchers_of
 from runtime.engines.running_host import Launcher
-from runtime.middleware.errors import UNROUTED, Errors
-from runtime.middleware.identity import FUNCTIONS, Identity
-from runtime.middleware.unread import UnreadBody
+from runtime.middleware.errors import UNROUTED, ErrorMiddleware
+from runtime.middleware.identity import FUNCTIONS, IdentityMiddleware
+from runtime.middleware.unread import UnreadBodyMiddleware
 from runtime.routes.health import Health
 from runtime.routes.internal import Internal
 from runtime.routes.openai import openai_routes
@@ -50,7 +50,7 @@ class SiteApp(Starlette):
         self.functions = _functions_of(site, secret)
         self.functions_path = FUNCTIONS
         identity = Middleware(
-            Identity,
+            IdentityMiddleware,
             site=site.config.name,
             hop_secret=secret,
             require_hop=site.config.listen.require_hop,
@@ -59,7 +59,7 @@ class SiteApp(Starlette):
         )
         super().__init__(
             routes=[*openai_routes(site.generator, site.config.limits), *models, *self._own_routes(secret)],
-            middleware=[Middleware(UnreadBody), identity, Middleware(Errors)],
+            middleware=[Middleware(UnreadBodyMiddleware), identity, Middleware(ErrorMiddleware)],
             exception_handlers=UNROUTED,
             lifespan=_lifespan,
         )

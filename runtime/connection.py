@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import orjson
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -21,10 +21,6 @@ from wire.headers import REFUSAL, REFUSALS
 BODY_TIMEOUT_S = 60.0  # for the whole body: 140 kB/s for the largest one a site takes by default
 
 Headers = Iterable[tuple[str, str]]
-
-
-class ClientGone(Exception):
-    """The client left before it had sent its whole request: there is nobody to answer."""
 
 
 class AnswerCut(Exception):
@@ -53,7 +49,7 @@ async def _read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientGone
+            raise ClientDisconnect
         chunk = message.get("body", b"")
         total += len(chunk)
         if total > limit_bytes:

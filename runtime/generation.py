@@ -21,16 +21,16 @@ from runtime.engines.continuation import Continuations
 from runtime.engines.model_state import AwakeModel
 from runtime.engines.models import Models
 from runtime.metrics import Measure, RequestMetrics
-from runtime.pump import Pump, pumping
+from runtime.output_processor import Delta, DivergedError, OutputProcessor, joined
+from runtime.output_stream import OutputStream, output_stream
 from runtime.resumption import resumed
-from runtime.streaming import Assembler, Diverged, Piece, joined
 from runtime.traffic import Traffic
 from runtime.validation import INLINE_BYTES, Conversation, ValidGeneration
 from wire.chat import FinishReason, Usage
 from wire.continuation import Delivery
 from wire.errors import ApiError
 
-NOTHING_YET = Piece((), (), None)
+EMPTY_DELTA = Delta((), (), None)
 HELD_BACK_S = 1.0  # well below the silence after which a router looks for another site
 MANY_CHARACTERS = 16  # of a token: prose has 4, and a context full of longer ones is encoded twice
 
@@ -70,12 +70,12 @@ class Generator:
                 permit.reserve(
                     request.model, len(prompt), params.max_tokens, self.models.registry.kv_tokens(model), request.n
                 )
-                submits, assemblers = await resumed(
-                    request, as_submits(request, prompt, params, tenant), lambda: assembler_for(model, request)
+                submits, processors = await resumed(
+                    request, as_submits(request, prompt, params, tenant), lambda: output_processor(model, request)
                 )
-                async with pumping(self.engine, submits) as pump:
+                async with output_stream(self.engine, submits) as outputs:
                     awaits = any(submit.sampling.prompt_logprobs for submit in submits.values())
-                    generation = Generation(prompt, awaits, assemblers, pump, request.delivery, measure)
+                    generation = Generation(prompt, awaits, processors, outputs, request.delivery, measure)
                     if request.wants_prompt_only:
                         generation.end_with_prompt()
                     measure.follow(generation)
@@ -104,7 +104,7 @@ def as_api_errors(request_timeout_s: float) -> Iterator[None]:
     except EngineError as error:
         retry_after_s = RETRY_AFTER_S if error.code == "overloaded" else None
         raise ApiError(error.code, str(error), retry_after_s=retry_after_s) from None
-    except Diverged as error:
+    except DivergedError as error:
         raise ApiError("engine_error", f"the answer cannot be continued at this site: {error}") from None
     except (ChatTemplateError, TokenizerError) as error:
         raise ApiError("invalid_request", str(error)) from None
@@ -117,72 +117,72 @@ class Generation:
         self,
         prompt: tuple[int, ...],
         awaits_prompt_logprobs: bool,
-        assemblers: list[Assembler],
-        pump: Pump,
+        processors: list[OutputProcessor],
+        outputs: OutputStream,
         delivery: Delivery,
         measure: Measure,
     ) -> None:
         self.prompt = prompt
-        self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens after the first; there before any piece
+        self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens after the first; there before any delta
         self._awaits_prompt_logprobs = awaits_prompt_logprobs
         self._ends_with_prompt = False
         self.cached_tokens = delivery.cached_tokens
         self.delivered_tokens = sum(len(delivered.token_ids) for delivered in delivery.choices)
         self._counts_cached_tokens = not self.delivered_tokens  # what the first site found is what the request found
         self._measure = measure
-        self._assemblers = assemblers
-        self._pump = pump
+        self._processors = processors
+        self._outputs = outputs
 
     @property
     def usage(self) -> Usage:
         """The prompt counts once, however many choices it has; what was found cached is what its first choice found."""
-        completion_tokens = sum(assembler.completion_tokens for assembler in self._assemblers)
+        completion_tokens = sum(processor.completion_tokens for processor in self._processors)
         return Usage.of(len(self.prompt), completion_tokens, self.cached_tokens)
 
     @property
     def is_finished(self) -> bool:
-        """The last piece of every choice has been handed out."""
-        return all(assembler.is_taken for assembler in self._assemblers)
+        """The last delta of every choice has been handed out."""
+        return all(processor.is_taken for processor in self._processors)
 
     @property
     def finish_reason(self) -> FinishReason | None:
         """The first choice's, once all have ended."""
-        return self._assemblers[0].finish_reason if self.is_finished else None
+        return self._processors[0].finish_reason if self.is_finished else None
 
     def end_with_prompt(self) -> None:
         """Each choice ends, with nothing, when its first token comes: only the prompt was asked for."""
         self._ends_with_prompt = True
 
-    async def pieces(self) -> AsyncIterator[Piece]:
-        """All that is ready of a choice at a time as one piece. Each choice ends with a piece that has a finish reason. While tokens come and all of
-        them are held back, as those of a tool call, there is an empty piece once a second: this is no silence."""
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """All that is ready of a choice at a time as one delta. Each choice ends with a delta that has a finish reason. While tokens come and all of
+        them are held back, as those of a tool call, there is an empty delta once a second: this is no silence."""
         shown_at = time.monotonic()
         touched: dict[int, None] = {}  # choices, in order
         while not self.is_finished:
-            for choice, output in await self._pump.take():
+            for choice, output in await self._outputs.take():
                 touched[choice] = None
                 self._push(choice, output)
             if self._awaits_prompt_logprobs:  # every choice is shown behind the prompt, whose numbers the first brings
-                if all(assembler.finish_reason is not None for assembler in self._assemblers):
+                if all(processor.finish_reason is not None for processor in self._processors):
                     raise EngineError("engine_error", "the engine ended the answer without the prompt's logprobs")
                 continue
             for choice in touched:
-                if (piece := self._assemblers[choice].take()) is not None:
-                    if piece.finish_reason is not None:
-                        await self._pump.close(choice)  # its stop string was found: the engine need not go on
+                if (delta := self._processors[choice].take()) is not None:
+                    if delta.finish_reason is not None:
+                        await self._outputs.close(choice)  # its stop string was found: the engine need not go on
                     self._measure.note_delta(choice)
-                    yield piece._replace(choice=choice)
+                    yield delta._replace(choice=choice)
                     shown_at = time.monotonic()
             if not self.is_finished and time.monotonic() - shown_at >= HELD_BACK_S:
-                yield NOTHING_YET
+                yield EMPTY_DELTA
                 shown_at = time.monotonic()
             touched = {}
 
-    async def whole(self) -> list[Piece]:
-        """Every choice as one piece."""
-        pieces = [piece async for piece in self.pieces()]
+    async def whole(self) -> list[Delta]:
+        """Every choice as one delta."""
+        deltas = [delta async for delta in self.deltas()]
         return [
-            joined([piece for piece in pieces if piece.choice == choice]) for choice in range(len(self._assemblers))
+            joined([delta for delta in deltas if delta.choice == choice]) for choice in range(len(self._processors))
         ]
 
     def _push(self, choice: int, output: TokenOutput) -> None:
@@ -196,7 +196,7 @@ class Generation:
             raise ApiError("aborted", "the engine was told to end this answer")
         if self._ends_with_prompt:
             output = output._replace(token_ids=(), logprobs=None, finish_reason="length")
-        self._assemblers[choice].push(output)
+        self._processors[choice].push(output)
 
 
 def as_submits(
@@ -293,12 +293,12 @@ def sampling_params(model: AwakeModel, request: ValidGeneration, prompt_tokens: 
     )
 
 
-def assembler_for(model: AwakeModel, request: ValidGeneration) -> Assembler:
+def output_processor(model: AwakeModel, request: ValidGeneration) -> OutputProcessor:
     prompt = request.prompt
     parser: ToolParser | None = None
     if isinstance(prompt, Conversation) and prompt.tools and model.text.tool_format is not None:
         parser = model.text.tool_format.parser()
-    return Assembler(
+    return OutputProcessor(
         model.text.tokenizer.detokenizer(),
         stop=request.sampling.stop,
         hidden_token_ids=frozenset((*model.info.eos_token_ids, *request.sampling.stop_token_ids)),

@@ -16,16 +16,16 @@ from runtime.accounts import Tenant, tenant_of
 from runtime.connection import EventWriter, error_body, too_large
 from runtime.embedding import Embedder
 from runtime.functions.inference import InferenceResponse
-from runtime.generation import NOTHING_YET
+from runtime.generation import EMPTY_DELTA
 from runtime.routes.embeddings import as_workers_ai
 from runtime.routes.endpoint import MIB
-from runtime.routes.workers_ai import ModelCatalog, RunAnswer, asks_for_embeddings
+from runtime.routes.workers_ai import ModelCatalog, RunBuilder, asks_for_embeddings
 from runtime.site import Site
 from runtime.validation import INLINE_BYTES, ValidRun, parse_run, parse_run_embedding
 from wire.errors import ApiError, Dialect
 from wire.sse import CONTENT_TYPE, HEARTBEAT, encode_event
 
-EVENTS_WAITING = 16  # pieces of a stream that its reader has not taken
+EVENTS_WAITING = 16  # deltas of a stream that its reader has not taken
 JSON_HEADERS = ("content-type", "application/json")
 STREAM_HEADERS = (("content-type", CONTENT_TYPE), *EventWriter.HEADERS)
 
@@ -71,18 +71,18 @@ class SiteInference:
             await stream.begin()
             return InferenceResponse(200, [*STREAM_HEADERS], events=stream)
         async with self._generator.generate(request, tenant) as generation:
-            pieces = await generation.whole()
-        return _result(RunAnswer(request, self._generator).whole(pieces, generation))
+            deltas = await generation.whole()
+        return _result(RunBuilder(request, self._generator).whole(deltas, generation))
 
     async def _events(self, request: ValidRun, tenant: Tenant) -> AsyncGenerator[bytes, None]:
-        answer = RunAnswer(request, self._generator)
+        builder = RunBuilder(request, self._generator)
         async with self._generator.generate(request, tenant) as generation:
-            async for piece in generation.pieces():
-                if piece is NOTHING_YET:
+            async for delta in generation.deltas():
+                if delta is EMPTY_DELTA:
                     yield HEARTBEAT
                 else:
-                    ending = answer.ending(generation) if generation.is_finished else b""
-                    yield answer.events(piece, generation) + ending
+                    ending = builder.ending(generation) if generation.is_finished else b""
+                    yield builder.events(delta, generation) + ending
 
 
 class GeneratedEvents:

@@ -1,6 +1,6 @@
 """The request bodies of every endpoint as structs, and which of the world's parameters are known, harmless or refused.
 
-Shapes only: turning one into a `Valid...` value is validation's business, saying what is wrong with one is that of `runtime/mistakes.py`. Strict
+Shapes only: turning one into a `Valid...` value is validation's business, saying what is wrong with one is that of validation_errors.py. Strict
 types: "0.5" is not a number and true is not 1.
 """
 
@@ -8,7 +8,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from msgspec import Meta, Struct, ValidationError, convert
+import msgspec
+from msgspec import Meta, Struct
 
 from wire.chat import MAX_ITEMS, MAX_MESSAGES, MAX_NESTING
 
@@ -22,19 +23,19 @@ MAX_INPUTS = 2048  # of one request for embeddings, as OpenAI has it
 TokenIds = tuple[Annotated[int, Meta(ge=0)], ...]
 
 
-class Mistake(Exception):
-    """What is wrong with a value. Whoever knows where the value stands makes an ApiError of it."""
+class ValidationError(msgspec.ValidationError):
+    """A value that cannot be used. The message says why, without its place in the body; `word` is one of wire/errors.py."""
 
     def __init__(self, sentence: str, word: str = "invalid_request") -> None:
         super().__init__(sentence)
         self.word = word
 
 
-def _unsupported(sentence: str) -> Mistake:
-    return Mistake(sentence, "unsupported_parameter")
+def _unsupported(sentence: str) -> ValidationError:
+    return ValidationError(sentence, "unsupported_parameter")
 
 
-# Brings a value that clients send in several forms into the one declared, or raises Mistake.
+# Brings a value that clients send in several forms into the one declared, or raises ValidationError.
 Reader = Callable[[Any], Any]
 
 
@@ -45,7 +46,7 @@ def _join_parts(value: Any) -> Any:
     if not isinstance(value, list):
         raise _no_parts()
     if len(value) > MAX_ITEMS:
-        raise Mistake(f"has {len(value)} parts; send at most {MAX_ITEMS}")
+        raise ValidationError(f"has {len(value)} parts; send at most {MAX_ITEMS}")
     texts: list[str] = []
     for part in value:
         kind = part.get("type") if isinstance(part, dict) else None
@@ -54,7 +55,7 @@ def _join_parts(value: Any) -> Any:
         if kind not in ("text", "refusal"):
             raise _unsupported(f"parts of type {kind!r} are not supported by this model; send text parts")
         if not isinstance(part.get(kind), str):
-            raise Mistake(f"a part of type {kind!r} needs {kind!r} as a string")
+            raise ValidationError(f"a part of type {kind!r} needs {kind!r} as a string")
         texts.append(part[kind])
     return "\n".join(texts)
 
@@ -62,7 +63,7 @@ def _join_parts(value: Any) -> Any:
 def _at_most(most: int) -> Reader:
     def read(value: Any) -> Any:
         if isinstance(value, list) and len(value) > most:
-            raise Mistake(f"has {len(value)} items; send at most {most}")
+            raise ValidationError(f"has {len(value)} items; send at most {most}")
         return value
 
     return read
@@ -80,19 +81,19 @@ def not_deep(value: Any) -> Any:
         ]
         if not level:
             return value
-    raise Mistake(f"is nested more than {MAX_NESTING} deep")
+    raise ValidationError(f"is nested more than {MAX_NESTING} deep")
 
 
-def _no_parts() -> Mistake:
-    return Mistake('must be a string or a list of parts such as {"type": "text", "text": "..."}')
+def _no_parts() -> ValidationError:
+    return ValidationError('must be a string or a list of parts such as {"type": "text", "text": "..."}')
 
 
 def _listed_stops(value: Any) -> Any:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
-        raise Mistake("must be a non-empty string or a list of them")
+        raise ValidationError("must be a non-empty string or a list of them")
     if len(stops) > MAX_STOPS:
-        raise Mistake(f"may list at most {MAX_STOPS} strings")
+        raise ValidationError(f"may list at most {MAX_STOPS} strings")
     return stops
 
 
@@ -104,7 +105,7 @@ def _one_prompt(value: Any) -> Any:
         raise _unsupported("several prompts in one request are not supported; send one request per prompt")
     if isinstance(value, list) and len(value) == 1 and (isinstance(value[0], str) or _are_token_ids(value[0])):
         return value[0]
-    raise Mistake("must be a text or a non-empty list of token ids (whole numbers)")
+    raise ValidationError("must be a text or a non-empty list of token ids (whole numbers)")
 
 
 def _inputs(value: Any) -> Any:
@@ -112,21 +113,21 @@ def _inputs(value: Any) -> Any:
     if isinstance(value, str) or (isinstance(value, list) and value and type(value[0]) is int):
         value = [value]
     if not isinstance(value, list) or not value:
-        raise Mistake("must be a text, a list of texts, a list of token ids or a list of such lists; not empty")
+        raise ValidationError("must be a text, a list of texts, a list of token ids or a list of such lists; not empty")
     if len(value) > MAX_INPUTS:
-        raise Mistake(f"has {len(value)} texts; send at most {MAX_INPUTS} in one request")
+        raise ValidationError(f"has {len(value)} texts; send at most {MAX_INPUTS} in one request")
     for position, item in enumerate(value):
         if item in ("", []):
-            raise Mistake(f"text {position} is empty; leave it out")
+            raise ValidationError(f"text {position} is empty; leave it out")
         if not isinstance(item, str) and not _are_token_ids(item):
-            raise Mistake(f"text {position} is neither a text nor a list of token ids (whole numbers)")
+            raise ValidationError(f"text {position} is neither a text nor a list of token ids (whole numbers)")
     return value
 
 
 def _are_token_ids(value: Any) -> bool:
     try:
-        return len(convert(value, TokenIds)) > 0  # of 100,000 in 0.3 ms; a loop of ours takes 4 ms
-    except ValidationError:
+        return len(msgspec.convert(value, TokenIds)) > 0  # of 100,000 in 0.3 ms; a loop of ours takes 4 ms
+    except msgspec.ValidationError:
         return False
 
 
@@ -135,21 +136,21 @@ def _tool_choice(value: Any) -> Any:
         return value
     if value == "required" or isinstance(value, dict):
         raise _unsupported('only "auto" and "none" are supported so far: the model decides whether to call')
-    raise Mistake('must be "auto" or "none"')
+    raise ValidationError('must be "auto" or "none"')
 
 
 def _biases(value: Any) -> Any:
     """{"token id": bias} with the ids as numbers."""
     if not isinstance(value, dict):
-        raise Mistake('must be an object such as {"1234": -100}: token ids and their biases')
+        raise ValidationError('must be an object such as {"1234": -100}: token ids and their biases')
     if len(value) > MAX_BIASES:
-        raise Mistake(f"may name at most {MAX_BIASES} tokens")
+        raise ValidationError(f"may name at most {MAX_BIASES} tokens")
     biases: dict[int, float] = {}
     for token_id, bias in value.items():
         if not (token_id.isascii() and token_id.isdigit() and len(token_id) < 10):
-            raise Mistake(f'{token_id[:50]!r} is no token id; the keys are token ids such as "1234"')
+            raise ValidationError(f'{token_id[:50]!r} is no token id; the keys are token ids such as "1234"')
         if type(bias) not in (int, float) or not -MAX_BIAS <= bias <= MAX_BIAS:
-            raise Mistake(f"the bias of token {token_id} must be a number from {-MAX_BIAS:g} to {MAX_BIAS:g}")
+            raise ValidationError(f"the bias of token {token_id} must be a number from {-MAX_BIAS:g} to {MAX_BIAS:g}")
         biases[int(token_id)] = float(bias)
     return biases
 
@@ -183,7 +184,7 @@ class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @classmethod
     def in_one_form(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """The values, changed in place, as the fields are declared; raises Mistake where that cannot be. For parts, once more changes nothing."""
+        """Bring the values, in place, into the forms that the fields declare. A second time changes nothing in parts. Raises ValidationError."""
         values = cls.cleaned(values)
         for name, read in cls.READERS.items():
             if (value := values.get(name)) is not None:

@@ -1,4 +1,4 @@
-"""An answer that another site began: what is left of it to compute, and assemblers that stand where the other site's stood.
+"""An answer that another site began: what is left of it to compute, and processors that stand where the other site's stood.
 
 The prompt is rendered here anew and the delivered tokens come behind it, so positions, counts and random numbers go on where they were. A choice
 that had ended is not computed again. Refuses to know how the delivered tokens came here (wire/continuation.py) and who cut the stream.
@@ -7,8 +7,9 @@ that had ended is not computed again. Refuses to know how the delivered tokens c
 import asyncio
 from collections.abc import Callable
 
-from engine.protocol import PRIORITIES, Submit
-from runtime.streaming import Assembler, Diverged
+from engine.protocol import Submit
+from runtime.engines.continuation import remaining
+from runtime.output_processor import DivergedError, OutputProcessor
 from runtime.validation import ValidGeneration
 
 INLINE_TOKENS = 1_000  # a few ms of replaying: fewer are not worth a thread's hand-over
@@ -17,47 +18,37 @@ Submits = dict[int, Submit]  # by choice
 
 
 async def resumed(
-    request: ValidGeneration, submits: Submits, new_assembler: Callable[[], Assembler]
-) -> tuple[Submits, list[Assembler]]:
+    request: ValidGeneration, submits: Submits, new_processor: Callable[[], OutputProcessor]
+) -> tuple[Submits, list[OutputProcessor]]:
     """`submits` is what the request would be without anything delivered, and comes back as it is where nothing was."""
     if sum(len(delivered.token_ids) for delivered in request.delivery.choices) <= INLINE_TOKENS:
-        return _resumed(request, submits, new_assembler)
-    return await asyncio.to_thread(_resumed, request, submits, new_assembler)
+        return _resumed(request, submits, new_processor)
+    return await asyncio.to_thread(_resumed, request, submits, new_processor)
 
 
 def _resumed(
-    request: ValidGeneration, submits: Submits, new_assembler: Callable[[], Assembler]
-) -> tuple[Submits, list[Assembler]]:
+    request: ValidGeneration, submits: Submits, new_processor: Callable[[], OutputProcessor]
+) -> tuple[Submits, list[OutputProcessor]]:
     left: Submits = {}
-    assemblers: list[Assembler] = []
+    processors: list[OutputProcessor] = []
     for choice, submit in submits.items():
         delivered = request.delivered(choice)
-        assembler = new_assembler()
+        processor = new_processor()
         if delivered.finish_reason is not None:
-            assembler.end_with(delivered.token_ids, delivered.finish_reason)
+            processor.end_with(delivered.token_ids, delivered.finish_reason)
         elif delivered.token_ids:
             wants_logprobs = submit.sampling.num_logprobs is not None
-            num_kept = assembler.resume(delivered.token_ids) if wants_logprobs else len(delivered.token_ids)
+            num_kept = processor.resume(delivered.token_ids) if wants_logprobs else len(delivered.token_ids)
             kept, again = delivered.token_ids[:num_kept], delivered.token_ids[num_kept:]
-            assembler = new_assembler()
-            assembler.resume(kept, again)
-            left[choice] = _rest(submit, kept)
+            processor = new_processor()
+            processor.resume(kept, again)
+            if len(kept) >= (most := submit.sampling.max_tokens):
+                raise DivergedError(f"{len(kept)} tokens of it were delivered, and here it may have {most}")
+            left[choice] = remaining(submit, kept)
         else:
             left[choice] = submit
-        assemblers.append(assembler)
-    return _with_prompt_logprobs(request, submits, left), assemblers
-
-
-def _rest(submit: Submit, delivered: tuple[int, ...]) -> Submit:
-    sampling = submit.sampling
-    if len(delivered) >= sampling.max_tokens:
-        raise Diverged(f"{len(delivered)} tokens of it were delivered, and here it may have {sampling.max_tokens}")
-    return submit._replace(
-        prompt_token_ids=submit.prompt_token_ids + delivered,
-        sampling=sampling._replace(max_tokens=sampling.max_tokens - len(delivered)),
-        num_delivered_tokens=len(delivered),
-        priority=PRIORITIES[0],  # whoever had been admitted does not queue behind newcomers
-    )
+        processors.append(processor)
+    return _with_prompt_logprobs(request, submits, left), processors
 
 
 def _with_prompt_logprobs(request: ValidGeneration, submits: Submits, left: Submits) -> Submits:

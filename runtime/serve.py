@@ -51,7 +51,7 @@ MAX_HEADERS = 1024
 STALL_S = 600.0
 
 
-class Farewell(NamedTuple):
+class ShutdownHooks(NamedTuple):
     """How a site ends, beside what its file says."""
 
     on_drain: Callable[[int], None] = lambda num_open: None  # told how many requests and sockets are waited for
@@ -107,21 +107,21 @@ async def serve_app(
     *,
     stop: asyncio.Event | None = None,
     on_ready: Callable[[str], None] | None = None,
-    farewell: Farewell = Farewell(),  # noqa: B008 - it is frozen
+    hooks: ShutdownHooks = ShutdownHooks(),  # noqa: B008 - it is frozen
     file: Path | None = None,
 ) -> None:
     """Serves on a bound socket, which it takes over. `stop` begins the drain, as do the stop signals when none is given, of which a second one
     cuts it short; `on_ready` gets the URL once the site answers requests with its models loaded. `file` is read again at SIGHUP."""
     url = app.site.url = url_of(listener)
     log.info("listening on %s", url)
-    hurry = asyncio.Event()
-    stopping = stop or _stop_on_signals(hurry, lambda: reload(app.site, file))
+    force_shutdown = asyncio.Event()
+    stopping = stop or _stop_on_signals(force_shutdown, lambda: reload(app.site, file))
     try:
         async with app.router.lifespan_context(app), _served(app, listener):
             announcing = asyncio.create_task(_announce(app.site, url, on_ready), name="announce")
             try:
                 await stopping.wait()
-                await _drain(app.site, hurry, farewell)
+                await _drain(app.site, force_shutdown, hooks)
             finally:
                 announcing.cancel()
                 await asyncio.gather(announcing, return_exceptions=True)
@@ -166,25 +166,25 @@ def _http_limits(max_message_bytes: int) -> HttpLimits:
     )
 
 
-async def _drain(site: Site, hurry: asyncio.Event, farewell: Farewell) -> None:
+async def _drain(site: Site, force_shutdown: asyncio.Event, hooks: ShutdownHooks) -> None:
     admission = site.admission
     site.drain()
     log.info("draining: %d requests at work", admission.inflight)
-    farewell.on_drain(admission.num_open)
+    hooks.on_drain(admission.num_open)
     empty = asyncio.create_task(admission.wait_until_empty())
-    hurried = asyncio.create_task(hurry.wait())
+    forced = asyncio.create_task(force_shutdown.wait())
     try:
         await asyncio.wait(
-            {empty, hurried}, timeout=site.config.limits.drain_timeout_s, return_when=asyncio.FIRST_COMPLETED
+            {empty, forced}, timeout=site.config.limits.drain_timeout_s, return_when=asyncio.FIRST_COMPLETED
         )
         if not empty.done():
-            farewell.on_cut(admission.num_open)
+            hooks.on_cut(admission.num_open)
             site.fleet.fail_open("the site is shutting down and does not wait for this answer any longer")
-            await asyncio.wait({empty}, timeout=farewell.last_bytes_s)
+            await asyncio.wait({empty}, timeout=hooks.last_bytes_s)
     finally:
         empty.cancel()
-        hurried.cancel()
-        await asyncio.gather(empty, hurried, return_exceptions=True)
+        forced.cancel()
+        await asyncio.gather(empty, forced, return_exceptions=True)
 
 
 async def _announce(site: Site, url: str, on_ready: Callable[[str], None] | None) -> None:
@@ -212,11 +212,11 @@ def reload(site: Site, file: Path | None) -> None:
         site.access.become(access_of(found))
 
 
-def _stop_on_signals(hurry: asyncio.Event, reload: Callable[[], None]) -> asyncio.Event:
+def _stop_on_signals(force_shutdown: asyncio.Event, reload: Callable[[], None]) -> asyncio.Event:
     stop = asyncio.Event()
 
     def on_signal() -> None:
-        (hurry if stop.is_set() else stop).set()
+        (force_shutdown if stop.is_set() else stop).set()
 
     follow_signals(on_signal, reload)
     return stop

@@ -20,11 +20,11 @@ from runtime.requests import (
     CompletionBody,
     EmbeddingBody,
     MessageBody,
-    Mistake,
     RunBody,
     RunEmbeddingBody,
     SamplingBody,
     ToolBody,
+    ValidationError,
     not_deep,
 )
 from wire.continuation import NOTHING_DELIVERED, AnswerName, Delivered, Delivery
@@ -212,10 +212,10 @@ BodyT = TypeVar("BodyT", bound=Body)
 def _parse(body: type[BodyT], raw: bytes) -> BodyT:
     try:
         return msgspec.convert(body.in_one_form(_asked(raw, body)), body)
-    except (Mistake, msgspec.ValidationError) as error:
-        from runtime.mistakes import first_mistake
+    except msgspec.ValidationError as error:
+        from runtime.validation_errors import first_error
 
-        raise first_mistake(_asked(raw, body), body) or error from None
+        raise first_error(_asked(raw, body), body) or error from None
 
 
 def _asked(raw: bytes, body: type[Body]) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def _ignore(name: str, value: Any, names: frozenset[str]) -> None:
             message = f"{name} is not supported with this value: {refused.instead}"
             raise ApiError("unsupported_parameter", message, param=name)
     elif name not in HARMLESS:
-        from runtime.mistakes import unknown_parameter
+        from runtime.validation_errors import unknown_parameter
 
         raise unknown_parameter(name, names | HARMLESS)
 
@@ -336,8 +336,8 @@ def _call(call_id: str | None, name: str, arguments: str | dict[str, Any], where
             arguments = not_deep(json.loads(arguments or "{}"))
         except (ValueError, RecursionError):
             raise ApiError("invalid_request", f"{field} must be a JSON object, as text", param=field) from None
-        except Mistake as mistake:
-            raise ApiError("invalid_request", f"{field}: {mistake}", param=field) from None
+        except ValidationError as error:
+            raise ApiError("invalid_request", f"{field}: {error}", param=field) from None
         if not isinstance(arguments, dict):
             raise ApiError("invalid_request", f"{field} must be a JSON object, as text", param=field)
     call: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}

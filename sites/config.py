@@ -57,7 +57,7 @@ def parse(table: type[TableT], values: dict[str, Any], origin: str) -> TableT:
     try:
         return msgspec.convert(values, table)
     except msgspec.ValidationError:
-        from sites.mistakes import sentences  # here, since a good file does without
+        from sites.validation_errors import sentences  # here, since a good file does without
 
         raise ConfigError("\n".join(f"{origin}: {sentence}" for sentence in sentences(table, values))) from None
 

@@ -68,14 +68,14 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
     refusal: None = None
 
 
-class Delta(msgspec.Struct, frozen=True):
+class MessageDelta(msgspec.Struct, frozen=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
     tool_calls: tuple[ToolCallDelta, ...] | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):
-    delta: Delta
+    delta: MessageDelta
     finish_reason: FinishReason | None = None
     logprobs: ChatLogprobs | None = None
     index: int = 0

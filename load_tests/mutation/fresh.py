@@ -157,13 +157,13 @@ FRESH = (
         "a request for many choices reserves one",
     ),
     Mutant(
-        "runtime/streaming.py",
+        "runtime/output_processor.py",
         'had been shown")\n        self._parts.clear()',
         'had been shown")',
         "text that was shown comes again",
     ),
     Mutant(
-        "runtime/streaming.py",
+        "runtime/output_processor.py",
         'raise Diverged("the tokens delivered so far are a whole answer already")',
         "pass",
         "an answer goes on behind its end",
@@ -179,13 +179,13 @@ FRESH = (
         "more tokens are asked for than the context has room for",
     ),
     Mutant(
-        "runtime/pump.py",
+        "runtime/output_stream.py",
         "            if not is_ended:\n",
         "            if False:\n",
         "an answer that just stops leaves its request waiting for ever",
     ),
     Mutant(
-        "runtime/hop.py",
+        "runtime/router_context.py",
         'if value.count(".") > 2:',
         "if False:",
         "anybody's continuation is passed over instead of refused",

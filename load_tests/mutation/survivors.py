@@ -94,13 +94,13 @@ SURVIVORS = (
         "clients of a site that drains come back too soon",
     ),
     Mutant(
-        "runtime/streaming.py",
+        "runtime/output_processor.py",
         "(start + len(stop), start) for",
         "(start, start) for",
         "of two stop strings the one that starts first ends the text, not the one that is complete first",
     ),
     Mutant(
-        "runtime/streaming.py",
+        "runtime/output_processor.py",
         "is_end = is_last and output",
         "is_end = output",
         "an end token in the middle of an output is hidden",

@@ -6,7 +6,7 @@ of the change. Whatever cannot be continued soon, or has lost too many hosts, en
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Literal
 
@@ -139,7 +139,7 @@ class _ContinuedSequence:
         """Move to a host that has the model: at once if there is one, else as soon as the model has woken."""
         await self._scope.aclose()
         replica = await self._site.models.choose_replica(self._submit)
-        await self._enter(replica, self._remaining())
+        await self._enter(replica, remaining(self._submit, self._delivered) if self._has_begun else self._submit)
 
     async def _enter(self, replica: Replica, submit: Submit) -> None:
         self._client = client = replica.host.serving_client()
@@ -147,22 +147,6 @@ class _ContinuedSequence:
         self._assignment = self._scope.enter_context(self._site.models.dispatch.assigned(submit, replica))
         self._scope.enter_context(replica.host.progress.expected())
         self._outputs = await self._scope.enter_async_context(client.generate(submit))
-
-    def _remaining(self) -> Submit:
-        """Return what is left to do: positions, counts and random numbers go on where they were."""
-        if not self._has_begun:
-            return self._submit
-        first, delivered = self._submit, tuple(self._delivered)
-        sampling = first.sampling._replace(
-            max_tokens=first.sampling.max_tokens - len(delivered),
-            prompt_logprobs=False,  # they came with the first token
-        )
-        return first._replace(
-            prompt_token_ids=first.prompt_token_ids + delivered,
-            sampling=sampling,
-            num_delivered_tokens=first.num_delivered_tokens + len(delivered),
-            priority=PRIORITIES[0],  # whoever had been admitted does not queue behind newcomers
-        )
 
     def _note(self, output: TokenOutput) -> TokenOutput:
         """Count an output's tokens. What the first host found cached is what the request found, whatever the next one computes again."""
@@ -173,6 +157,20 @@ class _ContinuedSequence:
             output = output._replace(num_cached_tokens=None)
         self._has_begun = self._has_begun or bool(output.token_ids)
         return output
+
+
+def remaining(submit: Submit, delivered: Sequence[int]) -> Submit:
+    """Return what is left of a sequence whose first tokens were delivered: positions, counts and random numbers go on where they were."""
+    sampling = submit.sampling._replace(
+        max_tokens=submit.sampling.max_tokens - len(delivered),
+        prompt_logprobs=False,  # they came with the first token
+    )
+    return submit._replace(
+        prompt_token_ids=submit.prompt_token_ids + tuple(delivered),
+        sampling=sampling,
+        num_delivered_tokens=submit.num_delivered_tokens + len(delivered),
+        priority=PRIORITIES[0],  # a sequence that had been admitted does not queue behind newcomers
+    )
 
 
 def _ordinal(number: int) -> str:

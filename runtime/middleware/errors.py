@@ -4,10 +4,10 @@ import logging
 from typing import NoReturn
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, Send
 
-from runtime.connection import AnswerCut, ClientGone, answering, send_error
+from runtime.connection import AnswerCut, answering, send_error
 from wire.errors import ApiError, dialect_of
 
 BEGINNINGS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
@@ -15,7 +15,7 @@ BEGINNINGS = ("http.response.start", "websocket.accept", "websocket.http.respons
 log = logging.getLogger("pilotlight.http")
 
 
-class Errors:
+class ErrorMiddleware:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
@@ -29,7 +29,7 @@ class Errors:
 
         try:
             await self._app(scope, receive, watching)
-        except (ClientGone, AnswerCut):
+        except (ClientDisconnect, AnswerCut):
             return
         except ApiError as error:
             if is_started:

@@ -43,7 +43,7 @@ class HopRefused(ApiError):
         return [(headers.REFUSAL, self.fault), *([(headers.CLOCK, self._clock)] if self._clock else ())]
 
 
-class Identity:
+class IdentityMiddleware:
     def __init__(
         self,
         app: ASGIApp,

@@ -15,7 +15,7 @@ DISCARD_BYTES = 64 << 20
 DISCARD_S = 10.0
 
 
-class UnreadBody:
+class UnreadBodyMiddleware:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
@@ -23,7 +23,7 @@ class UnreadBody:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = _Body(receive)
+        body = _RequestBody(receive)
         exchange: Exchange | None = scope.get(DIRECT)
 
         async def finishing(message: Message) -> None:
@@ -45,7 +45,7 @@ class UnreadBody:
         await self._app(scope, body.receive, finishing)
 
 
-class _Body:
+class _RequestBody:
     """Knows whether the request has been read to its end."""
 
     def __init__(self, receive: Receive) -> None:

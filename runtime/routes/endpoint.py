@@ -1,7 +1,7 @@
 """What every generating endpoint does, whatever its dialect: read, validate, generate, and write one object or a stream.
 
-An endpoint adds two things of its own: how a body becomes a `Valid...` value, and an Answer that renders pieces in its dialect. A stream to one of
-the network's routers carries marks (wire/continuation.py), and the router is told when the site drains.
+An endpoint adds two things of its own: how a body becomes a `Valid...` value, and a ResponseBuilder that renders deltas in its dialect. A stream
+to one of the network's routers carries marks (wire/continuation.py), and the router is told when the site drains.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from starlette.types import Receive, Scope, Send
 
 from runtime.accounts import Tenant, tenant_of
 from runtime.connection import EventWriter, error_body, header, read_body, send_json, until_disconnect
-from runtime.generation import NOTHING_YET, Generation, Generator
-from runtime.hop import Hop, body_limit, hop_of, named_prefixes
-from runtime.patience import decline_if_too_long
-from runtime.streaming import Piece
+from runtime.generation import EMPTY_DELTA, Generation, Generator
+from runtime.output_processor import Delta
+from runtime.queue_wait import decline_if_too_long
+from runtime.router_context import RouterContext, body_limit, named_prefixes, router_context
 from runtime.validation import INLINE_BYTES, ValidGeneration
 from wire.continuation import DRAIN_NOTICE, RESUME_POINTS, ResumePoint, with_resume_point
 from wire.errors import ApiError, Dialect
@@ -29,17 +29,17 @@ log = logging.getLogger("pilotlight.http")
 MIB = 1 << 20
 
 
-class Answer(Protocol):
-    """One answer in one dialect."""
+class ResponseBuilder(Protocol):
+    """One response in one dialect."""
 
-    def events(self, piece: Piece, generation: Generation) -> bytes:
-        """The server-sent events that carry a piece."""
+    def events(self, delta: Delta, generation: Generation) -> bytes:
+        """Return the server-sent events that carry a delta."""
 
     def ending(self, generation: Generation) -> bytes:
-        """The events after the last piece."""
+        """Return the events after the last delta."""
 
-    def whole(self, pieces: list[Piece], generation: Generation) -> bytes:
-        """The JSON object that carries the entire answer, one piece per choice."""
+    def whole(self, deltas: list[Delta], generation: Generation) -> bytes:
+        """Return the JSON object that carries the entire answer, one delta per choice."""
 
 
 RequestT = TypeVar("RequestT", bound=ValidGeneration)
@@ -53,7 +53,7 @@ class Endpoint(Generic[RequestT]):
         generator: Generator,
         dialect: Dialect,
         parse: Callable[[bytes, Scope], RequestT],
-        answer: Callable[[RequestT, Generator], Answer],
+        build: Callable[[RequestT, Generator], ResponseBuilder],
         *,
         max_body_mib: float,
         heartbeat_s: float,
@@ -61,7 +61,7 @@ class Endpoint(Generic[RequestT]):
         self._generator = generator
         self._dialect = dialect
         self._parse = parse
-        self._answer = answer
+        self._build = build
         self._max_body_bytes = int(max_body_mib * MIB)
         self._heartbeat_s = heartbeat_s
 
@@ -72,30 +72,32 @@ class Endpoint(Generic[RequestT]):
 
     async def answer(self, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         """The exchange behind its body."""
-        hop, raw = hop_of(scope, raw)
+        context, raw = router_context(scope, raw)
         request = await parsed(self._parse, raw, scope)
-        if hop is not None:
-            request = hop.applied_to(request)
+        if context is not None:
+            request = context.applied_to(request)
         request = replace(request, num_bytes=len(raw), prefixes=named_prefixes(scope))
         decline_if_too_long(scope, self._generator.models.registry.load(request.model))
         tenant = tenant_of(header(scope, b"authorization"), scope["path_params"].get("account_id"))
-        work = self._stream(request, tenant, send, hop) if request.stream else self._send_whole(request, tenant, send)
+        work = (
+            self._stream(request, tenant, send, context) if request.stream else self._send_whole(request, tenant, send)
+        )
         await until_disconnect(receive, work)
 
     async def _send_whole(self, request: RequestT, tenant: Tenant, send: Send) -> None:
         async with self._generator.generate(request, tenant) as generation:
-            pieces = await generation.whole()
-        await send_json(send, self._answer(request, self._generator).whole(pieces, generation))
+            deltas = await generation.whole()
+        await send_json(send, self._build(request, self._generator).whole(deltas, generation))
 
-    async def _stream(self, request: RequestT, tenant: Tenant, send: Send, hop: Hop | None) -> None:
-        headers = [(RESUME_POINTS, "1")] if hop is not None else []
+    async def _stream(self, request: RequestT, tenant: Tenant, send: Send, context: RouterContext | None) -> None:
+        headers = [(RESUME_POINTS, "1")] if context is not None else []
         async with EventWriter(send, CONTENT_TYPE, HEARTBEAT, self._heartbeat_s, headers) as writer:
             try:
-                if hop is None:
-                    await self._write_pieces(request, tenant, writer, is_marked=False)
+                if context is None:
+                    await self._write_deltas(request, tenant, writer, is_marked=False)
                 else:
                     async with self._drain_noticed(writer):
-                        await self._write_pieces(request, tenant, writer, is_marked=True)
+                        await self._write_deltas(request, tenant, writer, is_marked=True)
             except ApiError as error:
                 if not writer.is_started:
                     raise
@@ -108,17 +110,17 @@ class Endpoint(Generic[RequestT]):
                 await writer.write(encode_event(error_body(failure, self._dialect)))
             await writer.close()
 
-    async def _write_pieces(self, request: RequestT, tenant: Tenant, writer: EventWriter, is_marked: bool) -> None:
-        answer = self._answer(request, self._generator)
+    async def _write_deltas(self, request: RequestT, tenant: Tenant, writer: EventWriter, is_marked: bool) -> None:
+        builder = self._build(request, self._generator)
         async with self._generator.generate(request, tenant) as generation:
-            async for piece in generation.pieces():
-                if piece is NOTHING_YET:
+            async for delta in generation.deltas():
+                if delta is EMPTY_DELTA:
                     await writer.write(HEARTBEAT)
                     continue
-                events = answer.events(piece, generation)
+                events = builder.events(delta, generation)
                 if generation.is_finished:
-                    events += answer.ending(generation)
-                await writer.write(with_resume_point(events, _mark(piece, generation)) if is_marked else events)
+                    events += builder.ending(generation)
+                await writer.write(with_resume_point(events, _resume_point(delta, generation)) if is_marked else events)
 
     @asynccontextmanager
     async def _drain_noticed(self, writer: EventWriter) -> AsyncIterator[None]:
@@ -145,5 +147,5 @@ async def parsed(parse: Callable[[bytes, Scope], ParsedT], raw: bytes, scope: Sc
     return parse(raw, scope) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(parse, raw, scope)
 
 
-def _mark(piece: Piece, generation: Generation) -> ResumePoint:
-    return ResumePoint(piece.choice, piece.new_token_ids, piece.finish_reason, generation.cached_tokens)
+def _resume_point(delta: Delta, generation: Generation) -> ResumePoint:
+    return ResumePoint(delta.choice, delta.new_token_ids, delta.finish_reason, generation.cached_tokens)

@@ -1,6 +1,6 @@
 """OpenAI's paths: /ai/v1/chat/completions, /ai/v1/completions, /ai/v1/embeddings, /ai/v1/models, and the same under /v1.
 
-Knows paths and models; how an answer is written is runtime/answers' business.
+Knows paths and models; how an answer is written is runtime/responses' business.
 """
 
 from typing import Literal
@@ -11,10 +11,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Scope
 
-from runtime.answers.chat import ChatAnswer
-from runtime.answers.completion import CompletionAnswer
 from runtime.connection import json_response
 from runtime.generation import Generator
+from runtime.responses.chat import ChatBuilder
+from runtime.responses.completion import CompletionBuilder
 from runtime.routes.embeddings import EmbeddingEndpoint, as_openai
 from runtime.routes.endpoint import Endpoint
 from runtime.validation import (
@@ -45,8 +45,8 @@ def openai_routes(generator: Generator, limits: LimitsConfig) -> list[Route]:
         return parse_embedding(raw, resolve)
 
     ends = {"max_body_mib": limits.max_body_mib, "heartbeat_s": limits.heartbeat_s}
-    chats = Endpoint(generator, Dialect.OPENAI, chat, ChatAnswer, **ends)
-    completions = Endpoint(generator, Dialect.OPENAI, completion, CompletionAnswer, **ends)
+    chats = Endpoint(generator, Dialect.OPENAI, chat, ChatBuilder, **ends)
+    completions = Endpoint(generator, Dialect.OPENAI, completion, CompletionBuilder, **ends)
     embeddings = EmbeddingEndpoint(generator, embedding, as_openai, max_body_mib=limits.max_body_mib)
     models = _ModelRoutes(generator)
     return [

@@ -16,10 +16,10 @@ from starlette.types import Receive, Scope, Send
 from engine.formats import TextPart, ToolCallPart
 from runtime.connection import json_response, read_body
 from runtime.generation import Generation, Generator
-from runtime.hop import body_limit
+from runtime.output_processor import Delta
+from runtime.router_context import body_limit
 from runtime.routes.embeddings import EmbeddingEndpoint, as_workers_ai
 from runtime.routes.endpoint import MIB, Endpoint, parsed
-from runtime.streaming import Piece
 from runtime.validation import ValidEmbedding, ValidRun, parse_run, parse_run_embedding
 from sites.site import LimitsConfig
 from wire.errors import ApiError, Dialect
@@ -40,7 +40,7 @@ def workers_ai_routes(generator: Generator, limits: LimitsConfig) -> list[Route]
         return parse_run_embedding(raw, scope["path_params"]["model"], generator.models.registry.resolve)
 
     ends = {"max_body_mib": limits.max_body_mib, "heartbeat_s": limits.heartbeat_s}
-    generating = Endpoint(generator, Dialect.WORKERS_AI, run, RunAnswer, **ends)
+    generating = Endpoint(generator, Dialect.WORKERS_AI, run, RunBuilder, **ends)
     embedding_texts = EmbeddingEndpoint(generator, embedding, as_workers_ai, max_body_mib=limits.max_body_mib)
     endpoint = _Run(generating, embedding_texts, limits.max_body_mib)
     search = ModelCatalog(generator)
@@ -91,24 +91,24 @@ def asks_for_embeddings(raw: bytes, scope: Scope) -> bool:
     return isinstance(values, dict) and values.get("text") is not None
 
 
-class RunAnswer:
+class RunBuilder:
     def __init__(self, request: ValidRun, generator: Generator) -> None:
         pass  # the native shape carries neither an id nor the model's name
 
-    def events(self, piece: Piece, generation: Generation) -> bytes:
+    def events(self, delta: Delta, generation: Generation) -> bytes:
         events = b""
-        for position, part in enumerate(piece.parts):
-            event_id = piece.tokens[-1].position if piece.tokens and position == len(piece.parts) - 1 else None
+        for position, part in enumerate(delta.parts):
+            event_id = delta.tokens[-1].position if delta.tokens and position == len(delta.parts) - 1 else None
             events += encode_event(_encoder.encode(_result(part)), event_id)
         return events
 
     def ending(self, generation: Generation) -> bytes:
         return encode_event(_encoder.encode(TextResult("", usage=generation.usage))) + encode_event(DONE)
 
-    def whole(self, pieces: list[Piece], generation: Generation) -> bytes:
-        (piece,) = pieces
-        calls = tuple(_call(call) for call in piece.calls)
-        return _encoder.encode(Envelope(TextResult(piece.text, calls or UNSET, generation.usage)))
+    def whole(self, deltas: list[Delta], generation: Generation) -> bytes:
+        (delta,) = deltas
+        calls = tuple(_call(call) for call in delta.calls)
+        return _encoder.encode(Envelope(TextResult(delta.text, calls or UNSET, generation.usage)))
 
 
 class ModelCatalog:

@@ -17,7 +17,7 @@ import pytest
 
 from runtime import connection
 from runtime.middleware import unread
-from runtime.serve import Farewell, _drain, reload
+from runtime.serve import ShutdownHooks, _drain, reload
 from sites.site import load_site
 from tests.asgi import eventually, start
 from tests.fakes import says
@@ -234,10 +234,12 @@ async def test_a_second_signal_cuts_the_drain_short(make_site: SiteMaker) -> Non
         site.engine.script = [*says("one", finish=None), 30]
         exchange = start(site.app, CHAT, {**HELLO, "stream": True})
         await exchange.until(b"one")
-        stopping = asyncio.get_running_loop().create_task(_drain(site.app.site, hurry := asyncio.Event(), Farewell()))
+        stopping = asyncio.get_running_loop().create_task(
+            _drain(site.app.site, force_shutdown := asyncio.Event(), ShutdownHooks())
+        )
         await eventually(lambda: site.admission.draining)
         assert not exchange.task.done()
-        hurry.set()
+        force_shutdown.set()
         await asyncio.wait_for(stopping, 5)
         await exchange.done()
         assert "shutting down" in exchange.events[-1]["error"]["message"]

@@ -10,9 +10,9 @@ from wire.chat import (
     Choice,
     Chunk,
     ChunkChoice,
-    Delta,
     FunctionCall,
     Message,
+    MessageDelta,
     ToolCall,
     ToolCallDelta,
     Usage,
@@ -25,7 +25,7 @@ def encoded(value: object) -> object:
 
 
 def test_absent_and_null_are_told_apart() -> None:
-    assert encoded(Chunk("c", 1, "m", (ChunkChoice(Delta(content="a")),))) == {
+    assert encoded(Chunk("c", 1, "m", (ChunkChoice(MessageDelta(content="a")),))) == {
         "id": "c",
         "created": 1,
         "model": "m",
@@ -47,7 +47,9 @@ def test_whole_answers_and_chunks_survive_the_round_trip() -> None:
     message = Message(None, (ToolCall("call_1", function),))
     whole = ChatCompletion("c", 1, "m", (Choice(message, "tool_calls"),), Usage.of(1, 2, 0))
     assert msgspec.json.decode(msgspec.json.encode(whole), type=ChatCompletion) == whole
-    chunk = Chunk("c", 1, "m", (ChunkChoice(Delta(tool_calls=(ToolCallDelta(0, "call_1", function),)), "tool_calls"),))
+    chunk = Chunk(
+        "c", 1, "m", (ChunkChoice(MessageDelta(tool_calls=(ToolCallDelta(0, "call_1", function),)), "tool_calls"),)
+    )
     assert msgspec.json.decode(msgspec.json.encode(chunk), type=Chunk) == chunk
 
 
@@ -57,7 +59,7 @@ def test_official_models_accept_the_shapes() -> None:
 
     whole = ChatCompletion("c", 1, "m", (Choice(Message("Hi"), "stop"),), Usage.of(1, 2, 1))
     assert Official.model_validate_json(msgspec.json.encode(whole)).choices[0].message.content == "Hi"
-    chunk = Chunk("c", 1, "m", (ChunkChoice(Delta(role="assistant", content="")),), Usage.of(1, 2, 1))
+    chunk = Chunk("c", 1, "m", (ChunkChoice(MessageDelta(role="assistant", content="")),), Usage.of(1, 2, 1))
     assert OfficialChunk.model_validate_json(msgspec.json.encode(chunk)).usage.total_tokens == 3
 
 

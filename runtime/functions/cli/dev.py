@@ -20,7 +20,7 @@ from runtime.functions.channel import Failure
 from runtime.functions.manifest import Manifest, ManifestError, load_manifest
 from runtime.functions.routes.invocations import FunctionRoute, at_paths
 from runtime.functions.served import ServedFunctions
-from runtime.serve import Farewell, StartError, serve_app
+from runtime.serve import ShutdownHooks, StartError, serve_app
 from sites.config import parse
 from sites.rules import is_loopback
 from sites.site import SiteConfig
@@ -52,7 +52,7 @@ def dev(directory: Path, host: str, port: int, environment: str | None, model: s
     async def serve() -> None:
         watching = asyncio.create_task(watch(app, directory, environment, lambda line: _say(console, line)))
         try:
-            await serve_app(app, listener, farewell=farewell_to(lambda line: _say(console, line)))
+            await serve_app(app, listener, hooks=shutdown_hooks(lambda line: _say(console, line)))
         finally:
             watching.cancel()
 
@@ -122,12 +122,12 @@ def _served(app: SiteApp) -> ServedFunctions:
     return app.functions.served
 
 
-def farewell_to(say: Callable[[str], None]) -> Farewell:
+def shutdown_hooks(say: Callable[[str], None]) -> ShutdownHooks:
     def drained(num_open: int) -> None:
         if num_open:
             say(f"Stopping: {_requests(num_open)} may take {GRACE_S:g} s to end (Ctrl-C again ends them now)")
 
-    return Farewell(drained, lambda num_open: say(f"Ended {_requests(num_open)}"), LAST_BYTES_S)
+    return ShutdownHooks(drained, lambda num_open: say(f"Ended {_requests(num_open)}"), LAST_BYTES_S)
 
 
 def _requests(count: int) -> str:

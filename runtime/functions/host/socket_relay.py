@@ -9,10 +9,10 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Coroutine
 from typing import Any, TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Send
 
-from runtime.connection import ClientGone
 from runtime.functions.channel import Failure
 from runtime.functions.channel.socket_messages import (
     ABNORMAL,
@@ -46,7 +46,7 @@ class SocketRelay:
         self._active_at = asyncio.get_running_loop().time()
 
     async def while_present(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """The handshake's work. Raises ClientGone when the client leaves before its end."""
+        """The handshake's work. Raises ClientDisconnect when the client leaves before its end."""
         task = asyncio.ensure_future(work)
         try:
             while not task.done():
@@ -54,7 +54,7 @@ class SocketRelay:
                 waited: set[asyncio.Future[Any]] = {task, self._next}
                 await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
                 if not task.done() and self._next.result()["type"] == "websocket.disconnect":
-                    raise ClientGone
+                    raise ClientDisconnect
             return task.result()
         except BaseException:
             for each in (task, self._next):

@@ -12,10 +12,11 @@ from typing import Any, Protocol
 
 import orjson
 from starlette.convertors import Convertor, register_url_convertor
+from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 
-from runtime.connection import AnswerCut, ClientGone, answering, header, response_start, send_json
+from runtime.connection import AnswerCut, answering, header, response_start, send_json
 from runtime.functions.channel import Failure
 from runtime.functions.host.answer_headers import confined_headers
 from runtime.functions.host.faults import Fault
@@ -118,7 +119,7 @@ class FunctionRoute:
         try:
             await asyncio.wait({work, watching}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                raise ClientGone
+                raise ClientDisconnect
             work.result()
         finally:
             for task in (work, watching):
@@ -179,7 +180,7 @@ class FunctionRoute:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise ClientGone
+                raise ClientDisconnect
             parts.append(message.get("body", b""))
             if not message.get("more_body", False):
                 return b"".join(parts)

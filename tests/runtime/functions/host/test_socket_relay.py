@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect
 
-from runtime.connection import ClientGone
 from runtime.functions.channel import Failure
 from runtime.functions.channel.socket_messages import Close, MessageDecoder, encode
 from runtime.functions.host import socket_relay
@@ -150,6 +150,6 @@ async def test_a_client_that_leaves_during_the_handshake_ends_it() -> None:
             left.set()
 
     received.put_nowait({"type": "websocket.disconnect", "code": 1006})
-    with pytest.raises(ClientGone):
+    with pytest.raises(ClientDisconnect):
         await SocketRelay(received.get, send, LIMITS).while_present(work())
     assert left.is_set()

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sites.config import Table, parse
-from sites.mistakes import sentences
 from sites.network import NetworkConfig
 from sites.site import EngineConfig, SiteConfig
+from sites.validation_errors import sentences
 
 PLACE = {"city": "Amsterdam", "latitude": 52.3, "longitude": 4}
 SITE: dict[str, Any] = {
@@ -225,6 +225,6 @@ def test_a_url_is_kept_without_its_last_slash() -> None:
 def test_a_good_file_waits_for_nothing_that_explains_a_bad_one() -> None:
     program = (
         "import sys; from sites.site import LOCAL, load_site; load_site(LOCAL / 'ams1.toml'); "
-        "print(*({'sites.mistakes', 'difflib', 'pydantic'} & set(sys.modules)))"
+        "print(*({'sites.validation_errors', 'difflib', 'pydantic'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "\n"

@@ -1,14 +1,14 @@
-"""A chat's pieces as `chat.completion` objects and `chat.completion.chunk` events."""
+"""A chat's deltas as `chat.completion` objects and `chat.completion.chunk` events."""
 
 import secrets
 
 from msgspec import UNSET, UnsetType
 
 from engine.formats import Part, TextPart, ToolCallPart
-from runtime.answers.logprobs import chat_logprobs, prompt_logprobs
-from runtime.answers.naming import Named, encoder
 from runtime.generation import Generation, Generator
-from runtime.streaming import CarriedToken, Piece
+from runtime.output_processor import DeliveredToken, Delta
+from runtime.responses.logprobs import chat_logprobs, prompt_logprobs
+from runtime.responses.openai import OpenAIBuilder, encoder
 from runtime.validation import ValidChat
 from wire.chat import (
     ChatCompletion,
@@ -16,10 +16,10 @@ from wire.chat import (
     Choice,
     Chunk,
     ChunkChoice,
-    Delta,
     FinishReason,
     FunctionCall,
     Message,
+    MessageDelta,
     PromptLogprobs,
     ToolCall,
     ToolCallDelta,
@@ -28,29 +28,29 @@ from wire.chat import (
 from wire.sse import DONE, encode_event
 
 
-class ChatAnswer(Named):
+class ChatBuilder(OpenAIBuilder):
     def __init__(self, request: ValidChat, generator: Generator) -> None:
         super().__init__(request, generator, "chatcmpl")
         self._include_usage = request.include_usage
         self._wants_logprobs = request.sampling.num_logprobs is not None
         self._num_prompt_logprobs = request.num_prompt_logprobs
 
-    def events(self, piece: Piece, generation: Generation) -> bytes:
+    def events(self, delta: Delta, generation: Generation) -> bytes:
         """One event per part. The last part's id is the last token whose text is complete; the finish has an event of its own."""
-        shown = tuple(token for token in piece.tokens if token.is_shown)
+        shown = tuple(token for token in delta.tokens if token.is_shown)
         events = b""
-        if piece.choice not in self._begun:
-            self._begun.add(piece.choice)
-            events = self._event(piece.choice, Delta(role="assistant", content=""))
-        num_calls = piece.num_calls_before
-        for position, part in enumerate(piece.parts):
-            is_last = position == len(piece.parts) - 1
-            events += self._event(piece.choice, self._delta(part, num_calls), shown if is_last else ())
+        if delta.choice not in self._begun:
+            self._begun.add(delta.choice)
+            events = self._event(delta.choice, MessageDelta(role="assistant", content=""))
+        num_calls = delta.num_calls_before
+        for position, part in enumerate(delta.parts):
+            is_last = position == len(delta.parts) - 1
+            events += self._event(delta.choice, self._message_delta(part, num_calls), shown if is_last else ())
             num_calls += isinstance(part, ToolCallPart)
-        if piece.finish_reason is not None:
-            rest = piece.tokens if not piece.parts else piece.tokens[len(shown) :]
-            last = piece.tokens[-1].position if piece.tokens else None
-            events += self._event(piece.choice, Delta(), rest, piece.finish_reason, last)
+        if delta.finish_reason is not None:
+            rest = delta.tokens if not delta.parts else delta.tokens[len(shown) :]
+            last = delta.tokens[-1].position if delta.tokens else None
+            events += self._event(delta.choice, MessageDelta(), rest, delta.finish_reason, last)
         return events
 
     def ending(self, generation: Generation) -> bytes:
@@ -59,8 +59,8 @@ class ChatAnswer(Named):
             events = encode_event(self._chunk((), generation.usage))
         return events + encode_event(DONE)
 
-    def whole(self, pieces: list[Piece], generation: Generation) -> bytes:
-        choices = tuple(map(self._choice, pieces))
+    def whole(self, deltas: list[Delta], generation: Generation) -> bytes:
+        choices = tuple(map(self._choice, deltas))
         of_prompt: PromptLogprobs | UnsetType = UNSET
         if self._num_prompt_logprobs is not None:
             of_prompt = prompt_logprobs(
@@ -68,34 +68,34 @@ class ChatAnswer(Named):
             )
         return encoder.encode(ChatCompletion(self.id, self.created, self.model, choices, generation.usage, of_prompt))
 
-    def _choice(self, piece: Piece) -> Choice:
-        assert piece.finish_reason is not None
-        calls = tuple(ToolCall(_call_id(), FunctionCall(call.name, call.arguments)) for call in piece.calls)
-        message = Message(None if calls and not piece.text else piece.text, calls or UNSET)
-        return Choice(message, piece.finish_reason, self._logprobs(piece.tokens), piece.choice)
+    def _choice(self, delta: Delta) -> Choice:
+        assert delta.finish_reason is not None
+        calls = tuple(ToolCall(_call_id(), FunctionCall(call.name, call.arguments)) for call in delta.calls)
+        message = Message(None if calls and not delta.text else delta.text, calls or UNSET)
+        return Choice(message, delta.finish_reason, self._logprobs(delta.tokens), delta.choice)
 
     def _event(
         self,
         choice: int,
-        delta: Delta,
-        tokens: tuple[CarriedToken, ...] = (),
+        message: MessageDelta,
+        tokens: tuple[DeliveredToken, ...] = (),
         finish_reason: FinishReason | None = None,
         last: int | None = None,
     ) -> bytes:
         logprobs = self._logprobs(tokens) if tokens else None
-        chunk = self._chunk((ChunkChoice(delta, finish_reason, logprobs, choice),), None)
+        chunk = self._chunk((ChunkChoice(message, finish_reason, logprobs, choice),), None)
         return encode_event(chunk, self.event_id(choice, tokens[-1].position if tokens else last))
 
     def _chunk(self, choices: tuple[ChunkChoice, ...], usage: Usage | None) -> bytes:
         told: Usage | UnsetType | None = usage if self._include_usage else UNSET
         return encoder.encode(Chunk(self.id, self.created, self.model, choices, told))
 
-    def _delta(self, part: Part, index: int) -> Delta:
+    def _message_delta(self, part: Part, index: int) -> MessageDelta:
         if isinstance(part, TextPart):
-            return Delta(content=part.text)
-        return Delta(tool_calls=(ToolCallDelta(index, _call_id(), FunctionCall(part.name, part.arguments)),))
+            return MessageDelta(content=part.text)
+        return MessageDelta(tool_calls=(ToolCallDelta(index, _call_id(), FunctionCall(part.name, part.arguments)),))
 
-    def _logprobs(self, tokens: tuple[CarriedToken, ...]) -> ChatLogprobs | None:
+    def _logprobs(self, tokens: tuple[DeliveredToken, ...]) -> ChatLogprobs | None:
         return chat_logprobs(tokens, self.tokenizer) if self._wants_logprobs else None
 
 

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 from engine.protocol import TokenLogprobs
 from engine.tokenizer import Tokenizer
-from runtime.streaming import CarriedToken
+from runtime.output_processor import DeliveredToken
 from wire.chat import ChatLogprobs, CompletionLogprobs, PromptLogprob, PromptLogprobs, TokenLogprob, TopLogprob
 
 
-def chat_logprobs(tokens: Sequence[CarriedToken], tokenizer: Tokenizer) -> ChatLogprobs:
+def chat_logprobs(tokens: Sequence[DeliveredToken], tokenizer: Tokenizer) -> ChatLogprobs:
     return ChatLogprobs(tuple(_token_logprob(token, tokenizer) for token in tokens if token.is_shown))
 
 
-def completion_logprobs(tokens: Sequence[CarriedToken], tokenizer: Tokenizer, offset: int) -> CompletionLogprobs:
+def completion_logprobs(tokens: Sequence[DeliveredToken], tokenizer: Tokenizer, offset: int) -> CompletionLogprobs:
     """`offset`: characters of the prompt before them, when it is echoed."""
     shown = [token for token in tokens if token.is_shown and token.logprobs is not None]
     return CompletionLogprobs(
@@ -82,7 +82,7 @@ def _offsets(token_ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
     return offsets
 
 
-def _token_logprob(token: CarriedToken, tokenizer: Tokenizer) -> TokenLogprob:
+def _token_logprob(token: DeliveredToken, tokenizer: Tokenizer) -> TokenLogprob:
     chosen, top = (token.logprobs.logprob, token.logprobs.top) if token.logprobs is not None else (0.0, ())
     return TokenLogprob(
         tokenizer.token_text(token.token_id),

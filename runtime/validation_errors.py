@@ -1,4 +1,4 @@
-"""The first mistake of a body that was refused, as a client would name it: messages[0].content, with a sentence that says what to change.
+"""The first error of a body that was refused, as a client would name it: messages[0].content, with a sentence that says what to change.
 
 It looks at every field again, in the order in which they are declared, and compares with what the structs declare. Good requests never come here, so
 the module and what it imports are loaded with the first bad one. It refuses to know what the fields mean.
@@ -14,20 +14,20 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import inspect, structs
 
-from runtime.requests import Body, Mistake
+from runtime.requests import Body, ValidationError
 from wire.errors import ApiError
 
 
-def first_mistake(values: dict[str, Any], body: type[Body], where: str = "") -> ApiError | None:
+def first_error(values: dict[str, Any], body: type[Body], where: str = "") -> ApiError | None:
     values = body.cleaned(values)
     for field in _fields(body):
         at = f"{where}.{field.name}" if where else field.name
         if field.name in values:
-            mistake = _of_field(values[field.name], field, body, at)
+            error = _of_field(values[field.name], field, body, at)
         else:
-            mistake = ApiError("invalid_request", f"{at} is required", param=at) if field.required else None
-        if mistake is not None:
-            return mistake
+            error = ApiError("invalid_request", f"{at} is required", param=at) if field.required else None
+        if error is not None:
+            return error
     unknown = next((name for name in values if name not in body.names()), None)
     return None if unknown is None else unknown_parameter(unknown, body.names(), where)
 
@@ -57,8 +57,8 @@ def _of_field(value: Any, field: structs.FieldInfo, body: type[Body], at: str) -
     read = body.READERS.get(field.name)
     try:
         value = value if read is None or value is None else read(value)
-    except Mistake as mistake:
-        return ApiError(mistake.word, f"{at}: {mistake}", param=at)
+    except ValidationError as error:
+        return ApiError(error.word, f"{at}: {error}", param=at)
     is_plain = field.name not in body.PARTS
     if is_plain and _fits(value, field.type):  # 3 ns for each of a prompt's token ids; one by one, as below, 1,100 ns
         return None
@@ -80,17 +80,17 @@ def _of_value(value: Any, declared: inspect.Type, at: str) -> ApiError | None:
         return ApiError("invalid_request", f"{at}: {sentence}", param=at)
     if isinstance(declared, inspect.StructType):
         assert issubclass(declared.cls, Body)
-        return None if _is_good(value, declared.cls) else first_mistake(value, declared.cls, at)
+        return None if _is_good(value, declared.cls) else first_error(value, declared.cls, at)
     if isinstance(declared, inspect.ListType | inspect.VarTupleType):
         found = (_of_value(item, declared.item_type, f"{at}[{position}]") for position, item in enumerate(value))
-        return next((mistake for mistake in found if mistake is not None), None)
+        return next((error for error in found if error is not None), None)
     return None
 
 
 def _is_good(values: dict[str, Any], body: type[Body]) -> bool:
     try:
         return _fits(body.in_one_form(values), body)
-    except Mistake:
+    except ValidationError:
         return False
 
 
@@ -102,25 +102,25 @@ def _of_union(value: Any, declared: inspect.UnionType, at: str) -> ApiError | No
         return _of_value(value, branches[0], at)
     if any(_of_value(value, branch, at) is None for branch in branches):
         return None
-    kinds = " or ".join(_KINDS[type(branch)].name for branch in branches)
+    kinds = " or ".join(_JSON_TYPES[type(branch)].name for branch in branches)
     return ApiError("invalid_request", f"{at}: must be {kinds}", param=at)
 
 
-class _Kind(NamedTuple):
+class _JsonType(NamedTuple):
     name: str  # after "must be"
     types: tuple[type, ...]
 
 
-_KINDS: dict[type[inspect.Type], _Kind] = {
-    inspect.StrType: _Kind("a string", (str,)),
-    inspect.IntType: _Kind("a whole number", (int,)),
-    inspect.FloatType: _Kind("a number", (int, float)),
-    inspect.BoolType: _Kind("true or false", (bool,)),
-    inspect.NoneType: _Kind("null or left out", (NoneType,)),
-    inspect.DictType: _Kind("an object", (dict,)),
-    inspect.StructType: _Kind("an object", (dict,)),
-    inspect.ListType: _Kind("a list", (list,)),
-    inspect.VarTupleType: _Kind("a list", (list,)),
+_JSON_TYPES: dict[type[inspect.Type], _JsonType] = {
+    inspect.StrType: _JsonType("a string", (str,)),
+    inspect.IntType: _JsonType("a whole number", (int,)),
+    inspect.FloatType: _JsonType("a number", (int, float)),
+    inspect.BoolType: _JsonType("true or false", (bool,)),
+    inspect.NoneType: _JsonType("null or left out", (NoneType,)),
+    inspect.DictType: _JsonType("an object", (dict,)),
+    inspect.StructType: _JsonType("an object", (dict,)),
+    inspect.ListType: _JsonType("a list", (list,)),
+    inspect.VarTupleType: _JsonType("a list", (list,)),
 }
 _BOUNDS = (
     ("ge", operator.ge, "at least"),
@@ -134,7 +134,7 @@ def _misfit(value: Any, declared: inspect.Type) -> str | None:
     """What is wrong with the value itself, whatever it holds."""
     if isinstance(declared, inspect.LiteralType):
         return None if value in declared.values else f"must be {_alternatives(declared.values)}"
-    kind = _KINDS.get(type(declared))
+    kind = _JSON_TYPES.get(type(declared))
     if kind is None:  # anything will do
         return None
     if type(value) not in kind.types:

@@ -118,7 +118,7 @@ def test_good_bodies_load_nothing_that_explains_bad_ones() -> None:
         "    'run': lambda raw, known: parse_run(raw, 'tiny', known),\n"
         "    'run_embedding': lambda raw, known: parse_run_embedding(raw, 'tiny', known)}\n"
         f"for endpoint, raw in {good!r}: parsers[endpoint](raw, known)\n"
-        "print([name for name in ('runtime.mistakes', 'difflib', 'pydantic') if name in sys.modules])"
+        "print([name for name in ('runtime.validation_errors', 'difflib', 'pydantic') if name in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True, check=False)
     assert (ran.stdout.strip(), ran.stderr) == ("[]", "")

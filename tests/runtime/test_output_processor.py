@@ -1,4 +1,4 @@
-"""The pure middle: tokens to pieces, whatever arrives together."""
+"""The pure middle: tokens to deltas, whatever arrives together."""
 
 import random
 import sys
@@ -13,27 +13,27 @@ from hypothesis import strategies as st
 from engine.formats.hermes import HermesParser
 from engine.protocol import TokenOutput
 from engine.tokenizer import Tokenizer
-from runtime.streaming import Assembler, Diverged, Piece, StopMatcher, joined
+from runtime.output_processor import Delta, DivergedError, OutputProcessor, StopMatcher, joined
 from tests.fakes import EOS, byte_tokenizer, ids
 
 TOKENIZER = Tokenizer.from_json(byte_tokenizer().to_str(), {})
 
 
-def assembler(*stop: str, tools: bool = False) -> Assembler:
+def processor(*stop: str, tools: bool = False) -> OutputProcessor:
     parser = HermesParser() if tools else None
-    return Assembler(TOKENIZER.detokenizer(), stop=stop, hidden_token_ids=frozenset({EOS}), parser=parser)
+    return OutputProcessor(TOKENIZER.detokenizer(), stop=stop, hidden_token_ids=frozenset({EOS}), parser=parser)
 
 
-def run(made: Assembler, groups: list[tuple[int, ...]], finish: str = "stop") -> list[Piece]:
-    pieces = []
+def run(made: OutputProcessor, groups: list[tuple[int, ...]], finish: str = "stop") -> list[Delta]:
+    deltas = []
     for position, group in enumerate(groups):
         last = position == len(groups) - 1
         made.push(TokenOutput("s", group, finish_reason=finish if last else None))  # type: ignore[arg-type]
-        if (piece := made.take()) is not None:
-            pieces.append(piece)
+        if (delta := made.take()) is not None:
+            deltas.append(delta)
         if made.finish_reason is not None:
             break
-    return pieces
+    return deltas
 
 
 def cut(tokens: tuple[int, ...], seed: int) -> list[tuple[int, ...]]:
@@ -51,10 +51,10 @@ TEXTS = st.text(alphabet="ab<E\u00e9\u65e5 \n", max_size=30)
 )
 def test_the_text_is_what_comes_before_the_first_stop_string(text: str, stops: list[str], seed: int) -> None:
     found = [(start + len(stop), start) for stop in stops if (start := text.find(stop)) >= 0]
-    made = assembler(*stops)
-    pieces = run(made, cut((*ids(text), EOS), seed))
-    assert pieces[-1].finish_reason == made.finish_reason == "stop"
-    assert "".join(piece.text for piece in pieces) == (text[: min(found)[1]] if found else text)
+    made = processor(*stops)
+    deltas = run(made, cut((*ids(text), EOS), seed))
+    assert deltas[-1].finish_reason == made.finish_reason == "stop"
+    assert "".join(delta.text for delta in deltas) == (text[: min(found)[1]] if found else text)
 
 
 @given(
@@ -78,71 +78,71 @@ def test_the_matcher_does_not_depend_on_how_text_is_cut(text: str, stops: list[s
 @given(text=TEXTS, seed=st.integers(0, 2**32), tools=st.booleans())
 def test_every_token_is_carried_once_and_in_order(text: str, seed: int, tools: bool) -> None:
     tokens = (*ids(text), EOS)
-    made = assembler("EE", tools=tools)
-    pieces = run(made, cut(tokens, seed))
-    carried = [token for piece in pieces for token in piece.tokens]
+    made = processor("EE", tools=tools)
+    deltas = run(made, cut(tokens, seed))
+    carried = [token for delta in deltas for token in delta.tokens]
     assert [token.position for token in carried] == list(range(made.completion_tokens))
     assert [token.token_id for token in carried] == list(tokens[: made.completion_tokens])
 
 
 @given(text=TEXTS, seed=st.integers(0, 2**32))
 def test_a_stream_cut_after_any_piece_can_be_continued(text: str, seed: int) -> None:
-    """The tokens up to a piece's last id decode to no more than the text shown so far."""
+    """The tokens up to a delta's last id decode to no more than the text shown so far."""
     tokens = (*ids(text), EOS)
     shown = ""
-    for piece in run(assembler("EE", tools=True), cut(tokens, seed))[:-1]:
-        shown += piece.text
-        if piece.tokens:
+    for delta in run(processor("EE", tools=True), cut(tokens, seed))[:-1]:
+        shown += delta.text
+        if delta.tokens:
             whole = TOKENIZER.detokenizer()
-            text_of_carried = "".join(whole.push(token) for token in tokens[: piece.tokens[-1].position + 1])
+            text_of_carried = "".join(whole.push(token) for token in tokens[: delta.tokens[-1].position + 1])
             assert shown.startswith(text_of_carried)
 
 
 def test_the_end_token_is_counted_and_not_shown() -> None:
-    made = assembler()
-    (piece,) = run(made, [(*ids("a"), EOS)])
-    assert (piece.text, made.completion_tokens) == ("a", 2)
-    assert [token.is_shown for token in piece.tokens] == [True, False]
+    made = processor()
+    (delta,) = run(made, [(*ids("a"), EOS)])
+    assert (delta.text, made.completion_tokens) == ("a", 2)
+    assert [token.is_shown for token in delta.tokens] == [True, False]
 
 
 def test_half_a_character_at_the_end_is_shown_as_what_it_is() -> None:
-    (piece,) = run(assembler(), [ids("\u00e9")[:1]], finish="length")
-    assert (piece.text, piece.finish_reason) == ("\ufffd", "length")
+    (delta,) = run(processor(), [ids("\u00e9")[:1]], finish="length")
+    assert (delta.text, delta.finish_reason) == ("\ufffd", "length")
 
 
 def test_an_answer_without_text_still_finishes() -> None:
-    (piece,) = run(assembler(), [(EOS,)])
-    assert (piece.parts, piece.finish_reason) == ((), "stop")
+    (delta,) = run(processor(), [(EOS,)])
+    assert (delta.parts, delta.finish_reason) == ((), "stop")
 
 
 def test_tokens_after_a_stop_string_do_not_count() -> None:
-    made = assembler("END")
-    (piece,) = run(made, [ids("a END b c d")])
-    assert (piece.text, made.completion_tokens) == ("a ", 5)
+    made = processor("END")
+    (delta,) = run(made, [ids("a END b c d")])
+    assert (delta.text, made.completion_tokens) == ("a ", 5)
 
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "</tool_call>\u00e9"}}\n</tool_call>'
 
 
 def test_a_call_that_the_length_cuts_is_not_shown_and_the_reason_is_length() -> None:
-    (piece,) = run(assembler(tools=True), [ids('Yes. <tool_call>{"name": "f"')], finish="length")
-    assert (piece.text, piece.calls, piece.finish_reason) == ("Yes.", (), "length")
+    (delta,) = run(processor(tools=True), [ids('Yes. <tool_call>{"name": "f"')], finish="length")
+    assert (delta.text, delta.calls, delta.finish_reason) == ("Yes.", (), "length")
 
 
 def test_a_call_that_a_stop_string_cuts_is_not_shown_and_the_reason_is_stop() -> None:
-    (piece,) = run(assembler("ame", tools=True), [ids(f"Yes. {CALL}")])
-    assert (piece.text, piece.calls, piece.finish_reason) == ("Yes.", (), "stop")
+    (delta,) = run(processor("ame", tools=True), [ids(f"Yes. {CALL}")])
+    assert (delta.text, delta.calls, delta.finish_reason) == ("Yes.", (), "stop")
 
 
 def test_a_call_that_the_model_itself_does_not_end_is_content() -> None:
-    (piece,) = run(assembler(tools=True), [(*ids('<tool_call>{"name": "f"'), EOS)])
-    assert (piece.text, piece.finish_reason) == ('<tool_call>{"name": "f"', "stop")
+    (delta,) = run(processor(tools=True), [(*ids('<tool_call>{"name": "f"'), EOS)])
+    assert (delta.text, delta.finish_reason) == ('<tool_call>{"name": "f"', "stop")
 
 
 def test_a_call_that_is_whole_at_a_stop_string_is_a_call() -> None:
-    (piece,) = run(assembler("\n</tool", tools=True), [ids(CALL)])
-    assert [(call.name, call.arguments) for call in piece.calls] == [("f", '{"a": "</tool_call>\u00e9"}')]
-    assert piece.finish_reason == "tool_calls"
+    (delta,) = run(processor("\n</tool", tools=True), [ids(CALL)])
+    assert [(call.name, call.arguments) for call in delta.calls] == [("f", '{"a": "</tool_call>\u00e9"}')]
+    assert delta.finish_reason == "tool_calls"
 
 
 @pytest.mark.parametrize("finish", ["stop", "length"])
@@ -150,7 +150,7 @@ def test_outputs_that_are_cut_between_any_two_tokens_give_the_same_answer(finish
     tokens = (*ids(f"Let me see \u00e9. {CALL} {CALL} Done <tool"), *((EOS,) if finish == "stop" else ()))
 
     def answer(groups: list[tuple[int, ...]]) -> tuple[object, ...]:
-        whole = joined(run(assembler(tools=True), groups, finish=finish))
+        whole = joined(run(processor(tools=True), groups, finish=finish))
         return whole.text, whole.calls, whole.tokens, whole.finish_reason
 
     expected = answer([tokens])
@@ -162,10 +162,10 @@ def test_outputs_that_are_cut_between_any_two_tokens_give_the_same_answer(finish
 def test_an_answer_that_the_length_cuts_anywhere_shows_no_markup() -> None:
     tokens = ids(f"Let me see. {CALL} Done.")
     for end in range(1, len(tokens)):
-        piece = joined(run(assembler(tools=True), [tokens[:end]], finish="length"))
-        assert "tool" not in piece.text
-        assert piece.finish_reason == "length"
-        assert [token.position for token in piece.tokens] == list(range(end))
+        delta = joined(run(processor(tools=True), [tokens[:end]], finish="length"))
+        assert "tool" not in delta.text
+        assert delta.finish_reason == "length"
+        assert [token.position for token in delta.tokens] == list(range(end))
 
 
 @pytest.mark.parametrize("text", ['<tool_call>{"name": "f", "arguments": {"a": "', "so \n", "\u00e9", "<tool_call>\n"])
@@ -173,7 +173,7 @@ def test_the_work_for_a_token_does_not_grow_with_what_is_held_back(text: str) ->
     """Counted in lines, not seconds: an open call, white space before one, a character without an end."""
 
     def lines_for(num_tokens: int) -> int:
-        made, count = assembler(tools=True), 0
+        made, count = processor(tools=True), 0
 
         def tracer(frame: FrameType, event: str, arg: object) -> Callable[..., Any]:
             nonlocal count
@@ -202,18 +202,18 @@ def test_an_answer_of_tokens_that_the_library_decodes_does_not_depend_on_how_it_
     tokenizer = Tokenizer.from_json(backend.to_str(), {})
     tokens = (*ids("abcd"), EOS)
 
-    def answer(groups: list[tuple[int, ...]]) -> Piece:
-        made = Assembler(tokenizer.detokenizer(), stop=("c d",), hidden_token_ids=frozenset({EOS}))
+    def answer(groups: list[tuple[int, ...]]) -> Delta:
+        made = OutputProcessor(tokenizer.detokenizer(), stop=("c d",), hidden_token_ids=frozenset({EOS}))
         return joined(run(made, groups))
 
     for groups in ([tokens], [(token,) for token in tokens], [tokens[:2], tokens[2:]]):
-        piece = answer(groups)
-        assert (piece.text, piece.finish_reason) == ("a b ", "stop")
-        assert [token.text_offset for token in piece.tokens] == [0, 1, 3, 5]
+        delta = answer(groups)
+        assert (delta.text, delta.finish_reason) == ("a b ", "stop")
+        assert [token.text_offset for token in delta.tokens] == [0, 1, 3, 5]
 
 
 def test_a_stop_string_ends_the_text_where_it_begins_though_another_is_complete_later_and_begins_earlier() -> None:
-    """In one piece of text and in many."""
+    """In one delta of text and in many."""
     for chunks in (["a bcd e"], list("a bcd e")):
         matcher = StopMatcher(("a bcd e", "c"))
         shown = [matcher.push(chunk) for chunk in chunks]
@@ -224,13 +224,13 @@ def test_a_stop_string_ends_the_text_where_it_begins_though_another_is_complete_
 def test_the_end_token_in_the_middle_of_an_output_is_text_like_any_other() -> None:
     """An engine that was told to go on past it (ignore_eos) samples it in mid-answer: only as the last token, and as the reason, is it the end."""
     end = 7  # a token with text that this answer calls its end
-    made = Assembler(TOKENIZER.detokenizer(), hidden_token_ids=frozenset({end}))
+    made = OutputProcessor(TOKENIZER.detokenizer(), hidden_token_ids=frozenset({end}))
     made.push(TokenOutput("s", (end,)))
     made.push(TokenOutput("s", (end, *ids("a"), end), finish_reason="stop"))
-    piece = made.take()
-    assert piece is not None
-    assert piece.text == TOKENIZER.decode([end]) * 2 + "a"
-    assert [token.is_shown for token in piece.tokens] == [True, True, True, False]
+    delta = made.take()
+    assert delta is not None
+    assert delta.text == TOKENIZER.decode([end]) * 2 + "a"
+    assert [token.is_shown for token in delta.tokens] == [True, True, True, False]
 
 
 def test_the_matcher_holds_no_more_than_a_stop_string_can_need() -> None:
@@ -250,35 +250,35 @@ def test_an_assembler_that_is_told_what_another_has_shown_goes_on_with_the_next_
     text: str, stops: list[str], seed: int, tools: bool, cut_after: int, in_one: bool
 ) -> None:
     groups = cut((*ids(text), EOS), seed)
-    pieces = run(assembler(*stops, tools=tools), groups)
-    first, rest = pieces[:cut_after], pieces[cut_after:]
+    deltas = run(processor(*stops, tools=tools), groups)
+    first, rest = deltas[:cut_after], deltas[cut_after:]
     if not rest:
         return
-    pushed = tuple(token for piece in first for token in piece.new_token_ids)
-    other = assembler(*stops, tools=tools)
+    pushed = tuple(token for delta in first for token in delta.new_token_ids)
+    other = processor(*stops, tools=tools)
     num_carried = other.resume(pushed)
-    assert num_carried == sum(len(piece.tokens) for piece in first)
+    assert num_carried == sum(len(delta.tokens) for delta in first)
     left = (*ids(text), EOS)[len(pushed) :]
     again = run(other, [left] if in_one else [(token,) for token in left])
-    assert "".join(piece.text for piece in again) == "".join(piece.text for piece in rest)
-    assert [call for piece in again for call in piece.calls] == [call for piece in rest for call in piece.calls]
+    assert "".join(delta.text for delta in again) == "".join(delta.text for delta in rest)
+    assert [call for delta in again for call in delta.calls] == [call for delta in rest for call in delta.calls]
     assert again[-1].finish_reason == rest[-1].finish_reason
-    carried = [(token.position, token.text_offset) for piece in again for token in piece.tokens]
-    assert carried == [(token.position, token.text_offset) for piece in rest for token in piece.tokens]
+    carried = [(token.position, token.text_offset) for delta in again for token in delta.tokens]
+    assert carried == [(token.position, token.text_offset) for delta in rest for token in delta.tokens]
 
 
 def test_a_whole_answer_is_not_continued() -> None:
-    with pytest.raises(Diverged, match="whole answer already"):
-        assembler("lo").resume(ids("Hello"))
+    with pytest.raises(DivergedError, match="whole answer already"):
+        processor("lo").resume(ids("Hello"))
 
 
 def test_tokens_that_were_shown_and_are_computed_again_show_nothing_a_second_time() -> None:
-    made = assembler()
+    made = processor()
     made.resume(ids("ab"), again=ids("cd"))
     for token_id in ids("cd"):
         made.push(TokenOutput("s", (token_id,)))
         assert made.take() is None
     made.push(TokenOutput("s", ids("e")))
-    piece = made.take()
-    assert piece is not None
-    assert (piece.text, piece.new_token_ids) == ("e", ids("e"))
+    delta = made.take()
+    assert delta is not None
+    assert (delta.text, delta.new_token_ids) == ("e", ids("e"))

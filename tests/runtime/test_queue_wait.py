@@ -4,7 +4,7 @@ import pytest
 
 from engine.protocol import ModelLoad
 from runtime.middleware.identity import GENUINE_HOP
-from runtime.patience import Declined, decline_if_too_long
+from runtime.queue_wait import Declined, decline_if_too_long
 from wire.headers import PATIENCE, QUEUE
 
 BUSY = ModelLoad(waiting_tokens=3000, prefill_tokens_per_s=2000.0)

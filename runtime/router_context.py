@@ -30,7 +30,7 @@ from wire.prefixes import decode_named
 RequestT = TypeVar("RequestT", bound=ValidGeneration)
 
 
-class Hop(NamedTuple):
+class RouterContext(NamedTuple):
     name: AnswerName
     delivery: Delivery
 
@@ -45,7 +45,7 @@ class Hop(NamedTuple):
         return replace(request, answer_name=self.name, delivery=self.delivery)
 
 
-def hop_of(scope: Scope, raw: bytes) -> tuple[Hop | None, bytes]:
+def router_context(scope: Scope, raw: bytes) -> tuple[RouterContext | None, bytes]:
     """What the router says, where it says anything, and the client's own body."""
     value = _value(scope)
     if value is None:
@@ -53,10 +53,10 @@ def hop_of(scope: Scope, raw: bytes) -> tuple[Hop | None, bytes]:
     try:
         name, length = decode_answer(value)
         if not length:
-            return Hop(name, NOTHING_DELIVERED), raw
+            return RouterContext(name, NOTHING_DELIVERED), raw
         if length > len(raw):
             raise ContinuationError(f"{ANSWER} announces {length} bytes before a body of {len(raw)}")
-        return Hop(name, decode_delivery(raw[:length])), raw[length:]
+        return RouterContext(name, decode_delivery(raw[:length])), raw[length:]
     except ContinuationError as error:
         raise ApiError("invalid_request", str(error)) from None
 

@@ -9,7 +9,7 @@ from runtime.validation import ValidGeneration
 encoder = msgspec.json.Encoder()
 
 
-class Named:
+class OpenAIBuilder:
     def __init__(self, request: ValidGeneration, generator: Generator, prefix: str) -> None:
         self.id = f"{prefix}-{request.answer_name.nonce}"
         self.created = request.answer_name.created
@@ -22,7 +22,7 @@ class Named:
     @property
     def tokenizer(self) -> Tokenizer:
         tokenizer = self._models.tokenizer(self._name)
-        assert tokenizer is not None, "an answer has pieces only once its model has been loaded"
+        assert tokenizer is not None, "an answer has deltas only once its model has been loaded"
         return tokenizer
 
     def event_id(self, choice: int, position: int | None) -> int | str | None:

@@ -6,21 +6,19 @@ A slow reader costs fewer, larger events. Knows the scopes of its sequences and 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
-from typing import Any, Protocol
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
 
 from engine.client import EngineError
 from engine.protocol import Submit, TokenOutput
+from runtime.engines.continuation import Continuations
 
 Numbered = tuple[int, TokenOutput]  # which sequence, by the number it was submitted under, and its output
 
 
-class Engine(Protocol):
-    def generate(self, submit: Submit) -> AbstractAsyncContextManager[AsyncIterator[TokenOutput]]:
-        """A sequence's scope."""
+class OutputStream:
+    """A queue of the outputs of several sequences."""
 
-
-class Pump:
     def __init__(self) -> None:
         self._ready: deque[Numbered] = deque()
         self._news = asyncio.Event()
@@ -44,7 +42,7 @@ class Pump:
         """Leave one sequence's scope, which aborts it unless it has ended."""
         await self._scopes[number].aclose()
 
-    async def open(self, engine: Engine, number: int, submit: Submit) -> AsyncExitStack:
+    async def open(self, engine: Continuations, number: int, submit: Submit) -> AsyncExitStack:
         """Begin to collect a sequence's outputs; leaving the stack ends that."""
         scope = self._scopes[number] = AsyncExitStack()
         outputs = await scope.enter_async_context(engine.generate(submit))
@@ -67,18 +65,18 @@ class Pump:
 
 
 @asynccontextmanager
-async def pumping(engine: Engine, submits: Mapping[int, Submit]) -> AsyncIterator[Pump]:
+async def output_stream(engine: Continuations, submits: Mapping[int, Submit]) -> AsyncIterator[OutputStream]:
     """Submits in order, and collects until the scope is left; then every sequence that has not ended is aborted."""
-    pump = Pump()
+    outputs = OutputStream()
     async with AsyncExitStack() as scopes:
         for number, submit in submits.items():
-            scopes.push_async_exit(await pump.open(engine, number, submit))
-        yield pump
+            scopes.push_async_exit(await outputs.open(engine, number, submit))
+        yield outputs
 
 
 @asynccontextmanager
 async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    task = asyncio.create_task(work, name="pump")
+    task = asyncio.create_task(work, name="outputs")
     try:
         yield
     finally:

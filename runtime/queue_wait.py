@@ -16,8 +16,8 @@ RETRY_AFTER_S = 1.0
 
 
 class Declined(ApiError):
-    def __init__(self, queued_tokens: int, queue_ms: float, patience_ms: int) -> None:
-        message = f"the queue is {queue_ms:.0f} ms long, longer than the {patience_ms} ms that {PATIENCE} allows"
+    def __init__(self, queued_tokens: int, queue_ms: float, max_wait_ms: int) -> None:
+        message = f"the queue is {queue_ms:.0f} ms long, longer than the {max_wait_ms} ms that {PATIENCE} allows"
         super().__init__("overloaded", message, retry_after_s=RETRY_AFTER_S)
         self.queued_tokens = queued_tokens
 
@@ -27,15 +27,15 @@ class Declined(ApiError):
 
 def decline_if_too_long(scope: Scope, load: ModelLoad | None) -> None:
     """Raises Declined. A site that has not measured its speed yet takes what comes."""
-    patience_ms = _patience_ms(scope)
-    if patience_ms is None or load is None or load.prefill_tokens_per_s <= 0:
+    max_wait_ms = _max_wait_ms(scope)
+    if max_wait_ms is None or load is None or load.prefill_tokens_per_s <= 0:
         return
     queue_ms = 1000 * load.waiting_tokens / load.prefill_tokens_per_s
-    if queue_ms > patience_ms:
-        raise Declined(load.waiting_tokens, queue_ms, patience_ms)
+    if queue_ms > max_wait_ms:
+        raise Declined(load.waiting_tokens, queue_ms, max_wait_ms)
 
 
-def _patience_ms(scope: Scope) -> int | None:
+def _max_wait_ms(scope: Scope) -> int | None:
     value = header(scope, PATIENCE.encode())
     if value is None or not scope.get(GENUINE_HOP, False):
         return None

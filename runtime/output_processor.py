@@ -1,8 +1,8 @@
-"""An engine's tokens to what a client may see: text, tool calls, logprobs, and which token each piece reaches.
+"""An engine's tokens to what a client may see: text, tool calls, logprobs, and which token each delta reaches.
 
-The pure middle of every answer, without sockets or clocks: TokenOutput in, Piece out. Text that may still become a stop string, a tag or a whole
+The pure middle of every answer, without sockets or clocks: TokenOutput in, Delta out. Text that may still become a stop string, a tag or a whole
 character is held back; a token counts as carried once all of its text has gone out. All that is held, hence all that is shown, is a function of
-the tokens so far: an assembler that is told what another one has shown goes on with the next character.
+the tokens so far: an processor that is told what another one has shown goes on with the next character.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ from engine.tokenizer import Detokenizer
 from wire.chat import FinishReason
 
 
-class CarriedToken(NamedTuple):
+class DeliveredToken(NamedTuple):
     position: int  # among the answer's tokens, from 0
     token_id: int
     text_offset: int  # characters before it
@@ -23,14 +23,14 @@ class CarriedToken(NamedTuple):
     logprobs: TokenLogprobs | None
 
 
-class Piece(NamedTuple):
+class Delta(NamedTuple):
     """What one event, or one whole answer, carries."""
 
     parts: tuple[Part, ...]
-    tokens: tuple[CarriedToken, ...]  # those whose text is complete with this piece
+    tokens: tuple[DeliveredToken, ...]  # those whose text is complete with this delta
     finish_reason: FinishReason | None
     choice: int = 0  # of a request for several answers, which one
-    new_token_ids: tuple[int, ...] = ()  # all that came since the piece before, held back or not
+    new_token_ids: tuple[int, ...] = ()  # all that came since the delta before, held back or not
     num_calls_before: int = 0
 
     @property
@@ -42,10 +42,10 @@ class Piece(NamedTuple):
         return tuple(part for part in self.parts if isinstance(part, ToolCallPart))
 
 
-def joined(pieces: list[Piece]) -> Piece:
-    """One choice's pieces, its last included, as one."""
-    parts = tuple(part for piece in pieces for part in piece.parts)
-    return pieces[-1]._replace(parts=parts, tokens=tuple(token for piece in pieces for token in piece.tokens))
+def joined(deltas: list[Delta]) -> Delta:
+    """One choice's deltas, its last included, as one."""
+    parts = tuple(part for delta in deltas for part in delta.parts)
+    return deltas[-1]._replace(parts=parts, tokens=tuple(token for delta in deltas for token in delta.tokens))
 
 
 class StopMatcher:
@@ -78,16 +78,16 @@ class StopMatcher:
         return text
 
 
-class _Record(NamedTuple):
-    token: CarriedToken
+class _PendingToken(NamedTuple):
+    token: DeliveredToken
     end: int | None  # characters decoded once its text is complete; None: its last character is unfinished
 
 
-class Diverged(Exception):
+class DivergedError(Exception):
     """An answer that was to be continued has been computed otherwise than before."""
 
 
-class Assembler:
+class OutputProcessor:
     """One answer under way. Push outputs as they come, take what can be shown when there is somebody to show it to."""
 
     def __init__(
@@ -105,7 +105,7 @@ class Assembler:
         self._parser = parser
         self._one_call_only = one_call_only
         self._decoded = 0  # characters that came out of the detokenizer
-        self._records: deque[_Record] = deque()
+        self._pending: deque[_PendingToken] = deque()
         self._parts: list[Part] = []
         self._num_calls = 0
         self._new_token_ids: list[int] = []
@@ -129,10 +129,10 @@ class Assembler:
         for token_id in token_ids:
             self._add(token_id, None, is_shown=True)
         if self.finish_reason is not None:
-            raise Diverged("the tokens delivered so far are a whole answer already")
+            raise DivergedError("the tokens delivered so far are a whole answer already")
         self._forget_shown()
         self._awaited.extend(again)
-        return len(token_ids) - len(self._records)
+        return len(token_ids) - len(self._pending)
 
     def push(self, output: TokenOutput) -> None:
         """Tokens after the end of the answer (its stop string lay inside this output) are not part of it."""
@@ -149,7 +149,7 @@ class Assembler:
             is_cut = output.finish_reason == "length"
             self._finish("length" if is_cut else "stop", is_cut=is_cut)
 
-    def take(self) -> Piece | None:
+    def take(self) -> Delta | None:
         """All that can be shown now, or None when that is nothing."""
         is_ending = self.finish_reason is not None and not self._is_finish_taken
         if not self._parts and not is_ending:
@@ -158,44 +158,44 @@ class Assembler:
         new_token_ids, self._new_token_ids = tuple(self._new_token_ids), []
         self._is_finish_taken = is_ending
         num_calls_before = self._num_calls - sum(isinstance(part, ToolCallPart) for part in parts)
-        return Piece(
+        return Delta(
             _merged(parts),
-            self._carried(),
+            self._take_delivered(),
             self.finish_reason if is_ending else None,
             new_token_ids=new_token_ids,
             num_calls_before=num_calls_before,
         )
 
     def _add(self, token_id: int, logprobs: TokenLogprobs | None, *, is_shown: bool) -> None:
-        token = CarriedToken(self.completion_tokens, token_id, self._decoded, is_shown, logprobs)
+        token = DeliveredToken(self.completion_tokens, token_id, self._decoded, is_shown, logprobs)
         self.completion_tokens += 1
         self._new_token_ids.append(token_id)
         text = self._detokenizer.push(token_id) if is_shown else ""
         self._decoded += len(text)
         if text:
             self._complete_earlier()
-        self._records.append(_Record(token, None if self._detokenizer.is_pending and is_shown else self._decoded))
+        self._pending.append(_PendingToken(token, None if self._detokenizer.is_pending and is_shown else self._decoded))
         self._feed(text)
 
     def _meet(self, token_id: int) -> None:
         expected = self._awaited.popleft()
         if token_id != expected or self.finish_reason is not None:
-            raise Diverged(f"token {token_id} came where token {expected} had been shown")
+            raise DivergedError(f"token {token_id} came where token {expected} had been shown")
         self._parts.clear()
         if not self._awaited:
             self._forget_shown()
 
     def _forget_shown(self) -> None:
-        self._carried()
+        self._take_delivered()
         self._parts.clear()
         self._new_token_ids.clear()
 
     def _complete_earlier(self) -> None:
         """New text means that the character is whole which the last tokens had begun."""
-        position = len(self._records)
-        while position and self._records[position - 1].end is None:
+        position = len(self._pending)
+        while position and self._pending[position - 1].end is None:
             position -= 1
-            self._records[position] = self._records[position]._replace(end=self._decoded)
+            self._pending[position] = self._pending[position]._replace(end=self._decoded)
 
     def _feed(self, text: str) -> None:
         shown, is_stopped = self._stop.push(text)
@@ -233,14 +233,14 @@ class Assembler:
         if self.finish_reason is None:
             self.finish_reason = "tool_calls" if self._num_calls and reason == "stop" else reason
 
-    def _carried(self) -> tuple[CarriedToken, ...]:
+    def _take_delivered(self) -> tuple[DeliveredToken, ...]:
         held = self._stop.held_characters + (self._parser.held_characters if self._parser is not None else 0)
-        tokens: list[CarriedToken] = []
-        while self._records:
-            end = self._records[0].end
+        tokens: list[DeliveredToken] = []
+        while self._pending:
+            end = self._pending[0].end
             if self.finish_reason is None and (end is None or end > self._decoded - held):
                 break
-            tokens.append(self._records.popleft().token)
+            tokens.append(self._pending.popleft().token)
         return tuple(tokens)
 
 
