@@ -11,7 +11,7 @@ import torch
 
 from engine.batch import Batch, DecodeBatch
 from engine.layers.attention import LayerCache
-from engine.models.registry import Family, Model, ModelConfig
+from engine.models.registry import ArchitectureConfig, Family, Model
 from engine.pooling import PIECES
 from engine.protocol import Pooling
 from engine.weights.loader import WeightLoader
@@ -39,7 +39,7 @@ class DryRun(NamedTuple):
     """A model that is about to be loaded, and how."""
 
     family: Family
-    config: ModelConfig
+    config: ArchitectureConfig
     storage: MetaStorage
     dtype: torch.dtype
     context_length: int

@@ -237,7 +237,8 @@ class Engine:
 
     def _new_scheduler(self) -> Scheduler:
         """Return a scheduler with nothing cached. What was borrowed goes back, emptied."""
-        pool = BlockPool(self.info.total_blocks) if self._lease is None else self._lease.new_pool()
+        drop, lease = self.tiers.drop, self._lease
+        pool = BlockPool(self.info.total_blocks, on_forget=drop) if lease is None else lease.new_pool(drop)
         self._generations = GenerationCheck(pool.generations, with_torch=self._with_torch)
         return Scheduler(pool, self._limits, self._lease, self.tiers)
 

@@ -24,7 +24,7 @@ from engine.kv.prefix_index import CacheIdentity
 from engine.kv.shared_tiers import SharedTiers
 from engine.kv.slab_allocator import NoSlabsError, SlabAllocator
 from engine.models.decoder_config import architecture
-from engine.models.registry import CacheShape, Family, Model, ModelConfig, find_family
+from engine.models.registry import ArchitectureConfig, CacheShape, Family, Model, find_family
 from engine.phases import Phases
 from engine.plan import SchedulerLimits
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
@@ -160,7 +160,7 @@ class _Loading(NamedTuple):
     memory: KvMemory
     raw_config: dict[str, Any]
     family: Family
-    config: ModelConfig
+    config: ArchitectureConfig
     recipe: EmbeddingRecipe | None
     source: WeightSource
     phases: Phases
@@ -305,7 +305,7 @@ def _start_moving(loaded: FilledModel[Model], runner: ModelRunner) -> HugePages 
 def _start_warm_up(
     spec: ModelSpec,
     family: Family,
-    config: ModelConfig,
+    config: ArchitectureConfig,
     dtype: torch.dtype,
     context_length: int,
     block_size: int,
@@ -328,7 +328,7 @@ def _runner(model: Model, cache: torch.Tensor, recipe: EmbeddingRecipe | None) -
     )
 
 
-def _longest(config: ModelConfig, recipe: EmbeddingRecipe | None) -> int:
+def _longest(config: ArchitectureConfig, recipe: EmbeddingRecipe | None) -> int:
     most = recipe.max_tokens if recipe is not None else None
     return config.context_length if most is None else min(most, config.context_length)
 

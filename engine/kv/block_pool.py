@@ -13,16 +13,22 @@ from engine.kv.eviction import EvictionOrder
 
 
 class BlockPool:
-    def __init__(self, num_blocks: int, capacity: int | None = None) -> None:
-        """`capacity`: block numbers are below it, however many blocks are added later."""
+    def __init__(
+        self,
+        num_blocks: int,
+        capacity: int | None = None,
+        borrow: Callable[[], bool] = lambda: False,
+        on_forget: Callable[[int], None] = lambda block: None,
+    ) -> None:
+        """`capacity`: block numbers are below it, however many blocks are added later. `borrow` is asked for more when none is free, before any is
+        evicted: it adds some and returns True, or False. `on_forget` is told every cached block whose content is about to be overwritten or is known
+        to be bad."""
         capacity = num_blocks if capacity is None else capacity
         self.num_blocks = num_blocks
         # How often each block was handed out anew. A holder keeps the number; tags.py compares before every step.
         self.generations = array("q", bytes(8 * capacity))
-        # Asked for more blocks when none is free, before any is evicted: adds some and says True, or False.
-        self.borrow: Callable[[], bool] | None = None
-        # Told of every cached block whose content is about to be overwritten or is known to be bad.
-        self.on_forget: Callable[[int], None] = lambda block: None
+        self._borrow = borrow
+        self._on_forget = on_forget
         self._references = [0] * capacity
         self._is_present = bytearray(b"\1" * num_blocks + bytes(capacity - num_blocks))
         self._is_reused = bytearray(capacity)  # found by its hash since it was cached
@@ -73,7 +79,7 @@ class BlockPool:
 
     def make_room(self, num_blocks: int) -> None:
         """Borrow until so many blocks are free, or until there is nothing to borrow."""
-        while len(self._free) < num_blocks and self.borrow is not None and self.borrow():
+        while len(self._free) < num_blocks and self._borrow():
             pass
 
     def allocate(self) -> int | None:
@@ -172,4 +178,4 @@ class BlockPool:
         block_hash = self._hash_by_block.pop(block, None)
         if block_hash is not None:
             del self._block_by_hash[block_hash]
-            self.on_forget(block)
+            self._on_forget(block)

@@ -3,7 +3,7 @@
 Knows one model's slabs and blocks; refuses to know the other models (slab_allocator.py).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -71,11 +71,10 @@ class Lease:
     def is_busy(self) -> bool:
         return self.user is not None and self.user.has_work
 
-    def new_pool(self) -> BlockPool:
+    def new_pool(self, on_forget: Callable[[int], None] = lambda block: None) -> BlockPool:
         """Give back every slab, whatever is in it, and return the pool of a new scheduler."""
         self._allocator.release_all(self)
-        self.pool = BlockPool(0, self.grid.capacity)
-        self.pool.borrow = lambda: self._allocator.lend(self)
+        self.pool = BlockPool(0, self.grid.capacity, lambda: self._allocator.lend(self), on_forget)
         return self.pool
 
     def begin_schedule(self) -> None:

@@ -20,7 +20,6 @@ class BlockManager:
         self._tiers = tiers
         self._block_size = block_size
         self._shares_prefixes = shares_prefixes
-        pool.on_forget = tiers.drop
 
     def num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)

@@ -23,7 +23,7 @@ class CacheShape(Protocol):
     def head_dim(self) -> int: ...
 
 
-class ModelConfig(CacheShape, Protocol):
+class ArchitectureConfig(CacheShape, Protocol):
     """A validated config.json."""
 
     @property
@@ -45,7 +45,7 @@ class Model(Protocol):
 class Family(Protocol):
     """A module of engine.models."""
 
-    def parse_config(self, config: Mapping[str, Any]) -> ModelConfig: ...
+    def parse_config(self, config: Mapping[str, Any]) -> ArchitectureConfig: ...
 
     def load(self, config: Any, loader: WeightLoader, context_length: int) -> Model: ...
 

@@ -75,7 +75,7 @@ def copy(into: torch.Tensor, staged: torch.Tensor) -> None:
     into.copy_(staged)
 
 
-class Done:
+class CopyDone:
     def wait(self) -> None:
         pass
 
@@ -91,7 +91,7 @@ class CpuCopier:
 
     def begin(self, into: torch.Tensor, staged: Sequence[torch.Tensor], make: Make) -> Waitable:
         make(into, *staged)
-        return Done()
+        return CopyDone()
 
 
 class CudaCopier:

@@ -132,7 +132,14 @@ def test_every_block_is_held_evictable_or_free(actions: list[tuple[str, int]]) -
 
 
 def test_a_held_block_cannot_be_removed_and_what_is_lent_is_asked_for_before_eviction() -> None:
-    pool = BlockPool(1, capacity=2)
+    def lend() -> bool:
+        if pool.num_blocks == 1 and may_lend:
+            pool.add_blocks([1])
+            return True
+        return False
+
+    may_lend = False
+    pool = BlockPool(1, capacity=2, borrow=lend)
     block = pool.allocate()
     assert block is not None
     with pytest.raises(AssertionError, match="removed while it is held"):
@@ -140,16 +147,10 @@ def test_a_held_block_cannot_be_removed_and_what_is_lent_is_asked_for_before_evi
     pool.register(block, b"cached")
     pool.release([block])
 
-    def lend() -> bool:
-        if pool.num_blocks == 1:
-            pool.add_blocks([1])
-            return True
-        return False
-
-    pool.borrow = lend
+    may_lend = True
     assert pool.allocate() == 1
     assert pool.find_prefix([b"cached"]) == [block]
-    assert pool.allocate() == block, "nobody lends any more: now what is cached goes"
+    assert pool.allocate() == block, "there is nothing to borrow any more: now what is cached goes"
 
 
 def chain(root: bytes, tokens: list[int]) -> list[bytes]:
