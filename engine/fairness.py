@@ -1,4 +1,4 @@
-"""Who is admitted next, so that no tenant waits for more than its share and no priority starves.
+"""Which sequence is admitted next, so that no tenant waits for more than its share and no priority starves.
 
 **Between tenants** of one priority: deficit round robin (Shreedhar and Varghese, 1995) over uncached prompt tokens. A
 tenant's turn is worth one quantum; it pays after service (as in surplus round robin: Adiseshu, Parulkar and Varghese,

@@ -47,7 +47,7 @@ class ServedModel(Protocol):
 
 
 class Loader(Protocol):
-    """What loads a host's models: a ModelLoader, or one that serves them sooner by other means (engine/bootstrap)."""
+    """The loader of a host's models: a ModelLoader, or one that serves them sooner by other means (engine/bootstrap)."""
 
     @property
     def ready(self) -> HostReady | None:
@@ -65,7 +65,7 @@ class Loader(Protocol):
 
 class ModelLoader:
     def __init__(self, config: HostConfig, is_standby: bool = False, *, records_bootstrap: bool = False) -> None:
-        """`is_standby`: nobody waits for it yet; it makes ready more thoroughly, and out of everybody's way. `records_bootstrap`: of its models, for
+        """`is_standby`: it is not waited for yet; it makes ready more thoroughly, at a lower priority. `records_bootstrap`: of its models, for
         their next lives (engine/bootstrap)."""
         if problem := host_problem(config):
             raise ValueError(problem)

@@ -124,7 +124,7 @@ def load_model(
     tiers: SharedTiers | None = None,
     records_bootstrap: bool = False,
 ) -> LoadedModel:
-    """`records_bootstrap`: a program by which a later host may open the model (engine/bootstrap)."""
+    """Load a model. `records_bootstrap`: leave a program by which a later host may open the model (engine/bootstrap)."""
     phases = Phases()
     directory = Path(spec.path)
     if not directory.is_dir():

@@ -1,6 +1,6 @@
-"""One step in the making: which tokens of which sequences it computes, within which limits.
+"""A step being planned: which tokens of which sequences it computes, within which limits.
 
-Knows lengths alone; refuses to know who is chosen and which blocks it gets (scheduler.py).
+Knows lengths alone; refuses to know which sequences are chosen and which blocks it gets (scheduler.py).
 """
 
 from typing import NamedTuple

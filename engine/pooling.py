@@ -35,7 +35,7 @@ def pool(chunks: SequenceOf[Chunk], hidden: torch.Tensor, is_normalized: bool) -
 
 
 def _add(chunk: Chunk, piece: torch.Tensor, kind: Pooling, is_normalized: bool) -> torch.Tensor | None:
-    """What the chunk's tokens contribute -> the text's vector; None until the chunk that ends it."""
+    """Add the chunk's tokens to the text's sum, and return its vector; None until the chunk that ends it."""
     sequence = chunk.sequence
     if chunk.start == 0 or kind == "last":
         sequence.pooled = piece

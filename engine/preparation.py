@@ -1,7 +1,7 @@
 """What an engine host does before it knows a model: imports, the kernels' library, the device's context.
 
 A standby also runs each kind of work once, because the first of a process is the slow one, and does all of it in a thread of lower priority:
-nobody waits for it, and the cores belong to those who are waited for. Refuses to know checkpoints and sockets; imports no torch until it is called.
+it is not waited for, and the cores belong to those who are waited for. Refuses to know checkpoints and sockets; imports no torch until it is called.
 """
 
 import gc

@@ -1,6 +1,6 @@
 """Runs a model over its KV cache: chunks in, tokens out.
 
-Knows tensors; refuses to know who waits for the tokens. The cache of a model is block-major, [num_blocks, num_layers,
+Knows tensors; refuses to know where the tokens go. The cache of a model is block-major, [num_blocks, num_layers,
 2, block_size, kv_heads, head_dim]: all layers of a block lie together, so that one copy moves it, and each layer sees a
 strided view.
 """

@@ -79,7 +79,8 @@ def prompt_logprobs(logits: torch.Tensor, token_ids: SequenceOf[int], num_top: i
 
 
 def _entries(sequences: SequenceOf[Sequence], adjusted: SequenceOf[int], device: torch.device) -> LogitEntries:
-    """What the adjusted rows change by what the host knows, each row's part behind the other's. All but the newest token was counted before."""
+    """Return what the adjusted rows change by what the host knows, each row's part behind the other's. All but the newest token was counted
+    before."""
     counted: list[TokenCounts] = []
     for i in adjusted:
         counts = sequences[i].counts
@@ -110,7 +111,7 @@ def _entries(sequences: SequenceOf[Sequence], adjusted: SequenceOf[int], device:
 
 
 def _pending_apart(entries: LogitEntries, sequences: SequenceOf[Sequence], newest: torch.Tensor) -> list[LogitEntries]:
-    """These, and behind them those of the outputs that the device alone knows yet: so no step waits for the one before it. An entry that is there
+    """Append to the entries those of the outputs that the device alone knows yet: so no step waits for the one before it. An entry that is there
     already for such a token moves over, and changes nothing where it was."""
     pending = [i for i, s in enumerate(sequences) if s.is_pending and s.counts is not None and s.counts.follows_output]
     if not pending:

@@ -1,12 +1,11 @@
 """Which sequences compute which tokens in the next step, and which blocks they get for it.
 
-Knows lengths, blocks and order; refuses to know tensors, models and clients. Running decodes come first. The rest of the
-token budget is shared equally by the tenants (each with each of its priorities) whose prompts are being computed, and
-those who wait with none: a long prompt holds up nobody else's short one. What a share leaves goes to the oldest prompt. Who
-is admitted next is fairness.py's business. When blocks run out the youngest running sequence is preempted: it gives its blocks back, keeps its tokens
-and waits before the others of its tenant. No sequence is preempted for a younger one, whatever their priorities, so
-the oldest running one always advances, and an admission that ageing won is not lost to the next more urgent arrival.
-A prompt's blocks that have left the device come back from the tiers behind it (kv/tiers.py) while others compute, and a
+Knows lengths, blocks and order; refuses to know tensors, models and clients. Running decodes come first. The rest of the token budget is shared
+equally by the tenants (each with each of its priorities) whose prompts are being computed, and those that wait with none: a long prompt does not hold
+up another tenant's short one. What a share leaves goes to the oldest prompt. fairness.py says which sequence is admitted next. When blocks run out
+the youngest running sequence is preempted: it gives its blocks back, keeps its tokens and waits before the others of its tenant. No sequence is
+preempted for a younger one, whatever their priorities, so the oldest running one always advances, and an admission that ageing won is not lost to the
+next more urgent arrival. A prompt's blocks that have left the device come back from the tiers behind it (kv/tiers.py) while others compute, and a
 preempted sequence's may be kept there until it resumes.
 
 Where several models share an arena, blocks come and go through a lease (kv/lease.py): each schedule first hands over what other models are due, and

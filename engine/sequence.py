@@ -1,6 +1,6 @@
 """One generation inside the engine: its tokens, how many of them are computed, and the blocks they lie in.
 
-Knows its own lengths; refuses to know who schedules it. `num_computed_tokens` counts tokens whose keys and values are
+Knows its own lengths; refuses to know its scheduler. `num_computed_tokens` counts tokens whose keys and values are
 in the cache:
 
     0 <= num_completed_tokens <= num_computed_tokens <= len(token_ids) = prompt + output;   the last token is computed

@@ -21,7 +21,7 @@ class SocketTransport:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         # A frame that is dropped is a token that is lost, so queues are unbounded: a front end that stalls is
-        # restarted by whoever watches it.
+        # restarted by its site.
         self._socket.set_hwm(0)
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.bind(address)
@@ -38,7 +38,7 @@ class SocketTransport:
                 except msgspec.DecodeError as error:
                     log.error("a frame of %d bytes is no command of this protocol version: %s", len(frame), error)
                     continue
-                if peer != self._peer:  # whoever commands is the front end; whoever stutters is not
+                if peer != self._peer:  # a peer that commands is the front end; one that sends nonsense is not
                     self._peer = peer
                     received.append(NewFrontEnd())
                 received.append(command)

@@ -183,7 +183,7 @@ class Tokenizer:
 
 
 def _ids(backend: "Backend", text: str, add_special_tokens: bool) -> list[int]:
-    """As `backend.encode`, which keeps Python's lock, in whatever thread it is called: 7 MiB of spaces would stop every stream for 15 s."""
+    """Encode as `backend.encode`, which keeps Python's lock, in whatever thread it is called: 7 MiB of spaces would stop every stream for 15 s."""
     [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     return list(encoding.ids)
 
@@ -234,7 +234,7 @@ class IncrementalDetokenizer:
 
 
 class _LibraryDetokenizer:
-    """What each token adds to the text of the one before it, as the library decodes them together."""
+    """Turns ids into text by what each token adds to the text of the one before it, as the library decodes them together."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""The engine's door: why a configuration or a submitted sequence cannot work, in a sentence with its numbers.
+"""Validation: why a configuration or a submitted sequence cannot work, in a sentence with its numbers.
 
 Everything behind it relies on the opposite.
 """

@@ -1,7 +1,7 @@
 """One allocation for the KV caches of all models of a host, cut into equal slabs.
 
-Knows bytes; refuses to know blocks, models and who has which slab (lease.py). A slab that changes hands holds zeros: attention masks what lies
-beyond a context, and a NaN left there by an earlier borrower would survive the mask (0 * NaN).
+Knows bytes; refuses to know blocks, models and which of them has which slab (lease.py). A slab that changes hands holds zeros: attention masks what
+lies beyond a context, and a NaN left there by an earlier borrower would survive the mask (0 * NaN).
 """
 
 import mmap

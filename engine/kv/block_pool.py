@@ -1,4 +1,4 @@
-"""The KV blocks of one model: who holds them, which are cached, which go first.
+"""The KV blocks of one model: which are held, which are cached, which go first.
 
 Knows block numbers and reference counts; refuses to know tensors, sequences and hashes' meaning. A block that the pool
 has is in exactly one of three states: held (count > 0), evictable (count 0, its content findable by hash) or free

@@ -2,8 +2,8 @@
 to improve disk system performance", IEEE Computer 27(3), 1994; the list of ghosts as in 2Q: Johnson and Shasha, VLDB 1994).
 
 A block that was found again after it was cached is *protected*; the others are on *probation* and go first. So a pass over thousands
-of blocks that nobody asks for again pushes out its own kind only. Within a segment the least recently used goes first. Knows block numbers and
-hashes; refuses to know references and who holds what.
+of blocks that are not asked for again pushes out its own kind only. Within a segment the least recently used goes first. Knows block numbers and
+hashes; refuses to know references and holders.
 """
 
 from collections import OrderedDict

@@ -1,6 +1,6 @@
 """The host tier: finished KV blocks in shared memory that outlives the engine process, found by the hash of their content's chain.
 
-All models of a host share one limit; a block takes a slot in the file of its size. Who opens the tier decides where it lies and unlinks it; a
+All models of a host share one limit; a block takes a slot in the file of its size. The opener decides where the tier lies and unlinks it; a
 second owner is refused. Knows names, bytes, pins and ages; refuses to know models, tokens and devices. Safe to use from several threads.
 """
 

@@ -1,4 +1,4 @@
-"""What one model has of the arena: a lease, whose slabs come and go, or a reservation, a run of slabs that is its own.
+"""One model's part of the arena: a lease, whose slabs come and go, or a reservation, a run of slabs that is its own.
 
 Knows one model's slabs and blocks; refuses to know the other models (slab_allocator.py).
 """
@@ -23,7 +23,7 @@ class Oldest(NamedTuple):
 
 
 class SlabUser(Protocol):
-    """What the allocator knows of a model's scheduler."""
+    """A model's scheduler as the allocator knows it."""
 
     @property
     def has_work(self) -> bool: ...

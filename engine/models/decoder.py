@@ -80,7 +80,7 @@ def load_decoder(
     load_layer: Callable[[int, str], DecoderLayer],
     embedding_scale: float | None = None,
 ) -> Decoder:
-    """`load_layer(i, name)` makes the layer whose tensors begin with `name`."""
+    """Load a decoder. `load_layer(i, name)` makes the layer whose tensors begin with `name`."""
     root = "" if "embed_tokens.weight" in loader else "model."  # "": saved without its head
     embedding = TokenEmbedding.load(
         loader, f"{root}embed_tokens", config.vocab_size, config.hidden_size, embedding_scale

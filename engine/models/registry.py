@@ -13,7 +13,7 @@ from engine.weights.loader import WeightLoader
 
 
 class CacheShape(Protocol):
-    """What a model asks of the KV cache, per token and layer."""
+    """The shape of a model's KV cache, per token and layer."""
 
     @property
     def num_layers(self) -> int: ...

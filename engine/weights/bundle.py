@@ -52,7 +52,7 @@ class PlacedTensor(NamedTuple):
 
 
 class BundleIdentity(NamedTuple):
-    """Whose weights a bundle holds. Two bundles of the same identity hold the same bytes."""
+    """The model, type and checkpoint of a bundle. Two bundles of the same identity hold the same bytes."""
 
     architecture: str
     dtype: str
@@ -61,14 +61,14 @@ class BundleIdentity(NamedTuple):
 
 
 class CheckpointFacts(NamedTuple):
-    """What is asked of a checkpoint before its weights are."""
+    """The size and types of a checkpoint, which are known before its weights are read."""
 
     num_parameters: int
     dtypes: tuple[str, ...]
 
 
 class Bundle(NamedTuple):
-    """What a bundle's header says."""
+    """The content of a bundle's header."""
 
     identity: BundleIdentity
     facts: CheckpointFacts

@@ -37,7 +37,7 @@ class BundleFile:
 
     @classmethod
     def open(cls, path: Path) -> "BundleFile":
-        """Raises FileNotFoundError, or WeightBundleError for a file that is no whole bundle."""
+        """Open a bundle. Raises FileNotFoundError, or WeightBundleError for a file that is no whole bundle."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return cls(path, fd, read_bundle(fd))

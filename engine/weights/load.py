@@ -86,7 +86,7 @@ class WeightLoad(Generic[ModelT]):
         self._report = on_progress or (lambda done, total: None)
 
     def run(self) -> FilledModel[ModelT]:
-        """Raises CheckpointError."""
+        """Lay the model out and fill it. Raises CheckpointError."""
         source = self._source
         if source.shared_path is not None:
             try:

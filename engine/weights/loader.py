@@ -22,7 +22,7 @@ _E4M3_NAN = 127  # beside the sign
 
 
 class WeightStorage(Protocol):
-    """Where a model's tensors lie, and how their bytes get there."""
+    """The place of a model's tensors, and the way of their bytes to it."""
 
     def __contains__(self, name: str) -> bool:
         """Whether the checkpoint has a tensor of that name. Asked only of tensors that are loaded alone, by `tensor`, and of those that only a

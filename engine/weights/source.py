@@ -83,7 +83,7 @@ class WeightSource:
         return BundleIdentity(self._architecture, name, self._config, self.fingerprint.hex())
 
     def check_unchanged(self) -> None:
-        """Raises CheckpointError when the directory's files are not what they were."""
+        """Raise CheckpointError when the directory's files are not what they were."""
         if fingerprint(self.directory) != self.fingerprint:
             raise CheckpointError(f"{self.directory} was changed while it was read; load it again")
 

@@ -78,7 +78,7 @@ class LayoutPlan:
 
     @property
     def in_files(self) -> dict[str, tuple[StoredRange, ...]]:
-        """Where the bytes of tensors that can be mapped from files lie, by the tensor's name: mostly one range each."""
+        """The ranges of the tensors that can be mapped from files, by the tensor's name: mostly one each."""
         found = {}
         for index, wanted in enumerate(self.tensors):
             parts = _in_files(self._fills.get(index, []), wanted)
@@ -173,7 +173,7 @@ class BundleStorage(_FilledStorage):
         return self._placed[name].spec.shape
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Raises WeightBundleError where the bundle has another tensor of this name, or none."""
+        """Return the tensor `name`. Raises WeightBundleError where the bundle has another tensor of this name, or none."""
         wanted, placed = TensorSpec(name, NAMES[dtype], shape), self._placed.get(name)
         if placed is None or placed.spec != wanted:
             raise WeightBundleError(f"it holds {placed and placed.spec} where the model wants {wanted}")
@@ -211,7 +211,7 @@ class MetaStorage:
         return self._tensors[name].shape
 
     def read(self, stored: ExpectedTensor, nan_code: int | None = None) -> torch.Tensor:
-        """As loader.ImmediateReader: the type and shape alone."""
+        """Return a tensor's type and shape, as a loader.ImmediateReader."""
         name, shape, _ = stored
         return torch.empty(shape, dtype=DTYPES[self._tensors[name].dtype], device=META)
 
