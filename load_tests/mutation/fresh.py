@@ -246,8 +246,8 @@ FRESH = (
     ),
     Mutant(
         "runtime/functions/host/pool.py",
-        "            self.workers.remove(worker)\n            self._freed.set()\n            raise Fault",
-        "            self.workers.remove(worker)\n            raise Fault",
+        "            self.isolates.remove(isolate)\n            self._freed.set()\n            raise Fault",
+        "            self.isolates.remove(isolate)\n            raise Fault",
         "whoever waits does not hear that an isolate could not be started",
     ),
     Mutant(

@@ -173,8 +173,8 @@ SURVIVORS = (
     ),
     Mutant(
         "runtime/functions/host/isolate_handle.py",
-        "            self._done(ids)\n            raise await self.why_gone()",
-        "            raise await self.why_gone()",
+        "            self._done(ids)\n            raise await self.exit_fault()",
+        "            raise await self.exit_fault()",
         "requests of an isolate that died stay open for ever",
     ),
     Mutant(

@@ -36,7 +36,7 @@ class BindingDeclaration(NamedTuple):
     options: Mapping[str, Any]
 
 
-class QueueConsumer(Table, frozen=True, kw_only=True):
+class ConsumerDeclaration(Table, frozen=True, kw_only=True):
     queue: str
     type: str = "worker"
     max_batch_size: Annotated[int, Meta(ge=1, le=100)] = 10
@@ -69,7 +69,7 @@ class Manifest:
     main: Path  # absolute
     bindings: tuple[BindingDeclaration, ...] = ()
     crons: tuple[str, ...] = ()
-    consumers: tuple[QueueConsumer, ...] = ()
+    consumers: tuple[ConsumerDeclaration, ...] = ()
     migrations: tuple[Migration, ...] = ()
     assets: "ManifestAssets | None" = None
     cpu_ms: int | None = None
@@ -125,7 +125,7 @@ class _Producer(Table, frozen=True, kw_only=True):
 
 class _Queues(Table, frozen=True, kw_only=True):
     producers: tuple[_Producer, ...] = ()
-    consumers: tuple[QueueConsumer, ...] = ()
+    consumers: tuple[ConsumerDeclaration, ...] = ()
 
 
 class _Service(Table, frozen=True, kw_only=True):

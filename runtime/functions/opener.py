@@ -8,15 +8,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from runtime.functions import cron
-from runtime.functions.bindings.assets import Assets, Fetch
+from runtime.functions.bindings.assets import Assets, FetchCall
 from runtime.functions.bindings.binding import Body, Functions, Services
 from runtime.functions.bindings.crons import Crons
 from runtime.functions.bindings.durable_objects import STORAGE, ObjectStorage
 from runtime.functions.bindings.queues import DEFAULT_CONCURRENCY, Deliver, Queue, QueueConsumer, Settings
 from runtime.functions.bindings.registry import Bindings
-from runtime.functions.channel.frames import Call
-from runtime.functions.manifest import Manifest
-from runtime.functions.manifest import QueueConsumer as ConsumerDeclaration
+from runtime.functions.channel.frames import BindingCall
+from runtime.functions.manifest import ConsumerDeclaration, Manifest
 
 
 class FunctionBindings:
@@ -66,9 +65,9 @@ class FunctionBindings:
             return None
         if _is_first(self._manifest.assets.worker_first, urlsplit(url).path or "/"):
             return None
-        return await self._files.found(Fetch(method, url, headers))
+        return await self._files.found(FetchCall(method, url, headers))
 
-    async def answer(self, call: Call, body: Body | None = None) -> Any:
+    async def answer(self, call: BindingCall, body: Body | None = None) -> Any:
         if call.binding == STORAGE and self._objects is not None:
             return await self._objects.call(call.method, call.args, call.kwargs, body)
         return await self._bindings.answer(call, body)

@@ -19,8 +19,8 @@ from runtime.functions.bindings.owners import Owners
 from runtime.functions.bindings.s3 import S3Place
 from runtime.functions.bindings.secret_store import SecretError, SecretStore
 from runtime.functions.host.deployed import DeployedFunctions
-from runtime.functions.host.layers import Room
-from runtime.functions.host.limits import Limits
+from runtime.functions.host.layers import LayerBudget
+from runtime.functions.host.limits import FunctionLimits
 from runtime.functions.host.site import SiteFunctions
 from runtime.functions.inference import Inference
 from runtime.functions.manifest import FILES, BindingDeclaration, Manifest, ManifestError, load_manifest
@@ -44,8 +44,8 @@ class ServedFunctions:
         self._state_dir = state_dir
         self._services = Services()
         self._owners = Owners(state_dir, self.manifests, config.shared)
-        shared = {field.name for field in fields(Limits)} & set(FunctionsConfig.__struct_fields__)
-        limits = Limits(**{name: getattr(config, name) for name in shared})
+        shared = {field.name for field in fields(FunctionLimits)} & set(FunctionsConfig.__struct_fields__)
+        limits = FunctionLimits(**{name: getattr(config, name) for name in shared})
         self.functions = SiteFunctions(
             limits=limits,
             min_tier=config.min_tier,
@@ -54,7 +54,7 @@ class ServedFunctions:
             egress_allow=config.egress_allow,
             own_ports=own_ports,
             zygotes_mib=config.zygotes_mib,
-            layers_room=Room(config.layers_mib, config.layers_days),
+            layer_budget=LayerBudget(config.layers_mib, config.layers_days),
             open_bindings=lambda manifest, functions: opener(self._state_dir, self._services)(manifest, functions),
         )
 

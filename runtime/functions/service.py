@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute
 
 from runtime.functions.inference import Inference
 from runtime.functions.routes.deployments import deployment_routes
-from runtime.functions.routes.invocations import Admission, function_routes
+from runtime.functions.routes.invocations import AdmissionGate, function_routes
 from runtime.functions.served import ServedFunctions
 from sites.site import SiteConfig
 from wire.status import FunctionsStatus, FunctionStatus
@@ -25,7 +25,7 @@ class FunctionsService:
         self,
         config: SiteConfig,
         inference: Inference,
-        admission: Admission,
+        admission: AdmissionGate,
         own_ports: Callable[[], list[int]],
         hop_secret: str | None,
     ) -> None:
@@ -54,7 +54,7 @@ class FunctionsService:
     def status(self) -> FunctionsStatus:
         isolation, pools = self.served.functions.isolation, self.served.functions.pools
         states = (
-            FunctionStatus(name, len(pool.workers), pool.load, pool.num_started, pool.sockets)
+            FunctionStatus(name, len(pool.isolates), pool.load, pool.num_started, pool.sockets)
             for name, pool in sorted(pools.items())
         )
         return FunctionsStatus(isolation.tier, isolation.why_not_more, tuple(states))

@@ -15,7 +15,7 @@ import orjson
 from runtime.functions.bindings.ai_batches import Batches
 from runtime.functions.bindings.binding import Binding, BindingError, Declaration, Services, method
 from runtime.functions.bindings.place import name_of
-from runtime.functions.channel import Answer
+from runtime.functions.channel import StreamingReply
 from runtime.functions.inference import InferenceResponse
 from wire.headers import forwardable
 
@@ -80,7 +80,7 @@ class AI(Binding):
         response = await self._admitted(request.model, _encoded(request.inputs), headers, not request.reject_if_busy)
         value = {"status": response.status, "headers": response.headers}
         if response.events is not None:
-            return Answer(value, response.events)
+            return StreamingReply(value, response.events)
         if response.status >= 400 and not request.raw:
             raise _as_refusal(response)
         return {**value, "body": response.body}

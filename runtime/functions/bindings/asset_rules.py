@@ -28,7 +28,7 @@ Complain = Callable[[int, str], None]
 Rule = TypeVar("Rule")
 
 
-class Redirect(NamedTuple):
+class RedirectRule(NamedTuple):
     pattern: re.Pattern[str]
     has_host: bool
     to: str
@@ -90,7 +90,7 @@ class AssetRules:
         return headers
 
 
-def _redirects_of(lines: Lines, complain: Complain) -> Iterable[Redirect]:
+def _redirects_of(lines: Lines, complain: Complain) -> Iterable[RedirectRule]:
     count = 0
     for number, line in lines:
         words = line.split()
@@ -108,7 +108,7 @@ def _redirects_of(lines: Lines, complain: Complain) -> Iterable[Redirect]:
         elif (count := count + 1) > MAX_REDIRECTS:
             complain(number, f"is beyond the {MAX_REDIRECTS} redirects that count")
         else:
-            yield Redirect(*compiled, words[1], code)
+            yield RedirectRule(*compiled, words[1], code)
 
 
 def _header_rules_of(lines: Lines, complain: Complain) -> Iterable[HeaderRule]:

@@ -16,8 +16,8 @@ import msgspec
 
 from runtime.functions.bindings.asset_rules import HEADERS, REDIRECTS, AssetRules, Rewrite
 from runtime.functions.bindings.binding import Binding, BindingError, Body, Declaration, Services, method
-from runtime.functions.bindings.r2_files import Content
-from runtime.functions.channel import Answer
+from runtime.functions.bindings.r2_files import FileContent
+from runtime.functions.channel import StreamingReply
 
 MAX_ASSET_BYTES = 25 << 20
 HIDDEN = (".assetsignore", ".dev.vars", "_worker.js", REDIRECTS, HEADERS)
@@ -25,7 +25,7 @@ HTML_HANDLING = ("auto-trailing-slash", "force-trailing-slash", "drop-trailing-s
 NOT_FOUND_HANDLING = ("none", "404-page", "single-page-application")
 
 
-class Fetch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FetchCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     method: str
     url: str
     headers: list[tuple[str, str]] = []
@@ -65,7 +65,7 @@ class Assets(Binding):
         return cls(folder, html, missing)
 
     @method
-    async def fetch(self, request: Fetch, body: Body | None) -> Any:
+    async def fetch(self, request: FetchCall, body: Body | None) -> Any:
         if request.method not in ("GET", "HEAD"):
             return {"status": 405, "headers": [("allow", "GET, HEAD")], "body": b""}
         if (found := await self.found(request)) is not None:
@@ -77,7 +77,7 @@ class Assets(Binding):
             200 if self._not_found_handling == "single-page-application" else 404, missing, request
         )
 
-    async def found(self, request: Fetch) -> Any:
+    async def found(self, request: FetchCall) -> Any:
         """The response of a file, or the way to it; None: there is no such file."""
         parts = urlsplit(request.url)
         ruled = self._rules.redirect(request.url)
@@ -92,7 +92,7 @@ class Assets(Binding):
             return {"status": 307, "headers": [("location", location)], "body": b""}
         return None if found is None else await self._response(200, found, request)
 
-    async def _response(self, status: int, path: Path, request: Fetch) -> Any:
+    async def _response(self, status: int, path: Path, request: FetchCall) -> Any:
         tag, size = await asyncio.to_thread(self._tag_and_size, path)
         kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
         if kind.startswith("text/") or kind in ("application/javascript", "application/json"):
@@ -118,8 +118,8 @@ class Assets(Binding):
         headers.append(("content-length", str(length)))
         if request.method == "HEAD":
             return {"status": status, "headers": headers, "body": b""}
-        return Answer(
-            {"status": status, "headers": headers}, Content(await asyncio.to_thread(_opened, path, start), length)
+        return StreamingReply(
+            {"status": status, "headers": headers}, FileContent(await asyncio.to_thread(_opened, path, start), length)
         )
 
     def _find(self, path: str) -> Path | Redirect | None:

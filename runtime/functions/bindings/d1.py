@@ -14,7 +14,7 @@ from runtime.functions.bindings.binding import Binding, BindingError, Declaratio
 from runtime.functions.bindings.database import Connection, DatabaseError, storage_word
 from runtime.functions.bindings.guarded import GuardedDatabase, open_guarded
 from runtime.functions.bindings.place import directory_of
-from runtime.functions.bindings.sql import Guard, Outcome, SqlError, as_sql_errors, execute, statements_of
+from runtime.functions.bindings.sql import Outcome, SqlError, StatementGuard, as_sql_errors, execute, statements_of
 
 TIME_LIMIT_S = 30.0
 VERBS = frozenset({"ALTER", "CREATE", "DELETE", "DROP", "INSERT", "PRAGMA", "REPLACE", "SELECT", "UPDATE", "WITH"})
@@ -29,15 +29,15 @@ class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameters: list[Any] = []
 
 
-class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class D1Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     statement: Statement
 
 
-class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class D1Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     statements: list[Statement]
 
 
-class Exec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class D1Exec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     script: str
 
 
@@ -62,19 +62,19 @@ class D1Database(Binding):
         )
 
     @method
-    async def query(self, request: Query) -> Any:
+    async def query(self, request: D1Query) -> Any:
         statement = request.statement
         parameters = _checked(statement.parameters)
         return await self._run(lambda c, guard: _as_value(execute(c, guard, statement.sql, parameters)))
 
     @method
-    async def batch(self, request: Batch) -> Any:
+    async def batch(self, request: D1Batch) -> Any:
         """All statements or none."""
         if not 1 <= len(request.statements) <= MAX_STATEMENTS:
             raise _error(f"a batch has 1 to {MAX_STATEMENTS} statements, not {len(request.statements)}")
         statements = [(statement.sql, _checked(statement.parameters)) for statement in request.statements]
 
-        def work(connection: Connection, guard: Guard) -> list[Any]:
+        def work(connection: Connection, guard: StatementGuard) -> list[Any]:
             with guard.trusting():
                 connection.execute("BEGIN IMMEDIATE")
             values = [_as_value(execute(connection, guard, sql, parameters)) for sql, parameters in statements]
@@ -85,12 +85,12 @@ class D1Database(Binding):
         return await self._run(work)
 
     @method
-    async def exec(self, request: Exec) -> Any:
+    async def exec(self, request: D1Exec) -> Any:
         statements = statements_of(request.script)
         if not 1 <= len(statements) <= MAX_STATEMENTS:
             raise _error(f"a script has 1 to {MAX_STATEMENTS} statements, not {len(statements)}", "D1_EXEC_ERROR")
 
-        def work(connection: Connection, guard: Guard) -> Any:
+        def work(connection: Connection, guard: StatementGuard) -> Any:
             duration_ms, left, count = 0.0, deque(statements), 0
             while left:
                 sql = left.popleft()
@@ -106,7 +106,7 @@ class D1Database(Binding):
 
         return await self._run(work)
 
-    async def _run(self, work: Callable[[Connection, Guard], T]) -> T:
+    async def _run(self, work: Callable[[Connection, StatementGuard], T]) -> T:
         try:
             return await self._database.run(work, self._time_limit_s)
         except SqlError as error:

@@ -14,13 +14,13 @@ from msgspec import Meta
 from runtime.functions.bindings.alarms import Alarms
 from runtime.functions.bindings.binding import Binding, BindingError, Body, Declaration, Functions, Services, method
 from runtime.functions.bindings.database import storage_word
-from runtime.functions.bindings.object_file import Listing, ObjectFile
+from runtime.functions.bindings.object_file import ObjectFile, StorageListing
 from runtime.functions.bindings.object_migrations import migrate
 from runtime.functions.bindings.object_store import ObjectKey, ObjectStore, Stale
 from runtime.functions.bindings.place import directory_of
 from runtime.functions.bindings.service import fetched
 from runtime.functions.bindings.sql import SqlError
-from runtime.functions.channel import Answer
+from runtime.functions.channel import StreamingReply
 from runtime.functions.manifest import Migration
 
 STORAGE = "@objects"  # no binding of a manifest can have this name
@@ -81,18 +81,18 @@ class DurableObjects(Binding):
         called = await self._functions.rpc(
             self._function, self._class_name, request.name, request.args, request.kwargs, options
         )
-        return called.value if called.body is None else Answer(called.value, called.body)
+        return called.value if called.body is None else StreamingReply(called.value, called.body)
 
     def _options(self, id: str, name: str | None) -> dict[str, Any]:
         return {"object": self._class_name, "id": id, "name": name}
 
 
-class Started(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class InstanceStarted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     class_name: ClassName
     id: Id
 
 
-class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class InstanceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What every request of an instance begins with."""
 
     class_name: ClassName
@@ -100,15 +100,15 @@ class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instance: int
 
 
-class Keys(Held, frozen=True, forbid_unknown_fields=True):
+class StorageKeys(InstanceRequest, frozen=True, forbid_unknown_fields=True):
     keys: list[str]
 
 
-class Put(Held, frozen=True, forbid_unknown_fields=True):
+class StoragePut(InstanceRequest, frozen=True, forbid_unknown_fields=True):
     entries: dict[str, Any]
 
 
-class List(Held, frozen=True, forbid_unknown_fields=True):
+class StorageList(InstanceRequest, frozen=True, forbid_unknown_fields=True):
     start: str | None = None
     start_after: str | None = None
     end: str | None = None
@@ -117,16 +117,16 @@ class List(Held, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=1)] | None = None
 
 
-class Sql(Held, frozen=True, forbid_unknown_fields=True):
+class StorageSql(InstanceRequest, frozen=True, forbid_unknown_fields=True):
     sql: str
     parameters: list[Any] = []
 
 
-class End(Held, frozen=True, forbid_unknown_fields=True):
+class EndTransaction(InstanceRequest, frozen=True, forbid_unknown_fields=True):
     keep: bool
 
 
-class SetAlarm(Held, frozen=True, forbid_unknown_fields=True):
+class SetAlarm(InstanceRequest, frozen=True, forbid_unknown_fields=True):
     at_ms: Annotated[int, Meta(ge=0, le=MAX_TIME_MS)]
 
 
@@ -162,16 +162,16 @@ class ObjectStorage(Binding):
         return cls(store, services.databases.get(path, lambda path: Alarms(path, store, ring)))
 
     @method
-    async def start(self, request: Started) -> int:
+    async def start(self, request: InstanceStarted) -> int:
         return await self._guarded(lambda: self._store.start(ObjectKey(request.class_name, request.id)))
 
     @method
-    async def get(self, request: Keys) -> Any:
+    async def get(self, request: StorageKeys) -> Any:
         keys = _checked(request.keys)
         return await self._run(request, lambda file: file.get(keys))
 
     @method
-    async def put(self, request: Put) -> None:
+    async def put(self, request: StoragePut) -> None:
         _checked(list(request.entries))
         encoded = {key: msgspec.msgpack.encode(value) for key, value in request.entries.items()}
         for key, value in encoded.items():
@@ -183,23 +183,23 @@ class ObjectStorage(Binding):
         await self._run(request, lambda file: file.put(encoded))
 
     @method
-    async def delete(self, request: Keys) -> int:
+    async def delete(self, request: StorageKeys) -> int:
         keys = _checked(request.keys)
         return await self._run(request, lambda file: file.delete(keys))
 
     @method
-    async def list(self, request: List) -> Any:
-        listing = Listing(
+    async def list(self, request: StorageList) -> Any:
+        listing = StorageListing(
             request.start, request.start_after, request.end, request.prefix, request.reverse, request.limit
         )
         return await self._run(request, lambda file: file.listed(listing, MAX_LIST_BYTES))
 
     @method
-    async def delete_all(self, request: Held) -> None:
+    async def delete_all(self, request: InstanceRequest) -> None:
         await self._run(request, lambda file: file.delete_all())
 
     @method
-    async def sql(self, request: Sql) -> Any:
+    async def sql(self, request: StorageSql) -> Any:
         parameters = [_scalar(value) for value in request.parameters]
         outcome = await self._run(request, lambda file: file.sql(request.sql, parameters))
         return {
@@ -210,30 +210,30 @@ class ObjectStorage(Binding):
         }
 
     @method
-    async def size(self, request: Held) -> int:
+    async def size(self, request: InstanceRequest) -> int:
         return await self._run(request, lambda file: file.size_bytes())
 
     @method
-    async def begin(self, request: Held) -> None:
+    async def begin(self, request: InstanceRequest) -> None:
         await self._run(request, lambda file: file.begin())
 
     @method
-    async def end(self, request: End) -> None:
+    async def end(self, request: EndTransaction) -> None:
         await self._run(request, lambda file: file.end(keep=request.keep))
 
     @method
-    async def commit(self, request: Held) -> None:
+    async def commit(self, request: InstanceRequest) -> None:
         await self._run(request, lambda file: file.commit())
 
     @method
-    async def abandon(self, request: Held) -> None:
+    async def abandon(self, request: InstanceRequest) -> None:
         """The instance ends itself, without what it has not committed."""
         key = ObjectKey(request.class_name, request.id)
         if self._store.is_current(key, request.instance):
             await self._guarded(lambda: self._store.reset(key))
 
     @method
-    async def get_alarm(self, request: Held) -> int | None:
+    async def get_alarm(self, request: InstanceRequest) -> int | None:
         alarm = await self._run(request, lambda file: file.alarm())
         return None if alarm is None or alarm.is_running else alarm.at_ms
 
@@ -248,10 +248,10 @@ class ObjectStorage(Binding):
             raise
 
     @method
-    async def delete_alarm(self, request: Held) -> None:
+    async def delete_alarm(self, request: InstanceRequest) -> None:
         await self._run(request, lambda file: file.delete_alarm())
 
-    async def _run(self, request: Held, work: Callable[[ObjectFile], T]) -> T:
+    async def _run(self, request: InstanceRequest, work: Callable[[ObjectFile], T]) -> T:
         key = ObjectKey(request.class_name, request.id)
         return await self._guarded(lambda: self._store.run(key, work, request.instance))
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from runtime.functions.bindings.database import Connection, Database, Databases, create
-from runtime.functions.bindings.sql import Guard
+from runtime.functions.bindings.sql import StatementGuard
 
 T = TypeVar("T")
-GuardedWork = Callable[[Connection, Guard], T]
+GuardedWork = Callable[[Connection, StatementGuard], T]
 
 
 class GuardedDatabase:
@@ -16,7 +16,7 @@ class GuardedDatabase:
         """`transactions_by` is what an author is told to use instead of BEGIN."""
         self._transactions_by = transactions_by
         self._schema = schema
-        self._guard: Guard | None = None
+        self._guard: StatementGuard | None = None
         # No cache of statements: one that was compiled while the guard trusted must not be found again by the same words.
         self._database = Database(path, self._prepare, max_bytes=max_bytes, caches=False)
 
@@ -40,7 +40,7 @@ class GuardedDatabase:
 
     def _prepare(self, connection: Connection) -> None:
         create(connection, self._schema)
-        self._guard = Guard(connection, self._transactions_by)
+        self._guard = StatementGuard(connection, self._transactions_by)
 
 
 def open_guarded(

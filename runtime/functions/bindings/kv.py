@@ -27,7 +27,7 @@ from runtime.functions.bindings.binding import (
 )
 from runtime.functions.bindings.database import Connection, Database, create, storage_word, transaction
 from runtime.functions.bindings.place import directory_of
-from runtime.functions.channel import Answer
+from runtime.functions.channel import StreamingReply
 
 MAX_KEY_BYTES = 512
 MAX_VALUE_BYTES = 25 << 20
@@ -49,18 +49,18 @@ _LIVE = "(expires_s IS NULL OR expires_s > ?)"
 T = TypeVar("T")
 
 
-class Get(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KVGet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
     streamed: bool = False
     cache_ttl: int | None = None
 
 
-class GetMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KVGetMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: list[str]
     cache_ttl: int | None = None
 
 
-class Put(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KVPut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
     value: bytes | None = None  # None: it is streamed
     expiration: int | None = None  # seconds since 1970
@@ -68,11 +68,11 @@ class Put(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metadata: str | None = None  # JSON
 
 
-class Delete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KVDelete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
 
 
-class List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KVList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefix: str = ""
     limit: Annotated[int, Meta(ge=-(2**53), le=2**53)] = MAX_LISTED
     cursor: str | None = None
@@ -96,7 +96,7 @@ class KVNamespace(Binding):
         )
 
     @method
-    async def get(self, request: Get) -> Any:
+    async def get(self, request: KVGet) -> Any:
         """{found, metadata} and the value, as `value` or streamed."""
         key = _checked_key("GET", request.key)
         _check_cache_ttl(request.cache_ttl)
@@ -105,11 +105,11 @@ class KVNamespace(Binding):
             return {"found": False}
         metadata, value = row
         if request.streamed:
-            return Answer({"found": True, "metadata": metadata}, in_pieces(value))
+            return StreamingReply({"found": True, "metadata": metadata}, in_pieces(value))
         return {"found": True, "metadata": metadata, "value": value}
 
     @method
-    async def get_many(self, request: GetMany) -> Any:
+    async def get_many(self, request: KVGetMany) -> Any:
         """[value, metadata] or None for each key."""
         if not 1 <= len(request.keys) <= MAX_BULK_KEYS:
             raise _refusal("GET", 400, f"You can request a maximum of {MAX_BULK_KEYS} keys, and at least one.")
@@ -133,7 +133,7 @@ class KVNamespace(Binding):
         return await self._run("GET", read)
 
     @method
-    async def put(self, request: Put, body: Body | None) -> None:
+    async def put(self, request: KVPut, body: Body | None) -> None:
         key = _checked_key("PUT", request.key)
         expires_s = self._expiry(request)
         _check_metadata(request.metadata)
@@ -156,14 +156,14 @@ class KVNamespace(Binding):
         await self._run("PUT", write)
 
     @method
-    async def delete(self, request: Delete) -> None:
+    async def delete(self, request: KVDelete) -> None:
         key = _checked_key("DELETE", request.key)
         await self._run(
             "DELETE", lambda connection: connection.execute("DELETE FROM entries WHERE key = ?", (key,)).close()
         )
 
     @method
-    async def list(self, request: List) -> Any:
+    async def list(self, request: KVList) -> Any:
         """{keys: [[name, expires_s, metadata]...], cursor}; no cursor: the list is complete."""
         if not 1 <= request.limit <= MAX_LISTED:
             sentence = f"Invalid key_count_limit of {request.limit}. Please specify an integer from 1 to {MAX_LISTED}."
@@ -204,7 +204,7 @@ class KVNamespace(Binding):
         row: tuple[str | None, bytes] | None = connection.execute(query, (key, int(self._now_s()))).fetchone()
         return row
 
-    def _expiry(self, request: Put) -> int | None:
+    def _expiry(self, request: KVPut) -> int | None:
         if request.expiration_ttl is not None:
             if not MIN_TTL_S <= request.expiration_ttl <= 2**40:
                 sentence = (

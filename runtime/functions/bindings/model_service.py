@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 
 from runtime.functions.bindings.ai import AI, MAX_INPUT_BYTES, Run
-from runtime.functions.bindings.assets import Fetch
+from runtime.functions.bindings.assets import FetchCall
 from runtime.functions.bindings.binding import Binding, BindingError, Body, Services, gathered, method
-from runtime.functions.bindings.service import Rpc
-from runtime.functions.channel import Answer
+from runtime.functions.bindings.service import RpcCall
+from runtime.functions.channel import StreamingReply
 
 
 class ModelService(Binding):
@@ -19,7 +19,7 @@ class ModelService(Binding):
         self._ai = AI(services, None)
 
     @method
-    async def fetch(self, request: Fetch, body: Body | None) -> Any:
+    async def fetch(self, request: FetchCall, body: Body | None) -> Any:
         """POST with the model's inputs as JSON; the answer is that of Workers AI's own path, or a stream of events."""
         sent = request.body if body is None else await gathered(body, MAX_INPUT_BYTES, _too_large)
         try:
@@ -30,7 +30,7 @@ class ModelService(Binding):
         return await self._ai.run(Run(self._model, inputs, raw=True))
 
     @method
-    async def rpc(self, request: Rpc) -> Any:
+    async def rpc(self, request: RpcCall) -> Any:
         if request.name != "run":
             raise BindingError(
                 f"a model has the method run, and no {request.name!r}", code="no_method", name="TypeError"
@@ -39,7 +39,7 @@ class ModelService(Binding):
         if not isinstance(inputs, dict) or len(request.args) > 1:
             raise BindingError(f"run takes the inputs of {self._model} as one dict", name="TypeError")
         answer = await self._ai.run(Run(self._model, inputs))
-        return answer if isinstance(answer, Answer) else msgspec.json.decode(answer["body"])
+        return answer if isinstance(answer, StreamingReply) else msgspec.json.decode(answer["body"])
 
     async def close(self) -> None:
         await self._ai.close()

@@ -19,7 +19,7 @@ from runtime.functions.bindings.database import (
     Connection,
     DatabaseError,
 )
-from runtime.functions.bindings.sql import Guard, Outcome, execute, statements_of
+from runtime.functions.bindings.sql import Outcome, StatementGuard, execute, statements_of
 
 TIME_LIMIT_S = 10.0  # of one statement, during which the function's process waits
 MAX_DEPTH = 32  # transactions inside transactions
@@ -37,7 +37,7 @@ class Alarm(NamedTuple):
     is_running: bool
 
 
-class Listing(NamedTuple):
+class StorageListing(NamedTuple):
     """Which keys: from `start` on or behind `start_after`, before `end`, with a prefix."""
 
     start: str | None = None
@@ -59,7 +59,7 @@ class ObjectFile:
         )
         try:
             self._prepare(self._connection, max_bytes)
-            self._guard = Guard(self._connection, "transactionSync()")
+            self._guard = StatementGuard(self._connection, "transactionSync()")
         except BaseException:
             self._connection.close()
             raise
@@ -95,7 +95,7 @@ class ObjectFile:
             self._trusted("DELETE FROM _cf_KV WHERE key = ?", (key,))
         return self._connection.total_changes - before
 
-    def listed(self, listing: Listing, max_bytes: int) -> list[list[Any]]:
+    def listed(self, listing: StorageListing, max_bytes: int) -> list[list[Any]]:
         """[key, value] in the order of the keys' bytes. Raises DatabaseError beyond `max_bytes`."""
         bounds: list[tuple[str, str | None]] = [
             ("key >= ?", listing.start),

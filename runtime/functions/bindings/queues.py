@@ -47,18 +47,18 @@ Seconds = Annotated[float, Meta(ge=0, le=MAX_DELAY_S)]
 Deliver = Callable[[str, list[dict[str, Any]]], Awaitable[Mapping[str, Any]]]
 
 
-class Sent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SentMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     body: Any
     content_type: Literal["json", "text", "bytes", "v8"] = "json"
     delay_seconds: Seconds | None = None
 
 
 class Send(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    messages: list[Sent]
+    messages: list[SentMessage]
     delay_seconds: Seconds | None = None
 
 
-class Message(NamedTuple):
+class StoredMessage(NamedTuple):
     id: str
     sent_s: float
     attempts: int
@@ -124,10 +124,10 @@ class Queue:
 
         return await self._database.run(look)
 
-    async def take(self, size: int) -> list[Message]:
+    async def take(self, size: int) -> list[StoredMessage]:
         """The oldest that are visible, leased and counted."""
 
-        def work(connection: Connection) -> list[Message]:
+        def work(connection: Connection) -> list[StoredMessage]:
             now_s = self._now_s()
             with transaction(connection):
                 query = "SELECT number FROM messages WHERE visible_s <= ? ORDER BY visible_s, number LIMIT ?"
@@ -137,7 +137,7 @@ class Queue:
                     "RETURNING id, sent_s, attempts, body"
                 )
                 rows = [connection.execute(statement, (now_s + LEASE_S, number)).fetchall()[0] for number in numbers]
-            return [Message(*row) for row in rows]
+            return [StoredMessage(*row) for row in rows]
 
         return await self._database.run(work)
 
@@ -255,7 +255,7 @@ class QueueConsumer:
                 log.exception("the consumer of the queue %s goes on after an error", self._queue.name)
                 await asyncio.sleep(PAUSE_AFTER_ERROR_S)
 
-    async def _due(self) -> list[Message]:
+    async def _due(self) -> list[StoredMessage]:
         """The next batch; empty when this consumer has been replaced."""
         await self._until_due()
         if self._queue.consumer is not self:
@@ -279,7 +279,7 @@ class QueueConsumer:
                 async with asyncio.timeout(due_in_s):
                     await self._queue.news.wait()
 
-    async def _handle(self, messages: list[Message]) -> None:
+    async def _handle(self, messages: list[StoredMessage]) -> None:
         if not messages:
             return
         retried: dict[str, float | None] = {}
@@ -304,13 +304,13 @@ class QueueConsumer:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
-    async def _give_back(self, messages: list[Message]) -> None:
+    async def _give_back(self, messages: list[StoredMessage]) -> None:
         """The function could not be asked: it is full, being replaced, or gone."""
         delays = [(message.id, PAUSE_AFTER_ERROR_S) for message in messages]
         await self._queue.settle([], delays, is_counted=False)
         self._under_way -= {message.id for message in messages}
 
-    async def _settle(self, messages: list[Message], retried: Mapping[str, float | None]) -> None:
+    async def _settle(self, messages: list[StoredMessage], retried: Mapping[str, float | None]) -> None:
         failed = [message for message in messages if message.id in retried]
         over = [message for message in failed if message.attempts > self._settings.max_retries]
         if over and self._dead_letters is not None:
@@ -329,7 +329,7 @@ class QueueConsumer:
             log.error("a batch of %s could not be settled and comes again: %s", self._queue.name, error)
 
 
-def _as_value(message: Message) -> dict[str, Any]:
+def _as_value(message: StoredMessage) -> dict[str, Any]:
     return {
         "id": message.id,
         "timestamp_ms": int(message.sent_s * 1000),

@@ -18,16 +18,16 @@ from runtime.functions.bindings.r2_objects import (
     MAX_KEY_BYTES,
     MAX_METADATA_BYTES,
     MAX_PARTS,
+    ByteRange,
     Conditions,
     Details,
-    Listing,
     ObjectHead,
-    Part,
     R2Error,
+    R2Listing,
     Range,
-    Span,
+    UploadedPart,
 )
-from runtime.functions.channel import Answer
+from runtime.functions.channel import StreamingReply
 
 MAX_KEYS = 1000  # of one list or delete
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class Store(Protocol):
 
     async def open(
         self, key: str, only_if: Conditions | None, range: Range | None
-    ) -> tuple[ObjectHead, Span, Body | None] | None: ...
+    ) -> tuple[ObjectHead, ByteRange, Body | None] | None: ...
 
     async def put(
         self, key: str, content: Body, details: Details, only_if: Conditions | None, checksum: tuple[str, bytes] | None
@@ -51,7 +51,7 @@ class Store(Protocol):
 
     async def listing(
         self, prefix: str, limit: int, cursor: str | None, delimiter: str, start_after: str, *, with_metadata: bool
-    ) -> Listing: ...
+    ) -> R2Listing: ...
 
     async def create_upload(self, key: str, details: Details) -> str: ...
 
@@ -59,22 +59,22 @@ class Store(Protocol):
 
     async def abort_upload(self, key: str, upload_id: str) -> None: ...
 
-    async def complete_upload(self, key: str, upload_id: str, parts: Sequence[Part]) -> ObjectHead: ...
+    async def complete_upload(self, key: str, upload_id: str, parts: Sequence[UploadedPart]) -> ObjectHead: ...
 
     async def close(self) -> None: ...
 
 
-class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class R2Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
 
 
-class Get(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class R2Get(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
     only_if: Conditions | None = None
     range: Range | None = None
 
 
-class Put(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class R2Put(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
     value: bytes | None = None  # None: it is streamed
     only_if: Conditions | None = None
@@ -82,11 +82,11 @@ class Put(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checksum: tuple[str, bytes] | None = None  # algorithm and digest
 
 
-class Delete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class R2Delete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: list[str]
 
 
-class List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class R2List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefix: str = ""
     limit: int = MAX_KEYS
     cursor: str | None = None
@@ -95,27 +95,27 @@ class List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include: list[str] = []
 
 
-class Create(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class R2CreateUpload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
     details: Details = Details()
 
 
-class Upload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class R2Upload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
     upload_id: str
 
 
-class UploadPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class R2UploadPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
     upload_id: str
     part_number: int
     value: bytes | None = None
 
 
-class Complete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class R2CompleteUpload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
     upload_id: str
-    parts: list[Part]
+    parts: list[UploadedPart]
 
 
 class R2Bucket(Binding):
@@ -137,12 +137,12 @@ class R2Bucket(Binding):
         return cls(services.databases.get(directory, lambda path: FileStore(path, services.max_bytes)))
 
     @method
-    async def head(self, request: Key) -> Any:
+    async def head(self, request: R2Key) -> Any:
         found = await self._done("head", self._store.head(_checked("head", request.key)))
         return None if found is None else found.as_value()
 
     @method
-    async def get(self, request: Get) -> Any:
+    async def get(self, request: R2Get) -> Any:
         """None; the object alone where a condition fails; else the object, its span, and its bytes as a stream."""
         found = await self._done("get", self._store.open(_checked("get", request.key), request.only_if, request.range))
         if found is None:
@@ -150,10 +150,10 @@ class R2Bucket(Binding):
         head, span, content = found
         if content is None:
             return {"object": head.as_value()}
-        return Answer({"object": head.as_value(), "range": _as_range(span)}, _Told("get", content))
+        return StreamingReply({"object": head.as_value(), "range": _as_range(span)}, _Told("get", content))
 
     @method
-    async def put(self, request: Put, body: Body | None) -> Any:
+    async def put(self, request: R2Put, body: Body | None) -> Any:
         """The object; None where a condition fails."""
         key = _checked("put", request.key)
         details = _checked_details("put", request.details)
@@ -162,13 +162,13 @@ class R2Bucket(Binding):
         return None if head is None else head.as_value()
 
     @method
-    async def delete(self, request: Delete) -> None:
+    async def delete(self, request: R2Delete) -> None:
         if len(request.keys) > MAX_KEYS:
             raise _error("delete", R2Error("DeleteObjects takes at most 1000 keys", 10022, 400))
         await self._done("delete", self._store.delete([_checked("delete", key) for key in request.keys]))
 
     @method
-    async def list(self, request: List) -> Any:
+    async def list(self, request: R2List) -> Any:
         if not 1 <= request.limit <= MAX_KEYS:
             sentence = f"MaxKeys params must be positive integer <= {MAX_KEYS}, not {request.limit}"
             raise _error("list", R2Error(sentence, 10022, 400))
@@ -186,7 +186,7 @@ class R2Bucket(Binding):
         return value if listed.cursor is None else {**value, "cursor": listed.cursor}
 
     @method
-    async def create_multipart_upload(self, request: Create) -> Any:
+    async def create_multipart_upload(self, request: R2CreateUpload) -> Any:
         key, details = _checked("createMultipartUpload", request.key), request.details
         upload_id = await self._done(
             "createMultipartUpload", self._store.create_upload(key, _checked_details("createMultipartUpload", details))
@@ -194,7 +194,7 @@ class R2Bucket(Binding):
         return {"key": request.key, "upload_id": upload_id}
 
     @method
-    async def upload_part(self, request: UploadPart, body: Body | None) -> Any:
+    async def upload_part(self, request: R2UploadPart, body: Body | None) -> Any:
         if not 1 <= request.part_number <= MAX_PARTS:
             sentence = f"Part number must be between 1 and {MAX_PARTS}, inclusive."
             raise _error("uploadPart", R2Error(sentence, 10029, 400))
@@ -205,12 +205,12 @@ class R2Bucket(Binding):
         return {"part_number": request.part_number, "etag": etag}
 
     @method
-    async def abort(self, request: Upload) -> None:
+    async def abort(self, request: R2Upload) -> None:
         key = _checked("abortMultipartUpload", request.key)
         await self._done("abortMultipartUpload", self._store.abort_upload(key, request.upload_id))
 
     @method
-    async def complete(self, request: Complete) -> Any:
+    async def complete(self, request: R2CompleteUpload) -> Any:
         verb = "completeMultipartUpload"
         key = _checked(verb, request.key)
         head = await self._done(verb, self._store.complete_upload(key, request.upload_id, request.parts))
@@ -277,7 +277,7 @@ def _checked_details(verb: str, details: Details) -> Details:
     return details
 
 
-def _as_range(span: Span) -> dict[str, int]:
+def _as_range(span: ByteRange) -> dict[str, int]:
     return {"offset": span.start, "length": span.length}
 
 

@@ -23,15 +23,15 @@ from runtime.functions.bindings.database import Connection, Database, create, tr
 from runtime.functions.bindings.kv import behind
 from runtime.functions.bindings.r2_objects import (
     MIN_PART_BYTES,
+    ByteRange,
     Conditions,
     Details,
     Digests,
-    Listing,
     ObjectHead,
-    Part,
     R2Error,
+    R2Listing,
     Range,
-    Span,
+    UploadedPart,
     multipart_etag,
 )
 
@@ -66,20 +66,20 @@ class FileStore:
 
     async def open(
         self, key: str, only_if: Conditions | None, range: Range | None
-    ) -> "tuple[ObjectHead, Span, Content | None] | None":
+    ) -> "tuple[ObjectHead, ByteRange, FileContent | None] | None":
         """The object and its bytes; no bytes where a condition fails."""
         while True:
             head = await self.head(key)
             if head is None:
                 return None
             if only_if is not None and not only_if.hold(head):
-                return head, Span(0, 0), None
-            span = range.within(head.size) if range is not None else Span(0, head.size)
+                return head, ByteRange(0, 0), None
+            span = range.within(head.size) if range is not None else ByteRange(0, head.size)
             try:
                 return (
                     head,
                     span,
-                    Content(await asyncio.to_thread(self._open_file, head.version, span.start), span.length),
+                    FileContent(await asyncio.to_thread(self._open_file, head.version, span.start), span.length),
                 )
             except FileNotFoundError:
                 if (await self.head(key)) == head:
@@ -131,7 +131,7 @@ class FileStore:
         start_after: str,
         *,
         with_metadata: bool = True,
-    ) -> Listing:
+    ) -> R2Listing:
         """All of an object is in the index, whether it is wanted or not."""
         start = _decoded_cursor(cursor) if cursor else b""
         if not cursor and start_after:
@@ -171,7 +171,7 @@ class FileStore:
     async def abort_upload(self, key: str, upload_id: str) -> None:
         await self._removed(await self._index.run(lambda connection: _forget(connection, key, upload_id)))
 
-    async def complete_upload(self, key: str, upload_id: str, parts: Sequence[Part]) -> ObjectHead:
+    async def complete_upload(self, key: str, upload_id: str, parts: Sequence[UploadedPart]) -> ObjectHead:
         details, rows = await self._index.run(lambda connection: _chosen(connection, key, upload_id, parts))
         version, size = await self._written(self._joined([row[0] for row in rows]), lambda data: None)
         etag = multipart_etag([row[2] for row in rows])
@@ -241,7 +241,7 @@ class FileStore:
 
     async def _joined(self, versions: list[str]) -> AsyncIterator[bytes]:
         for version in versions:
-            content = Content(await asyncio.to_thread(self._open_file, version, 0), None)
+            content = FileContent(await asyncio.to_thread(self._open_file, version, 0), None)
             async for chunk in content:
                 yield chunk
 
@@ -279,14 +279,14 @@ class FileStore:
                     path.unlink()
 
 
-class Content:
+class FileContent:
     """A part of an open file, as a stream. The file stays readable when its object is replaced meanwhile."""
 
     def __init__(self, file: FileIO, length: int | None) -> None:
         self._file = file
         self._left = length
 
-    def __aiter__(self) -> "Content":
+    def __aiter__(self) -> "FileContent":
         return self
 
     async def __anext__(self) -> bytes:
@@ -345,7 +345,7 @@ def _as_head(row: tuple[Any, ...]) -> ObjectHead:
     )  # fmt: skip
 
 
-def _listing(connection: Connection, prefix: bytes, limit: int, start: bytes, delimiter: bytes) -> Listing:
+def _listing(connection: Connection, prefix: bytes, limit: int, start: bytes, delimiter: bytes) -> R2Listing:
     """One look at the index per object or group: a group of a million keys is stepped over."""
     heads: list[ObjectHead] = []
     prefixes: list[str] = []
@@ -357,20 +357,20 @@ def _listing(connection: Connection, prefix: bytes, limit: int, start: bytes, de
         rows = connection.execute(many, (start, *bound, wanted)).fetchall()
         for row in rows:
             if len(heads) + len(prefixes) == limit:
-                return Listing(heads, prefixes, base64.urlsafe_b64encode(start).decode())
+                return R2Listing(heads, prefixes, base64.urlsafe_b64encode(start).decode())
             cut = row[0].find(delimiter, len(prefix)) if delimiter else -1
             if cut >= 0:
                 group = row[0][: cut + len(delimiter)]
                 prefixes.append(group.decode())
                 after = behind(group)
                 if after is None:
-                    return Listing(heads, prefixes, None)
+                    return R2Listing(heads, prefixes, None)
                 start = after
             else:
                 heads.append(_as_head(row))
                 start = row[0] + b"\0"
         if len(rows) < wanted:
-            return Listing(heads, prefixes, None)
+            return R2Listing(heads, prefixes, None)
 
 
 def _upload(connection: Connection, key: str, upload_id: str) -> Details:
@@ -383,7 +383,7 @@ def _upload(connection: Connection, key: str, upload_id: str) -> Details:
 
 
 def _chosen(
-    connection: Connection, key: str, upload_id: str, parts: Sequence[Part]
+    connection: Connection, key: str, upload_id: str, parts: Sequence[UploadedPart]
 ) -> tuple[Details, list[tuple[str, int, str]]]:
     """(version, size, etag) of each part, in order."""
     details = _upload(connection, key, upload_id)

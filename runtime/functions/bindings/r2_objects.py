@@ -74,25 +74,25 @@ class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     length: Count | None = None
     suffix: Count | None = None
 
-    def within(self, size: int) -> "Span":
+    def within(self, size: int) -> "ByteRange":
         if self.suffix is not None:
             if self.offset is not None or self.length is not None:
                 raise R2Error("a range is a suffix, or an offset and a length", 10039, 416)
             length = min(self.suffix, size)
-            return Span(size - length, length)
+            return ByteRange(size - length, length)
         start = self.offset or 0
         if start > size or (start == size and size) or self.length == 0:
             raise R2Error(f"The requested range is not satisfiable: the object has {size} bytes.", 10039, 416)
         left = size - start
-        return Span(start, left if self.length is None else min(self.length, left))
+        return ByteRange(start, left if self.length is None else min(self.length, left))
 
 
-class Span(NamedTuple):
+class ByteRange(NamedTuple):
     start: int
     length: int
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class UploadedPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     part_number: int
     etag: str
 
@@ -124,7 +124,7 @@ class ObjectHead(NamedTuple):
         return value
 
 
-class Listing(NamedTuple):
+class R2Listing(NamedTuple):
     heads: list[ObjectHead]
     prefixes: list[str]
     cursor: str | None  # None: this was all

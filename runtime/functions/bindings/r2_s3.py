@@ -17,15 +17,15 @@ from xml.sax.saxutils import escape
 from runtime.functions.bindings.r2_headers import described, head_of, listed, time_of
 from runtime.functions.bindings.r2_objects import (
     MIN_PART_BYTES,
+    ByteRange,
     Conditions,
     Details,
     Digests,
-    Listing,
     ObjectHead,
-    Part,
     R2Error,
+    R2Listing,
     Range,
-    Span,
+    UploadedPart,
 )
 from runtime.functions.bindings.s3 import (
     CREDENTIALS_ARE_WRONG,
@@ -66,15 +66,15 @@ class S3Store:
 
     async def open(
         self, key: str, only_if: Conditions | None, range: Range | None
-    ) -> "tuple[ObjectHead, Span, Content | None] | None":
+    ) -> "tuple[ObjectHead, ByteRange, S3Content | None] | None":
         """The object and its bytes; no bytes where a condition fails."""
         for _ in _races(key):
             head = await self.head(key)
             if head is None:
                 return None
             if only_if is not None and not only_if.hold(head):
-                return head, Span(0, 0), None
-            span = range.within(head.size) if range is not None else Span(0, head.size)
+                return head, ByteRange(0, 0), None
+            span = range.within(head.size) if range is not None else ByteRange(0, head.size)
             headers = {"if-match": f'"{head.etag}"'}
             if span.length and span.length < head.size:
                 headers["range"] = f"bytes={span.start}-{span.start + span.length - 1}"
@@ -85,7 +85,7 @@ class S3Store:
                     if error.status in (404, 412):
                         continue  # it has been replaced since
                     raise
-                return head, span, Content(answer, span.length, head)
+                return head, span, S3Content(answer, span.length, head)
         raise AssertionError("unreachable")
 
     async def put(
@@ -139,7 +139,7 @@ class S3Store:
 
     async def listing(
         self, prefix: str, limit: int, cursor: str | None, delimiter: str, start_after: str, *, with_metadata: bool
-    ) -> Listing:
+    ) -> R2Listing:
         query = {"list-type": "2", "max-keys": str(limit), "encoding-type": "url"}
         token = _token_of(cursor) if cursor else ""
         wanted = {"prefix": prefix, "delimiter": delimiter, "continuation-token": token, "start-after": start_after}
@@ -156,7 +156,7 @@ class S3Store:
             more = text_of(root, "NextContinuationToken") if text_of(root, "IsTruncated") == "true" else None
         if with_metadata:
             heads = [found or each for each, found in zip(heads, await self._heads(heads), strict=True)]
-        return Listing(heads, prefixes, None if more is None else _as_cursor(more))
+        return R2Listing(heads, prefixes, None if more is None else _as_cursor(more))
 
     async def create_upload(self, key: str, details: Details) -> str:
         _check_key(key)
@@ -180,7 +180,7 @@ class S3Store:
         async with _translated():
             (await self._client.ask("DELETE", key, {"uploadId": upload_id})).close()
 
-    async def complete_upload(self, key: str, upload_id: str, parts: Sequence[Part]) -> ObjectHead:
+    async def complete_upload(self, key: str, upload_id: str, parts: Sequence[UploadedPart]) -> ObjectHead:
         _check_key(key)
         chosen = sorted(parts, key=lambda part: part.part_number)
         _check_parts(chosen, await self._parts(key, upload_id))
@@ -240,7 +240,7 @@ class S3Store:
     _has_bucket = False
 
 
-class Content:
+class S3Content:
     """An object's bytes as they come, counted, and hashed where the etag says what they are."""
 
     def __init__(self, answer: S3Answer, length: int, head: ObjectHead) -> None:
@@ -251,7 +251,7 @@ class Content:
         self._md5 = hashlib.md5(usedforsecurity=False) if is_whole else None
         self._etag = head.etag
 
-    def __aiter__(self) -> "Content":
+    def __aiter__(self) -> "S3Content":
         return self
 
     async def __anext__(self) -> bytes:
@@ -376,7 +376,7 @@ def _escaped(text: str) -> str:
     return "".join(char if char.isprintable() else f"&#{ord(char)};" for char in escape(text))
 
 
-def _check_parts(parts: list[Part], uploaded: dict[int, tuple[str, int]]) -> None:
+def _check_parts(parts: list[UploadedPart], uploaded: dict[int, tuple[str, int]]) -> None:
     """R2's rules, of which S3 does not know all."""
     numbers = [part.part_number for part in parts]
     if not parts or len(set(numbers)) != len(numbers):

@@ -15,7 +15,7 @@ from runtime.functions.bindings.queues import QueueProducer
 from runtime.functions.bindings.r2 import R2Bucket
 from runtime.functions.bindings.rate_limit import RateLimit
 from runtime.functions.bindings.service import Service
-from runtime.functions.channel.frames import Call
+from runtime.functions.channel.frames import BindingCall
 
 Opener = Callable[[Declaration, Path, Services], Binding]
 OPENERS: dict[str, Opener] = {
@@ -69,7 +69,7 @@ class Bindings:
             for declaration in self._declarations
         ]
 
-    async def answer(self, call: Call, body: Body | None = None) -> Any:
+    async def answer(self, call: BindingCall, body: Body | None = None) -> Any:
         """What a channel's handler gives back for a `call`."""
         binding = self._bindings.get(call.binding)
         if binding is None:

@@ -5,18 +5,18 @@ from typing import Any, Protocol
 
 import msgspec
 
-from runtime.functions.bindings.assets import Fetch
+from runtime.functions.bindings.assets import FetchCall
 from runtime.functions.bindings.binding import Binding, BindingError, Body, Declaration, Functions, Services, method
-from runtime.functions.channel import Answer
+from runtime.functions.channel import StreamingReply
 
 
-class Rpc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RpcCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
 
 
-class Fetched(Protocol):
+class FetchArguments(Protocol):
     """A request as it crosses a channel."""
 
     @property
@@ -49,19 +49,24 @@ class Service(Binding):
         return cls(services.functions, options["service"], options.get("entrypoint") or "default", props)
 
     @method
-    async def fetch(self, request: Fetch, body: Body | None) -> Any:
+    async def fetch(self, request: FetchCall, body: Body | None) -> Any:
         return await fetched(self._functions, self._function, self._entrypoint, request, body, self._options)
 
     @method
-    async def rpc(self, request: Rpc) -> Any:
+    async def rpc(self, request: RpcCall) -> Any:
         called = await self._functions.rpc(
             self._function, self._entrypoint, request.name, request.args, request.kwargs, self._options
         )
-        return called.value if called.body is None else Answer(called.value, called.body)
+        return called.value if called.body is None else StreamingReply(called.value, called.body)
 
 
 async def fetched(
-    functions: Functions, function: str, entrypoint: str, request: Fetched, body: Body | None, options: dict[str, Any]
+    functions: Functions,
+    function: str,
+    entrypoint: str,
+    request: FetchArguments,
+    body: Body | None,
+    options: dict[str, Any],
 ) -> Any:
     """A function's response, as it crosses a channel."""
     sent = request.body if body is None else body
@@ -69,4 +74,4 @@ async def fetched(
         options = {**options, "websocket": True}
     response = await functions.fetch(function, entrypoint, request.method, request.url, request.headers, sent, options)
     value = {"status": response.status, "headers": response.headers, "web_socket": response.status == 101}
-    return Answer(value, response.stream) if response.stream is not None else {**value, "body": response.body}
+    return StreamingReply(value, response.stream) if response.stream is not None else {**value, "body": response.body}

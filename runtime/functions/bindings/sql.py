@@ -84,7 +84,7 @@ class SqlError(Exception):
         self.code_name = code_name
 
 
-class Guard:
+class StatementGuard:
     """The authorizer of one connection."""
 
     def __init__(self, connection: Connection, transactions_by: str) -> None:
@@ -154,7 +154,7 @@ class Guard:
         return "" if value is None or name in TAKES_A_NAME else f"PRAGMA {name} can be read only"
 
 
-def execute(connection: Connection, guard: Guard, sql: str, parameters: Sequence[Any] = ()) -> Outcome:
+def execute(connection: Connection, guard: StatementGuard, sql: str, parameters: Sequence[Any] = ()) -> Outcome:
     """One statement. Raises SqlError, and what `storage_word` knows."""
     started_s = time.perf_counter()
     changes_before = connection.total_changes
@@ -176,7 +176,7 @@ def execute(connection: Connection, guard: Guard, sql: str, parameters: Sequence
 
 
 @contextmanager
-def as_sql_errors(guard: Guard) -> Iterator[None]:
+def as_sql_errors(guard: StatementGuard) -> Iterator[None]:
     guard.why = ""
     try:
         yield

@@ -6,19 +6,19 @@ neither bindings nor processes.
 """
 
 from runtime.functions.channel.connection import Channel, current_request
-from runtime.functions.channel.exchanges import Answer, Handler, Result
+from runtime.functions.channel.exchanges import ExchangeResult, Handler, StreamingReply
 from runtime.functions.channel.failure import ChannelClosed, Failure, as_failure
 from runtime.functions.channel.streams import WINDOW_BYTES, Inbound
 
 __all__ = [
     "WINDOW_BYTES",
-    "Answer",
     "Channel",
     "ChannelClosed",
+    "ExchangeResult",
     "Failure",
     "Handler",
     "Inbound",
-    "Result",
+    "StreamingReply",
     "as_failure",
     "current_request",
 ]

@@ -12,26 +12,32 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 from runtime.functions.channel import frames
-from runtime.functions.channel.exchanges import Handler, Result, Sent, Taken, look_away
+from runtime.functions.channel.exchanges import (
+    ExchangeResult,
+    Handler,
+    IncomingExchange,
+    OutgoingExchange,
+    ignore_result,
+)
 from runtime.functions.channel.failure import ChannelClosed, Failure, as_failure
 from runtime.functions.channel.frames import (
     AnyFrame,
-    Call,
-    Chunk,
-    End,
+    BindingCall,
     Fail,
     FrameDecoder,
     FrameError,
     More,
     Note,
     Reply,
+    StreamChunk,
+    StreamEnd,
 )
 from runtime.functions.channel.streams import WINDOW_BYTES, feed
 
 MAX_FRAME_BYTES = 32 << 20  # a KV value of 25 MiB, and what is around it
 MAX_OPEN = 1024  # exchanges the other side may have begun here at once
 
-_WITHIN = (Chunk, End, More, Fail, Reply, frames.Cancel)  # of an exchange that is open
+_WITHIN = (StreamChunk, StreamEnd, More, Fail, Reply, frames.Cancel)  # of an exchange that is open
 
 current_request: contextvars.ContextVar[int] = contextvars.ContextVar("current_request", default=-1)
 
@@ -57,8 +63,8 @@ class Channel(asyncio.Protocol):
         self._decoder = FrameDecoder(max_frame_bytes)
         self._transport: asyncio.Transport | None = None
         self._socket: socket.socket | None = None
-        self._sent: dict[int, Sent] = {}
-        self._taken: dict[int, Taken] = {}
+        self._outgoing: dict[int, OutgoingExchange] = {}
+        self._taken: dict[int, IncomingExchange] = {}
         self._pings: dict[int, asyncio.Future[None]] = {}
         self.room = asyncio.Event()
         self.room.set()
@@ -90,13 +96,13 @@ class Channel(asyncio.Protocol):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
         body: AsyncIterator[bytes] | None = None,
-    ) -> Result:
+    ) -> ExchangeResult:
         """A binding's method with a body sent along, or whose answer is a value and a stream."""
         sent_args, sent_kwargs = frames.plain(list(args), f"{method}'s arguments"), frames.plain(kwargs or {}, method)
         within = current_request.get()
 
-        def call(id: int) -> Call:
-            return Call(id, binding, method, sent_args, sent_kwargs, body is not None, within)
+        def call(id: int) -> BindingCall:
+            return BindingCall(id, binding, method, sent_args, sent_kwargs, body is not None, within)
 
         return await self.request(call, body)
 
@@ -109,20 +115,20 @@ class Channel(asyncio.Protocol):
             raise ChannelClosed(self.why_closed or "the connection to the other process is closed")
         id = self._next_id
         self._next_id += 2
-        first = self.encode(Call(id, binding, method, [], frames.plain(kwargs, method)))
-        sent = self._sent[id] = Sent(self, id)
+        first = self.encode(BindingCall(id, binding, method, [], frames.plain(kwargs, method)))
+        sent = self._outgoing[id] = OutgoingExchange(self, id)
         self.write_bytes(first)
         try:
             self._exchange_until(sent.result)
             result = sent.result.result()
         finally:
-            self._sent.pop(id, None)
+            self._outgoing.pop(id, None)
             sent.end()
         if result.body is not None:
             result.body.cancel()
         return result.value
 
-    def _exchange_until(self, result: "asyncio.Future[Result]") -> None:
+    def _exchange_until(self, result: "asyncio.Future[ExchangeResult]") -> None:
         """What the loop does for this socket, done here: asyncio's own transport keeps what it has yet to send, and sends it first."""
         assert self._transport is not None
         assert self._socket is not None
@@ -161,18 +167,20 @@ class Channel(asyncio.Protocol):
         finally:
             result.body.cancel()
 
-    async def request(self, frame: Callable[[int], frames.Request], body: AsyncIterator[bytes] | None = None) -> Result:
+    async def request(
+        self, frame: Callable[[int], frames.Request], body: AsyncIterator[bytes] | None = None
+    ) -> ExchangeResult:
         """Any exchange: `frame` makes the first message from the id. Cancelling this cancels it at the other end. Raises Failure."""
         if self.closed.is_set():
             raise ChannelClosed(self.why_closed or "the connection to the other process is closed")
         id = self._next_id
         self._next_id += 2
         first = self.encode(frame(id))
-        sent = self._sent[id] = Sent(self, id)
+        sent = self._outgoing[id] = OutgoingExchange(self, id)
         self.write_bytes(first)
         if body is not None:
             sent.feeder = asyncio.ensure_future(feed(self, id, body, sent.credit))
-            sent.feeder.add_done_callback(look_away)
+            sent.feeder.add_done_callback(ignore_result)
         try:
             return await sent.result
         except BaseException:
@@ -206,7 +214,7 @@ class Channel(asyncio.Protocol):
     @property
     def num_open(self) -> int:
         """Exchanges begun at either side."""
-        return len(self._sent) + len(self._taken)
+        return len(self._outgoing) + len(self._taken)
 
     # -- asyncio.Protocol ---------------------------------------------------------------------------------------------------------
 
@@ -231,9 +239,9 @@ class Channel(asyncio.Protocol):
         self.closed.set()
         self.room.set()
         gone = ChannelClosed(self.why_closed or "the other process closed the connection")
-        for sent in list(self._sent.values()):
+        for sent in list(self._outgoing.values()):
             sent.fail(gone)
-        self._sent.clear()
+        self._outgoing.clear()
         for taken in list(self._taken.values()):
             taken.cancel(gone)
         for ping in self._pings.values():
@@ -245,7 +253,7 @@ class Channel(asyncio.Protocol):
     def _take(self, frame: AnyFrame) -> None:
         if isinstance(frame, _WITHIN):
             is_ours = frame.id % 2 == self._parity
-            exchange = self._sent.get(frame.id) if is_ours else self._taken.get(frame.id)
+            exchange = self._outgoing.get(frame.id) if is_ours else self._taken.get(frame.id)
             if exchange is not None:  # else it is over here, and the other side did not know yet
                 exchange.take(frame)
         elif isinstance(frame, frames.Ping):
@@ -267,7 +275,7 @@ class Channel(asyncio.Protocol):
             sentence = f"{self._max_open} exchanges are open already; wait for some of them"
             self.write(Fail(frame.id, "too_many_open", 429, sentence))
             return
-        self._taken[frame.id] = Taken(self, frame, self._answer)
+        self._taken[frame.id] = IncomingExchange(self, frame, self._answer)
 
     # -- what exchanges and streams ask for -------------------------------------------------------------------------------------------
 
@@ -282,5 +290,7 @@ class Channel(asyncio.Protocol):
             self._transport.write(data)
 
     def forget(self, id: int) -> bool:
-        exchanges: dict[int, Sent] | dict[int, Taken] = self._sent if id % 2 == self._parity else self._taken
+        exchanges: dict[int, OutgoingExchange] | dict[int, IncomingExchange] = (
+            self._outgoing if id % 2 == self._parity else self._taken
+        )
         return exchanges.pop(id, None) is not None

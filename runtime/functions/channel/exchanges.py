@@ -10,18 +10,18 @@ from typing import Any, NamedTuple, Protocol
 
 from runtime.functions.channel import frames
 from runtime.functions.channel.failure import ChannelClosed, Failure, fail_frame
-from runtime.functions.channel.frames import AnyFrame, Chunk, End, Fail, FrameError, More, Reply
+from runtime.functions.channel.frames import AnyFrame, Fail, FrameError, More, Reply, StreamChunk, StreamEnd
 from runtime.functions.channel.streams import Credit, Inbound, Writer, close, feed
 
 
-class Answer(NamedTuple):
+class StreamingReply(NamedTuple):
     """What a handler gives back when it is a value with a stream behind it. A plain value, or a stream alone, may be given back as they are."""
 
     value: Any
     body: AsyncIterator[bytes] | None = None
 
 
-class Result(NamedTuple):
+class ExchangeResult(NamedTuple):
     """What the beginner of an exchange gets."""
 
     value: Any
@@ -32,7 +32,7 @@ Handler = Callable[[frames.Request, Inbound | None], Awaitable[Any]]
 """Gets the request and its body where one is streamed; gives back a value, a stream of bytes, or an Answer. What it raises becomes a `fail`."""
 
 
-class Carrier(Writer, Protocol):
+class ExchangeChannel(Writer, Protocol):
     """What an exchange asks of its channel."""
 
     def encode(self, frame: AnyFrame) -> bytes: ...
@@ -45,13 +45,13 @@ class Carrier(Writer, Protocol):
         ...
 
 
-class Sent:
+class OutgoingExchange:
     """An exchange begun here."""
 
-    def __init__(self, channel: Carrier, id: int) -> None:
+    def __init__(self, channel: ExchangeChannel, id: int) -> None:
         self._channel = channel
         self._id = id
-        self.result: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self.result: asyncio.Future[ExchangeResult] = asyncio.get_running_loop().create_future()
         self.credit = Credit()
         self.feeder: asyncio.Future[None] | None = None
         self._body: Inbound | None = None
@@ -66,8 +66,8 @@ class Sent:
                 self._body = Inbound(self._channel, self._id, self._left)
             else:
                 self._over()
-            self.result.set_result(Result(frame.value, self._body))
-        elif isinstance(frame, Chunk):
+            self.result.set_result(ExchangeResult(frame.value, self._body))
+        elif isinstance(frame, StreamChunk):
             if self._body is None:
                 raise FrameError("a piece of a stream that was not announced")
             self._body.push(frame.data)
@@ -77,7 +77,7 @@ class Sent:
             failure = Failure(frame.message, code=frame.code, status=frame.status, name=frame.name, detail=frame.detail)
             self.fail(failure)
             self._channel.forget(self._id)
-        elif isinstance(frame, End):
+        elif isinstance(frame, StreamEnd):
             if self._body is None:
                 raise FrameError("the end of a stream that was not announced")
             self._body.end()
@@ -105,10 +105,10 @@ class Sent:
         self.end()
 
 
-class Taken:
+class IncomingExchange:
     """An exchange begun by the other side, and the task that answers it."""
 
-    def __init__(self, channel: Carrier, frame: frames.Request, answer: Handler) -> None:
+    def __init__(self, channel: ExchangeChannel, frame: frames.Request, answer: Handler) -> None:
         self._channel = channel
         self._id = frame.id
         streamed = getattr(frame, "streamed", False)
@@ -124,9 +124,9 @@ class Taken:
             self._credit.give(frame.bytes)
         elif isinstance(frame, Reply) or self._body is None:
             raise FrameError("what only the other side could say")
-        elif isinstance(frame, Chunk):
+        elif isinstance(frame, StreamChunk):
             self._body.push(frame.data)
-        elif isinstance(frame, End):
+        elif isinstance(frame, StreamEnd):
             self._body.end()
         elif isinstance(frame, Fail):
             self._body.end(Failure(frame.message, code=frame.code, status=frame.status, name=frame.name))
@@ -155,21 +155,21 @@ class Taken:
 
     def _over(self, task: "asyncio.Future[None]") -> None:
         """Also of a task that was cancelled before its first step, whose `finally` never ran."""
-        look_away(task)
+        ignore_result(task)
         self._channel.forget(self._id)
         if self._body is not None:
             self._body.end(Failure("the exchange is over", code="cancelled"))
 
 
 def _split(answer: Any) -> tuple[Any, AsyncIterator[bytes] | None]:
-    if isinstance(answer, Answer):
+    if isinstance(answer, StreamingReply):
         return frames.plain(answer.value), answer.body
     if hasattr(answer, "__aiter__"):
         return None, answer
     return frames.plain(answer), None
 
 
-def look_away(task: "asyncio.Future[Any]") -> None:
+def ignore_result(task: "asyncio.Future[Any]") -> None:
     """Its failure has been told to whom it concerns."""
     if not task.cancelled():
         task.exception()

@@ -19,7 +19,7 @@ class Frame(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields
     id: int
 
 
-class Call(Frame, frozen=True, tag="call"):
+class BindingCall(Frame, frozen=True, tag="call"):
     """Isolate -> runtime: a method of a binding."""
 
     binding: str
@@ -30,7 +30,7 @@ class Call(Frame, frozen=True, tag="call"):
     within: int = -1  # the request on whose behalf it is made; -1: none
 
 
-class Fetch(Frame, frozen=True, tag="fetch"):
+class FetchEvent(Frame, frozen=True, tag="fetch"):
     """Runtime -> isolate, and, as a subrequest, isolate -> runtime."""
 
     method: str
@@ -43,19 +43,19 @@ class Fetch(Frame, frozen=True, tag="fetch"):
     within: int = -1
 
 
-class Scheduled(Frame, frozen=True, tag="scheduled"):
+class ScheduledEvent(Frame, frozen=True, tag="scheduled"):
     cron: str
     scheduled_time_ms: int
 
 
-class Queue(Frame, frozen=True, tag="queue"):
+class QueueEvent(Frame, frozen=True, tag="queue"):
     """A batch for a consumer: each message is {id, timestamp_ms, body, attempts}."""
 
     queue: str
     messages: list[dict[str, Any]]
 
 
-class Rpc(Frame, frozen=True, tag="rpc"):
+class RpcEvent(Frame, frozen=True, tag="rpc"):
     """A method of an entrypoint; `options` may name a Durable Object's class and id."""
 
     entrypoint: str
@@ -81,11 +81,11 @@ class Fail(Frame, frozen=True, tag="fail"):
     detail: str = ""  # the author's traceback
 
 
-class Chunk(Frame, frozen=True, tag="chunk"):
+class StreamChunk(Frame, frozen=True, tag="chunk"):
     data: bytes
 
 
-class End(Frame, frozen=True, tag="end"):
+class StreamEnd(Frame, frozen=True, tag="end"):
     pass
 
 
@@ -114,8 +114,23 @@ class Note(Frame, frozen=True, tag="note"):
     value: Any = None
 
 
-Request = Call | Fetch | Scheduled | Queue | Rpc
-AnyFrame = Call | Fetch | Scheduled | Queue | Rpc | Reply | Fail | Chunk | End | More | Cancel | Ping | Pong | Note
+Request = BindingCall | FetchEvent | ScheduledEvent | QueueEvent | RpcEvent
+AnyFrame = (
+    BindingCall
+    | FetchEvent
+    | ScheduledEvent
+    | QueueEvent
+    | RpcEvent
+    | Reply
+    | Fail
+    | StreamChunk
+    | StreamEnd
+    | More
+    | Cancel
+    | Ping
+    | Pong
+    | Note
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)

@@ -13,12 +13,12 @@ NO_STATUS, ABNORMAL = 1005, 1006  # told inside, and never sent as such
 MAX_REASON_BYTES = 123
 
 
-class Close(NamedTuple):
+class SocketClose(NamedTuple):
     code: int = NO_STATUS
     reason: str = ""
 
 
-Message = str | bytes | Close
+Message = str | bytes | SocketClose
 
 
 class MessageError(Exception):
@@ -73,7 +73,7 @@ def _decoded(kind: int, payload: bytes) -> Message:
         if kind == BYTES:
             return payload
         if kind == CLOSE and 2 <= len(payload) <= MAX_REASON_BYTES + 2:
-            return Close(int.from_bytes(payload[:2], "big"), payload[2:].decode())
+            return SocketClose(int.from_bytes(payload[:2], "big"), payload[2:].decode())
     except UnicodeDecodeError:
         raise MessageError("a text that is not UTF-8") from None
     raise MessageError(f"a message of the kind {kind} with {len(payload)} bytes")

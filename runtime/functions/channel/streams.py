@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from runtime.functions.channel.failure import ChannelClosed, Failure, fail_frame
-from runtime.functions.channel.frames import AnyFrame, Chunk, End, FrameError, More
+from runtime.functions.channel.frames import AnyFrame, FrameError, More, StreamChunk, StreamEnd
 
 WINDOW_BYTES = 256 << 10  # of one stream on its way
 CHUNK_BYTES = 64 << 10
@@ -138,8 +138,8 @@ async def feed(writer: Writer, id: int, body: AsyncIterator[bytes], credit: Cred
                 piece = data[start : start + CHUNK_BYTES]
                 await credit.take(len(piece))
                 await writer.room.wait()
-                writer.write(Chunk(id, bytes(piece)))
-        writer.write(End(id))
+                writer.write(StreamChunk(id, bytes(piece)))
+        writer.write(StreamEnd(id))
     except ChannelClosed:
         return
     except Exception as error:

@@ -108,7 +108,7 @@ def dev_app(manifest: Manifest, site: SiteConfig) -> SiteApp:
         show_errors=True,
         name=manifest.name,
     )
-    clock = _Clock(served, manifest.name)
+    clock = _ScheduledTrigger(served, manifest.name)
     app.router.routes[0:0] = [
         Route("/cdn-cgi/handler/scheduled", clock.fire, methods=["GET", "POST"]),
         *at_paths(route, "/{path:rest}"),
@@ -134,7 +134,7 @@ def _requests(count: int) -> str:
     return "1 open request" if count == 1 else f"{count} open requests"
 
 
-class _Clock:
+class _ScheduledTrigger:
     """`scheduled` now, as the platform's own local server calls it."""
 
     def __init__(self, served: ServedFunctions, name: str) -> None:

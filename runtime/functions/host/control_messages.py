@@ -18,7 +18,7 @@ class Boot(msgspec.Struct, frozen=True):
     bindings: list[tuple[str, str, dict[str, Any]]]  # kind, name, options
 
 
-class Hatch(msgspec.Struct, frozen=True, tag="hatch"):
+class CreateZygote(msgspec.Struct, frozen=True, tag="create_zygote"):
     """Runtime -> the site's zygote, with [control, log]: make a function's zygote."""
 
     id: int
@@ -27,14 +27,14 @@ class Hatch(msgspec.Struct, frozen=True, tag="hatch"):
     sys_path: list[str]
 
 
-class Fork(msgspec.Struct, frozen=True, tag="fork"):
+class ForkIsolate(msgspec.Struct, frozen=True, tag="fork_isolate"):
     """Runtime -> a function's zygote, with [channel, log, trace]: make an isolate."""
 
     id: int
     boot: Boot
 
 
-class Born(msgspec.Struct, frozen=True, tag="born"):
+class Started(msgspec.Struct, frozen=True, tag="started"):
     """With the child's pidfd."""
 
     id: int
@@ -62,7 +62,7 @@ class Imported(msgspec.Struct, frozen=True, tag="imported"):
     """A function's zygote has imported what it will."""
 
 
-Order = Hatch | Fork
-Report = Born | Failed | Died | Confined | Imported
-orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
-reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+Command = CreateZygote | ForkIsolate
+Report = Started | Failed | Died | Confined | Imported
+command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+report_decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)

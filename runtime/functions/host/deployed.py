@@ -35,7 +35,7 @@ TIMEOUT_S = 60.0
 HEALTHY = ".healthy"  # beside a version's folder, once its health call has succeeded here
 
 
-class Serving(Protocol):
+class FunctionRegistry(Protocol):
     """What serves manifests: ServedFunctions."""
 
     @property
@@ -50,7 +50,7 @@ class DeployedFunctions:
     """Use as `async with`."""
 
     def __init__(
-        self, router: str, directory: Path, serving: Serving, taken: frozenset[str], secret: str, token: str
+        self, router: str, directory: Path, serving: FunctionRegistry, taken: frozenset[str], secret: str, token: str
     ) -> None:
         """`taken`: names that the site file serves itself."""
         self._router = router.rstrip("/")

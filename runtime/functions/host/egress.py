@@ -16,7 +16,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from runtime.functions.channel import Answer, Failure, Inbound, frames
+from runtime.functions.channel import Failure, Inbound, StreamingReply, frames
 from runtime.functions.host.egress_sockets import opened
 
 MAX_REDIRECTS = 20
@@ -69,7 +69,7 @@ class Egress:
         if self._session is not None:
             await self._session.close()
 
-    async def fetch(self, frame: frames.Fetch, body: Inbound | None) -> Answer:
+    async def fetch(self, frame: frames.FetchEvent, body: Inbound | None) -> StreamingReply:
         """Raises Failure: refused by the policy, or not to be reached."""
         assert self._session is not None
         method, url, redirected = frame.method, frame.url, False
@@ -100,7 +100,7 @@ class Egress:
                 method, data = "GET", None
         raise Failure(f"fetch gave up after {MAX_REDIRECTS} redirects", code="redirected", status=502, name="TypeError")
 
-    async def _socket(self, url: str, headers: list[tuple[str, str]], messages: Inbound) -> Answer:
+    async def _socket(self, url: str, headers: list[tuple[str, str]], messages: Inbound) -> StreamingReply:
         """A refusal of the far side is its answer. Redirects are not followed, as browsers do not."""
         assert self._session is not None
         plain = url.replace("ws", "http", 1) if url.startswith(("ws://", "wss://")) else url
@@ -109,7 +109,7 @@ class Egress:
             return await opened(self._session, plain, headers, messages)
         except aiohttp.WSServerHandshakeError as error:
             refused = [(name.lower(), value) for name, value in (error.headers or {}).items()]
-            return Answer({"status": error.status, "headers": refused, "body": b"", "url": url})
+            return StreamingReply({"status": error.status, "headers": refused, "body": b"", "url": url})
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise _failed(url, error) from None
 
@@ -189,12 +189,12 @@ class _JudgingResolver(AbstractResolver):
         return
 
 
-def _answer(response: aiohttp.ClientResponse, redirected: bool) -> Answer:
+def _answer(response: aiohttp.ClientResponse, redirected: bool) -> StreamingReply:
     compressed = "content-encoding" in response.headers  # what follows is not
     drop = {"content-encoding", "content-length", "transfer-encoding"} if compressed else {"transfer-encoding"}
     headers = [[name.lower(), value] for name, value in response.headers.items() if name.lower() not in drop]
     value = {"status": response.status, "headers": headers, "url": str(response.url), "redirected": redirected}
-    return Answer(value, _body(response))
+    return StreamingReply(value, _body(response))
 
 
 async def _body(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -11,8 +11,15 @@ from contextlib import suppress
 import aiohttp
 from aiohttp import ClientWebSocketResponse, WSMessage, WSMsgType
 
-from runtime.functions.channel import Answer, Failure
-from runtime.functions.channel.socket_messages import ABNORMAL, NO_STATUS, Close, MessageDecoder, MessageError, encode
+from runtime.functions.channel import Failure, StreamingReply
+from runtime.functions.channel.socket_messages import (
+    ABNORMAL,
+    NO_STATUS,
+    MessageDecoder,
+    MessageError,
+    SocketClose,
+    encode,
+)
 
 MAX_MESSAGE_BYTES = 16 << 20
 PING_S = 20.0  # a far side that answers none of them is gone
@@ -24,7 +31,7 @@ HANDSHAKES = frozenset(
 
 async def opened(
     session: aiohttp.ClientSession, url: str, headers: list[tuple[str, str]], messages: AsyncIterator[bytes]
-) -> Answer:
+) -> StreamingReply:
     """Raises what the session raises, and WSServerHandshakeError where the far side does not switch."""
     protocols = [value for name, value in headers if name.lower() == "sec-websocket-protocol"]
     socket = await session.ws_connect(
@@ -36,7 +43,9 @@ async def opened(
         autoclose=False,
     )
     chosen = [("sec-websocket-protocol", socket.protocol)] if socket.protocol else []
-    return Answer({"status": 101, "headers": chosen, "web_socket": True, "url": url}, _relayed(socket, messages))
+    return StreamingReply(
+        {"status": 101, "headers": chosen, "web_socket": True, "url": url}, _relayed(socket, messages)
+    )
 
 
 async def _relayed(socket: ClientWebSocketResponse, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -45,7 +54,7 @@ async def _relayed(socket: ClientWebSocketResponse, messages: AsyncIterator[byte
         while True:
             message = _understood(await socket.receive(), socket)
             yield encode(message)
-            if isinstance(message, Close):
+            if isinstance(message, SocketClose):
                 break
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
@@ -64,7 +73,7 @@ async def _sent(socket: ClientWebSocketResponse, messages: AsyncIterator[bytes])
     try:
         async for chunk in messages:
             for message in decoder.feed(chunk):
-                if isinstance(message, Close):
+                if isinstance(message, SocketClose):
                     code = 1000 if message.code in (NO_STATUS, ABNORMAL) else message.code
                     await socket.close(code=code, message=message.reason.encode())
                     return
@@ -73,11 +82,11 @@ async def _sent(socket: ClientWebSocketResponse, messages: AsyncIterator[bytes])
         await socket.close(code=1001)
 
 
-def _understood(message: WSMessage, socket: ClientWebSocketResponse) -> str | bytes | Close:
+def _understood(message: WSMessage, socket: ClientWebSocketResponse) -> str | bytes | SocketClose:
     if message.type is WSMsgType.TEXT:
         return str(message.data)
     if message.type is WSMsgType.BINARY:
         return bytes(message.data)
     if message.type is WSMsgType.CLOSE:
-        return Close(int(message.data or NO_STATUS), str(message.extra or ""))
-    return Close(socket.close_code or ABNORMAL)
+        return SocketClose(int(message.data or NO_STATUS), str(message.extra or ""))
+    return SocketClose(socket.close_code or ABNORMAL)

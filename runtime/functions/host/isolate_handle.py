@@ -12,34 +12,34 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from runtime.functions.channel import Answer, Channel, ChannelClosed, Failure, Inbound, Result, frames
+from runtime.functions.channel import Channel, ChannelClosed, ExchangeResult, Failure, Inbound, StreamingReply, frames
 from runtime.functions.host.control_messages import Boot, Died
 from runtime.functions.host.faults import Fault, authors_frames, fault_of, manner_of
-from runtime.functions.host.limits import Limits
+from runtime.functions.host.limits import FunctionLimits
 from runtime.functions.host.logs import FunctionLog
-from runtime.functions.host.pace import Pace
-from runtime.functions.host.priority import Habit, Standing
-from runtime.functions.host.zygote_client import Child, FunctionZygote, ZygoteError
+from runtime.functions.host.pace import StreamThrottle
+from runtime.functions.host.priority import CpuHistory, PriorityClass
+from runtime.functions.host.zygote_client import ChildProcess, FunctionZygote, ZygoteError
 
 TRACE_WAIT_S = 0.25
 IDLE_LOOK_S = 0.2  # between two looks at one that has nothing to do: there may be thousands
-LAST_WORDS_S = 1.0  # for the news of a death
+EXIT_REPORT_S = 1.0  # for the news of a death
 MAX_TRACE = 8192
 OUTSIDE_S = 1.0  # in which an isolate without an open request may make as many subrequests as a request: its WebSockets may be open for hours
 SOCKETS_SHARE = 0.5  # of a core, which an isolate's open WebSockets may use for as long as they are open
 
-Outward = Callable[["Worker", frames.Request, Inbound | None], Awaitable[Any]]
+SubrequestHandler = Callable[["IsolateHandle", frames.Request, Inbound | None], Awaitable[Any]]
 """What the runtime does for a function: calls of bindings, fetches."""
 
 
-class Worker:
+class IsolateHandle:
     def __init__(
         self,
         function: str,
-        limits: Limits,
-        outward: Outward,
+        limits: FunctionLimits,
+        on_subrequest: SubrequestHandler,
         log: FunctionLog,
-        pace: Pace,
+        pace: StreamThrottle,
         *,
         is_on_probation: bool = False,
     ) -> None:
@@ -47,14 +47,14 @@ class Worker:
         birth."""
         self.function = function
         self.on_fault: Callable[[Fault], None] = lambda fault: None  # hears of answers that fail after they have begun
-        self._pace = pace  # of its streams, in bytes
-        self._habit = Habit(is_on_probation=is_on_probation)
+        self._throttle = pace  # of its streams, in bytes
+        self._cpu_history = CpuHistory(is_on_probation=is_on_probation)
         self.log = log
         self.background = 0
-        self.promised = 0  # requests that wait for its start
+        self.num_waiting = 0  # requests that wait for its start
         self.started = asyncio.Event()  # or failed
         self.is_retiring = False
-        self.is_spoilt = False  # it has shown that it must be replaced
+        self.is_tainted = False  # it has shown that it must be replaced
         self.has_objects = False
         self.idle_since = 0.0
         self.is_ready = False
@@ -62,7 +62,7 @@ class Worker:
         self.sockets = 0  # WebSockets that are open
         self.lag_since: float | None = None  # the loop owes an answer since then
         self.limits = limits
-        self._outward = outward
+        self._on_subrequest = on_subrequest
         self._loop = asyncio.get_running_loop()
         self._cpu: dict[int, float] = {}  # seconds, by request that is open
         self._seen: set[int] = set()  # requests that were open at the last look
@@ -73,14 +73,14 @@ class Worker:
         self._cpu_seen = 0.0
         self._looked_at = 0.0
         self._background_since = 0.0
-        self._standing = Standing.USUAL  # as the kernel knows it
+        self._priority = PriorityClass.NORMAL  # as the kernel knows it
         self._unasked_cpu = 0.0  # seconds used since there was a request
         self._why_ended: Fault | None = None
         self._ping: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._started_at = self.idle_since = self._loop.time()
         self._zygote: FunctionZygote | None = None
-        self._child: Child | None = None
+        self._child: ChildProcess | None = None
         self._channel: Channel | None = None
         self._trace_fd = -1
 
@@ -101,16 +101,16 @@ class Worker:
             self._child = zygote.fork(boot, [theirs.fileno(), self.log.write_fd, trace])
         except ZygoteError:
             ours.close()
-            self.log.given_away()
+            self.log.close_write_end()
             self.log.close()
             os.close(self._trace_fd)
             raise
         finally:
             theirs.close()
             os.close(trace)
-        self.log.given_away()
-        self._child.born.add_done_callback(lambda _: self._stand())
-        self._channel = await Channel.open(ours, self._answer, is_runtime=True, on_note=self._heard)
+        self.log.close_write_end()
+        self._child.started.add_done_callback(lambda _: self._update_priority())
+        self._channel = await Channel.open(ours, self._answer, is_runtime=True, on_note=self._on_note)
 
     # -- requests ---------------------------------------------------------------------------------------------------------------
 
@@ -120,15 +120,15 @@ class Worker:
 
     @property
     def has_answered(self) -> bool:
-        return self._habit.num_answers > 0
+        return self._cpu_history.num_answers > 0
 
     @property
-    def gives_way(self) -> bool:
-        return self._standing is Standing.YIELDING
+    def is_deprioritized(self) -> bool:
+        return self._priority is PriorityClass.BACKGROUND
 
     @property
     def load(self) -> int:
-        return len(self._cpu) + self.promised
+        return len(self._cpu) + self.num_waiting
 
     async def ask(
         self,
@@ -137,7 +137,7 @@ class Worker:
         wall_s: float,
         *,
         is_socket: bool = False,
-    ) -> Result:
+    ) -> ExchangeResult:
         """Raises Fault with what the function's author should know. The answer's stream counts as part of the request, unless it is a WebSocket's:
         read it or cancel it."""
         assert self._channel is not None
@@ -157,21 +157,21 @@ class Worker:
             raise Fault(f"the function has not answered within {wall_s:g} s", code="wall_time", status=500) from None
         except ChannelClosed:
             self._done(ids)
-            raise await self.why_gone() from None
+            raise await self.exit_fault() from None
         except Failure as failure:
             self._done(ids)
             raise fault_of(failure) from None
         except BaseException:
             self._done(ids)
             raise
-        self._habit.answered()
+        self._cpu_history.answered()
         if result.body is None:
             self._done(ids)
             return result
         if is_socket and result.value.get("web_socket") is True:
-            return Result(result.value, self._opened_socket(ids, result.body))  # type: ignore[arg-type]
+            return ExchangeResult(result.value, self._opened_socket(ids, result.body))  # type: ignore[arg-type]
         stream = Streamed(self, result.body, ends_at, lambda: self._done(ids))
-        return Result(result.value, stream)  # type: ignore[arg-type]
+        return ExchangeResult(result.value, stream)  # type: ignore[arg-type]
 
     def _opened_socket(self, ids: list[int], body: Inbound) -> "Streamed":
         """A request no longer: it may last for hours, and what it computes is counted with that of the isolate's other sockets."""
@@ -186,8 +186,8 @@ class Worker:
 
     async def gave_piece(self, size: int) -> None:
         """Of a stream."""
-        self._habit.answered()
-        await self._pace.take(size)
+        self._cpu_history.answered()
+        await self._throttle.take(size)
 
     def _done(self, ids: list[int]) -> None:
         for id in ids:
@@ -205,10 +205,12 @@ class Worker:
         if count > self.limits.subrequests:
             sentence = f"this request has made {self.limits.subrequests} subrequests, which is the limit"
             raise Failure(sentence, code="too_many_subrequests", status=429)
-        answer = await self._outward(self, frame, body)
-        return answer if isinstance(answer, Answer) or not isinstance(answer, tuple) else Answer(*answer)
+        answer = await self._on_subrequest(self, frame, body)
+        return (
+            answer if isinstance(answer, StreamingReply) or not isinstance(answer, tuple) else StreamingReply(*answer)
+        )
 
-    def _heard(self, note: frames.Note) -> None:
+    def _on_note(self, note: frames.Note) -> None:
         if note.name in ("ready", "broken"):
             self.is_ready, self.is_broken = True, note.name == "broken"
             self.is_retiring = self.is_retiring or self.is_broken
@@ -282,15 +284,15 @@ class Worker:
         cpu = self._child.cpu_s()
         spent, self._cpu_seen = max(0.0, cpu - self._cpu_seen), max(cpu, self._cpu_seen)
         if self.is_ready:  # an import may take long, once
-            self._habit.spent(spent, now)
-            self._stand()
+            self._cpu_history.spent(spent, now)
+            self._update_priority()
         return spent
 
-    def _stand(self) -> None:
-        standing = self._habit.standing
-        if standing is not self._standing and self._child is not None:
-            self._standing = standing
-            self._child.stand(standing)
+    def _update_priority(self) -> None:
+        priority_class = self._cpu_history.priority_class
+        if priority_class is not self._priority and self._child is not None:
+            self._priority = priority_class
+            self._child.set_priority(priority_class)
 
     async def _pinged(self) -> None:
         assert self._channel is not None
@@ -337,26 +339,26 @@ class Worker:
                 break
         return authors_frames(text.decode("utf-8", "replace"))
 
-    async def why_gone(self) -> Fault:
+    async def exit_fault(self) -> Fault:
         """After the channel has closed: the reason."""
         if self._ending is not None:
             await self._ending
         if self._why_ended is None:
-            self._why_ended = await self._last_words()
+            self._why_ended = await self._crash_fault()
         return self._why_ended
 
-    async def _last_words(self) -> Fault:
+    async def _crash_fault(self) -> Fault:
         assert self._child is not None
         assert self._channel is not None
         broke = self._channel.why_closed if "protocol" in self._channel.why_closed else ""
         report: Died | None = None
         with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(EXIT_REPORT_S):
                 if broke:
                     self._child.kill()
                 report = await asyncio.shield(self._child.died)
         sentence = f"the function {self.function!r} {broke or manner_of(report)}"
-        if self._child.born.done() and (why := self._child.born.exception()) is not None:
+        if self._child.started.done() and (why := self._child.started.exception()) is not None:
             sentence = f"the function {self.function!r} cannot be started: {why}"
         if self._zygote is not None and self._zygote.why_failed:
             how = "was ended" if self.is_ready else "cannot be started"
@@ -377,7 +379,7 @@ class Worker:
             await self._ending
         if self._child is not None:
             with suppress(TimeoutError):
-                async with asyncio.timeout(LAST_WORDS_S if self.load == 0 else 0.05):
+                async with asyncio.timeout(EXIT_REPORT_S if self.load == 0 else 0.05):
                     await asyncio.shield(self._child.died)
             self._child.kill()
         self.log.close()
@@ -393,9 +395,9 @@ class Worker:
 class Streamed:
     """An answer's stream within the limits. It ends with `aclose`, also when nobody has read from it yet."""
 
-    def __init__(self, worker: Worker, body: Inbound, ends_at: float | None, done: Callable[[], None]) -> None:
+    def __init__(self, isolate: IsolateHandle, body: Inbound, ends_at: float | None, done: Callable[[], None]) -> None:
         """`ends_at` is None for a WebSocket's, which has no end and no size."""
-        self._worker = worker
+        self._worker = isolate
         self._body = body
         self._ends_at = ends_at
         self._done = done
@@ -431,7 +433,7 @@ class Streamed:
             sentence = f"the function's stream has not ended within {limits.wall_s:g} s"
             raise Fault(sentence, code="wall_time") from None
         except ChannelClosed:
-            raise await self._worker.why_gone() from None
+            raise await self._worker.exit_fault() from None
         except Failure as failure:
             raise fault_of(failure) from None
         self._size += len(chunk)

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 import workers
-from runtime.functions.channel import Answer, Channel, Failure, Inbound, current_request, frames
+from runtime.functions.channel import Channel, Failure, Inbound, StreamingReply, current_request, frames
 from runtime.functions.host.control_messages import Boot
 from workers import bindings, entrypoint, host, outbound, trouble
 from workers.bindings.face import Record, as_record, options_of
@@ -104,13 +104,13 @@ class Function:
             raise self.broken
         current_request.set(frame.id)
         try:
-            if isinstance(frame, frames.Fetch):
+            if isinstance(frame, frames.FetchEvent):
                 return await self._fetch(frame, body)
-            if isinstance(frame, frames.Rpc):
+            if isinstance(frame, frames.RpcEvent):
                 return await self._rpc(frame, body)
-            if isinstance(frame, frames.Scheduled):
+            if isinstance(frame, frames.ScheduledEvent):
                 return await self._scheduled(frame)
-            if isinstance(frame, frames.Queue):
+            if isinstance(frame, frames.QueueEvent):
                 return await self._queue(frame)
         except SystemExit as error:
             raise Failure(
@@ -118,7 +118,7 @@ class Function:
             ) from None
         raise Failure(f"a function does not answer {type(frame).__name__}", code="unsupported")
 
-    async def _fetch(self, frame: frames.Fetch, body: Inbound | None) -> Answer:
+    async def _fetch(self, frame: frames.FetchEvent, body: Inbound | None) -> StreamingReply:
         is_socket = body is not None and isinstance(frame.options.get("websocket"), int)
         if is_socket:
             host.max_message_bytes = frame.options["websocket"]
@@ -136,7 +136,7 @@ class Function:
             return _switched(response, body if is_socket else None)
         return _answer_of(response, frame.method)
 
-    async def _respond(self, frame: frames.Fetch, request: Request) -> Any:
+    async def _respond(self, frame: frames.FetchEvent, request: Request) -> Any:
         context = Context(frame.options.get("props"))
         kind = self._entrypoint(frame.entrypoint)
         if kind is not None:
@@ -151,7 +151,7 @@ class Function:
             raise Failure(self._no_entrypoint(frame.entrypoint), code="no_handler", name="TypeError")
         return await _awaited(_with_wanted(on_fetch, request, workers.env, context))
 
-    async def _rpc(self, frame: frames.Rpc, body: Inbound | None) -> Any:
+    async def _rpc(self, frame: frames.RpcEvent, body: Inbound | None) -> Any:
         args, kwargs = frames.unplain(frame.args), frames.unplain(frame.kwargs)
         if body is not None:
             kwargs["body"] = body
@@ -169,11 +169,11 @@ class Function:
             )
         return _answer_of(value, "GET") if isinstance(value, Response) else value
 
-    async def _scheduled(self, frame: frames.Scheduled) -> None:
+    async def _scheduled(self, frame: frames.ScheduledEvent) -> None:
         controller = ScheduledController(frame.cron, frame.scheduled_time_ms)
         await self._event("scheduled", controller)
 
-    async def _queue(self, frame: frames.Queue) -> dict[str, Any]:
+    async def _queue(self, frame: frames.QueueEvent) -> dict[str, Any]:
         batch = MessageBatch(frame.queue, frame.messages)
         await self._event("queue", batch)
         return batch.outcome()
@@ -316,17 +316,17 @@ def _with_wanted(function: Any, *arguments: Any) -> Any:
     return function(*arguments[: len(positional)])
 
 
-def _answer_of(response: Response, method: str) -> Answer:
+def _answer_of(response: Response, method: str) -> StreamingReply:
     whole, stream = response.taken()
     value = {"status": response.status, "headers": response.headers.multi_items()}
     if stream is not None and method != "HEAD":
-        return Answer(value, stream)
+        return StreamingReply(value, stream)
     if whole and len(whole) > ANSWER_IN_ONE:
-        return Answer(value, outbound.pieces(whole))
-    return Answer({**value, "body": whole or b""})
+        return StreamingReply(value, outbound.pieces(whole))
+    return StreamingReply({**value, "body": whole or b""})
 
 
-def _switched(response: Response, body: Inbound | None) -> Answer:
+def _switched(response: Response, body: Inbound | None) -> StreamingReply:
     """From now on the exchange's two streams carry a WebSocket's messages."""
     if response.web_socket is None:
         sentence = "a response with the status 101 needs the end of a WebSocketPair: Response(None, status=101, web_socket=client)"
@@ -335,7 +335,7 @@ def _switched(response: Response, body: Inbound | None) -> Answer:
         sentence = "the request did not ask for a WebSocket (upgrade: websocket); answer it with the status 426"
         raise Failure(sentence, code="no_upgrade", name="TypeError")
     value = {"status": 101, "headers": response.headers.multi_items(), "web_socket": True}
-    return Answer(value, bridged(response.web_socket, body))
+    return StreamingReply(value, bridged(response.web_socket, body))
 
 
 def _delay(options: Any, named: dict[str, Any]) -> float | None:

@@ -61,7 +61,7 @@ def requirements_of(folder: Path) -> tuple[str, ...]:
     return ()
 
 
-class Room(NamedTuple):
+class LayerBudget(NamedTuple):
     """What layers that nobody uses any more may keep, so that a rollback need not install them again."""
 
     mib: int = 4096
@@ -88,7 +88,7 @@ class Layers:
             task.add_done_callback(lambda done: self._made(digest, done))
         return await asyncio.shield(task)
 
-    async def prune(self, used: Callable[[], set[str]], room: Room) -> None:
+    async def prune(self, used: Callable[[], set[str]], budget: LayerBudget) -> None:
         """Deletes layers that are not `used`, by digest: those whose last use is too long ago, then the longest unused until the rest has room."""
         found = await asyncio.to_thread(self._measured)
         in_use, doomed = used(), []
@@ -99,7 +99,7 @@ class Layers:
                 os.utime(layer.path)
         for layer in sorted(spare, key=lambda layer: layer.used_at):
             age_s = time.time() - layer.path.stat().st_mtime  # it may have been asked for since
-            if age_s > YOUNG_S and (age_s > room.days * DAY_S or size > room.mib << 20):
+            if age_s > YOUNG_S and (age_s > budget.days * DAY_S or size > budget.mib << 20):
                 size -= layer.size
                 doomed.append(layer.path.rename(self._directory / f".gone-{layer.path.name}"))
         for path in doomed:

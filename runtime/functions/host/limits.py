@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Limits:
+class FunctionLimits:
     cpu_ms: int = 30_000  # of one request; the isolate's time is divided among the requests it has open
     cpu_total_s: float = 3600.0  # of one isolate, which is replaced when it has no request open
     blocked_s: float = 10.0  # an event loop that answers nothing for so long

@@ -32,7 +32,7 @@ class FunctionLog:
         os.set_blocking(self._fd, False)
         self._loop.add_reader(self._fd, self._read)
 
-    def given_away(self) -> None:
+    def close_write_end(self) -> None:
         """The child has its copy of the writing end."""
         os.close(self.write_fd)
 

@@ -26,8 +26,8 @@ import msgspec
 
 from runtime.functions.host import confinement
 from runtime.functions.host.confinement import Confinement
-from runtime.functions.host.control_messages import Hatch
-from runtime.functions.host.zygote_client import ROOT, Child, FunctionZygote, ZygoteError
+from runtime.functions.host.control_messages import CreateZygote
+from runtime.functions.host.zygote_client import ROOT, ChildProcess, FunctionZygote, ZygoteError
 
 CONTROL = 3  # the first that --preserve-fds keeps
 LOOK_S = 0.004  # for the file in which the OCI runtime writes the process's number
@@ -85,14 +85,16 @@ class Containers:
         for name in ("bundles", "run"):
             (self._directory / name).mkdir(mode=0o700, parents=True)
 
-    def hatch(self, limits: Confinement, imports: list[str], sys_path: list[str], log_fd: int) -> FunctionZygote:
+    def create_zygote(
+        self, limits: Confinement, imports: list[str], sys_path: list[str], log_fd: int
+    ) -> FunctionZygote:
         """Returns before the container is there: what is written to the zygote waits for it."""
         id = f"pilotlight-{self._site}-{next(self._numbers)}"
         bundle = self._directory / "bundles" / id
         _write_bundle(bundle, id, limits)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.send(msgspec.msgpack.encode(Hatch(0, limits, imports, sys_path)))
-        child = Child()
+        ours.send(msgspec.msgpack.encode(CreateZygote(0, limits, imports, sys_path)))
+        child = ChildProcess()
         container = _Container(id, bundle, child, FunctionZygote(child, ours), theirs)
         options = [*self._options, "--root", str(self._directory / "run"), "--log", str(container.log)]
         command = [
@@ -127,22 +129,22 @@ class Containers:
 
     async def _attend(self, container: "_Container") -> None:
         """From the start of the OCI runtime's process, which stays while the container is there, to the removal of all traces."""
-        over = asyncio.ensure_future(_exit_of(container.monitor))
+        ended = asyncio.ensure_future(_exit_of(container.monitor))
         try:
             async with asyncio.timeout(START_S):
-                while not over.done() and not container.find():
-                    await asyncio.wait({over}, timeout=LOOK_S)
+                while not ended.done() and not container.find():
+                    await asyncio.wait({ended}, timeout=LOOK_S)
         except TimeoutError:
             container.zygote.fail(f"{self.name} has not started the container within {START_S:g} s")
             container.kill()
         if not container.child.pid and not container.zygote.why_failed:
-            await over
+            await ended
             container.zygote.fail(
                 f"{self.name}: {container.last_words() or 'the container ended at once, and nobody says why'}"
             )
         container.theirs.close()
-        await over
-        container.child.over(None)
+        await ended
+        container.child.ended(None)
         container.zygote.close()
         await self._delete(container.id)
         await asyncio.to_thread(shutil.rmtree, container.bundle, ignore_errors=True)
@@ -165,7 +167,9 @@ class Containers:
 
 
 class _Container:
-    def __init__(self, id: str, bundle: Path, child: Child, zygote: FunctionZygote, theirs: socket.socket) -> None:
+    def __init__(
+        self, id: str, bundle: Path, child: ChildProcess, zygote: FunctionZygote, theirs: socket.socket
+    ) -> None:
         self.id = id
         self.bundle = bundle
         self.child = child
@@ -184,7 +188,7 @@ class _Container:
         except (OSError, ValueError):
             return False
         self.child.pid, self.child.pidfd = pid, pidfd
-        self.child.born.set_result(None)
+        self.child.started.set_result(None)
         if self.zygote.is_closed:
             self.child.kill()
         return True

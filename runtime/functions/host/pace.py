@@ -5,7 +5,7 @@ import asyncio
 BURST_S = 0.004  # of the rate, at once: what is sent in one go holds up everybody else
 
 
-class Pace:
+class StreamThrottle:
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s
         self._paid_until = 0.0

@@ -15,20 +15,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from runtime.functions.channel import Failure, Result, frames
+from runtime.functions.channel import ExchangeResult, Failure, frames
 from runtime.functions.host import priority
 from runtime.functions.host.confinement import Confinement
 from runtime.functions.host.control_messages import Boot
 from runtime.functions.host.faults import Fault
 from runtime.functions.host.imports import imports_of
-from runtime.functions.host.isolate_handle import Outward, Worker
+from runtime.functions.host.isolate_handle import IsolateHandle, SubrequestHandler
 from runtime.functions.host.layers import LayerError
-from runtime.functions.host.limits import Limits
+from runtime.functions.host.limits import FunctionLimits
 from runtime.functions.host.logs import FunctionLog
-from runtime.functions.host.pace import Pace
-from runtime.functions.host.priority import Standing
+from runtime.functions.host.pace import StreamThrottle
+from runtime.functions.host.priority import PriorityClass
 from runtime.functions.host.restarts import MAX_WAIT_S, Restarts
-from runtime.functions.host.zygote_client import FunctionZygote, Hatchery, ZygoteError
+from runtime.functions.host.zygote_client import FunctionZygote, ZygoteError, ZygoteFactory
 from runtime.functions.manifest import Manifest
 
 log = logging.getLogger("pilotlight.function")
@@ -41,23 +41,23 @@ SCRATCH_S = 0.25  # between two looks at what tier 1 has written
 
 
 @dataclass(frozen=True)
-class Ground:
+class PoolContext:
     """Where a function runs: what the site gives to each of them."""
 
-    zygote: Hatchery
+    zygote: ZygoteFactory
     tier: int
     uid: int | None
     scratch: Path
-    stir: Callable[[], None]  # wakes those who watch
+    notify: Callable[[], None]  # wakes those who watch
 
 
 class FunctionPool:
     def __init__(
         self,
         manifest: Manifest,
-        limits: Limits,
-        ground: Ground,
-        outward: Outward,
+        limits: FunctionLimits,
+        context: PoolContext,
+        on_subrequest: SubrequestHandler,
         *,
         layers: tuple[Path, ...] = (),
         packages: Callable[[], Awaitable[Path]] | None = None,
@@ -67,16 +67,16 @@ class FunctionPool:
         self.manifest = manifest
         self.name = manifest.name
         self.limits = replace(limits, cpu_ms=min(limits.cpu_ms, manifest.cpu_ms or limits.cpu_ms))
-        self._pace = Pace(self.limits.response_mib_per_s * 2**20)
-        self.workers: list[Worker] = []
+        self._throttle = StreamThrottle(self.limits.response_mib_per_s * 2**20)
+        self.isolates: list[IsolateHandle] = []
         self.is_closing = False
         self.num_started = 0
         self.restarts = Restarts()
         self._not_imported: Fault | None = None  # what came of the last try
-        self._ground = ground
-        self._outward = outward
+        self._context = context
+        self._on_subrequest = on_subrequest
         self._follow = follow
-        self._scratch = ground.scratch / f"{manifest.name}-{next(_numbers)}"
+        self._scratch = context.scratch / f"{manifest.name}-{next(_numbers)}"
         self._measuring: asyncio.Future[None] | None = None
         vendored = manifest.directory / "python_modules"
         self._layers = [str(path.resolve()) for path in (*layers, *((vendored,) if vendored.is_dir() else ()))]
@@ -101,19 +101,19 @@ class FunctionPool:
         wall_s: float | None = None,
         is_pinned: bool = False,
         is_socket: bool = False,
-    ) -> Result:
+    ) -> ExchangeResult:
         """`is_pinned`: the function's oldest isolate answers, since objects of which there is one live there. Raises Fault."""
         await self._install()
-        self._ground.stir()
-        worker = await (self._oldest() if is_pinned else self._free(is_socket))
-        if is_socket and worker.sockets >= self.limits.sockets:
+        self._context.notify()
+        isolate = await (self._acquire_oldest() if is_pinned else self._acquire(is_socket))
+        if is_socket and isolate.sockets >= self.limits.sockets:
             sentence = f"{self.name!r} has as many WebSockets open as it may"
             raise Failure(sentence, code="overloaded", status=503)
-        worker.has_objects = worker.has_objects or is_pinned
+        isolate.has_objects = isolate.has_objects or is_pinned
         try:
-            return await worker.ask(frame, body, wall_s or self.limits.wall_s, is_socket=is_socket)
+            return await isolate.ask(frame, body, wall_s or self.limits.wall_s, is_socket=is_socket)
         except Fault as fault:
-            self._failed(worker, fault)
+            self._failed(isolate, fault)
             raise
         finally:
             self._freed.set()
@@ -122,25 +122,25 @@ class FunctionPool:
         """Whether there is work to look after."""
         is_busy = False
         now = asyncio.get_running_loop().time()
-        if self.workers or self._zygote is None:
+        if self.isolates or self._zygote is None:
             self.asleep_since = self.asleep_mib = None
         elif self.asleep_since is None:
             self.asleep_since = now
         elif self.asleep_mib is None and now - self.asleep_since > SETTLED_S:
             self.asleep_mib = self._zygote.memory_mib
-        if self._zygote is not None and (why := self._zygote.why_ended(self.limits, is_asleep=not self.workers)):
+        if self._zygote is not None and (why := self._zygote.why_ended(self.limits, is_asleep=not self.isolates)):
             self._end_guilty(self._zygote, why)
-        for worker in tuple(self.workers):
-            if worker.load or worker.background or not worker.is_ready:
+        for isolate in tuple(self.isolates):
+            if isolate.load or isolate.background or not isolate.is_ready:
                 is_busy = True
-                worker.watch()
-            elif worker.is_retiring or (not worker.sockets and now - worker.idle_since > self.limits.idle_s):
-                self._retire(worker)
-            elif worker.sockets:
-                worker.watch()
+                isolate.watch()
+            elif isolate.is_retiring or (not isolate.sockets and now - isolate.idle_since > self.limits.idle_s):
+                self._retire(isolate)
+            elif isolate.sockets:
+                isolate.watch()
             else:
-                worker.watch_idle()
-        if self.workers and self._ground.tier < 2 and (self._measuring is None or self._measuring.done()):
+                isolate.watch_idle()
+        if self.isolates and self._context.tier < 2 and (self._measuring is None or self._measuring.done()):
             self._measuring = self._keep(self._measure_scratch())
         return is_busy
 
@@ -151,7 +151,7 @@ class FunctionPool:
             if self._imports is None:
                 self._imports = await asyncio.to_thread(imports_of, self.manifest)
             if (self._zygote is None or not self._zygote.is_alive) and not self.is_closing:
-                self._hatch()
+                self._create_zygote()
         except (Fault, ZygoteError, OSError) as error:
             log.warning("%s: %s", self.name, getattr(error, "detail", "") or error)
 
@@ -160,23 +160,23 @@ class FunctionPool:
         zygote.fail(why)
         zygote.close()
         self._zygote = None
-        if not self.workers:  # else their ends are counted
+        if not self.isolates:  # else their ends are counted
             self.restarts.ended_badly(asyncio.get_running_loop().time(), had_answered=False)
         self._tell(Fault(f"the function {self.name!r} was ended: {why}", code="packages", name="LimitExceeded"))
 
-    def _failed(self, worker: Worker, fault: Fault) -> None:
+    def _failed(self, isolate: IsolateHandle, fault: Fault) -> None:
         self._tell(fault)
         if fault.code == "import_failed":
             self._not_imported = fault
-            self._is_spoilt(worker)
-        elif fault.name == "MemoryError" and not worker.sockets and not worker.has_objects:
-            self._is_spoilt(worker)  # whatever it was doing, a part of it may be missing
+            self._taint(isolate)
+        elif fault.name == "MemoryError" and not isolate.sockets and not isolate.has_objects:
+            self._taint(isolate)  # whatever it was doing, a part of it may be missing
 
-    def _is_spoilt(self, worker: Worker) -> None:
+    def _taint(self, isolate: IsolateHandle) -> None:
         """It answers what it has taken, and the next request gets another one."""
-        if worker in self.workers and not worker.is_spoilt:
-            worker.is_spoilt = worker.is_retiring = True
-            self.restarts.ended_badly(asyncio.get_running_loop().time(), had_answered=worker.has_answered)
+        if isolate in self.isolates and not isolate.is_tainted:
+            isolate.is_tainted = isolate.is_retiring = True
+            self.restarts.ended_badly(asyncio.get_running_loop().time(), had_answered=isolate.has_answered)
 
     def _tell(self, fault: Fault) -> None:
         """The author, at the log and wherever it is followed. A client's leaving is no fault of the function's."""
@@ -188,11 +188,11 @@ class FunctionPool:
 
     @property
     def load(self) -> int:
-        return sum(worker.load for worker in self.workers)
+        return sum(isolate.load for isolate in self.isolates)
 
     @property
     def sockets(self) -> int:
-        return sum(worker.sockets for worker in self.workers)
+        return sum(isolate.sockets for isolate in self.isolates)
 
     def end_zygote(self) -> None:
         if self._zygote is not None:
@@ -204,8 +204,8 @@ class FunctionPool:
 
     async def close(self) -> None:
         self.is_closing = True
-        for worker in tuple(self.workers):
-            self._retire(worker)
+        for isolate in tuple(self.isolates):
+            self._retire(isolate)
         while self._tasks:
             await asyncio.gather(*tuple(self._tasks), return_exceptions=True)
         self.end_zygote()
@@ -215,10 +215,10 @@ class FunctionPool:
         """Tier 2 has a file system of that size; at tier 1 somebody must look."""
         used = await asyncio.to_thread(bytes_below, self._scratch, self.limits.disk_mib << 20)
         if used > self.limits.disk_mib << 20:
-            guilty = tuple(self.workers)
-            for worker in guilty:
-                worker.end(f"its files have more than {self.limits.disk_mib} MiB", "disk")
-            await asyncio.gather(*(worker.until_gone() for worker in guilty))
+            guilty = tuple(self.isolates)
+            for isolate in guilty:
+                isolate.end(f"its files have more than {self.limits.disk_mib} MiB", "disk")
+            await asyncio.gather(*(isolate.until_gone() for isolate in guilty))
             await asyncio.to_thread(empty, self._scratch)
         await asyncio.sleep(SCRATCH_S)
 
@@ -239,18 +239,18 @@ class FunctionPool:
             self._packages = None
             self._layers.insert(0, str(layer.resolve()))
 
-    async def _free(self, is_socket: bool = False) -> Worker:
+    async def _acquire(self, is_socket: bool = False) -> IsolateHandle:
         while True:
-            usable = [worker for worker in self.workers if self._may_take(worker)]
-            open_ones = [worker for worker in usable if worker.load < self.limits.concurrency]
+            usable = [isolate for isolate in self.isolates if self._may_take(isolate)]
+            open_ones = [isolate for isolate in usable if isolate.load < self.limits.concurrency]
             may_start = len(usable) < self.limits.max_isolates and not self.is_closing
-            best = min(open_ones, key=lambda worker: (self._lags(worker), worker.load), default=None)
+            best = min(open_ones, key=lambda isolate: (self._lags(isolate), isolate.load), default=None)
             if is_socket and open_ones:  # which stay for long: they are spread
-                best = min(open_ones, key=lambda worker: (self._lags(worker), worker.sockets, worker.load))
+                best = min(open_ones, key=lambda isolate: (self._lags(isolate), isolate.sockets, isolate.load))
                 may_start = may_start and (best.sockets >= self.limits.sockets or self._lags(best))
                 best = best if not may_start else None
             if may_start and (best is None or self._lags(best)):
-                if await self._rested():
+                if await self._paused():
                     continue
                 return await self._start()
             if best is None:
@@ -258,33 +258,33 @@ class FunctionPool:
             elif await self._is_started(best):
                 return best
 
-    async def _oldest(self) -> Worker:
+    async def _acquire_oldest(self) -> IsolateHandle:
         while True:
-            usable = [worker for worker in self.workers if self._may_take(worker)]
+            usable = [isolate for isolate in self.isolates if self._may_take(isolate)]
             if not usable:
-                if await self._rested():
+                if await self._paused():
                     continue
                 return await self._start()
             if await self._is_started(usable[0]):
                 return usable[0]
 
-    def _may_take(self, worker: Worker) -> bool:
+    def _may_take(self, isolate: IsolateHandle) -> bool:
         """One that is only now being started counts: two requests at once must not start two."""
-        return not worker.is_retiring and (worker.is_usable or not worker.started.is_set())
+        return not isolate.is_retiring and (isolate.is_usable or not isolate.started.is_set())
 
-    async def _is_started(self, worker: Worker) -> bool:
-        if not worker.started.is_set():
-            worker.promised += 1
+    async def _is_started(self, isolate: IsolateHandle) -> bool:
+        if not isolate.started.is_set():
+            isolate.num_waiting += 1
             try:
-                await worker.started.wait()
+                await isolate.started.wait()
             finally:
-                worker.promised -= 1
-        return worker.is_usable
+                isolate.num_waiting -= 1
+        return isolate.is_usable
 
-    def _lags(self, worker: Worker) -> bool:
-        return worker.lag_since is not None and asyncio.get_running_loop().time() - worker.lag_since > LAG_S
+    def _lags(self, isolate: IsolateHandle) -> bool:
+        return isolate.lag_since is not None and asyncio.get_running_loop().time() - isolate.lag_since > LAG_S
 
-    async def _rested(self) -> bool:
+    async def _paused(self) -> bool:
         """Whether the next isolate had to be waited for. Raises Failure where that would take too long or be in vain."""
         pause_s = self.restarts.pause_s(asyncio.get_running_loop().time())
         if pause_s <= 0:
@@ -312,54 +312,56 @@ class FunctionPool:
         finally:
             self._waiting -= 1
 
-    async def _start(self) -> Worker:
+    async def _start(self) -> IsolateHandle:
         printed = FunctionLog(self.name, self.limits.log_kib_per_s, self._follow)
         is_on_probation = self.restarts.is_on_probation(asyncio.get_running_loop().time())
-        is_on_probation = is_on_probation or any(worker.gives_way or self._lags(worker) for worker in self.workers)
+        is_on_probation = is_on_probation or any(
+            isolate.is_deprioritized or self._lags(isolate) for isolate in self.isolates
+        )
         self._not_imported = None
-        worker = Worker(
+        isolate = IsolateHandle(
             self.name,
             self.limits,
-            self._outward,
+            self._on_subrequest,
             printed,
-            self._pace,
+            self._throttle,
             is_on_probation=is_on_probation,
         )
-        worker.on_fault = partial(self._failed, worker)
-        self.workers.append(worker)
+        isolate.on_fault = partial(self._failed, isolate)
+        self.isolates.append(isolate)
         try:
             if self._zygote is None or not self._zygote.is_alive:
-                self._hatch()
+                self._create_zygote()
             assert self._zygote is not None
             if priority.MAY_RETURN:
-                self._zygote.stand(Standing.YIELDING if is_on_probation else Standing.USUAL)
-            await worker.start(self._zygote, self._boot())
+                self._zygote.set_priority(PriorityClass.BACKGROUND if is_on_probation else PriorityClass.NORMAL)
+            await isolate.start(self._zygote, self._boot())
         except (ZygoteError, OSError) as error:
-            self.workers.remove(worker)
+            self.isolates.remove(isolate)
             self._freed.set()
             raise Fault(f"the function {self.name!r} cannot be started: {error}", code="no_isolate") from None
         except BaseException:  # the client left at this very moment
-            self._retire(worker)
+            self._retire(isolate)
             self._freed.set()
             raise
         self.num_started += 1
-        self._keep(self._attend(worker))
-        return worker
+        self._keep(self._attend(isolate))
+        return isolate
 
-    def _hatch(self) -> None:
+    def _create_zygote(self) -> None:
         self.end_zygote()
-        ground, manifest = self._ground, self.manifest
+        context, manifest = self._context, self.manifest
         scratch = self._scratch
-        if ground.tier < 2:  # else it has a file system of its own
+        if context.tier < 2:  # else it has a file system of its own
             scratch.mkdir(parents=True, exist_ok=True)
-            if ground.uid is not None:
-                os.chown(scratch, ground.uid, ground.uid)
+            if context.uid is not None:
+                os.chown(scratch, context.uid, context.uid)
         limits = Confinement(
-            tier=ground.tier,
+            tier=context.tier,
             folder=str(manifest.directory),
             layers=self._layers,
             scratch=str(scratch.resolve()),
-            uid=ground.uid,
+            uid=context.uid,
             memory_mib=self.limits.memory_mib,
             disk_mib=self.limits.disk_mib,
             open_files=self.limits.open_files,
@@ -370,9 +372,9 @@ class FunctionPool:
         try:
             if self._imports is None:
                 self._imports = imports_of(manifest)
-            self._zygote = ground.zygote.hatch(limits, self._imports, self._layers, printed.write_fd)
+            self._zygote = context.zygote.create_zygote(limits, self._imports, self._layers, printed.write_fd)
         finally:
-            printed.given_away()
+            printed.close_write_end()
 
     def _boot(self) -> Boot:
         path = [str(self.manifest.main.parent), *self._layers]
@@ -385,20 +387,20 @@ class FunctionPool:
         ]
         return Boot(str(self.manifest.main), path, bindings)
 
-    def _retire(self, worker: Worker) -> None:
-        if worker in self.workers:
-            self.workers.remove(worker)
-            self._keep(worker.close())
+    def _retire(self, isolate: IsolateHandle) -> None:
+        if isolate in self.isolates:
+            self.isolates.remove(isolate)
+            self._keep(isolate.close())
 
-    async def _attend(self, worker: Worker) -> None:
+    async def _attend(self, isolate: IsolateHandle) -> None:
         """Until the isolate is gone by itself."""
-        await worker.until_gone()
-        if worker in self.workers:
-            if not worker.is_spoilt:  # which has been counted
+        await isolate.until_gone()
+        if isolate in self.isolates:
+            if not isolate.is_tainted:  # which has been counted
                 now = asyncio.get_running_loop().time()
-                self.restarts.ended_badly(now, had_answered=worker.has_answered)
-            self.workers.remove(worker)
-            await worker.close()
+                self.restarts.ended_badly(now, had_answered=isolate.has_answered)
+            self.isolates.remove(isolate)
+            await isolate.close()
         self._freed.set()
 
     def _keep(self, work: Coroutine[None, None, None]) -> "asyncio.Future[None]":

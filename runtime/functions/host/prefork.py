@@ -1,4 +1,4 @@
-"""Rehearsal: an isolate's life in short, inside the zygote, before any isolate is forked from it.
+"""Warm-up of the site's zygote: an isolate's life in short, before any isolate is forked from it.
 
 What the interpreter does at a first time only (code that it adapts to what it meets, caches of types and of methods) is then inherited by all, and
 the pages where that lies are not written to, and so copied, by each: 0.8 ms of a start. Knows both ends of a channel; leaves nothing of itself
@@ -18,29 +18,31 @@ from workers import entrypoint, host
 
 FUNCTION = Path(__file__).with_name("prefork_function.py")
 REQUESTS = 20  # the interpreter adapts code that has run eight times
-HEADERS = [("host", "here"), ("user-agent", "rehearsal"), ("accept", "*/*")]
+HEADERS = [("host", "here"), ("user-agent", "warm-up"), ("accept", "*/*")]
 
 
-def rehearse() -> None:
+def warm_up() -> None:
     before = entrypoint.on_background
     try:
-        asyncio.run(_rehearse())
+        asyncio.run(_warm_up())
     finally:
         host.connect(None)
         entrypoint.on_background = before
         sys.modules.pop(FUNCTION.stem, None)
 
 
-async def _rehearse() -> None:
+async def _warm_up() -> None:
     ours, theirs = socket.socketpair()
     serving = asyncio.ensure_future(isolate_main.serve(theirs, Boot(str(FUNCTION), [], [])))
     channel = await Channel.open(ours, _nothing_outside, is_runtime=True)
     for _ in range(REQUESTS):
-        await channel.request(lambda id: frames.Fetch(id, "GET", "http://here/", HEADERS, options={"cf": {"colo": ""}}))
+        await channel.request(
+            lambda id: frames.FetchEvent(id, "GET", "http://here/", HEADERS, options={"cf": {"colo": ""}})
+        )
         await channel.ping()
     channel.close()
     await serving
 
 
 async def _nothing_outside(frame: frames.Request, body: Inbound | None) -> Any:
-    raise Failure("nothing is to be had in a rehearsal")
+    raise Failure("nothing is to be had while the zygote warms up")

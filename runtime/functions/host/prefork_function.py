@@ -1,4 +1,4 @@
-"""The function of the rehearsal (runtime/functions/host/prefork.py): what most functions do, and nothing else."""
+"""The function that warms up the zygote (prefork.py): what most functions do, and nothing else."""
 
 from workers import Response, WorkerEntrypoint
 

@@ -29,13 +29,13 @@ YIELD_S = 0.02
 YIELD_AT_ONCE_S = 0.05  # without an answer, whatever came before
 
 
-class Standing(Enum):
-    PROMPT = "prompt"
-    USUAL = "usual"
-    YIELDING = "yielding"
+class PriorityClass(Enum):
+    INTERACTIVE = "prompt"
+    NORMAL = "usual"
+    BACKGROUND = "yielding"
 
 
-class Habit:
+class CpuHistory:
     """What the answers of one isolate have cost lately."""
 
     def __init__(self, *, is_on_probation: bool = False) -> None:
@@ -61,25 +61,25 @@ class Habit:
         self._since_answer_s = self._since_answer_s * fading + seconds
 
     @property
-    def standing(self) -> Standing:
+    def priority_class(self) -> PriorityClass:
         cost_s = self._spent_s / max(self._answers, 1.0)
         if self._since_answer_s > YIELD_AT_ONCE_S or cost_s > YIELD_S:
-            return Standing.YIELDING
+            return PriorityClass.BACKGROUND
         if self.num_answers < PROVEN:
-            return Standing.YIELDING if self._is_on_probation else Standing.USUAL
+            return PriorityClass.BACKGROUND if self._is_on_probation else PriorityClass.NORMAL
         is_modest = self._spent_s < PROMPT_SHARE * HALF_S / math.log(2.0)  # what a steady share comes to
-        return Standing.PROMPT if cost_s < PROMPT_S and is_modest else Standing.USUAL
+        return PriorityClass.INTERACTIVE if cost_s < PROMPT_S and is_modest else PriorityClass.NORMAL
 
 
-def tell_kernel(pid: int, standing: Standing) -> None:
+def apply_priority(pid: int, priority_class: PriorityClass) -> None:
     """Of a process with all its threads; 0: of this thread. What the site may not do (without root nobody is put before others, and there is no way
     back from giving way) is left."""
     if os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK != os.SCHED_OTHER:
         return  # whoever started the site has decided otherwise
     nice, slice_ns = OWN_NICE, 0
-    if standing is Standing.YIELDING:
+    if priority_class is PriorityClass.BACKGROUND:
         nice = min(19, nice + YIELD_NICE)
-    if standing is Standing.PROMPT:
+    if priority_class is PriorityClass.INTERACTIVE:
         slice_ns = PROMPT_SLICE_NS
         if nice == 0:  # what is forked from it is reset to 0
             with suppress(OSError):

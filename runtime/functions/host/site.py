@@ -14,25 +14,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from runtime.functions.channel import Answer, Failure, Inbound, Result, frames
+from runtime.functions.channel import ExchangeResult, Failure, Inbound, StreamingReply, frames
 from runtime.functions.host.answer_headers import checked_headers
 from runtime.functions.host.confinement import Confinement
 from runtime.functions.host.egress import Egress
-from runtime.functions.host.isolate_handle import Worker
-from runtime.functions.host.layers import Layers, Room, digest_of, requirements_of
-from runtime.functions.host.limits import Limits
+from runtime.functions.host.isolate_handle import IsolateHandle
+from runtime.functions.host.layers import LayerBudget, Layers, digest_of, requirements_of
+from runtime.functions.host.limits import FunctionLimits
 from runtime.functions.host.oci import Containers
-from runtime.functions.host.pool import FunctionPool, Ground
-from runtime.functions.host.priority import Standing, tell_kernel
+from runtime.functions.host.pool import FunctionPool, PoolContext
+from runtime.functions.host.priority import PriorityClass, apply_priority
 from runtime.functions.host.tails import Tails
-from runtime.functions.host.zygote_client import COPIED_MIB, Hatchery, SiteZygote, ZygoteError, try_tier
+from runtime.functions.host.zygote_client import COPIED_MIB, SiteZygote, ZygoteError, ZygoteFactory, try_tier
 from runtime.functions.manifest import Manifest
 from sites.config import ConfigError
 
 log = logging.getLogger("pilotlight.function")
 
 WATCH_S = 0.05
-REST_S = 0.2  # more while nobody asks
+IDLE_S = 0.2  # more while nobody asks
 TRIM_S = 2.0
 PREPARE_AFTER_S = 0.5  # of a site's start, whose models come first
 PREPARE_EVERY_S = 0.05  # a zygote for each function, one after the other: each takes 6 ms of a core
@@ -56,7 +56,7 @@ class Isolation(NamedTuple):
 class OpenBindings(Protocol):
     """The runtime's half of a function's bindings."""
 
-    async def answer(self, call: frames.Call, body: AsyncIterator[bytes] | None = None) -> Any: ...
+    async def answer(self, call: frames.BindingCall, body: AsyncIterator[bytes] | None = None) -> Any: ...
 
     async def static(self, method: str, url: str, headers: list[tuple[str, str]]) -> Any:
         """What one of its files answers; None: none does."""
@@ -85,7 +85,7 @@ class SiteFunctions:
     def __init__(
         self,
         *,
-        limits: Limits | None = None,
+        limits: FunctionLimits | None = None,
         min_tier: int = 1,
         max_tier: int = 3,
         oci_runtime: str | None = None,
@@ -94,9 +94,9 @@ class SiteFunctions:
         own_ports: Callable[[], Iterable[int]] = lambda: (),
         open_bindings: Opener | None = None,
         zygotes_mib: int = 1024,
-        layers_room: Room | None = None,
+        layer_budget: LayerBudget | None = None,
     ) -> None:
-        self.limits = limits or Limits()
+        self.limits = limits or FunctionLimits()
         self.isolation = Isolation(0, "not tried yet")
         self.pools: dict[str, FunctionPool] = {}
         self._bindings: dict[str, OpenBindings] = {}
@@ -109,13 +109,13 @@ class SiteFunctions:
         self._zygotes_mib = zygotes_mib
         self._asleep_mib = 0  # of zygotes, at the last look
         self._layers = Layers(Path())
-        self._layers_room = layers_room or Room()
+        self._layer_budget = layer_budget or LayerBudget()
         self._layer_of: dict[str, str] = {}  # digests, by pool
         self._zygote = SiteZygote()
         self._oci_runtime = oci_runtime
-        self._hatchery: Hatchery = self._zygote
+        self._zygotes: ZygoteFactory = self._zygote
         self._stack = AsyncExitStack()
-        self._stirred = asyncio.Event()  # there is a request
+        self._requested = asyncio.Event()  # there is a request
         self._unprepared: asyncio.Queue[FunctionPool] = asyncio.Queue()
         self._tasks: set[asyncio.Future[Any]] = set()
 
@@ -127,8 +127,8 @@ class SiteFunctions:
             self._layers = Layers(self._state_dir / "layers")
             stack.push_async_callback(self._layers.close)
             self._zygote.start()
-            tell_kernel(0, Standing.PROMPT)  # the loop that carries every request and answer
-            stack.callback(tell_kernel, 0, Standing.USUAL)
+            apply_priority(0, PriorityClass.INTERACTIVE)  # the loop that carries every request and answer
+            stack.callback(apply_priority, 0, PriorityClass.NORMAL)
             stack.callback(self._zygote.stop)
             await stack.enter_async_context(self._egress)
             self.isolation = await self._find_tier(stack)
@@ -149,12 +149,12 @@ class SiteFunctions:
         requirements = () if layers else requirements_of(manifest.directory)
         served = name or manifest.name
         uid = next(_uids) if os.getuid() == 0 else None
-        ground = Ground(self._hatchery, self.isolation.tier, uid, self._state_dir / "scratch", self._stirred.set)
+        context = PoolContext(self._zygotes, self.isolation.tier, uid, self._state_dir / "scratch", self._requested.set)
         pool = FunctionPool(
             manifest,
             self.limits,
-            ground,
-            self._outward_of(served),
+            context,
+            self._subrequests_of(served),
             layers=layers,
             packages=partial(self._layers.get, requirements) if requirements else None,
             follow=partial(self.tails.publish, manifest.name),
@@ -215,8 +215,8 @@ class SiteFunctions:
         whole = body if isinstance(body, bytes) else b""
         stream = None if isinstance(body, bytes) else body
 
-        def frame(id: int) -> frames.Fetch:
-            return frames.Fetch(id, method, url, headers, whole, stream is not None, entrypoint, further)
+        def frame(id: int) -> frames.FetchEvent:
+            return frames.FetchEvent(id, method, url, headers, whole, stream is not None, entrypoint, further)
 
         result = await self._pool(function).ask(frame, stream, is_pinned="object" in further, is_socket=is_socket)
         try:
@@ -235,7 +235,7 @@ class SiteFunctions:
         found = None if bindings is None else await bindings.static(method, url, headers)
         if found is None:
             return None
-        value, stream = (found.value, found.body) if isinstance(found, Answer) else (found, None)
+        value, stream = (found.value, found.body) if isinstance(found, StreamingReply) else (found, None)
         return Response(value["status"], checked_headers(value["headers"]), value.get("body", b""), stream)
 
     async def rpc(
@@ -246,22 +246,22 @@ class SiteFunctions:
         args: list[Any],
         kwargs: dict[str, Any],
         options: Mapping[str, Any] | None = None,
-    ) -> Result:
-        def frame(id: int) -> frames.Rpc:
-            return frames.Rpc(id, entrypoint, method, args, kwargs, options=dict(options or {}))
+    ) -> ExchangeResult:
+        def frame(id: int) -> frames.RpcEvent:
+            return frames.RpcEvent(id, entrypoint, method, args, kwargs, options=dict(options or {}))
 
         return await self._pool(function).ask(frame, is_pinned="object" in (options or {}))
 
     async def queue(self, function: str, queue: str, messages: list[dict[str, Any]]) -> Mapping[str, Any]:
         """Which messages the consumer acknowledged and which are to come again: {acked: [id], retried: [{id, delay_s}]}"""
-        result = await self._pool(function).ask(lambda id: frames.Queue(id, queue, messages))
+        result = await self._pool(function).ask(lambda id: frames.QueueEvent(id, queue, messages))
         value = result.value
         if not isinstance(value, dict) or not isinstance(value.get("acked"), list):
             raise Failure("the consumer gave back nonsense", code="wrong_type")
         return value
 
     async def scheduled(self, function: str, cron: str, scheduled_time_ms: int) -> None:
-        await self._pool(function).ask(lambda id: frames.Scheduled(id, cron, scheduled_time_ms))
+        await self._pool(function).ask(lambda id: frames.ScheduledEvent(id, cron, scheduled_time_ms))
 
     def _pool(self, function: str) -> FunctionPool:
         pool = self.pools.get(self.names.get(function, function))
@@ -272,18 +272,18 @@ class SiteFunctions:
             )
         return pool
 
-    def _outward_of(self, name: str) -> Callable[[Worker, frames.Request, Inbound | None], Awaitable[Any]]:
-        async def outward(worker: Worker, frame: frames.Request, body: Inbound | None) -> Any:
-            if isinstance(frame, frames.Fetch):
+    def _subrequests_of(self, name: str) -> Callable[[IsolateHandle, frames.Request, Inbound | None], Awaitable[Any]]:
+        async def on_subrequest(isolate: IsolateHandle, frame: frames.Request, body: Inbound | None) -> Any:
+            if isinstance(frame, frames.FetchEvent):
                 return await self._egress.fetch(frame, body)
-            if not isinstance(frame, frames.Call):
+            if not isinstance(frame, frames.BindingCall):
                 raise Failure("an isolate cannot ask for this", code="unsupported", status=400)
             bindings = self._bindings.get(name)
             if bindings is None:
                 raise Failure(f"the binding {frame.binding!r} is not served here", code="no_binding", status=501)
             return await bindings.answer(frame, body)
 
-        return outward
+        return on_subrequest
 
     async def _find_tier(self, stack: AsyncExitStack) -> Isolation:
         assert self._state_dir is not None
@@ -291,17 +291,17 @@ class SiteFunctions:
         (scratch := self._state_dir / "scratch").mkdir(parents=True, exist_ok=True)
         uid = next(_uids) if os.getuid() == 0 else None
         for tier in range(self._max_tier, 0, -1):
-            hatchery: Hatchery = self._zygote
+            factory: ZygoteFactory = self._zygote
             if tier == 3:
                 containers = await self._containers(stack)
                 if isinstance(containers, str):
                     reasons.append(f"tier 3: {containers}")
                     continue
-                hatchery = containers
+                factory = containers
             limits = Confinement(tier, str(scratch.resolve()), [], str(scratch.resolve()), uid, 256, 16, 64, 64)
-            why = await try_tier(hatchery, limits)
+            why = await try_tier(factory, limits)
             if not why:
-                self._hatchery = hatchery
+                self._zygotes = factory
                 return self._demanded(Isolation(tier, "; ".join(reasons)))
             reasons.append(f"tier {tier}: {why}")
         return self._demanded(Isolation(0, "; ".join(reasons)))
@@ -339,10 +339,10 @@ class SiteFunctions:
                 trimmed_at = now
                 self._trim()
             if not is_busy:
-                self._stirred.clear()
+                self._requested.clear()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(REST_S):
-                        await self._stirred.wait()
+                    async with asyncio.timeout(IDLE_S):
+                        await self._requested.wait()
             await asyncio.sleep(WATCH_S)
 
     async def _prepare(self) -> None:
@@ -374,7 +374,7 @@ class SiteFunctions:
         while True:
             await asyncio.sleep(PRUNE_S)
             try:
-                await self._layers.prune(lambda: set(self._layer_of.values()), self._layers_room)
+                await self._layers.prune(lambda: set(self._layer_of.values()), self._layer_budget)
             except OSError as error:
                 log.warning("packages that no function uses could not be deleted: %s", error)
 
@@ -382,7 +382,7 @@ class SiteFunctions:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + pool.limits.wall_s
         try:
-            while any(worker.load or worker.background for worker in pool.workers) and loop.time() < ends_at:
+            while any(isolate.load or isolate.background for isolate in pool.isolates) and loop.time() < ends_at:
                 pool.watch()
                 await asyncio.sleep(WATCH_S)
         finally:
@@ -407,7 +407,7 @@ class SiteFunctions:
         task.add_done_callback(self._tasks.discard)
 
 
-def _response_of(result: Result) -> Response:
+def _response_of(result: ExchangeResult) -> Response:
     """What comes from an isolate is checked here."""
     value = result.value
     try:

@@ -17,12 +17,12 @@ from runtime.functions.channel import Failure
 from runtime.functions.channel.socket_messages import (
     ABNORMAL,
     NO_STATUS,
-    Close,
     MessageDecoder,
     MessageError,
+    SocketClose,
     encode,
 )
-from runtime.functions.host.limits import Limits
+from runtime.functions.host.limits import FunctionLimits
 
 STALL_S = 60.0  # for a client to take what waits for it
 CLOSE_S = 5.0  # for the other side's close, and for a function's handlers of it
@@ -30,13 +30,13 @@ CLOSE_S = 5.0  # for the other side's close, and for a function's handlers of it
 GOING_AWAY, TOO_BIG, FAILED, RESTARTING = 1001, 1009, 1011, 1012
 SITES_OWN = ("closing",)  # ends of an isolate that are no fault of the function's
 
-Result = TypeVar("Result")
+ResultT = TypeVar("ResultT")
 
 log = logging.getLogger("pilotlight.function")
 
 
 class SocketRelay:
-    def __init__(self, receive: Receive, send: Send, limits: Limits) -> None:
+    def __init__(self, receive: Receive, send: Send, limits: FunctionLimits) -> None:
         self._receive = receive
         self._send = send
         self._limits = limits
@@ -45,7 +45,7 @@ class SocketRelay:
         self._is_closed = False  # towards the client
         self._active_at = asyncio.get_running_loop().time()
 
-    async def while_present(self, work: Coroutine[Any, Any, Result]) -> Result:
+    async def while_present(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
         """The handshake's work. Raises ClientDisconnect when the client leaves before its end."""
         task = asyncio.ensure_future(work)
         try:
@@ -81,8 +81,8 @@ class SocketRelay:
         try:
             await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
             if not from_client.done() and not from_function.done():
-                why = Close(RESTARTING, "the site is restarting") if drained.done() else None
-                await self._end(why or Close(GOING_AWAY, f"no message for {self._limits.socket_idle_s:g} s"))
+                why = SocketClose(RESTARTING, "the site is restarting") if drained.done() else None
+                await self._end(why or SocketClose(GOING_AWAY, f"no message for {self._limits.socket_idle_s:g} s"))
             await asyncio.wait({from_client, from_function}, timeout=CLOSE_S)
         finally:
             for task in everything:
@@ -96,36 +96,38 @@ class SocketRelay:
             message = await self._taken()
             if message["type"] == "websocket.disconnect":
                 self._is_closed = True
-                close = Close(message.get("code") or NO_STATUS, message.get("reason") or "")
+                close = SocketClose(message.get("code") or NO_STATUS, message.get("reason") or "")
                 return self._to_function.finish(close)
             text, data = message.get("text"), message.get("bytes")
             sent = encode(text if text is not None else data or b"")
             if len(sent) > self._limits.socket_message_bytes + 5:
-                await self._end(Close(TOO_BIG, f"a message may have {self._limits.socket_message_bytes} bytes"))
+                await self._end(SocketClose(TOO_BIG, f"a message may have {self._limits.socket_message_bytes} bytes"))
                 continue
             self._active_at = asyncio.get_running_loop().time()
             await self._to_function.put(sent)
 
     async def _from_function(self, stream: AsyncIterator[bytes]) -> None:
-        close = Close(FAILED, "the function ended without closing")
+        close = SocketClose(FAILED, "the function ended without closing")
         try:
             decoder = MessageDecoder(self._limits.socket_message_bytes)
             async for chunk in stream:
                 for message in decoder.feed(chunk):
-                    if isinstance(message, Close):
+                    if isinstance(message, SocketClose):
                         await self._close(message)
                     elif not self._is_closed:
                         await self._tell(message)
         except Failure as failure:
             is_ours = failure.code in SITES_OWN
             close = (
-                Close(RESTARTING, "the function is being replaced") if is_ours else Close(FAILED, "the function failed")
+                SocketClose(RESTARTING, "the function is being replaced")
+                if is_ours
+                else SocketClose(FAILED, "the function failed")
             )
             if not is_ours and not self._is_closed:
                 log.warning("a WebSocket ends: %s", failure.detail or failure.message)
         except MessageError as error:
             log.warning("a WebSocket ends: its function sent %s", error)
-            close = Close(FAILED, "the function failed")
+            close = SocketClose(FAILED, "the function failed")
         await self._close(close)
 
     async def _tell(self, message: str | bytes) -> None:
@@ -134,12 +136,12 @@ class SocketRelay:
         async with asyncio.timeout(STALL_S):
             await self._send({"type": "websocket.send", kind: message})
 
-    async def _end(self, close: Close) -> None:
+    async def _end(self, close: SocketClose) -> None:
         """The site's own decision, told to both."""
         self._to_function.finish(close)
         await self._close(close)
 
-    async def _close(self, close: Close) -> None:
+    async def _close(self, close: SocketClose) -> None:
         if not self._is_closed:
             self._is_closed = True
             async with asyncio.timeout(STALL_S):
@@ -162,7 +164,7 @@ class _HandOff:
 
     def __init__(self) -> None:
         self._message: bytes | None = None
-        self._close: Close | None = None
+        self._close: SocketClose | None = None
         self._changed = asyncio.Event()
         self._is_free = asyncio.Event()
         self._is_free.set()
@@ -174,7 +176,7 @@ class _HandOff:
             self._message = message
             self._changed.set()
 
-    def finish(self, close: Close) -> None:
+    def finish(self, close: SocketClose) -> None:
         self._close = self._close or close
         self._is_free.set()
         self._changed.set()

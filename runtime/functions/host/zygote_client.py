@@ -24,50 +24,50 @@ from runtime.functions.host.confinement import Confinement
 from runtime.functions.host.control_messages import (
     MAX_MESSAGE_BYTES,
     Boot,
-    Born,
+    Command,
     Confined,
+    CreateZygote,
     Died,
     Failed,
-    Fork,
-    Hatch,
+    ForkIsolate,
     Imported,
-    Order,
-    reports,
+    Started,
+    report_decoder,
 )
-from runtime.functions.host.limits import Limits
-from runtime.functions.host.priority import Standing, cpu_s, tell_kernel
+from runtime.functions.host.limits import FunctionLimits
+from runtime.functions.host.priority import PriorityClass, apply_priority, cpu_s
 from runtime.functions.host.processes import descendants, has_ended, memory_mib, parent_of, pid_of
 
 ROOT = Path(__file__).parents[3]
 SDK = Path(__file__).parents[1] / "sdk"
 AGAIN_S = 0.002
 COPIED_MIB = 3  # of the pages that a zygote shares with the site's, what it has written to
-SETTLE_S = 10.0  # for a process to be born
+FORK_TIMEOUT_S = 10.0  # for a process to be born
 FORK_CPU_S = 0.05  # that a fork, and the news of a death, may cost a zygote; measured: 0.01
 BESIDE_SHARE = 0.01  # of a core, for threads that packages keep
 LOOK_S = 0.5  # between two looks at what a zygote does
 SELDOM_S = 5.0  # the same while its function sleeps: there may be thousands
 MAX_DENIED = 64  # forks that were not ordered: some packages try a few when they are imported, and go on without
 READ_AT_ONCE = 64  # messages, while others wait
-NONSENSE = "its packages forged what its zygote says"
+FORGED = "its packages forged what its zygote says"
 
 
 class ZygoteError(Exception):
     """A process cannot be made; the message says why."""
 
 
-class Lie(Exception):
+class ProtocolViolation(Exception):
     """A report says what cannot be."""
 
 
-class Child:
+class ChildProcess:
     """A process that a zygote made. `died` is set with its end."""
 
     def __init__(self) -> None:
         self.pidfd = -1
         self.pid = 0  # as this process sees it
         self.died: asyncio.Future[Died | None] = asyncio.get_running_loop().create_future()
-        self.born: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def signal(self, number: int) -> None:
         if self.pidfd >= 0:
@@ -77,9 +77,9 @@ class Child:
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
 
-    def stand(self, standing: Standing) -> None:
+    def set_priority(self, priority_class: PriorityClass) -> None:
         if self.pid > 0:  # 0, one that was never born, would be this process
-            tell_kernel(self.pid, standing)
+            apply_priority(self.pid, priority_class)
 
     def cpu_s(self) -> float:
         """Used so far."""
@@ -91,26 +91,26 @@ class Child:
     def memory_mib(self) -> int:
         return memory_mib(self.pid)
 
-    def over(self, report: Died | None) -> None:
+    def ended(self, report: Died | None) -> None:
         if not self.died.done():
             self.died.set_result(report)
-        if not self.born.done():
-            self.born.set_exception(ZygoteError("it ended before it was there"))
-            self.born.exception()  # perhaps nobody asks
+        if not self.started.done():
+            self.started.set_exception(ZygoteError("it ended before it was there"))
+            self.started.exception()  # perhaps nobody asks
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
 
 
-class Link:
+class ZygoteConnection:
     """One zygote's socket."""
 
     def __init__(self, control: socket.socket, parent_pid: Callable[[], int], on_failed: Callable[[str], None]) -> None:
         self._control = control
         self._parent_pid = parent_pid
         self._on_failed = on_failed
-        self._children: dict[int, Child] = {}
-        self._late: set[int] = set()  # whose birth is heard again
+        self._children: dict[int, ChildProcess] = {}
+        self._unverified: set[int] = set()  # whose birth is heard again
         self._next_id = 0
         self.num_settled = 0  # of the orders
         self.num_forks = 0  # that were allowed
@@ -121,12 +121,12 @@ class Link:
         control.setblocking(False)
         asyncio.get_running_loop().add_reader(control.fileno(), self._read)
 
-    def ask(self, order: Callable[[int], Order], fds: list[int]) -> Child:
+    def ask(self, command: Callable[[int], Command], fds: list[int]) -> ChildProcess:
         """Returns before the process is there: what is written to its sockets waits for it."""
         if self.closed:
             raise ZygoteError("the zygote is gone")
         self._next_id += 1
-        data = msgspec.msgpack.encode(order(self._next_id))
+        data = msgspec.msgpack.encode(command(self._next_id))
         if len(data) > MAX_MESSAGE_BYTES:
             raise ZygoteError(f"vars and options of bindings have {len(data)} bytes, of at most {MAX_MESSAGE_BYTES}")
         try:
@@ -134,7 +134,7 @@ class Link:
         except OSError as error:
             self.close()
             raise ZygoteError(f"the zygote takes no orders: {error.strerror}") from None
-        child = self._children[self._next_id] = Child()
+        child = self._children[self._next_id] = ChildProcess()
         return child
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class Link:
             self._listener = -1
         for child in self._children.values():
             child.kill()
-            child.over(None)
+            child.ended(None)
         self._children.clear()
 
     @property
@@ -180,24 +180,24 @@ class Link:
             try:
                 if not data:
                     return self.close()
-                self._hear(data, fds)
-            except (msgspec.ValidationError, msgspec.DecodeError, Lie):
-                self._on_failed(NONSENSE)
+                self._handle_report(data, fds)
+            except (msgspec.ValidationError, msgspec.DecodeError, ProtocolViolation):
+                self._on_failed(FORGED)
                 return self.close()
             finally:
                 for fd in fds:
                     os.close(fd)
 
-    def _hear(self, data: bytes, fds: list[int]) -> None:
+    def _handle_report(self, data: bytes, fds: list[int]) -> None:
         """Takes the descriptor that it keeps out of `fds`. Raises Lie."""
-        report = reports.decode(data)
+        report = report_decoder.decode(data)
         if isinstance(report, Confined):
             if self.is_confined:
-                raise Lie
+                raise ProtocolViolation
             self.is_confined = True
             if fds:
                 self._listener = fds.pop(0)
-                asyncio.get_running_loop().add_reader(self._listener, self._asked)
+                asyncio.get_running_loop().add_reader(self._listener, self._on_fork_request)
             return
         if isinstance(report, Imported):
             self.is_imported = True
@@ -206,51 +206,51 @@ class Link:
             self._on_failed(report.why)
             return
         child = self._children.get(report.id)
-        if child is None or (not isinstance(report, Died) and (child.pidfd >= 0 or report.id in self._late)):
-            raise Lie
-        if isinstance(report, Born):
+        if child is None or (not isinstance(report, Died) and (child.pidfd >= 0 or report.id in self._unverified)):
+            raise ProtocolViolation
+        if isinstance(report, Started):
             if not fds:
-                raise Lie
+                raise ProtocolViolation
             self.num_settled += 1
-            self._born(report.id, fds.pop(0))
+            self._on_started(report.id, fds.pop(0))
         elif isinstance(report, Failed):
             self.num_settled += 1
             del self._children[report.id]
-            if not child.born.done():
-                child.born.set_exception(ZygoteError(report.why))
-                child.born.exception()
-            child.over(None)
+            if not child.started.done():
+                child.started.set_exception(ZygoteError(report.why))
+                child.started.exception()
+            child.ended(None)
         else:
-            if not (report.id in self._late if child.pidfd < 0 else has_ended(child.pidfd)):
-                raise Lie
+            if not (report.id in self._unverified if child.pidfd < 0 else has_ended(child.pidfd)):
+                raise ProtocolViolation
             del self._children[report.id]
-            child.over(report)
+            child.ended(report)
 
-    def _born(self, id: int, pidfd: int) -> None:
+    def _on_started(self, id: int, pidfd: int) -> None:
         """Raises Lie."""
-        self._late.discard(id)
+        self._unverified.discard(id)
         if self.closed or (child := self._children.get(id)) is None:  # dead by now
             os.close(pidfd)
         elif not self._parent_pid():  # its own birth is still to be read, from another socket
-            self._late.add(id)
-            asyncio.get_running_loop().call_later(AGAIN_S, self._born_late, id, pidfd)
+            self._unverified.add(id)
+            asyncio.get_running_loop().call_later(AGAIN_S, self._on_started_late, id, pidfd)
         else:
             pid = pid_of(pidfd)
             if parent_of(pid) not in (self._parent_pid(), None) or (pid > 0 and pid in self.pids):
                 os.close(pidfd)
-                raise Lie
+                raise ProtocolViolation
             child.pidfd, child.pid = pidfd, pid
-            if not child.born.done():
-                child.born.set_result(None)
+            if not child.started.done():
+                child.started.set_result(None)
 
-    def _born_late(self, id: int, pidfd: int) -> None:
+    def _on_started_late(self, id: int, pidfd: int) -> None:
         try:
-            self._born(id, pidfd)
-        except Lie:
-            self._on_failed(NONSENSE)
+            self._on_started(id, pidfd)
+        except ProtocolViolation:
+            self._on_failed(FORGED)
             self.close()
 
-    def _asked(self) -> None:
+    def _on_fork_request(self) -> None:
         """It wants to fork: once for each order, one after the other, when it has imported all."""
         try:
             question = system.asked(self._listener)
@@ -273,19 +273,19 @@ class Link:
 class FunctionZygote:
     """One version of a function, confined, waiting to be forked."""
 
-    def __init__(self, child: Child, control: socket.socket, shared_mib: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, child: ChildProcess, control: socket.socket, shared_mib: Callable[[], int] = lambda: 0) -> None:
         """`shared_mib`: of what counts as its memory, what it has from the process that it was forked from."""
         self._child = child
         self._shared_mib = shared_mib
         self.why_failed = ""
-        self._hatched_at = self._looked_at = self._settled_at = asyncio.get_running_loop().time()
+        self._created_at = self._looked_at = self._settled_at = asyncio.get_running_loop().time()
         self._imported_cpu_s: float | None = None  # used when it had imported all
-        self._standing = Standing.USUAL
-        self._link = Link(control, lambda: child.pid, self.fail)
+        self._priority = PriorityClass.NORMAL
+        self._connection = ZygoteConnection(control, lambda: child.pid, self.fail)
 
     @property
     def is_alive(self) -> bool:
-        return not self._link.closed and not self.why_failed and not self._child.died.done()
+        return not self._connection.closed and not self.why_failed and not self._child.died.done()
 
     @property
     def memory_mib(self) -> int:
@@ -294,30 +294,32 @@ class FunctionZygote:
             return all_mib
         return max(0, all_mib - shared_mib) + COPIED_MIB
 
-    async def born(self) -> None:
+    async def started(self) -> None:
         """Raises ZygoteError."""
-        await asyncio.shield(self._child.born)
+        await asyncio.shield(self._child.started)
 
-    def fork(self, boot: Boot, fds: list[int]) -> Child:
-        return self._link.ask(lambda id: Fork(id, boot), fds)
+    def fork(self, boot: Boot, fds: list[int]) -> ChildProcess:
+        return self._connection.ask(lambda id: ForkIsolate(id, boot), fds)
 
-    def stand(self, standing: Standing) -> None:
+    def set_priority(self, priority_class: PriorityClass) -> None:
         """Its children are born with it."""
-        if standing is not self._standing and self._child.pid > 0:
-            self._standing = standing
-            self._child.stand(standing)
+        if priority_class is not self._priority and self._child.pid > 0:
+            self._priority = priority_class
+            self._child.set_priority(priority_class)
 
-    def why_ended(self, limits: Limits, *, is_asleep: bool) -> str:
+    def why_ended(self, limits: FunctionLimits, *, is_asleep: bool) -> str:
         """What code that it has imported does beyond a function's limits; it is to be closed then. Empty: nothing, or it is not yet time to look."""
         now = asyncio.get_running_loop().time()
         if now - self._looked_at < (SELDOM_S if is_asleep else LOOK_S) or not self.is_alive or self._child.pid <= 0:
             return ""
         self._looked_at = now
-        if self._link.is_settled:
+        if self._connection.is_settled:
             self._settled_at = now
-        cpu_s = self._child.cpu_s() - FORK_CPU_S * self._link.num_settled - BESIDE_SHARE * (now - self._hatched_at)
-        if not self._link.is_imported:
-            is_late = now - self._hatched_at > limits.start_s
+        cpu_s = (
+            self._child.cpu_s() - FORK_CPU_S * self._connection.num_settled - BESIDE_SHARE * (now - self._created_at)
+        )
+        if not self._connection.is_imported:
+            is_late = now - self._created_at > limits.start_s
             return f"its packages were not imported within {limits.start_s:g} s" if is_late else ""
         if self._imported_cpu_s is None:
             self._imported_cpu_s = cpu_s
@@ -327,43 +329,49 @@ class FunctionZygote:
             return f"its packages kept its isolates from starting for {limits.start_s:g} s"
         if (memory_mib := self._child.memory_mib()) > limits.memory_mib:
             return f"its packages used {memory_mib} MiB of memory, of at most {limits.memory_mib}"
-        if self._link.is_settled and self._link.is_guarded and descendants(self._child.pid) - self._link.pids:
+        if (
+            self._connection.is_settled
+            and self._connection.is_guarded
+            and descendants(self._child.pid) - self._connection.pids
+        ):
             return "its packages started processes"
         return ""
 
     @property
     def is_closed(self) -> bool:
-        return self._link.closed
+        return self._connection.closed
 
     def close(self) -> None:
-        self._link.close()
+        self._connection.close()
         self._child.kill()
 
     def fail(self, why: str) -> None:
         self.why_failed = self.why_failed or why
 
 
-class Hatchery(Protocol):
+class ZygoteFactory(Protocol):
     """Where functions' zygotes come from."""
 
-    def hatch(self, limits: Confinement, imports: list[str], sys_path: list[str], log_fd: int) -> FunctionZygote: ...
+    def create_zygote(
+        self, limits: Confinement, imports: list[str], sys_path: list[str], log_fd: int
+    ) -> FunctionZygote: ...
 
 
-async def try_tier(hatchery: Hatchery, limits: Confinement) -> str:
+async def try_tier(factory: ZygoteFactory, limits: Confinement) -> str:
     """Why the machine does not offer a tier; empty where it does."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
-        made = hatchery.hatch(limits, [], [], nowhere)
+        made = factory.create_zygote(limits, [], [], nowhere)
     except ZygoteError as error:
         return str(error)
     finally:
         os.close(nowhere)
     try:
-        async with asyncio.timeout(SETTLE_S):
-            await made.born()
+        async with asyncio.timeout(FORK_TIMEOUT_S):
+            await made.started()
             probe = made.fork(Boot("", [], []), [])  # it cannot run without descriptors: that it is born is enough
-            await asyncio.wait({probe.born})
-            return made.why_failed or ("" if probe.born.exception() is None else str(probe.born.exception()))
+            await asyncio.wait({probe.started})
+            return made.why_failed or ("" if probe.started.exception() is None else str(probe.started.exception()))
     except (TimeoutError, ZygoteError) as error:
         return made.why_failed or str(error) or "it takes too long"
     finally:
@@ -375,7 +383,7 @@ class SiteZygote:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._link: Link | None = None
+        self._connection: ZygoteConnection | None = None
         self._memory_mib = 0
 
     def start(self) -> None:
@@ -395,16 +403,20 @@ class SiteZygote:
                 start_new_session=True,
             )
         process = self._process
-        self._link = Link(ours, lambda: process.pid, lambda why: None)
+        self._connection = ZygoteConnection(ours, lambda: process.pid, lambda why: None)
 
-    def hatch(self, limits: Confinement, imports: list[str], sys_path: list[str], log_fd: int) -> FunctionZygote:
-        if self._link is None or self._link.closed:
+    def create_zygote(
+        self, limits: Confinement, imports: list[str], sys_path: list[str], log_fd: int
+    ) -> FunctionZygote:
+        if self._connection is None or self._connection.closed:
             self.stop()
             self.start()
-        assert self._link is not None
+        assert self._connection is not None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            child = self._link.ask(lambda id: Hatch(id, limits, imports, sys_path), [theirs.fileno(), log_fd])
+            child = self._connection.ask(
+                lambda id: CreateZygote(id, limits, imports, sys_path), [theirs.fileno(), log_fd]
+            )
         return FunctionZygote(child, ours, self._settled_mib)
 
     def _settled_mib(self) -> int:
@@ -414,8 +426,8 @@ class SiteZygote:
         return self._memory_mib
 
     def stop(self) -> None:
-        if self._link is not None:
-            self._link.close()
+        if self._connection is not None:
+            self._connection.close()
         if self._process is not None:
             try:
                 self._process.wait(2.0)

@@ -25,16 +25,16 @@ from runtime.functions.host import confinement, isolate_main, prefork, system
 from runtime.functions.host.control_messages import (
     MAX_DESCRIPTORS,
     MAX_MESSAGE_BYTES,
-    Born,
+    Command,
     Confined,
+    CreateZygote,
     Died,
     Failed,
-    Fork,
-    Hatch,
+    ForkIsolate,
     Imported,
-    Order,
     Report,
-    orders,
+    Started,
+    command_decoder,
 )
 
 OURS = ("runtime", "wire", "sites", "engine")
@@ -45,7 +45,7 @@ def main(control_fd: int) -> None:
     """The site's zygote."""
     system.prctl(system.PR_SET_CHILD_SUBREAPER)
     _settle()
-    Nursery(socket.socket(fileno=control_fd), _function_zygote).run()
+    ForkServer(socket.socket(fileno=control_fd), _function_zygote).run()
 
 
 def contained(control_fd: int = 3) -> None:
@@ -54,8 +54,8 @@ def contained(control_fd: int = 3) -> None:
         del os.environ[name]  # what the OCI runtime has put there
     _settle()
     control = socket.socket(fileno=control_fd)
-    order = orders.decode(control.recv(MAX_MESSAGE_BYTES))
-    _function_zygote(order, [control.detach(), os.dup(1)])
+    command = command_decoder.decode(control.recv(MAX_MESSAGE_BYTES))
+    _function_zygote(command, [control.detach(), os.dup(1)])
 
 
 def _settle() -> None:
@@ -66,7 +66,7 @@ def _settle() -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.path_importer_cache.clear()
     threading.stack_size(THREAD_STACK)
-    prefork.rehearse()
+    prefork.warm_up()
     for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
         del sys.modules[name]  # an author may have a module of that name
 
@@ -84,7 +84,7 @@ def _import_for_all() -> None:
             importlib.import_module(name)
 
 
-class Nursery:
+class ForkServer:
     """Makes children to order, tells of their deaths, and ends with its orders, taking them all along."""
 
     def __init__(self, control: socket.socket, child: Callable[[Any, list[int]], None]) -> None:
@@ -100,43 +100,43 @@ class Nursery:
         while True:
             for fd, _ in self._poll.poll():
                 if fd != self._control.fileno():
-                    self._bury(fd)
-                elif not self._obey():
+                    self._reap(fd)
+                elif not self._handle_command():
                     self._end()
                     return
 
-    def _obey(self) -> bool:
+    def _handle_command(self) -> bool:
         try:
             data, fds, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
         except ConnectionError:
             return False
         if not data:
             return False
-        order = orders.decode(data)
+        command = command_decoder.decode(data)
         try:
-            flags = confinement.namespaces(order.limits) if isinstance(order, Hatch) else 0
+            flags = confinement.namespaces(command.limits) if isinstance(command, CreateZygote) else 0
             pid = system.clone(flags)
         except OSError as error:
-            self.tell(Failed(order.id, str(error)))
+            self.send_report(Failed(command.id, str(error)))
             pid = -1
         if pid == 0:
-            self._be_child(order, fds)
+            self._be_child(command, fds)
         for fd in fds:
             os.close(fd)
         if pid > 0:
             pidfd = os.pidfd_open(pid)
-            self._children[pidfd] = pid, order.id
+            self._children[pidfd] = pid, command.id
             self._poll.register(pidfd, select.POLLIN)
-            self.tell(Born(order.id), pidfd)
+            self.send_report(Started(command.id), pidfd)
         return True
 
-    def _be_child(self, order: Order, fds: list[int]) -> None:
+    def _be_child(self, command: Command, fds: list[int]) -> None:
         """Never returns."""
         status = 1
         try:
             os.setsid()
             _keep_only(fds)
-            self._child(order, fds)
+            self._child(command, fds)
             status = 0
         except BaseException as error:
             with suppress(BaseException):
@@ -147,15 +147,15 @@ class Nursery:
                 sys.stderr.flush()
             os._exit(status)
 
-    def _bury(self, pidfd: int) -> None:
+    def _reap(self, pidfd: int) -> None:
         pid, id = self._children.pop(pidfd)
         self._poll.unregister(pidfd)
         os.close(pidfd)
         _, status, usage = os.wait4(pid, 0)
-        self.tell(Died(id, status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss))
-        self._end_strays()
+        self.send_report(Died(id, status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss))
+        self._kill_orphans()
 
-    def _end_strays(self) -> None:
+    def _kill_orphans(self) -> None:
         """Processes that a dead child left behind have become ours."""
         known = {pid for pid, _ in self._children.values()}
         with suppress(ChildProcessError, OSError):
@@ -171,52 +171,52 @@ class Nursery:
         for pid, _ in self._children.values():
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
-        self._end_strays()
+        self._kill_orphans()
 
-    def tell(self, report: Report, fd: int | None = None) -> None:
-        tell(self._control, report, fd)
+    def send_report(self, report: Report, fd: int | None = None) -> None:
+        send_report(self._control, report, fd)
 
 
-def tell(control: socket.socket, report: Report, fd: int | None = None) -> None:
+def send_report(control: socket.socket, report: Report, fd: int | None = None) -> None:
     ancillary = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
     with suppress(OSError):  # the runtime is gone, and so are we at the next poll
         control.sendmsg([msgspec.msgpack.encode(report)], ancillary)
 
 
-def _function_zygote(order: Order, fds: list[int]) -> None:
-    assert isinstance(order, Hatch)
+def _function_zygote(command: Command, fds: list[int]) -> None:
+    assert isinstance(command, CreateZygote)
     control_fd, log = fds
     control = socket.socket(fileno=control_fd)
     _use_log(log)
     try:
-        listener = confinement.confine(order.limits)
+        listener = confinement.confine(command.limits)
     except OSError as error:
-        tell(control, Failed(-1, f"this machine does not allow tier {order.limits.tier}: {error}"))
+        send_report(control, Failed(-1, f"this machine does not allow tier {command.limits.tier}: {error}"))
         return
     system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which clears it
-    if order.limits.tier < 2:
+    if command.limits.tier < 2:
         system.prctl(system.PR_SET_CHILD_SUBREAPER)
-    tell(control, Confined(), listener if listener >= 0 else None)
+    send_report(control, Confined(), listener if listener >= 0 else None)
     if listener >= 0:
         os.close(listener)
     path = list(sys.path)
-    sys.path[:0] = order.sys_path
-    for name in order.imports:
+    sys.path[:0] = command.sys_path
+    for name in command.imports:
         with suppress(BaseException):  # the isolate meets it again, and tells the author
             importlib.import_module(name)
     sys.path[:] = path
-    tell(control, Imported())
+    send_report(control, Imported())
 
-    def be_isolate(order: Order, fds: list[int]) -> None:
-        assert isinstance(order, Fork)
+    def be_isolate(command: Command, fds: list[int]) -> None:
+        assert isinstance(command, ForkIsolate)
         system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)
         confinement.confine_copy(limits)
         channel, log, trace = fds
         _use_log(log)
-        isolate_main.run(channel, trace, order.boot)
+        isolate_main.run(channel, trace, command.boot)
 
-    limits = order.limits
-    Nursery(control, be_isolate).run()
+    limits = command.limits
+    ForkServer(control, be_isolate).run()
 
 
 def _keep_only(fds: list[int]) -> None:

@@ -28,7 +28,7 @@ MAX_BODY = 64 << 10
 WantedT = TypeVar("WantedT", Try, Serve)
 
 
-class DeploymentRoutes:
+class FunctionDeploymentRoutes:
     def __init__(self, served: ServedFunctions, hop_secret: str | None, site: str) -> None:
         self._served = served
         self._site = site
@@ -75,7 +75,7 @@ class DeploymentRoutes:
 
 
 def deployment_routes(served: ServedFunctions, hop_secret: str | None, site: str) -> list[Route]:
-    return DeploymentRoutes(served, hop_secret, site).routes()
+    return FunctionDeploymentRoutes(served, hop_secret, site).routes()
 
 
 class _Tail(Response):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runtime.functions.host.limits import Limits
+from runtime.functions.host.limits import FunctionLimits
 from runtime.functions.host.site import IsolationError, Response, SiteFunctions
 from runtime.functions.manifest import load_manifest
 
@@ -19,8 +19,8 @@ RUNTIMES = ("crun", "runc", "crun --cgroup-manager=disabled")
 QUICK = {"blocked_s": 1.0, "memory_mib": 160, "disk_mib": 16, "idle_s": 30.0}
 
 
-def quick(limits: dict[str, Any]) -> Limits:
-    return Limits(**{**QUICK, **limits})
+def quick(limits: dict[str, Any]) -> FunctionLimits:
+    return FunctionLimits(**{**QUICK, **limits})
 
 
 class Served:

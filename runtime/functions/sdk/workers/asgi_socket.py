@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
-from runtime.functions.channel.socket_messages import Close
+from runtime.functions.channel.socket_messages import SocketClose
 from workers.response import Response
 from workers.trouble import print_trouble
 from workers.websockets import WebSocketPair
@@ -63,7 +63,7 @@ class Socket:
             self._has_connected = True
             return {"type": "websocket.connect"}
         message = await self._server.receive()
-        if isinstance(message, Close):
+        if isinstance(message, SocketClose):
             return {"type": "websocket.disconnect", "code": message.code, "reason": message.reason}
         text, data = (message, None) if isinstance(message, str) else (None, bytes(message))
         return {"type": "websocket.receive", "text": text, "bytes": data}

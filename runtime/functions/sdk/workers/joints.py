@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from runtime.functions.channel import Failure
-from runtime.functions.channel.socket_messages import ABNORMAL, Close, MessageDecoder, MessageError, encode
+from runtime.functions.channel.socket_messages import ABNORMAL, MessageDecoder, MessageError, SocketClose, encode
 from workers.websockets import MAX_WAITING_BYTES, WebSocket, WebSocketPair
 
 CLOSE_REPLY_S = 10.0  # for the other side to answer a close
@@ -37,7 +37,7 @@ class Joint:
 
     def refused(self) -> None:
         self._answer.cancel()
-        self._end._inbox.put(Close(ABNORMAL))
+        self._end._inbox.put(SocketClose(ABNORMAL))
 
     async def _incoming(self) -> AsyncIterator[bytes]:
         stream = await self._answer
@@ -66,7 +66,7 @@ async def _joined(end: WebSocket, incoming: AsyncIterator[bytes]) -> AsyncIterat
         while True:
             message = await end._inbox.take()
             yield encode(message)
-            if isinstance(message, Close):
+            if isinstance(message, SocketClose):
                 break
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_REPLY_S):
@@ -74,16 +74,16 @@ async def _joined(end: WebSocket, incoming: AsyncIterator[bytes]) -> AsyncIterat
     finally:
         taking.cancel()
         if not end._has_closed:
-            end._close(Close(ABNORMAL))
+            end._close(SocketClose(ABNORMAL))
 
 
 async def _taken_in(end: WebSocket, incoming: AsyncIterator[bytes]) -> None:
     decoder = MessageDecoder(MAX_WAITING_BYTES)
-    close = Close(ABNORMAL)
+    close = SocketClose(ABNORMAL)
     try:
         async for chunk in incoming:
             for message in decoder.feed(chunk):
-                if isinstance(message, Close):
+                if isinstance(message, SocketClose):
                     close = message
                     return
                 end._peer._put(message)

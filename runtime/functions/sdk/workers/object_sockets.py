@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from runtime.functions.channel.socket_messages import Close
+from runtime.functions.channel.socket_messages import SocketClose
 from workers.trouble import print_trouble
 from workers.websockets import CloseEvent, MessageEvent, WebSocket
 
@@ -48,7 +48,7 @@ class ObjectSockets:
         """The instance is gone: its clients connect again, to the next one."""
         for socket in tuple(self._tags):
             if not socket._has_closed:
-                socket._close(Close(1012, "the Durable Object was reset"))
+                socket._close(SocketClose(1012, "the Durable Object was reset"))
         self._tags.clear()
 
     async def on_event(self, socket: WebSocket, event: Any) -> None:

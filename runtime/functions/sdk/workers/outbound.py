@@ -21,8 +21,8 @@ async def fetch(resource: Any, options: Any = None, **named: Any) -> Response:
     if joint is not None:
         stream, further = joint.body, {**further, "websocket": True}
 
-    def frame(id: int) -> frames.Fetch:
-        return frames.Fetch(
+    def frame(id: int) -> frames.FetchEvent:
+        return frames.FetchEvent(
             id, request.method, request.url, headers, whole or b"", stream is not None, options=further, within=within
         )
 

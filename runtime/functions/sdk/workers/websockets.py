@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from runtime.functions.channel import frames
-from runtime.functions.channel.socket_messages import ABNORMAL, MAX_REASON_BYTES, NO_STATUS, Close, Message
+from runtime.functions.channel.socket_messages import ABNORMAL, MAX_REASON_BYTES, NO_STATUS, Message, SocketClose
 from workers import host
 from workers.bindings.face import Buffer, Named, as_record
 from workers.trouble import print_trouble
@@ -38,7 +38,7 @@ class MessageEvent(Event):
 
 
 class CloseEvent(Event):
-    def __init__(self, target: "WebSocket", close: Close) -> None:
+    def __init__(self, target: "WebSocket", close: SocketClose) -> None:
         super().__init__("close", target)
         self.code, self.reason = close.code, close.reason
         self.was_clean = close.code != ABNORMAL
@@ -95,7 +95,7 @@ class WebSocket(Named):
         host.leave()
         if inbox.held_bytes > MAX_WAITING_BYTES:
             inbox.drop()
-            self._close(Close(1013, "the other side reads too slowly"))
+            self._close(SocketClose(1013, "the other side reads too slowly"))
             raise BufferError(
                 f"more than {MAX_WAITING_BYTES >> 20} MiB wait for the other side; await send() to wait for room"
             )
@@ -154,15 +154,15 @@ class WebSocket(Named):
 
     async def __anext__(self) -> "str | Buffer":
         message = await self.receive()
-        if isinstance(message, Close):
+        if isinstance(message, SocketClose):
             raise StopAsyncIteration
         return message
 
-    async def receive(self) -> "str | Buffer | Close":
+    async def receive(self) -> "str | Buffer | SocketClose":
         """The next message, or the close, which stays the last."""
         self._is_iterated = True
         message = await self._inbox.take()
-        if isinstance(message, Close):
+        if isinstance(message, SocketClose):
             self._inbox.put(message)
             if not self._has_told_close:
                 self._has_told_close = True
@@ -193,7 +193,7 @@ class WebSocket(Named):
         if self._was_closed:
             return
         self._inbox.put(message)
-        if isinstance(message, Close):
+        if isinstance(message, SocketClose):
             self._was_closed = True
             self._answer_close()
 
@@ -201,9 +201,9 @@ class WebSocket(Named):
         """At once: what the function does about it is its own affair. Where an end is joined it is the far side that answers."""
         close = self._inbox.close
         if close is not None and not self._has_closed and (self._is_accepted or self._hibernation is not None):
-            self._close(Close(NO_STATUS if close.code == ABNORMAL else close.code, close.reason))
+            self._close(SocketClose(NO_STATUS if close.code == ABNORMAL else close.code, close.reason))
 
-    def _close(self, close: Close) -> None:
+    def _close(self, close: SocketClose) -> None:
         self._has_closed = True
         self._peer._put(close)
 
@@ -228,7 +228,7 @@ class WebSocket(Named):
             if self._is_iterated:
                 return
             message = await self._inbox.take()
-            if isinstance(message, Close):
+            if isinstance(message, SocketClose):
                 await self._deliver(CloseEvent(self, message))
                 return
             await self._deliver(MessageEvent(self, Buffer(message) if isinstance(message, bytes) else message))
@@ -327,12 +327,12 @@ class _Inbox:
 
     def __init__(self) -> None:
         self.held_bytes = 0
-        self.close: Close | None = None
+        self.close: SocketClose | None = None
         self._messages: deque[Message] = deque()
         self._changed: set[asyncio.Future[None]] = set()
 
     def put(self, message: Message) -> None:
-        if isinstance(message, Close):
+        if isinstance(message, SocketClose):
             self.close = message
         self._messages.append(message)
         self.held_bytes += _cost(message)
@@ -373,7 +373,7 @@ class _Inbox:
 
 
 def _cost(message: Message) -> int:
-    return MESSAGE_COST if isinstance(message, Close) else len(message) + MESSAGE_COST
+    return MESSAGE_COST if isinstance(message, SocketClose) else len(message) + MESSAGE_COST
 
 
 def _data(message: Any) -> str | bytes:
@@ -394,7 +394,7 @@ def _as_bytes(data: str | bytes) -> bytes:
     return data.encode("utf-8", "replace") if isinstance(data, str) else data
 
 
-def _checked_close(code: Any, reason: Any) -> Close:
+def _checked_close(code: Any, reason: Any) -> SocketClose:
     if code is None:
         code = 1000
     if isinstance(code, bool) or not isinstance(code, int) or not _may_be_sent(code):
@@ -404,7 +404,7 @@ def _checked_close(code: Any, reason: Any) -> Close:
     text = "" if reason is None else str(reason)
     if len(text.encode("utf-8", "replace")) > MAX_REASON_BYTES:
         raise ValueError(f"the reason of a close may have {MAX_REASON_BYTES} bytes")
-    return Close(code, text)
+    return SocketClose(code, text)
 
 
 def _may_be_sent(code: int) -> bool:

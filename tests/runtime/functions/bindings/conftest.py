@@ -11,7 +11,7 @@ import pytest
 from runtime.functions.bindings.binding import Services
 from runtime.functions.bindings.registry import Bindings
 from runtime.functions.channel import Channel, Inbound
-from runtime.functions.channel.frames import Call
+from runtime.functions.channel.frames import BindingCall
 from runtime.functions.manifest import BindingDeclaration
 from workers.bindings import open_face
 
@@ -64,7 +64,7 @@ async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
             bindings = Bindings([BindingDeclaration(*each) for each in declarations], tmp_path, services)
 
             async def answer(frame: Any, body: Inbound | None) -> Any:
-                assert isinstance(frame, Call)
+                assert isinstance(frame, BindingCall)
                 return await bindings.answer(frame, body)
 
             scopes.push_async_callback(services.databases.close)

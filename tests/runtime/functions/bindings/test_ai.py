@@ -25,7 +25,7 @@ from tests.runtime.functions.bindings.conftest import Wire, Wired
 from workers.bindings.ai import AI, AbortController, AbortError, AbortSignal
 
 MODEL = "@test/tiny"
-PROMPT = {"messages": [{"role": "user", "content": "Hi"}]}
+INTERACTIVE = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ async def ai(wired: Wired) -> AI:
 
 
 async def test_a_call_gives_the_result_without_its_envelope(site: Site, ai: AI) -> None:  # noqa: F811
-    result = await ai.run(MODEL, PROMPT)
+    result = await ai.run(MODEL, INTERACTIVE)
     assert result.response == "Hello, world"
     assert result["usage"]["completion_tokens"] == 13
     assert site.engine.submits[0].prompt_token_ids == ids("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
@@ -49,13 +49,13 @@ async def test_a_call_gives_the_result_without_its_envelope(site: Site, ai: AI) 
 async def test_every_function_is_a_tenant_of_its_own(site: Site, wire: Wire) -> None:  # noqa: F811
     for function in ("one", "two", "one"):
         env = (await wire(("ai", "AI", {}), inference=SiteInference(site.app.site), function=function)).env
-        await env["AI"].run(MODEL, PROMPT)
+        await env["AI"].run(MODEL, INTERACTIVE)
     salts = [submit.salt for submit in site.engine.submits]
     assert salts[0] == salts[2] != salts[1]
 
 
 async def test_a_stream_is_server_sent_events(ai: AI) -> None:
-    stream = await ai.run(MODEL, {**PROMPT, "stream": True})
+    stream = await ai.run(MODEL, {**INTERACTIVE, "stream": True})
     events = [block.partition("data: ")[2] for block in (await stream.text()).split("\n\n") if "data: " in block]
     assert events[-1] == "[DONE]"
     assert "".join(json.loads(event)["response"] for event in events[:-1]) == "Hello, world"
@@ -63,13 +63,13 @@ async def test_a_stream_is_server_sent_events(ai: AI) -> None:
 
 async def test_a_raw_response_has_status_headers_and_body(ai: AI) -> None:
     pytest.importorskip("workers.response")
-    response = await ai.run(MODEL, PROMPT, {"returnRawResponse": True})
+    response = await ai.run(MODEL, INTERACTIVE, {"returnRawResponse": True})
     assert (response.status, response.headers["content-type"]) == (200, "application/json")
     assert (await response.json())["response"] == "Hello, world"
-    streamed = await ai.run(MODEL, {**PROMPT, "stream": True}, return_raw_response=True)
+    streamed = await ai.run(MODEL, {**INTERACTIVE, "stream": True}, return_raw_response=True)
     assert streamed.headers["content-type"].startswith("text/event-stream")
     assert (await streamed.text()).endswith("data: [DONE]\n\n")
-    refused = await ai.run("@cf/nope", PROMPT, returnRawResponse=True)
+    refused = await ai.run("@cf/nope", INTERACTIVE, returnRawResponse=True)
     assert refused.status == 400
     assert (await refused.json())["errors"][0]["code"] == 5007
 
@@ -77,9 +77,9 @@ async def test_a_raw_response_has_status_headers_and_body(ai: AI) -> None:
 @pytest.mark.parametrize(
     ("model", "inputs", "code", "status"),
     [
-        ("@cf/nope", PROMPT, 5007, 400),
-        ("no\nsuch?model=1&x", PROMPT, 5007, 400),
-        ("../../../../v1/models", PROMPT, 5007, 400),
+        ("@cf/nope", INTERACTIVE, 5007, 400),
+        ("no\nsuch?model=1&x", INTERACTIVE, 5007, 400),
+        ("../../../../v1/models", INTERACTIVE, 5007, 400),
         (MODEL, {"promt": "Hi"}, 5004, 400),
         (MODEL, {}, 5004, 400),
         (MODEL, {"prompt": "x" * 600}, 3006, 413),
@@ -103,7 +103,7 @@ async def test_models_are_listed_as_cards(ai: AI) -> None:
 
 async def test_who_leaves_a_stream_stops_the_model(site: Site, ai: AI) -> None:  # noqa: F811
     site.engine.script = [*says("Hello", finish=None), asyncio.Event()]
-    stream = await ai.run(MODEL, {**PROMPT, "stream": True})
+    stream = await ai.run(MODEL, {**INTERACTIVE, "stream": True})
     async for chunk in stream:
         assert b"H" in chunk
         break
@@ -114,7 +114,7 @@ async def test_who_leaves_a_stream_stops_the_model(site: Site, ai: AI) -> None: 
 
 async def test_who_leaves_before_the_first_token_stops_the_model(site: Site, ai: AI) -> None:  # noqa: F811
     site.engine.script = [asyncio.Event()]
-    for inputs in (PROMPT, {**PROMPT, "stream": True}):
+    for inputs in (INTERACTIVE, {**INTERACTIVE, "stream": True}):
         task = asyncio.ensure_future(ai.run(MODEL, inputs))
         await eventually(lambda: bool(site.engine.open))
         task.cancel()
@@ -126,7 +126,7 @@ async def test_who_leaves_before_the_first_token_stops_the_model(site: Site, ai:
 
 async def test_a_function_that_dies_stops_its_models(site: Site, wired: Wired) -> None:  # noqa: F811
     site.engine.script = [*says("Hello", finish=None), asyncio.Event()]
-    stream = await wired.env["AI"].run(MODEL, {**PROMPT, "stream": True})
+    stream = await wired.env["AI"].run(MODEL, {**INTERACTIVE, "stream": True})
     await anext(aiter(stream))
     wired.channel.close("killed")
     await site.is_idle()
@@ -135,7 +135,7 @@ async def test_a_function_that_dies_stops_its_models(site: Site, wired: Wired) -
 
 async def test_a_slow_reader_holds_back_no_more_than_a_window(site: Site, ai: AI) -> None:  # noqa: F811
     site.engine.script = says("x" * 400, finish="length")
-    stream = await ai.run(MODEL, {**PROMPT, "stream": True})
+    stream = await ai.run(MODEL, {**INTERACTIVE, "stream": True})
     await asyncio.sleep(0.05)
     text = await stream.text()
     assert text.count('"response":"x') >= 1
@@ -145,7 +145,7 @@ async def test_a_slow_reader_holds_back_no_more_than_a_window(site: Site, ai: AI
 async def test_a_signal_aborts_a_call_and_a_stream(site: Site, ai: AI) -> None:  # noqa: F811
     site.engine.script = [*says("Hello", finish=None), asyncio.Event()]
     controller = AbortController()
-    task = asyncio.ensure_future(ai.run(MODEL, PROMPT, {"signal": controller.signal}))
+    task = asyncio.ensure_future(ai.run(MODEL, INTERACTIVE, {"signal": controller.signal}))
     await eventually(lambda: bool(site.engine.open))
     controller.abort("enough")
     with pytest.raises(AbortError, match="enough"):
@@ -153,7 +153,7 @@ async def test_a_signal_aborts_a_call_and_a_stream(site: Site, ai: AI) -> None: 
     await site.is_idle()
 
     controller = AbortController.new()
-    stream = await ai.run(MODEL, {**PROMPT, "stream": True}, signal=controller.signal)
+    stream = await ai.run(MODEL, {**INTERACTIVE, "stream": True}, signal=controller.signal)
     reading = asyncio.ensure_future(stream.text())
     await asyncio.sleep(0.02)
     controller.abort()
@@ -161,15 +161,15 @@ async def test_a_signal_aborts_a_call_and_a_stream(site: Site, ai: AI) -> None: 
         await reading
     await site.is_idle()
     with pytest.raises(AbortError):
-        await ai.run(MODEL, PROMPT, signal=controller.signal)
+        await ai.run(MODEL, INTERACTIVE, signal=controller.signal)
     with pytest.raises(AbortError, match="20 ms have passed"):
-        await ai.run(MODEL, PROMPT, signal=AbortSignal.timeout(20))
+        await ai.run(MODEL, INTERACTIVE, signal=AbortSignal.timeout(20))
     await site.is_idle()
 
 
 async def test_a_broken_engine_ends_a_stream_with_an_error_event(site: Site, ai: AI) -> None:  # noqa: F811
     site.engine.script = [*says("Hel", finish=None), EngineError("engine_error", "the step failed")]
-    text = await (await ai.run(MODEL, {**PROMPT, "stream": True})).text()
+    text = await (await ai.run(MODEL, {**INTERACTIVE, "stream": True})).text()
     assert '"response":"Hel"' in text
     assert '"errors":[{"code":5000,"message":"the step failed"}]' in text
 
@@ -179,11 +179,11 @@ async def test_a_call_waits_for_room_and_reject_if_busy_does_not(make_site: Site
         ai = (await wire(("ai", "AI", {}), inference=SiteInference(site.app.site))).env["AI"]
         gate = asyncio.Event()
         site.engine.scripts = [[gate, *says("first")], says("second")]
-        first = asyncio.ensure_future(ai.run(MODEL, PROMPT))
+        first = asyncio.ensure_future(ai.run(MODEL, INTERACTIVE))
         await eventually(lambda: bool(site.engine.open))
-        second = asyncio.ensure_future(ai.run(MODEL, PROMPT))
+        second = asyncio.ensure_future(ai.run(MODEL, INTERACTIVE))
         with pytest.raises(Failure) as caught:
-            await ai.run(MODEL, PROMPT, {"rejectIfBusy": True})
+            await ai.run(MODEL, INTERACTIVE, {"rejectIfBusy": True})
         assert (caught.value.code, caught.value.status) == (3040, 429)
         await asyncio.sleep(0.1)
         assert not second.done()
@@ -192,7 +192,7 @@ async def test_a_call_waits_for_room_and_reject_if_busy_does_not(make_site: Site
         assert (await second).response == "second"
         site.engine.loads["tiny"] = ModelLoad(waiting=1)
         with pytest.raises(Failure, match="3040: all of this model's room is taken"):
-            await ai.run(MODEL, PROMPT, rejectIfBusy=True)
+            await ai.run(MODEL, INTERACTIVE, rejectIfBusy=True)
         await site.is_idle()
 
 
@@ -217,13 +217,13 @@ async def test_extra_headers_pass_and_the_runtimes_own_do_not(wire: Wire) -> Non
     inference = FakeInference()
     ai = (await wire(("ai", "AI", {}), inference=inference)).env["AI"]
     extra = {"x-session-affinity": "abc", "x-pilotlight-hop": "forged", "connection": "close", "Host": "evil"}
-    await ai.run(MODEL, PROMPT, {"extraHeaders": extra, "tags": ["a"], "gateway": {"id": "g"}})
+    await ai.run(MODEL, INTERACTIVE, {"extraHeaders": extra, "tags": ["a"], "gateway": {"id": "g"}})
     assert inference.headers == {"x-session-affinity": "abc"}
 
 
 async def test_a_key_in_the_extra_headers_makes_another_tenant(site: Site, ai: AI) -> None:  # noqa: F811
     for headers in ({}, {"authorization": "Bearer one"}, {"Authorization": "Bearer one"}):
-        await ai.run(MODEL, PROMPT, {"extraHeaders": headers})
+        await ai.run(MODEL, INTERACTIVE, {"extraHeaders": headers})
     salts = [submit.salt for submit in site.engine.submits]
     assert salts[0] != salts[1] == salts[2]
 
@@ -240,7 +240,7 @@ async def test_a_silent_stream_has_heartbeats_and_then_an_error_is_an_event(make
         ai = (await wire(("ai", "AI", {}), inference=SiteInference(site.app.site))).env["AI"]
         gate = asyncio.Event()
         site.engine.script = [gate, EngineError("engine_error", "the step failed")]
-        stream = await ai.run(MODEL, {**PROMPT, "stream": True})
+        stream = await ai.run(MODEL, {**INTERACTIVE, "stream": True})
         chunks = aiter(stream)
         assert (await anext(chunks)).startswith(b":")
         gate.set()
@@ -309,6 +309,6 @@ async def test_a_site_without_models_says_so(tmp_path: Path) -> None:
 
 async def test_misspelt_options_are_named(ai: AI) -> None:
     with pytest.raises(TypeError, match="did you mean 'reject_if_busy'"):
-        await ai.run(MODEL, PROMPT, {"rejectIfBussy": True})
+        await ai.run(MODEL, INTERACTIVE, {"rejectIfBussy": True})
     with pytest.raises(TypeError, match="its inputs as a dict, not list"):
-        await ai.run(MODEL, [PROMPT])
+        await ai.run(MODEL, [INTERACTIVE])

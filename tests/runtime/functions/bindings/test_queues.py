@@ -17,7 +17,7 @@ from runtime.functions.bindings.database import DatabaseError, Databases
 from runtime.functions.bindings.queues import Queue, QueueConsumer, Settings
 from runtime.functions.channel import Failure
 from runtime.functions.manifest import BindingDeclaration, Manifest
-from runtime.functions.manifest import QueueConsumer as Declared
+from runtime.functions.manifest import ConsumerDeclaration as Declared
 from runtime.functions.opener import opener
 from tests.asgi import eventually
 from tests.runtime.functions.bindings.conftest import Wire

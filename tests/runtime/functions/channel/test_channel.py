@@ -12,8 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.functions.channel import WINDOW_BYTES, Answer, Channel, ChannelClosed, Failure, Inbound, frames
-from runtime.functions.channel.frames import Call, Chunk, Fail, FrameDecoder, FrameError, Ping, Reply, plain, unplain
+from runtime.functions.channel import WINDOW_BYTES, Channel, ChannelClosed, Failure, Inbound, StreamingReply, frames
+from runtime.functions.channel.frames import (
+    BindingCall,
+    Fail,
+    FrameDecoder,
+    FrameError,
+    Ping,
+    Reply,
+    StreamChunk,
+    plain,
+    unplain,
+)
 from tests.asgi import eventually
 
 
@@ -25,7 +35,7 @@ class Other:
         self.sent_pieces = 0
 
     async def __call__(self, frame: frames.Request, body: Inbound | None) -> Any:
-        assert isinstance(frame, Call)
+        assert isinstance(frame, BindingCall)
         return await getattr(self, frame.method)(*frame.args, body=body, **frame.kwargs)
 
     async def add(self, a: int, b: int, body: None = None) -> int:
@@ -34,8 +44,8 @@ class Other:
     async def count(self, body: Inbound) -> int:
         return sum([len(chunk) async for chunk in body])
 
-    async def echo(self, body: Inbound) -> Answer:
-        return Answer({"type": "echo"}, body)
+    async def echo(self, body: Inbound) -> StreamingReply:
+        return StreamingReply({"type": "echo"}, body)
 
     async def hang(self, body: None = None) -> None:
         try:
@@ -115,7 +125,9 @@ async def test_a_reply_on_its_way_while_its_beginner_leaves_is_no_fault_of_the_o
             asked = asyncio.ensure_future(isolate.begin("X", "hang"))
             await asyncio.sleep(0.01)
             asked.cancel()  # seen by the task in the loop's next turn, and these come in this one
-            for frame in (Reply(1, None, streamed), Chunk(1, b"piece"), frames.End(1))[: 3 if streamed else 1]:
+            for frame in (Reply(1, None, streamed), StreamChunk(1, b"piece"), frames.StreamEnd(1))[
+                : 3 if streamed else 1
+            ]:
                 isolate.data_received(frames.encode(frame, 1 << 20))
             assert (await asyncio.wait({asked}))[0] == {asked}
             assert asked.cancelled()
@@ -214,12 +226,13 @@ async def test_a_ping_is_answered_by_the_loop() -> None:
     [
         b"\xff\xff\xff\xff",
         b"\x00\x00\x00\x01\xc1",
-        frames.encode(Call(1, "X", "hang"), 100) + frames.encode(Reply(1, 1), 100),
+        frames.encode(BindingCall(1, "X", "hang"), 100) + frames.encode(Reply(1, 1), 100),
         (5).to_bytes(4, "big") + msgspec.msgpack.encode([1, 2, 3, 4]),
-        frames.encode(Call(2, "X", "add"), 100),  # an id of the other parity
-        frames.encode(Call(1, "X", "hang"), 100) + frames.encode(Call(1, "X", "hang"), 100),
-        frames.encode(Call(1, "X", "endless"), 100) + frames.encode(frames.More(1, 1 << 40), 100),
-        frames.encode(Call(1, "X", "hang", streamed=True), 100) + frames.encode(Chunk(1, b"x" * 200_000), 1 << 20) * 3,
+        frames.encode(BindingCall(2, "X", "add"), 100),  # an id of the other parity
+        frames.encode(BindingCall(1, "X", "hang"), 100) + frames.encode(BindingCall(1, "X", "hang"), 100),
+        frames.encode(BindingCall(1, "X", "endless"), 100) + frames.encode(frames.More(1, 1 << 40), 100),
+        frames.encode(BindingCall(1, "X", "hang", streamed=True), 100)
+        + frames.encode(StreamChunk(1, b"x" * 200_000), 1 << 20) * 3,
         b"\x00\x10\x00\x00" + b"\x91" * (1 << 20),
     ],
 )
@@ -235,8 +248,8 @@ async def test_a_side_that_breaks_the_protocol_is_cut_off(hostile: bytes) -> Non
 
 
 FRAMES: list[frames.AnyFrame] = [
-    Call(1, "KV", "get", ["key"], {"type": "json"}), Reply(2, {"a": [None, True, 1.5, b"\x00"]}), Chunk(4, b"z" * 3000),
-    Fail(3, 3040, 429, "out of capacity"), Ping(6), frames.Fetch(8, "GET", "http://x/", [("a", "b")], b"body"),
+    BindingCall(1, "KV", "get", ["key"], {"type": "json"}), Reply(2, {"a": [None, True, 1.5, b"\x00"]}), StreamChunk(4, b"z" * 3000),
+    Fail(3, 3040, 429, "out of capacity"), Ping(6), frames.FetchEvent(8, "GET", "http://x/", [("a", "b")], b"body"),
 ]  # fmt: skip
 
 
@@ -255,7 +268,7 @@ def test_a_frame_too_large_is_refused_before_it_is_held() -> None:
     with pytest.raises(FrameError, match="1000 bytes"):
         list(decoder.feed((1000).to_bytes(4, "big")))
     with pytest.raises(ValueError, match="send a stream or less"):
-        frames.encode(Chunk(1, b"x" * 101), 100)
+        frames.encode(StreamChunk(1, b"x" * 101), 100)
 
 
 def test_dates_cross_as_iso_strings() -> None:

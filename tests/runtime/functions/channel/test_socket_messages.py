@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.functions.channel.socket_messages import Close, MessageDecoder, MessageError, MessageTooLarge, encode
+from runtime.functions.channel.socket_messages import MessageDecoder, MessageError, MessageTooLarge, SocketClose, encode
 
 MESSAGES = st.one_of(
-    st.text(max_size=50), st.binary(max_size=50), st.builds(Close, st.integers(0, 65535), st.text(max_size=30))
+    st.text(max_size=50), st.binary(max_size=50), st.builds(SocketClose, st.integers(0, 65535), st.text(max_size=30))
 )
 
 
 @given(st.lists(MESSAGES, max_size=6), st.lists(st.integers(0, 600), max_size=8))
-def test_messages_survive_any_cut(messages: list[str | bytes | Close], cuts: list[int]) -> None:
+def test_messages_survive_any_cut(messages: list[str | bytes | SocketClose], cuts: list[int]) -> None:
     data = b"".join(encode(message) for message in messages)
     decoder, found, start = MessageDecoder(1000), [], 0
     for end in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from runtime.functions.channel import Failure
-from runtime.functions.channel.frames import Fetch
+from runtime.functions.channel.frames import FetchEvent
 from runtime.functions.host.egress import Egress
 
 NOT_PUBLIC = [
@@ -144,7 +144,7 @@ async def test_credentials_and_a_form_do_not_follow_a_redirect_to_another_host()
         async with far_side(*answers) as (here, first), Egress(("127.0.0.1",)) as egress:
             headers = [("Authorization", "Bearer k"), ("cookie", "c=1"), ("x-own", "1")]
             answer = await egress.fetch(
-                Fetch(id=1, method="POST", url=f"{here}/form", headers=headers, body=b"a=1"), None
+                FetchEvent(id=1, method="POST", url=f"{here}/form", headers=headers, body=b"a=1"), None
             )
     assert (answer.value["status"], answer.value["redirected"]) == (200, True)
     assert all(b"bearer k" in head.lower() and b"c=1" in head and head.endswith(b"a=1") for head in first)

@@ -178,7 +178,7 @@ async def test_a_function_that_prints_a_gigabyte_waits_for_its_own_log(sites: Si
     source = hostile("while True:\n    print('x' * 1000)")
     async with beside_a_good_one(sites[tier], source, blocked_s=0.2) as served:
         fault = await fault_of(served)
-        assert len(served.functions.pools["bad"].workers) == 0
+        assert len(served.functions.pools["bad"].isolates) == 0
     assert fault.code == "blocked"
     assert "in fetch" in fault.detail
 

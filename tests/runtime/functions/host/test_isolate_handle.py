@@ -10,17 +10,17 @@ import pytest
 from runtime.functions.channel import Channel, Inbound, frames
 from runtime.functions.host.control_messages import Boot
 from runtime.functions.host.faults import Fault
-from runtime.functions.host.isolate_handle import Worker
-from runtime.functions.host.limits import Limits
+from runtime.functions.host.isolate_handle import IsolateHandle
+from runtime.functions.host.limits import FunctionLimits
 from runtime.functions.host.logs import FunctionLog
-from runtime.functions.host.pace import Pace
-from runtime.functions.host.priority import Standing
-from runtime.functions.host.zygote_client import Child, ZygoteError
+from runtime.functions.host.pace import StreamThrottle
+from runtime.functions.host.priority import PriorityClass
+from runtime.functions.host.zygote_client import ChildProcess, ZygoteError
 
-LIMITS = Limits(cpu_ms=200, memory_mib=64)
+LIMITS = FunctionLimits(cpu_ms=200, memory_mib=64)
 
 
-class FakeChild(Child):
+class FakeChild(ChildProcess):
     def __init__(self) -> None:
         super().__init__()
         self.pidfd = 0
@@ -29,7 +29,7 @@ class FakeChild(Child):
     def signal(self, number: int) -> None:
         pass
 
-    def stand(self, standing: Standing) -> None:
+    def set_priority(self, priority_class: PriorityClass) -> None:
         pass
 
     def cpu_s(self) -> float:
@@ -49,7 +49,7 @@ class FakeZygote:
         self.asked = asyncio.Event()
         self.socket: socket.socket | None = None
 
-    def fork(self, boot: Boot, fds: list[int]) -> Child:
+    def fork(self, boot: Boot, fds: list[int]) -> ChildProcess:
         self.socket = socket.socket(fileno=socket.dup(fds[0]))
         return self.child
 
@@ -59,38 +59,38 @@ class FakeZygote:
 
 
 class Made:
-    def __init__(self, worker: Worker, zygote: FakeZygote, isolate: Channel) -> None:
-        self.worker, self.child, self.isolate, self.asked = worker, zygote.child, isolate, zygote.asked
+    def __init__(self, isolate: IsolateHandle, zygote: FakeZygote, channel: Channel) -> None:
+        self.isolate, self.child, self.channel, self.asked = isolate, zygote.child, channel, zygote.asked
 
     async def ask(self, wall_s: float = 60.0) -> Any:
-        return await self.worker.ask(lambda id: frames.Fetch(id, "GET", "http://host/", []), None, wall_s)
+        return await self.isolate.ask(lambda id: frames.FetchEvent(id, "GET", "http://host/", []), None, wall_s)
 
 
 @pytest.fixture
 async def made() -> AsyncIterator[Made]:
-    async def outward(worker: Worker, frame: frames.Request, body: Inbound | None) -> Any:
+    async def on_subrequest(isolate: IsolateHandle, frame: frames.Request, body: Inbound | None) -> Any:
         raise AssertionError
 
     zygote = FakeZygote()
-    worker = Worker("f", LIMITS, outward, FunctionLog("f", 256), Pace(1e6))
-    await worker.start(zygote, None)  # type: ignore[arg-type]
+    isolate = IsolateHandle("f", LIMITS, on_subrequest, FunctionLog("f", 256), StreamThrottle(1e6))
+    await isolate.start(zygote, None)  # type: ignore[arg-type]
     assert zygote.socket is not None
-    isolate = await Channel.open(zygote.socket, zygote.answer, is_runtime=False)
-    worker.is_ready = True
-    yield Made(worker, zygote, isolate)
-    isolate.close("the test is over")
+    channel = await Channel.open(zygote.socket, zygote.answer, is_runtime=False)
+    isolate.is_ready = True
+    yield Made(isolate, zygote, channel)
+    channel.close("the test is over")
     if not zygote.child.died.done():
         zygote.child.died.set_result(None)
-    await worker.close()
+    await isolate.close()
 
 
 async def test_an_isolate_is_ended_by_its_watch_when_it_has_more_memory_than_it_may(made: Made) -> None:
     made.child.memory = LIMITS.memory_mib
-    made.worker.watch()
-    assert made.worker.is_usable
+    made.isolate.watch()
+    assert made.isolate.is_usable
     made.child.memory += 1
-    made.worker.watch()
-    fault = await made.worker.why_gone()
+    made.isolate.watch()
+    fault = await made.isolate.exit_fault()
     assert (fault.code, "65 MiB of memory, of at most 64" in fault.message) == ("memory", True)
 
 
@@ -100,28 +100,28 @@ async def test_an_isolate_without_a_request_may_not_compute_for_ever(
     monkeypatch.setattr("runtime.functions.host.isolate_handle.IDLE_LOOK_S", 0.0)
     for cpu in (0.15, 0.2):
         made.child.cpu = cpu
-        made.worker.watch_idle()
-        assert made.worker.is_usable
+        made.isolate.watch_idle()
+        assert made.isolate.is_usable
     made.child.cpu = 0.35
-    made.worker.watch_idle()
-    assert "200 ms of CPU time while it had no request" in (await made.worker.why_gone()).message
+    made.isolate.watch_idle()
+    assert "200 ms of CPU time while it had no request" in (await made.isolate.exit_fault()).message
 
 
 async def test_requests_of_an_isolate_that_dies_are_open_no_longer(made: Made) -> None:
     asking = asyncio.ensure_future(made.ask())
     await made.asked.wait()
-    assert made.worker.load == 1
+    assert made.isolate.load == 1
     made.child.died.set_result(None)
-    made.isolate.close("it died")
+    made.channel.close("it died")
     with pytest.raises(Fault, match="is gone"):
         await asking
-    assert made.worker.load == 0
+    assert made.isolate.load == 0
 
 
 async def test_an_isolate_that_could_not_be_made_says_why(made: Made) -> None:
-    made.child.born.set_exception(ZygoteError("clone: Resource temporarily unavailable"))
+    made.child.started.set_exception(ZygoteError("clone: Resource temporarily unavailable"))
     made.child.died.set_result(None)
-    made.isolate.close("it was never there")
+    made.channel.close("it was never there")
     with pytest.raises(Fault, match="cannot be started: clone: Resource"):
         await made.ask()
 
@@ -129,4 +129,4 @@ async def test_an_isolate_that_could_not_be_made_says_why(made: Made) -> None:
 async def test_a_request_beyond_its_wall_time_is_open_no_longer(made: Made) -> None:
     with pytest.raises(Fault, match=r"not answered within 0\.01 s"):
         await made.ask(wall_s=0.01)
-    assert made.worker.load == 0
+    assert made.isolate.load == 0

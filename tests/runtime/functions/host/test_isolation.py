@@ -68,7 +68,7 @@ async def outcomes(served: Served, query: str) -> list[str]:
     for name in ("good", "victim"):
         served.add(GOOD, name)
         await served.get(name=name)
-    victim = served.functions.pools["victim"].workers[0]
+    victim = served.functions.pools["victim"].isolates[0]
     assert victim._child is not None
     asking = asyncio.create_task(keep_asking(served))
     found = []
@@ -98,7 +98,7 @@ async def outcome(served: Served, path: str, name: str) -> str:
         headers = dict(response.headers)
         if response.stream is None and "x-spin" not in headers:
             return "**not stopped**"
-        worker = pool.workers[0]
+        isolate = pool.isolates[0]
         if response.stream is not None and "x-leave" not in headers:
             async for _ in response.stream:
                 pass
@@ -106,8 +106,8 @@ async def outcome(served: Served, path: str, name: str) -> str:
         if response.stream is not None:  # its client leaves
             await anext(response.stream)
             await response.stream.aclose()  # type: ignore[attr-defined]
-        await asyncio.wait_for(worker.until_gone(), 15)
-        return said(await worker.why_gone())
+        await asyncio.wait_for(isolate.until_gone(), 15)
+        return said(await isolate.exit_fault())
     except Failure as failure:
         return said(failure)
 

@@ -12,7 +12,7 @@ import pytest
 
 from runtime.functions.host import layers, site
 from runtime.functions.host.faults import Fault
-from runtime.functions.host.layers import DAY_S, LayerError, Layers, Room, digest_of, requirements_of
+from runtime.functions.host.layers import DAY_S, LayerBudget, LayerError, Layers, digest_of, requirements_of
 from runtime.functions.manifest import ManifestError
 from tests.asgi import eventually
 from tests.runtime.functions.conftest import ServedMaker
@@ -139,7 +139,7 @@ async def test_what_a_function_imports_stays_in_memory_while_it_sleeps_as_far_as
         served.add(USES, requirements_dot_txt="greeter\n")
         await served.get()
         pool = served.functions.pools["f"]
-        await asyncio.wait_for(_until(lambda: not pool.workers and pool.asleep_mib is not None), 10)
+        await asyncio.wait_for(_until(lambda: not pool.isolates and pool.asleep_mib is not None), 10)
         assert pool.asleep_mib is not None
         assert pool.asleep_mib > 0
         served.functions._zygotes_mib = 0
@@ -168,14 +168,14 @@ async def test_layers_that_nobody_uses_are_deleted_by_age_and_beyond_their_room_
     for name, days in (("ancient", 40), ("old", 20), ("newer", 10), ("young", 0.01), ("used", 50)):
         layer_in(tmp_path / "kept", name, kib=600, days_unused=days)
     kept = Layers(tmp_path / "kept")
-    await kept.prune(lambda: {"used"}, Room(mib=100, days=30))
+    await kept.prune(lambda: {"used"}, LayerBudget(mib=100, days=30))
     assert names_in(tmp_path / "kept") == {"old", "newer", "young", "used"}
-    await kept.prune(lambda: {"used"}, Room(mib=1, days=30))
+    await kept.prune(lambda: {"used"}, LayerBudget(mib=1, days=30))
     assert names_in(tmp_path / "kept") == {
         "young",
         "used",
     }  # one that was asked for a moment ago stays, whatever its size
-    await kept.prune(set, Room(mib=1, days=30))
+    await kept.prune(set, LayerBudget(mib=1, days=30))
     assert names_in(tmp_path / "kept") == {"young", "used"}  # it was in use at the last look
 
 
@@ -190,7 +190,7 @@ async def test_a_layer_that_is_asked_for_while_layers_are_measured_stays(tmp_pat
         kept.touch(path.name)
         return set()
 
-    await kept.prune(used, Room(mib=0, days=1))
+    await kept.prune(used, LayerBudget(mib=0, days=1))
     assert await got[0] == path
     assert names_in(tmp_path / "kept") == {path.name}
 
@@ -199,7 +199,7 @@ async def test_what_was_deleted_or_installed_halfway_is_removed_later(tmp_path: 
     for name in (".gone-one", ".making-two"):
         layer_in(tmp_path / "kept", name, kib=1, days_unused=1)
     layer_in(tmp_path / "kept", ".making-now", kib=1, days_unused=0)
-    await Layers(tmp_path / "kept").prune(set, Room())
+    await Layers(tmp_path / "kept").prune(set, LayerBudget())
     assert names_in(tmp_path / "kept", hidden=True) == {".making-now"}
 
 
@@ -208,8 +208,8 @@ async def test_a_site_keeps_the_layers_of_what_it_serves_and_lets_go_of_those_it
 ) -> None:
     monkeypatch.setattr(site, "PRUNE_S", 0.05)
     monkeypatch.setattr(layers, "YOUNG_S", 0.0)
-    room = Room(mib=0, days=0.0)
-    async with make_served(state_dir=tmp_path / "state", layers_room=room) as served:
+    budget = LayerBudget(mib=0, days=0.0)
+    async with make_served(state_dir=tmp_path / "state", layer_budget=budget) as served:
         served.add(USES, requirements_dot_txt="greeter==1.0\n")
         assert await served.get() == b"hello from a wheel v1"
         await asyncio.sleep(0.2)

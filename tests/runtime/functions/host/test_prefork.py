@@ -1,4 +1,4 @@
-"""The rehearsal of an isolate's life: it goes through, and nothing of it stays."""
+"""The warm-up of a zygote: it goes through, and nothing of it stays."""
 
 import gc
 import sys
@@ -7,10 +7,10 @@ from runtime.functions.host import prefork
 from workers import entrypoint, env, host
 
 
-def test_nothing_stays_of_a_rehearsal() -> None:
+def test_nothing_stays_of_a_warm_up() -> None:
     before = set(sys.modules), sys.path[:], entrypoint.on_background, dict(vars(env))
     try:
-        prefork.rehearse()
+        prefork.warm_up()
     finally:
         gc.unfreeze()
     assert prefork.FUNCTION.stem not in sys.modules

@@ -10,16 +10,16 @@ import time
 import pytest
 
 from runtime.functions.host import priority
-from runtime.functions.host.pace import Pace
+from runtime.functions.host.pace import StreamThrottle
 from runtime.functions.host.priority import (
     PROMPT_NICE,
     PROMPT_SLICE_NS,
     PROVEN,
     YIELD_NICE,
-    Habit,
-    Standing,
+    CpuHistory,
+    PriorityClass,
+    apply_priority,
     cpu_s,
-    tell_kernel,
 )
 from tests.runtime.functions.conftest import ServedMaker
 
@@ -27,51 +27,51 @@ HONOURS_SLICES = tuple(int(part) for part in os.uname().release.split(".")[:2]) 
 SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
 
 
-def used(habit: Habit, *, answers: int, cost_s: float, began: float = 100.0, every_s: float = 0.05) -> float:
+def used(cpu_history: CpuHistory, *, answers: int, cost_s: float, began: float = 100.0, every_s: float = 0.05) -> float:
     """Looks at it after each answer; when the last one was."""
     for index in range(answers):
-        habit.answered()
-        habit.spent(cost_s, began + index * every_s)
+        cpu_history.answered()
+        cpu_history.spent(cost_s, began + index * every_s)
     return began + answers * every_s
 
 
 def test_who_answers_with_little_work_is_prompt_only_after_some_answers() -> None:
-    habit = Habit()
-    used(habit, answers=PROVEN - 1, cost_s=0.0005)
-    assert habit.standing is Standing.USUAL
-    used(habit, answers=1, cost_s=0.0005, began=101.0)
-    assert habit.standing is Standing.PROMPT
+    cpu_history = CpuHistory()
+    used(cpu_history, answers=PROVEN - 1, cost_s=0.0005)
+    assert cpu_history.priority_class is PriorityClass.NORMAL
+    used(cpu_history, answers=1, cost_s=0.0005, began=101.0)
+    assert cpu_history.priority_class is PriorityClass.INTERACTIVE
 
 
 def test_who_computes_in_one_go_gives_way_at_once_however_good_it_was_and_comes_back_by_answering() -> None:
-    habit = Habit()
-    now = used(habit, answers=100, cost_s=0.0005)
-    habit.spent(0.06, now)
-    assert habit.standing is Standing.YIELDING
-    used(habit, answers=200, cost_s=0.0005, began=now + 1.0)
-    assert habit.standing is Standing.PROMPT
+    cpu_history = CpuHistory()
+    now = used(cpu_history, answers=100, cost_s=0.0005)
+    cpu_history.spent(0.06, now)
+    assert cpu_history.priority_class is PriorityClass.BACKGROUND
+    used(cpu_history, answers=200, cost_s=0.0005, began=now + 1.0)
+    assert cpu_history.priority_class is PriorityClass.INTERACTIVE
 
 
 def test_who_works_hard_for_every_answer_gives_way_though_none_takes_long() -> None:
-    habit = Habit()
-    used(habit, answers=40, cost_s=0.03, every_s=0.1)
-    assert habit.standing is Standing.YIELDING
+    cpu_history = CpuHistory()
+    used(cpu_history, answers=40, cost_s=0.03, every_s=0.1)
+    assert cpu_history.priority_class is PriorityClass.BACKGROUND
 
 
 def test_who_needs_most_of_a_core_for_many_cheap_answers_does_not_come_first() -> None:
-    habit = Habit()
+    cpu_history = CpuHistory()
     for look in range(40):
         for _ in range(50):
-            habit.answered()
-        habit.spent(0.045, 100.0 + look * 0.05)
-    assert habit.standing is Standing.USUAL
+            cpu_history.answered()
+        cpu_history.spent(0.045, 100.0 + look * 0.05)
+    assert cpu_history.priority_class is PriorityClass.NORMAL
 
 
 def test_a_successor_on_probation_gives_way_until_it_has_answered() -> None:
-    habit = Habit(is_on_probation=True)
-    assert habit.standing is Standing.YIELDING
-    used(habit, answers=PROVEN, cost_s=0.0005)
-    assert habit.standing is Standing.PROMPT
+    cpu_history = CpuHistory(is_on_probation=True)
+    assert cpu_history.priority_class is PriorityClass.BACKGROUND
+    used(cpu_history, answers=PROVEN, cost_s=0.0005)
+    assert cpu_history.priority_class is PriorityClass.INTERACTIVE
 
 
 @pytest.mark.skipif(not HONOURS_SLICES, reason="Linux takes slices from 6.12 on")
@@ -96,11 +96,11 @@ async def test_the_kernel_hears_who_comes_first_and_who_gives_way(make_served: S
         computing = asyncio.create_task(served.get("/compute"))
         pool = served.functions.pools["f"]
         yielding = min(19, own + YIELD_NICE)
-        while not pool.workers or pool.workers[0]._child is None or _nice(pool.workers[0]._child.pid) != yielding:
+        while not pool.isolates or pool.isolates[0]._child is None or _nice(pool.isolates[0]._child.pid) != yielding:
             assert not computing.done()
             await asyncio.sleep(0.005)
         await computing
-        child = pool.workers[0]._child
+        child = pool.isolates[0]._child
         async with asyncio.timeout(20):
             while _scheduled(child.pid) != (first, PROMPT_SLICE_NS):
                 await served.get("/")
@@ -109,7 +109,7 @@ async def test_the_kernel_hears_who_comes_first_and_who_gives_way(make_served: S
 
 @pytest.mark.skipif(not HONOURS_SLICES, reason="Linux takes slices from 6.12 on")
 def test_the_loop_itself_is_told_of_and_its_children_are_as_usual() -> None:
-    tell_kernel(0, Standing.PROMPT)
+    apply_priority(0, PriorityClass.INTERACTIVE)
     try:
         assert _scheduled(0)[1] == PROMPT_SLICE_NS
         child = os.fork()
@@ -117,7 +117,7 @@ def test_the_loop_itself_is_told_of_and_its_children_are_as_usual() -> None:
             os._exit(0 if _scheduled(0)[1] != PROMPT_SLICE_NS and os.getpriority(os.PRIO_PROCESS, 0) >= 0 else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     finally:
-        tell_kernel(0, Standing.USUAL)
+        apply_priority(0, PriorityClass.NORMAL)
     assert _scheduled(0)[1] != PROMPT_SLICE_NS
 
 
@@ -129,7 +129,7 @@ def test_the_cpu_time_of_another_process_is_read_to_the_nanosecond() -> None:
 
 
 async def test_a_shared_pace_is_kept_by_all_together_after_a_short_burst() -> None:
-    pace, loop = Pace(1000.0), asyncio.get_running_loop()
+    pace, loop = StreamThrottle(1000.0), asyncio.get_running_loop()
     began = loop.time()
 
     async def send() -> None:

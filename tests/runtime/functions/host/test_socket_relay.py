@@ -8,18 +8,18 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from runtime.functions.channel import Failure
-from runtime.functions.channel.socket_messages import Close, MessageDecoder, encode
+from runtime.functions.channel.socket_messages import MessageDecoder, SocketClose, encode
 from runtime.functions.host import socket_relay
-from runtime.functions.host.limits import Limits
+from runtime.functions.host.limits import FunctionLimits
 from runtime.functions.host.socket_relay import SocketRelay
 
-LIMITS = Limits(socket_message_mib=0.001, socket_idle_s=60)
+LIMITS = FunctionLimits(socket_message_mib=0.001, socket_idle_s=60)
 
 
 class Ends:
     """A client (ASGI) and a function (two streams of messages)."""
 
-    def __init__(self, limits: Limits = LIMITS) -> None:
+    def __init__(self, limits: FunctionLimits = LIMITS) -> None:
         self.from_client: asyncio.Queue[Any] = asyncio.Queue()
         self.to_client: list[Any] = []
         self.from_function: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
@@ -48,7 +48,7 @@ class Ends:
         async for data in self.relay.messages():
             for message in decoder.feed(data):
                 self.to_function.append(message)
-                if isinstance(message, Close):
+                if isinstance(message, SocketClose):
                     self.from_function.put_nowait(encode(message))
                     self.from_function.put_nowait(None)
 
@@ -91,17 +91,17 @@ async def test_what_each_side_says_reaches_the_other_and_its_close_too() -> None
         await asyncio.sleep(0.01)
     ends.disconnect(4000)
     assert await ends.ended() is None
-    assert ends.to_function == ["a", "", "b", Close(4000, "")]
+    assert ends.to_function == ["a", "", "b", SocketClose(4000, "")]
     assert [message.get("text", message.get("bytes")) for message in ends.to_client] == ["x", b"y"]
 
 
 @pytest.mark.parametrize(
     ("item", "code"),
     [
-        (encode(Close(4001, "bye")), 4001),
-        (encode(Close(1005)), 1000),
-        (encode(Close(999)), 1011),
-        (encode(Close(1006)), 1011),
+        (encode(SocketClose(4001, "bye")), 4001),
+        (encode(SocketClose(1005)), 1000),
+        (encode(SocketClose(999)), 1011),
+        (encode(SocketClose(1006)), 1011),
         (b"\x09garbage and more of it", 1011),
         (encode("x" * 5000), 1011),
         (None, 1011),
@@ -123,7 +123,7 @@ async def test_a_message_beyond_the_limit_ends_both_with_1009() -> None:
 
 
 async def test_a_drain_and_idleness_end_both() -> None:
-    drained, idle = Ends(), Ends(Limits(socket_idle_s=0.05))
+    drained, idle = Ends(), Ends(FunctionLimits(socket_idle_s=0.05))
     drained.draining.set()
     assert (await drained.ended(), await idle.ended()) == (1012, 1001)
     assert (drained.to_function[0].code, idle.to_function[0].code) == (1012, 1001)

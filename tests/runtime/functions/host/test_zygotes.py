@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from runtime.functions.host.control_messages import Born, Confined, Died, Failed, Fork, Report
+from runtime.functions.host.control_messages import Confined, Died, Failed, ForkIsolate, Report, Started
 from runtime.functions.host.processes import descendants
-from runtime.functions.host.zygote_client import NONSENSE, Child, Link
+from runtime.functions.host.zygote_client import FORGED, ChildProcess, ZygoteConnection
 from tests.asgi import eventually
 from tests.runtime.functions.conftest import Served, ServedMaker
 from tests.runtime.functions.host.test_hostile import GOOD, fault_of
@@ -56,7 +56,7 @@ async def test_a_package_starts_no_process_when_it_is_imported(served: Served) -
         package += f"try:\n    {attempt}\n    SAID.append('started')\nexcept OSError as e:\n    SAID.append(type(e).__name__)\n"
     add(served, package)
     assert await served.get(name="bad") == str(["PermissionError"] * len(attempts)).encode()
-    known = {worker._child.pid for worker in served.functions.pools["bad"].workers if worker._child is not None}
+    known = {isolate._child.pid for isolate in served.functions.pools["bad"].isolates if isolate._child is not None}
     assert descendants(zygote_pid(served)) == known
 
 
@@ -153,20 +153,20 @@ threading.Thread(target=forge, daemon=True).start()
         asking = asyncio.ensure_future(fault_of(served))
         pool = served.functions.pools["bad"]
         await eventually(
-            lambda: bool(pool.workers and pool.workers[0]._child is not None and pool.workers[0]._child.pid > 0)
+            lambda: bool(pool.isolates and pool.isolates[0]._child is not None and pool.isolates[0]._child.pid > 0)
         )
-        isolate = pool.workers[0]._child
+        isolate = pool.isolates[0]._child
         assert isolate is not None
         fault = await asking
-        assert NONSENSE in fault.message
+        assert FORGED in fault.message
         await eventually(lambda: not os.path.exists(f"/proc/{isolate.pid}"))
 
 
 @pytest.fixture
-async def ends() -> AsyncIterator[tuple[Link, socket.socket, list[str]]]:
+async def ends() -> AsyncIterator[tuple[ZygoteConnection, socket.socket, list[str]]]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     failed: list[str] = []
-    link = Link(ours, os.getpid, failed.append)
+    link = ZygoteConnection(ours, os.getpid, failed.append)
     with theirs:
         yield link, theirs, failed
         link.close()
@@ -176,9 +176,9 @@ LIES: list[list[tuple[Report, int]]] = [
     [(Died(1, 0, 0.0, 0), 0)],
     [(Died(7, 0, 0.0, 0), 0)],
     [(Failed(7, "no"), 0)],
-    [(Born(7), 1)],
-    [(Born(1), 0)],
-    [(Born(1), os.getpid())],
+    [(Started(7), 1)],
+    [(Started(1), 0)],
+    [(Started(1), os.getpid())],
     [(Confined(), 0), (Confined(), 0)],
     [(Failed(1, "no"), 0), (Failed(1, "no"), 0)],
 ]
@@ -186,20 +186,20 @@ LIES: list[list[tuple[Report, int]]] = [
 
 @pytest.mark.parametrize("reports", LIES)
 async def test_what_cannot_be_ends_the_zygote_that_says_it(
-    reports: list[tuple[Report, int]], ends: tuple[Link, socket.socket, list[str]]
+    reports: list[tuple[Report, int]], ends: tuple[ZygoteConnection, socket.socket, list[str]]
 ) -> None:
     link, theirs, failed = ends
-    child = link.ask(lambda id: Fork(id, None), [])  # type: ignore[arg-type]
+    child = link.ask(lambda id: ForkIsolate(id, None), [])  # type: ignore[arg-type]
     for report, pid in reports:
         fds = [os.pidfd_open(pid)] if pid else []
         socket.send_fds(theirs, [msgspec.msgpack.encode(report)], fds)
         for fd in fds:
             os.close(fd)
     await asyncio.wait_for(_closed(link), 5)
-    assert failed == [NONSENSE]
-    assert isinstance(child, Child)
+    assert failed == [FORGED]
+    assert isinstance(child, ChildProcess)
     assert child.died.done()
 
 
-async def _closed(link: Link) -> None:
+async def _closed(link: ZygoteConnection) -> None:
     await eventually(lambda: link.closed)

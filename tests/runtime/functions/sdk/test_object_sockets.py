@@ -7,7 +7,7 @@ import pytest
 
 from runtime.functions.bindings.binding import Services
 from runtime.functions.bindings.database import Databases
-from runtime.functions.channel.socket_messages import Close
+from runtime.functions.channel.socket_messages import SocketClose
 from runtime.functions.manifest import load_manifest
 from runtime.functions.opener import opener
 from tests.asgi import eventually
@@ -91,13 +91,13 @@ async def test_a_durable_object_accepts_sockets_with_tags_and_attachments(statef
         two.send("fail")
         two.send("y")
         assert (await two.json())["attachment"]["n"] == 2
-        one.send(Close(4000, "bye"))
-        assert await one.get() == Close(4000, "bye")
-        lines = stateful.functions.pools["f"].workers[0].log.lines
+        one.send(SocketClose(4000, "bye"))
+        assert await one.get() == SocketClose(4000, "bye")
+        lines = stateful.functions.pools["f"].isolates[0].log.lines
         await eventually(lambda: "object 4000 bye True 1" in lines)
         assert any("in webSocketMessage" in line for line in lines)
         two.send("abort")
-        assert await two.get() == Close(1012, "the Durable Object was reset")
+        assert await two.get() == SocketClose(1012, "the Durable Object was reset")
 
 
 async def test_listeners_inside_an_object_are_its_events(stateful: Served) -> None:
@@ -118,7 +118,7 @@ async def test_the_example_room_tells_everybody(stateful: Served) -> None:
             bob.send("hello")
             for socket in (ada, bob):
                 assert await socket.json() == {"who": "Bob", "said": "hello"}
-            bob.send(Close(1000, ""))
+            bob.send(SocketClose(1000, ""))
             assert await ada.json() == {"left": "Bob", "here": 1}
         async with opened(stateful, "/other?name=Eve", name="room") as eve:
             assert await eve.json() == {"joined": "Eve", "here": 1}
@@ -167,7 +167,7 @@ async def test_a_function_may_stand_between_a_client_and_an_objects_socket(state
         socket.send("x")
         assert await socket.get() == "from to x"
         socket.send("end")
-        assert await socket.get() == Close(4009, "enough")
+        assert await socket.get() == SocketClose(4009, "enough")
     refused = (await ask(stateful, "/no", name="front")).response
     assert refused is not None
     assert (refused.status, refused.body) == (403, b"no")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtime.functions.channel import Failure
-from runtime.functions.channel.socket_messages import Close
+from runtime.functions.channel.socket_messages import SocketClose
 from runtime.functions.host import isolate_handle
 from runtime.functions.host.faults import Fault
 from runtime.functions.manifest import load_manifest
@@ -84,10 +84,10 @@ async def test_handlers_as_properties(served: Served) -> None:
     async with opened(served, "/properties") as socket:
         socket.send("hello")
         assert await socket.get() == "message hello"
-        socket.send(Close(4000, "bye"))
-        assert await socket.get() == Close(4000, "bye")
+        socket.send(SocketClose(4000, "bye"))
+        assert await socket.get() == SocketClose(4000, "bye")
         assert await socket.ended()
-    lines = served.functions.pools["f"].workers[0].log.lines
+    lines = served.functions.pools["f"].isolates[0].log.lines
     await eventually(lambda: "closed 4000" in lines)
 
 
@@ -112,7 +112,7 @@ async def test_what_a_handler_raises_is_logged_and_the_socket_goes_on(served: Se
     async with opened(served, "/raises") as socket:
         socket.send("x")
         assert await socket.get() == "still here"
-        lines = served.functions.pools["f"].workers[0].log.lines
+        lines = served.functions.pools["f"].isolates[0].log.lines
         await eventually(lambda: any("in a handler" in line for line in lines))
 
 
@@ -127,15 +127,15 @@ async def test_misuse_has_a_sentence(served: Served) -> None:
         assert "1005 is no code" in code
         assert "123 bytes" in reason
         assert "1048576 bytes" in size
-        assert await socket.get() == Close(1000, "")
-        lines = served.functions.pools["f"].workers[0].log.lines
+        assert await socket.get() == SocketClose(1000, "")
+        lines = served.functions.pools["f"].isolates[0].log.lines
         await eventually(lambda: any("after close()" in line for line in lines))
 
 
 async def test_a_sender_that_never_waits_is_stopped(served: Served) -> None:
     served.add(PAIRS)
     async with opened(served, "/fast"):
-        lines = served.functions.pools["f"].workers[0].log.lines
+        lines = served.functions.pools["f"].isolates[0].log.lines
         await eventually(lambda: any("full after" in line and "await send()" in line for line in lines))
 
 
@@ -179,7 +179,7 @@ async def test_open_sockets_are_no_open_requests_and_their_cpu_time_is_watched(
         served.add(source)
         async with opened(served) as socket:
             await asyncio.sleep(1.0)  # beyond both of the limits that hold for requests
-            (isolate,) = served.functions.pools["f"].workers
+            (isolate,) = served.functions.pools["f"].isolates
             assert (isolate.load, isolate.sockets) == (0, 1)
             socket.send("spin")
             with pytest.raises(Fault, match="WebSockets used 300 ms"):
@@ -245,15 +245,15 @@ async def test_an_asgi_application_has_its_socket(served: Served) -> None:
             socket.send(message)
             assert await socket.get() == message
         socket.send("close")
-        assert await socket.get() == Close(4003, "told to")
+        assert await socket.get() == SocketClose(4003, "told to")
     async with opened(served, "/echo") as socket:
-        socket.send(Close(4100, "mine"))
-        assert await socket.get() == Close(4100, "mine")
-        lines = served.functions.pools["f"].workers[0].log.lines
+        socket.send(SocketClose(4100, "mine"))
+        assert await socket.get() == SocketClose(4100, "mine")
+        lines = served.functions.pools["f"].isolates[0].log.lines
         await eventually(lambda: "left 4100 mine" in lines)
     async with opened(served, "/echo") as socket:
         socket.send("boom")
-        assert await socket.get() == Close(1011, "")
+        assert await socket.get() == SocketClose(1011, "")
         await eventually(lambda: any("inside the socket" in line for line in lines))
 
 
