@@ -35,7 +35,7 @@ from engine.weights.config import EmbeddingRecipe, eos_token_ids, read_config, r
 from engine.weights.filling import ReadingProgress
 from engine.weights.load import FilledModel, WeightLoad
 from engine.weights.loader import WeightLoader
-from engine.weights.quantization import Quantization, read_quantization
+from engine.weights.quantization import read_quantization
 from engine.weights.relocation import HugePages, Relocation
 from engine.weights.source import WeightSource
 from engine.weights.storage import MetaStorage
@@ -143,7 +143,7 @@ def load_model(
         loading = _Loading(spec, host, memory, raw_config, family, config, recipe, source, phases, on_progress)
         if config.num_layers == 0:
             assert recipe is not None, "only embedding models cache nothing"
-            return loading.encoder(recipe)
+            return loading.encoder()
         return loading.decoder(tiers, records_bootstrap)
     except StepError as error:
         source.discard_shared()
@@ -168,18 +168,18 @@ class _Loading(NamedTuple):
 
     def decoder(self, tiers: SharedTiers | None, records_bootstrap: bool) -> LoadedModel:
         spec, block_size, device = self.spec, self.host.block_size, self.memory.arena.device
-        dtype = _choose_dtype(spec, self.source, device)
+        dtype = self._dtype()
         self.phases.end("fingerprint")
         block = _block_shape(self.config, block_size)
         block_bytes = math.prod(block) * dtype.itemsize
-        place = _find_place(spec, self.host, self.memory, block_bytes)
+        place = self._find_place(block_bytes)
         try:
             if isinstance(place, Lease):
                 num_blocks, first_slab, num_seen = place.max_blocks, 0, place.grid.capacity
             else:
                 num_blocks = num_seen = _blocks_of(spec.kv_tokens, block_size)
                 first_slab = place.slabs.start
-            context_length = min(_longest(self.config, self.recipe), num_blocks * block_size)
+            context_length = min(self._longest(), num_blocks * block_size)
             if context_length < 2:
                 raise CheckpointError(f"{spec.name} has room for {context_length} token; raise kv_tokens or kv_gib")
             self.phases.end("kv")
@@ -189,10 +189,12 @@ class _Loading(NamedTuple):
                 # Where nothing is compiled and the pages are there, one token proves as much as a longer prompt, in two thirds of the time.
                 is_short = device.type == "cpu" and (loaded.is_mapped or loaded.pending is not None)
                 prompt = self._warm_up_prompt(1 if is_short else context_length - 1)
-                _warm_up(model, self.recipe, block, dtype, device, prompt, with_decode=not is_short)
+                # In a cache of its own: the arena's blocks may be at work for other models.
+                own = torch.zeros(-(-(len(prompt) + 1) // block_size), *block, dtype=dtype, device=device)
+                self._runner(model, own).warm_up(prompt, with_decode=not is_short)
                 self.phases.end("warm_up")
             cache = self.memory.arena.span(first_slab, num_seen * block_bytes)
-            runner = _runner(model, cache.view(dtype).view(num_seen, *block), self.recipe)
+            runner = self._runner(model, cache.view(dtype).view(num_seen, *block))
             lease = place if isinstance(place, Lease) else None
             layout = f"{_LAYOUT}:{block}:{device.type}"
             weights = self.source.fingerprint if tiers else b""
@@ -208,15 +210,15 @@ class _Loading(NamedTuple):
             place.close()
             raise
 
-    def encoder(self, recipe: EmbeddingRecipe) -> LoadedModel:
+    def encoder(self) -> LoadedModel:
         """Load a model that caches nothing: to the scheduler, a block is a text at work, and there are as many as may run at once."""
         device = self.memory.arena.device
-        dtype = _choose_dtype(self.spec, self.source, device)
+        dtype = self._dtype()
         self.phases.end("fingerprint")
-        context_length, num_texts = _longest(self.config, recipe), self.host.max_num_seqs
+        context_length, num_texts = self._longest(), self.host.max_num_seqs
         loaded = self._load(context_length, dtype, context_length)
         cache = torch.empty(num_texts, 0, 2, context_length, 1, 1, dtype=dtype, device=device)
-        runner = _runner(loaded.model, cache, recipe)
+        runner = self._runner(loaded.model, cache)
         if self._needs_warm_up(loaded):
             runner.warm_up(self._warm_up_prompt(context_length))
             self.phases.end("warm_up")
@@ -238,26 +240,68 @@ class _Loading(NamedTuple):
 
     def _load(self, context_length: int, dtype: torch.dtype, block_size: int) -> FilledModel[Model]:
         """Load the weights, and compile kernels meanwhile."""
-        device, quantization = self.memory.arena.device, self.source.quantization
+        device, source, recipe = self.memory.arena.device, self.source, self.recipe
+        quantization = source.quantization
+        stays_packed = source.stays_packed(device) and (quantization is None or quantization.has_kernels(device))
 
         def lay_out(loader: WeightLoader) -> Model:
             return self.family.load(self.config, loader, context_length)
 
-        warm_up = _start_warm_up(
-            self.spec,
-            self.family,
-            self.config,
-            dtype,
-            context_length,
-            block_size,
-            self.recipe,
-            device,
-            quantization,
-            self.source.stays_packed(device) and (quantization is None or quantization.has_kernels(device)),
-        )
-        loaded = WeightLoad(self.source, lay_out, dtype, device, self.phases, self.on_progress).run()
+        def dry_run() -> DryRun:
+            storage, pooling = MetaStorage.open(Path(self.spec.path)), recipe and recipe.pooling
+            return DryRun(
+                self.family,
+                self.config,
+                storage,
+                dtype,
+                context_length,
+                block_size,
+                pooling,
+                quantization,
+                stays_packed,
+            )
+
+        warm_up = BackgroundWarmUp(self.spec.name, dry_run, device)
+        loaded = WeightLoad(source, lay_out, dtype, device, self.phases, self.on_progress).run()
         warm_up.wait()
         return loaded
+
+    def _runner(self, model: Model, cache: torch.Tensor) -> ModelRunner:
+        if self.recipe is None:
+            return ModelRunner(model, cache)
+        return ModelRunner(model, cache, self.recipe.pooling, self.recipe.is_normalized)
+
+    def _longest(self) -> int:
+        most = self.recipe.max_tokens if self.recipe is not None else None
+        return self.config.context_length if most is None else min(most, self.config.context_length)
+
+    def _dtype(self) -> torch.dtype:
+        packed, wanted = self.source.packed_dtype, self.spec.dtype
+        if packed is not None and wanted not in ("auto", _name(packed)):
+            raise CheckpointError(
+                f"{self.spec.path} was packed as {_name(packed)}; say dtype auto, or pack it again as {wanted}"
+            )
+        device = self.memory.arena.device
+        return packed or (choose_dtype(self.source.facts, device) if wanted == "auto" else _DTYPES[wanted])
+
+    def _find_place(self, block_bytes: int) -> Lease | Reservation:
+        spec, slabs = self.spec, self.memory.slabs
+        try:
+            if spec.kv_tokens is None:
+                return slabs.open(spec.name, block_bytes)
+            wanted = _blocks_of(spec.kv_tokens, self.host.block_size) * block_bytes
+            available = slabs.largest_run * slabs.slab_bytes
+            if not 0 < wanted <= available:
+                raise CheckpointError(
+                    f"{spec.name} asks for {spec.kv_tokens} tokens of KV cache, {wanted} bytes; "
+                    f"the arena can give {available} in one piece: lower kv_tokens or raise kv_gib"
+                )
+            return slabs.reserve(spec.name, -(-wanted // slabs.slab_bytes))
+        except NoSlabsError as error:
+            raise CheckpointError(
+                f"the KV arena of {self.memory.arena.total_bytes} bytes has no room for {spec.name}: {error}; "
+                "give the host more KV memory (kv_gib), lower block_size, or change what models have of their own (kv_tokens)"
+            ) from error
 
     def _needs_warm_up(self, loaded: FilledModel[Model]) -> bool:
         """Whether to warm up. On a CPU a first request after it is no faster (0.6b: 80 ms with it and without, 3b: 330): it is there to prove that
@@ -302,46 +346,6 @@ def _start_moving(loaded: FilledModel[Model], runner: ModelRunner) -> HugePages 
     return HugePages.start(loaded.memory)
 
 
-def _start_warm_up(
-    spec: ModelSpec,
-    family: Family,
-    config: ArchitectureConfig,
-    dtype: torch.dtype,
-    context_length: int,
-    block_size: int,
-    recipe: EmbeddingRecipe | None,
-    device: torch.device,
-    quantization: Quantization | None,
-    stays_packed: bool,
-) -> BackgroundWarmUp:
-    def dry_run() -> DryRun:
-        storage = MetaStorage.open(Path(spec.path))
-        pooling = recipe and recipe.pooling
-        return DryRun(family, config, storage, dtype, context_length, block_size, pooling, quantization, stays_packed)
-
-    return BackgroundWarmUp(spec.name, dry_run, device)
-
-
-def _runner(model: Model, cache: torch.Tensor, recipe: EmbeddingRecipe | None) -> ModelRunner:
-    return (
-        ModelRunner(model, cache) if recipe is None else ModelRunner(model, cache, recipe.pooling, recipe.is_normalized)
-    )
-
-
-def _longest(config: ArchitectureConfig, recipe: EmbeddingRecipe | None) -> int:
-    most = recipe.max_tokens if recipe is not None else None
-    return config.context_length if most is None else min(most, config.context_length)
-
-
-def _choose_dtype(spec: ModelSpec, source: WeightSource, device: torch.device) -> torch.dtype:
-    packed, facts = source.packed_dtype, source.facts
-    if packed is not None and spec.dtype not in ("auto", _name(packed)):
-        raise CheckpointError(
-            f"{spec.path} was packed as {_name(packed)}; say dtype auto, or pack it again as {spec.dtype}"
-        )
-    return packed or (choose_dtype(facts, device) if spec.dtype == "auto" else _DTYPES[spec.dtype])
-
-
 def choose_dtype(facts: CheckpointFacts, device: torch.device) -> torch.dtype:
     if device.type == "cpu" and facts.num_parameters < SMALL_MODEL_PARAMETERS:
         return torch.float32
@@ -353,45 +357,9 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _find_place(spec: ModelSpec, host: HostConfig, memory: KvMemory, block_bytes: int) -> Lease | Reservation:
-    slabs = memory.slabs
-    try:
-        if spec.kv_tokens is None:
-            return slabs.open(spec.name, block_bytes)
-        wanted = _blocks_of(spec.kv_tokens, host.block_size) * block_bytes
-        available = slabs.largest_run * slabs.slab_bytes
-        if not 0 < wanted <= available:
-            raise CheckpointError(
-                f"{spec.name} asks for {spec.kv_tokens} tokens of KV cache, {wanted} bytes; "
-                f"the arena can give {available} in one piece: lower kv_tokens or raise kv_gib"
-            )
-        return slabs.reserve(spec.name, -(-wanted // slabs.slab_bytes))
-    except NoSlabsError as error:
-        raise CheckpointError(
-            f"the KV arena of {memory.arena.total_bytes} bytes has no room for {spec.name}: {error}; "
-            "give the host more KV memory (kv_gib), lower block_size, or change what models have of their own (kv_tokens)"
-        ) from error
-
-
 def _blocks_of(kv_tokens: int | None, block_size: int) -> int:
     return -(-(kv_tokens or 0) // block_size)
 
 
 def _block_shape(shape: CacheShape, block_size: int) -> tuple[int, ...]:
     return (shape.num_layers, 2, block_size, shape.num_kv_heads, shape.head_dim)
-
-
-def _warm_up(
-    model: Model,
-    recipe: EmbeddingRecipe | None,
-    block: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    prompt: list[int],
-    with_decode: bool,
-) -> None:
-    """Compute a short prompt in a cache of its own: the arena's blocks may be at work for other models."""
-    num_blocks = -(-(len(prompt) + 1) // block[2])
-    _runner(model, torch.zeros(num_blocks, *block, dtype=dtype, device=device), recipe).warm_up(
-        prompt, with_decode=with_decode
-    )
