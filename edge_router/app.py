@@ -85,6 +85,7 @@ def build_app(
     app = Starlette(
         routes=[
             PrefixRoute(FORWARDED, proxy),
+            PrefixRoute(("",), tunnels, "websocket"),
             PrefixRoute((PATH,), StreamRoutes(recordings, admission, secret)),
             *own.routes(),
             *deployment_routes(backends),

@@ -207,4 +207,9 @@ def head_of(scope: Scope) -> Head:
         f"?{query.decode('latin-1')}" if query else ""
     )
     scheme = "https" if scope.get("scheme") in ("https", "wss") else "http"
-    return Head(scope["method"], scope["path"], target, headers, scheme=scheme)
+    is_websocket = scope["type"] == "websocket"
+    if is_websocket:
+        headers = [pair for pair in headers if not pair[0].startswith("sec-websocket-")]  # a server's own to answer
+        if scope["subprotocols"]:
+            headers.append(("sec-websocket-protocol", ", ".join(scope["subprotocols"])))
+    return Head(scope.get("method", "GET"), scope["path"], target, headers, scheme=scheme, is_websocket=is_websocket)

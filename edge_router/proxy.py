@@ -7,7 +7,8 @@ answer. When none is left an honest error event ends the stream. Knows no policy
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, assert_never
 
 from starlette.types import Receive, Scope, Send
@@ -20,7 +21,7 @@ from edge_router.metrics import NO_SITE, RouterMetrics
 from edge_router.policy import Preference
 from edge_router.proxied import ProxiedRequest
 from edge_router.relay import Broken, Done, Forward, SiteDraining
-from edge_router.request import RequestParser, aside_if_large
+from edge_router.request import RequestParser, ValidRequest, aside_if_large
 from edge_router.selection import SiteSelector
 from edge_router.upstream import Lost, SiteFailed, Upstream, UpstreamAttempt, UpstreamResponse
 from sites.network import RelayConfig
@@ -32,6 +33,8 @@ DRAIN_POLL_S = 0.05
 # failures of a site that has not begun the request
 UNTOUCHED = ("connect", "full", "draining", "no_model", "untrusted", "no_files")
 LAST_WORDS_S = 1.0  # for the error events of streams that a drain cuts
+
+Relay = Callable[[ProxiedRequest, UpstreamResponse, Preference, float], Awaitable[None]]
 
 log = logging.getLogger(__name__)
 
@@ -120,15 +123,19 @@ class Proxy:
     async def forward(self, client: ResponseWriter, body: bytes) -> None:
         head, limits = client.head, self.admission.limits
         request = await aside_if_large(body, self.parser.parse, head, body, client.request_id, client.address)
-        proxied = ProxiedRequest(request, self.config, self._clock())
-        self.selector.retries.deposit()
+        proxied = self.proxied(request)
         limits.charge(head, request.conversation.tokens)
         try:
-            await self.try_sites(client, proxied)
+            await self.try_sites(client, proxied, partial(self.relay, client))
         finally:
             limits.charge(head, proxied.delivered_tokens)
 
-    async def try_sites(self, client: ResponseWriter, proxied: ProxiedRequest) -> None:
+    def proxied(self, request: ValidRequest) -> ProxiedRequest:
+        self.selector.retries.deposit()
+        return ProxiedRequest(request, self.config, self._clock())
+
+    async def try_sites(self, client: ResponseWriter, proxied: ProxiedRequest, relay: Relay) -> None:
+        """`relay` passes a site's response on. Raises ApiError."""
         assert self.upstream is not None
         selector = self.selector
         while (choice := await selector.next_site(proxied)) is not None:
@@ -149,7 +156,7 @@ class Proxy:
                     ticket.answering()
                     elapsed_s = self._clock() - proxied.started_at
                     try:
-                        return await self.relay(client, proxied, response, preference, elapsed_s)
+                        return await relay(proxied, response, preference, elapsed_s)
                     except Lost as lost:
                         if response.is_opaque:
                             return self.metrics.ended(backend.name, "lost")

@@ -69,10 +69,17 @@ async def aside_if_large(body: bytes, work: Callable[[*Arguments], Result], *arg
 class Head:
     """The head of a request as it arrived."""
 
-    __slots__ = ("_first", "headers", "method", "path", "scheme", "target")
+    __slots__ = ("_first", "headers", "is_websocket", "method", "path", "scheme", "target")
 
     def __init__(
-        self, method: str, path: str, target: str, headers: list[tuple[str, str]], *, scheme: str = "http"
+        self,
+        method: str,
+        path: str,
+        target: str,
+        headers: list[tuple[str, str]],
+        *,
+        scheme: str = "http",
+        is_websocket: bool = False,
     ) -> None:
         """`path` is decoded, `target` as it was sent, query included; headers' names are lower case; `scheme` is the connection's."""
         self.method = method
@@ -80,6 +87,7 @@ class Head:
         self.target = target
         self.headers = headers
         self.scheme = scheme
+        self.is_websocket = is_websocket  # it asks for one
         self._first = dict(reversed(headers))
 
     def header(self, name: str) -> str:

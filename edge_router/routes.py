@@ -26,12 +26,13 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 class PrefixRoute(BaseRoute):
     """All paths that begin with one of some prefixes, whatever follows: a Mount takes no line end, which a decoded path may hold."""
 
-    def __init__(self, prefixes: tuple[str, ...], app: ASGIApp) -> None:
+    def __init__(self, prefixes: tuple[str, ...], app: ASGIApp, kind: str = "http") -> None:
         self._prefixes = prefixes
         self._app = app
+        self._kind = kind
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        is_ours = scope["type"] in ("http", "websocket") and scope["path"].startswith(self._prefixes)
+        is_ours = scope["type"] == self._kind and scope["path"].startswith(self._prefixes)
         return (Match.FULL if is_ours else Match.NONE), {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -22,12 +23,12 @@ from edge_router.app import access_of, build_app
 from edge_router.proxy import Proxy
 from edge_router.request import FUNCTIONS
 from edge_router.tls import Certificate
-from sites.config import ConfigError, check_secrets
+from sites.config import SERVER_ENV, ConfigError, check_secrets
 from sites.network import DoorConfig, NetworkConfig, load_network
 from sites.reloading import read_again
 from sites.rules import is_loopback
 from wire.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, OVERLOADED
-from wire.http.handover import Handover
+from wire.http.body_budget import BodyBudget
 from wire.http.listen import (
     GRACE_S,
     ListenError,
@@ -38,8 +39,9 @@ from wire.http.listen import (
     raise_file_limit,
     url_of,
 )
-from wire.http.origins import Origins
+from wire.http.origins import OriginCheck, Origins
 from wire.http.server import HttpLimits, Server
+from wire.http.stock_servers import SERVERS, HttpServer, check_installed, make_server
 from wire.signals import follow_signals
 
 SPARE_FILES = 64  # for probes, logs, what Python opens, and clients that are being refused
@@ -49,7 +51,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="edge_router.serve", description="Run Pilotlight's edge router.")
     parser.add_argument("network", type=Path, metavar="NETWORK_FILE")
     parser.add_argument("--port", type=int, help="instead of the file's listen.port")
+    parser.add_argument("--server", choices=SERVERS, help="instead of the file's door.server")
     arguments = parser.parse_args()
+    if arguments.server is not None:
+        os.environ[SERVER_ENV] = arguments.server
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         return run(load_network(arguments.network), arguments.port, arguments.network)
@@ -65,6 +70,7 @@ def run(network: NetworkConfig, port: int | None = None, file: Path | None = Non
         return 1
     check_secrets(HOP_SECRET_ENV, DEPLOY_TOKEN_ENV)
     raise_file_limit()
+    check_installed(network.door.server_name)
     listener = bind(network.listen.host, network.listen.port if port is None else port)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(network, listener, file))
@@ -105,7 +111,7 @@ def reload(app: Starlette, network: NetworkConfig, file: Path | None) -> None:
 
 
 @asynccontextmanager
-async def serving(app: Starlette, network: NetworkConfig, listener: socket.socket) -> AsyncIterator[Server]:
+async def serving(app: Starlette, network: NetworkConfig, listener: socket.socket) -> AsyncIterator[HttpServer]:
     """Takes the socket over."""
     door = network.door
     origins = Origins(
@@ -114,18 +120,15 @@ async def serving(app: Starlette, network: NetworkConfig, listener: socket.socke
         cors_origins=door.cors_origins,
         own_cors=FUNCTIONS,
     )
-    others = Handover(app, origins=origins)
-    server = Server(
-        app,
-        http_limits(door),
-        others,
-        app.state.tunnels,
-        http2=door.http2,
-        origins=origins,
-        overload_headers=OVERLOADED,
-    )
-    app.state.proxy.metrics.watch("connections", "Of clients, over HTTP/1.1.", lambda: len(server.connections))
-    certificate = Certificate.of(network.listen, http2=door.http2)
+    budget = BodyBudget(app, int(door.max_bodies_mib * 2**20))
+    checked = OriginCheck(budget, origins)
+    server = make_server(door.server_name, checked, http_limits(door), overload_headers=OVERLOADED)
+    metrics = app.state.proxy.metrics
+    metrics.watch("body_bytes", "Of requests that are not answered yet.", lambda: budget.held_bytes)
+    if isinstance(server, Server):
+        connections = server.connections
+        metrics.watch("connections", "Of clients.", lambda: len(connections))
+    certificate = Certificate.of(network.listen, http2=door.server_name == "hypercorn")
     async with app.router.lifespan_context(app):
         await server.start(listener, certificate.context if certificate else None)
         watch = asyncio.create_task(certificate.watch()) if certificate else None
@@ -135,7 +138,6 @@ async def serving(app: Starlette, network: NetworkConfig, listener: socket.socke
             if watch is not None:
                 watch.cancel()
                 await asyncio.gather(watch, return_exceptions=True)
-            await others.stop()
             await server.stop(GRACE_S)
 
 
@@ -149,7 +151,6 @@ def http_limits(door: DoorConfig) -> HttpLimits:
         head_timeout_s=door.head_timeout_s,
         keep_alive_s=door.keep_alive_s,
         stall_s=door.stall_timeout_s,
-        max_bodies_bytes=int(door.max_bodies_mib * 2**20),
         max_connections=door.max_connections
         if files is None
         else min(door.max_connections, max(1, (files - SPARE_FILES) // 2)),

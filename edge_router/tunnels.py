@@ -1,51 +1,36 @@
-"""WebSockets through the router: a handshake like any request to a function, and behind it two connections joined into one (wire/http/tunnel.py).
+"""WebSockets through the router: a handshake like any request to a function, and behind it messages passed on in both directions.
 
-A site that refuses before it has switched protocols is passed over or passed on, as its answer says; afterwards nothing is tried again, for nobody
-here knows what was said. An open socket is no request at work: it counts as the connection that it is.
+A site that refuses the handshake is passed over or passed on, as its answer says; behind it nothing is tried again, for nobody here knows what was
+said. An open WebSocket is no request at work: it counts as the connection that it is. Plain ASGI towards the client.
 """
 
 import asyncio
 import logging
-from http import HTTPStatus
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import orjson
+from starlette.types import Message, Receive, Scope, Send
 
-from edge_router.backend import Backend
-from edge_router.downstream import head_of
-from edge_router.metrics import NO_SITE
+from edge_router.downstream import Downstream
+from edge_router.policy import Preference
+from edge_router.proxied import ProxiedRequest
 from edge_router.proxy import Proxy
-from edge_router.request import FUNCTIONS, Head, ValidRequest, request_id_of
-from edge_router.upstream import SiteFailed, Upstream, raise_refusal
+from edge_router.request import FUNCTIONS
+from edge_router.upstream import UpstreamResponse
 from wire.errors import ApiError
-from wire.headers import HOP_BY_HOP, OURS, REQUEST_ID, ROUTE, SITE
-from wire.http.client import SWITCHING_PROTOCOLS, CannotConnect, ConnectionLost, UpstreamConnection
-from wire.http.tunnel import Tunnel, Upgrading
+from wire.headers import REQUEST_ID, ROUTE
+from wire.http.client import SWITCHING_PROTOCOLS
+from wire.http.websocket import ABNORMAL, FAILED, GOING_AWAY, RESTARTING, WebSocket, WebSocketClose
 
-MAX_REFUSAL_BYTES = 1 << 20
-MIN_SILENCE_S = (
-    60.0  # whatever the limit of other streams is: a site pings its clients every 20 s, and nothing else need be said
-)
+MAX_MESSAGE_BYTES = 32 << 20  # of a site; a client's are bounded by its server
 
 log = logging.getLogger(__name__)
 
 Pairs = list[tuple[str, str]]
 
-RESTARTING = b"\x88\x02\x03\xf4"  # a server's close frame with the code 1012, service restart (registered by IANA)
-UPGRADED: Pairs = [("connection", "Upgrade"), ("upgrade", "websocket")]
-_DROPPED = HOP_BY_HOP | {"content-length", "date", "server", REQUEST_ID}
-
-
-class Refusal(NamedTuple):
-    """A site's own answer instead of a socket: the client's to read."""
-
-    status: int
-    headers: Pairs
-    body: bytes
-
 
 class Tunnels:
-    """What the server calls with each client that asks for a WebSocket."""
+    """An ASGI application for all WebSockets."""
 
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
@@ -54,145 +39,159 @@ class Tunnels:
     def __len__(self) -> int:
         return len(self._open)
 
-    async def __call__(self, client: Upgrading) -> None:
-        head = head_of(client.scope)
-        request_id = request_id_of(head)
-        metrics = self._proxy.metrics
-        client.cancel_when_gone(asyncio.current_task())
-        try:
-            site, tunnel = await self._handshake(client, head, request_id)
-        except ApiError as error:
-            metrics.ended(NO_SITE, error.word)
-            return client.answer(*_plain(error, head, request_id))
-        except asyncio.CancelledError:
-            metrics.ended(NO_SITE, "client_gone" if client.is_gone else "stopped")
-            if not client.is_gone:
-                raise
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()  # websocket.connect
+        client = Downstream(scope, _until_disconnect(receive), _instead_of_a_websocket(send))
+        handshake = _Handshake(self._proxy, client)
+        await self._proxy.handle(client, handshake.run())
+        if handshake.accepted is None:
             return
-        except Exception:
-            log.exception("request %s failed inside the router", request_id)
-            metrics.ended(NO_SITE, "internal_error")
-            return client.answer(*_plain(ApiError("internal_error", "the router failed"), head, request_id))
-        if tunnel is not None:
-            await self._until_end(tunnel, site, request_id)
-
-    def end(self) -> None:
-        """After the requests at work: a socket has no end of its own to wait for. Clients are told to connect again, to another router."""
-        for tunnel in tuple(self._open):
-            tunnel.leave("the router is shutting down", RESTARTING)
-
-    async def _until_end(self, tunnel: Tunnel, site: str, request_id: str) -> None:
+        site, upstream, headers = handshake.accepted
+        tunnel = Tunnel(site, upstream, receive, send, self._proxy.config.idle_timeout_s)
         self._open.add(tunnel)
         try:
-            why = await tunnel.ended
-            log.info("request %s: the WebSocket at %s ended: %s", request_id, site, why)
+            await send(_accept(headers))
+            why = await tunnel.run()
+            log.info("request %s: the WebSocket at %s ended: %s", client.request_id, site, why)
         finally:
-            tunnel.end("the router stopped")
+            upstream.close(GOING_AWAY)
             self._open.discard(tunnel)
 
-    async def _handshake(self, client: Upgrading, head: Head, request_id: str) -> tuple[str, Tunnel | None]:
-        """Counts as a request while it lasts. The client has its answer afterwards."""
-        proxy = self._proxy
-        address = str(client.scope["client"][0]) if client.scope.get("client") else ""
-        proxy.admission.check(head)
-        if not head.is_for_function:
-            raise ApiError("invalid_request", f"WebSockets are offered under {FUNCTIONS}: send plain HTTP here")
-        with proxy.admission.limits.admitted(head, address):
-            request = proxy.parser.parse(head, b"", request_id, address)
-            failures: dict[str, SiteFailed] = {}
-            _, preferences = proxy.selector.rank(request)
-            for preference in preferences[: proxy.config.max_tries]:
-                backend = proxy.selector.backends[preference.backend.name]
-                reasons = preference.explained(len(failures) + 1)
-                try:
-                    return backend.name, await self._open_at(backend, client, request, reasons)
-                except SiteFailed as failure:
-                    failures[backend.name] = failure
-                    self._note(backend, failure)
-            raise proxy.selector.nothing_left(failures)
+    def end(self) -> None:
+        """Tell clients to connect again, to another router. For after the requests at work: a WebSocket has no end of its own to wait for."""
+        for tunnel in self._open:
+            tunnel.stopping.set()
 
-    async def _open_at(self, backend: Backend, client: Upgrading, request: ValidRequest, reasons: str) -> Tunnel | None:
-        """Raises SiteFailed."""
-        proxy = self._proxy
-        assert proxy.upstream is not None
-        with backend.inflight(0) as ticket:
-            answer = await self._asked(proxy.upstream, backend, request)
-            ticket.answering()
-        proxy.metrics.tried(backend.name, "answered")
-        further = [(REQUEST_ID, request.request_id), (ROUTE, reasons)]
-        if isinstance(answer, Refusal):
-            proxy.metrics.ended(backend.name, "client_error" if answer.status < 500 else "server_error")
-            client.answer(*_written(answer.status, [*answer.headers, *further], answer.body))
-            return None
-        proxy.metrics.ended(backend.name, "ok")
-        head = _head(101, [*_kept(answer), *further, *UPGRADED])
-        proxy.upstream.pool.give_away(answer)
-        limit_s = proxy.config.idle_timeout_s
-        silence_s = max(limit_s, MIN_SILENCE_S)
-        return client.join(
-            head, answer.transport, answer.response.switched or b"", silence_s=silence_s, stall_s=limit_s
-        )
 
-    async def _asked(self, upstream: Upstream, backend: Backend, request: ValidRequest) -> UpstreamConnection | Refusal:
-        """What a site says that is its client's to hear. Raises SiteFailed."""
-        link: UpstreamConnection | None = None
-        patience_s = self._proxy.config.first_byte_timeout_s
+class _Accepted(NamedTuple):
+    site: str
+    upstream: WebSocket
+    headers: Pairs
+
+
+class _Handshake:
+    """Asks sites as for any request. The client has a plain response afterwards, or `accepted` is there."""
+
+    def __init__(self, proxy: Proxy, client: Downstream) -> None:
+        self.accepted: _Accepted | None = None
+        self._proxy = proxy
+        self._client = client
+
+    async def run(self) -> None:
+        """Raises ApiError and ClientGone."""
+        proxy, client = self._proxy, self._client
+        with proxy.admission.admit(client.head, client.address):
+            if not client.head.is_for_function:
+                raise ApiError("invalid_request", f"WebSockets are offered under {FUNCTIONS}: send plain HTTP here")
+            proxied = proxy.proxied(proxy.parser.parse(client.head, b"", client.request_id, client.address))
+            await client.while_present(proxy.try_sites(client, proxied, self._answered))
+
+    async def _answered(
+        self, proxied: ProxiedRequest, response: UpstreamResponse, preference: Preference, elapsed_s: float
+    ) -> None:
+        client, metrics, site = self._client, self._proxy.metrics, preference.backend.name
+        headers = [pair for pair in response.headers if pair[0] != REQUEST_ID]
+        tries = len(proxied.tries.failures) + 1
+        headers += [(REQUEST_ID, client.request_id), (ROUTE, preference.explained(tries))]
+        metrics.tried(site, "answered")
+        if response.status != SWITCHING_PROTOCOLS:
+            metrics.ended(site, "client_error" if response.status < 500 else "server_error")
+            return await client.respond(response.status, headers, response.body or b"")
+        metrics.ended(site, "ok")
+        transport, early = response.switched()
+        upstream = WebSocket(transport, is_client=True, early=early, max_message_bytes=MAX_MESSAGE_BYTES)
+        self.accepted = _Accepted(site, upstream, headers)
+
+
+class Tunnel:
+    """A client's WebSocket and a site's, joined. One that takes nothing for `stall_s` ends it."""
+
+    def __init__(self, site: str, upstream: WebSocket, receive: Receive, send: Send, stall_s: float) -> None:
+        self.stopping = asyncio.Event()
+        self._site = site
+        self._upstream = upstream
+        self._receive, self._send = receive, send
+        self._stall_s = stall_s
+
+    async def run(self) -> str:
+        """Pass messages on until one side ends, and tell the other. Return why it ended."""
+        from_site = asyncio.create_task(self._from_site())
+        from_client = asyncio.create_task(self._from_client())
+        stopping = asyncio.create_task(self.stopping.wait())
+        tasks: Sequence[asyncio.Task[object]] = (from_site, from_client, stopping)
         try:
-            async with asyncio.timeout(patience_s):
-                link = await upstream.pool.connect(upstream.origin(backend.url))
-                upstream.send(link, backend.name, request, may_switch=True)
-                await link.head()
-                if link.response.status == SWITCHING_PROTOCOLS:
-                    switched, link = link, None
-                    return switched
-                body = await _whole(link)
-                raise_refusal(link, body, is_for_function=True)
-                return Refusal(link.response.status, _kept(link), body)
-        except CannotConnect as error:
-            raise SiteFailed("connect", str(error)) from None
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if from_site.done():
+                return await self._site_ended(from_site.result())
+            if from_client.done():
+                return self._client_ended(from_client.result())
+            await self._close_client(WebSocketClose(RESTARTING, "the router is restarting"))
+            return "the router is shutting down"
         except TimeoutError:
-            raise SiteFailed("silent", f"it sent nothing for {patience_s:g} s") from None
-        except ConnectionLost as error:
-            raise SiteFailed("lost", str(error)) from None
+            self._upstream.abort()
+            return f"one side took nothing for {self._stall_s:g} s"
         finally:
-            if link is not None:
-                upstream.pool.put_back(link)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _note(self, backend: Backend, failure: SiteFailed) -> None:
-        self._proxy.metrics.tried(backend.name, failure.kind)
-        if failure.kind == "connect":
-            backend.failed(failure.detail)
-        elif failure.kind == "draining":
-            backend.refused_draining()
+    async def _from_site(self) -> WebSocketClose:
+        """Raises TimeoutError for a client that takes nothing."""
+        while not isinstance(message := await self._upstream.receive(), WebSocketClose):
+            kind = "text" if isinstance(message, str) else "bytes"
+            async with asyncio.timeout(self._stall_s):
+                await self._send({"type": "websocket.send", kind: message})
+        return message
+
+    async def _from_client(self) -> WebSocketClose:
+        """Raises TimeoutError for a site that takes nothing."""
+        while (message := await self._receive())["type"] != "websocket.disconnect":
+            text = message.get("text")
+            async with asyncio.timeout(self._stall_s):
+                await self._upstream.send(message["bytes"] if text is None else text)
+        return WebSocketClose(message.get("code") or ABNORMAL, message.get("reason") or "")
+
+    async def _site_ended(self, close: WebSocketClose) -> str:
+        if close.code == ABNORMAL:  # no code that may be sent
+            await self._close_client(WebSocketClose(FAILED, f"the site {self._site} was lost"))
+            return "the site was lost"
+        await self._close_client(close)
+        return f"the site closed it with {close.code}"
+
+    def _client_ended(self, close: WebSocketClose) -> str:
+        if close.code == ABNORMAL:
+            self._upstream.abort()
+            return "the client was lost"
+        self._upstream.close(*close)
+        return f"the client closed it with {close.code}"
+
+    async def _close_client(self, close: WebSocketClose) -> None:
+        async with asyncio.timeout(self._stall_s):
+            await self._send({"type": "websocket.close", "code": close.code, "reason": close.reason})
 
 
-def _kept(link: UpstreamConnection) -> Pairs:
-    return [
-        (name, value)
-        for name, value in link.response.headers
-        if name not in _DROPPED and (name == SITE or not name.startswith(OURS))
-    ]
+def _accept(headers: Pairs) -> Message:
+    subprotocol = next((value for name, value in headers if name == "sec-websocket-protocol"), None)
+    kept = [(name, value) for name, value in headers if not name.startswith("sec-websocket-")]
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in kept]
+    return {"type": "websocket.accept", "subprotocol": subprotocol, "headers": raw}
 
 
-async def _whole(link: UpstreamConnection) -> bytes:
-    body = b""
-    while part := await link.read():
-        body += part
-        if len(body) > MAX_REFUSAL_BYTES:
-            raise SiteFailed("malformed", f"its refusal is larger than {MAX_REFUSAL_BYTES >> 20} MiB")
-    return body
+def _until_disconnect(receive: Receive) -> Receive:
+    """As of an HTTP request that is whole: nothing comes but its client's leaving."""
+
+    async def received() -> Message:
+        while (await receive())["type"] != "websocket.disconnect":
+            pass
+        return {"type": "http.disconnect"}
+
+    return received
 
 
-def _plain(error: ApiError, head: Head, request_id: str) -> tuple[bytes, bytes]:
-    headers = [*error.headers(), ("content-type", "application/json"), (REQUEST_ID, request_id)]
-    return _written(error.status(head.dialect), headers, orjson.dumps(error.body(head.dialect)))
+def _instead_of_a_websocket(send: Send) -> Send:
+    """As to an HTTP request (ASGI's extension `websocket.http.response`)."""
 
+    async def renamed(message: Message) -> None:
+        await send({**message, "type": f"websocket.{message['type']}"})
 
-def _written(status: int, headers: Pairs, body: bytes) -> tuple[bytes, bytes]:
-    return _head(status, [*headers, ("content-length", str(len(body))), ("connection", "close")]), body
-
-
-def _head(status: int, headers: Pairs) -> bytes:
-    phrase = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else ""
-    lines = [f"HTTP/1.1 {status} {phrase}", *(f"{name}: {value}" for name, value in headers)]
-    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"
+    return renamed

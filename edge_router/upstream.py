@@ -5,6 +5,8 @@ From there on Lost is raised where the stream ends before its end. Knows HTTP an
 """
 
 import asyncio
+import base64
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -240,8 +242,10 @@ class UpstreamAttempt:
     async def _function_response(self, connection: UpstreamConnection) -> "UpstreamResponse":
         """Only what a site says in its own name is told from a function's response."""
         response = connection.response
+        if response.switched is not None:
+            return UpstreamResponse(self._upstream, connection, None)
         length = header(response.headers, "content-length")
-        is_small = length.isdigit() and int(length) <= SMALL_BYTES
+        is_small = self._request.head.is_websocket or (length.isdigit() and int(length) <= SMALL_BYTES)
         if not header(response.headers, REFUSAL) and not is_small and not response.is_done:
             return UpstreamResponse(self._upstream, connection, None, OpaqueRelay(), [], self._pace)
         body = await self._body(connection)
@@ -305,6 +309,12 @@ class UpstreamResponse:
         found = _COMPLETION_TOKENS.search(self.body[-2048:]) if self.body is not None else None
         return int(found[1]) if found is not None else 0
 
+    def switched(self) -> tuple[asyncio.Transport, bytes]:
+        """Give the connection away, with what has come over it since the site switched protocols."""
+        connection, pool = self._connection, self._upstream.pool
+        pool.give_away(connection)
+        return connection.transport, connection.response.switched or b""
+
     async def __aenter__(self) -> "UpstreamResponse":
         return self
 
@@ -312,7 +322,8 @@ class UpstreamResponse:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         self._upstream.silence.discard(self)
-        self._upstream.pool.put_back(self._connection)
+        if self._connection.response.switched is None:
+            self._upstream.pool.put_back(self._connection)
 
     def __aiter__(self) -> "UpstreamResponse":
         return self
@@ -398,19 +409,19 @@ class Upstream:
     def look(self, now: float, awake_since: float) -> None:
         self.pool.sweep()
 
-    def send(
-        self, connection: UpstreamConnection, site: str, request: ValidRequest, *, may_switch: bool = False
-    ) -> None:
-        """With `may_switch` it asks for a WebSocket. Raises CannotConnect."""
+    def send(self, connection: UpstreamConnection, site: str, request: ValidRequest) -> None:
+        """Raises CannotConnect."""
         head, method = request.head, request.head.method
         body = request.delivery + request.body if request.delivery else request.body
         lines = f"{method} {head.target} HTTP/1.1\r\nhost: {connection.origin.authority}\r\n".encode("latin-1")
         lines += request.head_lines(self._secret, self._clocks.now_s(site), site, body)
-        if may_switch:
+        if head.is_websocket:
+            key = base64.b64encode(os.urandom(16))
             lines += b"connection: Upgrade\r\nupgrade: websocket\r\n"
+            lines += b"sec-websocket-version: 13\r\nsec-websocket-key: %s\r\n" % key
         if body or method not in ("GET", "HEAD", "OPTIONS", "DELETE"):
             lines += b"content-length: %d\r\n" % len(body)
-        connection.send(lines + b"\r\n", body, is_head_request=method == "HEAD", may_switch=may_switch)
+        connection.send(lines + b"\r\n", body, is_head_request=method == "HEAD", may_switch=head.is_websocket)
 
     def origin(self, url: str) -> Origin:
         origin = self._origins.get(url)

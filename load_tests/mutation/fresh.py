@@ -372,10 +372,10 @@ FRESH = (
         "of two connection headers the first is forgotten, and what it names goes on",
     ),
     Mutant(
-        "wire/http/request_head.py",
-        "return (length, body) if len(body) == int(length) else None",
-        "return (length, body) if len(body) >= int(length) else None",
-        "a pipelined request is taken for the body's end",
+        "wire/http/request.py",
+        'if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):',
+        "if num_hosts > 1:",
+        "a request without a host is served",
     ),
     Mutant(
         "wire/sse.py",
@@ -385,8 +385,8 @@ FRESH = (
     ),
     Mutant(
         "wire/http/exchange.py",
-        "if self._owed < 0 or (is_last and self._owed > 0):",
-        "if self._owed < 0:",
+        "if self._owed_bytes < 0 or (is_last and self._owed_bytes > 0):",
+        "if self._owed_bytes < 0:",
         "an answer that is shorter than it says leaves its client waiting",
     ),
 )

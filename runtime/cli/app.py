@@ -10,7 +10,7 @@ import typer
 from runtime.cli.api import API_KEY_ENV, DEFAULT_URL, Api
 from runtime.cli.errors import CliError
 from runtime.functions.cli import state_commands
-from sites.config import ConfigError
+from sites.config import SERVER_ENV, ConfigError
 from sites.network import NETWORK_FILE
 from sites.site import LOCAL
 
@@ -35,6 +35,12 @@ OpenOption = Annotated[bool, typer.Option("--open-to-all", help="Listen beyond t
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
+ServerOption = Annotated[
+    str | None,
+    typer.Option("--server", help="What speaks HTTP: own, hypercorn or uvicorn; instead of the files' door.server."),
+]
+
+
 @app.command()
 def up(
     network: Annotated[Path, typer.Option(help="The router's file.")] = NETWORK_FILE,
@@ -43,16 +49,22 @@ def up(
         int | None, typer.Option(min=1, max=65535, help="The router's port, instead of the file's.")
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the processes log.")] = False,
+    server: ServerOption = None,
 ) -> None:
     """Start a router and its sites on this machine; Ctrl-C stops them all."""
     from runtime.cli.up import up as run
 
+    _serve_by(server)
     run(network, sites, port, verbose)
 
 
 @app.command()
-def site(file: Annotated[Path, typer.Argument(help="A site file, such as sites/local/ams1.toml.")]) -> None:
+def site(
+    file: Annotated[Path, typer.Argument(help="A site file, such as sites/local/ams1.toml.")],
+    server: ServerOption = None,
+) -> None:
     """Run one site: its HTTP server and its engine."""
+    _serve_by(server)
     _become("runtime", str(file))
 
 
@@ -60,9 +72,17 @@ def site(file: Annotated[Path, typer.Argument(help="A site file, such as sites/l
 def router(
     file: Annotated[Path, typer.Argument(help="A network file, such as sites/network.toml.")] = NETWORK_FILE,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Instead of the file's.")] = None,
+    server: ServerOption = None,
 ) -> None:
     """Run an edge router."""
+    _serve_by(server)
     _become("edge_router.serve", str(file), *(() if port is None else ("--port", str(port))))
+
+
+def _serve_by(server: str | None) -> None:
+    """For this process and those that it starts."""
+    if server is not None:
+        os.environ[SERVER_ENV] = server
 
 
 @app.command()

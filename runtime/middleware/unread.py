@@ -9,8 +9,6 @@ from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from wire.http.exchange import DIRECT, Exchange
-
 DISCARD_BYTES = 64 << 20
 DISCARD_S = 10.0
 
@@ -23,12 +21,11 @@ class UnreadBodyMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = _RequestBody(receive)
-        exchange: Exchange | None = scope.get(DIRECT)
+        body = _RequestBody(scope, receive)
 
         async def finishing(message: Message) -> None:
             is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
-            if not is_last or body.is_read or (exchange is not None and not exchange.may_send_more):
+            if not is_last or body.is_read or not body.may_come:
                 await send(message)
                 return
             await send({**message, "more_body": True})
@@ -48,11 +45,23 @@ class UnreadBodyMiddleware:
 class _RequestBody:
     """Knows whether the request has been read to its end."""
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
+    def __init__(self, scope: Scope, receive: Receive) -> None:
         self.is_read = False
+        self._scope = scope
+        self._receive = receive
+        self._is_asked_for = False
+
+    @property
+    def may_come(self) -> bool:
+        """Its client sends one, unless it waits to be asked for it."""
+        headers = dict(self._scope["headers"])
+        if not self._is_asked_for and headers.get(b"expect", b"").lower() == b"100-continue":
+            return False
+        has_length = headers.get(b"content-length", b"0") != b"0"
+        return has_length or b"transfer-encoding" in headers or self._scope["http_version"] == "2"
 
     async def receive(self) -> Message:
+        self._is_asked_for = True
         message = await self._receive()
         if message["type"] == "http.disconnect" or not message.get("more_body", False):
             self.is_read = True

@@ -154,7 +154,7 @@ async def test_sockets_end_with_their_router_and_with_a_killed_site(processes: P
         killed = processes.running.pop("site")
         killed.kill()
         await asyncio.to_thread(killed.wait)
-        assert (await end_of(socket))[0] == 1006
+        assert await end_of(socket) == (1011, "the site ams1 was lost")
         processes.start("site")
         ends_at = time.monotonic() + 60
         while not await asyncio.to_thread(processes.is_ready):

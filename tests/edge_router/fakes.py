@@ -21,6 +21,7 @@ from edge_router.policy import Policy
 from edge_router.policy.nearest import NearestPolicy
 from edge_router.proxy import Proxy
 from edge_router.serve import serving
+from edge_router.tunnels import Tunnels
 from tests.edge_router.builders import network, site_status
 from wire.continuation import (
     ANSWER,
@@ -33,7 +34,6 @@ from wire.continuation import (
 )
 from wire.headers import CLOCK, HOP, REFUSAL, REQUEST_ID, Hop, age_of_hop, hop_is_genuine, tell_clock
 from wire.http.listen import bind
-from wire.http.server import Server
 from wire.status import encode_status
 
 Behaviour = Callable[["FakeSite", web.Request], Awaitable[web.StreamResponse]]
@@ -194,10 +194,11 @@ async def reset_before_first_byte(site: FakeSite, request: web.Request) -> web.S
 
 
 class Router:
-    def __init__(self, url: str, proxy: Proxy, session: aiohttp.ClientSession, server: Server) -> None:
+    def __init__(self, url: str, proxy: Proxy, session: aiohttp.ClientSession, server: Any, tunnels: Tunnels) -> None:
         self.url = url
         self.server = server
         self.proxy = proxy
+        self.tunnels = tunnels
         self.http = session
 
     def chat(
@@ -255,7 +256,7 @@ async def router(
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with serving(app, config, listener) as server, aiohttp.ClientSession() as session:
-        running = Router(url, proxy, session, server)
+        running = Router(url, proxy, session, server, app.state.tunnels)
         async with asyncio.timeout(10):
             await running.until(lambda: proxy.upstream is not None)
             await running.until_states(**{site.name: "healthy" for site in fakes})

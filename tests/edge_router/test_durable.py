@@ -212,7 +212,7 @@ async def test_streams_are_forgotten_after_a_while_and_the_oldest_first_when_the
         await recording.start_stream(200, [])
         await recording.write(encode_event(b"x" * 400))
 
-    client = Downstream({"method": "POST", "path": "/v1/x", "headers": []}, None, None)  # type: ignore[arg-type]
+    client = Downstream({"type": "http", "method": "POST", "path": "/v1/x", "headers": []}, None, None)  # type: ignore[arg-type]
     names = []
     for _ in range(3):
         recording = kept.start(b"alice", client, work)

@@ -1,14 +1,9 @@
 """WebSockets through a real router: both directions, refusals, lost and full sites, signed hops, silence, stalls, the router's end."""
 
-import h2.connection
-import h2.events
-import h2.settings
 import pytest
 from aiohttp import WSMsgType, WSServerHandshakeError, web
 
-from edge_router.tunnels import RESTARTING
 from tests.edge_router.fakes import (
-    Behaviour,
     FakeSite,
     FirstThen,
     answer,
@@ -141,35 +136,22 @@ async def test_a_wish_for_another_protocol_is_passed_over() -> None:
         assert "upgrade" not in fakes[0].seen[0].headers
 
 
-async def test_over_http2_sockets_are_neither_offered_nor_taken() -> None:
-    """A browser that is offered them opens all its sockets on the connection that it has."""
-    async with (
-        sites("ams1") as fakes,
-        router(fakes, tables={"door": {"http2": True}}) as running,
-        wire(running.url) as client,
-    ):
-        http2 = h2.connection.H2Connection()
-        http2.initiate_connection()
-        ask = [
-            (":method", "CONNECT"),
-            (":protocol", "websocket"),
-            (":scheme", "http"),
-            (":path", "/fn/f/ws"),
-            (":authority", "localhost"),
-        ]
-        http2.send_headers(1, [*ask, ("sec-websocket-version", "13")])
-        await client.say(http2.data_to_send())
-        offered, status = None, b""
-        while not status:
-            for event in http2.receive_data(await client.reader.read(65536)):
-                if isinstance(event, h2.events.RemoteSettingsChanged):
-                    offered = event.changed_settings.get(h2.settings.SettingCodes.ENABLE_CONNECT_PROTOCOL)
-                elif isinstance(event, h2.events.ResponseReceived):
-                    status = dict(event.headers)[b":status"]
-            await client.say(http2.data_to_send())
-        assert status == b"501"
-        assert offered is None or offered.new_value == 0
-        assert fakes[0].seen == []
+async def test_the_router_is_an_asgi_application_to_any_server() -> None:
+    for server in ("hypercorn", "uvicorn"):
+        pytest.importorskip(server)
+        async with sites("ams1") as fakes, router(fakes, tables={"door": {"server": server}}) as running:
+            fakes[0].behave = echo
+            async with running.http.ws_connect(running.url + "/fn/f/ws", protocols=("chat",)) as socket:
+                assert socket.protocol == "chat"
+                await socket.send_str("hello")
+                assert await socket.receive_str(timeout=10) == "hello"
+                await socket.send_str("close")
+                assert (await socket.receive(timeout=10)).type is WSMsgType.CLOSE
+                assert socket.close_code == 4002
+            fakes[0].behave = answer(403, {"no": "entry"})
+            with pytest.raises(WSServerHandshakeError) as refused:
+                await running.http.ws_connect(running.url + "/fn/f/ws")
+            assert refused.value.status == 403
 
 
 async def test_bytes_sent_before_the_answer_are_not_lost() -> None:
@@ -198,12 +180,13 @@ async def test_a_client_that_leaves_during_the_handshake_ends_it() -> None:
 
 
 async def test_a_silent_site_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_router.tunnels.MIN_SILENCE_S", 0.0)
-    async with sites("ams1") as fakes, router(fakes, idle_timeout_s=0.4) as running:
+    async with sites("ams1") as fakes, router(fakes) as running:
         fakes[0].behave = silent
+        monkeypatch.setattr("wire.http.websocket.PING_S", 0.05)
+        monkeypatch.setattr("wire.http.websocket.LOST_S", 0.4)
         socket = await running.http.ws_connect(running.url + "/fn/f/ws")
-        assert (await socket.receive(timeout=10)).type is WSMsgType.CLOSED
-        assert socket.close_code == 1006
+        message = await socket.receive(timeout=10)
+        assert (message.type, message.data, message.extra) == (WSMsgType.CLOSE, 1011, "the site ams1 was lost")
         fakes[0].go_on.set()
 
 
@@ -228,48 +211,31 @@ async def test_the_end_of_the_router_ends_the_sockets() -> None:
             with pytest.raises(WSServerHandshakeError) as refused:
                 await running.http.ws_connect(running.url + "/fn/f/ws")
             assert refused.value.status == 503
-            assert running.server.others.sockets is not None
-            running.server.others.sockets.end()  # type: ignore[attr-defined]
+            running.tunnels.end()
             assert (await socket.receive(timeout=10)).type is WSMsgType.CLOSE
             assert socket.close_code == 1012
             await running.until(lambda: not running.server.connections)
 
 
-HALF, REST = b"\x81\x05he", b"llo"
+RESTARTING = b"\x88\x1a\x03\xf4the router is restarting"
 
 
-def in_two(rest: bytes) -> Behaviour:
-    """The first half of a frame at once, and `rest` on command."""
-
-    async def behave(site: FakeSite, request: web.Request) -> web.StreamResponse:
+async def test_a_router_that_stops_in_the_middle_of_a_message_says_so_and_nothing_of_that() -> None:
+    async def half(site: FakeSite, request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         assert request.transport is not None
-        request.transport.write(HALF)  # type: ignore[attr-defined]
-        await site.go_on.wait()
-        request.transport.write(rest)  # type: ignore[attr-defined]
+        request.transport.write(b"\x81\x05he")  # type: ignore[attr-defined]
         await socket.receive()
         return socket
 
-    return behave
-
-
-@pytest.mark.parametrize(
-    ("rest", "heard"),
-    [(REST + b"\x81\x04next", REST + RESTARTING), (REST[:1], REST[:1]), (b"", b"")],
-    ids=["the rest and more", "a part", "nothing"],
-)
-async def test_a_router_that_stops_in_the_middle_of_a_frame_waits_for_its_end_or_says_nothing(
-    rest: bytes, heard: bytes
-) -> None:
     async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
-        fakes[0].behave = in_two(rest)
+        fakes[0].behave = half
         await client.say(ASK)
-        await client.hear_until(HALF)
-        assert running.server.others.sockets is not None
-        running.server.others.sockets.end()  # type: ignore[attr-defined]
-        fakes[0].go_on.set()
-        assert await client.hear_all() == heard
+        await client.hear_until(b"\r\n\r\n")
+        await running.until(lambda: len(running.tunnels) == 1)
+        running.tunnels.end()
+        assert await client.hear_all() == RESTARTING
 
 
 async def test_a_close_of_the_sites_own_is_the_last_that_a_client_hears() -> None:
@@ -285,21 +251,19 @@ async def test_a_close_of_the_sites_own_is_the_last_that_a_client_hears() -> Non
         fakes[0].behave = closes
         await client.say(ASK)
         await client.hear_until(b"\x88\x02\x03\xe8")
-        assert running.server.others.sockets is not None
-        running.server.others.sockets.end()  # type: ignore[attr-defined]
+        running.tunnels.end()
         assert await client.hear_all() == b""
         fakes[0].go_on.set()
 
 
 async def test_a_client_that_sends_on_has_time_to_hear_why_the_router_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that were closed at once would be reset by what the client sends, whatever it had not read yet."""
-    monkeypatch.setattr("wire.http.tunnel.HEAR_S", 30.0)
+    monkeypatch.setattr("wire.http.websocket.CLOSE_S", 30.0)
     async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
         fakes[0].behave = echo
         await client.say(ASK)
         await client.hear_until(b"\r\n\r\n")
-        assert running.server.others.sockets is not None
-        running.server.others.sockets.end()  # type: ignore[attr-defined]
+        running.tunnels.end()
         assert await client.hear_until(RESTARTING) == RESTARTING
         await running.until(lambda: fakes[0].active == 0)
         for _ in range(3):

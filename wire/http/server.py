@@ -1,25 +1,20 @@
 """An HTTP/1.1 server for ASGI applications, made for many long streams: one small object and no task for each connection, one task per request.
 
 It holds clients to limits that no application can: how many connections they have, how long a head may take and be, how long a client may leave what
-waits for it unread. The parser is llhttp, so what is ambiguous (two lengths, stray line ends) is refused. HTTP/2, by ALPN or by its preface, and
-WebSockets are handed to others. Knows all connections and one clock; what is read of one is connection.py's.
+waits for it unread. Knows all connections and one clock; what is read of one is connection.py's.
 """
 
 import asyncio
 import socket
 import ssl
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from wire.errors import ApiError
-from wire.http.connection import Connection, host_and_port
-from wire.http.exchange import Application, Direct
-from wire.http.origins import Origins
-from wire.http.protocol_handoff import OtherHandler, Others, SocketHandler
-from wire.http.request_head import KnownHeads
+from wire.http.connection import HttpConnection, host_and_port
+from wire.http.exchange import Application
 from wire.http.vanished import has_vanished
 
 SWEEP_S = 0.5
@@ -37,41 +32,28 @@ class HttpLimits(NamedTuple):
     stall_s: float = 60.0  # for a client to take what waits for it, once its buffer is full
     write_buffer_bytes: int = 64 << 10  # full, and then the application waits; beside the kernel's own
     max_message_bytes: int = 32 << 20  # of a WebSocket
-    max_bodies_bytes: int = sys.maxsize  # of all requests that are not answered yet
     max_connections: int = 20_000
     max_connections_per_client: int = 20_000  # by address
 
 
 class Server:
-    """`await start`, later `await stop`. Applications see ASGI 3. `others` gets connections of HTTP/2, where `http2` says so, and, without
-    `sockets`, of WebSockets."""
+    """`await start`, later `await stop`. Applications see ASGI 3, but no `lifespan`."""
 
     def __init__(
         self,
         app: Application,
         limits: HttpLimits | None = None,
-        others: OtherHandler | None = None,
-        sockets: SocketHandler | None = None,
-        direct: Direct | None = None,
-        *,
-        http2: bool = False,
-        origins: Origins | None = None,
         overload_headers: Iterable[tuple[str, str]] = (),
     ) -> None:
         """`overload_headers`: what a refusal for too many connections says besides."""
         self.app = app
-        self.http2 = http2
-        self.overload_headers = tuple(overload_headers)
-        self.direct = direct
         self.limits = limits or HttpLimits()
-        self.others = Others(others, sockets)
-        self.connections: set[Connection] = set()
+        self.overload_headers = tuple(overload_headers)
+        self.connections: set[HttpConnection] = set()
         self.by_client: Counter[str] = Counter()
         self.cut: Counter[str] = Counter()  # connections that were ended for a limit, by its word
-        self.body_bytes = 0  # of all requests that are not answered yet
         self.is_stopping = False
-        self.date = b""
-        self.heads = KnownHeads(origins)
+        self.date = b""  # the header's whole line
         self.name: object = None  # where it listens
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -83,7 +65,7 @@ class Server:
         self._sweeper = loop.create_task(self._sweep())
         handshake_s = None if context is None else self.limits.head_timeout_s
         self._server = await loop.create_server(
-            lambda: Connection(self), sock=listener, ssl=context, ssl_handshake_timeout=handshake_s, backlog=2048
+            lambda: HttpConnection(self), sock=listener, ssl=context, ssl_handshake_timeout=handshake_s, backlog=2048
         )
 
     async def stop(self, grace_s: float = 1.0) -> None:
@@ -95,20 +77,19 @@ class Server:
         for connection in tuple(self.connections):
             connection.close_if_idle()
         deadline = time.monotonic() + grace_s
-        while (self.connections or self.others.tasks) and time.monotonic() < deadline:
+        while self.connections and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
         cut = {task for connection in self.connections if (task := connection.task) is not None}
         for connection in tuple(self.connections):
             connection.abort()
-        self.others.cut()
         self._sweeper.cancel()
         if cut:
             _, late = await asyncio.wait(cut, timeout=grace_s)
             for task in late:
                 task.cancel()
-        await asyncio.gather(self._sweeper, *self.others.tasks, *cut, return_exceptions=True)
+        await asyncio.gather(self._sweeper, *cut, return_exceptions=True)
 
-    def admit(self, connection: Connection, client: str) -> ApiError | None:
+    def admit(self, connection: HttpConnection, client: str) -> ApiError | None:
         """Counted it is in any case, until `forget`."""
         limits = self.limits
         self.connections.add(connection)
@@ -126,7 +107,7 @@ class Server:
             return ApiError("quota_exceeded", sentence, retry_after_s=1)
         return None
 
-    def forget(self, connection: Connection, client: str) -> None:
+    def forget(self, connection: HttpConnection, client: str) -> None:
         """A connection may be lost after it was handed on: the second time says nothing."""
         if connection in self.connections:
             self.connections.discard(connection)
@@ -146,7 +127,7 @@ class Server:
                 for connection in connections[start : start + SWEPT_AT_ONCE]:
                     if now > connection.deadline and connection in self.connections:
                         connection.overdue()
-                    elif connection.is_answering and has_vanished(connection.transport.get_extra_info("socket")):
+                    elif connection.task is not None and has_vanished(connection.transport.get_extra_info("socket")):
                         self.cut["vanished"] += 1
                         connection.abort()  # nobody's answer is computed on
                 await asyncio.sleep(0)

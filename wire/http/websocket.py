@@ -25,7 +25,7 @@ WRITE_BUFFER_BYTES = 64 << 10
 NORMAL, GOING_AWAY, NO_STATUS, ABNORMAL, TOO_BIG, FAILED, RESTARTING = 1000, 1001, 1005, 1006, 1009, 1011, 1012
 
 
-class Close(NamedTuple):
+class WebSocketClose(NamedTuple):
     """How a WebSocket has ended. NO_STATUS: its peer gave no code. ABNORMAL: without a close frame."""
 
     code: int
@@ -50,7 +50,7 @@ class WebSocket(asyncio.Protocol):
         self._max_message_bytes = max_message_bytes
         self._on_lost = on_lost
         self._incoming = _Incoming()
-        self._end: Close | None = None
+        self._end: WebSocketClose | None = None
         self._is_broken = False  # what comes is not read any more
         self._parts: list[Any] = []  # texts or bytes, of a message that has begun
         self._size = 0
@@ -63,7 +63,7 @@ class WebSocket(asyncio.Protocol):
         if early:
             self.data_received(early)
 
-    async def receive(self) -> str | bytes | Close:
+    async def receive(self) -> str | bytes | WebSocketClose:
         """Return the next message, or, behind the last, how it has ended."""
         message = await self._incoming.get()
         if message is None:
@@ -82,7 +82,7 @@ class WebSocket(asyncio.Protocol):
     def close(self, code: int = NORMAL, reason: str = "") -> None:
         """Say so to the peer, and end the connection when it has answered, or a second later. `receive` returns the answer."""
         if self._codec.state is ConnectionState.OPEN and not self._transport.is_closing():
-            self._say_close(Close(code, reason))
+            self._say_close(WebSocketClose(code, reason))
             self._transport.resume_reading()
             self._watch.close_within(CLOSE_S)
 
@@ -104,7 +104,7 @@ class WebSocket(asyncio.Protocol):
         self._watch.writable()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._ended(Close(ABNORMAL))
+        self._ended(WebSocketClose(ABNORMAL))
         self._watch.stop()
         self._on_lost()
 
@@ -113,7 +113,7 @@ class WebSocket(asyncio.Protocol):
     def _take_frames(self) -> None:
         for event in self._codec.events():
             if isinstance(event, CloseConnection):
-                return self._closed_by_peer(Close(int(event.code), event.reason or ""))
+                return self._closed_by_peer(WebSocketClose(int(event.code), event.reason or ""))
             if isinstance(event, Ping) and self._codec.state is ConnectionState.OPEN:
                 if (
                     not self._watch.is_full
@@ -123,7 +123,7 @@ class WebSocket(asyncio.Protocol):
                 self._parts.append(event.data)
                 self._size += len(event.data.encode() if isinstance(event, TextMessage) else event.data)
                 if self._size > self._max_message_bytes:
-                    return self._fail(Close(TOO_BIG, "the message is too large"))
+                    return self._fail(WebSocketClose(TOO_BIG, "the message is too large"))
                 if event.message_finished:
                     self._hand_on("".join(self._parts) if isinstance(event, TextMessage) else b"".join(self._parts))
 
@@ -140,7 +140,7 @@ class WebSocket(asyncio.Protocol):
             self._watch.is_held = False
             self._transport.resume_reading()
 
-    def _closed_by_peer(self, close: Close) -> None:
+    def _closed_by_peer(self, close: WebSocketClose) -> None:
         if self._codec.state in (ConnectionState.OPEN, ConnectionState.LOCAL_CLOSING):  # what came is no frame at all
             return self._fail(close)
         if self._codec.state is ConnectionState.REMOTE_CLOSING:
@@ -149,7 +149,7 @@ class WebSocket(asyncio.Protocol):
         self._transport.close()
         self._watch.close_within(CLOSE_S)
 
-    def _fail(self, close: Close) -> None:
+    def _fail(self, close: WebSocketClose) -> None:
         """End the connection for what the peer has sent."""
         self._is_broken = True
         if self._codec.state is ConnectionState.OPEN:
@@ -159,11 +159,11 @@ class WebSocket(asyncio.Protocol):
         self._ended(close)
         self._watch.close_within(CLOSE_S)
 
-    def _say_close(self, close: Close) -> None:
+    def _say_close(self, close: WebSocketClose) -> None:
         if not self._transport.is_closing():
             self._transport.write(self._codec.send(CloseConnection(code=close.code, reason=close.reason or None)))
 
-    def _ended(self, close: Close) -> None:
+    def _ended(self, close: WebSocketClose) -> None:
         if self._end is None:
             self._end = close
             self._incoming.end()

@@ -8,13 +8,19 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+import orjson
 from wsproto.utilities import generate_accept_token
 
+from wire.errors import ApiError, Dialect
 from wire.http.exchange import Application
-from wire.http.websocket import ABNORMAL, FAILED, NORMAL, Close, WebSocket
+from wire.http.websocket import ABNORMAL, FAILED, NORMAL, WebSocket, WebSocketClose
 
 VERSION = b"13"
 DENIAL = "websocket.http.response"  # ASGI's extension: a plain response instead of a WebSocket
+
+NO_HANDSHAKE = ApiError(
+    "invalid_request", "a WebSocket's handshake has one sec-websocket-key and sec-websocket-version: 13"
+)
 
 Headers = list[tuple[bytes, bytes]]
 Open = Callable[[Headers], WebSocket]
@@ -39,7 +45,7 @@ class PendingUpgrade:
         keys = [value for name, value in headers if name == b"sec-websocket-key"]
         versions = [value for name, value in headers if name == b"sec-websocket-version"]
         if len(keys) != 1 or versions != [VERSION]:
-            return await self._refuse(426 if versions and versions != [VERSION] else 400)
+            return await self._refuse(426 if versions and versions != [VERSION] else 400, NO_HANDSHAKE)
         self._key = keys[0]
         try:
             await self._app(_websocket_scope(scope), self.receive, self.send)
@@ -62,7 +68,7 @@ class PendingUpgrade:
             if (await self._receive())["type"] == "http.disconnect" and self._socket is None:
                 return {"type": "websocket.disconnect", "code": ABNORMAL, "reason": ""}
         message = await self._socket.receive()
-        if isinstance(message, Close):
+        if isinstance(message, WebSocketClose):
             return {"type": "websocket.disconnect", "code": message.code, "reason": message.reason}
         is_text = isinstance(message, str)
         return {
@@ -96,12 +102,13 @@ class PendingUpgrade:
             headers.append((b"sec-websocket-protocol", subprotocol.encode("ascii")))
         return [*headers, *message.get("headers", ())]
 
-    async def _refuse(self, status: int) -> None:
-        headers = [(b"content-length", b"0")]
+    async def _refuse(self, status: int, error: ApiError | None = None) -> None:
+        body = b"" if error is None else orjson.dumps(error.body(Dialect.OPENAI))
+        headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
         if status == 426:
             headers.append((b"sec-websocket-version", VERSION))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": b""})
+        await self._send({"type": "http.response.body", "body": body})
 
 
 def _websocket_scope(scope: Any) -> dict[str, Any]:

@@ -12,9 +12,8 @@ import pytest
 
 from tests.asgi import eventually
 from tests.edge_router.raw import Wire, status_of, wire
-from wire.http.exchange import DIRECT, HELD_BODY_BYTES
+from wire.http.exchange import HELD_BODY_BYTES
 from wire.http.listen import bind, url_of
-from wire.http.protocol_handoff import OtherHandler
 from wire.http.server import HttpLimits, Server, http_date
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -61,12 +60,11 @@ class App:
 async def served(
     app: Any,
     limits: HttpLimits | None = None,
-    others: OtherHandler | None = None,
     host: str = "127.0.0.1",
     **options: Any,
 ) -> AsyncIterator[Server]:
     listener = bind(host, 0)
-    server = Server(app, limits, others, **options)
+    server = Server(app, limits, **options)
     url = url_of(listener)
     await server.start(listener)
     server.url = url  # type: ignore[attr-defined]
@@ -265,7 +263,6 @@ async def test_a_client_is_told_to_go_on_only_when_its_body_is_wanted() -> None:
         assert status_of(await client.hear_until(b"ok")) == 200
 
     async def refusing(scope: Any, receive: Any, send: Any) -> None:
-        assert not scope[DIRECT].may_send_more
         await send(start((b"content-length", b"2"), status=413))
         await send(body(b"no"))
 
@@ -355,39 +352,27 @@ async def test_many_wishes_at_once_are_as_many_requests() -> None:
         assert b"\r\n\r\nok" not in (await client.hear_all())[:16]
 
 
-class Others:
-    """Takes connections over, and tells what has come of them until the client falls silent."""
-
-    def __init__(self) -> None:
-        self.heard: list[bytes] = []
-
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.heard.append(await reader.readuntil(b"END"))
-        writer.write(b"taken")
-        writer.close()
-
-
 @pytest.mark.parametrize(
     "wishes", [b"upgrade: h2c\r\n", b"upgrade: websocket\r\nupgrade: h2c\r\n", b"upgrade: websocket, h2c\r\n"]
 )
-async def test_h2c_leads_nowhere_even_where_http2_is_spoken(wishes: bytes) -> None:
-    app, others = App(), Others()
-    async with client_of(app, others=others, http2=True) as client:
+async def test_h2c_leads_nowhere(wishes: bytes) -> None:
+    app = App()
+    async with client_of(app) as client:
         await client.say(
             b"GET / HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, HTTP2-Settings\r\n"
             + wishes
             + b"http2-settings: AAMAAABk\r\n\r\n"
         )
         assert status_of(await client.hear_until(b"ok")) == 200
-    assert others.heard == []
+    assert [scope["type"] for scope in app.scopes] == ["http"]
 
 
-async def test_http2_is_refused_where_nobody_has_asked_for_it() -> None:
-    others = Others()
-    async with client_of(App(), others=others) as client:
-        await client.say(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nEND")
-        assert status_of(await client.hear_all()) == 505
-    assert others.heard == []
+async def test_http2_is_refused_with_a_sentence() -> None:
+    async with client_of(App()) as client:
+        await client.say(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        answer = await client.hear_all()
+        assert status_of(answer) == 505
+        assert b"HTTP/2 is not offered here" in answer
 
 
 @pytest.mark.parametrize(
@@ -407,16 +392,6 @@ async def test_what_others_on_the_way_may_read_otherwise_is_refused(head: bytes,
         await client.say(head)
         assert status_of(await client.hear_all()) == status
     assert app.scopes == []
-
-
-async def test_what_begins_as_http2_is_handed_over_and_a_stop_ends_it() -> None:
-    others = Others()
-    async with served(App(), others=others, http2=True) as server, wire(server.url) as client:  # type: ignore[attr-defined]
-        await client.say(b"PRI * HTTP/2.0\r\n", b"\r\nSM\r\n\r\n", b"settings")
-        await eventually(lambda: not server.connections)
-        await server.stop(0.05)
-        assert await client.hear_all() == b""
-    assert others.heard == []
 
 
 async def test_a_stop_waits_until_requests_that_it_cuts_have_noticed() -> None:
@@ -456,17 +431,13 @@ async def test_a_header_that_holds_a_line_end_is_not_sent(evil: bytes, own: tupl
 
 
 @pytest.mark.parametrize("framing", [b"content-length: 6\r\n", b"transfer-encoding: chunked\r\n"])
-async def test_an_upgrade_with_a_body_is_handed_to_nobody(framing: bytes) -> None:
-    app, handed = App(), []
-
-    async def others(*arguments: Any) -> None:
-        handed.append(arguments)
-
+async def test_an_upgrade_with_a_body_is_a_plain_request(framing: bytes) -> None:
+    app = App()
     sent = b"onetwo" if b"length" in framing else b"6\r\nonetwo\r\n0\r\n\r\n"
-    async with client_of(app, others=others) as client:
+    async with client_of(app) as client:
         await client.say(b"GET /j HTTP/1.1\r\nhost: x\r\n" + UPGRADE % b"websocket" + framing + b"\r\n" + sent)
         assert status_of(await client.hear_until(b"ok")) == 200
-    assert (app.bodies, handed) == ([b"onetwo"], [])
+    assert app.bodies == [b"onetwo"]
 
 
 async def test_a_body_that_nobody_asks_for_is_not_read_on() -> None:
@@ -479,9 +450,12 @@ async def test_a_body_that_nobody_asks_for_is_not_read_on() -> None:
 
     async with served(app) as server, wire(server.url) as client:  # type: ignore[attr-defined]
         client.writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 67108864\r\n\r\n" + bytes(32 << 20))
-        await eventually(lambda: server.body_bytes > HELD_BODY_BYTES)
+        await eventually(lambda: any(connection.task for connection in server.connections))
+        (connection,) = server.connections
+        held = connection._exchanges[0].body
+        await eventually(lambda: held.held_bytes > HELD_BODY_BYTES)
         for _ in range(50):
             await asyncio.sleep(0)
-        assert server.body_bytes < HELD_BODY_BYTES + (1 << 20)
+        assert held.held_bytes < HELD_BODY_BYTES + (1 << 20)
         gate.set()
         assert status_of(await client.hear_until(b"ok")) == 200

@@ -13,7 +13,7 @@ from tests.asgi import eventually
 from tests.edge_router.raw import Wire, wire
 from tests.wire.http.test_server import served
 from wire.http.server import HttpLimits
-from wire.http.websocket import HELD_MESSAGES, Close, WebSocket
+from wire.http.websocket import HELD_MESSAGES, WebSocket, WebSocketClose
 
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 
@@ -87,9 +87,9 @@ class Peer:
             self.socket.data_received(data[start:end])
 
     async def messages(self) -> list[Any]:
-        """All that have come; a Close is the last."""
+        """All that have come; a WebSocketClose is the last."""
         found: list[Any] = []
-        while not (found and isinstance(found[-1], Close)):
+        while not (found and isinstance(found[-1], WebSocketClose)):
             try:
                 async with asyncio.timeout(0):
                     found.append(await self.socket.receive())
@@ -167,7 +167,7 @@ def test_messages_arrive_whole_wherever_they_are_cut(
     async def run() -> None:
         async with Peer(2000) as peer:
             peer.feed(data, cuts)
-            assert await peer.messages() == [*messages, Close(4000, "bye")]
+            assert await peer.messages() == [*messages, WebSocketClose(4000, "bye")]
             assert peer.close_code == 4000
 
     asyncio.run(run())
@@ -180,7 +180,7 @@ def test_any_bytes_at_all_end_in_messages_or_in_a_close(data: bytes, cuts: list[
         async with Peer(200) as peer:
             peer.feed(data, cuts)
             messages = await peer.messages()
-            assert (peer.close_code is not None) >= any(isinstance(message, Close) for message in messages)
+            assert (peer.close_code is not None) >= any(isinstance(message, WebSocketClose) for message in messages)
 
     asyncio.run(run())
 
@@ -189,7 +189,7 @@ async def test_a_lost_connection_is_1006_behind_what_has_come() -> None:
     async with Peer() as peer:
         peer.feed(frame(TEXT, b"x"))
         peer.socket.connection_lost(None)
-        assert await peer.messages() == ["x", Close(1006)]
+        assert await peer.messages() == ["x", WebSocketClose(1006)]
 
 
 async def test_a_peer_is_not_read_while_nobody_receives_and_read_again_afterwards() -> None:

@@ -1,0 +1,205 @@
+"""Requests as one connection brings them, without I/O: bytes in, frozen events out. The parser is llhttp, so what is ambiguous is refused.
+
+Judges what the parser lets pass and another reader on the way may have read otherwise. Refuses to know sockets, responses and what a request asks.
+"""
+
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import httptools
+
+from wire.errors import ApiError
+
+Headers = list[tuple[bytes, bytes]]  # names lower case
+
+MAX_PIPELINED = 64  # requests that a client may send ahead of their answers
+
+_HTTP2 = b"PRI * HTTP/2"  # how HTTP/2 begins
+
+
+class RequestHead(NamedTuple):
+    method: bytes
+    url: bytes
+    version: str
+    headers: Headers
+    keep_alive: bool
+    expects: bool  # to be told to go on before it sends its body
+
+    @classmethod
+    def of(cls, method: bytes, url: bytes, version: str, headers: Headers) -> "RequestHead":
+        """Raises ApiError."""
+        keep_alive, expects, num_hosts, coding = version == "1.1", False, 0, b""
+        for name, value in headers:
+            if name == b"host":
+                num_hosts += 1
+            elif name == b"connection":
+                tokens = [token.strip() for token in value.lower().split(b",")]
+                keep_alive = (keep_alive or b"keep-alive" in tokens) and b"close" not in tokens
+            elif name == b"expect":
+                expects = value.lower() == b"100-continue" and version == "1.1"
+            elif name == b"transfer-encoding":
+                coding += (b"," if coding else b"") + (value.lower() or b"?")
+        _judge(version, num_hosts, coding)
+        return cls(method, url, version, headers, keep_alive, expects)
+
+    def scope(self, around: dict[str, Any]) -> dict[str, Any]:
+        """`around`: what it tells of the connection."""
+        url = self.url
+        if not url.startswith(b"/") and url != b"*":
+            parts = httptools.parse_url(url)  # the absolute form, which proxies get
+            url = (parts.path or b"/") + (b"?" + parts.query if parts.query else b"")
+        raw_path, _, query = url.partition(b"?")
+        path = raw_path.decode("latin-1")
+        return {
+            "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": self.version,
+            "method": self.method.decode("latin-1"), "path": unquote(path) if "%" in path else path, "raw_path": raw_path,
+            "query_string": query, "root_path": "", "headers": self.headers, **around,
+        }  # fmt: skip
+
+
+def _judge(version: str, num_hosts: int, coding: bytes) -> None:
+    if version not in ("1.0", "1.1"):
+        raise ApiError("http_version_not_supported", "send HTTP/1.1")
+    if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
+        raise ApiError("invalid_request", "a request must have one host header")
+    if coding and version == "1.0":
+        raise ApiError("invalid_request", "HTTP/1.0 has no transfer-encoding: send HTTP/1.1, or a content-length")
+    if coding not in (b"", b"chunked"):
+        raise ApiError("not_implemented", "the only transfer-encoding that is read here is chunked")
+
+
+class Begun(NamedTuple):
+    head: RequestHead
+
+
+class BodyPart(NamedTuple):
+    data: bytes
+
+
+class Ended(NamedTuple):
+    """The request that began last is whole."""
+
+
+class WebSocketAsked(NamedTuple):
+    head: RequestHead
+    rest: bytes  # what came behind it
+
+
+class Refused(NamedTuple):
+    """Nothing that comes behind it is read."""
+
+    error: ApiError
+
+
+RequestEvent = Begun | BodyPart | Ended | WebSocketAsked | Refused
+
+
+class RequestReader:
+    def __init__(self, max_head_bytes: int, max_headers: int) -> None:
+        self.is_in_head = False
+        self._max_head_bytes, self._max_headers = max_head_bytes, max_headers
+        self._parser = httptools.HttpRequestParser(self)
+        self._events: list[RequestEvent] = []
+        self._is_at_start = True  # of the connection
+        self._url = b""
+        self._headers: Headers = []
+        self._head_bytes = 0  # of its whole headers
+        self._fed_bytes = 0  # since it began, whole headers or not
+        self._num_open = 0
+
+    def feed(self, data: bytes, num_open: int) -> list[RequestEvent]:
+        """`num_open`: how many requests are not answered yet. Only one that is alone can become a WebSocket."""
+        self._events, self._num_open = [], num_open
+        try:
+            self._feed(data)
+        except ApiError as error:
+            self._events.append(Refused(error))
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            refusal = cause if isinstance(cause, ApiError) else None
+            sentence = f"the request is not valid HTTP: {error}"
+            self._events.append(Refused(refusal or ApiError("invalid_request", sentence)))
+        return self._events
+
+    def _feed(self, data: bytes) -> None:
+        if self._is_at_start and data.startswith(_HTTP2):
+            raise ApiError("http_version_not_supported", "HTTP/2 is not offered here: send HTTP/1.1")
+        self._is_at_start = False
+        more: bytes | None = data
+        while more is not None:
+            more = self._parsed(more)
+        if self.is_in_head:
+            self._fed_bytes += len(data)
+            if self._fed_bytes > self._max_head_bytes:
+                raise self._too_large()
+
+    def _parsed(self, data: bytes) -> bytes | None:
+        """Return what is to be parsed next: a wish for another protocol that is not granted begins again without that."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            return self._upgrade(data[upgrade.args[0] :])
+        return None
+
+    def _upgrade(self, rest: bytes) -> bytes | None:
+        """Pass over any wish but a WebSocket's, as RFC 9110 (7.8) allows, and so h2c, which RFC 9113 has removed: it would lead past whatever a front
+        judges by paths."""
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            raise ApiError("invalid_request", "there are no tunnels here: send plain HTTP/1.1")
+        names = {name for name, _ in self._headers}
+        wanted = [value.lower() for name, value in self._headers if name == b"upgrade"]
+        has_body = b"transfer-encoding" in names or any(
+            name == b"content-length" and value != b"0" for name, value in self._headers
+        )
+        if method == b"GET" and wanted == [b"websocket"] and not (has_body or self._num_open):
+            self._events.append(WebSocketAsked(self._head(), rest))
+            return None
+        self._headers = [pair for pair in self._headers if pair[0] != b"upgrade"]
+        lines = [b"%s %s HTTP/%s" % (method, self._url, self._parser.get_http_version().encode())]
+        lines += [b"%s: %s" % pair for pair in self._headers]
+        self._parser = httptools.HttpRequestParser(self)
+        return b"\r\n".join(lines) + b"\r\n\r\n" + rest
+
+    def _head(self) -> RequestHead:
+        parser = self._parser
+        return RequestHead.of(parser.get_method(), self._url, parser.get_http_version(), self._headers)
+
+    def _too_large(self) -> ApiError:
+        size, count = self._max_head_bytes >> 10, self._max_headers
+        return ApiError("headers_too_large", f"the request's head is larger than {size} KiB or {count} headers")
+
+    # what llhttp calls
+
+    def on_message_begin(self) -> None:
+        self._url, self._headers = b"", []
+        self._head_bytes = self._fed_bytes = 0
+        self.is_in_head = True
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.is_in_head:
+            return  # a trailer: nobody reads them
+        self._headers.append((name.lower(), value.strip(b" \t")))  # the parser leaves what stands behind a value
+        self._head_bytes += len(name) + len(value)
+        if len(self._headers) > self._max_headers or self._head_bytes > self._max_head_bytes:
+            raise self._too_large()
+
+    def on_headers_complete(self) -> None:
+        self.is_in_head = False
+        head = self._head()
+        if self._parser.should_upgrade():
+            return  # the parser stops here
+        self._num_open += 1
+        if self._num_open > MAX_PIPELINED + 1:
+            raise ApiError("invalid_request", f"more than {MAX_PIPELINED} requests ahead of their answers")
+        self._events.append(Begun(head))
+
+    def on_body(self, body: bytes) -> None:
+        self._events.append(BodyPart(body))
+
+    def on_message_complete(self) -> None:
+        if not self._parser.should_upgrade():
+            self._events.append(Ended())
