@@ -56,6 +56,8 @@ def operation(
                 return getattr(module, name)(*args)
             return torch_form(*args)
 
+        declared: Any = call
+        declared.triton = f"{triton}.{name}"  # for the catalogue
         return call
 
     return declare

@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.checks import ArgumentError
-
 LARGEST = 448.0  # of e4m3
 GROUP = 128  # columns of activations under one scale
 TINY = 1e-12  # the least that the largest of a group is taken for: zeros have a scale too
@@ -41,28 +39,6 @@ def unpack_blocks(
 def activation_group(weight: Fp8Weight) -> int:
     columns = weight.values.shape[-1]
     return columns if weight.column_group >= columns else GROUP
-
-
-def check_fp8(operation: str, x: torch.Tensor, weight: Fp8Weight, columns: int) -> None:
-    if weight.values.dtype != torch.float8_e4m3fn:
-        raise ArgumentError(operation, "weight.values", f"has type {weight.values.dtype}; it must be float8_e4m3fn")
-    if weight.values.stride(-1) != 1:
-        raise ArgumentError(operation, "weight.values", "must be contiguous along its last dimension")
-    if weight.values.shape[-1] != columns:
-        raise ArgumentError(
-            operation, "x", f"has {columns} columns and the weight {weight.values.shape[-1]}; they must be equal"
-        )
-    if weight.column_group % GROUP and weight.column_group < columns:
-        raise ArgumentError(
-            operation, "weight.column_group", f"is {weight.column_group}; it must be a multiple of {GROUP}"
-        )
-    wanted = (-(-weight.values.shape[-2] // weight.row_group), -(-columns // weight.column_group))
-    if tuple(weight.scales.shape[-2:]) != wanted or weight.scales.dtype != torch.float32:
-        raise ArgumentError(
-            operation,
-            "weight.scales",
-            f"are {list(weight.scales.shape[-2:])} {weight.scales.dtype}; wanted {list(wanted)} float32",
-        )
 
 
 def spread(scales: torch.Tensor, row_group: int, column_group: int, rows: int, columns: int) -> torch.Tensor:

@@ -10,8 +10,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from kernels.checks import ArgumentError
-
 BLOCK = 32  # columns; the last block of a row is padded
 
 
@@ -60,29 +58,3 @@ def unpack_int4(weight: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
             values -= zeros[..., i, None]
         values *= scales[..., i, None]
     return centred.to(dtype)
-
-
-def check_int4(operation: str, x: torch.Tensor, weight: Int4Weight, columns: int) -> None:
-    """What is wrong with a call that is not as the kernels want it."""
-    if weight.codes.dtype != torch.uint8:
-        raise ArgumentError(operation, "weight.codes", f"has type {weight.codes.dtype}; it must be uint8")
-    if weight.codes.stride(-1) != 1:
-        raise ArgumentError(operation, "weight.codes", "must be contiguous along its last dimension")
-    if columns != weight.columns:
-        raise ArgumentError(
-            operation, "x", f"has {columns} columns and the weight {weight.columns}; they must be equal"
-        )
-    if weight.group % BLOCK and weight.group < weight.columns:
-        raise ArgumentError(operation, "weight.group", f"is {weight.group}; it must be a multiple of {BLOCK}")
-    if weight.permutation is not None and weight.codes.dim() > 2:
-        raise ArgumentError(
-            operation, "weight", "has its columns in an order of their own; experts share their input's"
-        )
-    groups = -(-weight.columns // weight.group)
-    if weight.codes.shape[-1] != -(-weight.columns // BLOCK) * (BLOCK // 2) or weight.scales.shape[-1] != groups:
-        raise ArgumentError(
-            operation,
-            "weight",
-            f"holds {weight.codes.shape[-1]} bytes and {weight.scales.shape[-1]} scales a row; "
-            f"{weight.columns} columns in groups of {weight.group} make {-(-weight.columns // BLOCK) * (BLOCK // 2)} and {groups}",
-        )

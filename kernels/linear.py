@@ -78,6 +78,7 @@ def _product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torc
         return mxfp4_linear(x, weight, bias)
     if x.is_cuda and x.shape[0] <= tuning.MOST_TOKENS and x.dtype != torch.float32:
         chosen = tuning.choice(x.shape[0], weight.shape[0], weight.shape[1], x.device)
-        if chosen is not None and x.stride(1) == weight.stride(1) == 1:
+        dense = x.stride(1) == weight.stride(1) == 1 and (bias is None or bias.is_contiguous())
+        if chosen is not None and dense:
             return tuning.run(chosen, x, weight, bias)
     return F.linear(x, weight, bias)

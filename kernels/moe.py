@@ -124,8 +124,8 @@ def _check(
         and ups[2] == x.shape[1]
         and not ups[1] & 1
         and downs == (ups[0], x.shape[1], ups[1] >> 1)
-        and (gate_up.dtype == x.dtype if isinstance(gate_up, torch.Tensor) else is_sound(gate_up))
-        and (down.dtype == x.dtype if isinstance(down, torch.Tensor) else is_sound(down))
+        and (_is_dense(gate_up, x) if isinstance(gate_up, torch.Tensor) else is_sound(gate_up))
+        and (_is_dense(down, x) if isinstance(down, torch.Tensor) else is_sound(down))
         and weights.dim() == 2
         and weights.shape == expert_ids.shape
         and weights.shape[0] == x.shape[0]
@@ -150,6 +150,10 @@ def _check(
             check.tensor("down_bias", down_bias, "experts hidden", (x.dtype,))
     if checks.DEBUG:
         check_indices(operation, "expert_ids", expert_ids, num_experts(gate_up), "the experts there are")
+
+
+def _is_dense(weight: torch.Tensor, x: torch.Tensor) -> bool:
+    return weight.dtype == x.dtype and weight.stride()[-1] == 1
 
 
 @operation(_check, triton="moe")

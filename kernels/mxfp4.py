@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.checks import ArgumentCheck, ArgumentError, placed
+from kernels.checks import ArgumentCheck, placed
 from kernels.int4 import pack_int4, unpack_codes
 
 BLOCK = 32  # values under one scale
@@ -40,21 +40,6 @@ def unpack_mxfp4_weight(weight: Mxfp4Weight, dtype: torch.dtype) -> torch.Tensor
     powers = torch.tensor(_E8M0, dtype=torch.float32, device=weight.codes.device)
     plain = torch.unflatten(values[unpack_codes(weight.codes, weight.columns).int()], -1, (-1, BLOCK))
     return (plain * powers[weight.scales.int()].unsqueeze(-1)).flatten(-2).to(dtype)
-
-
-def check_mxfp4(operation: str, x: torch.Tensor, weight: Mxfp4Weight, columns: int) -> None:
-    if weight.codes.dtype != torch.uint8 or weight.scales.dtype != torch.uint8:
-        raise ArgumentError(
-            operation, "weight", f"has types {weight.codes.dtype} and {weight.scales.dtype}; they must be uint8"
-        )
-    if weight.codes.stride(-1) != 1:
-        raise ArgumentError(operation, "weight.codes", "must be contiguous along its last dimension")
-    if columns != weight.columns or weight.codes.shape[-1] * 2 != columns:
-        raise ArgumentError(
-            operation,
-            "x",
-            f"has {columns} columns and the weight {weight.codes.shape[-1] * 2} under {weight.scales.shape[-1]} scales of {BLOCK}",
-        )
 
 
 def unpack_mxfp4(blocks: torch.Tensor, scales: torch.Tensor, into: torch.Tensor) -> None:

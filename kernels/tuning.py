@@ -148,7 +148,7 @@ def run(chosen: SplitKTile, x: torch.Tensor, weight: torch.Tensor, bias: torch.T
     from kernels.triton import linear as form  # a choice is made where it can be imported
 
     tile = form.Tile(chosen.tokens, chosen.rows, chosen.half, chosen.warps, 3)
-    result: torch.Tensor = form.product("linear", x, weight, bias, tile, chosen.splits)
+    result: torch.Tensor = form.product(x, weight, bias, tile, chosen.splits)
     return result
 
 

@@ -57,7 +57,6 @@ def _operation(name: str, formula: Callable[..., Tensor], roundings: float, **mo
     return Operation(
         name=name,
         function=getattr(activation, name),
-        triton=f"activation.{name}",
         reference=_halved(formula),
         roundings=roundings,
         arithmetic=2,

@@ -80,7 +80,6 @@ def _operation(name: str, function: Callable[..., Any], reference: Callable[...,
     return Operation(
         name=name,
         function=function,
-        triton=f"block_copy.{name}",
         reference=reference,
         roundings=0,  # bits are moved
         cases=_CASES,

@@ -53,7 +53,6 @@ _MODELS = ((64, 4096), (2048, 4096), (8192, 7168))
 RMS_NORM = Operation(
     name="rms_norm",
     function=norm.rms_norm,
-    triton="norm.rms_norm",
     reference=_normed,
     roundings=3,
     cases=tuple(_rows(*shape, adds=False, gap=gap) for shape in _SIZES for gap in (0, 3)),
@@ -66,7 +65,6 @@ RMS_NORM = Operation(
 ADD_RMS_NORM = Operation(
     name="add_rms_norm",
     function=norm.add_rms_norm,
-    triton="norm.add_rms_norm",
     reference=_add_normed,
     roundings=4,
     cases=tuple(_rows(*shape, adds=True, gap=gap) for shape in _SIZES for gap in (0, 3)),
@@ -77,7 +75,6 @@ ADD_RMS_NORM = Operation(
 HEAD_RMS_NORM = Operation(
     name="head_rms_norm",
     function=norm.head_rms_norm,
-    triton="norm.head_rms_norm",
     reference=_normed,
     roundings=4,
     cases=(_heads(4, 3, 10), _heads(1, 1, 1), _heads(0, 2, 8), _heads(3, 6, 128)),

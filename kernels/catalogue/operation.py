@@ -48,8 +48,7 @@ class Case:
 @dataclass(frozen=True)
 class Operation:
     name: str
-    function: Callable[..., Any]  # what the engine calls; it picks the form by device
-    triton: str  # module and function below kernels.triton, such as "norm.rms_norm"
+    function: Any  # what the engine calls; it picks the form by device
     reference: Callable[..., Any]  # the formula, plainly; given every floating-point tensor in fp64
     roundings: float  # root-mean-square error, in unit roundoffs of the storage type, that the arithmetic explains; say why beside it
     cases: tuple[Case, ...]  # ordinary and awkward, small enough for an interpreter
@@ -62,12 +61,13 @@ class Operation:
     rows: tuple[
         str, ...
     ] = ()  # arguments along whose first dimension, and that of all results, a large call can be checked in parts
+    triton: str = ""  # module and function below kernels.triton, such as "linear.gemv", where `function` declares none
     rivals: Mapping[str, Callable[..., Any]] = field(
         default_factory=dict
     )  # torch's own, by name, with the same arguments
 
     def triton_form(self) -> Callable[..., Any]:
-        module, _, name = self.triton.rpartition(".")
+        module, _, name = (self.triton or self.function.triton).rpartition(".")
         form: Callable[..., Any] = getattr(import_module(f"kernels.triton.{module}"), name)
         return form
 

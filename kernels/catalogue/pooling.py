@@ -29,7 +29,6 @@ def _pooled(hidden: Tensor, starts: Tensor, host_lens: tuple[int, ...], kind: Po
 POOL = Operation(
     name="pool_pieces",
     function=pool_pieces,
-    triton="pooling.pool_pieces",
     reference=_pooled,
     roundings=4,  # of fp32, in the sum; of 16-bit types none, for the result is fp32
     cases=tuple(

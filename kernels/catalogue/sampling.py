@@ -105,7 +105,6 @@ def _by_sort(logits: Tensor, batch: SamplingBatch) -> Tensor:
 SAMPLE = Operation(
     name="sample",
     function=sample.sample,
-    triton="sample.sample",
     reference=_sample,
     roundings=0,  # tokens are integers, and the highest logit is one of them
     dtypes=(torch.float32,),
@@ -187,7 +186,6 @@ _ENTRIES = ((3, 42, 7), (1, 1, 1), (5, 431, 123), (2, 9, 0))
 PENALIZE = Operation(
     name="penalize",
     function=penalties.penalize_,
-    triton="penalties.penalize_",
     reference=_penalized,
     roundings=3,  # of the sum, the reciprocal, the product, the penalty and the difference, each half a unit at most
     dtypes=(torch.float32,),
@@ -199,7 +197,6 @@ PENALIZE = Operation(
 RESTORE = Operation(
     name="restore",
     function=penalties.restore_,
-    triton="penalties.restore_",
     reference=_restored,
     roundings=0,
     dtypes=(torch.float32,),
@@ -229,7 +226,6 @@ def _logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, 
 LOGPROBS = Operation(
     name="token_logprobs",
     function=logprobs.token_logprobs,
-    triton="logprobs.token_logprobs",
     reference=_logprobs,
     # The likeliest tokens' are smaller than the logits that they are differences of, up to ten times here; the sum of powers adds a few.
     roundings=20,

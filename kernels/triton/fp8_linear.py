@@ -8,11 +8,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.checks import ArgumentError
-from kernels.fp8 import GROUP, LARGEST, Fp8Weight, activation_group, check_fp8
+from kernels.fp8 import GROUP, LARGEST, Fp8Weight, activation_group
 from kernels.triton.jit import jit
 from kernels.triton.linear import Tile, num_splits, sum_parts
-from kernels.triton.stored import check_rows
+from kernels.triton.stored import dense_rows
 
 DEPTH = GROUP  # columns a step: no scale changes within
 
@@ -93,12 +92,8 @@ def _multiply(
 
 
 def quantise_fp8(x: torch.Tensor, group: int, scale: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """As kernels/fp8.py."""
-    check_rows("quantise_fp8", "x", x)
-    if group < 1 or (scale is not None and (scale.numel() != 1 or scale.dtype != torch.float32)):
-        if group < 1:
-            raise ArgumentError("quantise_fp8", "group", f"is {group}; it must be positive")
-        raise ArgumentError("quantise_fp8", "scale", "must be one fp32 number")
+    """As kernels/quantized_linear.py."""
+    x = dense_rows(x)
     tokens, columns = x.shape
     groups = -(-columns // group)
     values = torch.empty((tokens, columns), dtype=torch.uint8, device=x.device)
@@ -113,13 +108,11 @@ def quantise_fp8(x: torch.Tensor, group: int, scale: torch.Tensor | None = None)
 
 
 def fp8_linear(x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """As kernels/fp8.py."""
-    check_rows("fp8_linear", "x", x)
+    """As kernels/quantized_linear.py."""
+    assert bias is None or bias.is_contiguous(), "the bias must be contiguous"
+    assert weight.values.stride(1) == 1, "columns must be contiguous"
     tokens, columns = x.shape
-    check_fp8("fp8_linear", x, weight, columns)
     rows, x_group = weight.values.shape[0], activation_group(weight)
-    if bias is not None and (bias.shape != (rows,) or not bias.is_contiguous()):
-        raise ArgumentError("fp8_linear", "bias", f"has shape {list(bias.shape)}; it must be [{rows}], contiguous")
     out = torch.empty((tokens, rows), dtype=x.dtype, device=x.device)
     if not out.numel():
         return out

@@ -10,12 +10,12 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.checks import ArgumentError
 from kernels.int4 import Int4Weight
 from kernels.mxfp4 import Mxfp4Weight
+from kernels.packed import Weight
 from kernels.triton.jit import jit
 from kernels.triton.launch import num_processors
-from kernels.triton.stored import Stored, check_rows, operands
+from kernels.triton.stored import operands
 from kernels.triton.tiles import multiply, multiply_few
 
 FEW = 4  # rows of x
@@ -83,37 +83,35 @@ def add_parts(parts, bias, out, parts_split, values, rows, splits, HAS_BIAS: tl.
 
 
 def int4_linear(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """As kernels/int4.py."""
+    """As kernels/quantized_linear.py."""
     if weight.permutation is not None:
         x = x.index_select(1, weight.permutation)
-    return product("int4_linear", x, weight, bias)
+    return product(x, weight, bias)
 
 
 def mxfp4_linear(x: torch.Tensor, weight: Mxfp4Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """As kernels/mxfp4.py."""
-    return product("mxfp4_linear", x, weight, bias)
+    """As kernels/quantized_linear.py."""
+    return product(x, weight, bias)
 
 
 def gemv(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [a few tokens, columns], weight [rows, columns]: reading the weight once is all the time there is."""
-    return product("gemv", x, weight, bias)
+    return product(x, weight, bias)
 
 
 def product(
-    operation: str,
     x: torch.Tensor,
-    weight: Stored,
+    weight: Weight,
     bias: torch.Tensor | None,
     tile: Tile | None = None,
     splits: int = 0,
 ) -> torch.Tensor:
     """[tokens, rows]; with a tile and splits given, by these: `tune` tries some."""
-    check_rows(operation, "x", x)
+    assert x.stride(1) == 1, "columns must be contiguous"
+    assert bias is None or bias.is_contiguous(), "the bias must be contiguous"
     tokens, columns = x.shape
-    stored = operands(operation, x, weight, columns)
+    stored = operands(weight)
     rows = stored.rows
-    if bias is not None and (bias.shape != (rows,) or not bias.is_contiguous()):
-        raise ArgumentError(operation, "bias", f"has shape {list(bias.shape)}; it must be [{rows}], contiguous")
     out = torch.empty((tokens, rows), dtype=x.dtype, device=x.device)
     if not out.numel():
         return out

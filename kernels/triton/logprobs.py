@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton.jit import jit
-from kernels.triton.stored import check_rows
+from kernels.triton.stored import dense_rows
 
 CHUNK = 4096  # logits a program, in registers: the likeliest are taken out one after the other
 _NOBODY = tl.constexpr(0x7FFFFFFF)
@@ -61,7 +61,7 @@ def token_logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As kernels/logprobs.py."""
-    check_rows("token_logprobs", "logits", logits)
+    logits = dense_rows(logits)
     rows, vocab = logits.shape
     device = logits.device
     num_top = min(num_top, vocab)

@@ -13,12 +13,15 @@ import triton.language as tl
 
 from kernels.activation import clamped_swiglu, gelu_tanh_and_mul, silu_and_mul
 from kernels.checks import ArgumentError
+from kernels.int4 import Int4Weight
 from kernels.linear import GatedActivation
+from kernels.packed import Weight
 from kernels.triton.activation import CLAMPED_SWIGLU, GELU_TANH, SILU
 from kernels.triton.jit import jit
+from kernels.triton.launch import check_launch
 from kernels.triton.linear import Tile
 from kernels.triton.routing import MOST_EXPERTS
-from kernels.triton.stored import Stored, check_rows, operands
+from kernels.triton.stored import dense_rows, operands
 from kernels.triton.tiles import multiply
 
 _MOST_COMPARED = (
@@ -178,25 +181,23 @@ def moe_experts(
     x: torch.Tensor,
     weights: torch.Tensor,
     expert_ids: torch.Tensor,
-    gate_up: Stored,
-    down: Stored,
+    gate_up: Weight,
+    down: Weight,
     activation: GatedActivation,
     gate_up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As kernels/moe.py."""
-    check_rows("moe_experts", "x", x)
     kind, alpha, limit = _kind(activation)
+    for name, weight in (("gate_up", gate_up), ("down", down)):
+        if isinstance(weight, Int4Weight) and weight.permutation is not None:
+            why = "has its columns in an order of their own; experts share their input's"
+            raise ArgumentError("moe_experts", name, why)
+    first, second = operands(gate_up), operands(down)
+    check_launch("moe_experts", "gate_up", first.weight.shape[0], "experts", MOST_EXPERTS)
+    x, weights = dense_rows(x), weights.contiguous()
     tokens, hidden_size = x.shape
-    first = operands("moe_experts", x, gate_up, hidden_size, "gate_up")
-    intermediate, num_experts = first.rows // 2, first.weight.shape[0]
-    second = operands("moe_experts", x, down, intermediate, "down")
-    top_k = expert_ids.shape[1]
-    if (
-        not (weights.is_contiguous() and weights.shape == expert_ids.shape == (tokens, top_k))
-        or num_experts > MOST_EXPERTS
-    ):
-        _complain(tokens, weights, expert_ids, num_experts)
+    intermediate, num_experts, top_k = first.rows // 2, first.weight.shape[0], expert_ids.shape[1]
     gate_up_bias, down_bias = (None if bias is None else bias.contiguous() for bias in (gate_up_bias, down_bias))
     out = torch.empty((tokens, second.rows), dtype=x.dtype, device=x.device)
     if not out.numel():
@@ -274,17 +275,3 @@ def _kind(activation: GatedActivation) -> tuple[int, float, float]:
         "activation",
         f"is {activation!r}; it must be silu_and_mul, gelu_tanh_and_mul or a partial of clamped_swiglu",
     )
-
-
-def _complain(tokens: int, weights: torch.Tensor, expert_ids: torch.Tensor, num_experts: int) -> None:
-    if num_experts > MOST_EXPERTS:
-        raise ArgumentError(
-            "moe_experts", "gate_up", f"has {num_experts} experts; at most {MOST_EXPERTS} are supported"
-        )
-    if expert_ids.shape[0] != tokens:
-        raise ArgumentError("moe_experts", "expert_ids", f"are for {expert_ids.shape[0]} tokens and x has {tokens}")
-    if weights.shape != expert_ids.shape:
-        raise ArgumentError(
-            "moe_experts", "weights", f"have shape {list(weights.shape)} and expert_ids {list(expert_ids.shape)}"
-        )
-    raise ArgumentError("moe_experts", "weights", "must be contiguous; call .contiguous() first")

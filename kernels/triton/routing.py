@@ -7,9 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.checks import ArgumentError
 from kernels.triton.jit import jit
-from kernels.triton.stored import check_rows
+from kernels.triton.launch import check_launch
+from kernels.triton.stored import dense_rows
 
 MOST_EXPERTS = 1024
 
@@ -87,9 +87,9 @@ def _route_in_groups(
 
 def route(logits: torch.Tensor, top_k: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """As kernels/moe.py; of equal logits the first."""
-    check_rows("route", "logits", logits)
+    check_launch("route", "logits", logits.shape[1], "experts", MOST_EXPERTS)
+    logits = dense_rows(logits)
     tokens, experts = logits.shape
-    _check_choice("route", top_k, experts)
     weights, ids = _chosen(logits, top_k)
     if tokens:
         _route[(tokens,)](
@@ -103,10 +103,9 @@ def route_in_groups(
     logits: torch.Tensor, bias: torch.Tensor, top_k: int, groups: int, top_groups: int, renormalise: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As kernels/moe.py; of equal scores the first."""
-    check_rows("route_in_groups", "logits", logits)
+    check_launch("route_in_groups", "logits", logits.shape[1], "experts", MOST_EXPERTS)
+    logits = dense_rows(logits)
     tokens, experts = logits.shape
-    _check_groups(top_k, groups, top_groups, experts)
-    _check_choice("route_in_groups", top_k, experts)
     weights, ids = _chosen(logits, top_k)
     if tokens:
         size = experts // groups
@@ -116,33 +115,6 @@ def route_in_groups(
             SLOTS=triton.next_power_of_2(top_k), num_warps=1,
         )  # fmt: skip
     return weights, ids
-
-
-def _check_groups(top_k: int, groups: int, top_groups: int, experts: int) -> None:
-    if (
-        groups < 1
-        or experts % groups
-        or not 1 <= top_groups <= groups
-        or (top_groups < groups and experts < 2 * groups)
-    ):
-        raise ArgumentError(
-            "route_in_groups",
-            "groups",
-            f"are {groups}, of which {top_groups} are chosen, for {experts} experts; they must divide them, with two or more in each",
-        )
-    if top_k > experts // groups * top_groups:
-        raise ArgumentError(
-            "route_in_groups", "top_k", f"is {top_k}; the groups that are chosen have {experts // groups * top_groups}"
-        )
-
-
-def _check_choice(operation: str, top_k: int, experts: int) -> None:
-    if not 1 <= top_k <= experts:
-        raise ArgumentError(operation, "top_k", f"is {top_k}; it must be from 1 to the {experts} experts")
-    if experts > MOST_EXPERTS:
-        raise ArgumentError(
-            operation, "logits", f"have {experts} columns; at most {MOST_EXPERTS} experts are supported"
-        )
 
 
 def _chosen(logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:

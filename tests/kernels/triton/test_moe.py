@@ -1,5 +1,6 @@
 """The order of tokens by expert, and the table of tiles, both ways of making them; what Triton's experts refuse."""
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 pytest.importorskip("triton")
 
+import kernels.moe
 from kernels.activation import silu_and_mul
 from kernels.checks import ArgumentError
 from kernels.int4 import Int4Weight
@@ -37,55 +39,74 @@ def test_every_pair_lies_in_one_tile_of_its_expert(tokens: int, experts: int, to
     assert covered == list(range(tokens * top_k))
 
 
-def _call(**changes: object) -> torch.Tensor:
+def _call(form: Callable[..., torch.Tensor], **changes: object) -> torch.Tensor:
     arguments = {
         "x": torch.randn(3, 32), "weights": torch.rand(3, 2), "expert_ids": torch.zeros(3, 2, dtype=torch.int64),
         "gate_up": torch.randn(4, 20, 32), "down": torch.randn(4, 32, 10), "activation": silu_and_mul,
     } | changes  # fmt: skip
-    return moe.moe_experts(**arguments)
+    return form(**arguments)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"x": torch.randn(32, 3).T}, r"moe_experts: x must be contiguous along its rows"),
-        ({"x": torch.randn(3, 30)}, "moe_experts: x has 30 columns and the weight 32"),
-        ({"x": torch.randn(3, 32).double()}, "moe_experts: x has type torch.float64"),
-        ({"down": torch.randn(4, 32, 10).half()}, "moe_experts: down has type torch.float16 and x torch.float32"),
-        ({"gate_up": torch.randn(4, 20, 64)[..., ::2]}, "moe_experts: gate_up must be contiguous along its last dimension"),
-        ({"weights": torch.rand(3, 1)}, r"weights have shape \[3, 1\] and expert_ids \[3, 2\]"),
-        ({"expert_ids": torch.zeros(2, 2, dtype=torch.int64), "weights": torch.rand(2, 2)}, "expert_ids are for 2 tokens and x has 3"),
-        ({"weights": torch.rand(2, 3).T}, "weights must be contiguous"),
-        ({"activation": torch.relu}, "activation is .*relu.*; it must be silu_and_mul"),
-        ({"activation": partial(torch.relu)}, "activation is"),
+        ({"x": torch.randn(3, 30)}, r"gate_up has shape \[4, 20, 32\], wanted .* with hidden = 30 as x has it"),
+        ({"x": torch.randn(3, 32).double()}, "gate_up has dtype float32, wanted float64"),
+        ({"down": torch.randn(4, 32, 10).half()}, "down has dtype float16, wanted float32"),
+        ({"gate_up": torch.randn(4, 20, 64)[..., ::2]}, "gate_up has stride 2 in dimension 2, wanted 1"),
+        ({"weights": torch.rand(3, 1)}, r"expert_ids has shape \[3, 2\], wanted .* with top_k = 1 as weights has it"),
+        ({"expert_ids": torch.zeros(2, 2, dtype=torch.int64)}, r"expert_ids has shape \[2, 2\], wanted .* with tokens = 3"),
         (
             {"gate_up": Int4Weight(torch.zeros(4, 20, 16).byte(), torch.ones(4, 20, 2), None, 32, 32)},
-            "holds 16 bytes and 2 scales a row; 32 columns in groups of 32 make 16 and 1",
-        ),
-        (
-            {"gate_up": Int4Weight(torch.zeros(4, 20, 16).byte(), torch.ones(4, 20, 1), None, 32, 32, torch.arange(32))},
-            "weight has its columns in an order of their own",
+            r"gate_up.scales has shape \[4, 20, 2\], wanted .* with gate_up.groups = 1",
         ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_computed_is_named(changes: dict[str, object], words: str) -> None:
-    with pytest.raises(ArgumentError, match=words):
-        _call(**changes)
+    with pytest.raises(ArgumentError, match=f"^moe_experts: {words}"):
+        _call(kernels.moe.moe_experts, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"activation": torch.relu}, "activation is .*relu.*; it must be silu_and_mul"),
+        ({"activation": partial(torch.relu)}, "activation is"),
+        (
+            {"gate_up": Int4Weight(torch.zeros(4, 20, 16).byte(), torch.ones(4, 20, 1), None, 32, 32, torch.arange(32))},
+            "gate_up has its columns in an order of their own",
+        ),
+    ],
+)  # fmt: skip
+def test_what_only_tritons_form_cannot_compute_is_named(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ArgumentError, match=f"^moe_experts: {words}"):
+        _call(moe.moe_experts, **changes)
+
+
+def test_numbers_that_lie_apart_are_read_as_they_are() -> None:
+    given = {
+        "x": torch.randn(32, 3).T,
+        "weights": torch.rand(2, 3).T,
+        "gate_up": torch.randn(4, 20, 32),
+        "down": torch.randn(4, 32, 10),
+    }
+    expected = _call(kernels.moe.moe_experts, **given)
+    assert torch.allclose(_call(moe.moe_experts, **given), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((4, 3, 1), "groups are 3, of which 1 are chosen, for 16 experts"),
-        ((4, 4, 5), "groups are 4, of which 5 are chosen"),
-        ((4, 16, 2), "groups are 16, of which 2 are chosen, for 16 experts; they must divide them, with two or more"),
-        ((5, 4, 1), "top_k is 5; the groups that are chosen have 4"),
-        ((0, 4, 1), "top_k is 0; it must be from 1"),
+        ((4, 3, 1), "groups is 3, which 16 experts cannot fill evenly"),
+        ((4, 4, 5), "top_groups is 5, wanted 1 to 4"),
+        ((4, 16, 2), "groups has one expert each"),
+        ((5, 4, 1), "top_k is 5, wanted 1 to 4"),
+        ((0, 4, 1), "top_k is 0, wanted 1 to 4"),
     ],
 )
 def test_groups_that_cannot_be_chosen_from_are_named(arguments: tuple[int, int, int], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
-        routing.route_in_groups(torch.randn(2, 16), torch.zeros(16), *arguments, renormalise=True, scale=1.0)
+        kernels.moe.route_in_groups(torch.randn(2, 16), torch.zeros(16), *arguments, renormalise=True, scale=1.0)
 
 
 def test_of_equal_logits_the_first_experts_are_chosen() -> None:
