@@ -78,11 +78,11 @@ class ArgumentCheck:
         return self._sizes[word][0]
 
     def derive(self, word: str, size: int, source: str) -> None:
-        """A size that follows from others."""
+        """Note a size that follows from others."""
         self._sizes[word] = size, source
 
     def agree(self, name: str, word: str, size: int) -> None:
-        """A size that an argument states, and that another may have stated before."""
+        """Check a size that an argument states, and that another may have stated before."""
         known, source = self._sizes.setdefault(word, (size, name))
         self.require(name, size == known, f"is {size}, and {word} = {known} as {source} has it")
 
@@ -92,7 +92,7 @@ class ArgumentCheck:
 
 
 def placed(x: Tensor, *others: Tensor | None) -> bool:
-    """All on one device; on a GPU each from where a number of its type may start, while torch on a CPU reads from anywhere."""
+    """True if all lie on one device, and on a GPU each from where a number of its type may start, while torch on a CPU reads from anywhere."""
     if x.is_cpu:  # 0.04 us for each, where devices are compared in 0.2, and a generator begins in 0.3
         for other in others:  # noqa: SIM110
             if other is not None and not other.is_cpu:
@@ -105,7 +105,7 @@ def placed(x: Tensor, *others: Tensor | None) -> bool:
 
 
 def check_indices(operation: str, argument: str, indices: Tensor, end: int, what: str, begin: int = 0) -> None:
-    """For debug mode: waits for the device, which a recorded graph may not. Every index lies in [begin, end)."""
+    """Raise ArgumentError unless every index lies in [begin, end). Waits for the device, which a recorded graph may not: for debug mode."""
     if indices.numel() and not (indices.is_cuda and torch.cuda.is_current_stream_capturing()):
         low, high = (int(x) for x in torch.aminmax(indices))
         if low < begin or high >= end:

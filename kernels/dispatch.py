@@ -65,11 +65,11 @@ def operation(
 
 @cache
 def takes_triton() -> bool:
-    """Whether a CUDA device gets Triton's forms."""
+    """True if a CUDA device gets Triton's forms."""
     wanted = os.environ.get(SWITCH)
     return wanted != "0" and (wanted == "1" or torch.cuda.is_available()) and find_spec("triton") is not None
 
 
 def triton_form(name: str) -> Any:
-    """The module of kernels/triton, or None: then torch computes."""
+    """Return a module of kernels/triton; None: torch computes."""
     return import_module(f"kernels.triton.{name}") if takes_triton() else None

@@ -42,7 +42,7 @@ def activation_group(weight: Fp8Weight) -> int:
 
 
 def spread(scales: torch.Tensor, row_group: int, column_group: int, rows: int, columns: int) -> torch.Tensor:
-    """One for each value."""
+    """Return one scale for each value."""
     if row_group > 1:
         scales = scales.repeat_interleave(row_group, -2)[..., :rows, :]
     if scales.shape[-1] > 1:

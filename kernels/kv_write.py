@@ -62,7 +62,7 @@ def store(
     slot_mapping: torch.Tensor,
     kv_scales: torch.Tensor | None = None,
 ) -> None:
-    """For callers who have looked at the arguments themselves."""
+    """Compute `kv_write` by torch, for arguments that have been checked."""
     if kv_scales is not None:  # torch indexes bytes, and no FP8
         k, v = quantize(k, kv_scales[0]).view(torch.uint8), quantize(v, kv_scales[1]).view(torch.uint8)
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)

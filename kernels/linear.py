@@ -25,7 +25,7 @@ GatedActivation = Callable[[torch.Tensor], torch.Tensor]  # [tokens, 2 * interme
 
 
 def _check(operation: str, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None, *_: object) -> None:
-    """Of a plain weight: a packed one's format has its own."""
+    """Check a product with a plain weight; those with packed ones have checks of their own."""
     if isinstance(weight, torch.Tensor) and not (
         x.ndim == weight.ndim == 2
         and x.dtype in FLOATS
@@ -77,7 +77,7 @@ def _product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torc
     if isinstance(weight, Mxfp4Weight):
         return mxfp4_linear(x, weight, bias)
     if x.is_cuda and x.shape[0] <= tuning.MOST_TOKENS and x.dtype != torch.float32:
-        chosen = tuning.choice(x.shape[0], weight.shape[0], weight.shape[1], x.device)
+        chosen = tuning.best_tile(x.shape[0], weight.shape[0], weight.shape[1], x.device)
         dense = x.stride(1) == weight.stride(1) == 1 and (bias is None or bias.is_contiguous())
         if chosen is not None and dense:
             return tuning.run(chosen, x, weight, bias)

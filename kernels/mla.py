@@ -115,6 +115,6 @@ def mla_prefill(
 
 
 def _keys_and_values(cache: torch.Tensor, latent: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """As one kv head of all heads."""
+    """Return the cache as the keys and the values of one kv head."""
     one = cache.unsqueeze(2)
     return one, one[..., :latent]

@@ -19,7 +19,7 @@ def num_experts(weight: Weight) -> int:
 
 
 def expert(weight: Weight, i: int, dtype: torch.dtype) -> torch.Tensor:
-    """Of a weight with experts in its first dimension, one expert's, unpacked."""
+    """Return one expert's matrix, unpacked, of a weight with experts in its first dimension."""
     if isinstance(weight, torch.Tensor):
         return weight[i]
     if isinstance(weight, Int4Weight):
@@ -31,7 +31,7 @@ def expert(weight: Weight, i: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def unpack(weight: Packed, dtype: torch.dtype) -> torch.Tensor:
-    """Its values as a plain weight [..., rows, columns], columns as x has them."""
+    """Return a plain weight [..., rows, columns], columns as x has them."""
     if isinstance(weight, Mxfp4Weight):
         return unpack_mxfp4_weight(weight, dtype)
     if isinstance(weight, Fp8Weight):
@@ -56,7 +56,7 @@ def parts_of(weight: Weight) -> list[torch.Tensor]:
 
 
 def is_sound(weight: Packed) -> bool:
-    """Its parts have the types and sizes that go with each other."""
+    """True if its parts have the types and sizes that go with each other."""
     shape = shape_of(weight)
     if len(shape) < 2:
         return False

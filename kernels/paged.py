@@ -13,7 +13,7 @@ from kernels.varlen import VarlenBatch
 
 
 def is_cache(k_cache: Tensor, v_cache: Tensor, kv_scales: Tensor | None = None) -> bool:
-    """Both [num_blocks, block_size, kv_heads, head_dim], alike in all, a head's values side by side; with scales, in FP8."""
+    """True if both are [num_blocks, block_size, kv_heads, head_dim], alike in all, a head's values side by side; with scales, in FP8."""
     return (
         k_cache.dim() == 4
         and (k_cache.dtype in FLOATS if kv_scales is None else k_cache.dtype == FP8 and _are_scales(kv_scales))
@@ -30,7 +30,7 @@ def _are_scales(kv_scales: Tensor) -> bool:
 
 
 def fits_cache(x: Tensor, k_cache: Tensor, kv_scales: Tensor | None) -> bool:
-    """Numbers that go into it or meet it."""
+    """True if x has a type that can be written to the cache or multiplied with it."""
     return x.dtype == k_cache.dtype if kv_scales is None else x.dtype in FLOATS
 
 
@@ -51,7 +51,7 @@ def require_cache(
 
 
 def kinds_for(k_cache: Tensor, kv_scales: Tensor | None) -> tuple[torch.dtype, ...]:
-    """Of what goes into a cache or meets it."""
+    """The types that tensors written to a cache or multiplied with it may have."""
     return (k_cache.dtype,) if kv_scales is None else FLOATS
 
 
@@ -72,7 +72,7 @@ def can_attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, rule: AttentionRule)
 
 
 def require_queries(check: ArgumentCheck, q: Tensor, rows: str, k_cache: Tensor, rule: AttentionRule) -> None:
-    """Of attention, whose caches were looked at before."""
+    """Raise ArgumentError for what is wrong with attention's queries; the cache was checked before."""
     check.tensor("q", q, f"{rows} heads head_dim", kinds_for(k_cache, rule.kv_scales), dense=1)
     heads, kv_heads = check.size("heads"), check.size("kv_heads")
     check.require(
@@ -84,7 +84,7 @@ def require_queries(check: ArgumentCheck, q: Tensor, rows: str, k_cache: Tensor,
 
 
 def can_read(q: Tensor, block_tables: Tensor, context_lens: Tensor, max_context_len: int, block_size: int) -> bool:
-    """The tables and lengths of as many sequences as q has first."""
+    """True if tables and lengths are those of q's sequences, its first dimension."""
     return (
         block_tables.dim() == 2
         and block_tables.shape[0] == q.shape[0]
@@ -108,7 +108,7 @@ def require_tables(
 
 
 def can_read_batch(q: Tensor, batch: VarlenBatch, block_size: int) -> bool:
-    """What the host knows of the lengths is summed up here too: a prompt's step is long enough for that."""
+    """True if tables and lengths are those of q's tokens. The host's lengths are summed up: a prompt's step is long enough for that."""
     seqs = len(batch.host_q_lens)
     return (
         batch.block_tables.dim() == 2
@@ -147,12 +147,12 @@ def require_batch(check: ArgumentCheck, batch: VarlenBatch, tokens: int, block_s
 
 
 def check_slots(operation: str, slot_mapping: Tensor, k_cache: Tensor) -> None:
-    """For debug mode: waits for the device."""
+    """Raise ArgumentError for a slot that the cache lacks. Waits for the device: for debug mode."""
     check_indices(operation, "slot_mapping", slot_mapping, k_cache.shape[0] * k_cache.shape[1], "the cache's slots")
 
 
 def check_blocks(operation: str, block_tables: Tensor, context_lens: Tensor, k_cache: Tensor, of: str = "") -> None:
-    """For debug mode: waits for the device. Padding counts, since it is gathered; a context fits into its table."""
+    """Raise ArgumentError for a block that the cache lacks, padding included, or a context beyond its table. Waits for the device: for debug mode."""
     check_indices(operation, f"{of}block_tables", block_tables, k_cache.shape[0], "the cache's blocks")
     longest = block_tables.shape[1] * k_cache.shape[1]
     check_indices(operation, f"{of}context_lens", context_lens, longest + 1, "what a table has room for", begin=1)

@@ -61,7 +61,7 @@ def prefill_attention(
 def attend_by_torch(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: VarlenBatch, rule: AttentionRule
 ) -> torch.Tensor:
-    """As prefill_attention -> [tokens, heads, head_dim of v]"""
+    """Compute `prefill_attention` by torch -> [tokens, heads, head_dim of v]."""
     if not len(q):
         return q.new_empty((0, q.shape[1], v_cache.shape[3]))
     pieces = torch.split(q, list(batch.host_q_lens))

@@ -38,7 +38,7 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """For callers who have looked at the arguments themselves."""
+    """Compute `rotary` by torch, for arguments that have been checked."""
     half = x.shape[2] >> 1
     first, second = x[..., :half], x[..., half:]
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)

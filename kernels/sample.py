@@ -103,7 +103,7 @@ class _Rows:
         self._all: tuple[Tensor, Tensor] | None = None
 
     def sums(self, floor: Tensor) -> Tensor:
-        """Of each piece, the weight of what costs at most `floor` [rows]: [rows, pieces]"""
+        """The weights of what costs at most `floor` [rows], summed in pieces -> [rows, pieces]."""
         native = sampling.sampling_sums(self._logits, self._tops, self._scale, floor)
         if native is not None:
             return native
@@ -114,14 +114,14 @@ class _Rows:
         return piece_sums(weights * (costs <= floor.unsqueeze(1)))
 
     def weights_of(self, entries: Tensor, floor: Tensor) -> Tensor:
-        """entries [rows, n]; what costs more than `floor` [rows], and what lies behind the vocabulary, weighs nothing."""
+        """The weights of entries [rows, n]; what costs more than `floor` [rows], and what lies behind the vocabulary, weighs nothing."""
         vocab = self._logits.shape[1]
         logits = self._logits.gather(1, entries.clamp(max=vocab - 1)).masked_fill_(entries >= vocab, -torch.inf)
         costs, weights = weigh(logits, self._tops, self._scale)
         return weights * (costs <= floor.unsqueeze(1))
 
     def truncated(self, top_k: Tensor, top_p: Tensor, floor: Tensor, candidates: int) -> Tensor:
-        """All [rows]: the highest cost that survives min-p, which is `floor`, top-k and top-p, each applied to what the one before left."""
+        """Return the highest cost [rows] that survives min-p, which is `floor`, top-k and top-p, each applied to what the one before left."""
         vocab = self._logits.shape[1]
         ordered = self._logits.topk(candidates, dim=-1).values  # the cheapest first
         costs, weights = weigh(ordered, self._tops, self._scale)

@@ -43,7 +43,7 @@ class SamplingBatch(NamedTuple):
     def of(
         cls, rows: Sequence[SamplingRow], vocab: int, put: Callable[[Tensor], Tensor] = lambda tensor: tensor
     ) -> "SamplingBatch":
-        """`put` brings the parameters, one tensor, to the device."""
+        """Make the batch; `put` moves its parameters, one tensor, to the device."""
         integers, reals = array("q"), array("d")
         integers.extend([row.seed if row.seed < 1 << 63 else row.seed - (1 << 64) for row in rows])
         integers.extend([row.position for row in rows])
@@ -62,6 +62,6 @@ class SamplingBatch(NamedTuple):
         return cls(columns[:4], columns[4:].view(torch.float64), drawn, truncates, largest)
 
     def select(self, rows: Tensor) -> "SamplingBatch":
-        """The drawn rows alone."""
+        """Return the parameters of `rows`, all of which are drawn."""
         count = tuple(range(len(self.drawn)))
         return self._replace(integers=self.integers[:, rows], reals=self.reals[:, rows], drawn=count)

@@ -11,10 +11,10 @@ PIECE = 1024  # vocabulary entries summed together before the cumulative sum; as
 
 
 def scale_of(temperature: float) -> float:
-    """The cost of a distance of one, to be rounded to fp32 where it is used."""
+    """Return the cost of a distance of one, to be rounded to fp32 where it is used."""
     return GREEDY_SCALE if temperature == 0 else min(math.log2(math.e) / temperature * 2.0**24, GREEDY_SCALE / 2)
 
 
 def highest_cost(min_p: float) -> int:
-    """That min-p allows."""
+    """Return the highest cost that min-p allows."""
     return FAR if min_p <= 0.0 else min(FAR, max(0, math.floor(-math.log2(min_p) * 2.0**24)))

@@ -28,7 +28,7 @@ _L2_BYTES = 256 << 20  # copies of a weight that together are larger than any ca
 
 
 class Sizes(NamedTuple):
-    """Of a product x [tokens, columns] with a weight [rows, columns]; tokens as in `tokens_class`."""
+    """The sizes of a product x [tokens, columns] with a weight [rows, columns]; tokens as in `tokens_class`."""
 
     tokens: int
     rows: int
@@ -51,15 +51,15 @@ Clock = Callable[
 ]  # seconds that one of several equal calls takes, on other memory each
 
 
-def choice(tokens: int, rows: int, columns: int, device: torch.device) -> SplitKTile | None:
-    """None: cuBLAS."""
+def best_tile(tokens: int, rows: int, columns: int, device: torch.device) -> SplitKTile | None:
+    """Return the measured tile for a product; None: cuBLAS."""
     if tokens > MOST_TOKENS:
         return None
     return _table_of(device).get(Sizes(tokens_class(tokens), rows, columns))
 
 
 def tokens_class(tokens: int) -> int:
-    """1, 2, 4 or 8."""
+    """Return the number of tokens rounded up to 1, 2, 4 or 8."""
     return 1 << (tokens - 1).bit_length()
 
 
@@ -74,13 +74,13 @@ def _table_of(device: torch.device) -> Table:
 
 
 def device_name(device: torch.device) -> str:
-    """As a file may be called: nvidia-h200"""
+    """Return the name of a device for its file, such as nvidia-h200."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
 
 
 def read_table(file: Path) -> Table:
-    """A table that cannot be read is none, with a warning: it costs speed, never an answer."""
+    """Read a table. One that cannot be read is empty, with a warning: it costs speed, never an answer."""
     try:
         content = json.loads(file.read_bytes())
         if content["version"] != _VERSION:
@@ -104,7 +104,7 @@ def write_table(file: Path, table: Table, facts: dict[str, Any]) -> None:
 def tune(
     shapes: Iterable[tuple[int, int]], device: torch.device, dtype: torch.dtype, clock: Clock | None = None
 ) -> Table:
-    """For every (rows, columns) of a weight and every number of tokens, the choice that is right and beats cuBLAS, if one does."""
+    """Measure, for every (rows, columns) of a weight and every number of tokens, the fastest tile that is right and beats cuBLAS, if one does."""
     form = triton_form("linear")
     if form is None and device.type == "cuda":
         raise RuntimeError("there is nothing to choose from without Triton: install pilotlight[gpu]")
@@ -122,14 +122,14 @@ def tune(
 
 
 def save(table: Table, device: torch.device, facts: dict[str, Any]) -> Path:
-    """Into the user's cache, beside what it holds already, for the next process."""
+    """Add `table` to the one in the user's cache, for the next process, and return its file."""
     file = _user_folder() / f"{device_name(device)}.json"
     write_table(file, (read_table(file) if file.exists() else {}) | table, facts)
     return file
 
 
 def candidates(sizes: Sizes) -> list[SplitKTile]:
-    """Up to 4 tokens without tensor cores, sums of at most 64 values a thread; and with them, 16 rows of which some are empty."""
+    """Return the tiles to try: up to 4 tokens without tensor cores, sums of at most 64 values a thread; and with them, 16 rows, some empty."""
     found = []
     for splits in (1, 2, 4, 8):
         if sizes.columns < 256 * splits:

@@ -49,7 +49,7 @@ def _halved(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _cost(arguments: Arguments) -> Cost:
-    """Two read, one written."""
+    """Two values read for one written."""
     return Cost(size(arguments["x"]) * 3 // 2)
 
 

@@ -20,7 +20,7 @@ Lens = tuple[int, ...]
 
 
 def _options(heads: Heads, scale: float, options: dict[str, Any]) -> Arguments:
-    """Of a case: window, sinks (True), soft_cap, fp8 (True)."""
+    """A case's rule from its options: window, sinks (True), soft_cap, fp8 (True)."""
     sinks = torch.randn(heads.heads) if options.get("sinks") else None
     # powers of two would not show a scale that is applied twice, or to the other
     kv_scales = torch.tensor([0.7, 1.9]) if options.get("fp8") else None
@@ -28,7 +28,7 @@ def _options(heads: Heads, scale: float, options: dict[str, Any]) -> Arguments:
 
 
 def _named(heads: Heads, lens: Lens, q_lens: Lens | int | None, options: dict[str, Any]) -> str:
-    """Long batches by their number and longest context."""
+    """A case's name, with long batches by their number and longest context."""
     batch = str(lens) if len(lens) < 6 else f"{len(lens)} of {max(lens)}"
     queries = "" if q_lens is None else f", queries {q_lens}"
     return f"{heads}, contexts {batch}{queries}" + "".join(f", {name} {value}" for name, value in options.items())
@@ -139,7 +139,7 @@ def _kv_cost(arguments: Arguments) -> Cost:
 
 
 def _pairs(q_lens: Lens, lens: Lens, window: int | None) -> int:
-    """Of a query and a key that it sees."""
+    """The number of pairs of a query and a key that it sees."""
     return sum(
         sum(min(i, window) for i in range(n - m + 1, n + 1)) if window is not None else m * (n - m) + m * (m + 1) // 2
         for m, n in zip(q_lens, lens, strict=True)
@@ -154,7 +154,7 @@ def _prefill_cost(arguments: Arguments) -> Cost:
 
 
 def _fused(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: VarlenBatch, rule: AttentionRule) -> Tensor:
-    """Of one prompt whose blocks lie in order."""
+    """Torch's own attention of one prompt whose blocks lie in order."""
     assert len(batch.host_q_lens) == 1
     assert all(part is None for part in rule[1:])
     context = batch.host_context_lens[0]

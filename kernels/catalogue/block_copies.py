@@ -69,7 +69,7 @@ _BENCH = (
 
 
 def _cost(arguments: Arguments) -> Cost:
-    """What is moved, read and written."""
+    """Bytes that are moved, read and written."""
     arena, buffer = arguments["arena"], arguments["buffer"]
     tokens = min(len(arguments["blocks"]) * arena.shape[3], buffer.shape[0] * buffer.shape[3])
     _, layers, pair, _, heads, head_dim = buffer.shape

@@ -22,7 +22,7 @@ UNIT_ROUNDOFF = {
 
 
 class Cost(NamedTuple):
-    """The least that a call must do, whoever computes it."""
+    """The least that a call must do in any form."""
 
     bytes: int  # read and written, each once
     flops: int = 0  # a multiply-add is two
@@ -72,14 +72,14 @@ class Operation:
         return form
 
     def tolerance(self, dtype: torch.dtype, result: torch.dtype) -> float:
-        """Of a result's root-mean-square error, relative, in a call with storage type `dtype`. A result in a narrower type is rounded once more."""
+        """Return the largest relative root-mean-square error of a result, of a call in `dtype`. A narrower result is rounded once more."""
         unit = UNIT_ROUNDOFF[dtype]
         once_more = UNIT_ROUNDOFF.get(result, 0.0)
         own = self.roundings * unit + self.arithmetic * UNIT_ROUNDOFF[torch.float32]
         return own + (once_more if once_more > unit else 0.0)
 
     def results(self, form: Callable[..., Any], arguments: Arguments) -> dict[str, Tensor]:
-        """What a call gives and what it changes, by name."""
+        """Call `form`; return its results and what it changes, by name."""
         returned = form(**arguments)
         parts = returned if isinstance(returned, tuple) else (returned,)
         named = {f"result {i}": part for i, part in enumerate(parts) if isinstance(part, Tensor)}
@@ -87,7 +87,7 @@ class Operation:
 
 
 def in_double(arguments: Arguments) -> Arguments:
-    """The same call for the reference. Nothing is shared with the original."""
+    """Return the same call for the reference, sharing nothing with the original."""
     return {
         name: _map(value, lambda x: x.double() if x.is_floating_point() else x.clone())
         for name, value in arguments.items()
@@ -95,7 +95,7 @@ def in_double(arguments: Arguments) -> Arguments:
 
 
 def copied(arguments: Arguments) -> Arguments:
-    """The same call once more, strides and all."""
+    """Return the same call once more, strides and all."""
     return {name: _map(value, _copy) for name, value in arguments.items()}
 
 
@@ -112,7 +112,7 @@ def tensors(arguments: Arguments) -> list[Tensor]:
 
 
 def size(*parts: Tensor | None) -> int:
-    """Bytes of the elements of some tensors."""
+    """Return the bytes of the elements of some tensors."""
     return sum(part.numel() * part.element_size() for part in parts if part is not None)
 
 

@@ -42,7 +42,7 @@ def _sampling(
 
 
 def _peaked(rows: int, vocab: int) -> Tensor:
-    """By Zipf's law, as a language model's: the token of rank r has the weight r**-1.2."""
+    """Logits by Zipf's law, as a language model's: the token of rank r has the weight r**-1.2."""
     ranks = torch.stack([torch.randperm(vocab) for _ in range(rows)])
     return -1.2 * (ranks + 1).float().log() + 0.1 * torch.randn(rows, vocab)
 
@@ -56,7 +56,7 @@ def _tied(rows: int, vocab: int) -> Tensor:
 
 
 def _sample(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
-    """By sorting, one row after the other; sums are Python's integers."""
+    """The formula: sort one row after the other; sums are Python's integers."""
     integers, reals = batch.integers.cpu(), batch.reals.cpu()
     chosen = [_chosen(*row) for row in zip(logits.float().cpu().numpy(), integers.T, reals.T.tolist(), strict=True)]
     return torch.tensor(chosen, dtype=torch.int64, device=logits.device), logits.amax(-1)

@@ -50,7 +50,7 @@ class BuildError(Exception):
 
 
 def forced_kind() -> str | None:
-    """None: the library is for the CPU that is here. Raises BuildError for a kind that is unknown, or that this CPU cannot stand in for."""
+    """Return the kind of CPU that PILOTLIGHT_CPU names; None: this machine's own. Raises BuildError for one that is unknown or cannot run here."""
     name = os.environ.get(SWITCH)
     if not name or name == TORCH:
         return name or None
@@ -63,14 +63,14 @@ def forced_kind() -> str | None:
 
 
 def find_library() -> Path | None:
-    """The library that an earlier build left for this machine and these sources, if it is what was built: a damaged one ends whoever calls it."""
+    """Return the library that an earlier build left for this machine and these sources. A damaged one, which would end its callers, is removed."""
     if forced_kind() == TORCH:
         return None
     return _find(private_cache("kernels"), _key(_compiler()))
 
 
 def build_library(*, in_background: bool = False) -> Path:
-    """Find or build it. Several processes may ask at once: one compiles, the others wait. In the background it takes the time that others leave."""
+    """Find or build the library. Of several processes one compiles, the others wait; in the background at the lowest priority. Raises BuildError."""
     compiler = _compiler()
     folder, key = private_cache("kernels"), _key(compiler)
     if (path := _find(folder, key)) is not None:
@@ -100,7 +100,7 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def discard_libraries() -> None:
-    """All that were built, for whatever machine: one of them may be what ends its processes."""
+    """Remove all libraries, of every machine: one of them may be what ends its processes."""
     for path in private_cache("kernels").glob("*.so"):
         path.unlink(missing_ok=True)
         log.warning("removed %s; it is built again", path)
@@ -169,7 +169,7 @@ def _tuning() -> tuple[str, ...]:
 
 
 def _key(compiler: str) -> str:
-    """One per sources, compiler and processor: a home directory may be shared by different machines."""
+    """Return a name for these sources, compiler and processor: a home directory may be shared by different machines."""
     key = hashlib.sha256()
     for source in [*sorted(SOURCES.glob("*.c")), *sorted(SOURCES.glob("*.h"))]:
         key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
@@ -183,7 +183,7 @@ def _key(compiler: str) -> str:
 
 
 def _processor() -> str:
-    """What -march=native depends on."""
+    """Return the lines of /proc/cpuinfo that -march=native depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -193,7 +193,7 @@ def _processor() -> str:
 
 
 def private_cache(name: str) -> Path:
-    """A folder of the user's cache, as `private_folder`."""
+    """Return a folder of the user's cache, as `private_folder` does. Raises BuildError."""
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError as error:
@@ -204,7 +204,7 @@ def private_cache(name: str) -> Path:
 
 
 def private_folder(folder: Path) -> Path:
-    """It, made where it is missing, if no one else can write to it: what lies in it is executed. Raises BuildError."""
+    """Return `folder`, made where it is missing. Raises BuildError if others can write to it: what lies in it is executed."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = folder.stat()

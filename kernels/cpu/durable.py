@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def replace(partial: Path, path: Path) -> None:
-    """`partial`, written and closed, is at `path` from now on. Raises OSError."""
+    """Rename `partial`, written and closed, to `path`, and return when both are on the disk. Raises OSError."""
     _sync(partial)
     partial.replace(path)
     _sync(path.parent)

@@ -1,4 +1,4 @@
-"""Whether all values of a tensor on a CPU are numbers. Weights of gigabytes are asked at every load: the C library reads them once, with no copy."""
+"""Whether all values of a tensor on a CPU are finite: weights of gigabytes at every load, which the C library reads once, with no copy."""
 
 import torch
 
@@ -15,8 +15,8 @@ def is_finite(values: torch.Tensor) -> bool:
 
 
 def total_of(values: torch.Tensor) -> torch.Tensor:
-    """Finite when every value is, or nearly always; on a device it is there before anybody waits for it. bf16 has fp32's range, and its sum needs
-    no fp32 copy of the tensor."""
+    """Return a sum that is finite if every value is, or nearly always; on a device it is not waited for. bf16 has fp32's range, and its sum needs no
+    fp32 copy of the tensor."""
     if not values.is_floating_point():
         return values.new_zeros((), dtype=torch.float32)
     return values.sum() if values.dtype == torch.bfloat16 else values.sum(dtype=torch.float32)

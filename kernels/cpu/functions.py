@@ -46,12 +46,12 @@ _TYPES: dict[str, Any] = {
 
 
 def open_library(path: Path) -> Opened:
-    """Raises OSError."""
+    """Load the library. Raises OSError."""
     return ctypes.CDLL(str(path), mode=os.RTLD_NOW)
 
 
 def find(opened: Opened, name: str) -> Function:
-    """Raises AttributeError where the library has no such function, and KeyError where nobody knows how to call it."""
+    """Return a function with its types. Raises AttributeError where the library lacks it, KeyError where its arguments are not listed here."""
     arguments, _, result = _SIGNATURES[name].partition(":")
     function = getattr(opened, name)
     function.argtypes = [_TYPES[letter] for letter in arguments]
@@ -60,7 +60,7 @@ def find(opened: Opened, name: str) -> Function:
 
 
 def arguments_of(name: str) -> str:
-    """By their letters; p is an address."""
+    """Return the letters of a function's arguments; p is an address."""
     return _SIGNATURES[name].partition(":")[0]
 
 

@@ -1,4 +1,4 @@
-"""Files' bytes in place, without torch: an engine host maps its first model's weights while torch is still being imported.
+"""Files' bytes in place, without torch: a bootstrap program maps its model's weights before torch is imported.
 
 Knows addresses; refuses to know what is in the files. Linux alone.
 """
@@ -17,7 +17,7 @@ _MAP_FIXED, _MADV_POPULATE_READ = 0x10, 22  # of Linux, all architectures of tor
 
 
 class MappedFile:
-    """Read-only, shared with everybody who has it mapped, and beginning where a huge page may. Mapped as long as anybody has `memory`."""
+    """Read-only, shared with every process that maps it, from where a huge page may begin. Mapped as long as `memory` is referred to."""
 
     def __init__(self, fd: int, num_bytes: int) -> None:
         """Raises OSError."""
@@ -47,7 +47,7 @@ class OpenRange(NamedTuple):
     num_bytes: int
 
     def pages(self, offset: int) -> tuple[int, int]:
-        """From where to where it fills whole pages, if it begins `offset` bytes behind the beginning of one."""
+        """Return where its whole pages begin and end, if it begins `offset` bytes behind the beginning of a page."""
         first = -(-offset // _PAGE) * _PAGE
         return first, max(first, (offset + self.num_bytes) // _PAGE * _PAGE)
 
@@ -56,7 +56,7 @@ class MappedParts:
     """Parts of files as one piece of memory: the files' own pages, and copies of those few in which two parts meet. As `MappedFile`."""
 
     def __init__(self, parts: Sequence[OpenRange]) -> None:
-        """`can_join` them. Raises OSError."""
+        """Map `parts`, for which `can_join` holds. Raises OSError."""
         self.start = parts[0].start % _PAGE  # in `memory`
         self.num_bytes = sum(part.num_bytes for part in parts)
         self.memory = mmap.mmap(-1, self.start + self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -73,18 +73,18 @@ class MappedParts:
                     _read(part.fd, part.start, memory[offset : offset + part.num_bytes])
 
     def populate(self) -> None:
-        """Page table entries for all of it at once. A refusal changes nothing but the speed, so it is not looked at."""
+        """Make page table entries for all of it at once. A refusal changes only the speed, and is ignored."""
         libc().madvise(self.address - self.start, self.start + self.num_bytes, _MADV_POPULATE_READ)
 
 
 def can_join(starts_and_sizes: Sequence[tuple[int, int]]) -> bool:
-    """Whether such parts of files can lie one behind the other although pages are mapped whole: each page of memory is a page of a file."""
+    """True if such parts of files can lie one behind the other, each page of memory a page of a file."""
     parts = [OpenRange(-1, start, num_bytes) for start, num_bytes in starts_and_sizes]
     return all(part.start % _PAGE == offset % _PAGE for part, offset in _placed(parts))
 
 
 def _placed(parts: Sequence[OpenRange]) -> Iterator[tuple[OpenRange, int]]:
-    """With their places in memory that begins with a page."""
+    """Yield each part with its offset in memory that begins with a page."""
     offset = parts[0].start % _PAGE
     for part in parts:
         yield part, offset

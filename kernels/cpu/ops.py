@@ -28,7 +28,7 @@ _MAX_TILED_HEAD_DIM = 512
 
 
 def has_products(rows: int, dtype: torch.dtype) -> bool:
-    """Whether `linear` computes those of so many rows: torch's library keeps what it is faster at."""
+    """True if `linear` computes products of so many rows; torch keeps those that it is faster at."""
     return cpu.loaded is not None and dtype in _FEW_ROWS and (rows <= _FEW_ROWS[dtype] or dtype in cpu.loaded.gemm)
 
 
@@ -298,7 +298,7 @@ def prefill_attention(
 
 
 def _block_major(k_cache: Tensor, v_cache: Tensor, dtype: torch.dtype, head_dim: int) -> tuple[int, int, int] | None:
-    """Block size, heads and stride between blocks, where a block is contiguous and both caches go from one to the next alike."""
+    """Return block size, heads and stride between blocks; None unless a block is contiguous and both caches are strided alike."""
     shape, strides = k_cache.shape, k_cache.stride()
     if len(shape) != 4 or strides != v_cache.stride() or shape != v_cache.shape:
         return None

@@ -20,7 +20,7 @@ _MADV_COLLAPSE = 25  # of Linux, all architectures of torch's
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """As torch.empty's, on a huge page's boundary when it fills one; zeros until it is written."""
+    """Return a tensor as torch.empty does, on a huge page's boundary if it fills one; zeros until it is written."""
     num_bytes = torch.Size(shape).numel() * dtype.itemsize
     if num_bytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(tuple(shape), dtype=dtype)
@@ -32,7 +32,7 @@ def prefer_huge(memory: torch.Tensor) -> None:
     start = -(-memory.data_ptr() // HUGE_PAGE) * HUGE_PAGE
     num_bytes = (memory.data_ptr() + memory.nbytes - start) // HUGE_PAGE * HUGE_PAGE
     if memory.is_cpu and num_bytes > 0 and hasattr(mmap, "MADV_HUGEPAGE"):
-        # A refusal changes nothing but the speed, so it is not looked at.
+        # A refusal changes only the speed, and is ignored.
         libc().madvise(start, num_bytes, mmap.MADV_HUGEPAGE)
 
 
@@ -52,7 +52,7 @@ def map_file(fd: int, num_bytes: int) -> torch.Tensor:
 
 
 def tensor_of(mapped: MappedFile | MappedParts) -> torch.Tensor:
-    """Its bytes; mapped as long as there is a tensor of them."""
+    """Return its bytes, mapped as long as there is a tensor of them."""
     return torch.frombuffer(mapped.memory, dtype=torch.uint8)[mapped.start : mapped.start + mapped.num_bytes]
 
 
@@ -66,7 +66,7 @@ def make_huge(memory: torch.Tensor, start: int, num_bytes: int) -> bool:
 
 @cache
 def can_make_huge() -> bool:
-    """Linux can since 6.1."""
+    """True if pages can be made huge once they are written, as Linux can since 6.1."""
     if not sys.platform.startswith("linux") or not hasattr(mmap, "MADV_HUGEPAGE"):
         return False
     trial = _anonymous(HUGE_PAGE, is_huge=False)

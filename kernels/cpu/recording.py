@@ -29,7 +29,7 @@ class NotRecordableError(RuntimeError):
 
 
 class ProgramRecorder:
-    """Its programs share their memory: they never run at the same time."""
+    """Records programs that share their memory, and so never run at the same time."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         """`dtype`: of the products."""
@@ -40,7 +40,7 @@ class ProgramRecorder:
         return ops.has_products(rows, self._dtype)
 
     def record(self, forward: Forward) -> "Program":
-        """Computes it, too. Raises NotRecordableError; what has been computed until then is not undone."""
+        """Compute `forward` and return its program. Raises NotRecordableError; what has been computed until then is not undone."""
         if cpu.loaded is None:
             raise NotRecordableError("the C library is not there")
         if self._workspace is None or self._workspace.library is not cpu.loaded:
@@ -95,7 +95,7 @@ class Workspace:
         return torch.frombuffer(memory, dtype=dtype).view(*shape)
 
     def lasting(self, tensor: Tensor) -> Tensor:
-        """The same values for as long as the caller wants, in memory that others may be given."""
+        """Return the same values as a view of a chunk, which outlives the tensor; its memory may be allocated again."""
         address = tensor.data_ptr()
         for chunk in self._chunks:
             start = address - chunk.data_ptr()
@@ -105,11 +105,11 @@ class Workspace:
 
     @property
     def sizes(self) -> list[int]:
-        """Of its pieces, in order."""
+        """The bytes of each chunk, in order."""
         return [chunk.nbytes for chunk in self._chunks]
 
     def place(self, address: int) -> tuple[int, int] | None:
-        """The piece that an address lies in, and how many bytes behind its beginning; None: in none."""
+        """Return the number of the chunk that an address lies in, and the offset in it; None: in no chunk."""
         for i, chunk in enumerate(self._chunks):
             if 0 <= address - chunk.data_ptr() < chunk.nbytes:
                 return i, address - chunk.data_ptr()
@@ -133,11 +133,11 @@ class Workspace:
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operation that torch is asked for."""
+    """Handles every operation that torch is asked for: allocates, lets views pass, refuses the rest."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch's compiler is not told, since nobody compiles: to tell it is to import it, 2 s in the middle of a step."""
+        """Keep torch from importing its compiler, which takes 2 s in the middle of a step and has nothing to compile."""
         return False
 
     def __init__(self, workspace: Workspace) -> None:

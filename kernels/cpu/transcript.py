@@ -26,8 +26,8 @@ class NativeCall(NamedTuple):
 
 
 def transcribe(workspace: Workspace, forward: Callable[[], T]) -> tuple[list[NativeCall], T]:
-    """The calls of `forward`, and what it returns: tensors that hold nothing, in the workspace's memory. Other threads compute meanwhile as always.
-    Raises NotRecordableError where something of it is not the library's."""
+    """Return the calls that `forward` makes, and its result: tensors without values, in the workspace's memory. Other threads compute as always.
+    Raises NotRecordableError where `forward` asks torch to compute."""
     calls: list[NativeCall] = []
     with _writing, _noted(workspace.library, calls), Watch(workspace), torch.inference_mode():
         result = forward()
@@ -53,7 +53,7 @@ def _noted(library: cpu.Library, calls: list[NativeCall]) -> Iterator[None]:
 
 
 class _Note:
-    """A function that, asked by the thread that made this, only writes it down."""
+    """A function whose calls by the thread that made this are noted and do nothing."""
 
     def __init__(self, function: Function, calls: list[NativeCall]) -> None:
         self._function = function

@@ -127,7 +127,7 @@ def tiling(dim: int, wanted_rows: int, bytes_per_value: int) -> tuple[int, int, 
 
 
 def capped(scale: float, soft_cap: float | None) -> tuple[float, float]:
-    """What a product of query and key is multiplied by, and what the tanh of that is, to give a score in powers of two."""
+    """Return the factors of a product of query and key, and of its tanh, that give a score in powers of two."""
     if soft_cap is None:
         return scale * LOG2_E.value, 0.0
     return scale / soft_cap, soft_cap * LOG2_E.value

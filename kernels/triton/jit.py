@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 
 @dataclass(frozen=True)
 class Pointer:
-    """What Triton compiles for: a tensor's type, and whether it starts at a multiple of 16 bytes."""
+    """A tensor as Triton compiles for it: its type, and whether it starts at a multiple of 16 bytes."""
 
     dtype: torch.dtype
     is_aligned: bool
@@ -49,7 +49,7 @@ class TraceableFunction(JITFunction):  # type: ignore[misc]
         return None
 
     def kind_of(self, name: str, value: Any) -> Any:
-        """What of an argument's value makes a difference to the machine code."""
+        """Return what of an argument's value makes a difference to the machine code."""
         parameter = next((parameter for parameter in self.params if parameter.name == name), None)
         if parameter is None or parameter.is_constexpr or isinstance(value, bool):
             return value

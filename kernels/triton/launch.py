@@ -1,4 +1,4 @@
-"""How large launches are made, and what no launch takes."""
+"""The sizes of launches, and their limits."""
 
 from functools import cache
 
@@ -17,12 +17,12 @@ def check_launch(operation: str, argument: str, count: int, things: str, most: i
 
 
 def warps_for(block: int) -> int:
-    """For a row of `block` values held by one program: 8 values a thread, from 1 to 16 warps."""
+    """Return the warps for a row of `block` values held by one program: 8 values a thread, from 1 to 16 warps."""
     return min(16, max(1, block // 256))
 
 
 def heads_per_program(heads: int, pairs: int) -> int:
-    """For programs of two warps over rows of `pairs` pairs of values: 8 pairs a thread, which are 16 bytes of each half."""
+    """Return the heads of a program of two warps over rows of `pairs` pairs of values: 8 pairs a thread, which are 16 bytes of each half."""
     return max(1, min(triton.next_power_of_2(heads), 512 // max(1, pairs)))
 
 

@@ -26,7 +26,7 @@ _GROUP_TILES = (
 
 
 class Tile(NamedTuple):
-    """What one program computes, and with how many threads."""
+    """The part of a product that one program computes, and its warps."""
 
     tokens: int
     rows: int

@@ -251,8 +251,8 @@ def by_expert(expert_ids: torch.Tensor, num_experts: int, rows_a_tile: int) -> t
 
 
 def tile_for(pairs: int, experts: int, dtype: torch.dtype, is_plain: bool) -> Tile:
-    """By how many rows an expert has on average; `rows` is of gates or of ups, which a program takes both. The largest tile fills the registers of
-    its threads, which leaves none to decode weights with."""
+    """Return the tile for so many rows an expert on average; `rows` counts gates or ups, and a program takes both. The largest tile fills the
+    registers of its threads, which leaves none to decode weights with."""
     stages = 2 if dtype == torch.float32 else 3
     if pairs <= 16 * experts:
         return Tile(16, 32, 64, 4, stages)

@@ -203,7 +203,7 @@ def _sum(
 
 @jit
 def _listed_costs(logits, listed, start, count, top, scale, TILE: tl.constexpr):
-    """Of listed tokens, and the tokens; behind the last, costs that no floor reaches."""
+    """Return the costs of listed tokens, and the tokens; behind the last, costs that no floor reaches."""
     index = start + tl.arange(0, TILE)
     token = tl.load(listed + index, mask=index < count, other=0)
     values = tl.load(logits + token, mask=index < count, other=float("-inf"))

@@ -46,13 +46,13 @@ def test_a_table_that_cannot_be_read_is_none_and_is_named(
 
 def test_sizes_that_nobody_measured_are_left_to_torch_and_the_users_table_goes_first(tmp_path: Path) -> None:
     tuning.write_table(tmp_path / "shipped" / f"{tuning.device_name(HERE)}.json", {Sizes(4, 6, 42): TILE}, {})
-    assert tuning.choice(3, 6, 42, HERE) == TILE, "three rows are computed as four are"
-    assert tuning.choice(2, 6, 42, HERE) is None
-    assert tuning.choice(9, 6, 42, HERE) is None
+    assert tuning.best_tile(3, 6, 42, HERE) == TILE, "three rows are computed as four are"
+    assert tuning.best_tile(2, 6, 42, HERE) is None
+    assert tuning.best_tile(9, 6, 42, HERE) is None
     tuning.save({Sizes(2, 6, 42): TILE}, HERE, {})
     tuning._table_of.cache_clear()
-    assert tuning.choice(2, 6, 42, HERE) == TILE
-    assert tuning.choice(3, 6, 42, HERE) is None
+    assert tuning.best_tile(2, 6, 42, HERE) == TILE
+    assert tuning.best_tile(3, 6, 42, HERE) is None
 
 
 def test_saving_keeps_what_was_measured_before() -> None:
