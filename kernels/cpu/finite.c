@@ -1,4 +1,4 @@
-// Whether weights are numbers: read once, as fast as memory is.
+// Whether weights are finite: read once, as fast as memory is.
 #include "lanes.h"
 
 #ifdef SCALAR_BF16
@@ -10,7 +10,7 @@ typedef uint32_t word;
 #endif
 #define BLOCK_ELEMENTS 4096  // between two looks at what has been found
 
-// 1: each of the `count` elements is a number, wherever in memory they begin. NaN and infinity have all bits of the exponent set, and nothing else has.
+// 1 if each of the `count` elements is finite, wherever in memory they begin. NaN and infinity have all bits of the exponent set, and nothing else has.
 int NAME(is_finite)(const char *x, long count) {
     for (long begin = 0; begin < count; begin += BLOCK_ELEMENTS) {
         const long end = begin + BLOCK_ELEMENTS < count ? begin + BLOCK_ELEMENTS : count;

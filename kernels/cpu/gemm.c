@@ -143,7 +143,7 @@ const int NAME(gemm_is_fast) = 1;
 const int NAME(gemm_is_fast) = 0;
 #endif
 
-// What `linear` computes, for more rows.
+// As `linear`, for more rows.
 void NAME(gemm)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
                 int wide_output, int threads) {
     const long most = rows < PANELS * PANEL ? rows : PANELS * PANEL, padded = whole_squares(columns), per_unit = UNIT / (activation ? 2 : 1);

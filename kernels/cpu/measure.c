@@ -1,4 +1,4 @@
-// What the machine can do at most, for benchmarks to be held against: reading memory once.
+// The most that the machine can do, to compare benchmarks with: reading memory once.
 #ifndef SCALAR_BF16  // compiled once
 #include "lanes.h"
 

@@ -48,7 +48,7 @@ static void normalise_rows(const void *given, long piece) {
     }
 }
 
-// added: what is added to x first, rounded as a sum that is stored, and kept in `sums`; or NULL.
+// added: rows that are added to x first, rounded as a sum that is stored, and kept in `sums`; or NULL.
 void NAME(rms_norm)(const scalar *x, const scalar *added, const void *weight, scalar *y, scalar *sums, long rows, long size, int wide_weight,
                     float eps, int threads) {
     const arguments a = {x, added, weight, y, sums, rows, size, 1 + PIECE_ELEMENTS / (size + 1), wide_weight, eps};

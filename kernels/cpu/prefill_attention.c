@@ -65,7 +65,7 @@ typedef struct {
     long rows, depth, width;             // head_dim in whole PER_LANEs, and in whole vectors
 } workspace;
 
-// Where the keys or values of a tile lie; NULL for those before `begin` and from `end` on, which nobody sees.
+// Where the keys or values of a tile lie; NULL for those before `begin` and from `end` on, which no query sees.
 static void find_rows(const arguments *g, const scalar *cache, const int64_t *table, long kv_head, long first, long begin, long end, const scalar **rows) {
     for (long t = 0; t < KEYS; t++) {
         const long token = first + t, slot = token % g->block_size * g->kv_heads + kv_head;

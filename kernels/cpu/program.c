@@ -1,10 +1,10 @@
-// A decode step as what its calls shared among threads, recorded once and done again in one call.
+// A decode step as the steps that its calls shared among threads, recorded once and done again in one call.
 //
 // One after the other, each call wakes the team, waits for it, and goes through Python: some microseconds, two hundred times a token. Here threads stay
 // together from the first step to the last. A step begins when all pieces of the one before are done; a thread that is late finds them done, as it finds
-// those of team.c. Who has to wait fetches what it will read next, so that memory never rests.
+// those of team.c. A thread that waits fetches what it will read next, so that memory never rests.
 //
-// Replayed, steps compute what they computed: arguments are the same, and what they point to is read anew. Whoever records keeps all of that in place.
+// Replayed, steps compute what they computed: arguments are the same, and what they point to is read anew. The recorder keeps all of that in place.
 #ifndef SCALAR_BF16  // compiled once
 #include "program.h"
 
@@ -44,7 +44,7 @@ struct program {
 
 _Thread_local program *recorded;
 
-// Which step a thread's pieces are of, and which of them is next, in one number. Whoever comes to a step first makes it that step's.
+// Which step a thread's pieces are of, and which of them is next, in one number. The first thread that comes to a step makes it that step's.
 typedef struct {
     _Alignas(CACHE_LINE) _Atomic uint64_t next;
 } place;
@@ -102,7 +102,7 @@ static long next_piece(const program *p, long index, int owner) {
     }
 }
 
-// What a thread fetches while it waits: its own pieces of the next step that reads a stream.
+// The bytes that a thread fetches while it waits: of its own pieces of the next step that reads a stream.
 typedef struct {
     long step, at, end;  // in bytes behind the beginnings of the stream
 } fetching;
@@ -120,7 +120,7 @@ static void fetch(const program *p, int id, long index, fetching *f) {
     }
 }
 
-// The next parts of what the thread's first piece of a step reads; the parts that have been fetched.
+// Fetches the next parts that the thread's first piece of a step reads; returns the number of parts that have been fetched.
 static long fetch_parts(const program *p, const step *s, int id, long part) {
     const long piece = first_piece(p, s, id);
     if (piece == first_piece(p, s, id + 1)) return part;
@@ -156,7 +156,7 @@ static void take_steps(const void *what, int id) {
     }
 }
 
-// What programs that never run at the same time share.
+// Memory shared by programs that never run at the same time.
 block **workspace_new(void) { return calloc(1, sizeof(block *)); }
 
 void workspace_free(block **scratch) {
@@ -167,7 +167,7 @@ void workspace_free(block **scratch) {
     free(scratch);
 }
 
-// From now on this thread's calls are recorded, and computed as always. NULL without memory.
+// Begins to record this thread's calls, which are computed as always. NULL without memory.
 program *program_begin(block **scratch, int threads) {
     program *p = calloc(1, sizeof *p);
     if (!p) return NULL;
@@ -177,7 +177,7 @@ program *program_begin(block **scratch, int threads) {
     return p;
 }
 
-// The number of its steps; -1: there was not memory enough for all of them.
+// Ends the recording; returns the number of steps, or -1 if memory did not suffice for all of them.
 long program_end(program *p) {
     recorded = NULL;
     long ahead = -1;

@@ -1,4 +1,4 @@
-// What a sequence of calls shared among threads, recorded once to be done again in one call: `share` tells it here.
+// Steps that calls shared among threads, recorded once to be done again in one call: `share` records them here.
 #pragma once
 #include "team.h"
 

@@ -1,4 +1,4 @@
-// What lies between the fused projection and attention: heads are normalised where a model does so, queries and keys are turned, and keys and values go
+// The part between the fused projection and attention: heads are normalised where a model does so, queries and keys are turned, and keys and values go
 // into their slots of the paged cache. Queries stay where they are, in the projection's own rows.
 #include "lanes.h"
 

@@ -19,7 +19,7 @@ static void look_up(const void *given, long piece) {
         const int is_there = number >= 0 && number < a->table_rows;
         const scalar *from = a->table + (is_there ? number : 0) * a->size;
         scalar *to = a->y + row * a->size;
-        // What is not in the table is not a number, so that whoever asked for it hears of it, and nobody else.
+        // A number that the table lacks gives a row of NaN: its caller notices, and no other row changes.
         const float factor = is_there ? a->scale : NAN;
         if (factor == 1.0f) memcpy(to, from, a->size * sizeof *to);
         else

@@ -1,4 +1,4 @@
-// What kernels/sample.py and kernels/philox.py need of every logit and of every row, to the same bits as their torch forms.
+// The parts of kernels/sample.py and kernels/philox.py that go through every logit or row, to the same bits as their torch forms.
 #ifndef SCALAR_BF16  // compiled once
 #include "team.h"
 

@@ -1,4 +1,4 @@
-// Where scratch memory comes from, and that it goes with its thread.
+// Scratch memory, freed when its thread ends.
 #ifndef SCALAR_BF16  // compiled once
 #include "scratch.h"
 

@@ -30,7 +30,7 @@ typedef struct {
 
 static range ranges[MOST_THREADS];  // one per thread: the pieces it takes first
 
-// Written by the caller while `entered` is closed and empty, so whoever has entered may read them.
+// Written by the caller while `entered` is closed and empty, so a thread that has entered may read them.
 static struct {
     part_of_job part;
     const void *what;

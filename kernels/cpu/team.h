@@ -1,4 +1,4 @@
-// Threads that share a piece of work: whoever is there takes part, and nobody is waited for who has not begun.
+// Threads that share a piece of work: those that are awake take part, and one that has not begun is not waited for.
 #pragma once
 #include <stddef.h>
 
@@ -6,7 +6,7 @@
 // others out.
 typedef void (*piece_of_work)(const void *arguments, long piece);
 
-// What a piece will read, for whoever has time to fetch it before: from i * bytes_of_piece behind `begin` on, and behind `second` where there are two
+// The memory that a piece will read, for a waiting thread to fetch before: from i * bytes_of_piece behind `begin` on, and behind `second` where there are two
 // such places; or, where memory lies in no such order, what `fetch` finds, a part per call. It returns 0 behind the last one.
 typedef struct {
     const char *begin, *second;
@@ -29,5 +29,5 @@ typedef void (*part_of_job)(const void *what, int id);
 
 void run_with_team(part_of_job part, const void *what, int threads);
 
-// Between two looks at what another thread will change; `look` counts them. Who waits for long lets others have the core.
+// Between two looks at what another thread will change; `look` counts them. After many looks the thread yields the core.
 void wait_a_little(int look);
