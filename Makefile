@@ -9,11 +9,12 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install up test test-all check fmt bench bench-engine bench-cold bench-step bench-functions bench-site-death bench-routing bench-router bench-faults bench-attacks soak peers report eval-ember train-ember gpu-check gpu-bench clean
+.PHONY: help install up test test-all test-servers check fmt bench bench-engine bench-cold bench-step bench-functions bench-site-death bench-routing bench-router bench-faults bench-attacks soak peers report eval-ember train-ember gpu-check gpu-bench clean
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine"
 	@echo "make test       the test suite (make test-all adds the slow sweeps)"
+	@echo "make test-servers   the end-to-end tests under each HTTP server: our own, Hypercorn, uvicorn"
 	@echo "make check      lint and types, reported and never rewritten (make fmt rewrites)"
 	@echo "make bench      measure start-up and first-token times, with a record in load_tests/results/"
 	@echo "make bench-engine   this engine beside transformers, vLLM and llama.cpp on this CPU (make peers sets them up, in .peers/)"
@@ -40,6 +41,12 @@ test: $(DEV)
 
 test-all: $(DEV)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+test-servers: $(DEV)
+	@for server in own hypercorn uvicorn; do \
+		echo "End to end under $$server:"; \
+		PILOTLIGHT_SERVER=$$server OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/e2e || exit 1; \
+	done
 
 check: $(DEV)
 	@$(BIN)/ruff check .

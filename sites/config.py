@@ -1,14 +1,12 @@
-"""What configuration files are made of and how they are read: tables, frozen values with units in their names.
+"""The reader of configuration files, and the tables that a site's and a router's have in common.
 
-`parse` is the only way to one. An unknown key, a wrong type or a missing value stops the start with a sentence that names the file, the key and the
-nearest valid one (invariant I7); those sentences are made in mistakes.py, which a good file never imports. Types are taken as they are written: an
-integer may stand for a float, and nothing else for anything else. Knows the tables that both files have; refuses to know what the files themselves
-hold (site.py, network.py).
+`parse` is the only way to a table. An unknown key, a wrong type or a missing value stops the start with a sentence that names the file, the key and
+the nearest valid one (invariant I7). Types are taken as they are written: an integer may stand for a float, and nothing else for anything else.
+Refuses to know what the files themselves hold (site.py, network.py).
 """
 
 import os
 import tomllib
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -16,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from sites.rules import are_host_names, are_origins, is_loopback
+from sites.table import Rules, Table
 
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}\Z")]  # Python's $ would let a line's end pass
 Positive = Annotated[float, Meta(gt=0)]
@@ -28,32 +27,16 @@ IsAdmin = Annotated[bool, Meta(description="may also ask for /status, /metrics a
 MIN_SECRET_BYTES = 16
 SERVER_ENV = "PILOTLIGHT_SERVER"  # instead of `server` under [door]
 
-Rules = Mapping[str, Callable[[Any], None]]  # by field
-
 
 class ConfigError(ValueError):
     """A configuration file cannot be used; the message says which, where and what to change."""
-
-
-class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of a file. Beyond the types, `rules` judge one field each and `agree` all of them together; both raise ValueError."""
-
-    rules: ClassVar[Rules] = {}
-
-    def __post_init__(self) -> None:
-        for field, rule in self.rules.items():
-            rule(getattr(self, field))
-        self.agree()
-
-    def agree(self) -> None:
-        """Called with fields that are right each by itself."""
 
 
 TableT = TypeVar("TableT", bound=Table)
 
 
 def parse(table: type[TableT], values: dict[str, Any], origin: str) -> TableT:
-    """Raises ConfigError with one line per mistake; `origin` is the file's name for the message."""
+    """Convert a file's values to its table. Raises ConfigError with one line per error; `origin` is the file's name for the message."""
     try:
         return msgspec.convert(values, table)
     except msgspec.ValidationError:
@@ -63,7 +46,7 @@ def parse(table: type[TableT], values: dict[str, Any], origin: str) -> TableT:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Raises ConfigError where it is no TOML."""
+    """Read a TOML file. Raises ConfigError."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

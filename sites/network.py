@@ -19,13 +19,12 @@ from sites.config import (
     NonNegative,
     PlaceConfig,
     Positive,
-    Rules,
-    Table,
     check_access,
     parse,
     read,
 )
 from sites.rules import are_networks, is_http, refuse_twice
+from sites.table import Rules, Table
 
 NETWORK_FILE = Path(__file__).parent / "network.toml"
 

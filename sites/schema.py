@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from sites.config import Table
 from sites.network import NetworkConfig
 from sites.site import SiteConfig
+from sites.table import Table
 
 HERE = Path(__file__).parent
 FILES: dict[str, type[Table]] = {"site.schema.json": SiteConfig, "network.schema.json": NetworkConfig}

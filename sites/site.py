@@ -18,13 +18,12 @@ from sites.config import (
     NonNegative,
     PlaceConfig,
     Positive,
-    Rules,
-    Table,
     check_access,
     parse,
     read,
 )
 from sites.rules import can_stand_together, is_a_device, refuse_twice
+from sites.table import Rules, Table
 
 LOCAL = Path(__file__).parent / "local"
 

@@ -1,7 +1,7 @@
-"""Every mistake of a configuration file that has been refused: where it stands and what to change, one sentence each.
+"""Every error of a configuration file that has been refused: its place and what to change, one sentence each.
 
-What is valid is decided by msgspec.convert alone: a value that it refuses is taken apart, and each part is put to it again by itself, until what is
-refused has no refused part. So no mistake is named that convert would take, and none is left out. Only a refused file imports this module.
+What is valid is decided by msgspec.convert alone: a value that it refuses is taken apart, and each part is converted again by itself, until what is
+refused has no refused part. So no error is named that convert would take, and none is left out. Only a refused file imports this module.
 """
 
 import difflib
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_orig
 import msgspec
 from msgspec import inspect
 
-from sites.config import Table
+from sites.table import Table
 
 LONGEST_VALUE = 60  # characters of it in a sentence
 STRICT_END, SHOWN_END = r"\Z", "$"  # Python's pattern for the end of all, and everybody else's
@@ -25,10 +25,10 @@ Where = tuple[str | int, ...]  # keys, and positions in arrays, from the top of 
 
 
 def sentences(table: type[Table], values: Any) -> list[str]:
-    return _mistakes(table, values, ())
+    return _errors(table, values, ())
 
 
-def _mistakes(kind: Any, value: Any, where: Where) -> list[str]:
+def _errors(kind: Any, value: Any, where: Where) -> list[str]:
     """`kind` is a type as the fields of tables declare it."""
     try:
         msgspec.convert(value, kind)
@@ -44,11 +44,11 @@ def _within(kind: Any, value: Any, where: Where) -> Iterator[str]:
             yield from _in_table(alternative, value, where)
         elif isinstance(value, dict) and origin is dict:
             for key, item in value.items():
-                yield from _mistakes(arguments[0], key, (*where, key))
-                yield from _mistakes(arguments[1], item, (*where, key))
+                yield from _errors(arguments[0], key, (*where, key))
+                yield from _errors(arguments[1], item, (*where, key))
         elif isinstance(value, list | tuple) and origin is tuple:
             for position, item in enumerate(value):
-                yield from _mistakes(arguments[0], item, (*where, position))
+                yield from _errors(arguments[0], item, (*where, position))
 
 
 def _in_table(table: type[Table], values: dict[Any, Any], where: Where) -> Iterator[str]:
@@ -58,8 +58,8 @@ def _in_table(table: type[Table], values: dict[Any, Any], where: Where) -> Itera
         if key not in values:
             if field.required:
                 yield f"{_named(here)}: is missing"
-        elif mistakes := _mistakes(field.type, values[key], here):
-            yield from mistakes
+        elif errors := _errors(field.type, values[key], here):
+            yield from errors
         elif (rule := table.rules.get(field.name)) is not None:
             try:
                 rule(msgspec.convert(values[key], field.type))

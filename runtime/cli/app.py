@@ -113,11 +113,11 @@ def serve(
     open_to_all: OpenOption = False,
 ) -> None:
     """Serve one model from one site, without a router."""
-    from runtime.cli.serve import Clients
+    from runtime.cli.serve import Clients, Served
     from runtime.cli.serve import serve as run
 
     clients = Clients(api_key, keys, open_to_all)
-    raise typer.Exit(run(model, host, port, name, dtype, device, threads, kv_gib, clients))
+    raise typer.Exit(run(Served(model, host, port, name, dtype, device, threads, kv_gib), clients))
 
 
 @keys.command("create")

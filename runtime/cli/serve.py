@@ -25,8 +25,37 @@ from wire.credentials import bearer_token_or_none
 _PATHS = {"chat": "chat/completions", "completion": "completions", "embedding": "embeddings"}
 
 
+class Served(NamedTuple):
+    """One model and the address it is served at."""
+
+    model: str
+    host: str
+    port: int
+    name: str | None = None  # that requests give it; its last path part unless given
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    kv_gib: float = 1.0
+
+    def site(self, known: Sequence[KeyConfig] = (), open_to_all: bool = False) -> SiteConfig:
+        """A site file's values, made of the command's options."""
+        place = self.model.split("#")[0].removeprefix("embedded:").rstrip("/")
+        name = self.name or place.rsplit("/", 1)[-1].removesuffix(".packed")
+        threads = {} if self.threads is None else {"threads": self.threads}
+        values = {
+            "name": "local",
+            "place": {"city": "here", "latitude": 0.0, "longitude": 0.0},
+            "listen": {"host": self.host, "port": self.port},
+            "door": {"require_key": bool(known), "open_to_all": open_to_all},
+            "tenants": [msgspec.to_builtins(key) for key in known],
+            "engine": {"device": self.device, "kv_gib": self.kv_gib, **threads},
+            "models": [{"name": name, "source": self.model, "dtype": self.dtype}],
+        }
+        return parse(SiteConfig, values, "pilotlight serve")
+
+
 class Clients(NamedTuple):
-    """Who may come in."""
+    """The clients that may come in."""
 
     api_key: str | None = None
     keys_file: Path | None = None
@@ -45,14 +74,7 @@ class Clients(NamedTuple):
 
 
 def serve(
-    model: str,
-    host: str,
-    port: int,
-    name: str | None,
-    dtype: str,
-    device: str,
-    threads: int | None,
-    kv_gib: float,
+    served: Served,
     clients: Clients = Clients(),  # noqa: B008 - it is frozen
 ) -> int:
     """Runs until it is told to stop; returns the exit status."""
@@ -60,55 +82,27 @@ def serve(
     from runtime.serve import run
 
     known = clients.known()
-    if not (known or clients.open_to_all or is_loopback(host)):
+    if not (known or clients.open_to_all or is_loopback(served.host)):
         raise CliError(
-            f"{host} can be reached from other machines: give --api-key KEY or --keys FILE (`pilotlight keys create`), or say "
+            f"{served.host} can be reached from other machines: give --api-key KEY or --keys FILE (`pilotlight keys create`), or say "
             "--open-to-all to serve whoever comes."
         )
     own_key = ""
     if known:
         own_key, own = new_key("pilotlight-serve", is_admin=True)  # this command's own, to watch the start
         known.append(own)
-    site = site_of(model, host, port, name, dtype, device, threads, kv_gib, known, clients.open_to_all)
+    site = served.site(known, clients.open_to_all)
     try:
-        local_directory(model)
+        local_directory(served.model)
     except SourceError as error:
         raise CliError(str(error)) from None
-    require_free(host, port)
+    require_free(served.host, served.port)
     start = Start(site, own_key)
     threading.Thread(target=start.show, daemon=True).start()
     status = run(site, log_level=logging.CRITICAL)  # the screen belongs to the progress; refusals reach the clients
     if start.failure is not None:
         raise CliError(start.failure)
     return status
-
-
-def site_of(
-    model: str,
-    host: str,
-    port: int,
-    name: str | None,
-    dtype: str,
-    device: str,
-    threads: int | None,
-    kv_gib: float,
-    known: Sequence[KeyConfig] = (),
-    open_to_all: bool = False,
-) -> SiteConfig:
-    """A site file's values, made of the command's options."""
-    place = model.split("#")[0].removeprefix("embedded:").rstrip("/")
-    served = name or place.rsplit("/", 1)[-1].removesuffix(".packed")
-    engine = {"device": device, "kv_gib": kv_gib} | ({} if threads is None else {"threads": threads})
-    values = {
-        "name": "local",
-        "place": {"city": "here", "latitude": 0.0, "longitude": 0.0},
-        "listen": {"host": host, "port": port},
-        "door": {"require_key": bool(known), "open_to_all": open_to_all},
-        "tenants": [msgspec.to_builtins(key) for key in known],
-        "engine": engine,
-        "models": [{"name": served, "source": model, "dtype": dtype}],
-    }
-    return parse(SiteConfig, values, "pilotlight serve")
 
 
 class Start:

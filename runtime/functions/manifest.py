@@ -15,7 +15,8 @@ import msgspec
 from msgspec import Meta
 
 from runtime.functions import cron, jsonc
-from sites.config import ConfigError, Count, Table, parse
+from sites.config import ConfigError, Count, parse
+from sites.table import Table
 
 FILES = ("wrangler.jsonc", "wrangler.json", "wrangler.toml")
 DEV_VARS = ".dev.vars"

@@ -8,7 +8,7 @@ import pytest
 
 from runtime.cli.errors import CliError
 from runtime.cli.keys import create
-from runtime.cli.serve import Clients, serve, site_of
+from runtime.cli.serve import Clients, Served, serve
 from runtime.functions.cli.dev import dev
 from sites.config import ConfigError
 from sites.site import load_keys
@@ -62,16 +62,16 @@ def test_serve_knows_the_keys_of_its_option_and_of_a_file(tmp_path: Path) -> Non
     known = Clients("secret-key", file).known()
     assert [key.name for key in known] == ["alice", "api-key"]
     assert known[1].key_sha256 == hashlib.sha256(b"secret-key").hexdigest()
-    site = site_of("embedded:ember", "0.0.0.0", 8000, None, "auto", "cpu", None, 1.0, known)
+    site = Served("embedded:ember", "0.0.0.0", 8000).site(known)
     assert site.door.require_key
     assert site.tenants == (*load_keys(file), known[1])
-    assert not site_of("embedded:ember", "127.0.0.1", 8000, None, "auto", "cpu", None, 1.0).door.require_key
+    assert not Served("embedded:ember", "127.0.0.1", 8000).site().door.require_key
     with pytest.raises(CliError, match="no spaces"):
         Clients("two words").known()
 
 
 def test_serve_and_dev_refuse_other_machines_until_somebody_says_who_may_come(tmp_path: Path) -> None:
     with pytest.raises(CliError, match=r"--api-key KEY or --keys FILE .* --open-to-all"):
-        serve("embedded:ember", "0.0.0.0", 8000, None, "auto", "cpu", None, 1.0)
+        serve(Served("embedded:ember", "0.0.0.0", 8000))
     with pytest.raises(CliError, match="--open-to-all"):
         dev(tmp_path, "0.0.0.0", 8787, None, "embedded:ember", False)

@@ -1,0 +1,22 @@
+"""Tables of configuration files: frozen values with units in their names, and rules that types cannot express."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import msgspec
+
+Rules = Mapping[str, Callable[[Any], None]]  # by field
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of a file. Beyond the types, `rules` judge one field each and `agree` all of them together; both raise ValueError."""
+
+    rules: ClassVar[Rules] = {}
+
+    def __post_init__(self) -> None:
+        for field, rule in self.rules.items():
+            rule(getattr(self, field))
+        self.agree()
+
+    def agree(self) -> None:
+        """Called with fields that are right each by itself."""
