@@ -154,7 +154,7 @@ class Engine:
         another model, or from a tier."""
         started = self._clock()
         self._refresh_limits()
-        chunks = self._intact(self.scheduler.schedule())
+        chunks = self._drop_stale(self.scheduler.schedule())
         scheduled = self._clock()
         flight = _Flight(chunks, self.runner.launch(chunks)) if chunks else None
         for chunk in chunks:
@@ -242,7 +242,7 @@ class Engine:
         self._generations = GenerationCheck(pool.generations, with_torch=self._with_torch)
         return Scheduler(pool, self._limits, self._lease, self.tiers)
 
-    def _intact(self, chunks: list[Chunk]) -> list[Chunk]:
+    def _drop_stale(self, chunks: list[Chunk]) -> list[Chunk]:
         """Return the chunks whose blocks are all still their sequence's, and end the other sequences before they read or write one."""
         stale = self._generations.stale([chunk.sequence for chunk in chunks])
         for i in stale:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from engine.bootstrap import store
 from engine.engine import error_output
 from engine.loader import Loader, ModelLoader, ServedModel
-from engine.preparation import take_process
+from engine.preparation import configure_process
 from engine.protocol import (
     Abort,
     Command,
@@ -237,7 +237,7 @@ def _is_sticky(error: Exception) -> bool:
 
 
 def main(words: Sequence[str]) -> None:
-    take_process()
+    configure_process()
     import msgspec
 
     from engine.socket_transport import SocketTransport

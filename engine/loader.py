@@ -19,7 +19,7 @@ from engine.preparation import prepare
 from engine.protocol import HostConfig, HostReady, LoadProgress, ModelFailed, ModelSpec
 from engine.validation import host_problem
 from engine.weights.checkpoint import packed_file
-from engine.weights.digests import expect_sound, verify_later
+from engine.weights.digests import check_sound, verify_in_background
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -153,9 +153,9 @@ class ModelLoader:
         # Packed ones have checksums of their own (packed.py).
         records = store.digests() if self._records_bootstrap and packed_file(directory) is None else None
         if records is not None:
-            expect_sound(directory, records)
+            check_sound(directory, records)
         loaded = load_model(spec, self._config, self._memory, report, self._tiers, self._records_bootstrap)
         if records is not None:
             # The host ends as if it were told to: what is open goes on where the weights are sound, and here they are refused by name.
-            verify_later(directory, records, lambda: os.kill(os.getpid(), signal.SIGTERM))
+            verify_in_background(directory, records, lambda: os.kill(os.getpid(), signal.SIGTERM))
         return loaded

@@ -223,7 +223,7 @@ class _Loading(NamedTuple):
             runner.warm_up(self._warm_up_prompt(context_length))
             self.phases.end("warm_up")
         info = self._info(context_length, dtype, loaded.is_mapped, context_length, num_texts)
-        engine = Engine(info, runner, self._limits(context_length, is_whole=True))
+        engine = Engine(info, runner, self._limits(context_length, whole_prompts=True))
         return LoadedModel(self.spec, engine, place=None, under_weights=_start_moving(loaded, runner))
 
     def _record_bootstrap(self, loaded: FilledModel[Model], block: tuple[int, ...], info: ModelInfo) -> None:
@@ -333,10 +333,10 @@ class _Loading(NamedTuple):
             load_phases=self.phases.spent,
         )
 
-    def _limits(self, block_size: int, is_whole: bool = False) -> SchedulerLimits:
+    def _limits(self, block_size: int, whole_prompts: bool = False) -> SchedulerLimits:
         host = self.host
         return SchedulerLimits(
-            block_size, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting, is_whole=is_whole
+            block_size, host.max_num_batched_tokens, host.max_num_seqs, host.max_waiting, whole_prompts=whole_prompts
         )
 
 

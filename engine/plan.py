@@ -13,7 +13,7 @@ class SchedulerLimits(NamedTuple):
     max_num_batched_tokens: int
     max_num_seqs: int
     max_waiting: int
-    is_whole: bool = False  # every prompt in one step, nothing cached: an encoder's tokens all see each other
+    whole_prompts: bool = False  # every prompt in one step, nothing cached: an encoder's tokens all see each other
 
 
 class Chunk(NamedTuple):

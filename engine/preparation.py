@@ -26,7 +26,7 @@ SPIN_COUNT = "1000"
 _STEPS_BACK = 5
 
 
-def take_process() -> None:
+def configure_process() -> None:
     """Set what libraries read when they are imported, before anything else in a process that is an engine host's alone. Numpy gets no threads of
     its own: nothing there computes with it."""
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
@@ -48,10 +48,10 @@ def import_libraries() -> None:
 
 def prepare(config: HostConfig, is_standby: bool) -> HostReady:
     """Make the process ready to load a model. Raises whatever an import or a device raises."""
-    return _out_of_the_way(config) if is_standby else _prepare(config, is_standby)
+    return _lower_priority(config) if is_standby else _prepare(config, is_standby)
 
 
-def _out_of_the_way(config: HostConfig) -> HostReady:
+def _lower_priority(config: HostConfig) -> HostReady:
     """Prepare in a thread of lower priority that ends with it: the threads that serve later keep the priority that the process has."""
     results: list[HostReady] = []
     errors: list[Exception] = []

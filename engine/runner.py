@@ -121,7 +121,7 @@ class ModelRunner:
         """Compute a short prompt and one more token, in blocks that no sequence holds yet: the first request should not pay for lazy
         initialisation, and a model that yields no numbers should not seem ready. One pass, without the token, suffices
         where nothing but memory can be cold."""
-        sequence = Sequence.throwaway(list(prompt), blocks=range(-(-(len(prompt) + 1) // self.block_size)))
+        sequence = Sequence.scratch(list(prompt), blocks=range(-(-(len(prompt) + 1) // self.block_size)))
         if self.pooling is not None:
             sequence.pooling = self.pooling
             embedding = self.launch([Chunk.next_of(sequence, len(prompt))]).collect().chunks[0].embedding

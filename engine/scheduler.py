@@ -60,7 +60,7 @@ class Scheduler:
         self.parallel_samples = ParallelSamples()  # held back until the first of their prompt has computed it
         self.loads = PendingLoads(self.tiers, limits.block_size)  # of sequences whose blocks come from a tier
         self.counts = SchedulerCounts()
-        self._blocks = BlockManager(pool, self.tiers, limits.block_size, shares_prefixes=not limits.is_whole)
+        self._blocks = BlockManager(pool, self.tiers, limits.block_size, shares_prefixes=not limits.whole_prompts)
         self._arrivals = count()
         if lease is not None:
             self._arrivals = lease.arrivals
@@ -100,7 +100,7 @@ class Scheduler:
         if self.lease is not None:
             self.lease.begin_schedule()
         plan = StepPlan(self.limits.max_num_batched_tokens)
-        busy = [sequence for sequence in self.running if not sequence.awaits_its_end]
+        busy = [sequence for sequence in self.running if not sequence.is_finishing]
         short = self._schedule_running(plan, [sequence for sequence in busy if sequence.is_decoding], plan.budget)
         prefilling = [sequence for sequence in busy if not sequence.is_decoding]
         short |= self._schedule_running(plan, prefilling, self._prompt_share(prefilling, plan.budget))
@@ -108,7 +108,7 @@ class Scheduler:
             self._admit(plan)
             self._schedule_running(plan, prefilling, plan.budget)
         awaits = self.loads or (self.lease is not None and self.lease.num_short > 0)
-        awaits_results = any(s.is_pending or s.awaits_its_end for s in self.running)
+        awaits_results = any(s.is_pending or s.is_finishing for s in self.running)
         stuck = plan.is_empty and self.has_work and not awaits and not awaits_results
         assert not stuck, "sequences wait and none of them can be scheduled"
         return plan.chunks
@@ -138,7 +138,7 @@ class Scheduler:
             self.waiting.remove(sequence)
         self._blocks.release(sequence, self._holders)
         self.tiers.unpin(sequence)
-        self.tiers.settle(sequence.block_hashes)
+        self.tiers.end_chain(sequence.block_hashes)
         if orphans := self.parallel_samples.release(sequence):  # it ended before its prompt was computed
             self.waiting.add(orphans[0])
             for sample in orphans[1:]:
@@ -216,7 +216,7 @@ class Scheduler:
     def _admit(self, plan: StepPlan) -> None:
         while self.waiting and len(self._holders()) < self.limits.max_num_seqs and plan.budget > 0:
             sequence = self.waiting.peek()
-            if self.limits.is_whole and not plan.is_empty and len(sequence.token_ids) > plan.budget:
+            if self.limits.whole_prompts and not plan.is_empty and len(sequence.token_ids) > plan.budget:
                 return
             cached = self._blocks.find_cached(sequence)
             needed = self._blocks.num_blocks(len(sequence.token_ids)) - len(cached)
@@ -239,7 +239,7 @@ class Scheduler:
                 continue
             self._start(sequence)
             length = sequence.num_uncomputed_tokens
-            if not self.limits.is_whole:
+            if not self.limits.whole_prompts:
                 length = min(length, plan.budget)
             grown = self._blocks.grow(sequence, sequence.num_computed_tokens + length)
             assert grown, "blocks counted as available were not"

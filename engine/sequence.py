@@ -82,7 +82,7 @@ class Sequence:
         return self.token_ids[-1] == PENDING
 
     @property
-    def awaits_its_end(self) -> bool:
+    def is_finishing(self) -> bool:
         """Whether nothing is left to compute: the last results are only not known yet."""
         return self.num_uncomputed_tokens == 0 or (self.is_pending and len(self.token_ids) >= self.length_limit)
 
@@ -96,7 +96,7 @@ class Sequence:
         return self.wants_prompt_logprobs or self.pooling in ("mean", "cls")
 
     @classmethod
-    def throwaway(cls, token_ids: list[int], blocks: Iterable[int]) -> "Sequence":
+    def scratch(cls, token_ids: list[int], blocks: Iterable[int]) -> "Sequence":
         """Return a greedy sequence that is never scheduled, in blocks of the caller."""
         return cls("", token_ids, SamplingParams(max_tokens=1, temperature=0.0), b"", block_table=array("q", blocks))
 

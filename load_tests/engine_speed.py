@@ -123,7 +123,7 @@ def decode_speed(
     dtype = runner.kv_cache.dtype
     blocks = -(-(DECODE_CONTEXT + 1) // BLOCK_SIZE)
     rows = [range(i * blocks, (i + 1) * blocks) for i in range(batch)]
-    sequences = [Sequence.throwaway([7] * (DECODE_CONTEXT + 1), row) for row in rows]
+    sequences = [Sequence.scratch([7] * (DECODE_CONTEXT + 1), row) for row in rows]
     chunks = [Chunk(sequence, DECODE_CONTEXT, 1, True) for sequence in sequences]
     taken_s, repeats = step_s(runner, chunks, share_s / 2)
     moved = weight_bytes(config, dtype) + batch * DECODE_CONTEXT * kv_bytes_per_token(config, dtype)
@@ -147,7 +147,7 @@ def decode_speed(
 def prefill_speed(
     runner: ModelRunner, config: DenseConfig, tokens: int, matmul_tflop_per_s: float, share_s: float = 60.0
 ) -> dict[str, Any]:
-    sequence = Sequence.throwaway([i % config.vocab_size for i in range(tokens)], range(-(-tokens // BLOCK_SIZE)))
+    sequence = Sequence.scratch([i % config.vocab_size for i in range(tokens)], range(-(-tokens // BLOCK_SIZE)))
     chunk = [Chunk(sequence, 0, tokens, True)]
     taken_s, repeats = step_s(runner, chunk, share_s)
     return {

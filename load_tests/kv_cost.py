@@ -60,7 +60,7 @@ def measure_slabs(num_slabs: int = 64) -> dict[str, Any]:
 
 
 def _sequence(pool: BlockPool, table: list[int], blocks: int) -> Sequence:
-    sequence = Sequence.throwaway([7] * (blocks * BLOCK_SIZE), table)
+    sequence = Sequence.scratch([7] * (blocks * BLOCK_SIZE), table)
     sequence.block_generations.extend(pool.generations[block] for block in table)
     return sequence
 

@@ -21,7 +21,7 @@ from engine.errors import CheckpointError
 from engine.loader import Loader, ModelLoader
 from engine.plan import SchedulerLimits
 from engine.protocol import HostConfig, HostReady, ModelFailed, ModelSpec
-from engine.weights.digests import expect_sound, fingerprint
+from engine.weights.digests import check_sound, fingerprint
 from kernels.cpu import functions
 from kernels.cpu.build import BuildError
 from kernels.torch_build import has_gpus
@@ -118,7 +118,7 @@ def find_model(spec: ModelSpec, config: HostConfig) -> BootstrapModel | None:
         if not path.exists():
             return None
         if (records := store.digests()) is not None:
-            expect_sound(directory, records)
+            check_sound(directory, records)
         program, weights_at = _read(path)
         if (program.library, program.fingerprint) != (library.stem, digest):
             raise ProgramError("it is of another library or checkpoint")

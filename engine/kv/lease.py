@@ -96,18 +96,18 @@ class Lease:
 
     def unheld(self, without: Collection[int] = ()) -> list[int]:
         """Return the slabs that could go at once, since no sequence holds a block of them."""
-        return [s for s in self.slabs if s not in without and not self.pool.is_held(self.grid.touching(s))]
+        return [s for s in self.slabs if s not in without and not self.pool.is_held(self.grid.blocks_in(s))]
 
     def gain(self, slab: int) -> int:
         """Take a slab and return how many blocks it brings."""
-        blocks = self.grid.brought_by(slab, self.slabs)
+        blocks = self.grid.completed_by(slab, self.slabs)
         self.slabs.add(slab)
         self.pool.add_blocks(blocks)
         return len(blocks)
 
     def lose(self, slab: int) -> None:
         self.slabs.remove(slab)
-        self.pool.remove_blocks(self.grid.touching(slab))
+        self.pool.remove_blocks(self.grid.blocks_in(slab))
 
 
 class Reservation:

@@ -96,7 +96,7 @@ class SlabAllocator:
             for slab in [slab for slab, caller in recalled.items() if caller is reservation]:
                 owner = self._policy.owners[slab]
                 assert isinstance(owner, Lease), "only what a model borrows is recalled"
-                if not owner.pool.is_held(owner.grid.touching(slab)):
+                if not owner.pool.is_held(owner.grid.blocks_in(slab)):
                     self._move(slab, reservation)
             return reservation not in recalled.values()
 
@@ -118,8 +118,8 @@ class SlabAllocator:
         with self._lock:
             for slab in sorted(lease.slabs & recalled.keys()):
                 assert lease.user is not None
-                lease.user.preempt_holders(lease.grid.touching(slab))
-                if not lease.pool.is_held(lease.grid.touching(slab)):  # else by a copy under way: next time
+                lease.user.preempt_holders(lease.grid.blocks_in(slab))
+                if not lease.pool.is_held(lease.grid.blocks_in(slab)):  # else by a copy under way: next time
                     self._move(slab, recalled[slab])
             while (claimant := self._policy.claimant_on(lease)) is not None and self._yield_slab(lease, claimant):
                 pass

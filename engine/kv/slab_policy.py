@@ -44,7 +44,7 @@ class SlabPolicy:
     def slab_for(self, lease: Lease) -> int | None:
         """Choose a slab that the model may have without disturbing any sequence."""
         if free := self.free_slabs():
-            return min(free, key=lambda slab: (-len(lease.grid.brought_by(slab, lease.slabs)), slab))
+            return min(free, key=lambda slab: (-len(lease.grid.completed_by(slab, lease.slabs)), slab))
         others = [a for a in self.leases if a is not lease and a.slabs]
         for other in sorted((a for a in others if not a.is_busy), key=lambda a: a.last_used):
             if (slab := self.cheapest(other, lease)) is not None:
@@ -63,8 +63,8 @@ class SlabPolicy:
         slabs = owner.unheld(self.recalled)
 
         def cost(slab: int) -> tuple[int, int, int]:
-            cached = owner.pool.num_cached(owner.grid.touching(slab))
-            return cached, -len(taker.grid.brought_by(slab, taker.slabs)), slab
+            cached = owner.pool.num_cached(owner.grid.blocks_in(slab))
+            return cached, -len(taker.grid.completed_by(slab, taker.slabs)), slab
 
         return min(slabs, key=cost) if slabs else None
 

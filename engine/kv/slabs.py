@@ -22,15 +22,15 @@ class SlabGrid(NamedTuple):
     def fits(self) -> bool:
         return 2 * self.block_bytes <= self.slab_bytes
 
-    def touching(self, slab: int) -> range:
+    def blocks_in(self, slab: int) -> range:
         """Return the blocks that have a byte in the slab, of those that lie inside the arena."""
         first = slab * self.slab_bytes // self.block_bytes
         return range(first, min(-(-(slab + 1) * self.slab_bytes // self.block_bytes), self.capacity))
 
-    def brought_by(self, slab: int, owned: Collection[int]) -> range:
+    def completed_by(self, slab: int, owned: Collection[int]) -> range:
         """Return the blocks that the slab completes for a model that has `owned` already: its own, and those that straddle into a neighbour which is
         there."""
-        blocks = self.touching(slab)
+        blocks = self.blocks_in(slab)
         start, end = slab * self.slab_bytes, (slab + 1) * self.slab_bytes
         lacks_left = blocks.start * self.block_bytes < start and slab - 1 not in owned
         lacks_right = blocks.stop * self.block_bytes > end and slab + 1 not in owned

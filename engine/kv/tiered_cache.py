@@ -78,7 +78,7 @@ class TieredCache:
     def touch(self, hashes: Sequence[bytes]) -> None:
         self._host.touch(hashes)
 
-    def settle(self, hashes: Sequence[bytes]) -> None:
+    def end_chain(self, hashes: Sequence[bytes]) -> None:
         self._host.refresh(hashes)
 
     # Fetches

@@ -38,7 +38,7 @@ class Tiers(Protocol):
     def touch(self, hashes: Sequence[bytes]) -> None:
         """Note that a chain was found, on the device or in a tier."""
 
-    def settle(self, hashes: Sequence[bytes]) -> None:
+    def end_chain(self, hashes: Sequence[bytes]) -> None:
         """Note that a chain has ended: its tail is worth less than its head."""
 
     def lookup(self, hashes: Sequence[bytes], with_disk: bool) -> TierHit:
@@ -79,7 +79,7 @@ class NoTiers:
     def touch(self, hashes: Sequence[bytes]) -> None:
         pass
 
-    def settle(self, hashes: Sequence[bytes]) -> None:
+    def end_chain(self, hashes: Sequence[bytes]) -> None:
         pass
 
     def lookup(self, hashes: Sequence[bytes], with_disk: bool) -> TierHit:

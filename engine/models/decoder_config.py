@@ -12,7 +12,7 @@ from engine.errors import CheckpointError
 from engine.layers.attention import AttentionShape
 from engine.layers.norm import NormKind
 from engine.layers.rotary import RotaryRule, read_rotary_rule
-from engine.weights.config import flag, number, positive_int, quantization
+from engine.weights.config import flag, number, positive_int, quantization_method
 from engine.weights.quantization import METHODS
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -67,7 +67,7 @@ class DecoderConfig:
     ) -> Self:
         """`own`: the fields that a family adds. Without `layers` every layer sees everything."""
         refuse_unless(config, activation_key, activation)
-        method = quantization(config)
+        method = quantization_method(config)
         if method is not None and method not in quantizations:
             supported = ["float32", "float16", "bfloat16", *quantizations]
             raise CheckpointError(

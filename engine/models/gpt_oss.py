@@ -16,7 +16,7 @@ from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RotaryRule, parse_rotary_rule
 from engine.models.decoder import Decoder, DecoderLayer, load_decoder
 from engine.models.decoder_config import DecoderConfig, LayerKind, mixed_layers, read_top_k, sliding_window
-from engine.weights.config import flag, number, positive_int, quantization
+from engine.weights.config import flag, number, positive_int, quantization_method
 from engine.weights.loader import WeightLoader
 from kernels.activation import clamped_swiglu
 from kernels.mxfp4 import BLOCK, Mxfp4Weight
@@ -41,7 +41,7 @@ class GptOssConfig(DecoderConfig):
 def parse_config(config: Mapping[str, Any]) -> GptOssConfig:
     hidden, intermediate = positive_int(config, "hidden_size"), positive_int(config, "intermediate_size")
     num_experts = positive_int(config, "num_local_experts", config.get("num_experts", 128))
-    mxfp4 = quantization(config) == "mxfp4"
+    mxfp4 = quantization_method(config) == "mxfp4"
     if mxfp4 and (hidden % BLOCK or intermediate % BLOCK):
         raise CheckpointError(
             f"config.json has hidden_size {hidden} and intermediate_size {intermediate}: "

@@ -54,7 +54,7 @@ def flag(config: Mapping[str, Any], key: str, default: bool) -> bool:
     return value
 
 
-def quantization(config: Mapping[str, Any]) -> str | None:
+def quantization_method(config: Mapping[str, Any]) -> str | None:
     """Return the method by which the weights are quantized; None where they are not."""
     described = config.get("quantization_config")
     if not described:

@@ -70,7 +70,7 @@ class _Found(NamedTuple):
         return (self.size, self.written_at, self.inode) == (status.st_size, status.st_mtime_ns, status.st_ino)
 
 
-def expect_sound(directory: Path, folder: Path) -> None:
+def check_sound(directory: Path, folder: Path) -> None:
     """Raise CheckpointError for a checkpoint in which damage was found, or that was written into. `folder`: of the records of first loads."""
     record = _record_of(directory, folder)
     for name, found in _read(record).items():
@@ -111,7 +111,7 @@ def verify(directory: Path, folder: Path, pause: Callable[[float], None] = time.
     return not any(found.is_damaged for found in now.values())
 
 
-def verify_later(
+def verify_in_background(
     directory: Path, folder: Path, on_damage: Callable[[], None], first_after_s: float = _FIRST_AFTER_S
 ) -> None:
     """Verify in a thread, once in a process for each state of the files."""

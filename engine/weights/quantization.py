@@ -206,7 +206,7 @@ def join(parts: Sequence[Packed], names: Sequence[str]) -> Packed:
     )
 
 
-def by_expert(weight: Weight, experts: int, name: str) -> Weight:
+def split_experts(weight: Weight, experts: int, name: str) -> Weight:
     """Split experts' matrices [experts * rows, columns] into [experts, rows, columns]."""
     if isinstance(weight, torch.Tensor):
         return weight.view(experts, -1, weight.shape[1])

@@ -11,8 +11,8 @@ FRESH = (
     ),
     Mutant(
         "engine/scheduler.py",
-        "        self.tiers.unpin(sequence)\n        self.tiers.settle",
-        "        self.tiers.settle",
+        "        self.tiers.unpin(sequence)\n        self.tiers.end_chain",
+        "        self.tiers.end_chain",
         "the slots of a sequence that has ended stay pinned for ever",
     ),
     Mutant(

@@ -58,7 +58,7 @@ class FakeTiers:
     def touch(self, hashes: Sequence[bytes]) -> None:
         pass
 
-    def settle(self, hashes: Sequence[bytes]) -> None:
+    def end_chain(self, hashes: Sequence[bytes]) -> None:
         pass
 
     def lookup(self, hashes: Sequence[bytes], with_disk: bool) -> TierHit:

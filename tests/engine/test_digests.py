@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import CheckpointError
-from engine.weights.digests import expect_sound, verify, verify_later
+from engine.weights.digests import check_sound, verify, verify_in_background
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def flip(file: Path, *, secretly: bool) -> None:
 def test_a_checkpoint_that_stays_as_it_is_is_sound(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert looks(checkpoint)
     assert looks(checkpoint)
-    expect_sound(checkpoint, checkpoint.parent)
+    check_sound(checkpoint, checkpoint.parent)
     assert caplog.messages == []
 
 
@@ -53,10 +53,10 @@ def test_damage_is_named_and_refused_until_the_file_is_fetched_again(
     assert f"{file} is damaged" in caplog.text
     for _ in range(2):
         with pytest.raises(CheckpointError, match=r"model-2\.safetensors is damaged: .* fetch the checkpoint again"):
-            expect_sound(checkpoint, checkpoint.parent)
+            check_sound(checkpoint, checkpoint.parent)
         assert not looks(checkpoint), "it is not forgotten"
     file.write_bytes(whole)
-    expect_sound(checkpoint, checkpoint.parent)
+    check_sound(checkpoint, checkpoint.parent)
     assert looks(checkpoint)
 
 
@@ -66,10 +66,10 @@ def test_a_file_that_was_written_into_is_refused_before_it_is_loaded(checkpoint:
     whole = file.read_bytes()
     flip(file, secretly=False)
     with pytest.raises(CheckpointError, match=r"model-1\.safetensors is damaged: .* by renaming, or remove "):
-        expect_sound(checkpoint, checkpoint.parent)
+        check_sound(checkpoint, checkpoint.parent)
     assert not looks(checkpoint), "whoever serves it already is told"
     file.write_bytes(whole)
-    expect_sound(checkpoint, checkpoint.parent)
+    check_sound(checkpoint, checkpoint.parent)
 
 
 def test_a_file_in_the_place_of_another_is_another_and_that_is_said(
@@ -79,11 +79,11 @@ def test_a_file_in_the_place_of_another_is_another_and_that_is_said(
     other = checkpoint / "partial"
     other.write_bytes(os.urandom(10_000))
     other.replace(checkpoint / "model-1.safetensors")
-    expect_sound(checkpoint, checkpoint.parent)
+    check_sound(checkpoint, checkpoint.parent)
     with caplog.at_level(logging.WARNING):
         assert looks(checkpoint)
     assert "model-1.safetensors was replaced since its last load, and holds other bytes" in caplog.text
-    expect_sound(checkpoint, checkpoint.parent)
+    check_sound(checkpoint, checkpoint.parent)
 
 
 def test_a_record_that_is_damaged_is_made_again(checkpoint: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_record_that_is_damaged_is_made_again(checkpoint: Path) -> None:
     (record,) = checkpoint.parent.glob("*.json")
     whole = record.read_text()
     record.write_text(whole[:20])
-    expect_sound(checkpoint, checkpoint.parent)
+    check_sound(checkpoint, checkpoint.parent)
     assert looks(checkpoint)
     assert record.read_text() == whole
 
@@ -100,5 +100,5 @@ def test_whoever_serves_damage_is_told(checkpoint: Path) -> None:
     assert looks(checkpoint)
     flip(checkpoint / "model-1.safetensors", secretly=True)
     told = threading.Event()
-    verify_later(checkpoint, checkpoint.parent, told.set, first_after_s=0.0)
+    verify_in_background(checkpoint, checkpoint.parent, told.set, first_after_s=0.0)
     assert told.wait(30)

@@ -269,9 +269,9 @@ def test_owned_slabs_bring_exactly_the_blocks_that_lie_in_them(
     for slab in data.draw(st.lists(st.integers(0, num_slabs - 1), max_size=20)):
         if slab in owned:
             owned.remove(slab)
-            usable -= set(grid.touching(slab))
+            usable -= set(grid.blocks_in(slab))
         else:
-            brought = grid.brought_by(slab, owned)
+            brought = grid.completed_by(slab, owned)
             assert len(brought) >= 1
             assert not usable & set(brought)
             usable |= set(brought)
