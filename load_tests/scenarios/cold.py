@@ -8,6 +8,7 @@
 """
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -253,7 +254,7 @@ class Bench:
         return {"name": name, "source": self._source, "residency": residency, **more}
 
     def _site(self, *models: dict[str, Any], **engine: Any) -> SiteProcess:
-        return SiteProcess("bench-cold", self._engine | engine, list(models))
+        return SiteProcess(f"bench-cold-{os.getpid()}", self._engine | engine, list(models))
 
 
 def one_token(model: str) -> dict[str, Any]:
