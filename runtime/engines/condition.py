@@ -1,7 +1,4 @@
-"""What waits for memory, or to be taken, looks again: a request has ended, or a model, on whichever device.
-
-Unlike asyncio's own, it has no lock: all of it happens in one event loop.
-"""
+"""A condition variable for one event loop: tasks that wait for something to change look again at each notice. Unlike asyncio's own it has no lock."""
 
 import asyncio
 

@@ -3,13 +3,13 @@
 Its supervisor (supervisor.py) says when a host comes and goes. Refuses to know processes, text, HTTP and its siblings (fleet.py).
 """
 
-import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal
 
 from engine.client import EngineClient, EngineError, ProgressCallback
 from engine.protocol import HostReady, ModelInfo, ModelLoad, ModelSpec, StepOutput
+from runtime.engines.condition import Condition
 from runtime.engines.progress import ProgressWatch
 from runtime.engines.restarts import RestartHistory
 from runtime.engines.running_host import Launcher, RunningHost
@@ -42,7 +42,7 @@ class DeviceHost:
         self.on_up: Callable[[], None] = lambda: None
         self._host: RunningHost | None = None
         self._ended: str | None = None  # why nothing open is waited for any longer
-        self._changed = asyncio.Event()  # replaced at every change of host
+        self._changed = Condition()  # a host has come or gone, or none is waited for any longer
         self._step_observers: list[Callable[[StepOutput], None]] = []
 
     @property
@@ -132,7 +132,7 @@ class DeviceHost:
     def stop_waiting(self, reason: str) -> None:
         """Note that no further host comes."""
         self._ended = reason
-        self._notify()
+        self._changed.notify_all()
 
     def set_up(self, host: RunningHost) -> None:
         """Take the host that the supervisor has started."""
@@ -140,7 +140,7 @@ class DeviceHost:
         host.client.on_step(self._note_step)
         self._host = host
         self.state, self.reason = "up", ""
-        self._notify()
+        self._changed.notify_all()
         self.on_up()
 
     def set_down(self, reason: str) -> None:
@@ -149,7 +149,7 @@ class DeviceHost:
         self.progress.end()
         self.state, self.reason = "restarting", reason
         self.restarts.note_death(reason)
-        self._notify()
+        self._changed.notify_all()
         self.on_down(reason)
 
     def forget_host(self) -> None:
@@ -164,7 +164,3 @@ class DeviceHost:
             self.restarts.note_answer()
         for observer in self._step_observers:
             observer(step)
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()

@@ -64,7 +64,7 @@ class ProcessLauncher:
     async def launch(self, *, standby: bool = False, afresh: bool = False) -> "HostProcess":
         config = host_config(self._config, self._device, self._owner, self._claim_tier_place())
         place = SocketDirectory()
-        bootstraps, self._bootstraps = self._bootstraps, False
+        bootstraps, self._bootstraps = self._bootstraps and not (standby or afresh), False
         try:
             process = await _start(
                 *("--address", place.address, "--parent", str(os.getpid())),

@@ -51,7 +51,7 @@ class Models:
             for config in site.models
         }
         states = tuple(self._states.values())
-        self._changed = Condition()
+        self._changed = Condition()  # a request has ended, or a model has woken or fallen asleep, on whichever device
         memory = HostMemory(states, tier, clock)
         budgets = tuple(
             DeviceBudget(states, host, memory, site.engine, self._changed, on_eviction, clock) for host in fleet.hosts

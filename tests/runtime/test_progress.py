@@ -1,0 +1,78 @@
+"""Liveness is progress: what counts as some, and for how long a host may have work without any."""
+
+import pytest
+
+from engine.protocol import StepOutput, TokenOutput
+from runtime.engines import progress
+from runtime.engines.progress import ProgressWatch
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+@pytest.fixture
+def watch(clock: Clock) -> ProgressWatch:
+    watch = ProgressWatch(start_timeout_s=30.0, step_deadline_s=5.0)
+    watch.begin()
+    return watch
+
+
+def frame(step: int, *outputs: TokenOutput) -> StepOutput:
+    return StepOutput(step, outputs, {})
+
+
+def test_a_host_without_work_is_never_stuck(watch: ProgressWatch, clock: Clock) -> None:
+    watch.note_step(frame(0))
+    clock.now += 1000.0
+    assert watch.why_stuck() is None
+
+
+def test_one_that_has_said_nothing_yet_has_longer_than_one_that_has(watch: ProgressWatch, clock: Clock) -> None:
+    with watch.expected():
+        clock.now += 30.0
+        assert watch.why_stuck() is None
+        clock.now += 0.1
+        assert watch.why_stuck() == "the engine host did not answer within 30 s"
+        watch.note_step(frame(0))
+        clock.now += 5.1
+        assert watch.why_stuck() == "the engine host has work and took no step for 5 s"
+
+
+def test_heartbeats_and_errors_are_no_progress_but_steps_answers_and_bytes_are(
+    watch: ProgressWatch, clock: Clock
+) -> None:
+    watch.note_step(frame(1))
+    with watch.expected():
+        clock.now += 5.1
+        assert not watch.note_step(frame(1))
+        assert not watch.note_step(frame(1, TokenOutput("a", finish_reason="error")))
+        assert watch.why_stuck() is not None
+        for note in (
+            lambda: watch.note_step(frame(2)),
+            lambda: watch.note_step(frame(2, TokenOutput("a", (5,)))),
+            watch.note_bytes,
+        ):
+            note()
+            assert watch.why_stuck() is None
+            clock.now += 5.1
+            assert watch.why_stuck() is not None
+
+
+def test_it_is_quiet_since_its_last_work_ended_once_it_has_spoken(watch: ProgressWatch, clock: Clock) -> None:
+    assert watch.quiet_since is None
+    watch.note_step(frame(0))
+    assert watch.quiet_since == 100.0
+    with watch.expected():
+        assert watch.quiet_since is None
+        clock.now += 3.0
+    assert watch.quiet_since == 103.0
+    watch.end()
+    assert watch.quiet_since is None

@@ -1,0 +1,35 @@
+"""What a device's deaths lead to: pauses that double, a start afresh after crashes, and no hope after three."""
+
+from runtime.engines.restarts import AFRESH_AFTER, FIRST_PAUSE_S, HOPELESS_AFTER, LONGEST_PAUSE_S, RestartHistory
+
+
+def test_the_first_death_costs_no_pause_and_later_ones_ever_more_up_to_a_bound() -> None:
+    history = RestartHistory()
+    pauses = []
+    for number in range(12):
+        history.note_death(f"death {number}")
+        pauses.append(history.pause_s)
+    assert pauses[:4] == [0.0, FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
+    assert pauses[-1] == LONGEST_PAUSE_S
+    assert history.last_death == "death 11"
+
+
+def test_there_is_hope_again_when_a_host_answers_or_has_lived() -> None:
+    for live in (RestartHistory.note_answer, RestartHistory.note_long_life):
+        history = RestartHistory()
+        for _ in range(HOPELESS_AFTER):
+            assert not history.is_hopeless
+            history.note_death("it was killed")
+        assert history.is_hopeless
+        live(history)
+        assert (history.is_hopeless, history.pause_s) == (False, 0.0)
+
+
+def test_crashes_in_a_row_ask_for_a_start_afresh_and_another_end_forgets_them() -> None:
+    history = RestartHistory()
+    for _ in range(AFRESH_AFTER):
+        assert not history.wants_afresh
+        history.note_exit(has_crashed=True)
+    assert history.wants_afresh
+    history.note_exit(has_crashed=False)
+    assert not history.wants_afresh
