@@ -258,7 +258,7 @@ class _Client(ABC):
 def _settled(waiting: dict[str, asyncio.Future[T]], name: str, future: asyncio.Future[T]) -> None:
     waiting.pop(name, None)
     if not future.cancelled():
-        future.exception()  # whoever asked may have left meanwhile, as when a site stops: then there is nobody to tell
+        future.exception()  # the caller may have left meanwhile, as when a site stops: then there is none to tell
 
 
 def _resolve(waiting: dict[str, asyncio.Future[T]], name: str, answer: T) -> None:

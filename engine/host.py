@@ -77,7 +77,7 @@ class EngineHost:
         self._is_stopping = True
 
     def run(self) -> None:
-        """Serve until told to stop; then say so at once, for whoever goes on with the open sequences elsewhere."""
+        """Serve until told to stop; then say so at once: the open sequences go on elsewhere."""
         self._loader.start()
         while not self._is_stopping and not self._is_orphaned():
             for command in self._transport.receive(self._receive_timeout_s()):
@@ -130,7 +130,7 @@ class EngineHost:
 
     def _submit(self, submit: Submit) -> None:
         if any(model.engine.has(submit.sequence_id) for model in self._models.values()):
-            # Its front end has told whoever came second. From here an error of that id would reach, and end, the first.
+            # Its front end has refused the second. From here an error of that id would reach, and end, the first.
             log.error("sequence %s is open already; the second of this id is dropped", submit.sequence_id)
             return
         model = self._models.get(submit.model)

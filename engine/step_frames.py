@@ -27,7 +27,7 @@ class StepFrames:
         self._outputs += outputs
 
     def note_progress(self) -> None:
-        """Count what is no step and yet progress, for whoever watches this host."""
+        """Count what is no step and yet progress, for the front end that watches this host."""
         self._num_steps += 1
 
     @property

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How long the load of a model that has a program waits: for anybody to ask for a model, and for the first answer of whoever waits for one.
+# How long the load of a model that has a program waits: for a model to be asked for, and for the first answer where a request waits for one.
 _UNASKED_S = 0.5
 _FIRST_ANSWER_S = 0.2
 _SEQUENCES = 4  # of full length, for which there is room

@@ -2,7 +2,7 @@
 
 It takes up to `rows` tokens at once, of any sequences: a prompt's tokens, too, are queries with a context each, since keys and values of all of
 them are written before one is read. In a file of its own, beside what of the weights lies in no file of the checkpoint as the program wants it.
-Knows the byte format; refuses to know torch, and who computes.
+Knows the byte format; refuses to know torch, and what computes.
 
     magic (8) | length of the JSON (8) | digest of the JSON (32) | JSON | zeros up to a page | weights, each from a cache line on | their CRC-32 (4)
 """

@@ -187,7 +187,7 @@ class _Transcription:
 
 
 class BackgroundRecorder:
-    """A thread that records and writes a program when nobody waits any more, and ends by itself."""
+    """A thread that records and writes a program when no request waits any more, and ends by itself."""
 
     def __init__(self, make: Callable[[], RecordedProgram | None], first_after_s: float = _FIRST_AFTER_S) -> None:
         self._make: Callable[[], RecordedProgram | None] | None = make

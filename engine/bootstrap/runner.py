@@ -1,7 +1,7 @@
 """Runs a bootstrap program as an engine's runner: chunks in, tokens out, with neither torch nor tensors.
 
 Tokens go through the program in order, as many at a time as it takes: each finds the keys and values of those before it in the cache. Knows
-addresses and what lies there; refuses to know who waits for the tokens.
+addresses and what lies there; refuses to know what waits for the tokens.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """When a model's next request is to be expected: from the gaps between its last ones, and from the hours of the day at which it is used.
 
-Pure arithmetic over times it is given (seconds of the wall clock). Refuses to know what anybody does with the expectation.
+Pure arithmetic over times it is given (seconds of the wall clock). Refuses to know what is done with the expectation.
 """
 
 HOUR_S = 3600.0

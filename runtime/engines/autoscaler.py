@@ -1,7 +1,7 @@
 """Carries out what scaling.py decides: wakes a hot model on one more device that has room, and lets a replica sleep when the others do without it.
 
-A further replica's weights come from the host memory where the first one's lie, not from the checkpoint. Nobody is put to sleep for it; whoever needs
-its memory later gets it before anybody's only replica. A replica that goes takes no new sequences, and sleeps when its last has ended.
+A further replica's weights come from the host memory where the first one's lie, not from the checkpoint. No model is put to sleep for it; one that
+needs its memory later gets it before another's only replica goes. A replica that goes takes no new sequences, and sleeps when its last has ended.
 """
 
 import asyncio

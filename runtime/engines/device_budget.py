@@ -1,7 +1,7 @@
-"""Memory for weights on one device: which models hold some, who is put to sleep for whom, in which order the waking get it.
+"""Memory for weights on one device: which models hold some, which is put to sleep for which, in which order the waking get it.
 
 Decisions are residency.py's; this carries them out. One model at a time is given memory, first come first served: nothing overtakes a large model for
-ever. Whoever is in use is waited for; after a while the ones in the way take no new requests until the waiting model has had its turn.
+ever. Models in use are waited for; after a while the ones in the way take no new requests until the waiting model has had its turn.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _WORKSPACE = 0.1  # of a CUDA device's free memory, for activations and librarie
 class Suitability(NamedTuple):
     """A rank of devices for one more model: the least is the best."""
 
-    delay: int  # 0: its host is up, 1: soon, 2: who knows
+    delay: int  # 0: its host is up, 1: soon, 2: unknown
     crowding: int  # 0: there is room, 1: others sleep for it, 2: others are waited for
     num_bytes: int  # of the others' weights
     num_models: int
@@ -55,7 +55,7 @@ class DeviceBudget:
         self._changed = changed
         self._on_eviction = on_eviction
         self._clock = clock
-        self._turn = asyncio.Lock()  # fair: whoever asks first is served first
+        self._turn = asyncio.Lock()  # fair: first come, first served
 
     async def acquire(self, state: ModelState) -> bool:
         """Return when the model has memory on this device, true if others were put to sleep for it. Raises EngineError when it never can have."""
@@ -82,7 +82,7 @@ class DeviceBudget:
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._changed.wait(), min(waits_s) + 0.001 if waits_s else None)
                 self._replica(state).holds_memory = True
-                # All at once, before anybody else has a turn to use one of them.
+                # All at once, before a request has a turn to use one of them.
                 asleep = [self._begin_sleep(self._states[name]) for name in plan.evict]
                 await asyncio.gather(*map(asyncio.shield, asleep))
                 return bool(plan.evict)
@@ -109,7 +109,7 @@ class DeviceBudget:
         return Suitability(delay, crowding, held, len(others), self._host.index)
 
     def could_take_quietly(self, state: ModelState) -> bool:
-        """Return whether there is room for a model that no request has asked for: nobody may be put to sleep who is expected as soon."""
+        """Return whether there is room for a model that no request has asked for: none may be put to sleep that is expected as soon."""
         if self._turn.locked():
             return False
         plan = make_room(state.num_bytes, self.weights_limit(), self._candidates())
@@ -156,7 +156,7 @@ class DeviceBudget:
             where = "host" if self._memory.holds(state) else "disk"
             log.info("model %s sleeps (%s)", state.name, where)
             self._on_eviction(state.name, where)
-        finally:  # whoever wakes it again waits for this first
+        finally:  # its next wake waits for this first
             self._replica(state).falling_asleep = None
             self.release(state)
 

@@ -14,7 +14,7 @@ from runtime.engines.model_state import ModelState
 from runtime.engines.prefixes import chain_of
 from runtime.engines.replica import Replica
 
-# Where nobody has measured: neither this replica nor a sibling has computed anything. As long as they are equal everywhere, only tokens count.
+# Where there is no measurement: neither this replica nor a sibling has computed anything. As long as they are equal everywhere, only tokens count.
 PREFILL_TOKENS_PER_S = 2000.0
 DECODE_TOKENS_PER_S = 50.0
 # By which a sequence lengthens its neighbours' steps, as the router assumes as well; how crowded a host already is, its measured rate says.

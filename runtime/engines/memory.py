@@ -11,7 +11,7 @@ def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgr
     limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
     if limit is None or used is None:  # "max": no limit
         return machine
-    # Pages of files that nobody has touched lately are counted as used, and given back for the asking.
+    # Pages of files that were not touched lately are counted as used, and given back for the asking.
     droppable = _statistics(cgroup / "memory.stat").get("inactive_file", 0)
     left = max(0, limit - used + droppable)
     return left if machine is None else min(machine, left)

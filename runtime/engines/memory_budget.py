@@ -16,7 +16,7 @@ from runtime.engines.tier_directory import TierDirectory
 from sites.config import ConfigError
 from sites.site import EngineConfig, ModelConfig, SiteConfig
 
-# Of the memory that nothing else takes, for weights where the site file names no size: the rest is the KV cache's, the engine's and everybody else's.
+# Of the memory that nothing else takes, for weights where the site file names no size: the rest is the KV cache's, the engine's and other processes'.
 SHARE = 0.5
 
 
@@ -99,5 +99,5 @@ def _taken(directory: Path) -> int:
         try:
             taken += 512 * path.stat().st_blocks
         except OSError:
-            continue  # somebody has just removed it
+            continue  # it has just been removed
     return taken

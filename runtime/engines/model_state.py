@@ -1,4 +1,4 @@
-"""One model of the site: what is configured, what is known of it, who wants it, and its replicas, one for each device.
+"""One model of the site: what is configured, what is known of it, how much it is wanted, and its replicas, one for each device.
 
 State and the facts that follow from it; models.py, wakes.py and device_budget.py change it. Refuses to know how anything is loaded.
 """
@@ -111,7 +111,7 @@ class ModelState:
     def device_candidate(
         self, replica: Replica, monotonic: float, now: float, is_in_host_memory: bool
     ) -> EvictionCandidate:
-        """Describe a replica that holds memory of its device. One that the model could do without gives way before anybody's only one."""
+        """Describe a replica that holds memory of its device. One that the model could do without gives way before another model's only one."""
         is_spare = self.is_spare(replica)
         return EvictionCandidate(
             self.name,

@@ -1,8 +1,8 @@
 """The site's models: a request gets one that is awake, and each of its sequences a replica to be computed on.
 
 A model wakes at start, for its first request, or shortly before that is expected; requests that come meanwhile wait for the same waking. What a
-request uses stays awake somewhere. Puts together who decides: wake_queue.py (who waits), device_budget.py and residency.py (who sleeps for whom),
-wakes.py (how one wakes), foresight.py, autoscaler.py and recovery.py (what happens unasked). Refuses to know HTTP and torch.
+request uses stays awake somewhere. Puts together the parts that decide: wake_queue.py (requests that wait), device_budget.py and residency.py (what
+sleeps for what), wakes.py (how one wakes), foresight.py, autoscaler.py and recovery.py (what happens unasked). Refuses to know HTTP and torch.
 """
 
 import asyncio
@@ -116,13 +116,13 @@ class Models:
             if self._fleet.is_ending:
                 reason = self._fleet.why_down or "the site is ending"
                 raise EngineError("overloaded", f"{reason}; try again in a moment")
-            if awake := state.awake:  # whose host has just died: who watches it will know in a moment
+            if awake := state.awake:  # its host has just died: its supervisor will know in a moment
                 await awake[0].host.until_changed()
             else:
                 await self._queue.until_awake(state)
 
     def hint(self, name: str) -> None:
-        """Begin to wake the model if it sleeps, and there is room or somebody less expected: a request is on its way."""
+        """Begin to wake the model if it sleeps, and there is room, or a model that is less expected: a request is on its way."""
         state = self._states[name]
         if state.is_asleep and not state.history.is_given_up:
             state.demand.arrivals.note(self._clock())

@@ -1,7 +1,7 @@
 """Which prompts a model's replica has computed lately, as far as the runtime knows: chains of digests over a few tokens each.
 
 A guess about the engine's prefix cache, bounded by what that could hold; being wrong costs time, never an answer. Digests begin with the tenant's
-salt, so that no tenant's prompts say anything about another's. Refuses to know who asks.
+salt, so that no tenant's prompts say anything about another's. Refuses to know what asks.
 """
 
 from array import array

@@ -23,7 +23,7 @@ class ProgressWatch:
 
     @property
     def quiet_since(self) -> float | None:
-        """Since when the host has answered and had no work: the time at which a standby costs nobody anything."""
+        """Since when the host has answered and had no work: the time at which making a standby costs no request anything."""
         return self._idle_since if self.has_spoken and not self._work else None
 
     def begin(self) -> None:
@@ -52,7 +52,7 @@ class ProgressWatch:
         self._progress_at = time.monotonic()
 
     def note_step(self, step: StepOutput) -> bool:
-        """Return whether the host has answered somebody: errors are no progress."""
+        """Return whether the host has answered a request: errors are no progress."""
         self.has_spoken = True
         has_answered = any(output.finish_reason not in ("error", "abort") for output in step.outputs)
         if has_answered or step.step != self._last_step:

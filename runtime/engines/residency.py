@@ -1,4 +1,4 @@
-"""Who gives way: which models sleep so that another may wake, and when that may happen.
+"""Eviction: which models sleep so that another may wake, and when that may happen.
 
 A pure policy over what it is told of every model; it touches nothing. A model is worth keeping for what its loss is expected to cost: the time its
 waking takes, over the time until its next use, per byte that it holds. What has just woken stays for a while, so that two models cannot

@@ -31,7 +31,7 @@ class RunningHost(Protocol):
 
 class Launcher(Protocol):
     async def launch(self, *, standby: bool = False, afresh: bool = False) -> RunningHost:
-        """`standby`: nobody waits for it; it is made ready thoroughly and out of everybody's way. `afresh`: it believes no file that hosts before it
+        """`standby`: no request waits for it; it is made ready thoroughly and at low priority. `afresh`: it believes no file that hosts before it
         have generated, and removes them."""
 
     def close(self) -> None:

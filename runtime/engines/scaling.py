@@ -14,7 +14,7 @@ from engine.protocol import ModelLoad
 
 HOT_FOR_S = 3.0
 COOL_SHARE = 0.25  # of the wait at which a model is hot
-_DECODE_TOKENS = 64  # that one who runs has still to produce, where a newcomer waits for its turn
+_DECODE_TOKENS = 64  # that a running sequence has still to produce, where a new one waits for its turn
 
 Verdict = Literal["more", "less", "stay"]
 

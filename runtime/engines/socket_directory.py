@@ -16,7 +16,7 @@ from runtime.engines.tier_directory import try_lock
 
 log = logging.getLogger("pilotlight.engine")
 
-LATER_S = 5.0  # nobody waits for it: a start has better things to do
+LATER_S = 5.0  # no request waits for it: a start has better things to do
 _PREFIX = "pilotlight-ipc-"  # short: a socket's whole path has 107 bytes
 _LOCK = "site.lock"
 
@@ -29,7 +29,7 @@ class SocketDirectory:
             lock = None
             try:
                 lock = try_lock(self.directory, _LOCK)
-            except FileNotFoundError:  # who removes the dead came between the directory and its lock
+            except FileNotFoundError:  # another site's clean-up came between the directory and its lock
                 continue
             except BaseException:
                 shutil.rmtree(self.directory, ignore_errors=True)
@@ -56,7 +56,7 @@ def remove_dead(root: Path | None = None) -> None:
         try:
             status = os.lstat(directory)
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-                continue  # in a folder that is everybody's
+                continue  # the folder is shared by all users
             lock = try_lock(directory, _LOCK)
             if lock is None:
                 continue

@@ -57,7 +57,7 @@ class Supervisor:
             started_at = time.monotonic()
             try:
                 reason = await self._run_one()
-            except Exception as error:  # whatever it is, the site must not be left without anyone who starts hosts
+            except Exception as error:  # whatever it is, the site must not be left without what starts hosts
                 log.exception("supervising the engine host")
                 reason = f"the engine host could not be supervised: {error!r}"
                 self._down(reason)
@@ -99,8 +99,8 @@ class Supervisor:
         self.device_host.set_down(reason)
 
     async def _greet(self, host: RunningHost, launched_at: float | None) -> None:
-        """`launched_at`: of a host whose start somebody waits for."""
-        with suppress(EngineError):  # it died: whoever watches it knows
+        """`launched_at`: of a host whose start requests wait for."""
+        with suppress(EngineError):  # it died: `_until_dead` knows
             self.device_host.ready = ready = await host.client.hello()
             if launched_at is not None:
                 phases = [(f"engine {name}", seconds) for name, seconds in ready.phases]

@@ -87,7 +87,7 @@ def kv_places(site: str, num_devices: int) -> list[TierDirectory]:
 
 
 def owners_of(site: str, num_devices: int) -> list[str]:
-    """Return who keeps something beyond an engine host's life: the site, and each further one of its devices."""
+    """Return the owners of what is kept beyond an engine host's life: the site, and each further one of its devices."""
     return [site if index == 0 else f"{site}@{index}" for index in range(num_devices)]
 
 

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from wire.errors import ApiError
 
-# From the checkpoint; from host memory; somebody else slept for it; its host had died; a further replica, from the host memory of the first.
+# From the checkpoint; from host memory; another model slept for it; its host had died; a further replica, from the host memory of the first.
 Clock = Literal["disk", "host", "swap", "crash", "sibling"]
 RETRY_FAILED_S = 10.0  # a load that failed is tried again by a request after so long
 # For routers' asking and for models that stay on the device the time doubles with each failure, up to this: what is broken for good must not be
@@ -44,7 +44,7 @@ class WakeHistory:
 
     @property
     def is_given_up(self) -> bool:
-        """The last one failed, too lately for another to be begun by anybody but a request that is here."""
+        """The last one failed, too lately for another to be begun by anything but a request that is here."""
         if self.failure is None:
             return False
         retry_after_s = min(RETRY_FAILED_MAX_S, RETRY_FAILED_S * 2.0 ** min(self.failures - 1, 10))

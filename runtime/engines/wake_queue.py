@@ -1,6 +1,6 @@
 """Requests that wait for a model: the first of them wakes it, all of them share that waking, and a drain refuses those that are left.
 
-Knows which device suits a waking model best. Refuses to know how a model wakes (wakes.py) and who is put to sleep for it (device_budget.py).
+Knows which device suits a waking model best. Refuses to know how a model wakes (wakes.py) and what is put to sleep for it (device_budget.py).
 """
 
 import asyncio

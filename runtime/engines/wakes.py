@@ -1,8 +1,8 @@
 """How a model wakes on one device: its files fetched, room made, its text side read beside its weights, the waking measured.
 
-A load that fails is told to everybody who waits for the model, unless it is awake elsewhere. A chat template is part of it where nobody waits;
-who waits may want no conversation, and the template is looked at a little later. A host that dies under a load is followed by the
-next one of the same device: what kills hosts is not let loose on the others. Refuses to know who asked.
+A load that fails is told to every request that waits for the model, unless it is awake elsewhere. A chat template is part of it where no request
+waits; one that waits may be no conversation, and the template is looked at a little later. A host that dies under a load is followed by the
+next one of the same device: what kills hosts is not let loose on the others. Refuses to know what asked.
 """
 
 import asyncio
@@ -97,7 +97,7 @@ class Waker:
     async def _acquire_memory(self, state: ModelState, replica: Replica, directory: Path) -> bool:
         device = replica.host.device
         if self._config.weights_gib is None and not is_surely_cpu(device):
-            await replica.host.until_ready()  # who else knows how large the device is?
+            await replica.host.until_ready()  # which alone knows how large the device is
         if state.info is None:
             on_cpu = not device.startswith("cuda")
             state.num_bytes = await asyncio.to_thread(estimated_bytes, directory, state.config.dtype, on_cpu=on_cpu)
