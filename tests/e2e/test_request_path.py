@@ -1,0 +1,42 @@
+"""The walk of one request in ARCHITECTURE.md is what a traced request does: every function named there is entered, in that order."""
+
+import re
+
+import pytest
+
+from load_tests.local_network import ROOT
+from load_tests.request_path import Function, RequestPath, trace_request
+
+SECTIONS = {"Router": "edge_router", "Site": "runtime", "Engine host": "engine"}
+
+
+@pytest.fixture(scope="module")
+def path() -> RequestPath:
+    return trace_request(ROOT, rounds=5)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_walk_of_a_request_is_what_a_trace_enters_in_that_order(section: str, path: RequestPath) -> None:
+    entered = next(one.functions for one in path.processes if one.module.partition(".")[0] == SECTIONS[section])
+    named = walk(section)
+    assert [function for function in named if function not in entered] == []
+    positions = [entered.index(function) for function in named]
+    assert positions == sorted(positions), f"in this order: {sorted(named, key=entered.index)}"
+
+
+def walk(section: str) -> list[Function]:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    (part,) = re.findall(rf"### {section}\n(.*?)\n(?:#|[A-Z])", text, re.DOTALL)
+    return [Function(*found) for found in re.findall(r"^\d+\. `([\w/]+\.py)::([\w.]+)`", part, re.MULTILINE)]
+
+
+def test_a_request_is_one_task_in_the_router(path: RequestPath) -> None:
+    router = next(one for one in path.processes if one.module.startswith("edge_router"))
+    begun = [task for task in router.tasks if task.endswith("(new)")]
+    assert [task for task in begun if "_listen" not in task] == [
+        "HttpExchange._run (new)"
+    ]  # the other hears of the client's leaving
+
+
+def test_no_callback_is_assigned_while_a_request_runs(path: RequestPath) -> None:
+    assert path.callbacks_on_path == []
