@@ -1,4 +1,4 @@
-"""Who a request belongs to. A stand-in until accounts exist: a tenant is whoever holds the same key and account id.
+"""Tenants: the owners of requests. A stand-in until accounts exist: a tenant is whoever holds the same key and account id.
 
 Nothing is looked up; requests that send neither share the anonymous tenant. What a tenant's prompts leave in the prefix
 cache is found only with its salt (I4), so two tokens never see each other's cache even without accounts.
@@ -16,7 +16,7 @@ class Tenant(NamedTuple):
 
 
 def tenant_of(authorization: str | None, account_id: str | None) -> Tenant:
-    """Raises ApiError for credentials that are no key."""
+    """Return the tenant of a request's credentials and account. Raises ApiError for credentials that are no key."""
     key = bearer_token(authorization)
     if not key and not account_id:
         return ANONYMOUS

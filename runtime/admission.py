@@ -50,7 +50,7 @@ class Admission:
 
     @contextmanager
     def attachment(self) -> Iterator[None]:
-        """What stays open for long and is no request at work, a WebSocket: it takes nobody's place, and a drain waits for its end."""
+        """Count an open WebSocket: it is no request at work and takes nobody's place, but a drain waits for its end."""
         self.attached += 1
         self._empty.clear()
         try:
@@ -61,7 +61,7 @@ class Admission:
 
     @property
     def num_open(self) -> int:
-        """What a drain waits for."""
+        """Requests and WebSockets that a drain waits for."""
         return self.inflight + self.attached
 
     def _look_whether_empty(self) -> None:
@@ -73,18 +73,18 @@ class Admission:
         return self._draining.is_set()
 
     def drain(self) -> None:
-        """From now on nothing new is admitted."""
+        """Admit nothing new from now on."""
         self._draining.set()
 
     async def until_draining(self) -> None:
         await self._draining.wait()
 
     async def wait_until_empty(self) -> None:
-        """Returns when no request holds a permit, and nothing is attached."""
+        """Return when no request holds a permit, and nothing is attached."""
         await self._empty.wait()
 
     def expected_output(self, model: str, max_tokens: int) -> int:
-        """Twice the average: most requests end below it, and few ask for less than they are allowed."""
+        """Guess a request's output tokens as twice the average: most requests end below it, and few ask for less than they are allowed."""
         return min(max_tokens, round(2 * self._average_output.get(model, FIRST_GUESS)))
 
     def settle(self, model: str, output_tokens: int) -> None:

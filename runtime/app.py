@@ -79,7 +79,7 @@ async def _lifespan(app: SiteApp) -> AsyncIterator[None]:
 
 
 def _functions_of(site: Site, secret: str | None) -> "FunctionsService | None":
-    """None where the file names no function: what serves them takes a tenth of a second to import. Raises ManifestError."""
+    """Return the site's functions, or None where its file names none: their packages take a tenth of a second to import. Raises ManifestError."""
     config = site.config.functions
     if not config.serve and config.directory is None and config.deployments is None:
         return None

@@ -28,7 +28,7 @@ class AnswerCut(Exception):
 
 
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
-    """Never holds more than the limit: a longer body is refused while it is still coming in, and one that never ends as well."""
+    """Read a whole body. A longer one than the limit, or one that never ends, is refused while it is coming in. Raises ApiError, ClientDisconnect."""
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             return await _read_body(scope, receive, limit_bytes)
@@ -72,7 +72,7 @@ async def read_json(request: Request, kind: type[BodyT], limit_bytes: int, expec
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Does the work; cancels it, and waits until its scopes are left, as soon as the client leaves."""
+    """Do the work; cancel it, and wait until its scopes are left, as soon as the client leaves."""
     worker = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnected(receive))
     try:
@@ -101,13 +101,13 @@ async def send_json(send: Send, body: bytes, status: int = 200, headers: Headers
 
 
 async def send_error(send: Send, error: ApiError, dialect: Dialect, headers: Headers = ()) -> None:
-    """In the site's own name: a router believes what it says of the site."""
+    """Send an error in the site's own name: a router believes what it says of the site."""
     marked = [(REFUSAL, error.word)] if error.word in REFUSALS else []
     await send_json(send, error_body(error, dialect), error.status(dialect), [*error.headers(), *marked, *headers])
 
 
 def answering(scope: Scope, send: Send) -> Send:
-    """For an HTTP answer. To a WebSocket's handshake it is the answer instead of an open socket (ASGI's extension `websocket.http.response`)."""
+    """Return a `send` for an HTTP answer: to a WebSocket's handshake, one in place of an open socket (ASGI's extension `websocket.http.response`)."""
     if scope["type"] != "websocket":
         return send
 

@@ -15,7 +15,7 @@ def replace(made: Path, path: Path) -> None:
 
 
 def sync_all(path: Path) -> None:
-    """With all that lies in it."""
+    """Sync a file, or a folder with all that lies in it."""
     for each in (*path.rglob("*"), path):
         if not each.is_symlink():
             sync(each)

@@ -39,7 +39,7 @@ class Embeddings:
 
 
 class Embedder:
-    """What embedding needs: all that generating needs."""
+    """Embeddings by the parts that generate."""
 
     def __init__(self, generator: Generator) -> None:
         self.models = generator.models
@@ -65,7 +65,7 @@ class Embedder:
                 return embeddings
 
     def _check(self, request: ValidEmbedding, model: AwakeModel) -> Pooling:
-        """How its embeddings are pooled. Raises ApiError for a model that makes none, or not such as are wanted."""
+        """Return how the model's embeddings are pooled. Raises ApiError for a model that makes none, or smaller ones than are wanted."""
         if model.info.pooling is None:
             known = ", ".join(map(repr, self.models.registry.embedding_models())) or "none"
             message = f"{request.requested_model!r} generates text and makes no embeddings; embedding models of this site: {known}"
@@ -114,7 +114,7 @@ def _submit(model: str, prompt: tuple[int, ...], pooling: Pooling, tenant: Tenan
 
 
 async def _encode(model: AwakeModel, request: ValidEmbedding) -> list[tuple[int, ...]]:
-    """Every text's token ids, which the model takes."""
+    """Return every text's token ids. Raises ApiError for a text that the model does not take."""
     characters = sum(len(text) for text in request.inputs if isinstance(text, str))
 
     def encode() -> list[tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""How a process of ours ended, in words: its status, its signal, and whether the kernel took it because memory had run out.
+"""The end of a process of ours, in words: its status, its signal, and whether the kernel took it because memory had run out.
 
 Knows Linux's counters; elsewhere a SIGKILL has no reason.
 """
@@ -33,7 +33,7 @@ def oom_kills() -> int | None:
 
 
 def _of_group(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
-    """Of the second version and of the first."""
+    """Return the files in which control groups count, of their second version and of their first."""
     files = []
     with suppress(OSError):
         for line in proc.read_text().splitlines():

@@ -36,7 +36,7 @@ MANY_CHARACTERS = 16  # of a token: prose has 4, and a context full of longer on
 
 
 class Generator:
-    """What generating needs: held once per site."""
+    """The parts of a site that generate."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Generator:
 
 @contextmanager
 def as_api_errors(request_timeout_s: float) -> Iterator[None]:
-    """Whatever goes wrong behind validation, in the words a client is told."""
+    """Raise whatever goes wrong behind validation as an ApiError."""
     try:
         yield
     except TimeoutError:
@@ -150,12 +150,12 @@ class Generation:
         return self._processors[0].finish_reason if self.is_finished else None
 
     def end_with_prompt(self) -> None:
-        """Each choice ends, with nothing, when its first token comes: only the prompt was asked for."""
+        """End each choice, with nothing, at its first token: only the prompt was asked for."""
         self._ends_with_prompt = True
 
     async def deltas(self) -> AsyncIterator[Delta]:
-        """All that is ready of a choice at a time as one delta. Each choice ends with a delta that has a finish reason. While tokens come and all of
-        them are held back, as those of a tool call, there is an empty delta once a second: this is no silence."""
+        """Yield all that is ready of a choice at a time as one delta. Each choice ends with a delta that has a finish reason.
+        While tokens come and all of them are held back, as those of a tool call, there is an empty delta once a second: this is no silence."""
         shown_at = time.monotonic()
         touched: dict[int, None] = {}  # choices, in order
         while not self.is_finished:
@@ -179,7 +179,7 @@ class Generation:
             touched = {}
 
     async def whole(self) -> list[Delta]:
-        """Every choice as one delta."""
+        """Return every choice as one delta."""
         deltas = [delta async for delta in self.deltas()]
         return [
             joined([delta for delta in deltas if delta.choice == choice]) for choice in range(len(self._processors))
@@ -246,7 +246,7 @@ async def encode(model: AwakeModel, request: ValidGeneration) -> tuple[int, ...]
 
 
 async def _encode_text(model: AwakeModel, request: ValidGeneration, text: str, *, is_rendered: bool) -> tuple[int, ...]:
-    """Of a text far beyond the context only the beginning is looked at: all of it would keep a core busy for seconds, to be refused."""
+    """Encode a text, or only the beginning of one far beyond the context: all of it would keep a core busy for seconds, to be refused."""
     tokenizer, limit = model.text.tokenizer, model.info.context_length
     beginning = text[: MANY_CHARACTERS * limit]
     for part in (beginning, text):

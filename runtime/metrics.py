@@ -1,4 +1,4 @@
-"""What a site counts, by the names people already chart (vllm:*) and our own (pilotlight_*).
+"""A site's metrics, by the names people already chart (vllm:*) and our own (pilotlight_*).
 
 One registry per application, so that several sites can live in one process. The module refuses to know what the figures are used for.
 """
@@ -41,7 +41,7 @@ class Metrics:
         Gauge("pilotlight_site_info", "Always 1", ["site"], registry=self._registry).labels(site).set(1)
 
     def watch(self, loads: Loads, gauges: dict[str, Callable[[], float]], statuses: Statuses) -> None:
-        """Read at scrape time: the engine's own counts, the given gauges by name, where each model is."""
+        """Read at each scrape the engine's own counts, the given gauges by name, where each model is."""
         self._registry.register(_ModelCollector(loads, statuses))
         for name, read in gauges.items():
             Gauge(f"pilotlight_{name}", name.replace("_", " "), registry=self._registry).set_function(read)
@@ -103,7 +103,7 @@ class RequestMetrics:
 
 
 class Measured(Protocol):
-    """What is measured of a request: a generation, or embeddings."""
+    """An answer whose tokens are counted: a generation, or embeddings."""
 
     delivered_tokens: int  # of the completion, those that another site made
 
@@ -112,7 +112,7 @@ class Measured(Protocol):
 
     @property
     def finish_reason(self) -> str | None:
-        """None until it has ended by itself."""
+        """The reason; None until the answer has ended by itself."""
 
 
 class Measure:
@@ -237,7 +237,7 @@ class _ModelCollector:
         yield from self._of_residency()
 
     def _of_loads(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """By the number of the device: a model's counts begin anew where it wakes."""
+        """Yield a model's counts by the number of the device: they begin anew where it wakes."""
         found = [((name, str(device_index)), load) for device_index, name, load in self._loads()]
         for kind, name, about, read in _OF_LOADS:
             family = kind(name, about, labels=["model_name", "engine"])  # vLLM numbers them, too

@@ -24,7 +24,7 @@ class DeliveredToken(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """What one event, or one whole answer, carries."""
+    """The content of one event, or of one whole answer."""
 
     parts: tuple[Part, ...]
     tokens: tuple[DeliveredToken, ...]  # those whose text is complete with this delta
@@ -43,7 +43,7 @@ class Delta(NamedTuple):
 
 
 def joined(deltas: list[Delta]) -> Delta:
-    """One choice's deltas, its last included, as one."""
+    """Join one choice's deltas, its last included, into one."""
     parts = tuple(part for delta in deltas for part in delta.parts)
     return deltas[-1]._replace(parts=parts, tokens=tuple(token for delta in deltas for token in delta.tokens))
 
@@ -150,7 +150,7 @@ class OutputProcessor:
             self._finish("length" if is_cut else "stop", is_cut=is_cut)
 
     def take(self) -> Delta | None:
-        """All that can be shown now, or None when that is nothing."""
+        """Take all that can be shown now, or None when that is nothing."""
         is_ending = self.finish_reason is not None and not self._is_finish_taken
         if not self._parts and not is_ending:
             return None

@@ -26,7 +26,7 @@ class OutputStream:
         self._scopes: dict[int, AsyncExitStack] = {}
 
     async def take(self) -> list[Numbered]:
-        """At least one output. Raises the first error of any sequence once everything before it has been taken."""
+        """Take what is ready, at least one output. Raises the first error of any sequence once everything before it has been taken."""
         await self._news.wait()
         self._news.clear()
         if not self._ready:
@@ -66,7 +66,7 @@ class OutputStream:
 
 @asynccontextmanager
 async def output_stream(engine: Continuations, submits: Mapping[int, Submit]) -> AsyncIterator[OutputStream]:
-    """Submits in order, and collects until the scope is left; then every sequence that has not ended is aborted."""
+    """Submit sequences in order, and collect until the scope is left; then every sequence that has not ended is aborted."""
     outputs = OutputStream()
     async with AsyncExitStack() as scopes:
         for number, submit in submits.items():

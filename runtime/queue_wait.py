@@ -26,7 +26,7 @@ class Declined(ApiError):
 
 
 def decline_if_too_long(scope: Scope, load: ModelLoad | None) -> None:
-    """Raises Declined. A site that has not measured its speed yet takes what comes."""
+    """Raise Declined where the queue is longer than the router allows. A site that has not measured its speed yet takes what comes."""
     max_wait_ms = _max_wait_ms(scope)
     if max_wait_ms is None or load is None or load.prefill_tokens_per_s <= 0:
         return

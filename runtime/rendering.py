@@ -79,7 +79,7 @@ def _work(render: Callable[[], str], rendered: Future[str]) -> None:
 
 
 def _end(thread: threading.Thread) -> None:
-    """At its next step in Python: a template's loops are made of such."""
+    """End a thread at its next step in Python: a template's loops are made of such."""
     import ctypes
 
     if thread.ident is not None and thread.is_alive():

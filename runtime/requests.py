@@ -40,7 +40,7 @@ Reader = Callable[[Any], Any]
 
 
 def _join_parts(value: Any) -> Any:
-    """A list of text parts as one text, joined by line ends, as other engines do for templates that expect text."""
+    """Join a list of text parts to one text, joined by line ends, as other engines do for templates that expect text."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -70,7 +70,7 @@ def _at_most(most: int) -> Reader:
 
 
 def not_deep(value: Any) -> Any:
-    """Deeper JSON than MAX_NESTING breaks what reads or writes it, here or at a client, by its recursion."""
+    """Return the value. Raises ValidationError beyond MAX_NESTING: deeper JSON breaks readers and writers, here or at a client."""
     level = [value]
     for _ in range(MAX_NESTING + 1):
         level = [
@@ -156,7 +156,7 @@ def _biases(value: Any) -> Any:
 
 
 def _zero_is_off(value: Any) -> Any:
-    """Clients of Workers AI send 0 where they want no repetition penalty; a factor of 0 would mean nothing."""
+    """Read 0 as none: clients of Workers AI send it where they want no repetition penalty, and a factor of 0 would mean nothing."""
     return None if type(value) in (int, float) and value == 0 else value
 
 
@@ -179,7 +179,7 @@ class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @classmethod
     def cleaned(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Without what is nobody's mistake, which most bodies have none of. May change the values in place, and leaves alone what it returned."""
+        """Return the values without harmless extras. May change them in place; a second time changes nothing."""
         return values
 
     @classmethod
@@ -270,8 +270,8 @@ class MessageBody(Body, frozen=True, kw_only=True):
 
     @classmethod
     def cleaned(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Clients send answers back as they got them, with fields of other services and of their own helpers: those are not the author's
-        mistakes. In what an author writes, an unknown field is refused."""
+        """Leave unknown fields of an assistant's message out: clients send answers back as they got them, with fields of other services and of their
+        own helpers. In what an author writes, an unknown field is refused."""
         if values.get("role") != "assistant":
             return values
         message = _only(values, cls)
@@ -293,7 +293,7 @@ class StreamOptionsBody(Body, frozen=True, kw_only=True):
 
 
 class SamplingBody(Body, frozen=True, kw_only=True):
-    """What every generating endpoint takes. Null is the same as absent."""
+    """The parameters of every generating endpoint. Null is the same as absent."""
 
     READERS: ClassVar = {"repetition_penalty": _zero_is_off, "logit_bias": _biases, "stop": _listed_stops}
 
@@ -376,7 +376,7 @@ class RunEmbeddingBody(Body, frozen=True, kw_only=True):
     pooling: Literal["mean", "cls"] | None = None
 
 
-class Refused(NamedTuple):
+class UnsupportedParameter(NamedTuple):
     """A parameter that others support and we do not yet: which values of it ask for nothing, and what to do instead."""
 
     neutral: tuple[Any, ...]
@@ -385,26 +385,28 @@ class Refused(NamedTuple):
 
 _TEXT_FORMAT = {"type": "text"}
 
-REFUSED: dict[str, Refused] = {
-    "n": Refused((1,), "one answer per request is supported here; send several requests"),
-    "best_of": Refused((1,), "answers are not ranked; ask for n and choose among them"),
-    "echo": Refused((False,), "only the continuation is returned; /ai/v1/completions echoes"),
-    "suffix": Refused(("",), "inserting before a suffix is not supported"),
-    "response_format": Refused((_TEXT_FORMAT,), 'only {"type": "text"} is supported so far'),
-    "json_schema": Refused((), "answers are not constrained to a schema yet"),
-    "guided_json": Refused((), "answers are not constrained to a schema yet"),
-    "modalities": Refused((["text"],), 'only ["text"] is supported'),
-    "audio": Refused((), "audio is not supported"),
-    "image": Refused((), "images are not supported"),
-    "prediction": Refused((), "predicted outputs are not supported"),
-    "functions": Refused(([],), "use tools"),
-    "function_call": Refused(("none",), "use tools and tool_choice"),
-    "reasoning_effort": Refused(("none",), "the models here do not reason before answering"),
-    "verbosity": Refused(("medium",), "ask for a shorter or longer answer in the messages, or set max_tokens"),
-    "web_search_options": Refused((), "web search is not supported"),
-    "lora": Refused(("",), "adapters are not supported yet"),
-    "requests": Refused((), "batches are not supported yet; send one request per prompt"),
-    "prompt_logprobs": Refused((), "logprobs are not part of this answer; see /ai/v1/chat/completions"),
+UNSUPPORTED: dict[str, UnsupportedParameter] = {
+    "n": UnsupportedParameter((1,), "one answer per request is supported here; send several requests"),
+    "best_of": UnsupportedParameter((1,), "answers are not ranked; ask for n and choose among them"),
+    "echo": UnsupportedParameter((False,), "only the continuation is returned; /ai/v1/completions echoes"),
+    "suffix": UnsupportedParameter(("",), "inserting before a suffix is not supported"),
+    "response_format": UnsupportedParameter((_TEXT_FORMAT,), 'only {"type": "text"} is supported so far'),
+    "json_schema": UnsupportedParameter((), "answers are not constrained to a schema yet"),
+    "guided_json": UnsupportedParameter((), "answers are not constrained to a schema yet"),
+    "modalities": UnsupportedParameter((["text"],), 'only ["text"] is supported'),
+    "audio": UnsupportedParameter((), "audio is not supported"),
+    "image": UnsupportedParameter((), "images are not supported"),
+    "prediction": UnsupportedParameter((), "predicted outputs are not supported"),
+    "functions": UnsupportedParameter(([],), "use tools"),
+    "function_call": UnsupportedParameter(("none",), "use tools and tool_choice"),
+    "reasoning_effort": UnsupportedParameter(("none",), "the models here do not reason before answering"),
+    "verbosity": UnsupportedParameter(
+        ("medium",), "ask for a shorter or longer answer in the messages, or set max_tokens"
+    ),
+    "web_search_options": UnsupportedParameter((), "web search is not supported"),
+    "lora": UnsupportedParameter(("",), "adapters are not supported yet"),
+    "requests": UnsupportedParameter((), "batches are not supported yet; send one request per prompt"),
+    "prompt_logprobs": UnsupportedParameter((), "logprobs are not part of this answer; see /ai/v1/chat/completions"),
 }
 
 # Bookkeeping of other services: answering as if it were absent is exactly what was asked for.

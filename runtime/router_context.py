@@ -1,4 +1,4 @@
-"""What a router of the network may say beside the client's request: which answer this is, and what the client has of it already.
+"""A router's own words beside the client's request: which answer this is, and what the client has of it already.
 
 Believed on a genuine hop only. From anybody else a name is not heard (a site that has no secret may stand behind a router that has one), and what
 is said to have been delivered is refused. Knows the request's headers and the part of
@@ -46,7 +46,7 @@ class RouterContext(NamedTuple):
 
 
 def router_context(scope: Scope, raw: bytes) -> tuple[RouterContext | None, bytes]:
-    """What the router says, where it says anything, and the client's own body."""
+    """Return the router's words, where there are any, and the client's own body. Raises ApiError."""
     value = _value(scope)
     if value is None:
         return None, raw
@@ -62,7 +62,7 @@ def router_context(scope: Scope, raw: bytes) -> tuple[RouterContext | None, byte
 
 
 def named_prefixes(scope: Scope) -> tuple[tuple[int, int], ...]:
-    """By what digests the router knows the prompt's beginnings. What makes no sense is no harm: it only says where a cache is."""
+    """Return the digests by which the router knows the prompt's beginnings. Invalid ones are no harm: they only say where a cache is."""
     value = header(scope, PREFIXES.encode())
     if value is None or not scope.get(GENUINE_HOP, False):
         return ()
@@ -73,7 +73,7 @@ def named_prefixes(scope: Scope) -> tuple[tuple[int, int], ...]:
 
 
 def body_limit(scope: Scope, limit_bytes: int) -> int:
-    """The limit is for the client's own part."""
+    """Return the limit of a body whose first part may be the router's: the client's own part has `limit_bytes`."""
     return limit_bytes if _value(scope) is None else limit_bytes + MAX_DELIVERED_BYTES
 
 

@@ -1,4 +1,4 @@
-"""Serves one site until it is told to stop: `serve_file` for `python -m runtime SITE_FILE`, and `run(site)` for the command line.
+"""The process of one site, until it is told to stop: `serve_file` for `python -m runtime SITE_FILE`, and `run(site)` for the command line.
 
 SIGTERM or SIGINT drains: /readyz turns 503, new requests are refused, open streams may finish for drain_timeout_s and are then ended with an
 error event; only then does the server close, and its own grace has nothing left to cut. SIGHUP reads the site's file again.
@@ -52,7 +52,7 @@ STALL_S = 600.0
 
 
 class ShutdownHooks(NamedTuple):
-    """How a site ends, beside what its file says."""
+    """Callbacks and grace of a shutdown, beside what the site's file says."""
 
     on_drain: Callable[[int], None] = lambda num_open: None  # told how many requests and sockets are waited for
     on_cut: Callable[[int], None] = lambda num_open: None  # told how many of them are not waited for any longer
@@ -64,7 +64,7 @@ class StartError(Exception):
 
 
 def serve_file(file: Path) -> int:
-    """As `run`."""
+    """Serve the site of a file; return the process's exit code."""
     try:
         return run(load_site(file), file=file)
     except ConfigError as error:
@@ -73,7 +73,7 @@ def serve_file(file: Path) -> int:
 
 
 def run(site: SiteConfig, log_level: int = logging.INFO, file: Path | None = None) -> int:
-    """Returns the process's exit code. `file`: where the site was read."""
+    """Serve a site until a stop signal; return the process's exit code. `file`: where the site was read."""
     imported_at = time.time()
     logging.basicConfig(level=log_level, format=f"%(asctime)s {site.name} %(levelname)s %(message)s")
     try:
@@ -110,7 +110,7 @@ async def serve_app(
     hooks: ShutdownHooks = ShutdownHooks(),  # noqa: B008 - it is frozen
     file: Path | None = None,
 ) -> None:
-    """Serves on a bound socket, which it takes over. `stop` begins the drain, as do the stop signals when none is given, of which a second one
+    """Serve on a bound socket, which it takes over. `stop` begins the drain, as do the stop signals when none is given, of which a second one
     cuts it short; `on_ready` gets the URL once the site answers requests with its models loaded. `file` is read again at SIGHUP."""
     url = app.site.url = url_of(listener)
     log.info("listening on %s", url)
@@ -134,7 +134,7 @@ async def serve_app(
 
 @asynccontextmanager
 async def _served(app: SiteApp, listener: socket.socket) -> AsyncIterator[None]:
-    """Nobody is accepted before; who connects earlier waits."""
+    """Accept clients while the scope is open; earlier ones wait."""
     site = app.site.config
     limits = _http_limits(int(site.functions.socket_message_mib * 2**20))
     origins = Origins(
@@ -153,7 +153,7 @@ async def _served(app: SiteApp, listener: socket.socket) -> AsyncIterator[None]:
 
 
 def _http_limits(max_message_bytes: int) -> HttpLimits:
-    """A quarter of the file descriptors is left to engines, functions and what they open."""
+    """Return the limits. A quarter of the file descriptors is left to engines, functions and what they open."""
     files = file_limit()
     return HttpLimits(
         max_head_bytes=MAX_HEAD_BYTES,
@@ -196,7 +196,7 @@ async def _announce(site: Site, url: str, on_ready: Callable[[str], None] | None
 
 
 def _settle_memory(_: str) -> None:
-    """What is here now stays. A full collection that looks at it again holds every request up: for 20 to 40 ms, after some hundred failed ones."""
+    """Freeze what is here now: a full collection that looked at it again would hold every request up for 20 to 40 ms."""
     gc.freeze()
     gc.set_threshold(700, 10, 50)
 

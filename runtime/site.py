@@ -65,20 +65,20 @@ class Site:
                 self._tier.close()
 
     def drain(self) -> None:
-        """From now on nothing new begins."""
+        """Begin nothing new from now on."""
         self.admission.drain()
         self.models.drain()
         self.fleet.end()
 
     def why_not_ready(self) -> list[str]:
-        """Empty: a request sent now would start to be answered, since an engine host lives and every model that belongs on the device is there."""
+        """Return reasons. None: a request sent now would start to be answered, as a host lives and models that belong on the device are there."""
         reasons = ["the site is draining"] if self.admission.draining else []
         if (why := self.fleet.why_down) is not None:
             return [*reasons, why]
         return reasons + self.models.registry.missing()
 
     def is_busy(self, model: str) -> bool:
-        """Whether a request for the model would have to wait or be refused."""
+        """Return whether a request for the model would have to wait or be refused."""
         return self.admission.inflight >= self.admission.max_inflight or self.models.registry.has_waiting(model)
 
     def own_ports(self) -> list[int]:

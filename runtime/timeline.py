@@ -1,4 +1,4 @@
-"""What a site's start and its models' wakes were made of: the last few hundred spans of wall-clock time, published at /timeline.
+"""The spans of a site's start and its models' wakes: the last few hundred spans of wall-clock time, published at /timeline.
 
 Every cold start is a row of spans (a process, its imports, a model's weights, ...); whoever measures from outside lays his own clock over them.
 The module refuses to know what happens in a span.
@@ -30,7 +30,7 @@ class Timeline:
         self._spans.append(Span(name, began_s, time.time() if ended_s is None else ended_s, what))
 
     def note_phases(self, phases: Iterable[tuple[str, float]], ended_s: float, what: str = "") -> float:
-        """Phases one after the other, of which the last has just ended; returns when the first began."""
+        """Note phases one after the other, of which the last has just ended; returns when the first began."""
         named = list(phases)
         began_s = at = ended_s - sum(seconds for _, seconds in named)
         for name, seconds in named:
@@ -44,7 +44,7 @@ class Timeline:
 
 
 def process_began_s() -> float | None:
-    """When this process was started, to the clock tick (10 ms); None where the system does not say."""
+    """Return the time at which this process was started, to the clock tick (10 ms); None where the system does not say."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""What a site tells routers of its traffic: how much arrives for each model, and which conversations' beginnings its prefix cache holds.
+"""A site's traffic as routers are told of it: how much arrives for each model, and which conversations' beginnings its prefix cache holds.
 
 A prefix is known by the digest that the router names it with, salted per tenant: the site can compare such digests and nothing else, so nothing of
 one tenant can be found by another (I4). The record follows the engine's cache from outside: it is bounded by the cache's size, corrected by what
@@ -37,7 +37,7 @@ class Traffic:
         known.held.note(prefixes, prompt_tokens, cached_tokens, kv_tokens)
 
     def forget(self, model: str) -> None:
-        """It is on no device any more, and its cache is gone with it."""
+        """Forget a model that is on no device any more: its cache is gone with it."""
         if model in self._models:
             self._models[model].held.clear()
 
@@ -116,7 +116,7 @@ class HeldPrefixes:
         return self._digest
 
     def _correct(self, prefixes: Sequence[tuple[int, int]], prompt_tokens: int, cached_tokens: int) -> None:
-        """What should have been found and was not has been evicted; with it, all conversations that were used no later."""
+        """Drop a prefix that should have been found and was not: it has been evicted, and with it all conversations that were used no later."""
         held = next((tokens for digest, tokens in prefixes if digest in self._segments), 0)
         total = max((tokens for _, tokens in prefixes), default=0)
         if not held or cached_tokens >= BELIEVED_SHARE * held * prompt_tokens / max(1, total):

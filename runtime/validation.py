@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from runtime.requests import (
     HARMLESS,
-    REFUSED,
+    UNSUPPORTED,
     Body,
     ChatBody,
     CompletionBody,
@@ -45,7 +45,7 @@ class Conversation(Struct, frozen=True):
 
 
 class Sampling(Struct, frozen=True):
-    """None means: as the model's own defaults say."""
+    """Sampling parameters; None: as the model's own defaults say."""
 
     max_tokens: int | None
     temperature: float | None
@@ -67,7 +67,7 @@ Prompt = Conversation | str | tuple[int, ...]
 
 
 class ValidGeneration(Struct, frozen=True):
-    """What every endpoint's request comes down to. `model` is the site's own name, `requested_model` what the client called it, `n` how many
+    """A request of any generating endpoint. `model` is the site's own name, `requested_model` what the client called it, `n` how many
     answers it wants."""
 
     model: str
@@ -90,7 +90,7 @@ class ValidGeneration(Struct, frozen=True):
 
     @property
     def num_prompt_alternatives(self) -> int | None:
-        """What the engine is to report of each prompt token; None: nothing."""
+        """The number of alternatives that the engine reports of each prompt token; None: no table."""
         return self.num_prompt_logprobs
 
     @property
@@ -135,7 +135,7 @@ class ValidEmbedding(Struct, frozen=True):
     field: str = "input"  # the request's name for its texts
 
     def where(self, position: int) -> str:
-        """What a client calls one of its texts."""
+        """Return a client's name for one of its texts."""
         return self.field if len(self.inputs) == 1 else f"{self.field}[{position}]"
 
 
@@ -219,7 +219,7 @@ def _parse(body: type[BodyT], raw: bytes) -> BodyT:
 
 
 def _asked(raw: bytes, body: type[Body]) -> dict[str, Any]:
-    """What the body asks for: null is absent, harmless parameters and neutral values of refused ones ask for nothing."""
+    """Return the parameters that ask for something: null is absent, harmless parameters and neutral values of refused ones ask for nothing."""
     try:
         values = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -235,8 +235,8 @@ def _asked(raw: bytes, body: type[Body]) -> dict[str, Any]:
 
 
 def _ignore(name: str, value: Any, names: frozenset[str]) -> None:
-    if name in REFUSED:
-        refused = REFUSED[name]
+    if name in UNSUPPORTED:
+        refused = UNSUPPORTED[name]
         if value is not None and not any(type(value) is type(n) and value == n for n in _widened(refused.neutral)):
             message = f"{name} is not supported with this value: {refused.instead}"
             raise ApiError("unsupported_parameter", message, param=name)
@@ -247,7 +247,7 @@ def _ignore(name: str, value: Any, names: frozenset[str]) -> None:
 
 
 def _widened(neutral: Iterable[Any]) -> list[Any]:
-    """0 also stands for 0.0."""
+    """Add 0.0 for 0, and so on."""
     return [*neutral, *(float(value) for value in neutral if type(value) is int)]
 
 
@@ -309,7 +309,7 @@ def _tool(tool: ToolBody) -> dict[str, Any]:
 
 
 def _message(message: MessageBody, where: str) -> dict[str, Any]:
-    """As templates expect it: the developer is the system, arguments are objects, and what is absent is left out."""
+    """Return a message as templates expect it: the developer is the system, arguments are objects, and what is absent is left out."""
     role = "system" if message.role == "developer" else message.role
     content = message.content if message.content is not None else message.refusal
     if content is None and not (role == "assistant" and message.tool_calls):

@@ -131,7 +131,7 @@ _BOUNDS = (
 
 
 def _misfit(value: Any, declared: inspect.Type) -> str | None:
-    """What is wrong with the value itself, whatever it holds."""
+    """Return why the value itself does not fit, whatever it holds; None: it fits."""
     if isinstance(declared, inspect.LiteralType):
         return None if value in declared.values else f"must be {_alternatives(declared.values)}"
     kind = _JSON_TYPES.get(type(declared))

@@ -122,7 +122,7 @@ class KeyConfig(Table, frozen=True, kw_only=True):
 
 
 def check_secrets(*names: str) -> None:
-    """Raises ConfigError for an environment variable that could be guessed. Unset ones are none."""
+    """Raise ConfigError for an environment variable that could be guessed. Unset ones are none."""
     for name in names:
         if 0 < len(os.environ.get(name, "").encode()) < MIN_SECRET_BYTES:
             raise ConfigError(
@@ -131,7 +131,7 @@ def check_secrets(*names: str) -> None:
 
 
 def check_access(host: str, door: AccessConfig, num_keys: int, *, requires_hop: bool = False) -> None:
-    """Raises ValueError where everybody could come in and nobody has written that they may, or where nobody could."""
+    """Raise ValueError where everybody could come in and the file does not say that they may, or where nobody could."""
     if door.require_key and not num_keys:
         raise ValueError("door.require_key is true and no [[tenants]] has a key: `pilotlight keys create` makes one")
     if not (is_loopback(host) or door.require_key or door.open_to_all or requires_hop):

@@ -1,4 +1,4 @@
-"""What single values of the configuration files must be beyond their types. Each rule raises ValueError with a sentence that says what to change.
+"""Rules for single values of the configuration files, beyond their types. Each rule raises ValueError with a sentence that says what to change.
 
 Knows no table and no file. urllib and ipaddress cost a start nothing: pathlib has imported both.
 """

@@ -19,4 +19,4 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         self.agree()
 
     def agree(self) -> None:
-        """Called with fields that are right each by itself."""
+        """Judge fields that are right each by itself. Raises ValueError."""

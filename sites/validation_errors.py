@@ -1,4 +1,4 @@
-"""Every error of a configuration file that has been refused: its place and what to change, one sentence each.
+"""Errors of a configuration file that has been refused: its place and what to change, one sentence each.
 
 What is valid is decided by msgspec.convert alone: a value that it refuses is taken apart, and each part is converted again by itself, until what is
 refused has no refused part. So no error is named that convert would take, and none is left out. Only a refused file imports this module.
@@ -77,7 +77,7 @@ def _unknown(where: Where, valid: list[str]) -> str:
 
 
 def _reason(kind: Any, value: Any, error: msgspec.ValidationError) -> str:
-    """Why this value is refused, no part of which is."""
+    """Return why this value is refused, no part of which is."""
     if error.__cause__ is not None:  # what a table says of its fields together
         return str(error.__cause__)
     wanted = _alternatives(kind)
@@ -99,7 +99,7 @@ def _is_of(type_: inspect.Type, value: Any) -> bool:
 
 
 def _outside(type_: inspect.Type, value: Any) -> str:
-    """Which bound of its type a value breaks."""
+    """Return the bound of its type that a value breaks."""
     match type_:
         case inspect.FloatType() if isinstance(value, int) and abs(value) > sys.float_info.max:
             return "is a number with too many digits"
@@ -153,7 +153,7 @@ def _named(where: Where) -> str:
 
 
 def _alternatives(kind: Any) -> list[Any]:
-    """What a union allows, each with its own bounds, but for the ways to say nothing."""
+    """Return the types that a union allows, each with its own bounds, without None and UNSET."""
     plain = _plain(kind)
     if get_origin(plain) not in (Union, types.UnionType):
         return [kind]

@@ -24,7 +24,7 @@ class Child:
         self._oom_kills: int | None = None
 
     def start(self) -> None:
-        """In a session of its own, so that a terminal's Ctrl-C reaches us alone and children end in order."""
+        """Start the process in a session of its own, so that a terminal's Ctrl-C reaches us alone and children end in order."""
         environment = {**os.environ, **self._environment, "PILOTLIGHT_PARENT_PID": str(os.getpid())}
         self.started_at = time.monotonic()
         self._oom_kills = oom_kills()
@@ -46,14 +46,14 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """The exit status; None while it runs."""
         return None if self._process is None else self._process.poll()
 
     def terminate(self) -> None:
         self._signal(signal.SIGTERM)
 
     def hang_up(self) -> None:
-        """It reads its file again."""
+        """Send SIGHUP: the process reads its file again."""
         self._signal(signal.SIGHUP)
 
     def kill(self) -> None:
@@ -69,8 +69,8 @@ class Child:
             return False
         return True
 
-    def last_words(self) -> str:
-        """How it ended, and the last line it logged."""
+    def last_line(self) -> str:
+        """Return how the process ended, and the last line that it logged."""
         code = self.exit_code
         how = "it has not ended" if code is None else f"it {ending(code, self._oom_kills)}"
         with self.log.open("rb") as log:

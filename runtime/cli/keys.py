@@ -15,7 +15,7 @@ KEY_BYTES = 32
 
 
 def new_key(name: str, *, is_admin: bool) -> tuple[str, KeyConfig]:
-    """Raises ConfigError for what is no name."""
+    """Make a key, and the entry that knows it. Raises ConfigError for an invalid name."""
     key = PREFIX + secrets.token_urlsafe(KEY_BYTES)
     return key, key_config(name, key, is_admin=is_admin)
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from runtime.cli.api import Api
 from runtime.cli.errors import CliError
 from runtime.cli.keys import key_config, new_key
-from runtime.cli.start_progress import Starting, StartProgress
+from runtime.cli.start_progress import ServerStart, StartProgress
 from runtime.cli.up import POLL_S, require_free
 from sites.config import KeyConfig, parse
 from sites.rules import is_loopback
@@ -38,7 +38,7 @@ class Served(NamedTuple):
     kv_gib: float = 1.0
 
     def site(self, known: Sequence[KeyConfig] = (), open_to_all: bool = False) -> SiteConfig:
-        """A site file's values, made of the command's options."""
+        """Return a site with this model alone."""
         place = self.model.split("#")[0].removeprefix("embedded:").rstrip("/")
         name = self.name or place.rsplit("/", 1)[-1].removesuffix(".packed")
         threads = {} if self.threads is None else {"threads": self.threads}
@@ -62,7 +62,7 @@ class Clients(NamedTuple):
     open_to_all: bool = False
 
     def known(self) -> list[KeyConfig]:
-        """Raises ConfigError."""
+        """Return the clients' entries. Raises ConfigError, and CliError for an unusable key."""
         known = [] if self.keys_file is None else [*load_keys(self.keys_file)]
         if self.api_key is not None:
             if not bearer_token_or_none(f"Bearer {self.api_key}"):
@@ -77,7 +77,7 @@ def serve(
     served: Served,
     clients: Clients = Clients(),  # noqa: B008 - it is frozen
 ) -> int:
-    """Runs until it is told to stop; returns the exit status."""
+    """Serve until a stop signal; return the exit status."""
     from runtime.engines.sources import SourceError, local_directory
     from runtime.serve import run
 
@@ -113,7 +113,7 @@ class Start:
         self._model = site.models[0]
         self._url = f"http://{site.listen.host}:{site.listen.port}"
         self._api = Api(self._url, key=admin_key)
-        self._server = Starting(site.name, self._url, publishes_status=True, admin_key=admin_key)
+        self._server = ServerStart(site.name, self._url, publishes_status=True, admin_key=admin_key)
 
     def show(self) -> None:
         console = Console()
@@ -131,6 +131,6 @@ class Start:
         console.print(f"Ready: {self._url}/v1/{self._path()}", highlight=False, markup=False)
 
     def _path(self) -> str:
-        """Where the model answers, by what it is."""
+        """Return the path at which the model answers, by its type."""
         (model,) = self._api.get_json("/v1/models")["data"]
         return _PATHS[model["type"]]

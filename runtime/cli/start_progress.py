@@ -16,7 +16,7 @@ from wire.status import SiteStatus, decode_status
 PROBE_TIMEOUT_S = 2.0
 
 
-class Starting:
+class ServerStart:
     """One server that is on its way: `poll` asks it where it stands."""
 
     def __init__(self, name: str, url: str, publishes_status: bool, admin_key: str = "") -> None:
@@ -65,7 +65,7 @@ def _describe(status: SiteStatus) -> tuple[str, float]:
 class StartProgress:
     """The picture of several servers starting."""
 
-    def __init__(self, console: Console, servers: list[Starting]) -> None:
+    def __init__(self, console: Console, servers: list[ServerStart]) -> None:
         self._console, self._servers = console, servers
         self._printed: dict[str, str] = {}
         self._bar = Progress(

@@ -29,7 +29,7 @@ def print_status(api: Api, as_json: bool) -> None:
 
 
 def print_residency(status: dict[str, Any]) -> None:
-    """Where each site's models are, where they sleep when they do, and what is wrong with them."""
+    """Print where each site's models are, awake or asleep, and why any has failed."""
     table = Table("model", "site", "residency", "sleeps on", "detail", box=None, header_style="bold")
     for site in published(status):
         for model in site["models"]:
@@ -40,7 +40,7 @@ def print_residency(status: dict[str, Any]) -> None:
 
 
 def published(status: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of each site that has published one."""
+    """Return the newest status of each site that has published one."""
     return [view["status"] for view in status["sites"] if view["status"]] if "sites" in status else [status]
 
 
@@ -50,7 +50,7 @@ def isolations(status: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def list_processes(status: dict[str, Any], url: str) -> list[dict[str, Any]]:
-    """Every process: role, site, pid, url, state. An unreachable site is listed with what its router knows."""
+    """List every process: role, site, pid, url, state. An unreachable site is listed with what its router knows."""
     if "sites" not in status:
         return site_processes(status, "ready" if status["ready"] else "starting")
     router = status["process"]

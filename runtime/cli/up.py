@@ -18,7 +18,7 @@ from rich.console import Console
 
 from runtime.cli.child import KILL_AFTER_S, Child
 from runtime.cli.errors import CliError
-from runtime.cli.start_progress import Starting, StartProgress
+from runtime.cli.start_progress import ServerStart, StartProgress
 from sites.network import NetworkConfig, load_network
 from sites.site import SiteConfig, load_site
 from wire.headers import HOP_SECRET_ENV
@@ -44,8 +44,8 @@ def up(network_file: Path, sites_dir: Path, port: int | None, verbose: bool) -> 
         require_free(site.listen.host, site.listen.port, hint=f"change listen.port in {path}")
     url = f"http://{network.listen.host}:{port}"
     children = make_children(network_file, port, sites, verbose)
-    servers = [Starting("router", url, publishes_status=False)]
-    servers += [Starting(ref.name, ref.url, publishes_status=True) for ref in network.sites]
+    servers = [ServerStart("router", url, publishes_status=False)]
+    servers += [ServerStart(ref.name, ref.url, publishes_status=True) for ref in network.sites]
     with running(console, children):
         wait_until_ready(console, children, servers)
         greet(console, url, sites[0][1].models[0].name, children)
@@ -146,7 +146,7 @@ def end(children: list[Child]) -> None:
             child.wait(KILL_AFTER_S)
 
 
-def wait_until_ready(console: Console, children: list[Child], servers: list[Starting]) -> None:
+def wait_until_ready(console: Console, children: list[Child], servers: list[ServerStart]) -> None:
     progress = StartProgress(console, servers)
     deadline = time.monotonic() + START_TIMEOUT_S
     console.print("Starting Pilotlight: a router and its sites on this machine.", highlight=False)
@@ -154,7 +154,7 @@ def wait_until_ready(console: Console, children: list[Child], servers: list[Star
         while not progress.poll():
             for child in children:
                 if child.exit_code is not None:
-                    raise CliError(f"{child.name} did not start: {child.last_words()} (log: {child.log})")
+                    raise CliError(f"{child.name} did not start: {child.last_line()} (log: {child.log})")
             for server in servers:
                 if server.failure is not None:
                     raise CliError(f"{server.name} did not start: {server.failure}")
@@ -187,7 +187,7 @@ def keep_alive(console: Console, children: list[Child]) -> None:
         for child in children:
             if child.exit_code is not None:
                 console.print(
-                    f"{child.name} ended ({child.last_words()}); starting it again.", highlight=False, markup=False
+                    f"{child.name} ended ({child.last_line()}); starting it again.", highlight=False, markup=False
                 )
                 time.sleep(max(0.0, child.started_at + RESTART_AFTER_S - time.monotonic()))
                 child.start()

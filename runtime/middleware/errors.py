@@ -1,4 +1,4 @@
-"""Every failure of a route as an answer in the dialect of its path; an unforeseen one is also logged with its traceback."""
+"""Answers to every failure of a route, in the dialect of its path; an unforeseen one is also logged with its traceback."""
 
 import logging
 from typing import NoReturn

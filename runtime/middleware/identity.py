@@ -1,4 +1,4 @@
-"""Who is asking and who answers: the hop signature, the request id, and the site's name on every response.
+"""Identities of requests and responses: the hop signature, the request id, and the site's name on every response.
 
 A request id from outside is kept only with a genuine signature of one of the network's routers; anybody else could confuse our logs with it. The
 scope says behind it whether the hop is genuine.
@@ -32,7 +32,7 @@ log = logging.getLogger("pilotlight.http")
 
 
 class HopRefused(ApiError):
-    """It is the network's failure and no client's: the router has to hear it, and a person has to read it."""
+    """A refusal for the network's own failure: it is told to the router, and logged for the operator."""
 
     def __init__(self, fault: str, message: str, clock: str = "") -> None:
         """`clock`: this site's time, signed, for a router of the network whose own differs."""
@@ -116,7 +116,7 @@ class IdentityMiddleware:
         return os.urandom(16).hex(), None
 
     def _check_stranger(self, scope: Scope) -> None:
-        """Of a request that no router has signed. Raises ApiError."""
+        """Judge a request that no router has signed. Raises ApiError."""
         path = scope["path"]
         authorization = header(scope, b"authorization")
         if path in PUBLIC_PATHS:
@@ -138,7 +138,7 @@ class IdentityMiddleware:
 
 
 def _checked(receive: Receive, digest: str) -> Receive:
-    """Refuses a body that is not the one that was signed, once all of it is here: what streams it has had the beginning by then."""
+    """Refuse a body that is not the one that was signed, once all of it is here: a route that streams it has had the beginning by then."""
     hasher = hashlib.sha256()
 
     async def checked() -> Message:
@@ -153,7 +153,7 @@ def _checked(receive: Receive, digest: str) -> Receive:
 
 
 def _family(path: str) -> str:
-    """A bounded set of labels, whatever paths are asked for."""
+    """Return a path's label, one of a bounded set."""
     for family in ("chat/completions", "completions", "embeddings", "models"):
         if path in (f"/ai/v1/{family}", f"/v1/{family}"):
             return family

@@ -1,4 +1,4 @@
-"""Lets a refused client read its refusal although it is still sending its body.
+"""Draining of request bodies that an answer left unread: a refused client can read its refusal although it is still sending.
 
 Closing a socket with unread bytes in it resets the connection, which can destroy the response on its way; and over HTTP/2 Hypercorn's queue of ten
 unread body messages blocks for ever once nobody takes them. So what an answer left unread is taken and dropped before the response ends.
@@ -43,7 +43,7 @@ class UnreadBodyMiddleware:
 
 
 class _RequestBody:
-    """Knows whether the request has been read to its end."""
+    """A request's body, and whether it has been read to its end."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.is_read = False

@@ -29,7 +29,7 @@ def completion_logprobs(tokens: Sequence[DeliveredToken], tokenizer: Tokenizer, 
 def echoed_logprobs(
     token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], num_top: int, tokenizer: Tokenizer
 ) -> CompletionLogprobs:
-    """The prompt's part of an echo. Nothing comes before the first token, so it has no probability."""
+    """Return the prompt's part of an echo. Nothing comes before the first token, so it has no probability."""
     return CompletionLogprobs(
         tokens=tuple(tokenizer.token_text(token_id) for token_id in token_ids),
         token_logprobs=(None, *(reported.logprob for reported in logprobs)),
@@ -41,7 +41,7 @@ def echoed_logprobs(
 def prompt_logprobs(
     token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], num_top: int, tokenizer: Tokenizer
 ) -> PromptLogprobs:
-    """For each token a table by token id: the token itself, and the likeliest in its place."""
+    """Return for each token a table by token id: the token itself, and the likeliest in its place."""
     return (
         None,
         *(

@@ -1,4 +1,4 @@
-"""What every object and chunk of one answer has in common: its identity, its event ids, its model's tokenizer."""
+"""The common part of every object and chunk of one answer: its identity, its event ids, its model's tokenizer."""
 
 import msgspec
 
@@ -26,5 +26,5 @@ class OpenAIBuilder:
         return tokenizer
 
     def event_id(self, choice: int, position: int | None) -> int | str | None:
-        """The index of the last token that an event carries; of several choices `CHOICE:INDEX`, as each has tokens of its own."""
+        """Return the index of the last token that an event carries; of several choices `CHOICE:INDEX`, as each has tokens of its own."""
         return position if position is None or self.num_choices == 1 else f"{choice}:{position}"

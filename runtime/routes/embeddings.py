@@ -33,7 +33,7 @@ class EmbeddingEndpoint:
         await self.answer(await read_body(scope, receive, self._max_body_bytes), scope, receive, send)
 
     async def answer(self, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        """The exchange behind its body."""
+        """Answer a request whose body has been read."""
         request = await parsed(self._parse, raw, scope)
         tenant = tenant_of(header(scope, b"authorization"), scope["path_params"].get("account_id"))
 

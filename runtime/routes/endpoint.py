@@ -1,4 +1,4 @@
-"""What every generating endpoint does, whatever its dialect: read, validate, generate, and write one object or a stream.
+"""Generating endpoints, whatever their dialect: read, validate, generate, and write one object or a stream.
 
 An endpoint adds two things of its own: how a body becomes a `Valid...` value, and a ResponseBuilder that renders deltas in its dialect. A stream
 to one of the network's routers carries marks (wire/continuation.py), and the router is told when the site drains.
@@ -71,7 +71,7 @@ class Endpoint(Generic[RequestT]):
         )
 
     async def answer(self, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        """The exchange behind its body."""
+        """Answer a request whose body has been read."""
         context, raw = router_context(scope, raw)
         request = await parsed(self._parse, raw, scope)
         if context is not None:
@@ -124,7 +124,7 @@ class Endpoint(Generic[RequestT]):
 
     @asynccontextmanager
     async def _drain_noticed(self, writer: EventWriter) -> AsyncIterator[None]:
-        """When the site begins to drain, the router is told, and may take the stream elsewhere at once."""
+        """Tell the router when the site begins to drain: it may take the stream elsewhere at once."""
 
         async def notice() -> None:
             await self._generator.admission.until_draining()

@@ -1,4 +1,4 @@
-"""What operators and routers ask a site: /livez, /readyz, /metrics, /status."""
+"""Routes for operators and routers: /livez, /readyz, /metrics, /status."""
 
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version

@@ -1,4 +1,4 @@
-"""What the network's own parts ask a site: POST /internal/wake (a request for this model is on its way), GET /timeline (what took how long).
+"""Routes for the network's own parts: POST /internal/wake (a request for this model is on its way), GET /timeline (what took how long).
 
 A hint changes what the site does, so where the network has a secret it must be signed like any hop. It is only a hint: it is never refused for
 want of room, and says where the model is.

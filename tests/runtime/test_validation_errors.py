@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.requests import HARMLESS, REFUSED, Body, ChatBody, CompletionBody, EmbeddingBody, RunBody, RunEmbeddingBody
+from runtime.requests import (
+    HARMLESS,
+    UNSUPPORTED,
+    Body,
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    RunBody,
+    RunEmbeddingBody,
+)
 from tests.runtime.test_bodies import BASES, TABLES, over, parse
 from wire.errors import ApiError
 
@@ -79,7 +88,7 @@ def test_of_several_mistakes_the_first_declared_is_said() -> None:
 
 
 NAMES = sorted(
-    {*REFUSED, *HARMLESS, "temprature", "type", "function"}.union(*(body.names() for body in BODIES.values()))
+    {*UNSUPPORTED, *HARMLESS, "temprature", "type", "function"}.union(*(body.names() for body in BODIES.values()))
 )
 EDGES: list[Any] = [
     None, True, False, 0, 0.0, -0.0, 1, 1.0, -1, 17, 0.5, 5.5, -2.5, 1e300, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), "", "a", "user", "assistant",

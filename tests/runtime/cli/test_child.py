@@ -30,12 +30,12 @@ def test_a_restart_keeps_what_the_dead_process_said(modules: Path) -> None:
     assert child.wait(60)
     assert child.log.read_text().startswith(first)
     assert len(child.log.read_text().splitlines()) == 2
-    assert child.last_words() == f"it exited with status 3; its last line: {child.log.read_text().splitlines()[1]}"
+    assert child.last_line() == f"it exited with status 3; its last line: {child.log.read_text().splitlines()[1]}"
 
 
 def test_a_process_that_was_killed_is_not_quoted_as_if_it_had_said_so(modules: Path) -> None:
     code = "import os, signal\nprint('model ember is ready', flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
-    assert run("killed", code, modules).last_words() == "it was ended by SIGKILL; its last line: model ember is ready"
+    assert run("killed", code, modules).last_line() == "it was ended by SIGKILL; its last line: model ember is ready"
 
 
 def test_a_silent_end_after_one_that_spoke_quotes_nobody(modules: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_silent_end_after_one_that_spoke_quotes_nobody(modules: Path) -> None:
     (modules / "once.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
     child.start()
     assert child.wait(60)
-    assert child.last_words() == f"it was ended by {signal.SIGSEGV.name} and said nothing"
+    assert child.last_line() == f"it was ended by {signal.SIGSEGV.name} and said nothing"
 
 
 def test_a_long_log_gives_way_at_a_start_and_is_kept_once(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
