@@ -215,9 +215,9 @@ FRESH = (
         "an answer of full length is continued",
     ),
     Mutant(
-        "runtime/functions/host/isolate_handle.py",
-        "            self.sockets -= 1\n",
-        "            pass\n",
+        "runtime/functions/host/open_work.py",
+        "        self.sockets -= 1\n",
+        "        pass\n",
         "closed WebSockets count for ever",
     ),
     Mutant(
@@ -246,8 +246,8 @@ FRESH = (
     ),
     Mutant(
         "runtime/functions/host/pool.py",
-        "            self.isolates.remove(isolate)\n            self._freed.set()\n            raise Fault",
-        "            self.isolates.remove(isolate)\n            raise Fault",
+        "            self._retire(isolate)\n            self._freed.set()\n            raise Fault",
+        "            self._retire(isolate)\n            raise Fault",
         "whoever waits does not hear that an isolate could not be started",
     ),
     Mutant(

@@ -166,9 +166,9 @@ SURVIVORS = (
         "a body that nobody asks for is read without bound",
     ),
     Mutant(
-        "runtime/functions/host/isolate_handle.py",
-        "elif memory_mib > self.limits.memory_mib:",
-        "elif False:",
+        "runtime/functions/host/limit_watch.py",
+        "usage.memory_mib > limits.memory_mib",
+        "False",
         "an isolate's memory is not watched",
     ),
     Mutant(
@@ -185,8 +185,8 @@ SURVIVORS = (
     ),
     Mutant(
         "runtime/functions/host/isolate_handle.py",
-        "        self._unasked_cpu += self._spent(now)\n        if self._unasked_cpu >",
-        "        self._spent(now)\n        if self._unasked_cpu >",
+        "self._meter.charge_idle(self._spent(now))",
+        "self._spent(now)",
         "an isolate without a request may compute for ever",
     ),
     Mutant(

@@ -33,10 +33,13 @@ class FunctionLog:
         self._loop.add_reader(self._fd, self._read)
 
     def close_write_end(self) -> None:
-        """The child has its copy of the writing end."""
-        os.close(self.write_fd)
+        """Once the child has its copy."""
+        if self.write_fd >= 0:
+            os.close(self.write_fd)
+            self.write_fd = -1
 
     def close(self) -> None:
+        self.close_write_end()
         if self._fd < 0:
             return
         self._loop.remove_reader(self._fd)

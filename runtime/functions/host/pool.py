@@ -12,7 +12,6 @@ import shutil
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from runtime.functions.channel import ExchangeResult, Failure, frames
@@ -21,13 +20,14 @@ from runtime.functions.host.confinement import Confinement
 from runtime.functions.host.control_messages import Boot
 from runtime.functions.host.faults import Fault
 from runtime.functions.host.imports import imports_of
-from runtime.functions.host.isolate_handle import IsolateHandle, SubrequestHandler
+from runtime.functions.host.isolate_handle import IsolateHandle
 from runtime.functions.host.layers import LayerError
 from runtime.functions.host.limits import FunctionLimits
 from runtime.functions.host.logs import FunctionLog
 from runtime.functions.host.pace import StreamThrottle
 from runtime.functions.host.priority import PriorityClass
 from runtime.functions.host.restarts import MAX_WAIT_S, Restarts
+from runtime.functions.host.subrequests import SubrequestHandler
 from runtime.functions.host.zygote_client import FunctionZygote, ZygoteError, ZygoteFactory
 from runtime.functions.manifest import Manifest
 
@@ -109,7 +109,7 @@ class FunctionPool:
         if is_socket and isolate.sockets >= self.limits.sockets:
             sentence = f"{self.name!r} has as many WebSockets open as it may"
             raise Failure(sentence, code="overloaded", status=503)
-        isolate.has_objects = isolate.has_objects or is_pinned
+        isolate.work.has_objects = isolate.work.has_objects or is_pinned
         try:
             return await isolate.ask(frame, body, wall_s or self.limits.wall_s, is_socket=is_socket)
         except Fault as fault:
@@ -131,10 +131,10 @@ class FunctionPool:
         if self._zygote is not None and (why := self._zygote.why_ended(self.limits, is_asleep=not self.isolates)):
             self._end_guilty(self._zygote, why)
         for isolate in tuple(self.isolates):
-            if isolate.load or isolate.background or not isolate.is_ready:
+            if isolate.load or isolate.work.background or not isolate.is_ready:
                 is_busy = True
                 isolate.watch()
-            elif isolate.is_retiring or (not isolate.sockets and now - isolate.idle_since > self.limits.idle_s):
+            elif isolate.is_retiring or (not isolate.sockets and now - isolate.work.idle_since > self.limits.idle_s):
                 self._retire(isolate)
             elif isolate.sockets:
                 isolate.watch()
@@ -169,7 +169,7 @@ class FunctionPool:
         if fault.code == "import_failed":
             self._not_imported = fault
             self._taint(isolate)
-        elif fault.name == "MemoryError" and not isolate.sockets and not isolate.has_objects:
+        elif fault.name == "MemoryError" and not isolate.sockets and not isolate.work.has_objects:
             self._taint(isolate)  # whatever it was doing, a part of it may be missing
 
     def _taint(self, isolate: IsolateHandle) -> None:
@@ -274,15 +274,15 @@ class FunctionPool:
 
     async def _is_started(self, isolate: IsolateHandle) -> bool:
         if not isolate.started.is_set():
-            isolate.num_waiting += 1
+            isolate.work.num_waiting += 1
             try:
                 await isolate.started.wait()
             finally:
-                isolate.num_waiting -= 1
+                isolate.work.num_waiting -= 1
         return isolate.is_usable
 
     def _lags(self, isolate: IsolateHandle) -> bool:
-        return isolate.lag_since is not None and asyncio.get_running_loop().time() - isolate.lag_since > LAG_S
+        return isolate.probe.silent_s() > LAG_S
 
     async def _paused(self) -> bool:
         """Whether the next isolate had to be waited for. Raises Failure where that would take too long or be in vain."""
@@ -316,7 +316,7 @@ class FunctionPool:
         printed = FunctionLog(self.name, self.limits.log_kib_per_s, self._follow)
         is_on_probation = self.restarts.is_on_probation(asyncio.get_running_loop().time())
         is_on_probation = is_on_probation or any(
-            isolate.is_deprioritized or self._lags(isolate) for isolate in self.isolates
+            isolate.process.is_deprioritized or self._lags(isolate) for isolate in self.isolates
         )
         self._not_imported = None
         isolate = IsolateHandle(
@@ -325,9 +325,9 @@ class FunctionPool:
             self._on_subrequest,
             printed,
             self._throttle,
+            self._failed,
             is_on_probation=is_on_probation,
         )
-        isolate.on_fault = partial(self._failed, isolate)
         self.isolates.append(isolate)
         try:
             if self._zygote is None or not self._zygote.is_alive:
@@ -337,7 +337,7 @@ class FunctionPool:
                 self._zygote.set_priority(PriorityClass.BACKGROUND if is_on_probation else PriorityClass.NORMAL)
             await isolate.start(self._zygote, self._boot())
         except (ZygoteError, OSError) as error:
-            self.isolates.remove(isolate)
+            self._retire(isolate)
             self._freed.set()
             raise Fault(f"the function {self.name!r} cannot be started: {error}", code="no_isolate") from None
         except BaseException:  # the client left at this very moment

@@ -8,7 +8,7 @@ import itertools
 import logging
 import os
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -18,12 +18,12 @@ from runtime.functions.channel import ExchangeResult, Failure, Inbound, Streamin
 from runtime.functions.host.answer_headers import checked_headers
 from runtime.functions.host.confinement import Confinement
 from runtime.functions.host.egress import Egress
-from runtime.functions.host.isolate_handle import IsolateHandle
 from runtime.functions.host.layers import LayerBudget, Layers, digest_of, requirements_of
 from runtime.functions.host.limits import FunctionLimits
 from runtime.functions.host.oci import Containers
 from runtime.functions.host.pool import FunctionPool, PoolContext
 from runtime.functions.host.priority import PriorityClass, apply_priority
+from runtime.functions.host.subrequests import SubrequestHandler
 from runtime.functions.host.tails import Tails
 from runtime.functions.host.zygote_client import COPIED_MIB, SiteZygote, ZygoteError, ZygoteFactory, try_tier
 from runtime.functions.manifest import Manifest
@@ -272,8 +272,8 @@ class SiteFunctions:
             )
         return pool
 
-    def _subrequests_of(self, name: str) -> Callable[[IsolateHandle, frames.Request, Inbound | None], Awaitable[Any]]:
-        async def on_subrequest(isolate: IsolateHandle, frame: frames.Request, body: Inbound | None) -> Any:
+    def _subrequests_of(self, name: str) -> SubrequestHandler:
+        async def on_subrequest(frame: frames.Request, body: Inbound | None) -> Any:
             if isinstance(frame, frames.FetchEvent):
                 return await self._egress.fetch(frame, body)
             if not isinstance(frame, frames.BindingCall):
@@ -382,7 +382,7 @@ class SiteFunctions:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + pool.limits.wall_s
         try:
-            while any(isolate.load or isolate.background for isolate in pool.isolates) and loop.time() < ends_at:
+            while any(isolate.load or isolate.work.background for isolate in pool.isolates) and loop.time() < ends_at:
                 pool.watch()
                 await asyncio.sleep(WATCH_S)
         finally:

@@ -68,7 +68,7 @@ class Made:
 
 @pytest.fixture
 async def made() -> AsyncIterator[Made]:
-    async def on_subrequest(isolate: IsolateHandle, frame: frames.Request, body: Inbound | None) -> Any:
+    async def on_subrequest(frame: frames.Request, body: Inbound | None) -> Any:
         raise AssertionError
 
     zygote = FakeZygote()

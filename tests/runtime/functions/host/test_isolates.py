@@ -84,7 +84,7 @@ async def test_the_copies_of_an_isolate_that_computes_for_long_give_way_from_the
         assert int(await served.get()) == OWN_NICE
         long = asyncio.create_task(served.get("/long"))
         pool = served.functions.pools["f"]
-        await eventually(lambda: any(isolate.is_deprioritized for isolate in pool.isolates))
+        await eventually(lambda: any(isolate.process.is_deprioritized for isolate in pool.isolates))
         await eventually(lambda: pool._lags(pool.isolates[0]))
         answers = [int(await served.get()) for _ in range(2)]  # the first may be given before its birth is known here
         assert pool.num_started == 2

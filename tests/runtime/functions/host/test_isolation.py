@@ -69,12 +69,12 @@ async def outcomes(served: Served, query: str) -> list[str]:
         served.add(GOOD, name)
         await served.get(name=name)
     victim = served.functions.pools["victim"].isolates[0]
-    assert victim._child is not None
+    assert victim.process.child is not None
     asking = asyncio.create_task(keep_asking(served))
     found = []
     try:
         for name in ATTEMPTS:
-            path = f"/{name}?{query}&pid={victim._child.pid}"
+            path = f"/{name}?{query}&pid={victim.process.child.pid}"
             pool = "waiting" if name in WAITING else "bad"
             found.append(await asyncio.wait_for(outcome(served, path, pool), 20))
             assert not asking.done(), asking.exception()

@@ -60,7 +60,6 @@ async def test_who_waits_hears_that_an_isolate_could_not_be_started(
 
     async def failing(sock: socket.socket, *args: Any, **options: Any) -> Channel:
         await tried.wait()
-        sock.close()
         raise OSError("no room")
 
     monkeypatch.setattr(Channel, "open", failing)
@@ -69,6 +68,9 @@ async def test_who_waits_hears_that_an_isolate_could_not_be_started(
     async with asyncio.timeout(LIMIT_S):
         answers = await asyncio.gather(*asking, return_exceptions=True)
     assert [isinstance(answer, Fault) and answer.code for answer in answers] == ["no_isolate"] * 3
+    zygote = served.functions.pools["f"]._zygote
+    assert zygote is not None
+    await eventually(lambda: zygote._connection.is_settled and not zygote._connection.pids)  # nor is a process left
 
 
 async def test_who_waits_hears_that_those_have_left_for_whom_an_isolate_was_started(

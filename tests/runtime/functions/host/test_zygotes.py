@@ -56,7 +56,11 @@ async def test_a_package_starts_no_process_when_it_is_imported(served: Served) -
         package += f"try:\n    {attempt}\n    SAID.append('started')\nexcept OSError as e:\n    SAID.append(type(e).__name__)\n"
     add(served, package)
     assert await served.get(name="bad") == str(["PermissionError"] * len(attempts)).encode()
-    known = {isolate._child.pid for isolate in served.functions.pools["bad"].isolates if isolate._child is not None}
+    known = {
+        isolate.process.child.pid
+        for isolate in served.functions.pools["bad"].isolates
+        if isolate.process.child is not None
+    }
     assert descendants(zygote_pid(served)) == known
 
 
@@ -153,9 +157,11 @@ threading.Thread(target=forge, daemon=True).start()
         asking = asyncio.ensure_future(fault_of(served))
         pool = served.functions.pools["bad"]
         await eventually(
-            lambda: bool(pool.isolates and pool.isolates[0]._child is not None and pool.isolates[0]._child.pid > 0)
+            lambda: bool(
+                pool.isolates and pool.isolates[0].process.child is not None and pool.isolates[0].process.child.pid > 0
+            )
         )
-        isolate = pool.isolates[0]._child
+        isolate = pool.isolates[0].process.child
         assert isolate is not None
         fault = await asking
         assert FORGED in fault.message

@@ -216,7 +216,7 @@ async def test_a_killed_isolate_closes_its_sockets_with_1011(server: Site) -> No
         await socket.send_str("x")
         await socket.receive_str(timeout=10)
         pool = server.app.functions.served.functions.pools["f"]
-        os.kill(pool.isolates[0]._child.pid, signal.SIGKILL)
+        os.kill(pool.isolates[0].process.child.pid, signal.SIGKILL)
         assert await closed(socket) == (1011, "the function failed")
         async with client.ws_connect("/fn/f/echo") as another:
             await another.send_str("again")

@@ -1,0 +1,86 @@
+"""What one isolate is at work on, and the CPU time that each of it is charged.
+
+The kernel counts a process as a whole: what was spent between two looks is divided among the requests that were open at both, and the WebSockets.
+"""
+
+import asyncio
+
+from runtime.functions.host.limit_watch import SOCKETS_SHARE
+
+
+class OpenWork:
+    """Open requests, WebSockets and background work (waitUntil) of one isolate."""
+
+    def __init__(self, now: float) -> None:
+        self.requests: dict[int, float] = {}  # CPU seconds charged so far, by request
+        self.num_waiting = 0  # requests that wait for the isolate's start
+        self.sockets = 0
+        self.background = 0
+        self.has_objects = False  # instances of Durable Objects, which no other isolate has
+        self.idle_since = now
+        self._background_since = now
+
+    @property
+    def load(self) -> int:
+        """Requests that are open or wait."""
+        return len(self.requests) + self.num_waiting
+
+    def begin(self, id: int) -> None:
+        self.requests[id] = 0.0
+
+    def end(self, ids: list[int]) -> None:
+        for id in ids:
+            self.requests.pop(id, None)
+        self.idle_since = _now()
+
+    def close_socket(self) -> None:
+        self.sockets -= 1
+        self.idle_since = _now()
+
+    def set_background(self, count: int) -> None:
+        """`count`: pieces of work that the isolate says are left."""
+        if self.background == 0:
+            self._background_since = _now()
+        self.background = max(0, count)
+        if self.background == 0:
+            self.idle_since = _now()
+
+    def background_s(self) -> float:
+        """Seconds for which background work has gone on, where no request is open."""
+        return _now() - self._background_since if self.background and not self.requests else 0.0
+
+
+class CpuMeter:
+    """Charges an isolate's CPU time to its open work."""
+
+    def __init__(self, work: OpenWork, now: float) -> None:
+        self._work = work
+        self.total_s = 0.0
+        self.idle_s = 0.0  # used since there was a request
+        self.sockets_s = 0.0  # beyond the share of open WebSockets
+        self._seen: set[int] = set()  # requests that were open at the last look
+        self._charged_at = now
+
+    def spent(self, total_s: float) -> float:
+        """CPU seconds since the last look."""
+        spent_s, self.total_s = max(0.0, total_s - self.total_s), max(total_s, self.total_s)
+        return spent_s
+
+    def charge(self, spent_s: float, now: float) -> None:
+        requests, sockets = self._work.requests, self._work.sockets
+        charged = [id for id in requests if id in self._seen]  # who came since has used little of what was spent
+        sharers = len(charged) + (sockets > 0)
+        for id in charged:
+            requests[id] += spent_s / sharers
+        allowed_s = SOCKETS_SHARE * (now - self._charged_at)
+        self.sockets_s = max(0.0, self.sockets_s + spent_s / sharers - allowed_s) if sockets else 0.0
+        self.idle_s = 0.0 if requests or sockets else self.idle_s + spent_s
+        self._seen = set(requests)
+        self._charged_at = now
+
+    def charge_idle(self, spent_s: float) -> None:
+        self.idle_s += spent_s
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,71 @@
+"""The stream of an isolate's answer, within the limits of its function. It ends with `aclose`, also when nobody has read from it yet."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from runtime.functions.channel import ChannelClosed, Failure, Inbound
+from runtime.functions.host.faults import Fault, fault_of
+from runtime.functions.host.limits import FunctionLimits
+
+
+class StreamOwner(Protocol):
+    """The isolate that sends it."""
+
+    limits: FunctionLimits
+
+    async def exit_fault(self) -> Fault: ...
+
+    async def sent_chunk(self, size: int) -> None: ...
+
+    def stream_failed(self, fault: Fault) -> None: ...
+
+
+class ResponseStream:
+    def __init__(self, isolate: StreamOwner, body: Inbound, ends_at: float | None, on_end: Callable[[], None]) -> None:
+        """`ends_at` is None for a WebSocket's, which has no end and no size."""
+        self._isolate = isolate
+        self._body = body
+        self._ends_at = ends_at
+        self._on_end = on_end
+        self._size = 0
+        self._is_over = False
+
+    def __aiter__(self) -> "ResponseStream":
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._is_over:
+            raise StopAsyncIteration
+        try:
+            return await self._next()
+        except BaseException as error:
+            await self.aclose()
+            if isinstance(error, Fault):
+                self._isolate.stream_failed(error)
+            raise
+
+    async def aclose(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._body.cancel()
+            self._on_end()
+
+    async def _next(self) -> bytes:
+        limits = self._isolate.limits
+        try:
+            async with asyncio.timeout_at(self._ends_at):
+                chunk = await self._body.__anext__()
+        except TimeoutError:
+            sentence = f"the function's stream has not ended within {limits.wall_s:g} s"
+            raise Fault(sentence, code="wall_time") from None
+        except ChannelClosed:
+            raise await self._isolate.exit_fault() from None
+        except Failure as failure:
+            raise fault_of(failure) from None
+        self._size += len(chunk)
+        await self._isolate.sent_chunk(len(chunk))
+        if self._size > limits.response_mib * 2**20 and self._ends_at is not None:
+            sentence = f"the response is larger than {limits.response_mib:g} MiB"
+            raise Fault(sentence, code="response_too_large")
+        return chunk

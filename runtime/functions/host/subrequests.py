@@ -1,0 +1,45 @@
+"""What a function asks of the runtime, calls of bindings and fetches, counted against the request on whose behalf they are made."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from runtime.functions.channel import Failure, Inbound, StreamingReply, frames
+from runtime.functions.host.open_work import OpenWork
+
+OUTSIDE = -1  # the request of what belongs to none
+OUTSIDE_S = 1.0  # in which an isolate without an open request may make as many subrequests as a request: its WebSockets may be open for hours
+
+SubrequestHandler = Callable[[frames.Request, Inbound | None], Awaitable[Any]]
+
+
+class Subrequests:
+    def __init__(self, handler: SubrequestHandler, limit: int, work: OpenWork) -> None:
+        """`limit`: of one request."""
+        self._handler = handler
+        self._limit = limit
+        self._work = work
+        self._counts: dict[int, int] = {}  # by request
+        self._outside_since = 0.0
+
+    async def answer(self, frame: frames.Request, body: Inbound | None) -> Any:
+        """Raises Failure."""
+        self._count(getattr(frame, "within", OUTSIDE))
+        answer = await self._handler(frame, body)
+        if isinstance(answer, StreamingReply) or not isinstance(answer, tuple):
+            return answer
+        return StreamingReply(*answer)
+
+    def forget(self, ids: list[int]) -> None:
+        for id in ids:
+            self._counts.pop(id, None)
+
+    def _count(self, within: int) -> None:
+        if within not in self._work.requests:  # what works on behind its response, and what only says so
+            within = next(iter(self._work.requests), OUTSIDE)
+            if within == OUTSIDE and (now := asyncio.get_running_loop().time()) - self._outside_since > OUTSIDE_S:
+                self._outside_since, self._counts[OUTSIDE] = now, 0
+        count = self._counts[within] = self._counts.get(within, 0) + 1
+        if count > self._limit:
+            sentence = f"this request has made {self._limit} subrequests, which is the limit"
+            raise Failure(sentence, code="too_many_subrequests", status=429)
