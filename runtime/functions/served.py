@@ -101,6 +101,8 @@ class ServedFunctions:
         accepted (`claim`). Raises ManifestError, and then nothing has changed."""
         served = name or manifest.name
         named = replace(manifest, name=served)  # as its bindings and its consumers call it
+        if pool is not None:
+            named = _with_own_stores(named)
         try:
             self._owners.check(named)
             self.functions.add(_with_secrets(named, self._state_dir), name=pool, layers=layers)
@@ -150,6 +152,21 @@ def _manifests(config: FunctionsConfig) -> dict[str, tuple[Manifest, tuple[Path,
                     raise ManifestError(f"{child}: a function named {manifest.name!r} is served already")
                 found[manifest.name] = manifest, ()
     return found
+
+
+UNNAMED = {"kv": ("id",), "d1": ("database_id", "database_name"), "r2": ("bucket_name",)}  # options that name a store
+
+
+def _with_own_stores(manifest: Manifest) -> Manifest:
+    """Stores that a deployed function does not name are `FUNCTION/BINDING`: those of two functions are two."""
+    bindings = []
+    for binding in manifest.bindings:
+        names = UNNAMED.get(binding.kind, ())
+        if names and not any(binding.options.get(name) for name in names):
+            options = {**binding.options, names[0]: f"{manifest.name}/{binding.name}"}
+            binding = binding._replace(options=options)
+        bindings.append(binding)
+    return replace(manifest, bindings=tuple(bindings))
 
 
 def _with_secrets(manifest: Manifest, state_dir: Path) -> Manifest:

@@ -7,6 +7,7 @@ import pytest
 
 from runtime import durable
 from runtime.functions.bindings.object_migrations import migrate
+from runtime.functions.bindings.secret_store import SecretStore
 from runtime.functions.host.deployed import _unpacked
 from runtime.functions.manifest import Migration
 from wire.bundles import pack
@@ -40,6 +41,14 @@ def test_a_folder_with_all_its_files_is_on_the_disk_before_it_has_its_name_and_t
     durable.replace(tmp_path / "made", tmp_path / "whole")
     assert sorted(synced[:3]) == ["file", "inner", "made"]
     assert synced[3:] == ["-> whole", tmp_path.name]
+
+
+def test_a_secret_is_on_the_disk_before_it_has_its_name_and_the_name_after(synced: list[str], tmp_path: Path) -> None:
+    store = SecretStore(tmp_path)
+    store.put("hello", "TOKEN", "s3cret")
+    assert synced[-2:] == ["-> hello.sealed", "secret"]
+    key = synced.index("secret")  # once the key has its name
+    assert key == 1
 
 
 def test_a_deployed_version_is_on_the_disk_before_it_has_its_name(synced: list[str], tmp_path: Path) -> None:

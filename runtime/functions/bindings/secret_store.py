@@ -12,6 +12,7 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from runtime import durable
 from runtime.functions.bindings.place import name_of
 
 KEY_BYTES = 32
@@ -76,9 +77,7 @@ class SecretStore:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(msgspec.msgpack.encode(sealed))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self._file_of(function))
+            durable.replace(Path(temporary), self._file_of(function))
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
@@ -101,9 +100,9 @@ class SecretStore:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(secrets.token_bytes(KEY_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
+            durable.sync(Path(temporary))
             os.link(temporary, self._key_file)  # fails where there is one: of two that start at once, one makes the key
+            durable.sync(self._directory)
         except FileExistsError:
             pass
         finally:

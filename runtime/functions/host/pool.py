@@ -1,54 +1,39 @@
 """FunctionPool: one version of one function, with as many isolates as it needs now: none while nobody asks, several while they are busy.
 
-Chooses an isolate for each request and starts one where none is free. Knows the manifest and the limits; what leaves an isolate is `outward`'s.
+Chooses an isolate for each request and starts one where none is free. Knows the manifest and the limits; what an isolate asks for is answered by
+`on_subrequest`.
 """
 
 import asyncio
 import itertools
 import logging
 import math
-import os
-import shutil
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from runtime.functions.channel import ExchangeResult, Failure, frames
 from runtime.functions.host import priority
-from runtime.functions.host.confinement import Confinement
 from runtime.functions.host.control_messages import Boot
 from runtime.functions.host.faults import Fault
-from runtime.functions.host.imports import imports_of
 from runtime.functions.host.isolate_handle import IsolateHandle
-from runtime.functions.host.layers import LayerError
 from runtime.functions.host.limits import FunctionLimits
 from runtime.functions.host.logs import FunctionLog
 from runtime.functions.host.pace import StreamThrottle
+from runtime.functions.host.packages import Packages
+from runtime.functions.host.pool_zygote import PoolContext, PoolZygote
 from runtime.functions.host.priority import PriorityClass
 from runtime.functions.host.restarts import MAX_WAIT_S, Restarts
+from runtime.functions.host.scratch import Scratch
 from runtime.functions.host.subrequests import SubrequestHandler
-from runtime.functions.host.zygote_client import FunctionZygote, ZygoteError, ZygoteFactory
+from runtime.functions.host.zygote_client import ZygoteError
 from runtime.functions.manifest import Manifest
 
 log = logging.getLogger("pilotlight.function")
 _numbers = itertools.count(1)
 
-REFUSED_FOR_S = 20.0  # packages that could not be installed are not tried again at once
 LAG_S = 0.1  # a loop that is silent for so long is busy: another isolate takes the next request
-SETTLED_S = 3.0  # after which a function that sleeps has imported what it will
-SCRATCH_S = 0.25  # between two looks at what tier 1 has written
-
-
-@dataclass(frozen=True)
-class PoolContext:
-    """Where a function runs: what the site gives to each of them."""
-
-    zygote: ZygoteFactory
-    tier: int
-    uid: int | None
-    scratch: Path
-    notify: Callable[[], None]  # wakes those who watch
 
 
 class FunctionPool:
@@ -76,19 +61,10 @@ class FunctionPool:
         self._context = context
         self._on_subrequest = on_subrequest
         self._follow = follow
-        self._scratch = context.scratch / f"{manifest.name}-{next(_numbers)}"
+        self._packages = Packages(manifest, layers, packages)
+        self._scratch = Scratch(context.scratch / f"{manifest.name}-{next(_numbers)}", limits.disk_mib, context.uid)
         self._measuring: asyncio.Future[None] | None = None
-        vendored = manifest.directory / "python_modules"
-        self._layers = [str(path.resolve()) for path in (*layers, *((vendored,) if vendored.is_dir() else ()))]
-        self._imports: list[str] | None = None  # of its files, once they have been read
-        self._zygote: FunctionZygote | None = None
-        self._zygote_log: FunctionLog | None = None
-        self.asleep_since: float | None = None  # with its zygote in memory
-        self.asleep_mib: int | None = (
-            None  # what that holds, once it has imported what it will; measured once, for there may be thousands
-        )
-        self._packages = packages
-        self._refused: tuple[float, Fault] | None = None
+        self.zygote = PoolZygote(manifest, self.limits, context, self._packages, self._scratch, self._new_log)
         self._freed = asyncio.Event()
         self._waiting = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -103,7 +79,7 @@ class FunctionPool:
         is_socket: bool = False,
     ) -> ExchangeResult:
         """`is_pinned`: the function's oldest isolate answers, since objects of which there is one live there. Raises Fault."""
-        await self._install()
+        await self._packages.install()
         self._context.notify()
         isolate = await (self._acquire_oldest() if is_pinned else self._acquire(is_socket))
         if is_socket and isolate.sockets >= self.limits.sockets:
@@ -122,14 +98,8 @@ class FunctionPool:
         """Whether there is work to look after."""
         is_busy = False
         now = asyncio.get_running_loop().time()
-        if self.isolates or self._zygote is None:
-            self.asleep_since = self.asleep_mib = None
-        elif self.asleep_since is None:
-            self.asleep_since = now
-        elif self.asleep_mib is None and now - self.asleep_since > SETTLED_S:
-            self.asleep_mib = self._zygote.memory_mib
-        if self._zygote is not None and (why := self._zygote.why_ended(self.limits, is_asleep=not self.isolates)):
-            self._end_guilty(self._zygote, why)
+        if why := self.zygote.watch(is_asleep=not self.isolates):
+            self._end_zygote(why)
         for isolate in tuple(self.isolates):
             if isolate.load or isolate.work.background or not isolate.is_ready:
                 is_busy = True
@@ -141,25 +111,22 @@ class FunctionPool:
             else:
                 isolate.watch_idle()
         if self.isolates and self._context.tier < 2 and (self._measuring is None or self._measuring.done()):
-            self._measuring = self._keep(self._measure_scratch())
+            self._measuring = self._keep(self._scratch.enforce(self.isolates))
         return is_busy
 
     async def prepare(self) -> None:
         """What a deployment pays, so that no request does: packages are installed, and a zygote has imported them."""
         try:
-            await self._install()
-            if self._imports is None:
-                self._imports = await asyncio.to_thread(imports_of, self.manifest)
-            if (self._zygote is None or not self._zygote.is_alive) and not self.is_closing:
-                self._create_zygote()
+            await self._packages.install()
+            await self.zygote.read_imports()
+            if not self.is_closing:
+                self.zygote.get()
         except (Fault, ZygoteError, OSError) as error:
             log.warning("%s: %s", self.name, getattr(error, "detail", "") or error)
 
-    def _end_guilty(self, zygote: FunctionZygote, why: str) -> None:
+    def _end_zygote(self, why: str) -> None:
         """With all isolates, which may run what it runs."""
-        zygote.fail(why)
-        zygote.close()
-        self._zygote = None
+        self.zygote.fail(why)
         if not self.isolates:  # else their ends are counted
             self.restarts.ended_badly(asyncio.get_running_loop().time(), had_answered=False)
         self._tell(Fault(f"the function {self.name!r} was ended: {why}", code="packages", name="LimitExceeded"))
@@ -194,50 +161,14 @@ class FunctionPool:
     def sockets(self) -> int:
         return sum(isolate.sockets for isolate in self.isolates)
 
-    def end_zygote(self) -> None:
-        if self._zygote is not None:
-            self._zygote.close()
-            self._zygote = self.asleep_since = self.asleep_mib = None
-        if self._zygote_log is not None:
-            self._zygote_log.close()
-            self._zygote_log = None
-
     async def close(self) -> None:
         self.is_closing = True
         for isolate in tuple(self.isolates):
             self._retire(isolate)
         while self._tasks:
             await asyncio.gather(*tuple(self._tasks), return_exceptions=True)
-        self.end_zygote()
-        await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
-
-    async def _measure_scratch(self) -> None:
-        """Tier 2 has a file system of that size; at tier 1 somebody must look."""
-        used = await asyncio.to_thread(bytes_below, self._scratch, self.limits.disk_mib << 20)
-        if used > self.limits.disk_mib << 20:
-            guilty = tuple(self.isolates)
-            for isolate in guilty:
-                isolate.end(f"its files have more than {self.limits.disk_mib} MiB", "disk")
-            await asyncio.gather(*(isolate.until_gone() for isolate in guilty))
-            await asyncio.to_thread(empty, self._scratch)
-        await asyncio.sleep(SCRATCH_S)
-
-    async def _install(self) -> None:
-        if self._packages is None:
-            return
-        now = asyncio.get_running_loop().time()
-        if self._refused is not None and now < self._refused[0]:
-            raise self._refused[1]
-        try:
-            layer = await self._packages()
-        except LayerError as error:
-            sentence = f"the packages of {self.name!r} cannot be installed"
-            fault = Fault(sentence, code="dependencies", name="LayerError", detail=f"{sentence}:\n{error}")
-            self._refused = now + REFUSED_FOR_S, fault
-            raise fault from None
-        if self._packages is not None:  # else another request was first
-            self._packages = None
-            self._layers.insert(0, str(layer.resolve()))
+        self.zygote.close()
+        await self._scratch.remove()
 
     async def _acquire(self, is_socket: bool = False) -> IsolateHandle:
         while True:
@@ -313,7 +244,6 @@ class FunctionPool:
             self._waiting -= 1
 
     async def _start(self) -> IsolateHandle:
-        printed = FunctionLog(self.name, self.limits.log_kib_per_s, self._follow)
         is_on_probation = self.restarts.is_on_probation(asyncio.get_running_loop().time())
         is_on_probation = is_on_probation or any(
             isolate.process.is_deprioritized or self._lags(isolate) for isolate in self.isolates
@@ -323,19 +253,17 @@ class FunctionPool:
             self.name,
             self.limits,
             self._on_subrequest,
-            printed,
+            self._new_log(),
             self._throttle,
             self._failed,
             is_on_probation=is_on_probation,
         )
         self.isolates.append(isolate)
         try:
-            if self._zygote is None or not self._zygote.is_alive:
-                self._create_zygote()
-            assert self._zygote is not None
+            zygote = self.zygote.get()
             if priority.MAY_RETURN:
-                self._zygote.set_priority(PriorityClass.BACKGROUND if is_on_probation else PriorityClass.NORMAL)
-            await isolate.start(self._zygote, self._boot())
+                zygote.set_priority(PriorityClass.BACKGROUND if is_on_probation else PriorityClass.NORMAL)
+            await isolate.start(zygote, self._boot())
         except (ZygoteError, OSError) as error:
             self._retire(isolate)
             self._freed.set()
@@ -348,36 +276,11 @@ class FunctionPool:
         self._keep(self._attend(isolate))
         return isolate
 
-    def _create_zygote(self) -> None:
-        self.end_zygote()
-        context, manifest = self._context, self.manifest
-        scratch = self._scratch
-        if context.tier < 2:  # else it has a file system of its own
-            scratch.mkdir(parents=True, exist_ok=True)
-            if context.uid is not None:
-                os.chown(scratch, context.uid, context.uid)
-        limits = Confinement(
-            tier=context.tier,
-            folder=str(manifest.directory),
-            layers=self._layers,
-            scratch=str(scratch.resolve()),
-            uid=context.uid,
-            memory_mib=self.limits.memory_mib,
-            disk_mib=self.limits.disk_mib,
-            open_files=self.limits.open_files,
-            threads=self.limits.threads,
-            isolates=self.limits.max_isolates,
-        )
-        printed = self._zygote_log = FunctionLog(self.name, self.limits.log_kib_per_s, self._follow)
-        try:
-            if self._imports is None:
-                self._imports = imports_of(manifest)
-            self._zygote = context.zygote.create_zygote(limits, self._imports, self._layers, printed.write_fd)
-        finally:
-            printed.close_write_end()
+    def _new_log(self) -> FunctionLog:
+        return FunctionLog(self.name, self.limits.log_kib_per_s, self._follow)
 
     def _boot(self) -> Boot:
-        path = [str(self.manifest.main.parent), *self._layers]
+        path = [str(self.manifest.main.parent), *self._packages.layers]
         if self.manifest.main.parent != self.manifest.directory:
             path.insert(1, str(self.manifest.directory))
         hidden = ("directory",)
@@ -408,30 +311,6 @@ class FunctionPool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def bytes_below(folder: Path, enough: int) -> int:
-    """What the files there take on the disk; not counted further than `enough`."""
-    total = 0
-    for parent, _, files in os.walk(folder):
-        for name in files:
-            try:
-                total += os.lstat(os.path.join(parent, name)).st_blocks * 512
-            except OSError:
-                continue  # gone already
-        total += 512 * len(files)  # a file's own place, however empty
-        if total > enough:
-            break
-    return total
-
-
-def empty(folder: Path) -> None:
-    """The folder itself stays: processes that live there have it mounted."""
-    for entry in os.scandir(folder):
-        if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(entry.path, ignore_errors=True)
-        else:
-            os.unlink(entry.path)
 
 
 assert sys.platform == "linux", "isolates need Linux"

@@ -4,9 +4,7 @@ Use as `async with`. Which tier of isolation the machine offers is tried at the 
 """
 
 import asyncio
-import itertools
 import logging
-import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
@@ -16,41 +14,24 @@ from typing import Any, NamedTuple, Protocol
 
 from runtime.functions.channel import ExchangeResult, Failure, Inbound, StreamingReply, frames
 from runtime.functions.host.answer_headers import checked_headers
-from runtime.functions.host.confinement import Confinement
 from runtime.functions.host.egress import Egress
+from runtime.functions.host.isolation import Isolation, IsolationTrial, new_uid
 from runtime.functions.host.layers import LayerBudget, Layers, digest_of, requirements_of
 from runtime.functions.host.limits import FunctionLimits
-from runtime.functions.host.oci import Containers
-from runtime.functions.host.pool import FunctionPool, PoolContext
+from runtime.functions.host.pool import FunctionPool
+from runtime.functions.host.pool_zygote import PoolContext
 from runtime.functions.host.priority import PriorityClass, apply_priority
 from runtime.functions.host.subrequests import SubrequestHandler
 from runtime.functions.host.tails import Tails
-from runtime.functions.host.zygote_client import COPIED_MIB, SiteZygote, ZygoteError, ZygoteFactory, try_tier
+from runtime.functions.host.zygote_budget import ZygoteBudget
+from runtime.functions.host.zygote_client import SiteZygote, ZygoteFactory
 from runtime.functions.manifest import Manifest
-from sites.config import ConfigError
 
 log = logging.getLogger("pilotlight.function")
 
 WATCH_S = 0.05
 IDLE_S = 0.2  # more while nobody asks
-TRIM_S = 2.0
-PREPARE_AFTER_S = 0.5  # of a site's start, whose models come first
-PREPARE_EVERY_S = 0.05  # a zygote for each function, one after the other: each takes 6 ms of a core
 PRUNE_S = 600.0
-UID_BASE = 231_072  # above what systems give to people
-# Each function's own, and apart from those of other sites on this machine: the kernel counts a user's processes, and lets it signal its own.
-_uids = itertools.count(UID_BASE + os.getpid() % 2048 * 256)
-
-
-class IsolationError(ConfigError):
-    """The machine does not offer the isolation that the site file demands."""
-
-
-class Isolation(NamedTuple):
-    """What was reached, and why not more."""
-
-    tier: int
-    why_not_more: str
 
 
 class OpenBindings(Protocol):
@@ -106,8 +87,7 @@ class SiteFunctions:
         self._open_bindings = open_bindings
         self.names: dict[str, str] = {}  # of functions with several versions: the pool that bindings mean
         self.tails = Tails()
-        self._zygotes_mib = zygotes_mib
-        self._asleep_mib = 0  # of zygotes, at the last look
+        self._zygote_budget = ZygoteBudget(zygotes_mib)
         self._layers = Layers(Path())
         self._layer_budget = layer_budget or LayerBudget()
         self._layer_of: dict[str, str] = {}  # digests, by pool
@@ -116,7 +96,6 @@ class SiteFunctions:
         self._zygotes: ZygoteFactory = self._zygote
         self._stack = AsyncExitStack()
         self._requested = asyncio.Event()  # there is a request
-        self._unprepared: asyncio.Queue[FunctionPool] = asyncio.Queue()
         self._tasks: set[asyncio.Future[Any]] = set()
 
     async def __aenter__(self) -> "SiteFunctions":
@@ -131,9 +110,12 @@ class SiteFunctions:
             stack.callback(apply_priority, 0, PriorityClass.NORMAL)
             stack.callback(self._zygote.stop)
             await stack.enter_async_context(self._egress)
-            self.isolation = await self._find_tier(stack)
+            trial = IsolationTrial(self._zygote, self._oci_runtime, self._state_dir, stack)
+            self.isolation, self._zygotes = await trial.best(self._min_tier, self._max_tier)
             stack.push_async_callback(self._close_all)
-            for work in (self._watch(), self._prune_layers(), self._prepare()):
+            served = self.pools.values()
+            preparing = self._zygote_budget.prepare(lambda pool: pool in served)
+            for work in (self._watch(), self._prune_layers(), preparing):
                 stack.callback(asyncio.create_task(work, name="functions' watch").cancel)
             self._stack = stack.pop_all()
         return self
@@ -148,8 +130,9 @@ class SiteFunctions:
         assert self._state_dir is not None
         requirements = () if layers else requirements_of(manifest.directory)
         served = name or manifest.name
-        uid = next(_uids) if os.getuid() == 0 else None
-        context = PoolContext(self._zygotes, self.isolation.tier, uid, self._state_dir / "scratch", self._requested.set)
+        context = PoolContext(
+            self._zygotes, self.isolation.tier, new_uid(), self._state_dir / "scratch", self._requested.set
+        )
         pool = FunctionPool(
             manifest,
             self.limits,
@@ -175,7 +158,7 @@ class SiteFunctions:
         if layers or requirements or self.isolation.tier == 3:  # a container takes its time
             self._keep(pool.prepare())
         else:
-            self._unprepared.put_nowait(pool)
+            self._zygote_budget.add(pool)
 
     def live(self, function: str, pool: str) -> None:
         """This version is what bindings, queues and clocks mean by the function's name."""
@@ -285,90 +268,18 @@ class SiteFunctions:
 
         return on_subrequest
 
-    async def _find_tier(self, stack: AsyncExitStack) -> Isolation:
-        assert self._state_dir is not None
-        reasons: list[str] = []
-        (scratch := self._state_dir / "scratch").mkdir(parents=True, exist_ok=True)
-        uid = next(_uids) if os.getuid() == 0 else None
-        for tier in range(self._max_tier, 0, -1):
-            factory: ZygoteFactory = self._zygote
-            if tier == 3:
-                containers = await self._containers(stack)
-                if isinstance(containers, str):
-                    reasons.append(f"tier 3: {containers}")
-                    continue
-                factory = containers
-            limits = Confinement(tier, str(scratch.resolve()), [], str(scratch.resolve()), uid, 256, 16, 64, 64)
-            why = await try_tier(factory, limits)
-            if not why:
-                self._zygotes = factory
-                return self._demanded(Isolation(tier, "; ".join(reasons)))
-            reasons.append(f"tier {tier}: {why}")
-        return self._demanded(Isolation(0, "; ".join(reasons)))
-
-    async def _containers(self, stack: AsyncExitStack) -> Containers | str:
-        """Or why there are none. Raises IsolationError where the file names a runtime that is not there."""
-        assert self._state_dir is not None
-        if self._oci_runtime is None:
-            return "functions.oci_runtime names no OCI runtime (crun, runc)"
-        try:
-            containers = Containers(self._oci_runtime, self._state_dir / "oci")
-        except ZygoteError as error:
-            raise IsolationError(str(error)) from None
-        if os.getuid() != 0:
-            return f"{containers.name} needs a site that was started as root"
-        await containers.open()
-        stack.push_async_callback(containers.close)
-        return containers
-
-    def _demanded(self, reached: Isolation) -> Isolation:
-        if reached.tier >= max(1, self._min_tier):
-            return reached
-        raise IsolationError(
-            f"this machine offers isolation of tier {reached.tier}, and {max(1, self._min_tier)} is demanded ({reached.why_not_more}); "
-            "lower functions.min_tier or allow what is missing"
-        )
-
     async def _watch(self) -> None:
-        trimmed_at = 0.0
         while True:
             is_busy = False
             for pool in tuple(self.pools.values()):
                 is_busy = pool.watch() or is_busy
-            if (now := asyncio.get_running_loop().time()) - trimmed_at > TRIM_S:
-                trimmed_at = now
-                self._trim()
+            self._zygote_budget.trim(self.pools.values())
             if not is_busy:
                 self._requested.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(IDLE_S):
                         await self._requested.wait()
             await asyncio.sleep(WATCH_S)
-
-    async def _prepare(self) -> None:
-        """Functions have their zygotes before their first request, as far as there is memory for that."""
-        await asyncio.sleep(PREPARE_AFTER_S)
-        while True:
-            pool = await self._unprepared.get()
-            if pool in self.pools.values() and self._asleep_mib < self._zygotes_mib:
-                await pool.prepare()
-                self._asleep_mib += COPIED_MIB  # until the next look
-            await asyncio.sleep(PREPARE_EVERY_S)
-
-    def _trim(self) -> None:
-        """Functions that sleep keep their zygotes, and with them what they have imported, as far as there is memory for that."""
-        asleep = [
-            (pool.asleep_since, COPIED_MIB if pool.asleep_mib is None else pool.asleep_mib, pool)
-            for pool in self.pools.values()
-            if pool.asleep_since is not None
-        ]
-        self._asleep_mib = sum(mib for _, mib, _ in asleep)
-        over_mib = self._asleep_mib - self._zygotes_mib
-        for _, mib, pool in sorted(asleep, key=lambda each: each[0]):
-            if over_mib <= 0:
-                return
-            pool.end_zygote()
-            over_mib -= mib
 
     async def _prune_layers(self) -> None:
         while True:

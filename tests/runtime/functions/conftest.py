@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from runtime.functions.host.isolation import IsolationError
 from runtime.functions.host.limits import FunctionLimits
-from runtime.functions.host.site import IsolationError, Response, SiteFunctions
+from runtime.functions.host.site import Response, SiteFunctions
 from runtime.functions.manifest import load_manifest
 
 RUNTIMES = ("crun", "runc", "crun --cgroup-manager=disabled")

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from runtime.functions.host.faults import Fault
-from runtime.functions.host.site import IsolationError, SiteFunctions
+from runtime.functions.host.isolation import IsolationError
+from runtime.functions.host.site import SiteFunctions
 from tests.runtime.functions.conftest import Served, ServedMaker
 
 LOOKS = """
@@ -158,7 +159,7 @@ async def test_what_the_oci_runtime_says_of_its_failure_is_published_and_the_nex
 
 def _container_of(served: Served, name: str = "f") -> int:
     """Its first process."""
-    zygote = served.functions.pools[name]._zygote
+    zygote = served.functions.pools[name].zygote.current
     assert zygote is not None
     return zygote._child.pid
 

@@ -177,6 +177,18 @@ async def test_a_deployment_that_is_refused_owns_nothing_and_what_is_anothers_re
         await network.deploy()
 
 
+async def test_stores_that_two_functions_leave_unnamed_are_two(network: Network) -> None:
+    source = ENTRY.replace(
+        "await self.env.KV.put", "before = await self.env.KV.get('last')\n        await self.env.KV.put"
+    )
+    source = source.replace('Response("VERSION")', "Response(str(before))")
+    for name in ("greeter", "other"):
+        network.write(name, source, MANIFEST.replace('id = "kept"\n', "").replace("greeter", name))
+        await network.deploy()
+    for name in ("greeter", "other"):
+        assert [(await network.ask(name=name)).body.decode() for _ in range(2)][1] == name
+
+
 async def test_of_two_versions_that_were_tried_with_one_store_the_first_that_is_accepted_owns_it(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from runtime.functions.channel import Failure
-from runtime.functions.host import restarts, site
+from runtime.functions.host import restarts, zygote_budget
 from runtime.functions.host.faults import Fault
 from runtime.functions.host.priority import OWN_NICE, YIELD_NICE
 from runtime.functions.host.restarts import FIRST_PAUSE_S, FREE
@@ -32,14 +32,14 @@ async def test_a_function_answers(served: Served) -> None:
 async def test_a_function_has_its_zygote_before_its_first_request_as_far_as_there_is_room(
     make_served: ServedMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(site, "PREPARE_AFTER_S", 0.0)
+    monkeypatch.setattr(zygote_budget, "PREPARE_AFTER_S", 0.0)
     for zygotes_mib in (1024, 0):
         async with make_served(zygotes_mib=zygotes_mib) as served:
             served.add("from workers import *\n")
             await eventually(served.functions._unprepared.empty)
             await asyncio.sleep(0.05)
             pool = served.functions.pools["f"]
-            assert (pool._zygote is not None) == (zygotes_mib > 0)
+            assert (pool.zygote.current is not None) == (zygotes_mib > 0)
             assert pool.num_started == 0
 
 

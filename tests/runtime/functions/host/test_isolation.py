@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from runtime.functions.channel import Failure
-from runtime.functions.host.site import IsolationError, SiteFunctions
+from runtime.functions.host.isolation import IsolationError
+from runtime.functions.host.site import SiteFunctions
 from tests.runtime.functions.conftest import Served, ServedMaker, working_oci_runtime
 from tests.runtime.functions.host import attacks
 from tests.runtime.functions.host.test_hostile import GOOD

@@ -41,7 +41,7 @@ def add(served: Served, package: str) -> None:
 
 
 def zygote_pid(served: Served) -> int:
-    zygote = served.functions.pools["bad"]._zygote
+    zygote = served.functions.pools["bad"].zygote.current
     return 0 if zygote is None else zygote._child.pid
 
 

@@ -1,0 +1,84 @@
+"""Which tier of isolation the machine offers: tried from the strongest down, and nothing is started below what the site file demands."""
+
+import itertools
+import os
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from runtime.functions.host.confinement import Confinement
+from runtime.functions.host.oci import Containers
+from runtime.functions.host.zygote_client import SiteZygote, ZygoteError, ZygoteFactory, try_tier
+from sites.config import ConfigError
+
+UID_BASE = 231_072  # above what systems give to people
+# Each function's own, and apart from those of other sites on this machine: the kernel counts a user's processes, and lets it signal its own.
+_uids = itertools.count(UID_BASE + os.getpid() % 2048 * 256)
+
+
+class IsolationError(ConfigError):
+    """The machine does not offer the isolation that the site file demands."""
+
+
+class Isolation(NamedTuple):
+    """What was reached, and why not more."""
+
+    tier: int
+    why_not_more: str
+
+
+def new_uid() -> int | None:
+    """A user of its own for a function; None where this process may not give it one."""
+    return next(_uids) if os.getuid() == 0 else None
+
+
+class IsolationTrial:
+    def __init__(self, zygote: SiteZygote, oci_runtime: str | None, state_dir: Path, stack: AsyncExitStack) -> None:
+        """`stack` closes what a tier needs for as long as it is used."""
+        self._zygote = zygote
+        self._oci_runtime = oci_runtime
+        self._state_dir = state_dir
+        self._stack = stack
+
+    async def best(self, min_tier: int, max_tier: int) -> tuple[Isolation, ZygoteFactory]:
+        """The strongest tier that works, and where its zygotes come from. Raises IsolationError below `min_tier`."""
+        reasons: list[str] = []
+        (scratch := self._state_dir / "scratch").mkdir(parents=True, exist_ok=True)
+        uid = new_uid()
+        for tier in range(max_tier, 0, -1):
+            factory: ZygoteFactory = self._zygote
+            if tier == 3:
+                containers = await self._containers()
+                if isinstance(containers, str):
+                    reasons.append(f"tier 3: {containers}")
+                    continue
+                factory = containers
+            limits = Confinement(tier, str(scratch.resolve()), [], str(scratch.resolve()), uid, 256, 16, 64, 64)
+            why = await try_tier(factory, limits)
+            if not why:
+                return _demanded(Isolation(tier, "; ".join(reasons)), min_tier), factory
+            reasons.append(f"tier {tier}: {why}")
+        return _demanded(Isolation(0, "; ".join(reasons)), min_tier), self._zygote
+
+    async def _containers(self) -> Containers | str:
+        """Or why there are none. Raises IsolationError where the file names a runtime that is not there."""
+        if self._oci_runtime is None:
+            return "functions.oci_runtime names no OCI runtime (crun, runc)"
+        try:
+            containers = Containers(self._oci_runtime, self._state_dir / "oci")
+        except ZygoteError as error:
+            raise IsolationError(str(error)) from None
+        if os.getuid() != 0:
+            return f"{containers.name} needs a site that was started as root"
+        await containers.open()
+        self._stack.push_async_callback(containers.close)
+        return containers
+
+
+def _demanded(reached: Isolation, min_tier: int) -> Isolation:
+    if reached.tier >= max(1, min_tier):
+        return reached
+    raise IsolationError(
+        f"this machine offers isolation of tier {reached.tier}, and {max(1, min_tier)} is demanded ({reached.why_not_more}); "
+        "lower functions.min_tier or allow what is missing"
+    )
