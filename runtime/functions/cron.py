@@ -63,7 +63,7 @@ class Schedule:
 
 
 def parse(text: str) -> Schedule:
-    """Raises CronError."""
+    """Parse an expression. Raises CronError."""
     fields = text.split()
     if len(fields) != 5:
         raise CronError(

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def loads(text: str) -> Any:
-    """Raises json.JSONDecodeError."""
+    """Parse JSON with comments. Raises json.JSONDecodeError."""
     return json.loads(_without_trailing_commas(_without_comments(text)))
 
 

@@ -229,7 +229,7 @@ OFFERED = "ai, kv_namespaces, d1_databases, r2_buckets, queues, services, durabl
 
 
 def load_manifest(directory: Path, environment: str | None = None) -> Manifest:
-    """The manifest of a folder, or of one of its `[env.NAME]` sections. Raises ManifestError."""
+    """Load the manifest of a folder, or of one of its `[env.NAME]` sections. Raises ManifestError."""
     path = manifest_file(directory)
     values = _read(path)
     sections = values.pop("env", {})
@@ -396,7 +396,7 @@ def _rate_limit(name: str, namespace_id: str | int, simple: _Simple) -> BindingD
 
 
 def _with_dev_vars(manifest: Manifest, environment: str | None) -> Manifest:
-    """Local secrets; as on the platform, they win over vars of the same name."""
+    """Add local secrets; as on the platform, they win over vars of the same name."""
     names = [f"{DEV_VARS}.{environment}", DEV_VARS] if environment else [DEV_VARS]
     path = next((manifest.directory / name for name in names if (manifest.directory / name).is_file()), None)
     if path is None:

@@ -19,7 +19,7 @@ from runtime.functions.manifest import ConsumerDeclaration, Manifest
 
 
 class FunctionBindings:
-    """What `opener` gives back for a manifest. Needs a running event loop."""
+    """The open bindings, queue consumers and clock of one function. Needs a running event loop."""
 
     def __init__(self, manifest: Manifest, state_dir: Path, services: Services) -> None:
         self._bindings = Bindings(manifest.bindings, state_dir, services)
@@ -34,7 +34,7 @@ class FunctionBindings:
             self._objects = ObjectStorage.of(manifest.migrations, state_dir, services)
 
     def start(self) -> None:
-        """Its queues are consumed and its clock runs. Whoever did that before for the same function has been replaced."""
+        """Consume its queues and run its clock, in the place of an earlier version of the function."""
         functions, services, manifest = self._services.functions, self._services, self._manifest
         if functions is None or self._consumers or self._crons is not None:
             return
@@ -60,7 +60,7 @@ class FunctionBindings:
             await crons.close()
 
     async def static(self, method: str, url: str, headers: list[tuple[str, str]]) -> Any:
-        """What a file answers before the function is asked; None: it is the function's to answer."""
+        """Return what a file answers before the function is asked; None: it is the function's to answer."""
         if self._files is None or self._manifest.assets is None or method not in ("GET", "HEAD"):
             return None
         if _is_first(self._manifest.assets.worker_first, urlsplit(url).path or "/"):
@@ -78,7 +78,7 @@ class FunctionBindings:
 
 
 def opener(state_dir: Path, services: Services) -> Callable[[Manifest, Functions], FunctionBindings]:
-    """Opens the bindings of a manifest for functions that live together. Whoever made `services` closes its databases at the end."""
+    """Return what opens the bindings of a manifest for functions that live together. Whoever made `services` closes its databases at the end."""
 
     def open_bindings(manifest: Manifest, functions: Functions) -> FunctionBindings:
         own = replace(services, functions=functions, function=manifest.name)

@@ -31,7 +31,7 @@ from wire.headers import CLIENT_ADDRESS, DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, HOPS,
 
 
 class ServedFunctions:
-    """Use as `async with`. `functions` is there inside."""
+    """The functions that a site serves; use as `async with`."""
 
     def __init__(
         self, config: FunctionsConfig, state_dir: Path, inference: Inference, own_ports: Callable[[], list[int]]
@@ -97,8 +97,8 @@ class ServedFunctions:
         layers: tuple[Path, ...] = (),
         pool: str | None = None,
     ) -> None:
-        """From its next request on, in the place of one of that name; `pool`: as one version beside others, which owns what it names once it is
-        accepted (`claim`). Raises ManifestError, and then nothing has changed."""
+        """Serve a function from its next request on, in the place of one of that name; `pool`: as one version beside others, which owns what it names
+        once it is accepted (`claim`). Raises ManifestError, and then nothing has changed."""
         served = name or manifest.name
         named = replace(manifest, name=served)  # as its bindings and its consumers call it
         if pool is not None:
@@ -112,18 +112,18 @@ class ServedFunctions:
             raise ManifestError(f"{manifest.directory}: {error}") from None
 
     def claim(self, pool: str) -> None:
-        """What this version names and nobody owns. Raises BindingError where another was quicker."""
+        """Make the function the owner of what this version names and nobody owns. Raises BindingError where another was quicker."""
         self._owners.claim(self.functions.pools[pool].manifest)
 
     async def pool_of(self, name: str, scope: Scope) -> str:
-        """Who answers a request to the function: of one that was deployed, the version that this client gets."""
+        """Return the pool that answers a request to the function: of one that was deployed, the version that this client gets."""
         if self.deployed is None or name in self.functions.pools:
             return name
         return await self.deployed.pool_of(name, client_key(scope)) or name
 
 
 def client_key(scope: Scope) -> str:
-    """What tells a client from others: its session, its credentials, its address."""
+    """Return what tells a client from others: its session, its credentials, its address."""
     addresses = (CLIENT_ADDRESS,) if scope.get(GENUINE_HOP, False) else ()  # a router's word; anybody else may lie
     for name in (SESSION_AFFINITY, "authorization", *addresses, "x-forwarded-for"):
         if (value := header(scope, name.encode())) is not None:
@@ -158,7 +158,7 @@ UNNAMED = {"kv": ("id",), "d1": ("database_id", "database_name"), "r2": ("bucket
 
 
 def _with_own_stores(manifest: Manifest) -> Manifest:
-    """Stores that a deployed function does not name are `FUNCTION/BINDING`: those of two functions are two."""
+    """Name the stores that a deployed function does not name `FUNCTION/BINDING`: those of two functions are two."""
     bindings = []
     for binding in manifest.bindings:
         names = UNNAMED.get(binding.kind, ())
@@ -170,7 +170,7 @@ def _with_own_stores(manifest: Manifest) -> Manifest:
 
 
 def _with_secrets(manifest: Manifest, state_dir: Path) -> Manifest:
-    """Those that were put into this site win over a var or a local secret of the same name."""
+    """Add the secrets that were put into this site, which win over a var or a local secret of the same name."""
     kept = SecretStore(state_dir).values(manifest.name)
     if not kept:
         return manifest

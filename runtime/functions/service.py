@@ -19,7 +19,7 @@ from wire.status import FunctionsStatus, FunctionStatus
 
 
 class FunctionsService:
-    """Use as `async with`. It drains as `admission` does, which gives each request its permit."""
+    """The functions of one site; use as `async with`. It drains as `admission` does, which gives each request its permit."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class FunctionsService:
         await self.served.__aexit__(kind, error, trace)
 
     def routes(self) -> list[BaseRoute]:
-        """Requests to functions, and what routers ask about deployed ones."""
+        """The routes of requests to functions, and of what routers ask about deployed ones."""
         return [
             *function_routes(self.served, self._admission),
             *deployment_routes(self.served, self._hop_secret, self._site),
@@ -61,7 +61,7 @@ class FunctionsService:
 
 
 def state_dir_of(site: SiteConfig) -> Path:
-    """Where the site's bindings keep what they keep."""
+    """Return the directory in which the site's bindings keep their data."""
     if site.functions.state_dir is not None:
         return Path(site.functions.state_dir).expanduser()
     home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"

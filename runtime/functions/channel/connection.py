@@ -73,7 +73,7 @@ class Channel(asyncio.Protocol):
 
     @classmethod
     async def open(cls, sock: socket.socket, answer: Handler, *, is_runtime: bool, **options: Any) -> "Channel":
-        """Takes the socket over."""
+        """Open a channel on a connected socket, which belongs to it from now on."""
         channel = cls(answer, is_runtime=is_runtime, **options)
         sock.setblocking(False)
         channel._socket = sock
@@ -83,7 +83,7 @@ class Channel(asyncio.Protocol):
     # -- beginning an exchange --------------------------------------------------------------------------------------------------
 
     async def call(self, binding: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        """A binding's method. A stream that it answers with is dropped: ask `stream` or `begin` for those."""
+        """Call a binding's method and return its value. A stream that it answers with is dropped: `stream` and `begin` give those."""
         result = await self.begin(binding, method, args, kwargs)
         if result.body is not None:
             result.body.cancel()
@@ -97,7 +97,7 @@ class Channel(asyncio.Protocol):
         kwargs: dict[str, Any] | None = None,
         body: AsyncIterator[bytes] | None = None,
     ) -> ExchangeResult:
-        """A binding's method with a body sent along, or whose answer is a value and a stream."""
+        """Call a binding's method with a body sent along, or whose answer is a value and a stream."""
         sent_args, sent_kwargs = frames.plain(list(args), f"{method}'s arguments"), frames.plain(kwargs or {}, method)
         within = current_request.get()
 
@@ -107,7 +107,7 @@ class Channel(asyncio.Protocol):
         return await self.request(call, body)
 
     def call_now(self, binding: str, method: str, **kwargs: Any) -> Any:
-        """A binding's method for code that cannot await: the event loop stands still until the answer is here.
+        """Call a binding's method from code that cannot await: the event loop is blocked until the answer is here.
 
         What else arrives meanwhile is taken as usual, pings too, and waits for the loop. Counts as part of no request.
         """
@@ -129,7 +129,7 @@ class Channel(asyncio.Protocol):
         return result.value
 
     def _exchange_until(self, result: "asyncio.Future[ExchangeResult]") -> None:
-        """What the loop does for this socket, done here: asyncio's own transport keeps what it has yet to send, and sends it first."""
+        """Do here what the loop does for this socket: asyncio's own transport keeps what it has yet to send, and sends it first."""
         assert self._transport is not None
         assert self._socket is not None
         transport, poll = self._transport, select.poll()
@@ -157,7 +157,8 @@ class Channel(asyncio.Protocol):
         self.data_received(data)
 
     async def stream(self, binding: str, method: str, *args: Any, **kwargs: Any) -> AsyncIterator[bytes]:
-        """A binding's method that answers with a stream. Leaving the loop early cancels it at the other end (with `aclosing`, at once)."""
+        """Iterate over the stream that a binding's method answers with. Leaving the loop early cancels it at the other end (with `aclosing`, at
+        once)."""
         result = await self.begin(binding, method, args, kwargs)
         if result.body is None:
             raise Failure(f"{binding}.{method} answered with a value and not with a stream", name="TypeError")
@@ -170,7 +171,7 @@ class Channel(asyncio.Protocol):
     async def request(
         self, frame: Callable[[int], frames.Request], body: AsyncIterator[bytes] | None = None
     ) -> ExchangeResult:
-        """Any exchange: `frame` makes the first message from the id. Cancelling this cancels it at the other end. Raises Failure."""
+        """Run an exchange; `frame` makes its first message from the id. Cancelling this cancels it at the other end. Raises Failure."""
         if self.closed.is_set():
             raise ChannelClosed(self.why_closed or "the connection to the other process is closed")
         id = self._next_id
@@ -193,7 +194,7 @@ class Channel(asyncio.Protocol):
         self.write(Note(0, name, value))
 
     async def ping(self) -> None:
-        """Returns when the other side's event loop has answered."""
+        """Return when the other side's event loop has answered. Raises ChannelClosed."""
         if self.closed.is_set():
             raise ChannelClosed(self.why_closed)
         id = self._next_id
@@ -206,7 +207,7 @@ class Channel(asyncio.Protocol):
             self._pings.pop(id, None)
 
     def close(self, why: str = "") -> None:
-        """At once; everything under way fails at both ends."""
+        """Close the channel at once; everything under way fails at both ends."""
         self.why_closed = self.why_closed or why
         if self._transport is not None:
             self._transport.abort()

@@ -22,7 +22,7 @@ class StreamingReply(NamedTuple):
 
 
 class ExchangeResult(NamedTuple):
-    """What the beginner of an exchange gets."""
+    """What an exchange gives to the side that began it."""
 
     value: Any
     body: Inbound | None
@@ -38,15 +38,15 @@ class ExchangeChannel(Writer, Protocol):
     def encode(self, frame: AnyFrame) -> bytes: ...
 
     def write_bytes(self, data: bytes) -> None:
-        """Of a frame."""
+        """Write an encoded frame."""
 
     def forget(self, id: int) -> bool:
-        """The exchange is over here. False: it was before."""
+        """Drop a finished exchange. False: it was dropped before."""
         ...
 
 
 class OutgoingExchange:
-    """An exchange begun here."""
+    """An exchange that this side began."""
 
     def __init__(self, channel: ExchangeChannel, id: int) -> None:
         self._channel = channel
@@ -91,7 +91,7 @@ class OutgoingExchange:
         self.end()
 
     def end(self) -> None:
-        """The other side reads no more of our body."""
+        """Stop sending the body, which the other side reads no more."""
         if self.feeder is not None:
             self.feeder.cancel()
 
@@ -154,7 +154,7 @@ class IncomingExchange:
                 await close(body)
 
     def _over(self, task: "asyncio.Future[None]") -> None:
-        """Also of a task that was cancelled before its first step, whose `finally` never ran."""
+        """Drop the exchange, also where the task was cancelled before its first step and its `finally` never ran."""
         ignore_result(task)
         self._channel.forget(self._id)
         if self._body is not None:
@@ -170,6 +170,6 @@ def _split(answer: Any) -> tuple[Any, AsyncIterator[bytes] | None]:
 
 
 def ignore_result(task: "asyncio.Future[Any]") -> None:
-    """Its failure has been told to whom it concerns."""
+    """Retrieve a task's exception, so that asyncio does not log it: it has been reported already."""
     if not task.cancelled():
         task.exception()

@@ -30,7 +30,7 @@ class Failure(Exception):
 
 
 class ChannelClosed(Failure):
-    """The other side is gone."""
+    """The connection to the other side is closed."""
 
     def __init__(self, message: str = "the connection to the other process is closed") -> None:
         super().__init__(message, code="closed", name="ChannelClosed")

@@ -72,7 +72,7 @@ class Reply(Frame, frozen=True, tag="reply"):
 
 
 class Fail(Frame, frozen=True, tag="fail"):
-    """Instead of a reply, or in the middle of either stream."""
+    """A failure in place of a reply, or in the middle of either stream."""
 
     code: str | int
     status: int
@@ -100,7 +100,7 @@ class Cancel(Frame, frozen=True, tag="cancel"):
 
 
 class Ping(Frame, frozen=True, tag="ping"):
-    """Answered by the event loop itself: a loop that is blocked is silent."""
+    """A question that the event loop itself answers: a blocked one is silent."""
 
 
 class Pong(Frame, frozen=True, tag="pong"):
@@ -141,7 +141,7 @@ class FrameError(Exception):
 
 
 def encode(frame: AnyFrame, max_bytes: int) -> bytes:
-    """Raises ValueError on a frame that is too large, TypeError on a value that is not plain."""
+    """Encode a frame with its length before it. Raises ValueError on a frame that is too large, TypeError on a value that is not plain."""
     buffer = bytearray(LENGTH_BYTES)
     try:
         _encoder.encode_into(frame, buffer, LENGTH_BYTES)
@@ -155,14 +155,14 @@ def encode(frame: AnyFrame, max_bytes: int) -> bytes:
 
 
 class FrameDecoder:
-    """Bytes in, whole frames out. Holds at most one frame that is not complete."""
+    """A decoder of bytes into whole frames. Holds at most one frame that is not complete."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[AnyFrame]:
-        """Raises FrameError."""
+        """Decode what has arrived. Raises FrameError."""
         buffer = self._buffer
         buffer += data
         start, held = 0, len(buffer)
@@ -189,7 +189,7 @@ def _decoded(body: bytes) -> AnyFrame:
 
 
 def plain(value: Any, where: str = "the value") -> Any:
-    """The value in plain types; a datetime becomes {"$date": iso}. Raises TypeError that says where something else is."""
+    """Convert a value to plain types; a datetime becomes {"$date": iso}. Raises TypeError that says where something else is."""
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return value
     if isinstance(value, (list, tuple)):
@@ -209,7 +209,7 @@ def plain(value: Any, where: str = "the value") -> Any:
 
 
 def unplain(value: Any) -> Any:
-    """The inverse: dates are datetimes again."""
+    """Undo `plain`: dates are datetimes again."""
     if isinstance(value, list):
         return [unplain(item) for item in value]
     if isinstance(value, dict):

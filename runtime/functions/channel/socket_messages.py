@@ -40,14 +40,14 @@ def encode(message: Message) -> bytes:
 
 
 class MessageDecoder:
-    """Bytes in, whole messages out. Holds at most one that is not complete."""
+    """A decoder of bytes into whole messages. Holds at most one that is not complete."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Raises MessageError."""
+        """Decode what has arrived. Raises MessageError."""
         buffer = self._buffer
         buffer += data
         start = 0

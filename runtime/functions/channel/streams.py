@@ -64,7 +64,7 @@ class Inbound:
         return chunk
 
     async def read(self, limit_bytes: int | None = None) -> bytes:
-        """All of it. Raises Failure beyond the limit."""
+        """Read all of it. Raises Failure beyond the limit."""
         parts, size = [], 0
         async for chunk in self:
             parts.append(chunk)
@@ -75,7 +75,7 @@ class Inbound:
         return b"".join(parts)
 
     def cancel(self) -> None:
-        """The reader wants no more. Nothing happens after the end."""
+        """Tell the sender that no more is read. Nothing happens after the end."""
         if not self._is_ended:
             self.end(Failure("the stream was cancelled by its reader", code="cancelled", name="AbortError"))
             self._chunks.clear()
@@ -104,7 +104,7 @@ class Inbound:
 
 
 class Credit:
-    """What may be sent of a stream before the reader takes more."""
+    """The bytes that may be sent of a stream before its reader takes more."""
 
     def __init__(self) -> None:
         self._left = WINDOW_BYTES
@@ -131,7 +131,7 @@ class Credit:
 
 
 async def feed(writer: Writer, id: int, body: AsyncIterator[bytes], credit: Credit) -> None:
-    """Sends a stream as the reader has room. What the stream raises ends it at the other side, too, with `fail`."""
+    """Send a stream as the reader gives credit. What the stream raises ends it at the other side, too, with `fail`."""
     try:
         async for data in body:
             for start in range(0, len(data), CHUNK_BYTES):

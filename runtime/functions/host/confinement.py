@@ -34,7 +34,7 @@ NEW_ROOT = "/tmp"  # where the new root is put together; any directory serves
 
 
 class Confinement(msgspec.Struct, frozen=True):
-    """What one function's processes may have."""
+    """What the processes of one function may use and see."""
 
     tier: int
     folder: str  # read only
@@ -49,7 +49,7 @@ class Confinement(msgspec.Struct, frozen=True):
 
 
 def namespaces(limits: Confinement) -> int:
-    """For the clone that makes the process."""
+    """Return the flags for the clone that makes the process."""
     if limits.tier < 2:
         return 0
     flags = system.CLONE_NEWNS | system.CLONE_NEWPID | system.CLONE_NEWNET
@@ -57,8 +57,8 @@ def namespaces(limits: Confinement) -> int:
 
 
 def confine(limits: Confinement) -> int:
-    """The descriptor by which this process's forks are asked for, which its code must not keep; -1 at tier 1, where none is. Raises OSError where the
-    machine does not allow it."""
+    """Confine this process. Returns the descriptor by which its forks are asked for, which its code must not keep; -1 at tier 1, where none is.
+    Raises OSError where the machine does not allow it."""
     readable = [*interpreter(), limits.folder, *limits.layers]
     if limits.tier >= 3:
         return _confine_contained(limits, readable)
@@ -101,14 +101,14 @@ def _confine_contained(limits: Confinement, readable: list[str]) -> int:
 
 
 def confine_copy(limits: Confinement) -> None:
-    """In each process that is forked from the confined one: from here no process comes."""
+    """Confine a fork of the confined process further: no process comes from it."""
     if limits.tier >= 2:
         system.seccomp((), asks=False)
 
 
 @functools.cache  # sysconfig takes 4 ms
 def interpreter() -> tuple[str, ...]:
-    """What Python needs to read."""
+    """The paths that Python needs to read."""
     paths = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.join(sys.base_prefix, "lib")}
     return (*sorted(os.path.realpath(path) for path in paths), *LIBRARIES, str(Path(__file__).parents[1] / "sdk"))
 
@@ -136,7 +136,7 @@ def _set_limits(limits: Confinement) -> None:
 
 
 def _map_users(proc: int, uid: int, gid: int) -> None:
-    """The same number inside as outside, and no other."""
+    """Map the user to the same number inside as outside, and no other."""
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         file = os.open(f"self/{name}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
         try:
@@ -200,7 +200,7 @@ def _bind(source: int, target: str, flags: int) -> None:
 
 
 def top_most(paths: Iterable[str]) -> Iterator[str]:
-    """Real, existing paths of which none lies within another."""
+    """Return those of the paths that exist and lie within no other, as real paths."""
     real = sorted({os.path.realpath(path) for path in paths if os.path.exists(path)}, key=len)
     kept: list[str] = []
     for path in real:

@@ -11,7 +11,7 @@ MAX_DESCRIPTORS = 4
 
 
 class Boot(msgspec.Struct, frozen=True):
-    """What an isolate runs."""
+    """What an isolate is to run."""
 
     main: str
     sys_path: list[str]
@@ -35,13 +35,13 @@ class ForkIsolate(msgspec.Struct, frozen=True, tag="fork_isolate"):
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
-    """With the child's pidfd."""
+    """A child exists; its pidfd comes along."""
 
     id: int
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """id -1: the zygote itself."""
+    """A child could not be made; id -1: the zygote itself failed."""
 
     id: int
     why: str
@@ -55,7 +55,8 @@ class Died(msgspec.Struct, frozen=True, tag="died"):
 
 
 class Confined(msgspec.Struct, frozen=True, tag="confined"):
-    """A function's zygote, before it has read anything of the function; with the descriptor by which its forks are asked for, where they are."""
+    """A function's zygote is confined, and has read nothing of the function yet; with the descriptor by which its forks are asked for, where they
+    are."""
 
 
 class Imported(msgspec.Struct, frozen=True, tag="imported"):

@@ -36,7 +36,7 @@ HEALTHY = ".healthy"  # beside a version's folder, once its health call has succ
 
 
 class FunctionRegistry(Protocol):
-    """What serves manifests: ServedFunctions."""
+    """Where versions are added to be served (ServedFunctions)."""
 
     @property
     def functions(self) -> SiteFunctions: ...
@@ -101,7 +101,7 @@ class DeployedFunctions:
             return other  # a version that cannot be had here is no reason to answer nothing
 
     async def tried(self, name: str, version: Version) -> Tried:
-        """Fetched, started and asked for its health, before it has any traffic."""
+        """Fetch, start and health-check a version before it has any traffic."""
         if name in self._taken:
             return Tried(False, f"the site file serves a function named {name} already")
         self._failed.pop(pool_name(name, version), None)
@@ -133,7 +133,7 @@ class DeployedFunctions:
     # -- versions -----------------------------------------------------------------------------------------------------------------
 
     async def _ready(self, name: str, version: Version) -> str:
-        """Of a version that has been accepted."""
+        """Return the pool of an accepted version, started if need be."""
         pool = await self._started(name, version)
         if pool not in self._accepted:
             try:
@@ -210,7 +210,7 @@ class DeployedFunctions:
     # -- what the router knows ----------------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Versions with traffic are fetched here as they appear: their queues and clocks wait for no request."""
+        """Keep up with the router. Versions with traffic are fetched here as they appear: their queues and clocks wait for no request."""
         said = ""
         await self._apply()
         while True:
@@ -239,7 +239,7 @@ class DeployedFunctions:
         durable.replace(written, self._directory / "deployments.json")
 
     async def _apply(self) -> None:
-        """What has traffic is served, what has none is not, and what no version names is removed."""
+        """Serve what has traffic, stop what has none, and remove what no version names."""
         wanted: set[str] = set()
         for deployment in list(self._known.values()):
             if deployment.name in self._taken:
@@ -271,12 +271,12 @@ class DeployedFunctions:
             log.error("%s: %s", name, failure.message)
 
     def _is_tried(self, pool: str) -> bool:
-        """It is about to have traffic, perhaps."""
+        """Whether a pool is being tried, and may be about to have traffic."""
         lock = self._locks.get(pool)
         return lock is not None and lock.locked()
 
     def _forget(self, digests: set[str]) -> None:
-        """Folders of versions that no longer exist, an hour after they were fetched: a version that is being tried is in no list."""
+        """Delete folders of versions that no longer exist, an hour after they were fetched: a version that is being tried is in no list."""
         if not self._directory.is_dir():
             return
         for path in self._directory.iterdir():
@@ -308,7 +308,7 @@ def pool_name(name: str, version: Version) -> str:
 
 
 def _unpacked(data: bytes, folder: Path) -> None:
-    """There whole or not at all."""
+    """Unpack a bundle, whole or not at all."""
     beside = folder.parent / f"{folder.name}.{uuid.uuid4().hex[:8]}.part"
     try:
         unpack(data, beside)

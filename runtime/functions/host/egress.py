@@ -70,7 +70,7 @@ class Egress:
             await self._session.close()
 
     async def fetch(self, frame: frames.FetchEvent, body: Inbound | None) -> StreamingReply:
-        """Raises Failure: refused by the policy, or not to be reached."""
+        """Fetch for a function. Raises Failure: refused by the policy, or not to be reached."""
         assert self._session is not None
         method, url, redirected = frame.method, frame.url, False
         headers = [(name, value) for name, value in frame.headers if name.lower() not in DROPPED]
@@ -140,13 +140,13 @@ class Egress:
         self._check_place(parts.hostname, port)
 
     def _check_place(self, host: str, port: int) -> None:
-        """An address in the URL never meets the resolver, so it is judged here."""
+        """Judge an address in a URL, which never meets the resolver. Raises Failure."""
         address = _as_address(host)
         if address is not None and (why := self.why_denied(host, str(address), port)):
             raise _refusal(why)
 
     def why_denied(self, host: str, address: str, port: int) -> str:
-        """Empty where it may be reached."""
+        """Return why an address may not be reached; empty where it may."""
         for pattern in self._allowed:
             name, _, number = pattern.rpartition(":") if pattern.rpartition(":")[2].isdigit() else (pattern, "", "")
             if fnmatch.fnmatch(host.lower(), name.lower()) and number in ("", str(port)):
@@ -220,7 +220,7 @@ def _refusal(why: str) -> Failure:
 
 
 def _as_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Also in the older spellings, 127.1 or 0x7f000001, that a C library takes."""
+    """Parse an address, also in the older spellings, 127.1 or 0x7f000001, that a C library takes."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -232,7 +232,7 @@ def _as_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 
 
 def meant(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """The address at the end: what is embedded in one, where it leads there."""
+    """Return the address that is reached in the end: what is embedded in one, where it leads there."""
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         if address in NAT64:

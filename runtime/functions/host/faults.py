@@ -9,7 +9,7 @@ from runtime.functions.host.logs import printable
 
 
 class Fault(Failure):
-    """The function failed; not its neighbours, and not the site."""
+    """A failure of the function itself; not of its neighbours, and not of the site."""
 
 
 def manner_of(report: Died | None) -> str:
@@ -22,13 +22,13 @@ def manner_of(report: Died | None) -> str:
 
 
 def fault_of(failure: Failure) -> Fault:
-    """What an isolate says of itself, for logs and terminals."""
+    """Turn what an isolate says of itself into what logs and terminals may show."""
     message, name, detail = printable(failure.message), printable(failure.name), printable(failure.detail, keep="\n\t")
     return Fault(message, code=failure.code, status=500, name=name, detail=detail)
 
 
 def authors_frames(text: str) -> str:
-    """Of each thread, the frames before the first one of the event loop's or of ours."""
+    """Keep of each thread the frames before the first one of the event loop's or of ours."""
     kept: list[str] = []
     is_skipping = False
     for line in text.splitlines():

@@ -13,7 +13,7 @@ _parsing = threading.Lock()  # Python 3.11 counts the depth of all threads' tree
 
 
 def imports_of(manifest: Manifest) -> list[str]:
-    """The function's zygote imports it once, for all isolates."""
+    """List what a function imports; its zygote imports that once, for all isolates."""
     folder, own_root = manifest.directory, manifest.main.parent
     local = {path.stem for path in own_root.iterdir()} | {path.stem for path in folder.iterdir()}
     names: dict[str, None] = {}

@@ -102,8 +102,8 @@ class IsolateHandle:
         *,
         is_socket: bool = False,
     ) -> ExchangeResult:
-        """Raises Fault with what the function's author should know. The answer's stream counts as part of the request, unless it is a WebSocket's:
-        read it or cancel it."""
+        """Send a request. Raises Fault with what the function's author should know. The answer's stream counts as part of the request, unless it is a
+        WebSocket's: read it or cancel it."""
         assert self._channel is not None
         ids: list[int] = []
         ends_at = asyncio.get_running_loop().time() + wall_s
@@ -138,7 +138,7 @@ class IsolateHandle:
         return ExchangeResult(result.value, stream)  # type: ignore[arg-type]
 
     def _opened_socket(self, ids: list[int], body: Inbound) -> ResponseStream:
-        """A request no longer: it may last for hours, and what it computes is counted with that of the isolate's other sockets."""
+        """Turn a request into an open socket: it may last for hours, and what it computes is counted with the isolate's other sockets."""
         self._done(ids)
         self.work.sockets += 1
         return ResponseStream(self, body, None, self.work.close_socket)
@@ -183,7 +183,7 @@ class IsolateHandle:
             self.probe.begin(self._channel)
 
     def watch_idle(self) -> None:
-        """The same while there is nothing to do, without waking it: what the author left running counts."""
+        """Look at an isolate that has nothing to do, without waking it: what the author left running counts."""
         now = asyncio.get_running_loop().time()
         if self._ending is not None or not self.process.is_running or now - self._looked_at < IDLE_LOOK_S:
             return

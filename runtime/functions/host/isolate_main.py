@@ -41,7 +41,7 @@ ANSWER_IN_ONE = 64 << 10  # bytes: a larger body goes in pieces, so that it cann
 
 
 def run(channel_fd: int, trace_fd: int, boot: Boot) -> None:
-    """Returns when the runtime closes the channel."""
+    """Serve the function until the runtime closes the channel."""
     faulthandler.register(
         signal.SIGUSR1, file=trace_fd, all_threads=True, chain=False
     )  # works while the loop is blocked
@@ -65,7 +65,7 @@ async def serve(sock: socket.socket, boot: Boot) -> None:
 
 
 def describe(error: BaseException) -> Failure:
-    """For the author: the name, the message and the traceback from the author's own code on."""
+    """Describe an error to the author: the name, the message and the traceback from the author's own code on."""
     if isinstance(error, Failure) and error.detail:
         return error
     code, status = getattr(error, "code", "exception"), getattr(error, "status", 500)
@@ -87,7 +87,7 @@ class Function:
         self._objects = Objects()
 
     def load(self, boot: Boot) -> None:
-        """What goes wrong is kept and told to every request."""
+        """Import the module. What goes wrong is kept, and every request fails with it."""
         try:
             for kind, name, options in boot.bindings:
                 setattr(workers.env, name, bindings.open_face(host.LateChannel(), kind, name, options))
@@ -284,7 +284,7 @@ def _is_entrypoint(value: Any) -> bool:
 
 
 async def _called(target: Any, name: str, args: list[Any], kwargs: dict[str, Any], is_internal: bool) -> Any:
-    """A method as another function calls it; `is_internal`: as the runtime itself does."""
+    """Call a method as another function does; `is_internal`: as the runtime itself does."""
     method = None if name.startswith("_") else getattr(target, name, None)
     if not callable(method) or (name in RESERVED and not is_internal):
         sentence = f"{type(target).__name__} has no method {name!r} that can be called"
@@ -327,7 +327,7 @@ def _answer_of(response: Response, method: str) -> StreamingReply:
 
 
 def _switched(response: Response, body: Inbound | None) -> StreamingReply:
-    """From now on the exchange's two streams carry a WebSocket's messages."""
+    """Answer with 101: from now on the exchange's two streams carry a WebSocket's messages."""
     if response.web_socket is None:
         sentence = "a response with the status 101 needs the end of a WebSocketPair: Response(None, status=101, web_socket=client)"
         raise Failure(sentence, code="wrong_type", name="TypeError")

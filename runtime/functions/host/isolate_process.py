@@ -70,7 +70,7 @@ class IsolateProcess:
             self.child.kill()
 
     async def stack(self) -> str:
-        """What faulthandler writes at a signal: the author's frames, most recent call first."""
+        """Return what faulthandler writes at a signal: the author's frames, most recent call first."""
         assert self.child is not None
         self.child.signal(signal.SIGUSR1)
         text, loop = b"", asyncio.get_running_loop()
@@ -89,7 +89,7 @@ class IsolateProcess:
         return authors_frames(text.decode("utf-8", "replace"))
 
     async def crash_fault(self, broke: str, *, was_ready: bool) -> Fault:
-        """Why it is gone by itself. `broke`: what it did to the protocol, for which it is killed; empty: nothing."""
+        """Return why it is gone by itself. `broke`: what it did to the protocol, for which it is killed; empty: nothing."""
         assert self.child is not None
         report: Died | None = None
         with suppress(TimeoutError):

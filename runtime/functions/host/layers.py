@@ -49,7 +49,7 @@ class LayerError(Exception):
 
 
 def requirements_of(folder: Path) -> tuple[str, ...]:
-    """Of a function's pyproject.toml, else of its requirements.txt; sorted. Raises ManifestError."""
+    """Read the requirements of a function's pyproject.toml, else of its requirements.txt; sorted. Raises ManifestError."""
     project, listed = folder / PROJECT, folder / LIST
     if project.is_file():
         found = _of_project(project)
@@ -62,7 +62,7 @@ def requirements_of(folder: Path) -> tuple[str, ...]:
 
 
 class LayerBudget(NamedTuple):
-    """What layers that nobody uses any more may keep, so that a rollback need not install them again."""
+    """The disk space that unused layers may keep, so that a rollback need not install them again."""
 
     mib: int = 4096
     days: float = 30.0
@@ -76,7 +76,7 @@ class Layers:
         self._making: dict[str, asyncio.Task[Path]] = {}
 
     async def get(self, requirements: tuple[str, ...]) -> Path:
-        """Installs what is not there yet. Several that ask at once wait for one installation. Raises LayerError."""
+        """Return a layer, installed if need be. Several callers at once wait for one installation. Raises LayerError."""
         digest = digest_of(requirements)
         path = self._directory / digest
         if path.is_dir():
@@ -89,7 +89,7 @@ class Layers:
         return await asyncio.shield(task)
 
     async def prune(self, used: Callable[[], set[str]], budget: LayerBudget) -> None:
-        """Deletes layers that are not `used`, by digest: those whose last use is too long ago, then the longest unused until the rest has room."""
+        """Delete layers that are not `used`, by digest: those whose last use is too long ago, then the longest unused until the rest has room."""
         found = await asyncio.to_thread(self._measured)
         in_use, doomed = used(), []
         spare = [layer for layer in found if layer.path.name not in in_use]
@@ -107,12 +107,12 @@ class Layers:
             await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
 
     def touch(self, digest: str) -> None:
-        """It was in use until now."""
+        """Note that a layer was in use until now."""
         with suppress(OSError):
             os.utime(self._directory / digest)
 
     def _measured(self) -> list["_Layer"]:
-        """All that is there whole; what an earlier life left halfway is deleted."""
+        """Measure all that is there whole; what an earlier life left halfway is deleted."""
         found = []
         for path in self._directory.iterdir() if self._directory.is_dir() else ():
             used_at = path.stat().st_mtime
@@ -202,7 +202,7 @@ def _installer() -> list[str]:
 
 
 def _of_project(path: Path) -> list[str] | None:
-    """None where the file says nothing of dependencies."""
+    """Read a pyproject.toml; None where it says nothing of dependencies."""
     try:
         project = tomllib.loads(path.read_text(encoding="utf-8")).get("project", {})
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

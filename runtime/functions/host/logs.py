@@ -18,7 +18,7 @@ MAX_LINE = 4096
 
 
 class FunctionLog:
-    """One for each process; `follow` is the seam for those who watch."""
+    """What one process prints; `follow` gets each line."""
 
     def __init__(self, function: str, kib_per_s: int, follow: Callable[[str], None] | None = None) -> None:
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
@@ -33,7 +33,7 @@ class FunctionLog:
         self._loop.add_reader(self._fd, self._read)
 
     def close_write_end(self) -> None:
-        """Once the child has its copy."""
+        """Close this process's copy, once the child has its own."""
         if self.write_fd >= 0:
             os.close(self.write_fd)
             self.write_fd = -1
@@ -87,7 +87,7 @@ class FunctionLog:
 
 
 def printable(text: str, keep: str = "\t") -> str:
-    """Without what would move a terminal's cursor, begin a line, or turn the order of what stands there: it is written as an escape."""
+    """Return text without what would move a terminal's cursor, begin a line, or turn the order of what stands there: it is written as an escape."""
     return _UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
 
 

@@ -59,7 +59,7 @@ HOW_TO_INSTALL = {
 
 
 class Containers:
-    """One for a site. `close` ends them all."""
+    """The containers of a site. `close` ends them all."""
 
     def __init__(self, command: str, directory: Path) -> None:
         """Raises ZygoteError where there is no such program. `command`: perhaps with options of its own. `directory`: of this site alone; what an

@@ -38,7 +38,7 @@ class OpenWork:
         self.idle_since = _now()
 
     def set_background(self, count: int) -> None:
-        """`count`: pieces of work that the isolate says are left."""
+        """Note how many pieces of background work the isolate says are left."""
         if self.background == 0:
             self._background_since = _now()
         self.background = max(0, count)
@@ -51,7 +51,7 @@ class OpenWork:
 
 
 class CpuMeter:
-    """Charges an isolate's CPU time to its open work."""
+    """A meter that charges an isolate's CPU time to its open work."""
 
     def __init__(self, work: OpenWork, now: float) -> None:
         self._work = work

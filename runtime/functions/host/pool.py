@@ -78,7 +78,8 @@ class FunctionPool:
         is_pinned: bool = False,
         is_socket: bool = False,
     ) -> ExchangeResult:
-        """`is_pinned`: the function's oldest isolate answers, since objects of which there is one live there. Raises Fault."""
+        """Send a request to an isolate. `is_pinned`: the function's oldest isolate answers, since objects of which there is one live there. Raises
+        Fault."""
         await self._packages.install()
         self._context.notify()
         isolate = await (self._acquire_oldest() if is_pinned else self._acquire(is_socket))
@@ -95,7 +96,7 @@ class FunctionPool:
             self._freed.set()
 
     def watch(self) -> bool:
-        """Whether there is work to look after."""
+        """Look at zygote and isolates once. Returns whether there is work."""
         is_busy = False
         now = asyncio.get_running_loop().time()
         if why := self.zygote.watch(is_asleep=not self.isolates):
@@ -115,7 +116,7 @@ class FunctionPool:
         return is_busy
 
     async def prepare(self) -> None:
-        """What a deployment pays, so that no request does: packages are installed, and a zygote has imported them."""
+        """Do at deployment what no request should wait for: packages are installed, and a zygote has imported them."""
         try:
             await self._packages.install()
             await self.zygote.read_imports()
@@ -125,7 +126,7 @@ class FunctionPool:
             log.warning("%s: %s", self.name, getattr(error, "detail", "") or error)
 
     def _end_zygote(self, why: str) -> None:
-        """With all isolates, which may run what it runs."""
+        """End the zygote, and with it all isolates, which may run what it runs."""
         self.zygote.fail(why)
         if not self.isolates:  # else their ends are counted
             self.restarts.ended_badly(asyncio.get_running_loop().time(), had_answered=False)
@@ -140,13 +141,13 @@ class FunctionPool:
             self._taint(isolate)  # whatever it was doing, a part of it may be missing
 
     def _taint(self, isolate: IsolateHandle) -> None:
-        """It answers what it has taken, and the next request gets another one."""
+        """Replace an isolate: it answers what it has taken, and the next request gets another one."""
         if isolate in self.isolates and not isolate.is_tainted:
             isolate.is_tainted = isolate.is_retiring = True
             self.restarts.ended_badly(asyncio.get_running_loop().time(), had_answered=isolate.has_answered)
 
     def _tell(self, fault: Fault) -> None:
-        """The author, at the log and wherever it is followed. A client's leaving is no fault of the function's."""
+        """Report a fault to the author: in the log and to followers. A client's leaving is no fault of the function's."""
         if fault.code == "cancelled":
             return
         log.warning("%s: %s", self.name, fault.detail or fault.message)
@@ -200,7 +201,7 @@ class FunctionPool:
                 return usable[0]
 
     def _may_take(self, isolate: IsolateHandle) -> bool:
-        """One that is only now being started counts: two requests at once must not start two."""
+        """Whether an isolate may take requests. One that is only now being started counts: two requests at once must not start two."""
         return not isolate.is_retiring and (isolate.is_usable or not isolate.started.is_set())
 
     async def _is_started(self, isolate: IsolateHandle) -> bool:
@@ -296,7 +297,7 @@ class FunctionPool:
             self._keep(isolate.close())
 
     async def _attend(self, isolate: IsolateHandle) -> None:
-        """Until the isolate is gone by itself."""
+        """Wait until the isolate is gone by itself, and clean up."""
         await isolate.until_gone()
         if isolate in self.isolates:
             if not isolate.is_tainted:  # which has been counted

@@ -57,18 +57,18 @@ class PoolZygote:
         return self.current is not None and self.current.is_alive
 
     async def read_imports(self) -> None:
-        """In a thread, so that `get` need not."""
+        """Read what the function imports in a thread, so that `get` need not."""
         if self._imports is None:
             self._imports = await asyncio.to_thread(imports_of, self._manifest)
 
     def get(self) -> FunctionZygote:
-        """A living one. Raises ZygoteError and OSError."""
+        """Return a living zygote, made if need be. Raises ZygoteError and OSError."""
         if self.current is None or not self.current.is_alive:
             self.current = self._create()
         return self.current
 
     def watch(self, *, is_asleep: bool) -> str:
-        """Why it is to be ended; empty: it is not."""
+        """Look at the zygote once. Returns why it is to be ended; empty: it is not."""
         now = asyncio.get_running_loop().time()
         if not is_asleep or self.current is None:
             self.asleep_since = self.asleep_mib = None

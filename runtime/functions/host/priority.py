@@ -36,7 +36,7 @@ class PriorityClass(Enum):
 
 
 class CpuHistory:
-    """What the answers of one isolate have cost lately."""
+    """The CPU time that one isolate's answers have cost lately."""
 
     def __init__(self, *, is_on_probation: bool = False) -> None:
         """`is_on_probation`: an isolate of the same function computes for long, or has just been ended for what it did; this one gives way until it
@@ -72,8 +72,8 @@ class CpuHistory:
 
 
 def apply_priority(pid: int, priority_class: PriorityClass) -> None:
-    """Of a process with all its threads; 0: of this thread. What the site may not do (without root nobody is put before others, and there is no way
-    back from giving way) is left."""
+    """Set the scheduling of a process with all its threads (0: of this thread). What the site may not do (without root nobody is put before others,
+    and there is no way back from giving way) is left."""
     if os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK != os.SCHED_OTHER:
         return  # whoever started the site has decided otherwise
     nice, slice_ns = OWN_NICE, 0
@@ -91,7 +91,7 @@ def apply_priority(pid: int, priority_class: PriorityClass) -> None:
 
 
 def cpu_s(pid: int) -> float:
-    """That a process with all its threads has used, to the nanosecond. Raises OSError where it is gone."""
+    """CPU seconds that a process with all its threads has used, to the nanosecond. Raises OSError where it is gone."""
     return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 def memory_mib(pid: int) -> int:
-    """Of a process; 0 where it is gone."""
+    """Private memory of a process; 0 where it is gone."""
     try:
         status = _read_at_once(f"/proc/{pid}/status")
     except OSError:
@@ -25,7 +25,7 @@ def has_ended(pidfd: int) -> bool:
 
 
 def descendants(pid: int) -> set[int]:
-    """Processes that come from this one and live."""
+    """Return the living processes that come from this one."""
     found: set[int] = set()
     left = [pid]
     while left:
@@ -49,7 +49,7 @@ def _read_at_once(path: str) -> bytes:
 
 
 def pid_of(pidfd: int) -> int:
-    """As /proc here numbers it; 0 for what is no pidfd of a process that can be seen."""
+    """Return the process of a pidfd as /proc here numbers it; 0 for what is no pidfd of a process that can be seen."""
     try:
         lines = _read_at_once(f"/proc/self/fdinfo/{pidfd}").splitlines()
     except OSError:
@@ -58,7 +58,7 @@ def pid_of(pidfd: int) -> int:
 
 
 def parent_of(pid: int) -> int | None:
-    """None for one that has ended by now."""
+    """Return a process's parent; None for one that has ended by now."""
     if pid <= 0:
         return None if pid == -1 else 0
     try:

@@ -21,7 +21,7 @@ class Restarts:
         self._num_bad = 1 if had_answered else self._num_bad + 1
 
     def pause_s(self, now: float) -> float:
-        """Until the next may start; 0: it may."""
+        """Seconds until the next may start; 0: it may."""
         beyond = self._num_bad - FREE
         if beyond < 0 or self._ended_at is None:
             return 0.0

@@ -38,7 +38,7 @@ class Scratch:
 
 
 def bytes_below(folder: Path, enough: int) -> int:
-    """What the files there take on the disk; not counted further than `enough`."""
+    """Count the bytes that files take on the disk; not counted further than `enough`."""
     total = 0
     for parent, _, files in os.walk(folder):
         for name in files:
@@ -53,7 +53,7 @@ def bytes_below(folder: Path, enough: int) -> int:
 
 
 def empty(folder: Path) -> None:
-    """The folder itself stays: processes that live there have it mounted."""
+    """Delete what is in a folder. The folder itself stays: processes that live there have it mounted."""
     for entry in os.scandir(folder):
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path, ignore_errors=True)

@@ -40,13 +40,13 @@ class OpenBindings(Protocol):
     async def answer(self, call: frames.BindingCall, body: AsyncIterator[bytes] | None = None) -> Any: ...
 
     async def static(self, method: str, url: str, headers: list[tuple[str, str]]) -> Any:
-        """What one of its files answers; None: none does."""
+        """Return what one of its files answers; None: none does."""
 
     def start(self) -> None:
-        """Its queues are consumed and its clock runs, from now on by these."""
+        """Consume its queues and run its clock from now on."""
 
     async def stop(self) -> None:
-        """No longer."""
+        """Stop consuming queues and running the clock."""
 
     async def close(self) -> None: ...
 
@@ -124,7 +124,7 @@ class SiteFunctions:
         await self._stack.aclose()
 
     def add(self, manifest: Manifest, *, name: str | None = None, layers: tuple[Path, ...] = ()) -> None:
-        """Serves a function, from its next request on; one of that name before it is replaced. With a name of its own it is one version of the
+        """Serve a function from its next request on; one of that name before it is replaced. With a name of its own it is one version of the
         function that the manifest names, which has queues and clock once it is made `live`. `layers`: directories with its packages; without them,
         what it asks for is installed. Raises ManifestError."""
         assert self._state_dir is not None
@@ -161,7 +161,7 @@ class SiteFunctions:
             self._zygote_budget.add(pool)
 
     def live(self, function: str, pool: str) -> None:
-        """This version is what bindings, queues and clocks mean by the function's name."""
+        """Make this version what bindings, queues and clocks mean by the function's name."""
         before = self.names.get(function)
         if before == pool:
             return
@@ -172,7 +172,7 @@ class SiteFunctions:
             self._keep(self._bindings[before].stop())
 
     def remove(self, name: str) -> None:
-        """Its open requests may finish for a while."""
+        """Stop serving a pool. Its open requests may finish for a while."""
         self._layers.touch(self._layer_of.pop(name, ""))
         old, old_bindings = self.pools.pop(name, None), self._bindings.pop(name, None)
         self.names = {plain: pool for plain, pool in self.names.items() if pool != name}
@@ -189,8 +189,8 @@ class SiteFunctions:
         body: AsyncIterator[bytes] | bytes,
         options: Mapping[str, Any] | None = None,
     ) -> Response:
-        """Raises Failure with status 404 where there is no such function, Fault where it failed. With the option `websocket` the body is a
-        WebSocket's messages, and so is the stream of a response with the status 101."""
+        """Send a request to a function. Raises Failure with status 404 where there is no such function, Fault where it failed. With the option
+        `websocket` the body is a WebSocket's messages, and so is the stream of a response with the status 101."""
         further = dict(options or {})
         is_socket = bool(further.pop("websocket", False)) and not isinstance(body, bytes)
         if is_socket:
@@ -213,7 +213,7 @@ class SiteFunctions:
         return response
 
     async def static(self, function: str, method: str, url: str, headers: list[tuple[str, str]]) -> Response | None:
-        """What a file of the function answers without it; None: the function is to be asked."""
+        """Return what a file of the function answers without it; None: the function is to be asked."""
         bindings = self._bindings.get(self.names.get(function, function))
         found = None if bindings is None else await bindings.static(method, url, headers)
         if found is None:
@@ -236,7 +236,7 @@ class SiteFunctions:
         return await self._pool(function).ask(frame, is_pinned="object" in (options or {}))
 
     async def queue(self, function: str, queue: str, messages: list[dict[str, Any]]) -> Mapping[str, Any]:
-        """Which messages the consumer acknowledged and which are to come again: {acked: [id], retried: [{id, delay_s}]}"""
+        """Deliver a batch. Returns which messages the consumer acknowledged and which are to come again: {acked: [id], retried: [{id, delay_s}]}"""
         result = await self._pool(function).ask(lambda id: frames.QueueEvent(id, queue, messages))
         value = result.value
         if not isinstance(value, dict) or not isinstance(value.get("acked"), list):
@@ -319,7 +319,7 @@ class SiteFunctions:
 
 
 def _response_of(result: ExchangeResult) -> Response:
-    """What comes from an isolate is checked here."""
+    """Check a response that comes from an isolate. Raises Failure."""
     value = result.value
     try:
         status, headers, body = value["status"], value["headers"], value.get("body", b"")

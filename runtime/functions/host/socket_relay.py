@@ -64,16 +64,16 @@ class SocketRelay:
             raise
 
     def drop(self) -> None:
-        """The client has had another answer than a socket: nothing of it is read any more."""
+        """Read nothing more of a client that has had another answer than a socket."""
         if self._next is not None:
             self._next.cancel()
 
     def messages(self) -> AsyncIterator[bytes]:
-        """What the client sends, for the function."""
+        """Iterate over what the client sends, encoded for the function."""
         return self._to_function.messages()
 
     async def run(self, stream: AsyncIterator[bytes], draining: Awaitable[None]) -> None:
-        """From the handshake to the end of both directions. `stream` is what the function sends."""
+        """Relay from the handshake to the end of both directions. `stream` is what the function sends."""
         from_client = asyncio.ensure_future(self._from_client())
         from_function = asyncio.ensure_future(self._from_function(stream))
         idle, drained = asyncio.ensure_future(self._until_idle()), asyncio.ensure_future(draining)
@@ -137,7 +137,7 @@ class SocketRelay:
             await self._send({"type": "websocket.send", kind: message})
 
     async def _end(self, close: SocketClose) -> None:
-        """The site's own decision, told to both."""
+        """Close both ends by the site's own decision."""
         self._to_function.finish(close)
         await self._close(close)
 
@@ -199,7 +199,7 @@ async def _awaited(receive: Receive) -> AsgiMessage:
 
 
 def _wire_code(code: int) -> int:
-    """A code that may be sent: what stands for the want of one is not."""
+    """Return a code that may be sent: what stands for the want of one is not."""
     if code == NO_STATUS:
         return 1000
     return code if 3000 <= code <= 4999 or (1000 <= code <= 1014 and code not in (1004, ABNORMAL)) else FAILED

@@ -15,7 +15,7 @@ SubrequestHandler = Callable[[frames.Request, Inbound | None], Awaitable[Any]]
 
 class Subrequests:
     def __init__(self, handler: SubrequestHandler, limit: int, work: OpenWork) -> None:
-        """`limit`: of one request."""
+        """`limit`: subrequests of one request."""
         self._handler = handler
         self._limit = limit
         self._work = work
@@ -23,7 +23,7 @@ class Subrequests:
         self._outside_since = 0.0
 
     async def answer(self, frame: frames.Request, body: Inbound | None) -> Any:
-        """Raises Failure."""
+        """Answer a subrequest. Raises Failure."""
         self._count(getattr(frame, "within", OUTSIDE))
         answer = await self._handler(frame, body)
         if isinstance(answer, StreamingReply) or not isinstance(answer, tuple):

@@ -60,12 +60,13 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def number(name: str) -> int | None:
-    """Of a system call on this machine; None where it has none of that name."""
+    """Return the number of a system call on this machine; None where it has none of that name."""
     return _SAME_EVERYWHERE.get(name) or _NUMBERS.get(platform.machine(), {}).get(name)
 
 
 def clone(flags: int) -> int:
-    """os.fork() into new namespaces: 0 in the child. A second process in between, as unshare needs for process ids, would cost 1 ms more."""
+    """Fork into new namespaces, as os.fork() does: 0 in the child. A second process in between, as unshare needs for process ids, would cost 1 ms
+    more."""
     if not flags:
         return os.fork()
     python = ctypes.pythonapi
@@ -91,7 +92,7 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
 
 
 def pivot_root_here() -> None:
-    """The current directory, a mount point, becomes the root, and nothing of the old one is left."""
+    """Make the current directory, a mount point, the root; nothing of the old one is left."""
     _checked("pivot_root", _libc.syscall(number("pivot_root"), b".", b"."))
     _checked("umount2", _libc.umount2(b".", MNT_DETACH))
 
@@ -102,7 +103,7 @@ def prctl(option: int, argument: int = 1, second: object = 0) -> None:
 
 
 def drop_capabilities() -> None:
-    """All, for good: also from the bounding set where that is allowed."""
+    """Drop all capabilities for good, also from the bounding set where that is allowed."""
     for capability in range(LAST_CAPABILITY + 1):
         _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0)
     header, nothing = struct.pack("II", 0x20080522, 0), bytes(24)  # _LINUX_CAPABILITY_VERSION_3
@@ -110,7 +111,7 @@ def drop_capabilities() -> None:
 
 
 def set_slice(pid: int, nice: int, slice_ns: int) -> None:
-    """How long a thread runs before others of its weight have their turn; 0: as usual. A shorter slice wakes sooner. Not inherited."""
+    """Set how long a thread runs before others of its weight have their turn; 0: as usual. A shorter slice wakes sooner. Not inherited."""
     attr = struct.pack("=IIQiIQQQII", 56, os.SCHED_OTHER, _SCHED_FLAG_RESET_ON_FORK, nice, 0, slice_ns, 0, 0, 0, 0)
     _checked("sched_setattr", _libc.syscall(number("sched_setattr"), pid, attr, 0))
 
@@ -133,12 +134,12 @@ _READ = _EXECUTE | _READ_FILE | _READ_DIR  # execute: shared libraries are mappe
 
 
 def landlock_abi() -> int:
-    """0: this kernel has no Landlock, or it is off."""
+    """Return the version of Landlock's ABI; 0: this kernel has none, or it is off."""
     return max(0, int(_libc.syscall(number("landlock_create_ruleset"), None, ctypes.c_size_t(0), 1)))
 
 
 def landlock(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """Of the file system only these remain. Where the kernel can (ABI 4, 6), no TCP, no abstract Unix socket and no signal leaves either."""
+    """Leave only these paths of the file system. Where the kernel can (ABI 4, 6), no TCP, no abstract Unix socket and no signal leaves either."""
     abi = landlock_abi()
     if not abi:
         raise OSError(f"landlock: {os.strerror(38)}")
@@ -184,9 +185,9 @@ class _Program(ctypes.Structure):
 
 
 def seccomp(denied: Iterable[str], *, asks: bool) -> int:
-    """The named system calls fail with EPERM, sockets with EACCES, new namespaces and larger pipes with EPERM, and new processes as well. With `asks`
-    each new process is asked for: gives back the descriptor by which another process answers (`asked`, `answer`). Threads are allowed. clone3 says
-    that it does not exist, because its flags lie where a filter cannot look: the C library then takes clone."""
+    """Install a filter: the named system calls fail with EPERM, sockets with EACCES, new namespaces and larger pipes with EPERM, and new processes as
+    well. With `asks` each new process is asked for: gives back the descriptor by which another process answers (`asked`, `answer`). Threads are
+    allowed. clone3 says that it does not exist, because its flags lie where a filter cannot look: the C library then takes clone."""
     machine = platform.machine()
     if machine not in _AUDIT_ARCH:
         raise OSError(_ENOSYS, f"seccomp: no table of system calls for {machine}")
@@ -216,7 +217,7 @@ def seccomp(denied: Iterable[str], *, asks: bool) -> int:
 
 
 def asked(listener: int) -> int:
-    """The id of a question of a process behind `seccomp`. Raises OSError where whoever asked is gone."""
+    """Return the id of a question of a process behind `seccomp`. Raises OSError where whoever asked is gone."""
     question = bytearray(80)  # struct seccomp_notif
     fcntl.ioctl(listener, _NOTIF_RECV, question, True)
     return int.from_bytes(question[:8], sys.byteorder)

@@ -34,7 +34,7 @@ class Tails:
         return function in self._followers and len(self._followers[function]) >= MAX_FOLLOWERS
 
     async def follow(self, function: str) -> AsyncGenerator[Line, None]:
-        """From now on, until the reader leaves."""
+        """Iterate over lines from now on, until the reader leaves."""
         queue: asyncio.Queue[Line] = asyncio.Queue(MAX_WAITING)
         self._followers[function].append(queue)
         try:

@@ -26,7 +26,7 @@ class ZygoteBudget:
         self._unprepared.put_nowait(pool)
 
     async def prepare(self, is_served: Callable[[FunctionPool], bool]) -> None:
-        """Never returns."""
+        """Make zygotes of added functions, one after the other. Never returns."""
         await asyncio.sleep(PREPARE_AFTER_S)
         while True:
             pool = await self._unprepared.get()

@@ -57,7 +57,7 @@ class ZygoteError(Exception):
 
 
 class ProtocolViolation(Exception):
-    """A report says what cannot be."""
+    """A zygote reports what cannot be."""
 
 
 class ChildProcess:
@@ -82,7 +82,7 @@ class ChildProcess:
             apply_priority(self.pid, priority_class)
 
     def cpu_s(self) -> float:
-        """Used so far."""
+        """CPU seconds used so far."""
         try:
             return cpu_s(self.pid) if self.pidfd >= 0 else 0.0
         except OSError:
@@ -122,7 +122,7 @@ class ZygoteConnection:
         asyncio.get_running_loop().add_reader(control.fileno(), self._read)
 
     def ask(self, command: Callable[[int], Command], fds: list[int]) -> ChildProcess:
-        """Returns before the process is there: what is written to its sockets waits for it."""
+        """Ask for a process. Returns before it is there: what is written to its sockets waits for it. Raises ZygoteError."""
         if self.closed:
             raise ZygoteError("the zygote is gone")
         self._next_id += 1
@@ -155,12 +155,12 @@ class ZygoteConnection:
 
     @property
     def is_guarded(self) -> bool:
-        """It asks for its forks."""
+        """Whether the zygote asks for its forks."""
         return self._listener >= 0
 
     @property
     def is_settled(self) -> bool:
-        """No order waits for its process."""
+        """Whether no command waits for its process."""
         return self.num_settled == self._next_id
 
     @property
@@ -189,7 +189,7 @@ class ZygoteConnection:
                     os.close(fd)
 
     def _handle_report(self, data: bytes, fds: list[int]) -> None:
-        """Takes the descriptor that it keeps out of `fds`. Raises Lie."""
+        """Handle a report; a descriptor that is kept is taken out of `fds`. Raises ProtocolViolation."""
         report = report_decoder.decode(data)
         if isinstance(report, Confined):
             if self.is_confined:
@@ -227,7 +227,7 @@ class ZygoteConnection:
             child.ended(report)
 
     def _on_started(self, id: int, pidfd: int) -> None:
-        """Raises Lie."""
+        """Note that a child is there. Raises ProtocolViolation."""
         self._unverified.discard(id)
         if self.closed or (child := self._children.get(id)) is None:  # dead by now
             os.close(pidfd)
@@ -251,7 +251,7 @@ class ZygoteConnection:
             self.close()
 
     def _on_fork_request(self) -> None:
-        """It wants to fork: once for each order, one after the other, when it has imported all."""
+        """Answer the zygote's wish to fork: once for each command, one after the other, when it has imported all."""
         try:
             question = system.asked(self._listener)
         except OSError:
@@ -289,26 +289,27 @@ class FunctionZygote:
 
     @property
     def memory_mib(self) -> int:
-        """That ending it would free."""
+        """Memory that ending it would free."""
         if (all_mib := self._child.memory_mib()) == 0 or (shared_mib := self._shared_mib()) == 0:
             return all_mib
         return max(0, all_mib - shared_mib) + COPIED_MIB
 
     async def started(self) -> None:
-        """Raises ZygoteError."""
+        """Wait until it is there. Raises ZygoteError."""
         await asyncio.shield(self._child.started)
 
     def fork(self, boot: Boot, fds: list[int]) -> ChildProcess:
         return self._connection.ask(lambda id: ForkIsolate(id, boot), fds)
 
     def set_priority(self, priority_class: PriorityClass) -> None:
-        """Its children are born with it."""
+        """Set the priority that its children start with."""
         if priority_class is not self._priority and self._child.pid > 0:
             self._priority = priority_class
             self._child.set_priority(priority_class)
 
     def why_ended(self, limits: FunctionLimits, *, is_asleep: bool) -> str:
-        """What code that it has imported does beyond a function's limits; it is to be closed then. Empty: nothing, or it is not yet time to look."""
+        """Return what imported code does beyond a function's limits, for which it is to be closed then. Empty: nothing, or it is not yet time to
+        look."""
         now = asyncio.get_running_loop().time()
         if now - self._looked_at < (SELDOM_S if is_asleep else LOOK_S) or not self.is_alive or self._child.pid <= 0:
             return ""
@@ -350,7 +351,7 @@ class FunctionZygote:
 
 
 class ZygoteFactory(Protocol):
-    """Where functions' zygotes come from."""
+    """What makes functions' zygotes."""
 
     def create_zygote(
         self, limits: Confinement, imports: list[str], sys_path: list[str], log_fd: int
@@ -358,7 +359,7 @@ class ZygoteFactory(Protocol):
 
 
 async def try_tier(factory: ZygoteFactory, limits: Confinement) -> str:
-    """Why the machine does not offer a tier; empty where it does."""
+    """Try a tier. Returns why the machine does not offer it; empty where it does."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         made = factory.create_zygote(limits, [], [], nowhere)
@@ -379,7 +380,7 @@ async def try_tier(factory: ZygoteFactory, limits: Confinement) -> str:
 
 
 class SiteZygote:
-    """The one from which all others come."""
+    """The site's own zygote, from which all others come."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -387,7 +388,7 @@ class SiteZygote:
         self._memory_mib = 0
 
     def start(self) -> None:
-        """The process imports what functions need, for a fraction of a second; orders wait for it."""
+        """Start the process. It imports what functions need for a fraction of a second; commands wait for it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         spec = importlib.util.find_spec("msgspec")
         assert spec is not None
@@ -420,7 +421,7 @@ class SiteZygote:
         return FunctionZygote(child, ours, self._settled_mib)
 
     def _settled_mib(self) -> int:
-        """Asked only once a child of it is there, and then it has imported all that it will."""
+        """Return the memory that its children share with it. Asked only once a child of it is there, and then it has imported all that it will."""
         if self._memory_mib == 0 and self._process is not None:
             self._memory_mib = memory_mib(self._process.pid)
         return self._memory_mib

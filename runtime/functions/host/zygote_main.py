@@ -42,14 +42,14 @@ THREAD_STACK = 1 << 20  # the usual 8 MiB each would count as memory of the func
 
 
 def main(control_fd: int) -> None:
-    """The site's zygote."""
+    """Run the site's zygote."""
     system.prctl(system.PR_SET_CHILD_SUBREAPER)
     _settle()
     ForkServer(socket.socket(fileno=control_fd), _function_zygote).run()
 
 
 def contained(control_fd: int = 3) -> None:
-    """A function's zygote in a container of its own; what it is to be comes as the first message."""
+    """Run a function's zygote in a container of its own; what it is to be comes as the first message."""
     for name in set(os.environ) - {"LANG", "MALLOC_ARENA_MAX", "TZ"}:
         del os.environ[name]  # what the OCI runtime has put there
     _settle()
@@ -72,7 +72,7 @@ def _settle() -> None:
 
 
 def _import_for_all() -> None:
-    """What every function is likely to want: paid once for all."""
+    """Import what most functions want, once for all."""
     for name in (
         "asgi", "wsgi", "js", "pyodide.ffi", "workers", "workers.bindings", "asyncio", "base64", "collections", "concurrent.futures.thread",
         "contextlib", "copy",
@@ -85,7 +85,7 @@ def _import_for_all() -> None:
 
 
 class ForkServer:
-    """Makes children to order, tells of their deaths, and ends with its orders, taking them all along."""
+    """A server that forks children on command, reports their deaths, and takes them all along when its socket closes."""
 
     def __init__(self, control: socket.socket, child: Callable[[Any, list[int]], None]) -> None:
         self._control = control
@@ -131,7 +131,7 @@ class ForkServer:
         return True
 
     def _be_child(self, command: Command, fds: list[int]) -> None:
-        """Never returns."""
+        """Run as the forked child. Never returns."""
         status = 1
         try:
             os.setsid()
@@ -156,7 +156,7 @@ class ForkServer:
         self._kill_orphans()
 
     def _kill_orphans(self) -> None:
-        """Processes that a dead child left behind have become ours."""
+        """Kill the processes that a dead child left behind, which are this one's children now."""
         known = {pid for pid, _ in self._children.values()}
         with suppress(ChildProcessError, OSError):
             for pid in _children_of_this():
@@ -220,7 +220,7 @@ def _function_zygote(command: Command, fds: list[int]) -> None:
 
 
 def _keep_only(fds: list[int]) -> None:
-    """Of the parent's descriptors these, as they are numbered, and nothing at standard input."""
+    """Keep of the parent's descriptors these, as they are numbered, and nothing at standard input."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     last = 3

@@ -51,7 +51,7 @@ class FunctionDeploymentRoutes:
         return json_response(encode(await deployed.served(wanted.name, wanted.revision)))
 
     async def _wanted(self, request: Request, kind: type[WantedT]) -> tuple[DeployedFunctions, WantedT]:
-        """Raises ApiError where it is no router's to ask, or makes no sense here."""
+        """Read what a router asks for. Raises ApiError where it is no router's to ask, or makes no sense here."""
         if (self._hop_secret or self._token) and not self._is_from_router(request.scope):
             raise ApiError("forbidden", "a version is tried and served for one of the network's routers only")
         if self._served.deployed is None:

@@ -74,7 +74,7 @@ class FunctionRoute:
             await self._exchange(scope, receive, send)
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A request until it is open, and then nobody's place is taken by it."""
+        """Serve a WebSocket: a request until it is open, and then no request's place is taken by it."""
         await receive()  # websocket.connect
         relay = SocketRelay(receive, send, self._functions.limits)
         with self._admission.permit():
@@ -86,7 +86,7 @@ class FunctionRoute:
                 await relay.run(stream, self._admission.until_draining())
 
     async def _switched(self, scope: Scope, messages: AsyncIterator[bytes], send: Send) -> AsyncIterator[bytes] | None:
-        """What the function sends, once it has taken the socket. None: the client has its answer already."""
+        """Return what the function sends, once it has taken the socket. None: the client has its answer already."""
         name, answer = self._name or scope["path_params"]["name"], answering(scope, send)
         try:
             pool, headers = await self._served.pool_of(name, scope), _headers(scope, self._name is None, name)
@@ -156,7 +156,7 @@ class FunctionRoute:
             raise _refusal(failure) from None
 
     async def _tell(self, fault: Fault, send: Send) -> None:
-        """The client learns that the function failed; why is the author's to know, unless the site shows it."""
+        """Tell the client that the function failed; why is the author's to know, unless the site shows it."""
         word = "function_limit" if fault.code in LIMITS else "function_failed"
         sentence = (
             f"{fault.name}: {fault.message}" if self._show_errors else "the function failed; its log has the reason"
@@ -206,7 +206,7 @@ class RequestBody:
         self._taking = asyncio.Lock()
 
     async def until_gone(self) -> None:
-        """Nobody else may listen while the body comes in."""
+        """Return when the client has left. Does not listen while the body comes in."""
         reading = asyncio.ensure_future(self._read.wait())
         gone = asyncio.ensure_future(self._gone.wait())
         try:
@@ -244,7 +244,7 @@ class RequestBody:
         return message
 
     def beside(self, send: Send) -> Send:
-        """For an answer to a client that is still sending.
+        """Return a `send` for an answer to a client that is still sending.
 
         One that takes nothing of it has filled both ways, and the news that it has left waits behind its body, which nobody reads. So while the
         answer is stuck, a bounded part of the body is read ahead.
@@ -341,7 +341,7 @@ async def _accept(response: Response, scope: Scope, send: Send) -> None:
 
 
 def _below(response: Response, prefix: str) -> Response:
-    """A file's redirect leads to where the files hang."""
+    """Lead a file's redirect to where the files are mounted."""
     return response._replace(
         headers=[
             (key, prefix + value if key == "location" and value.startswith("/") and value[:2] != "//" else value)
