@@ -1,9 +1,8 @@
 """Priority: who is served first where functions, the runtime and engines share cores, and what the kernel's scheduler is told of it.
 
-A standing is earned: an isolate that answers its requests with little CPU time gets short slices, with which it interrupts whoever computes at the
-moment that it is asked (EEVDF honours them since Linux 6.12; before it they say nothing); one that computes for long gives way. Knows habits and
-processes; refuses to know limits, whose end is not a matter of priority.
-"""
+A priority class is earned: an isolate that answers its requests with little CPU time gets short slices, with which it interrupts whoever computes at
+the moment that it is asked (EEVDF honours them since Linux 6.12; before it they say nothing); one that computes for long gives way. Knows habits and
+processes; refuses to know limits, whose end is not a matter of priority."""
 
 import math
 import os
@@ -13,7 +12,7 @@ from enum import Enum
 
 from runtime.functions.host import system
 
-# A process that wakes waits for a computing one of the same standing until the next tick, 4 ms at 250 Hz; one with a shorter slice than that one's
+# A process that wakes waits for a computing one of the same class until the next tick, 4 ms at 250 Hz; one with a shorter slice than that one's
 # (1.4 ms on two cores) does not. The shortest that the kernel takes, 0.1 ms, ends in the middle of an answer, and then the computing one runs to the
 # tick: beside two loops the runtime's thread waited for 346 ms of 8 s, with 0.7 ms for 134.
 PROMPT_SLICE_NS = 700_000

@@ -4,7 +4,7 @@ One that ended without an answer is replaced at once for a few times, then after
 more than any request. An isolate that has answered ends the row. Knows times and numbers; refuses to know processes.
 """
 
-PROBATION_S = 10.0  # after an isolate that ended badly, the next ones give way from their birth
+PROBATION_S = 10.0  # after an isolate that ended badly, the next ones start in the background class
 FREE = 4  # bad ends in a row, after each of which the next isolate starts at once
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 5.0

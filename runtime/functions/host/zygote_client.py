@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[3]
 SDK = Path(__file__).parents[1] / "sdk"
 AGAIN_S = 0.002
 COPIED_MIB = 3  # of the pages that a zygote shares with the site's, what it has written to
-FORK_TIMEOUT_S = 10.0  # for a process to be born
+FORK_TIMEOUT_S = 10.0  # for a process to be there
 FORK_CPU_S = 0.05  # that a fork, and the news of a death, may cost a zygote; measured: 0.01
 BESIDE_SHARE = 0.01  # of a core, for threads that packages keep
 LOOK_S = 0.5  # between two looks at what a zygote does
@@ -78,7 +78,7 @@ class ChildProcess:
         self.signal(signal.SIGKILL)
 
     def set_priority(self, priority_class: PriorityClass) -> None:
-        if self.pid > 0:  # 0, one that was never born, would be this process
+        if self.pid > 0:  # 0, one that was never started, would be this process
             apply_priority(self.pid, priority_class)
 
     def cpu_s(self) -> float:
@@ -110,9 +110,9 @@ class ZygoteConnection:
         self._parent_pid = parent_pid
         self._on_failed = on_failed
         self._children: dict[int, ChildProcess] = {}
-        self._unverified: set[int] = set()  # whose birth is heard again
+        self._unverified: set[int] = set()  # children whose start is handled again, once their parent is known
         self._next_id = 0
-        self.num_settled = 0  # of the orders
+        self.num_settled = 0  # of the commands
         self.num_forks = 0  # that were allowed
         self._listener = -1  # of the forks
         self._num_denied = 0
@@ -133,7 +133,7 @@ class ZygoteConnection:
             socket.send_fds(self._control, [data], fds)
         except OSError as error:
             self.close()
-            raise ZygoteError(f"the zygote takes no orders: {error.strerror}") from None
+            raise ZygoteError(f"the zygote takes no commands: {error.strerror}") from None
         child = self._children[self._next_id] = ChildProcess()
         return child
 
@@ -231,7 +231,7 @@ class ZygoteConnection:
         self._unverified.discard(id)
         if self.closed or (child := self._children.get(id)) is None:  # dead by now
             os.close(pidfd)
-        elif not self._parent_pid():  # its own birth is still to be read, from another socket
+        elif not self._parent_pid():  # the report of its own start is still to be read, from another socket
             self._unverified.add(id)
             asyncio.get_running_loop().call_later(AGAIN_S, self._on_started_late, id, pidfd)
         else:
@@ -370,7 +370,7 @@ async def try_tier(factory: ZygoteFactory, limits: Confinement) -> str:
     try:
         async with asyncio.timeout(FORK_TIMEOUT_S):
             await made.started()
-            probe = made.fork(Boot("", [], []), [])  # it cannot run without descriptors: that it is born is enough
+            probe = made.fork(Boot("", [], []), [])  # it cannot run without descriptors: that it starts is enough
             await asyncio.wait({probe.started})
             return made.why_failed or ("" if probe.started.exception() is None else str(probe.started.exception()))
     except (TimeoutError, ZygoteError) as error:

@@ -90,7 +90,7 @@ class ForkServer:
     def __init__(self, control: socket.socket, child: Callable[[Any, list[int]], None]) -> None:
         self._control = control
         self._child = child
-        self._children: dict[int, tuple[int, int]] = {}  # by pidfd: process, the order's id
+        self._children: dict[int, tuple[int, int]] = {}  # by pidfd: process, the command's id
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
 
