@@ -37,9 +37,12 @@ class ZygoteBudget:
 
     def trim(self, pools: Iterable[FunctionPool]) -> None:
         """End zygotes beyond the budget; called often, looks now and then."""
-        if (now := asyncio.get_running_loop().time()) - self._trimmed_at <= TRIM_S:
-            return
-        self._trimmed_at = now
+        if (now := asyncio.get_running_loop().time()) - self._trimmed_at > TRIM_S:
+            self._trimmed_at = now
+            self.end_longest_asleep(pools)
+
+    def end_longest_asleep(self, pools: Iterable[FunctionPool]) -> None:
+        """End zygotes until those left take no more than the budget."""
         zygotes = (pool.zygote for pool in pools)
         asleep = [
             (zygote.asleep_since, COPIED_MIB if zygote.asleep_mib is None else zygote.asleep_mib, zygote)

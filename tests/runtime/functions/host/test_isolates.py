@@ -36,7 +36,7 @@ async def test_a_function_has_its_zygote_before_its_first_request_as_far_as_ther
     for zygotes_mib in (1024, 0):
         async with make_served(zygotes_mib=zygotes_mib) as served:
             served.add("from workers import *\n")
-            await eventually(served.functions._unprepared.empty)
+            await eventually(served.functions._zygote_budget._unprepared.empty)
             await asyncio.sleep(0.05)
             pool = served.functions.pools["f"]
             assert (pool.zygote.current is not None) == (zygotes_mib > 0)

@@ -142,8 +142,8 @@ async def test_what_a_function_imports_stays_in_memory_while_it_sleeps_as_far_as
         await asyncio.wait_for(_until(lambda: not pool.isolates and pool.zygote.asleep_mib is not None), 10)
         assert pool.zygote.asleep_mib is not None
         assert pool.zygote.asleep_mib > 0
-        served.functions._zygotes_mib = 0
-        served.functions._trim()
+        served.functions._zygote_budget._mib = 0
+        served.functions._zygote_budget.end_longest_asleep(served.functions.pools.values())
         assert pool.zygote.asleep_mib is None
         assert await served.get() == b"hello from a wheel v1"
 
