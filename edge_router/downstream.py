@@ -6,7 +6,7 @@ Servers tell of a client's leaving through `receive()` only, so somebody must al
 import asyncio
 import time
 from collections.abc import Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import orjson
 from starlette.types import Message, Receive, Scope, Send
@@ -50,7 +50,15 @@ class ResponseWriter(Protocol):
     async def refuse(self, error: ApiError) -> None: ...
 
 
+class _BodyLimits(NamedTuple):
+    silence_s: float
+    total_s: float
+    until: float  # on `time.monotonic`'s clock
+
+
 class Downstream:
+    """A client: its request's body, its presence, and what it is told. Time limits are kept by `look`."""
+
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.head = head_of(scope)
         self.address = address_of(scope)
@@ -59,11 +67,11 @@ class Downstream:
         self.has_answered = False
         self._receive = receive
         self._send = send
-        self._work: asyncio.Task[Any] | None = None  # that ends when the client leaves
-        self._has_left = False
-        self._has_ended = False  # the whole answer was sent
-        self._cut: ApiError | None = None
-        self._writing_since: float | None = None
+        self._work: asyncio.Task[Any] | None = None  # that `_end` ends
+        self._ended: ApiError | ClientGone | None = None
+        self._has_all = False  # the client: of its answer
+        self._waits_since: float | None = None  # this side, for the client
+        self._body_limits: _BodyLimits | None = None  # while the body is read
 
     async def body(self, limit: int, silence_s: float, total_s: float) -> bytes:
         """Raises ApiError before more than `limit` bytes are held and for a client that pauses or takes too long, ClientGone when it leaves
@@ -73,23 +81,20 @@ class Downstream:
             await self._refuse_body(int(declared), limit, silence_s)
         parts: list[bytes] = []
         size, more = 0, True
-        now = asyncio.get_running_loop().time
-        deadline = now() + total_s
+        self._work = asyncio.current_task()
+        self._body_limits = _BodyLimits(silence_s, total_s, time.monotonic() + total_s)
         try:
-            async with asyncio.timeout(min(silence_s, total_s)) as pause:
-                while more:
-                    message = await self._next_part()
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    more = message.get("more_body", False)
-                    if size > limit:
-                        break
-                    if more:
-                        pause.reschedule(min(now() + silence_s, deadline))
-        except TimeoutError:
-            if now() >= deadline:
-                raise ApiError("request_timeout", f"the request's body took more than {total_s:g} s") from None
-            raise ApiError("request_timeout", f"the request's body paused for more than {silence_s:g} s") from None
+            while more and size <= limit:
+                self._waits_since = time.monotonic()
+                message = await self._next_part()
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                more = message.get("more_body", False)
+        except asyncio.CancelledError:
+            self._raise_ended()
+            raise
+        finally:
+            self._work = self._body_limits = self._waits_since = None
         if size > limit:
             parts.clear()
             await self._refuse_body(size, limit, silence_s)
@@ -98,37 +103,40 @@ class Downstream:
     async def while_present(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run `work`, in the caller's own task, until it is done, the client leaves (ClientGone) or it is cut (the ApiError given there). A second
         task does nothing but listen."""
-        if self._cut is not None:
+        if self._ended is not None:
             work.close()
-            raise self._cut
+            raise self._ended
         self._work = asyncio.current_task()
-        assert self._work is not None
         listening = asyncio.create_task(self._listen())
         try:
             return await work
         except asyncio.CancelledError:
-            if self._cut is None and not self._has_left:
-                raise  # not ours
-            self._work.uncancel()
-            raise self._cut or ClientGone from None
+            self._raise_ended()
+            raise
         finally:
             self._work = None
             listening.cancel()
 
     def cut(self, error: ApiError) -> None:
         """End the work from outside; the client is told `error`."""
-        self._cut = error
-        if self._work is not None:
-            self._work.cancel()
+        self._end(error)
 
     def look(self, now: float, awake_since: float) -> None:
-        if self._writing_since is not None and now - self._writing_since > STALL_S:
-            self._leave()
+        since, limits = self._waits_since, self._body_limits
+        if since is None:
+            return
+        if limits is None:
+            if now - max(since, awake_since) > STALL_S:
+                self._end(ClientGone())
+        elif now >= limits.until:
+            self._end(ApiError("request_timeout", f"the request's body took more than {limits.total_s:g} s"))
+        elif now - max(since, awake_since) >= limits.silence_s:
+            self._end(ApiError("request_timeout", f"the request's body paused for more than {limits.silence_s:g} s"))
 
     async def respond(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
         self.has_answered = True
         await self._start(status, headers)
-        self._has_ended = True
+        self._has_all = True
         await self._send({"type": "http.response.body", "body": body})
 
     async def start_stream(self, status: int, headers: list[tuple[str, str]]) -> None:
@@ -137,12 +145,12 @@ class Downstream:
 
     async def write(self, batch: bytes) -> None:
         """Send whole events. A client that does not read them is cut off by our own server, or by `look`."""
-        self._writing_since = time.monotonic()
+        self._waits_since = time.monotonic()
         await self._send({"type": "http.response.body", "body": batch, "more_body": True})
-        self._writing_since = None
+        self._waits_since = None
 
     async def end_stream(self) -> None:
-        self._has_ended = True
+        self._has_all = True
         await self._send({"type": "http.response.body", "body": b""})
 
     async def refuse(self, error: ApiError) -> None:
@@ -163,13 +171,19 @@ class Downstream:
     async def _listen(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        if not self._has_ended:  # behind the answer's end a server says the same
-            self._leave()
+        if not self._has_all:  # behind the answer's end a server says the same
+            self._end(ClientGone())
 
-    def _leave(self) -> None:
-        self._has_left = True
+    def _end(self, why: "ApiError | ClientGone") -> None:
+        self._ended = self._ended or why
         if self._work is not None:
             self._work.cancel()
+
+    def _raise_ended(self) -> None:
+        """Where a cancellation was ours, raise its reason instead."""
+        if self._ended is not None and self._work is not None:
+            self._work.uncancel()
+            raise self._ended from None
 
     async def _next_part(self) -> Message:
         message = await self._receive()

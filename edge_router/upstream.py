@@ -114,19 +114,22 @@ class UpstreamAttempt:
         self._limits = limits
         self._pace = pace
         self._log = log
-        self._heard_at = self._look_again_at = time.monotonic()
-        self._timeout: asyncio.Timeout | None = None
+        self._heard_at = self._look_again_at = self._begun_at = time.monotonic()
+        self._until = self._begun_at + self._time_limit_s
+        self._is_over = False
+        self._connecting: asyncio.Timeout | None = None
         self._connection: UpstreamConnection | None = None
         self._lost_because: str | None = None
 
     async def response(self) -> "UpstreamResponse":
         """Send the request and wait for what can be passed on. Raises SiteFailed. A site that stops answering its probes meanwhile is left at once: a
         machine that froze or a cable that was cut closes no connection. On cancellation the connection is closed."""
-        upstream, begun_at = self._upstream, time.monotonic()
+        upstream = self._upstream
         upstream.silence.add(self)
         try:
-            async with asyncio.timeout(self._time_limit_s) as self._timeout:
-                response = await self._read(await self._head())
+            response = await self._read(await self._head())
+            if self._is_over:
+                raise TimeoutError
             self._connection = None  # the response owns it now
             return response
         except CannotConnect as error:
@@ -135,12 +138,11 @@ class UpstreamAttempt:
             if self._lost_because is not None:
                 detail = f"it became unhealthy before its first byte: {self._lost_because}"
                 raise SiteFailed("silent", detail) from None
-            waited_s = time.monotonic() - begun_at
+            waited_s = time.monotonic() - self._begun_at
             raise SiteFailed("silent", f"it sent nothing for {waited_s:.3g} s") from None
         except ConnectionLost as error:
             raise SiteFailed("lost", str(error)) from None
         finally:
-            self._timeout = None
             upstream.silence.discard(self)
             if self._connection is not None:
                 upstream.pool.put_back(self._connection)
@@ -151,6 +153,8 @@ class UpstreamAttempt:
         self._expire()
 
     def look(self, now: float, awake_since: float) -> None:
+        if now >= self._until:
+            return self._expire()
         if now < self._look_again_at or now - max(self._heard_at, awake_since) < self._limits.stall_s:
             return
         self._look_again_at = now + LOOK_AGAIN_S
@@ -164,16 +168,11 @@ class UpstreamAttempt:
         return self._limits.first_byte_s
 
     def _expire(self) -> None:
-        if self._timeout is not None and not self._timeout.expired():
-            self._timeout.reschedule(asyncio.get_running_loop().time())
-
-    def _wait_again(self, seconds: float) -> float:
-        """Return when the time limit that begins now is over, on the loop's clock."""
-        assert self._timeout is not None
-        until = asyncio.get_running_loop().time() + seconds
-        if not self._timeout.expired():
-            self._timeout.reschedule(until)
-        return until
+        self._is_over = True
+        if self._connection is not None:
+            self._connection.interrupt(TimeoutError())
+        elif self._connecting is not None and not self._connecting.expired():
+            self._connecting.reschedule(asyncio.get_running_loop().time())
 
     async def _head(self) -> UpstreamConnection:
         """Return a connection that has brought the response's head. A kept one that its site closed when the request was under way already says
@@ -188,7 +187,12 @@ class UpstreamAttempt:
                     raise
             self._connection = None
             pool.put_back(kept)
-        return await self._sent(await pool.connect(self._origin))
+        try:
+            async with asyncio.timeout(None) as self._connecting:  # `_expire` ends it
+                connection = await pool.connect(self._origin)
+        finally:
+            self._connecting = None
+        return await self._sent(connection)
 
     async def _sent(self, connection: UpstreamConnection) -> UpstreamConnection:
         self._connection = connection
@@ -219,13 +223,13 @@ class UpstreamAttempt:
         """Return all up to the first event that carries data. A heartbeat is no answer; but when most of the time is over and there were some, the
         site is at work, and the client is told so instead of starting again elsewhere."""
         limit_s = self._limits.first_byte_s
-        until = 0.0 if connection.response.has_body else self._wait_again(limit_s)
+        self._until = time.monotonic() + limit_s
         first: list[RelayEvent] = []
         while not relay.has_data:
             if relay.num_events:
-                until = until or self._wait_again(limit_s)
+                left_s = self._until - time.monotonic() - limit_s * AT_WORK_SHARE
                 try:
-                    async with asyncio.timeout_at(until - limit_s * AT_WORK_SHARE):
+                    async with asyncio.timeout(max(0.0, left_s)):
                         chunk = await connection.read()
                 except TimeoutError:
                     return first
@@ -257,7 +261,7 @@ class UpstreamAttempt:
         size = 0
         while True:
             if not (connection.response.has_body or connection.response.is_done):
-                self._wait_again(self._time_limit_s)
+                self._until = time.monotonic() + self._time_limit_s
             if not (chunk := await connection.read()):
                 return b"".join(parts)
             parts.append(chunk)
@@ -336,13 +340,7 @@ class UpstreamResponse:
         if self._first is not None:
             events, self._first = self._first, None
         else:
-            self._silent_since = time.monotonic()
-            try:
-                events = await self._read_events()
-            except ConnectionLost as error:
-                raise Lost("closed", str(error)) from None
-            finally:
-                self._silent_since = None
+            events = await self._read_events()
         self._is_done = bool(events) and isinstance(events[-1], Done)
         return events
 
@@ -361,14 +359,20 @@ class UpstreamResponse:
             self._connection.interrupt(Lost("stalled", detail))
 
     async def _read_events(self) -> list[RelayEvent]:
-        relay = self._relay
+        relay, connection = self._relay, self._connection
         assert relay is not None
         before = relay.num_events
-        while True:
-            chunk = await self._connection.read()
-            events = relay.feed(chunk) if chunk else relay.end()
-            if events or relay.num_events > before:
-                return events
+        self._silent_since = time.monotonic()
+        try:
+            while True:
+                chunk = await connection.read()
+                events = relay.feed(chunk) if chunk else relay.end()
+                if events or relay.num_events > before:
+                    return events
+        except ConnectionLost as error:
+            raise Lost("closed", str(error)) from None
+        finally:
+            self._silent_since = None
 
     async def _drain(self) -> None:
         """Nothing but the end should follow; a site that goes on is cut off."""
