@@ -6,7 +6,7 @@ Knows heads, keys and limits; refuses to know sites.
 import re
 from contextlib import AbstractContextManager
 
-from edge_router.limits import Limits
+from edge_router.limits import TenantLimits
 from edge_router.request import Head
 from wire.credentials import Access
 from wire.errors import ApiError
@@ -16,8 +16,8 @@ MODEL_LISTS = ("/v1/models", "/ai/v1/models")
 _PLAIN_TARGET = re.compile(r"[\x21-\x7e]+")
 
 
-class Admission:
-    def __init__(self, access: Access, limits: Limits) -> None:
+class AdmissionFilter:
+    def __init__(self, access: Access, limits: TenantLimits) -> None:
         self.access = access
         self.limits = limits
         self.is_draining = False

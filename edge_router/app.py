@@ -7,14 +7,14 @@ from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 
-from edge_router.admission import Admission
+from edge_router.admission import AdmissionFilter
 from edge_router.client_places import ClientPlaces
 from edge_router.deployments import deployment_routes
 from edge_router.discovery import router_place, static_backends
-from edge_router.durable import PATH, Recordings, StreamRoutes
+from edge_router.durable import PATH, DurableStreams, StreamRoutes
 from edge_router.health import HealthMonitor, client_session, connection_trace, connector, status_fetch
 from edge_router.hints import WakeHints
-from edge_router.limits import Limits
+from edge_router.limits import TenantLimits
 from edge_router.metrics import RouterMetrics
 from edge_router.policy import Policy
 from edge_router.policy.cost import CostPolicy
@@ -40,10 +40,10 @@ def build_app(
     backends = static_backends(network, clock)
     metrics = RouterMetrics(backends.values())
     sessions = SessionTable(relay.session_entries, relay.session_ttl_s, clock)
-    limits = Limits(network.door, network.tenant_limits, network.tenants, secret, clock)
-    admission = Admission(access_of(network), limits)
+    limits = TenantLimits(network.door, network.tenant_limits, network.tenants, secret, clock)
+    admission = AdmissionFilter(access_of(network), limits)
     places = ClientPlaces.of(network.clients)
-    recordings = Recordings(network.durable, clock)
+    recordings = DurableStreams(network.durable, clock)
     proxy = Proxy(
         relay,
         admission,
@@ -104,7 +104,7 @@ def access_of(network: NetworkConfig) -> Access:
 
 
 def _watch(
-    metrics: RouterMetrics, proxy: Proxy, sessions: SessionTable, recordings: Recordings, tunnels: Tunnels
+    metrics: RouterMetrics, proxy: Proxy, sessions: SessionTable, recordings: DurableStreams, tunnels: Tunnels
 ) -> None:
     metrics.watch("tasks", "Tasks of the event loop.", lambda: len(asyncio.all_tasks()))
     metrics.watch("sessions", "Entries in the table of sessions.", lambda: len(sessions))

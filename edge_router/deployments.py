@@ -60,7 +60,7 @@ RequestT = TypeVar("RequestT")
 
 
 @dataclass(frozen=True)
-class Guard:
+class DeployGuard:
     """Who may ask: authors by the token, sites by the network's signature."""
 
     token: str
@@ -174,8 +174,8 @@ def _before(deployment: Deployment) -> int:
     return max((version.number for version in deployment.versions if version.number < current.number), default=0)
 
 
-class DeploymentRoutes:
-    def __init__(self, backends: Mapping[str, Backend], guard: Guard, directory: Path) -> None:
+class DeploymentApi:
+    def __init__(self, backends: Mapping[str, Backend], guard: DeployGuard, directory: Path) -> None:
         self._backends = backends
         self._guard = guard
         self._deployments = Deployments(directory)
@@ -333,10 +333,10 @@ class DeploymentRoutes:
 
 def deployment_routes(backends: Mapping[str, Backend]) -> list[BaseRoute]:
     """The token, the network's secret and where to keep all this come from the environment."""
-    guard = Guard(os.environ.get(DEPLOY_TOKEN_ENV, ""), os.environ.get(HOP_SECRET_ENV, ""))
+    guard = DeployGuard(os.environ.get(DEPLOY_TOKEN_ENV, ""), os.environ.get(HOP_SECRET_ENV, ""))
     home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     directory = Path(os.environ.get(STATE_DIR_ENV) or f"{home}/pilotlight/router").expanduser()
-    return DeploymentRoutes(backends, guard, directory).routes()
+    return DeploymentApi(backends, guard, directory).routes()
 
 
 async def _parsed(request: Request, kind: type[RequestT]) -> RequestT:

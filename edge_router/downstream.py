@@ -25,7 +25,7 @@ DISCARD_S = 5.0
 STALL_S = 60.0  # for a client to take what waits for it, where the server sets no limit of its own
 
 
-class ClientGone(Exception):
+class DownstreamGone(Exception):
     """Nobody is listening any more."""
 
 
@@ -35,7 +35,11 @@ class ResponseWriter(Protocol):
     head: Head
     address: str  # the client's; empty where it has none
     request_id: str
-    is_streaming: bool  # an event stream has begun: a failure is an event now, no longer a status
+
+    @property
+    def is_streaming(self) -> bool:
+        """An event stream has begun: a failure is an event now, no longer a status."""
+        ...
 
     def cut(self, error: ApiError) -> None: ...
 
@@ -68,13 +72,13 @@ class Downstream:
         self._receive = receive
         self._send = send
         self._work: asyncio.Task[Any] | None = None  # that `_end` ends
-        self._ended: ApiError | ClientGone | None = None
+        self._ended: ApiError | DownstreamGone | None = None
         self._has_all = False  # the client: of its answer
         self._waits_since: float | None = None  # this side, for the client
         self._body_limits: _BodyLimits | None = None  # while the body is read
 
     async def body(self, limit: int, silence_s: float, total_s: float) -> bytes:
-        """Raises ApiError before more than `limit` bytes are held and for a client that pauses or takes too long, ClientGone when it leaves
+        """Raises ApiError before more than `limit` bytes are held and for a client that pauses or takes too long, DownstreamGone when it leaves
         half-way."""
         declared = self.head.header("content-length")
         if declared.isdigit() and int(declared) > limit:
@@ -101,7 +105,7 @@ class Downstream:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def while_present(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run `work`, in the caller's own task, until it is done, the client leaves (ClientGone) or it is cut (the ApiError given there). A second
+        """Run `work`, in the caller's own task, until it is done, the client leaves (DownstreamGone) or it is cut (`cut`'s ApiError). A second
         task does nothing but listen."""
         if self._ended is not None:
             work.close()
@@ -127,7 +131,7 @@ class Downstream:
             return
         if limits is None:
             if now - max(since, awake_since) > STALL_S:
-                self._end(ClientGone())
+                self._end(DownstreamGone())
         elif now >= limits.until:
             self._end(ApiError("request_timeout", f"the request's body took more than {limits.total_s:g} s"))
         elif now - max(since, awake_since) >= limits.silence_s:
@@ -172,9 +176,9 @@ class Downstream:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         if not self._has_all:  # behind the answer's end a server says the same
-            self._end(ClientGone())
+            self._end(DownstreamGone())
 
-    def _end(self, why: "ApiError | ClientGone") -> None:
+    def _end(self, why: ApiError | DownstreamGone) -> None:
         self._ended = self._ended or why
         if self._work is not None:
             self._work.cancel()
@@ -188,7 +192,7 @@ class Downstream:
     async def _next_part(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.disconnect":
-            raise ClientGone
+            raise DownstreamGone
         return message
 
     async def _refuse_body(self, size: int, limit: int, silence_s: float) -> None:

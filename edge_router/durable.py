@@ -10,13 +10,13 @@ import secrets
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from edge_router.admission import Admission
-from edge_router.downstream import ClientGone, Downstream, ResponseWriter
+from edge_router.admission import AdmissionFilter
+from edge_router.downstream import Downstream, DownstreamGone, ResponseWriter
 from edge_router.preferences import preferences
 from edge_router.request import Head
 from edge_router.session import tenant_salt
@@ -67,79 +67,32 @@ def asks_for_it(head: Head, body: bytes) -> tuple[bool, bool, bytes]:
     return durable or is_async, is_async, orjson.dumps(fields)
 
 
-class Recording:
-    """One stream's events. Towards the proxy it is the client, one that never leaves and never keeps it waiting."""
+class EventBuffer:
+    """One stream's events, each under an id, for any number of readers. Ids are the router's own where a site's repeat or are missing."""
 
-    def __init__(
-        self, name: str, tenant: bytes, client: ResponseWriter, config: DurableConfig, started_at: float
-    ) -> None:
-        self.name = name
-        self.tenant = tenant
-        self.head = client.head
-        self.address = client.address  # where it was when it asked: it may have left
-        self.request_id = client.request_id
-        self.is_streaming = False
-        self.has_answered = False
-        self.status = 0
-        self.headers: list[tuple[str, str]] = []
-        self.body: bytes | None = None  # of a refusal: there is no stream
+    def __init__(self) -> None:
         self.num_bytes = 0
-        self.body_bytes = 0  # of the request, for as long as it may have to be sent to another site
-        self.started_at = started_at
-        self.ended_at: float | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.last_words = ApiError("aborted", "the stream was stopped")  # where its work is ended from outside
-        self._max_bytes = int(config.max_stream_mib * 2**20)
+        self.is_ended = False
         self._events: list[bytes] = []
         self._places: dict[bytes, int] = {}  # event id -> how many events lie up to it
         self._last_id = b"begin"  # no site's: what comes before the first id is named after it
         self._repeats = 0
         self._changed = asyncio.Event()
 
-    # what the proxy says
-
-    async def respond(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
-        self.status, self.headers, self.body, self.has_answered = status, headers, body, True
-        self._tell()
-
-    async def start_stream(self, status: int, headers: list[tuple[str, str]]) -> None:
-        self.status, self.headers, self.has_answered, self.is_streaming = status, headers, True, True
-        self._tell()
-
-    async def write(self, batch: bytes) -> None:
-        """Whole events."""
-        for event in EventDecoder(len(batch) + 1).feed(batch):
-            if event.data is not None:
-                self._keep(event)
-            if self.num_bytes > self._max_bytes:
-                sentence = f"the answer is larger than {self._max_bytes / 2**20:g} MiB, which is all that is kept of a durable stream"
-                raise ApiError("aborted", sentence)
-        self._tell()
-
-    async def end_stream(self) -> None:
-        """The task's end is the stream's."""
-
-    async def refuse(self, error: ApiError) -> None:
-        body = orjson.dumps(error.body(self.head.dialect))
-        if self.is_streaming:
-            for event in EventDecoder().feed(encode_event(body)):
-                self._keep(event)
-            self._tell()
-        elif not self.has_answered:
-            headers = [*error.headers(), ("content-type", "application/json")]
-            await self.respond(error.status(self.head.dialect), headers, body)
-
-    def cut(self, error: ApiError) -> None:
-        """Ends the work from outside; readers are told `error`."""
-        self.last_words = error
-        if self.task is not None:
-            self.task.cancel()
-
-    # what readers ask
-
-    async def begun(self) -> None:
-        while not self.has_answered and self.ended_at is None:
-            await self._change()
+    def add(self, event: Event) -> None:
+        given, raw = event.event_id, event.raw
+        if given is None or given in self._places:
+            while given is None or given in self._places:
+                self._repeats += 1
+                given = b"%s.%d" % (self._last_id, self._repeats)
+            raw = encode_event(
+                event.data or b"", given.decode("latin-1"), event.name.decode("latin-1") if event.name else None
+            )
+        else:
+            self._last_id, self._repeats = given, 0
+        self._events.append(raw)
+        self._places[given] = len(self._events)
+        self.num_bytes += len(raw) + EVENT_BYTES
 
     def place_after(self, event_id: str) -> int:
         """Raises ApiError for an id that this stream has not had."""
@@ -160,61 +113,129 @@ class Recording:
                 batch = b"".join(self._events[place:])
                 place = len(self._events)
                 yield batch
-            elif self.ended_at is not None:
+            elif self.is_ended:
                 return
             else:
                 try:
                     async with asyncio.timeout(HEARTBEAT_S):
-                        await self._change()
+                        await self.change()
                 except TimeoutError:
                     yield HEARTBEAT
+
+    def notify(self) -> None:
+        """Wake all readers."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def change(self) -> None:
+        await self._changed.wait()
+
+
+class RecordedAnswer(NamedTuple):
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes | None  # of a refusal: there is no stream
+
+
+class DurableStream:
+    """One durable stream. Towards the proxy it is the client, one that never leaves and never keeps it waiting."""
+
+    def __init__(self, name: str, tenant: bytes, client: ResponseWriter, config: DurableConfig) -> None:
+        self.name = name
+        self.tenant = tenant
+        self.head = client.head
+        self.address = client.address  # where it was when it asked: it may have left
+        self.request_id = client.request_id
+        self.answer: RecordedAnswer | None = None
+        self.events = EventBuffer()
+        self.body_bytes = 0  # of the request, for as long as it may have to be sent to another site
+        self.ended_at: float | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.last_words = ApiError("aborted", "the stream was stopped")  # where its work is ended from outside
+        self._max_bytes = int(config.max_stream_mib * 2**20)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.events.num_bytes + self.body_bytes
+
+    # what the proxy calls
+
+    @property
+    def is_streaming(self) -> bool:
+        return self.answer is not None and self.answer.body is None
+
+    async def respond(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+        self.answer = RecordedAnswer(status, headers, body)
+        self.events.notify()
+
+    async def start_stream(self, status: int, headers: list[tuple[str, str]]) -> None:
+        self.answer = RecordedAnswer(status, headers, None)
+        self.events.notify()
+
+    async def write(self, batch: bytes) -> None:
+        """`batch` is whole events. Raises ApiError where they are more than is kept."""
+        for event in EventDecoder(len(batch) + 1).feed(batch):
+            if event.data is not None:
+                self.events.add(event)
+            if self.events.num_bytes > self._max_bytes:
+                sentence = f"the answer is larger than {self._max_bytes / 2**20:g} MiB, which is all that is kept of a durable stream"
+                raise ApiError("aborted", sentence)
+        self.events.notify()
+
+    async def end_stream(self) -> None:
+        """The task's end is the stream's."""
+
+    async def refuse(self, error: ApiError) -> None:
+        body = orjson.dumps(error.body(self.head.dialect))
+        if self.is_streaming:
+            for event in EventDecoder().feed(encode_event(body)):
+                self.events.add(event)
+            self.events.notify()
+        elif self.answer is None:
+            headers = [*error.headers(), ("content-type", "application/json")]
+            await self.respond(error.status(self.head.dialect), headers, body)
+
+    def cut(self, error: ApiError) -> None:
+        """End the work from outside; readers are told `error`."""
+        self.last_words = error
+        if self.task is not None:
+            self.task.cancel()
+
+    # what readers call
+
+    async def begun(self) -> RecordedAnswer:
+        """Raises ApiError where the stream was stopped before its answer began."""
+        while self.answer is None and self.ended_at is None:
+            await self.events.change()
+        if self.answer is None:
+            raise ApiError("aborted", "the stream was stopped before its answer began")
+        return self.answer
 
     def end(self, now: float) -> None:
         self.ended_at = now
         self.body_bytes = 0
-        self._tell()
-
-    def _keep(self, event: Event) -> None:
-        given, raw = event.event_id, event.raw
-        if given is None or given in self._places:
-            while given is None or given in self._places:
-                self._repeats += 1
-                given = b"%s.%d" % (self._last_id, self._repeats)
-            raw = encode_event(
-                event.data or b"", given.decode("latin-1"), event.name.decode("latin-1") if event.name else None
-            )
-        else:
-            self._last_id, self._repeats = given, 0
-        self._events.append(raw)
-        self._places[given] = len(self._events)
-        self.num_bytes += len(raw) + EVENT_BYTES
-
-    def _tell(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def _change(self) -> None:
-        await self._changed.wait()
+        self.events.is_ended = True
+        self.events.notify()
 
 
-class Recordings:
+class DurableStreams:
     """All of a router's. A name is 128 random bits, but that alone opens nothing: the tenant must be the same."""
 
     def __init__(self, config: DurableConfig, clock: Callable[[], float]) -> None:
         self.config = config
         self._clock = clock
-        self._all: OrderedDict[str, Recording] = OrderedDict()
+        self._all: OrderedDict[str, DurableStream] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._all)
 
     @property
     def num_bytes(self) -> int:
-        return sum(recording.num_bytes + recording.body_bytes for recording in self._all.values())
+        return sum(recording.num_bytes for recording in self._all.values())
 
     def start(
-        self, tenant: bytes, client: Downstream, work: Callable[[Recording], Coroutine[Any, Any, None]]
-    ) -> Recording:
+        self, tenant: bytes, client: Downstream, work: Callable[[DurableStream], Coroutine[Any, Any, None]]
+    ) -> DurableStream:
         """Raises ApiError while those that have not ended fill the memory. `work` fills the recording and raises nothing."""
         self.forget()
         if self.num_bytes >= self.config.max_total_mib * 2**20:
@@ -223,12 +244,12 @@ class Recordings:
                 "the router keeps as many durable streams as it can: ask again later, or without durable",
                 retry_after_s=5,
             )
-        recording = Recording(secrets.token_hex(16), tenant, client, self.config, self._clock())
+        recording = DurableStream(secrets.token_hex(16), tenant, client, self.config)
         self._all[recording.name] = recording
         recording.task = asyncio.create_task(self._run(recording, work))
         return recording
 
-    def find(self, name: str, tenant: bytes) -> Recording:
+    def find(self, name: str, tenant: bytes) -> DurableStream:
         """Raises ApiError: somebody else's stream is none."""
         self.forget()
         recording = self._all.get(name)
@@ -236,7 +257,7 @@ class Recordings:
             raise ApiError("not_found", "there is no such stream: it was never yours, or its time is over")
         return recording
 
-    async def stop(self, recording: Recording) -> None:
+    async def stop(self, recording: DurableStream) -> None:
         """Ends it if it has not ended, and forgets it."""
         self._all.pop(recording.name, None)
         if recording.task is not None:
@@ -261,7 +282,7 @@ class Recordings:
                 del self._all[recording.name]
                 excess -= recording.num_bytes
 
-    async def _run(self, recording: Recording, work: Callable[[Recording], Coroutine[Any, Any, None]]) -> None:
+    async def _run(self, recording: DurableStream, work: Callable[[DurableStream], Coroutine[Any, Any, None]]) -> None:
         try:
             async with asyncio.timeout(self.config.max_age_s):
                 await work(recording)
@@ -274,23 +295,21 @@ class Recordings:
             recording.end(self._clock())
 
 
-async def tell(recording: Recording, client: Downstream, place: int) -> None:
+async def tell(recording: DurableStream, client: Downstream, place: int) -> None:
     """To a client that reads along or again."""
-    await recording.begun()
-    if recording.body is not None:
-        return await client.respond(recording.status, [*recording.headers, (STREAM, recording.name)], recording.body)
-    if not recording.has_answered:
-        raise ApiError("aborted", "the stream was stopped before its answer began")
-    kept = [pair for pair in recording.headers if pair[0] not in ("content-type", "content-length")]
+    answer = await recording.begun()
+    if answer.body is not None:
+        return await client.respond(answer.status, [*answer.headers, (STREAM, recording.name)], answer.body)
+    kept = [pair for pair in answer.headers if pair[0] not in ("content-type", "content-length")]
     headers = [*kept, ("content-type", CONTENT_TYPE), (STREAM, recording.name), ("cache-control", "no-store")]
-    await client.start_stream(recording.status, headers)
-    async with aclosing(recording.read(place)) as batches:
+    await client.start_stream(answer.status, headers)
+    async with aclosing(recording.events.read(place)) as batches:
         async for batch in batches:
             await client.write(batch)
     await client.end_stream()
 
 
-async def accepted(recording: Recording, client: Downstream) -> None:
+async def accepted(recording: DurableStream, client: Downstream) -> None:
     """For a client that does not want to wait."""
     where = PATH + recording.name
     headers = [
@@ -311,7 +330,7 @@ def owner_of(head: Head, secret: str) -> bytes:
 class StreamRoutes:
     """GET and DELETE of /streams/ID, as an ASGI application."""
 
-    def __init__(self, recordings: Recordings, admission: Admission, secret: str) -> None:
+    def __init__(self, recordings: DurableStreams, admission: AdmissionFilter, secret: str) -> None:
         self._recordings = recordings
         self._admission = admission
         self._secret = secret
@@ -322,7 +341,7 @@ class StreamRoutes:
             self._admission.access.check_client(client.head.header("authorization"))
             with self._admission.limits.admitted(client.head, client.address):
                 await client.while_present(self._answer(client))
-        except ClientGone:
+        except DownstreamGone:
             return
         except ApiError as error:
             await client.refuse(error)
@@ -335,4 +354,4 @@ class StreamRoutes:
             return await client.respond(204, [], b"")
         if head.method != "GET":
             raise ApiError("method_not_allowed", f"a stream does not take {head.method}: GET reads it, DELETE stops it")
-        await tell(recording, client, recording.place_after(head.header(LAST_EVENT_ID)))
+        await tell(recording, client, recording.events.place_after(head.header(LAST_EVENT_ID)))

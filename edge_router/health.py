@@ -34,7 +34,7 @@ STATUS_PATH = "/status"
 log = logging.getLogger(__name__)
 
 
-class Fetched(NamedTuple):
+class ProbeReply(NamedTuple):
     body: bytes
     http_status: int
     round_trips: int  # how many the elapsed time holds: 1 on a warm connection, more on a new one
@@ -45,7 +45,7 @@ class ProbeError(Exception):
     """The site did not publish a usable status; the message says why."""
 
 
-Fetch = Callable[[str, str], Awaitable[Fetched]]  # of a URL, from the site of that name
+Fetch = Callable[[str, str], Awaitable[ProbeReply]]  # of a URL, from the site of that name
 
 
 class HealthMonitor:
@@ -129,14 +129,14 @@ def status_fetch(session: aiohttp.ClientSession, secret: str = "", clocks: SiteC
     differs is known before a client's request is sent there; one whose clock differs says so, and is asked again by its own."""
     clocks = clocks or SiteClocks(())
 
-    async def fetch(url: str, site: str) -> Fetched:
+    async def fetch(url: str, site: str) -> ProbeReply:
         fetched, told_s = await ask(url, site)
         if told_s is None:
             return fetched
         clocks.is_told(site, told_s)
         return (await ask(url, site))[0]
 
-    async def ask(url: str, site: str) -> tuple[Fetched, float | None]:
+    async def ask(url: str, site: str) -> tuple[ProbeReply, float | None]:
         trips = SimpleNamespace(count=1)
         headers = {REQUEST_ID: (request_id := uuid.uuid4().hex)}
         if secret:
@@ -148,7 +148,7 @@ def status_fetch(session: aiohttp.ClientSession, secret: str = "", clocks: SiteC
                 if len(body) > MAX_STATUS_BYTES:
                     raise ProbeError(f"/status is larger than {MAX_STATUS_BYTES} bytes")
             told_s = told_clock(response.headers.get(CLOCK, ""), secret, site, request_id) if secret else None
-            return Fetched(bytes(body), response.status, trips.count, response.headers.get(REFUSAL, "")), told_s
+            return ProbeReply(bytes(body), response.status, trips.count, response.headers.get(REFUSAL, "")), told_s
 
     return fetch
 

@@ -46,7 +46,7 @@ class Bucket:
         return self._level
 
 
-class _Tenant:
+class _TenantUse:
     __slots__ = ("limits", "open", "requests", "tokens")
 
     def __init__(self, limits: TenantLimitsConfig, now: float) -> None:
@@ -71,7 +71,7 @@ class _Held:
 
     __slots__ = ("_client", "_clients", "_tenant")
 
-    def __init__(self, tenant: _Tenant, clients: dict[str, int], client: str) -> None:
+    def __init__(self, tenant: _TenantUse, clients: dict[str, int], client: str) -> None:
         self._tenant, self._clients, self._client = tenant, clients, client
 
     def __enter__(self) -> None:
@@ -85,7 +85,7 @@ class _Held:
             del self._clients[self._client]
 
 
-class Limits:
+class TenantLimits:
     def __init__(
         self,
         door: DoorConfig,
@@ -105,7 +105,7 @@ class Limits:
         self._default = default
         self._named = {tenant.key_sha256: tenant for tenant in tenants}
         self._counts_tokens = any(limits.tokens_per_min is not None for limits in (default, *tenants))
-        self._tenants: OrderedDict[bytes, _Tenant] = OrderedDict()  # the longest unused first
+        self._tenants: OrderedDict[bytes, _TenantUse] = OrderedDict()  # the longest unused first
 
     @property
     def num_open(self) -> int:
@@ -137,11 +137,11 @@ class Limits:
         if bucket is not None and tokens:
             bucket.take(tokens, self._clock())
 
-    def _tenant(self, head: Head) -> _Tenant:
+    def _tenant(self, head: Head) -> _TenantUse:
         key = tenant_of(head, self._secret)
         tenant = self._tenants.get(key)
         if tenant is None:
-            tenant = self._tenants[key] = _Tenant(self._limits_of(head), self._clock())
+            tenant = self._tenants[key] = _TenantUse(self._limits_of(head), self._clock())
             self._forget()
         else:
             self._tenants.move_to_end(key)

@@ -29,15 +29,17 @@ def placement_order(
         mean_occupancy = sum(backend.occupancy or 0.0 for backend in hashed) / max(1, len(hashed))
     bound = max(ALWAYS_FREE, BOUND * mean_occupancy)
     taken = [
-        backend for backend in hashed if (backend.occupancy or 0.0) <= bound and _trusts(backend, weights[backend.name])
+        backend
+        for backend in hashed
+        if (backend.occupancy or 0.0) <= bound and _is_taken_by(backend, weights[backend.name])
     ]
     names = {backend.name for backend in taken}
     return [*taken, *(backend for backend in hashed if backend.name not in names), *backends[MAX_WALK:]]
 
 
-def _trusts(backend: BackendView, weight: bytes) -> bool:
+def _is_taken_by(backend: BackendView, weight: bytes) -> bool:
     """A site that has only just come back takes a growing share of its keys, always the same ones first."""
-    return backend.trust >= 1 or weight[-1] < 256 * backend.trust
+    return backend.slow_start >= 1 or weight[-1] < 256 * backend.slow_start
 
 
 def _weight(key: bytes, name: str) -> bytes:

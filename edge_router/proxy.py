@@ -13,14 +13,14 @@ from typing import Any, assert_never
 
 from starlette.types import Receive, Scope, Send
 
-from edge_router.admission import Admission
+from edge_router.admission import AdmissionFilter
 from edge_router.backend import Backend
-from edge_router.downstream import ClientGone, Downstream, ResponseWriter
-from edge_router.durable import Recording, Recordings, accepted, asks_for_it, owner_of, tell
+from edge_router.downstream import Downstream, DownstreamGone, ResponseWriter
+from edge_router.durable import DurableStream, DurableStreams, accepted, asks_for_it, owner_of, tell
 from edge_router.metrics import NO_SITE, RouterMetrics
 from edge_router.policy import Preference
 from edge_router.proxied import ProxiedRequest
-from edge_router.relay import Broken, Done, Forward, SiteDraining
+from edge_router.relay import Broken, Forward, SiteDraining, StreamDone
 from edge_router.request import RequestParser, ValidRequest, aside_if_large
 from edge_router.selection import SiteSelector
 from edge_router.upstream import Lost, SiteFailed, Upstream, UpstreamAttempt, UpstreamResponse
@@ -45,10 +45,10 @@ class Proxy:
     def __init__(
         self,
         config: RelayConfig,
-        admission: Admission,
+        admission: AdmissionFilter,
         parser: RequestParser,
         selector: SiteSelector,
-        recordings: Recordings,
+        recordings: DurableStreams,
         metrics: RouterMetrics,
         clock: Callable[[], float],
         *,
@@ -81,7 +81,7 @@ class Proxy:
         self._open.add(client)
         try:
             await work
-        except ClientGone:
+        except DownstreamGone:
             self.metrics.ended(NO_SITE, "client_gone")
         except ApiError as error:
             self.metrics.ended(NO_SITE, error.word)
@@ -113,10 +113,10 @@ class Proxy:
             recording.body_bytes = len(body)
             if is_async:
                 return await accepted(recording, client)
-            with contextlib.suppress(ClientGone):  # the stream goes on without it
+            with contextlib.suppress(DownstreamGone):  # the stream goes on without it
                 await client.while_present(tell(recording, client, 0))
 
-    async def _record(self, recording: Recording, body: bytes, address: str) -> None:
+    async def _record(self, recording: DurableStream, body: bytes, address: str) -> None:
         with self.admission.limits.held(recording.head, address):
             await self.handle(recording, self.forward(recording, body))
 
@@ -198,7 +198,7 @@ class Proxy:
                             raise Lost("draining", "it is draining")
                     case Broken():
                         raise Lost(event.cause, event.detail)
-                    case Done():
+                    case StreamDone():
                         pass
                     case _:
                         assert_never(event)

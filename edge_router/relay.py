@@ -52,13 +52,13 @@ class Broken(msgspec.Struct, frozen=True):
     detail: str
 
 
-class Done(msgspec.Struct, frozen=True):
+class StreamDone(msgspec.Struct, frozen=True):
     """The stream has ended as it should."""
 
 
-RelayEvent = Forward | SiteDraining | Broken | Done
+RelayEvent = Forward | SiteDraining | Broken | StreamDone
 
-_SITE_DRAINING, _DONE = SiteDraining(), Done()
+_SITE_DRAINING, _DONE = SiteDraining(), StreamDone()
 
 
 class DeliveryLog:
@@ -116,7 +116,7 @@ class StreamRelay:
         self._is_draining = False
 
     def feed(self, chunk: bytes) -> list[RelayEvent]:
-        """Return what follows from some bytes: at most one Forward, and behind it what asks for a decision. Nothing is fed behind Broken or Done."""
+        """Return what follows from some bytes: at most one Forward, and behind it what asks for a decision. Nothing is fed behind an end."""
         try:
             events = self._decoder.feed(chunk)
         except SSEError as error:

@@ -17,7 +17,7 @@ import orjson
 
 from edge_router.client_places import FindPlace
 from edge_router.policy import RouteRequest
-from edge_router.session import Conversation, Recall, prefix_chain, session_digest, tenant_salt
+from edge_router.session import ConversationFingerprint, Recall, prefix_chain, session_digest, tenant_salt
 from wire.chat import MAX_ITEMS, MAX_MESSAGES
 from wire.continuation import ANSWER, AnswerName, encode_answer
 from wire.credentials import bearer_token, bearer_token_or_none
@@ -122,7 +122,7 @@ class RoutingFields(msgspec.Struct, frozen=True):
 
     model: str | None
     wants_stream: bool
-    conversation: Conversation
+    conversation: ConversationFingerprint
 
 
 class _Anything(msgspec.Struct, gc=False):
@@ -150,7 +150,7 @@ class ValidRequest(msgspec.Struct, frozen=True):
     body: bytes
     model: str | None
     wants_stream: bool
-    conversation: Conversation
+    conversation: ConversationFingerprint
     client: Place | None
     request_id: str
     forwarded_lines: bytes  # of the head; without a signature, which is made when they are sent
@@ -331,13 +331,13 @@ def _account_and_model(head: Head) -> tuple[str, str | None]:
     return account[1] if account else "", None
 
 
-def _conversation(salt: bytes, head: Head, fields: dict[str, Any], model: str) -> Conversation:
+def _conversation(salt: bytes, head: Head, fields: dict[str, Any], model: str) -> ConversationFingerprint:
     name = head.header(SESSION_AFFINITY) or fields.get("prompt_cache_key")
     session = session_digest(salt, model, name) if isinstance(name, str) and name else None
     tools = fields.get("tools")
     seed = model.encode() + b"\0" + (_canonical(tools) if tools else b"")
     prefixes = prefix_chain(salt, seed, _pieces(fields))
-    return Conversation.of(session, prefixes, prefixes[-1].tokens if prefixes else 0)
+    return ConversationFingerprint.of(session, prefixes, prefixes[-1].tokens if prefixes else 0)
 
 
 def _pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 
-from edge_router.admission import Admission
+from edge_router.admission import AdmissionFilter
 from edge_router.app import access_of, build_app
 from edge_router.proxy import Proxy
 from edge_router.request import FUNCTIONS
@@ -105,7 +105,7 @@ def reload(app: Starlette, network: NetworkConfig, file: Path | None) -> None:
     """Keys and limits; certificates are looked at all the time (tls.py)."""
     found = None if file is None else read_again(network, file, load_network, LIVE)
     if found is not None:
-        admission: Admission = app.state.proxy.admission
+        admission: AdmissionFilter = app.state.proxy.admission
         admission.access.become(access_of(found))
         admission.limits.set(found.door, found.tenant_limits, found.tenants)
 

@@ -44,7 +44,7 @@ class Recall(NamedTuple):
     held: dict[str, int]  # site -> tokens of this prompt in its prefix cache, shared beginnings included
 
 
-class Conversation(msgspec.Struct, frozen=True):
+class ConversationFingerprint(msgspec.Struct, frozen=True):
     """What is remembered of one request's conversation."""
 
     session: bytes | None  # digest of the name the client gave it
@@ -55,7 +55,7 @@ class Conversation(msgspec.Struct, frozen=True):
     ] = ()  # (short digest, tokens up to there), longest first: what published digests are searched for
 
     @classmethod
-    def of(cls, session: bytes | None, prefixes: tuple[Prefix, ...], tokens: int) -> "Conversation":
+    def of(cls, session: bytes | None, prefixes: tuple[Prefix, ...], tokens: int) -> "ConversationFingerprint":
         newest = prefixes[: -REMEMBERED_PREFIXES - 1 : -1]
         short = tuple([(short_digest(digest), tokens) for digest, tokens, _ in newest])
         return cls(session, prefixes, tokens, short)
@@ -128,10 +128,10 @@ class SessionTable:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def home(self, conversation: Conversation) -> Home | None:
+    def home(self, conversation: ConversationFingerprint) -> Home | None:
         return self.recall(conversation).home
 
-    def recall(self, conversation: Conversation) -> Recall:
+    def recall(self, conversation: ConversationFingerprint) -> Recall:
         now = self._clock()
         held: dict[str, int] = {}
         longest: Home | None = None
@@ -152,7 +152,7 @@ class SessionTable:
         cached = held[named[0]] = min(tokens, conversation.tokens)
         return Recall(Home(named[0], cached, by_name=True), held)
 
-    def learn(self, conversation: Conversation, site: str) -> None:
+    def learn(self, conversation: ConversationFingerprint, site: str) -> None:
         """`site` has begun to answer: it now holds every prefix of this conversation."""
         now = self._clock()
         for prefix in conversation.prefixes[-REMEMBERED_PREFIXES:]:

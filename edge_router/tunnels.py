@@ -78,7 +78,7 @@ class _Handshake:
         self._client = client
 
     async def run(self) -> None:
-        """Raises ApiError and ClientGone."""
+        """Raises ApiError and DownstreamGone."""
         proxy, client = self._proxy, self._client
         with proxy.admission.admit(client.head, client.address):
             if not client.head.is_for_function:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Literal, NamedTuple, Protocol
 
-from edge_router.relay import Broken, Cause, DeliveryLog, Done, OpaqueRelay, RelayEvent, StreamRelay, error_of
+from edge_router.relay import Broken, Cause, DeliveryLog, OpaqueRelay, RelayEvent, StreamDone, StreamRelay, error_of
 from edge_router.request import ValidRequest
 from edge_router.silence import LOOK_AGAIN_S, SilenceWatch
 from edge_router.site_clocks import SiteClocks
@@ -341,7 +341,7 @@ class UpstreamResponse:
             events, self._first = self._first, None
         else:
             events = await self._read_events()
-        self._is_done = bool(events) and isinstance(events[-1], Done)
+        self._is_done = bool(events) and isinstance(events[-1], StreamDone)
         return events
 
     def look(self, now: float, awake_since: float) -> None:

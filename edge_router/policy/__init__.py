@@ -66,7 +66,7 @@ class BackendView(msgspec.Struct, frozen=True):
     status_at_s: float = 0.0  # when the status was asked for
     prefixes: frozenset[int] = frozenset()  # short digests that the site published as cached, all its models together
     is_ejected: bool = False  # its last answers were failures: not asked while enough others are left
-    trust: float = 1.0  # below 1 while it has only just (re)appeared: the share of new conversations it takes
+    slow_start: float = 1.0  # below 1 while it has only just (re)appeared: the share of new conversations it takes
 
     def cached_tokens(self, request: RouteRequest) -> int:
         """Tokens of the prompt that need no prefill here: what this router sent there, or what the site itself says that it holds."""

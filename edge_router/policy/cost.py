@@ -1,12 +1,12 @@
 """The policy: predict, in milliseconds, how long each site needs to answer, and take the site that answers first.
 
-    cost = rtt + queue_ahead + prefill(uncached tokens) + wake(model) + decode_crowding + doubt
+    cost = rtt + queue_ahead + prefill(uncached tokens) + wake(model) + decode_crowding + staleness
 
-Each term comes from what the site published, corrected by what this router has sent there and by what the site has done since. `doubt` is what a
-site costs because nobody knows: a stale or silent one pays it, and the decision's header shows it. Sites are compared by the cost plus a toll: what
-the request would cost those who come behind it, more for tokens that another site holds and this one would compute again, by how busy the network
-is. Differences too small to trust do not move a conversation away from its cache, nor do they send every new conversation to one of several equal
-sites: among equals the home wins, then rendezvous hashing.
+Each term comes from what the site published, corrected by what this router has sent there and by what the site has done since. Staleness is what a
+site costs because nobody knows: a stale or silent one pays it, and the decision's header shows it (as `doubt`). Sites are compared by the cost plus
+its externality: what the request would cost those who come behind it, more for tokens that another site holds and this one would compute again, by
+how busy the network is. Differences too small to trust do not move a conversation away from its cache, nor do they send every new conversation to
+one of several equal sites: among equals the home wins, then rendezvous hashing.
 
 What was published is a second old when it is used, and other routers have used it, too. So each preference carries the queue up to which it is one:
 a site that has a longer one declines at once, says how long it is, and the request is ranked anew.
@@ -29,10 +29,10 @@ class Assumptions:
     prefill_tokens_per_s: float = 2000.0  # 0.5 ms a token; a 32B on a datacentre GPU needs about 0.37
     wake_ms: float = 5000.0  # a model that must first be read from disk
     queued_tokens: int = 1024  # at a site that has not said lately
-    doubt_ms: float = 150.0  # what else such a site may hide
+    staleness_ms: float = 150.0  # what else such a site may hide
     saturated_ms: float = 10_000.0  # a site without a free permit would refuse: nearly the last resort
     reach_ms: float = 10.0  # within measurement noise, and below what a reader notices
-    loyalty_ms: float = 50.0  # on top of that, for a client that named its session and so asked to stay
+    stickiness_ms: float = 50.0  # on top of that, for a client that named its session and so asked to stay
     unseen_s: float = (
         0.2  # of the work that reaches an average site: so much may have come since it published, for all we know
     )
@@ -68,7 +68,7 @@ class CostPolicy:
             only = candidates[0]
             held = only.cached_tokens(request)
             model = only.model(wanted) if wanted is not None else None
-            priced = self.price(request, only, model, held, held, 0.0)  # nobody to be compared with: no toll
+            priced = self.price(request, only, model, held, held, 0.0)  # nobody to be compared with: no externality
             return [Preference(only, priced.cost_ms, priced.terms, "only")]
         models = [backend.model(wanted) if wanted is not None else None for backend in candidates]
         cached = [backend.cached_tokens(request) for backend in candidates]
@@ -113,38 +113,38 @@ class CostPolicy:
         ms_per_token = 1000 / (rate if rate > 0 else believed.prefill_tokens_per_s)
         rtt = _rtt_ms(request, backend)
         occupancy = _occupancy(backend)
-        prefill = queue = wake = crowding = doubt = toll = 0.0
+        prefill = queue = wake = crowding = staleness_ms = externality_ms = 0.0
         if request.model is not None and (model is not None or status is None):
             prefill = (request.prompt_tokens - cached) * ms_per_token
             repeated = max(0, most_cached - cached) * ms_per_token
-            toll = mean_load * min(believed.repeat_max_ms, believed.repeat * repeated)
+            externality_ms = mean_load * min(believed.repeat_max_ms, believed.repeat * repeated)
             if model is not None:
                 load = min(believed.busiest, model.arriving_tokens_per_s * ms_per_token / 1000)
                 queue = self._queue_ms(request, backend, model, ms_per_token, load)
                 wake = self._wake_ms(model)
                 crowding = _crowding(model, max(occupancy, _kv_utilisation(model)))
                 if model.arriving_per_s:
-                    toll += prefill * _followers(model, queue + wake + prefill / 2, load)
+                    externality_ms += prefill * _followers(model, queue + wake + prefill / 2, load)
             else:
                 queue = backend.pending_tokens * ms_per_token
             if (
                 not backend.status_is_fresh or status is None
             ):  # on top of what it said last: silence makes no site look better
-                doubt = believed.doubt_ms + believed.queued_tokens * ms_per_token
+                staleness_ms = believed.staleness_ms + believed.queued_tokens * ms_per_token
         elif not backend.status_is_fresh:
-            doubt = believed.doubt_ms
+            staleness_ms = believed.staleness_ms
         if occupancy >= 1:
             queue += believed.saturated_ms
-        cost = rtt + queue + prefill + wake + crowding + doubt
+        cost = rtt + queue + prefill + wake + crowding + staleness_ms
         terms = {
             "rtt": rtt,
             "queue_ahead": queue,
             "prefill": prefill,
             "wake": wake,
             "decode_crowding": crowding,
-            "doubt": doubt,
+            "doubt": staleness_ms,
         }
-        return Priced(cost + toll, cost, backend, terms)
+        return Priced(cost + externality_ms, cost, backend, terms)
 
     def _queue_ms(
         self, request: RouteRequest, backend: BackendView, model: ModelStatus, ms_per_token: float, load: float
@@ -165,9 +165,9 @@ class CostPolicy:
         # Work that may have come to a site since it published: the more, the less being cheapest means. In an idle network there is none.
         reach = max(self.assumptions.reach_ms, 1000 * self.assumptions.unseen_s * load)
         if home is not None:
-            loyalty = reach + self.assumptions.loyalty_ms if home.by_name else reach
+            stickiness_ms = reach + self.assumptions.stickiness_ms if home.by_name else reach
             at_home = next((each for each in priced if each.backend.name == home.site), None)
-            if at_home is not None and at_home.score <= cheapest + loyalty:
+            if at_home is not None and at_home.score <= cheapest + stickiness_ms:
                 return [at_home, *(each for each in priced if each is not at_home)], "home"
             reason = "home_too_dear" if at_home is not None else "home_lost"
         near = 1

@@ -337,7 +337,7 @@ FRESH = (
     ),
     Mutant(
         "edge_router/policy/cost.py",
-        "at_home.score <= cheapest + loyalty",
+        "at_home.score <= cheapest + stickiness_ms",
         "at_home.score <= cheapest + reach",
         "a named session leaves its home as soon as any other",
     ),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from edge_router.backend import Backend, Ticket
 from edge_router.policy import Policy, Preference, RouteRequest
 from edge_router.rtt import RoundTrip, seed_rtt_ms
-from edge_router.session import Conversation, SessionTable
+from edge_router.session import ConversationFingerprint, SessionTable
 from load_tests.sim.site import MODEL, SimSite
 from load_tests.sim.world import World
 from sites.config import PlaceConfig
@@ -54,7 +54,11 @@ class SimRouter:
             backend.round_trip.observe(1000 * rtt)
 
     def decide(
-        self, conversation: Conversation, tried: Collection[str], now: float, published: list[list[Publication]]
+        self,
+        conversation: ConversationFingerprint,
+        tried: Collection[str],
+        now: float,
+        published: list[list[Publication]],
     ) -> tuple[RouteRequest, Preference] | None:
         self._catch_up(now, published)
         recall = self.sessions.recall(conversation)

@@ -14,7 +14,7 @@ from typing import Any
 
 from edge_router.backend import Ticket
 from edge_router.policy import MAX_DECLINES, Policy, Preference
-from edge_router.session import Conversation
+from edge_router.session import ConversationFingerprint
 from load_tests.sim.cities import City, load_cities
 from load_tests.sim.load import LOADS, capacity, shape_of
 from load_tests.sim.outcome import Outcome, Tally
@@ -117,7 +117,7 @@ class Simulation:
         turn = call.turn
         if len(call.tried) - call.declined >= MAX_TRIES:
             return self._give_up(call)
-        conversation = Conversation.of(None, turn.prefixes, turn.prompt_tokens)
+        conversation = ConversationFingerprint.of(None, turn.prefixes, turn.prompt_tokens)
         choice = call.router.decide(conversation, call.tried, self.now, self.published)
         if choice is None:
             return self._give_up(call)
@@ -164,7 +164,9 @@ class Simulation:
         assert call.preference is not None
         call.ticket.answering()
         router = call.router
-        router.sessions.learn(Conversation.of(None, turn.prefixes, turn.prompt_tokens), router.backends[call.site].name)
+        router.sessions.learn(
+            ConversationFingerprint.of(None, turn.prefixes, turn.prompt_tokens), router.backends[call.site].name
+        )
         self.answered += 1
         self.open_calls -= 1
         if call.began >= self._measured[0]:

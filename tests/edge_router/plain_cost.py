@@ -22,12 +22,14 @@ def _price(request: RouteRequest, site: BackendView, others: Sequence[BackendVie
     rtt = site.rtt_ms
     if request.client is not None:
         rtt = seed_rtt_ms(request.client, site.place) + max(0.0, site.rtt_ms - site.seed_rtt_ms)
-    prefill = queue = wake = crowding = doubt = toll = 0.0
+    prefill = queue = wake = crowding = staleness_ms = externality_ms = 0.0
     if request.model is not None and (model is not None or status is None):
         cached = site.cached_tokens(request)
         most = max(other.cached_tokens(request) for other in others)
         prefill = (request.prompt_tokens - cached) * ms
-        toll = _mean_load(request, others) * min(believed.repeat_max_ms, believed.repeat * (max(0, most - cached) * ms))
+        externality_ms = _mean_load(request, others) * min(
+            believed.repeat_max_ms, believed.repeat * (max(0, most - cached) * ms)
+        )
         queue = site.pending_tokens * ms
         if model is not None:
             load = min(believed.busiest, model.arriving_tokens_per_s * ms / 1000)
@@ -41,15 +43,15 @@ def _price(request: RouteRequest, site: BackendView, others: Sequence[BackendVie
             kv = 1 - model.kv_blocks_free / model.kv_blocks_total if busy else 0.0
             k = min(max(_occupancy(site), kv, 0.0), 0.95)
             crowding = 1000 / model.decode_tokens_per_s / (1 - k) if model.decode_tokens_per_s > 0 else 0.0
-            toll += prefill * (model.arriving_per_s * (queue + wake + prefill / 2) / 1000 / (1 - load))
+            externality_ms += prefill * (model.arriving_per_s * (queue + wake + prefill / 2) / 1000 / (1 - load))
         if not site.status_is_fresh or status is None:
-            doubt = believed.doubt_ms + believed.queued_tokens * ms
+            staleness_ms = believed.staleness_ms + believed.queued_tokens * ms
     elif not site.status_is_fresh:
-        doubt = believed.doubt_ms
+        staleness_ms = believed.staleness_ms
     if _occupancy(site) >= 1:
         queue += believed.saturated_ms
-    terms = dict(rtt=rtt, queue_ahead=queue, prefill=prefill, wake=wake, decode_crowding=crowding, doubt=doubt)
-    return (rtt + queue + prefill + wake + crowding + doubt) + toll, terms
+    terms = dict(rtt=rtt, queue_ahead=queue, prefill=prefill, wake=wake, decode_crowding=crowding, doubt=staleness_ms)
+    return (rtt + queue + prefill + wake + crowding + staleness_ms) + externality_ms, terms
 
 
 def _mean_load(request: RouteRequest, sites: Sequence[BackendView]) -> float:

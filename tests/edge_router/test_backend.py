@@ -10,9 +10,9 @@ from edge_router.backend import Backend
 from edge_router.discovery import static_backends
 from edge_router.geo import distance_km
 from edge_router.health import (
-    Fetched,
     HealthMonitor,
     ProbeError,
+    ProbeReply,
     client_session,
     connection_trace,
     connector,
@@ -55,7 +55,7 @@ class Probes:
     async def bad(self) -> str:
         return await self.reply(ConnectionRefusedError("refused"))
 
-    async def _fetch(self, url: str, site: str) -> Fetched:
+    async def _fetch(self, url: str, site: str) -> ProbeReply:
         assert url == "http://127.0.0.1:1/status"
         self.clock.advance(self._took_s)
         if self._reply is None:
@@ -63,7 +63,7 @@ class Probes:
         if isinstance(self._reply, Exception):
             raise self._reply
         assert self._reply is not None
-        return Fetched(self._reply, self._http_status, 1, self.refusal)
+        return ProbeReply(self._reply, self._http_status, 1, self.refusal)
 
     async def _sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
@@ -218,7 +218,7 @@ async def test_of_thousands_of_sites_a_thousand_are_asked_in_a_second() -> None:
     asked, slept = [], []
     waiting = asyncio.Event()
 
-    async def fetch(url: str, site: str) -> Fetched:
+    async def fetch(url: str, site: str) -> ProbeReply:
         asked.append(url)
         raise ConnectionRefusedError("refused")
 

@@ -15,7 +15,7 @@ from aiohttp import web
 from starlette.applications import Starlette
 
 from edge_router import deployments
-from edge_router.deployments import DeploymentRoutes, Guard, rolled_back, with_version
+from edge_router.deployments import DeployGuard, DeploymentApi, rolled_back, with_version
 from tests.asgi import Exchange, call
 from wire.bundles import digest_of, pack
 from wire.deployments import PATH, SERVE_PATH, TRY_PATH, Deployment, Share, Version, decode_deployments, encode
@@ -108,7 +108,7 @@ async def fake() -> AsyncIterator[FakeSite]:
 
 
 def router_app(fake: FakeSite, tmp_path: Path, token: str = "token") -> Starlette:
-    return Starlette(routes=DeploymentRoutes({"ams1": fake}, Guard(token, "secret"), tmp_path / "router").routes())  # type: ignore[dict-item]
+    return Starlette(routes=DeploymentApi({"ams1": fake}, DeployGuard(token, "secret"), tmp_path / "router").routes())  # type: ignore[dict-item]
 
 
 @pytest.fixture
@@ -281,7 +281,7 @@ def test_what_is_kept_can_be_read_again() -> None:
 
 @pytest.mark.parametrize("secret", ["a secret", ""])
 def test_the_deploy_token_is_never_sent_to_a_site_and_signs_where_there_is_no_secret(secret: str) -> None:
-    headers = Guard("a token", secret).signed("POST", TRY_PATH, "ams1", b"body")
+    headers = DeployGuard("a token", secret).signed("POST", TRY_PATH, "ams1", b"body")
     assert "a token" not in str(headers)
     hop = Hop("POST", TRY_PATH, headers[REQUEST_ID], "ams1")
     assert signed_body(headers[HOP], secret or "a token", time.time(), hop) == hashlib.sha256(b"body").hexdigest()

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from edge_router.downstream import Downstream
-from edge_router.durable import Recording, Recordings, asks_for_it
+from edge_router.durable import DurableStream, DurableStreams, asks_for_it
 from edge_router.request import Head
 from sites.network import DurableConfig
 from tests.edge_router.builders import Clock
@@ -75,14 +75,14 @@ async def test_a_durable_stream_can_be_read_again_from_each_of_its_events() -> N
     "ids", [(None, "0", None, "1", "1", None), ("0", "0", "0.1", None), (None, "begin.1", None, None)]
 )
 async def test_each_event_is_a_place_of_its_own_however_the_site_names_them(ids: tuple[str | None, ...]) -> None:
-    recording = Recording("r", b"alice", SimpleNamespace(head=HEAD, address="", request_id="q"), DurableConfig(), 0.0)
+    recording = DurableStream("r", b"alice", SimpleNamespace(head=HEAD, address="", request_id="q"), DurableConfig())
     await recording.write(b"".join(encode_event(b"%d" % i, event_id) for i, event_id in enumerate(ids)))
     recording.end(1.0)
-    kept = events(b"".join([batch async for batch in recording.read(0)]))
+    kept = events(b"".join([batch async for batch in recording.events.read(0)]))
     for i, each in enumerate(kept):
         assert each.event_id is not None
-        after = recording.place_after(each.event_id.decode())
-        left = events(b"".join([batch async for batch in recording.read(after)]))
+        after = recording.events.place_after(each.event_id.decode())
+        left = events(b"".join([batch async for batch in recording.events.read(after)]))
         assert [event.data for event in left] == [b"%d" % j for j in range(i + 1, len(ids))]
 
 
@@ -206,9 +206,9 @@ async def test_what_is_kept_of_one_stream_is_bounded() -> None:
 
 async def test_streams_are_forgotten_after_a_while_and_the_oldest_first_when_there_are_too_many() -> None:
     clock = Clock()
-    kept = Recordings(DurableConfig(max_total_mib=0.001, keep_s=60), clock)
+    kept = DurableStreams(DurableConfig(max_total_mib=0.001, keep_s=60), clock)
 
-    async def work(recording: Recording) -> None:
+    async def work(recording: DurableStream) -> None:
         await recording.start_stream(200, [])
         await recording.write(encode_event(b"x" * 400))
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack, nullcontext
 import msgspec
 import pytest
 
-from edge_router.limits import Bucket, Limits
+from edge_router.limits import Bucket, TenantLimits
 from edge_router.request import Head
 from sites.config import ConfigError, parse
 from sites.network import DoorConfig, NetworkConfig, TenantConfig, TenantLimitsConfig
@@ -21,12 +21,12 @@ def head(key: str, path: str = "/v1/chat/completions") -> Head:
     return Head("POST", path, path, [("authorization", f"Bearer {key}")])
 
 
-def limits(clock: Clock, *tenants: TenantConfig, max_open_per_client: int = 100, **default: float) -> Limits:
+def limits(clock: Clock, *tenants: TenantConfig, max_open_per_client: int = 100, **default: float) -> TenantLimits:
     door = DoorConfig(max_open_per_client=max_open_per_client)
-    return Limits(door, TenantLimitsConfig(**default), tenants, "secret", clock)
+    return TenantLimits(door, TenantLimitsConfig(**default), tenants, "secret", clock)
 
 
-def ask(door: Limits, key: str, client: str = "1.2.3.4", path: str = "/v1/chat/completions") -> None:
+def ask(door: TenantLimits, key: str, client: str = "1.2.3.4", path: str = "/v1/chat/completions") -> None:
     with door.admitted(head(key, path), client):
         pass
 

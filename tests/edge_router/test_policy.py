@@ -214,10 +214,10 @@ def test_a_site_that_publishes_a_prefix_is_believed_to_hold_it() -> None:
 
 
 def test_a_site_that_has_just_come_back_takes_its_share_of_new_conversations_and_always_the_same_ones() -> None:
-    back, other = view("ams1", trust=0.25), view("iad1")
+    back, other = view("ams1", slow_start=0.25), view("iad1")
     keys = [f"{i}".encode() for i in range(400)]
     quarter = {key for key in keys if placement_order(key, [back, other])[0] is back}
-    half = {key for key in keys if placement_order(key, [replace(back, trust=0.5), other])[0].name == "ams1"}
+    half = {key for key in keys if placement_order(key, [replace(back, slow_start=0.5), other])[0].name == "ams1"}
     assert 20 < len(quarter) < 90
     assert quarter < half
 

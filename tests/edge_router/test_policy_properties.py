@@ -45,7 +45,7 @@ def backend(draw: st.DrawFn, name: str) -> BackendView:
         status_is_fresh=draw(st.booleans()),
         is_ejected=draw(st.booleans()),
         prefixes=draw(st.frozensets(st.integers(0, 3))),
-        trust=draw(st.sampled_from([0.1, 1.0])),
+        slow_start=draw(st.sampled_from([0.1, 1.0])),
     )
 
 
@@ -218,7 +218,7 @@ def test_clocks_that_jump_leave_every_figure_in_its_range(steps: list[tuple[str,
                     pass
         seen = site.view()
         assert seen.status_is_fresh in (True, False)
-        assert 0 <= seen.trust <= 1
+        assert 0 <= seen.slow_start <= 1
         assert (seen.outstanding, seen.pending_requests, seen.pending_tokens) == (0, 0, 0)
-        assert seen == site._look(clock())  # what was kept is what would be made anew
+        assert seen == site._look(clock()).view  # what was kept is what would be made anew
         CostPolicy().rank(RouteRequest("ember", 10, b"k"), [seen])

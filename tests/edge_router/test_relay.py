@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_router.relay import MAX_HELD_BYTES, Broken, DeliveryLog, Done, Forward, RelayEvent, SiteDraining, StreamRelay
+from edge_router.relay import (
+    MAX_HELD_BYTES,
+    Broken,
+    DeliveryLog,
+    Forward,
+    RelayEvent,
+    SiteDraining,
+    StreamDone,
+    StreamRelay,
+)
 from wire.continuation import (
     DRAIN_NOTICE,
     NOTHING_DELIVERED,
@@ -87,7 +96,7 @@ def test_a_stream_lost_at_any_byte_is_told_once_and_whole(pieces: list[Piece], c
         assert log.num_tokens == sum(len(choice.token_ids) for choice in delivery.choices)
         further, others = relayed(log, tell(pieces, delivery.choices))
         client += further
-        assert others == [Done()]
+        assert others == [StreamDone()]
         assert b":pl" not in client
         heard = said(EventDecoder().feed(client))
         assert sorted(heard) == sorted(undisturbed)
@@ -138,7 +147,7 @@ def test_a_site_that_drains_says_so_with_all_that_follows_but_for_its_end() -> N
     point = b":pl [0,[1]]\ndata: a\n\n"
     assert relay.feed(DRAIN_NOTICE) == [SiteDraining()]
     assert relay.feed(point) == [Forward(b"data: a\n\n"), SiteDraining()]
-    assert relay.feed(encode_event(DONE)) == [Forward(encode_event(DONE)), Done()]
+    assert relay.feed(encode_event(DONE)) == [Forward(encode_event(DONE)), StreamDone()]
 
 
 def test_an_error_at_the_end_is_the_clients_to_read_unless_it_is_the_sites_own() -> None:
@@ -152,7 +161,7 @@ def test_an_error_at_the_end_is_the_clients_to_read_unless_it_is_the_sites_own()
             assert first.cause == "error"
             assert not rest
         else:
-            assert [first, *rest] == [Forward(error), Done()]
+            assert [first, *rest] == [Forward(error), StreamDone()]
 
 
 @pytest.mark.parametrize("stream", [b"", b": note\n\n", b"data: a\n\n", b"data: a", b"data: [DONE]\n\ndata: b\n\n"])

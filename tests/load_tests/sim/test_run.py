@@ -64,7 +64,7 @@ def test_a_status_is_known_only_after_half_a_round_trip() -> None:
         for i, backend in enumerate(router.backends):
             if router._seen[i] != before[i]:
                 delay = simulation.world.rtt_s[router.number][i] / 2
-                published_at = backend._status_at + delay
+                published_at = backend.published.at + delay
                 assert now >= published_at + delay
                 ages.append(now - published_at)
 

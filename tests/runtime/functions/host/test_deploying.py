@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from starlette.applications import Starlette
 
-from edge_router.deployments import DeploymentRoutes, Guard
+from edge_router.deployments import DeployGuard, DeploymentApi
 from runtime.cli.api import Api
 from runtime.cli.errors import CliError
 from runtime.functions.cli.deploy import deploy, rollback, versions
@@ -81,7 +81,7 @@ async def network(make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.Mo
 @asynccontextmanager
 async def router(site: Site, listener: socket.socket, tmp_path: Path) -> AsyncIterator[None]:
     backend = SimpleNamespace(name="ams1", url=site.url, state="healthy", status=SimpleNamespace(functions=object()))
-    routes = DeploymentRoutes({"ams1": backend}, Guard("token", ""), tmp_path / "router").routes()  # type: ignore[dict-item]
+    routes = DeploymentApi({"ams1": backend}, DeployGuard("token", ""), tmp_path / "router").routes()  # type: ignore[dict-item]
     server = Server(Starlette(routes=routes))
     await server.start(listener)
     try:
