@@ -81,6 +81,22 @@ def test_functions_and_their_site_know_little_of_each_other() -> None:
                 assert belongs_to(name, SITE_MAY_IMPORT), f"{path} imports {name}"
 
 
+# Within: what runs functions and what they bind know the channel, and not each other; what joins them lies above.
+INSIDE_MAY_IMPORT = {
+    "channel": ("channel",),
+    "bindings": ("bindings", "channel", "manifest", "cron", "inference"),
+    "host": ("host", "channel", "manifest"),
+}
+
+
+@pytest.mark.parametrize("package", sorted(INSIDE_MAY_IMPORT))
+def test_bindings_and_processes_of_functions_do_not_know_each_other(package: str) -> None:
+    may = tuple(f"runtime.functions.{name}" for name in INSIDE_MAY_IMPORT[package])
+    for path in modules(f"runtime/functions/{package}"):
+        for name in imported(path):
+            assert not belongs_to(name, ("runtime.functions",)) or belongs_to(name, may), f"{path} imports {name}"
+
+
 def test_what_runs_inside_functions_knows_the_channel_alone() -> None:
     for path in modules("runtime/functions/sdk"):
         for name in imported(path):

@@ -18,7 +18,6 @@ import aiohttp
 import msgspec
 
 from runtime import durable
-from runtime.functions.bindings.binding import BindingError
 from runtime.functions.channel import Failure
 from runtime.functions.host.site import SiteFunctions
 from runtime.functions.manifest import Manifest, ManifestError, load_manifest
@@ -43,7 +42,8 @@ class FunctionRegistry(Protocol):
 
     def add(self, manifest: Manifest, *, name: str | None = None, pool: str | None = None) -> None: ...
 
-    def claim(self, pool: str) -> None: ...
+    def claim(self, pool: str) -> None:
+        """Raises Failure where what it names is another's."""
 
 
 class DeployedFunctions:
@@ -138,7 +138,7 @@ class DeployedFunctions:
         if pool not in self._accepted:
             try:
                 self._serving.claim(pool)
-            except BindingError as error:
+            except Failure as error:
                 self._serving.functions.remove(pool)
                 raise Failure(f"version {version.number} of {name} cannot be served: {error}") from None
             self._accepted.add(pool)
