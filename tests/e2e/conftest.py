@@ -1,23 +1,14 @@
 """A real network for the tests of this folder: router, three sites, three engine hosts, as `pilotlight up` starts them.
 
-PILOTLIGHT_SERVER names the HTTP server of all of them (`make test-servers`); tests marked `own_server` are skipped under another than the own one.
+PILOTLIGHT_SERVER names the HTTP server of all of them; every test of this folder passes under each (`make test-servers`).
 """
 
-import os
 from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
 
 from load_tests.local_network import LocalNetwork
-from sites.config import SERVER_ENV
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    server = os.environ.get(SERVER_ENV) or "own"
-    for item in items:
-        if server != "own" and (marker := item.get_closest_marker("own_server")) is not None:
-            item.add_marker(pytest.mark.skip(reason=f"not under {server}: {marker.args[0]}"))
 
 
 @pytest.fixture(scope="module")
