@@ -1,23 +1,30 @@
-"""Admission: which requests are taken at all, whatever their body says, and which have to wait for their tenant's turn.
+"""Admission: which requests are taken at all, whatever their body says, and what one tenant and one client address may have of the router.
 
-Knows heads, keys and limits; refuses to know sites.
+A tenant is a key, known by a salted digest alone. Buckets hold a minute's worth, so a burst of that size passes; tokens are charged when they are
+known, so a bucket may fall below zero and the next request waits for it. Tables are bounded. Knows heads and keys; refuses to know sites.
 """
 
+import hashlib
 import re
+from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import TracebackType
 
-from edge_router.limits import TenantLimits
 from edge_router.request import Head
+from edge_router.session import tenant_salt
+from sites.network import DoorConfig, TenantConfig, TenantLimitsConfig
 from wire.credentials import Access
 from wire.errors import ApiError
 
 MODEL_LISTS = ("/v1/models", "/ai/v1/models")
+MAX_TENANTS = 100_000  # remembered; one that has been idle for a minute is full again and need not be
 
 _PLAIN_TARGET = re.compile(r"[\x21-\x7e]+")
 
 
 class AdmissionFilter:
-    def __init__(self, access: Access, limits: TenantLimits) -> None:
+    def __init__(self, access: Access, limits: "TenantLimits") -> None:
         self.access = access
         self.limits = limits
         self.is_draining = False
@@ -39,3 +46,150 @@ class AdmissionFilter:
             raise ApiError("not_found", "a path must not contain '..'")
         if not _PLAIN_TARGET.fullmatch(head.target):
             raise ApiError("invalid_request", "a path must be printable ASCII: encode everything else as %XX")
+
+
+def tenant_of(head: Head, secret: str) -> bytes:
+    """Equal for all requests with one key and for no others. An account is a client's own word: each that it invents would be one more bucket."""
+    return tenant_salt(head.key, "", secret)
+
+
+class Bucket:
+    """So many a minute, up to a minute's worth at once."""
+
+    __slots__ = ("_at", "_level", "per_min")
+
+    def __init__(self, per_min: float, now: float) -> None:
+        self.per_min = per_min
+        self._level = per_min
+        self._at = now
+
+    def wait_s(self, now: float) -> float:
+        """Until there is something in it; 0: there is."""
+        level = self._filled(now)
+        return 0.0 if level >= 1 else (1 - level) * 60 / self.per_min
+
+    def take(self, amount: float, now: float) -> None:
+        self._level = self._filled(now) - amount
+
+    def _filled(self, now: float) -> float:
+        self._level = min(self.per_min, self._level + max(0.0, now - self._at) * self.per_min / 60)
+        self._at = max(self._at, now)
+        return self._level
+
+
+class _TenantUse:
+    __slots__ = ("limits", "open", "requests", "tokens")
+
+    def __init__(self, limits: TenantLimitsConfig, now: float) -> None:
+        self.limits = limits
+        self.open = 0
+        self.requests = None if limits.requests_per_min is None else Bucket(limits.requests_per_min, now)
+        self.tokens = None if limits.tokens_per_min is None else Bucket(limits.tokens_per_min, now)
+
+    def draw(self, now: float) -> None:
+        """For one request. Raises ApiError."""
+        for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
+            if bucket is not None and (wait_s := bucket.wait_s(now)):
+                raise _refusal(
+                    f"your account may have {bucket.per_min:g} {what} a minute: ask again in {wait_s:.0f} s", wait_s
+                )
+        if self.requests is not None:
+            self.requests.take(1, now)
+
+
+class _Held:
+    """One request at work, of a tenant and of an address."""
+
+    __slots__ = ("_client", "_clients", "_tenant")
+
+    def __init__(self, tenant: _TenantUse, clients: dict[str, int], client: str) -> None:
+        self._tenant, self._clients, self._client = tenant, clients, client
+
+    def __enter__(self) -> None:
+        self._tenant.open += 1
+        self._clients[self._client] = self._clients.get(self._client, 0) + 1
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._tenant.open -= 1
+        self._clients[self._client] -= 1
+        if not self._clients[self._client]:
+            del self._clients[self._client]
+
+
+class TenantLimits:
+    def __init__(
+        self,
+        door: DoorConfig,
+        default: TenantLimitsConfig,
+        tenants: tuple[TenantConfig, ...],
+        secret: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self._secret = secret
+        self._clock = clock
+        self._clients: dict[str, int] = {}
+        self.set(door, default, tenants)
+
+    def set(self, door: DoorConfig, default: TenantLimitsConfig, tenants: tuple[TenantConfig, ...]) -> None:
+        """From now on; everybody begins with full buckets, and what is at work counts against nobody's account."""
+        self._door = door
+        self._default = default
+        self._named = {tenant.key_sha256: tenant for tenant in tenants}
+        self._counts_tokens = any(limits.tokens_per_min is not None for limits in (default, *tenants))
+        self._tenants: OrderedDict[bytes, _TenantUse] = OrderedDict()  # the longest unused first
+
+    @property
+    def num_open(self) -> int:
+        return sum(self._clients.values())
+
+    def admitted(self, head: Head, client: str) -> "_Held":
+        """Use as `with`. Raises ApiError, with the time after which to ask again."""
+        tenant = self._tenant(head)
+        limits = tenant.limits
+        if self._clients.get(client, 0) >= self._door.max_open_per_client:
+            raise _refusal(
+                f"your address has {self._door.max_open_per_client} requests at work: wait for some of them", 1.0
+            )
+        if limits.max_open is not None and tenant.open >= limits.max_open:
+            raise _refusal(f"your account has {limits.max_open} requests at work: wait for some of them", 1.0)
+        if tenant.requests is not None or tenant.tokens is not None:
+            tenant.draw(self._clock())
+        return _Held(tenant, self._clients, client)
+
+    def held(self, head: Head, client: str) -> "_Held":
+        """Work of a request that was admitted and has left: it counts as open, and is not refused. Use as `with`."""
+        return _Held(self._tenant(head), self._clients, client)
+
+    def charge(self, head: Head, tokens: int) -> None:
+        """Prompt tokens when the prompt is known, an answer's when it has ended."""
+        if not self._counts_tokens:
+            return
+        bucket = self._tenant(head).tokens
+        if bucket is not None and tokens:
+            bucket.take(tokens, self._clock())
+
+    def _tenant(self, head: Head) -> _TenantUse:
+        key = tenant_of(head, self._secret)
+        tenant = self._tenants.get(key)
+        if tenant is None:
+            tenant = self._tenants[key] = _TenantUse(self._limits_of(head), self._clock())
+            self._forget()
+        else:
+            self._tenants.move_to_end(key)
+        return tenant
+
+    def _forget(self) -> None:
+        """The longest unused; who is at work is not forgotten, and stands behind."""
+        for _ in range(min(8, len(self._tenants) - MAX_TENANTS)):
+            key, tenant = self._tenants.popitem(last=False)
+            if tenant.open:
+                self._tenants[key] = tenant
+
+    def _limits_of(self, head: Head) -> TenantLimitsConfig:
+        if not self._named:
+            return self._default
+        return self._named.get(hashlib.sha256(head.key.encode()).hexdigest(), self._default)
+
+
+def _refusal(sentence: str, wait_s: float) -> ApiError:
+    return ApiError("quota_exceeded", sentence, retry_after_s=min(60.0, wait_s))

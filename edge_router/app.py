@@ -7,20 +7,19 @@ from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 
-from edge_router.admission import AdmissionFilter
+from edge_router.admission import AdmissionFilter, TenantLimits
 from edge_router.client_places import ClientPlaces
 from edge_router.deployments import deployment_routes
 from edge_router.discovery import router_place, static_backends
 from edge_router.durable import PATH, DurableStreams, StreamRoutes
 from edge_router.health import HealthMonitor, client_session, connection_trace, connector, status_fetch
 from edge_router.hints import WakeHints
-from edge_router.limits import TenantLimits
 from edge_router.metrics import RouterMetrics
 from edge_router.policy import Policy
 from edge_router.policy.cost import CostPolicy
-from edge_router.proxy import Proxy
+from edge_router.proxy import PrefixRoute, Proxy
 from edge_router.request import FUNCTIONS, RequestParser, hop_secret
-from edge_router.routes import OwnRoutes, PrefixRoute, method_not_allowed, not_found
+from edge_router.routes import OwnRoutes, method_not_allowed, not_found
 from edge_router.selection import SiteSelector
 from edge_router.session import SessionTable
 from edge_router.site_clocks import SiteClocks

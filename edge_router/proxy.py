@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, assert_never
 
-from starlette.types import Receive, Scope, Send
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edge_router.admission import AdmissionFilter
 from edge_router.backend import Backend
@@ -23,7 +24,8 @@ from edge_router.proxied import ProxiedRequest
 from edge_router.relay import Broken, Forward, SiteDraining, StreamDone
 from edge_router.request import RequestParser, ValidRequest, aside_if_large
 from edge_router.selection import SiteSelector
-from edge_router.upstream import Lost, SiteFailed, Upstream, UpstreamAttempt, UpstreamResponse
+from edge_router.site_failure import SiteFailed
+from edge_router.upstream import Lost, Upstream, UpstreamAttempt, UpstreamResponse
 from sites.network import RelayConfig
 from wire.continuation import ContinuationError
 from wire.errors import ApiError
@@ -252,3 +254,19 @@ class Proxy:
 
 def _outcome(status: int) -> str:
     return "ok" if status < 400 else "client_error" if status < 500 else "server_error"
+
+
+class PrefixRoute(BaseRoute):
+    """All paths that begin with one of some prefixes, whatever follows: a Mount takes no line end, which a decoded path may hold."""
+
+    def __init__(self, prefixes: tuple[str, ...], app: ASGIApp, kind: str = "http") -> None:
+        self._prefixes = prefixes
+        self._app = app
+        self._kind = kind
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        is_ours = scope["type"] == self._kind and scope["path"].startswith(self._prefixes)
+        return (Match.FULL if is_ours else Match.NONE), {}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)

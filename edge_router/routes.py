@@ -8,8 +8,7 @@ import orjson
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Route
 
 from edge_router.client_places import ClientPlaces
 from edge_router.proxy import Proxy
@@ -21,22 +20,6 @@ JSON = "application/json"
 MAX_DEBUG_BODY = 8 << 20
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-
-
-class PrefixRoute(BaseRoute):
-    """All paths that begin with one of some prefixes, whatever follows: a Mount takes no line end, which a decoded path may hold."""
-
-    def __init__(self, prefixes: tuple[str, ...], app: ASGIApp, kind: str = "http") -> None:
-        self._prefixes = prefixes
-        self._app = app
-        self._kind = kind
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        is_ours = scope["type"] == self._kind and scope["path"].startswith(self._prefixes)
-        return (Match.FULL if is_ours else Match.NONE), {}
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
 
 
 class OwnRoutes:

@@ -9,17 +9,17 @@ import base64
 import os
 import re
 import time
-from collections.abc import Sequence
 from types import TracebackType
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from edge_router.relay import Broken, Cause, DeliveryLog, OpaqueRelay, RelayEvent, StreamDone, StreamRelay, error_of
+from edge_router.relay import Broken, Cause, DeliveryLog, OpaqueRelay, RelayEvent, StreamDone, StreamRelay
 from edge_router.request import ValidRequest
 from edge_router.silence import LOOK_AGAIN_S, SilenceWatch
 from edge_router.site_clocks import SiteClocks
+from edge_router.site_failure import SiteFailed, raise_refusal
 from sites.network import RelayConfig
 from wire.continuation import RESUME_POINTS
-from wire.headers import QUEUE, REFUSAL, SITE, forwardable
+from wire.headers import REFUSAL, SITE, forwardable
 from wire.http.client import (
     CannotConnect,
     ConnectionLost,
@@ -29,40 +29,14 @@ from wire.http.client import (
     UpstreamConnection,
 )
 
-Failure = Literal[
-    "connect",
-    "lost",
-    "silent",
-    "full",
-    "draining",
-    "malformed",
-    "refused",
-    "declined",
-    "no_model",
-    "untrusted",
-    "no_files",
-]
-
 MAX_BODY_BYTES = (
     64 << 20
 )  # of a response that is no stream: it is read whole so that its loss can be made good elsewhere
 SMALL_BYTES = 1 << 20  # of a function's response of known length, which is relayed in one piece
 AT_WORK_SHARE = 0.1  # of the first byte's time limit that is not waited for, where a site sends heartbeats
 LAST_CHUNK_S = 0.5  # after the last event, the end of the HTTP body: then the connection can be used again
-SPENT_STATUSES = frozenset({502, 503, 504})
 OUR_OWN_HEADERS = frozenset({"server", "date"})  # our server writes its own
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens":\s*(\d{1,9})')
-
-
-class SiteFailed(Exception):
-    """This site did not answer: nothing of the answer came from it."""
-
-    def __init__(self, kind: Failure, detail: str, retry_after_s: float | None = None, queued_tokens: int = 0) -> None:
-        super().__init__(detail)
-        self.kind = kind
-        self.detail = detail
-        self.retry_after_s = retry_after_s
-        self.queued_tokens = queued_tokens  # of a site that declines: how long its queue is
 
 
 class Lost(Exception):
@@ -204,14 +178,14 @@ class UpstreamAttempt:
         head = connection.response
         if self._request.head.is_for_function:
             return await self._function_response(connection)
-        if header(head.headers, "content-type").partition(";")[0].strip().lower() == "text/event-stream":
-            relay = StreamRelay(self._log, is_resumable=header(head.headers, RESUME_POINTS) == "1")
+        if head.header("content-type").partition(";")[0].strip().lower() == "text/event-stream":
+            relay = StreamRelay(self._log, is_resumable=head.header(RESUME_POINTS) == "1")
             if not relay.is_resumable:
                 self._check_continuation(head.status)
             first = await self._first_events(connection, relay)
             return UpstreamResponse(self._upstream, connection, None, relay, first, self._pace)
         body = await self._body(connection)
-        raise_refusal(connection, body, is_for_function=False)
+        raise_refusal(connection.response, body, is_for_function=False)
         self._check_continuation(head.status)
         return UpstreamResponse(self._upstream, connection, body)
 
@@ -248,12 +222,12 @@ class UpstreamAttempt:
         response = connection.response
         if response.switched is not None:
             return UpstreamResponse(self._upstream, connection, None)
-        length = header(response.headers, "content-length")
+        length = response.header("content-length")
         is_small = self._request.head.is_websocket or (length.isdigit() and int(length) <= SMALL_BYTES)
-        if not header(response.headers, REFUSAL) and not is_small and not response.is_done:
+        if not response.header(REFUSAL) and not is_small and not response.is_done:
             return UpstreamResponse(self._upstream, connection, None, OpaqueRelay(), [], self._pace)
         body = await self._body(connection)
-        raise_refusal(connection, body, is_for_function=True)
+        raise_refusal(connection.response, body, is_for_function=True)
         return UpstreamResponse(self._upstream, connection, body)
 
     async def _body(self, connection: UpstreamConnection) -> bytes:
@@ -434,44 +408,10 @@ class Upstream:
         return origin
 
 
-_KINDS: dict[str, Failure] = {
-    "draining": "draining",
-    "model_load_failed": "no_model",
-    "engine_error": "lost",
-    "signature": "untrusted",
-    "clock": "untrusted",
-}
-
-
-def raise_refusal(connection: UpstreamConnection, body: bytes, *, is_for_function: bool) -> None:
-    """Raises SiteFailed where the site, and not the request, is at fault. The site's header says so and never a body, which may be a function's; a
-    gateway before the site has only a status, which is believed where no function answers."""
-    headers, status = connection.response.headers, connection.response.status
-    word = header(headers, REFUSAL)
-    if not word and (is_for_function or status not in SPENT_STATUSES):
-        return
-    queue = header(headers, QUEUE)
-    if word and queue.isascii() and queue.isdigit() and len(queue) < 12:
-        raise SiteFailed("declined", f"its queue of {queue} tokens is too long", queued_tokens=int(queue))
-    after = header(headers, "retry-after")
-    said = str(error_of(body).get("message", ""))[:200]
-    detail = f"it answered {status}" + (f" ({said})" if said else "")
-    retry_after_s = float(after) if after.isascii() and after.isdigit() and len(after) < 6 else None
-    raise SiteFailed(_KINDS.get(word, "full"), detail, retry_after_s)
-
-
-def header(headers: Sequence[tuple[str, str]], name: str) -> str:
-    """Return the first of that name, or nothing. Names are lower case."""
-    for key, value in headers:
-        if key == name:
-            return value
-    return ""
-
-
 def _downstream_headers(connection: UpstreamConnection, body: bytes | None) -> list[tuple[str, str]]:
     response = connection.response
     headers = [pair for pair in forwardable(response.headers) if pair[0] not in OUR_OWN_HEADERS]
-    if site := header(response.headers, SITE):
+    if site := response.header(SITE):
         headers.append((SITE, site))
     if response.is_to_head_request:
         headers += [pair for pair in response.headers if pair[0] == "content-length"]

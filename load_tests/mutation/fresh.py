@@ -294,13 +294,13 @@ FRESH = (
         "the file of a put that failed stays for ever",
     ),
     Mutant(
-        "edge_router/limits.py",
+        "edge_router/admission.py",
         "tenant.open >= limits.max_open",
         "tenant.open > limits.max_open",
         "a tenant has one request more at work than it may",
     ),
     Mutant(
-        "edge_router/limits.py",
+        "edge_router/admission.py",
         "min(self.per_min, self._level + max(0.0, now - self._at) * self.per_min / 60)",
         "self._level + max(0.0, now - self._at) * self.per_min / 60",
         "a quiet hour allows a burst of an hour's worth",

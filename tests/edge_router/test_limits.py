@@ -6,7 +6,7 @@ from contextlib import ExitStack, nullcontext
 import msgspec
 import pytest
 
-from edge_router.limits import Bucket, TenantLimits
+from edge_router.admission import Bucket, TenantLimits
 from edge_router.request import Head
 from sites.config import ConfigError, parse
 from sites.network import DoorConfig, NetworkConfig, TenantConfig, TenantLimitsConfig
@@ -153,7 +153,7 @@ def test_a_tenant_of_the_file_has_its_own_limits() -> None:
 
 
 def test_the_table_of_tenants_is_bounded_and_forgets_nobody_who_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_router.limits.MAX_TENANTS", 10)
+    monkeypatch.setattr("edge_router.admission.MAX_TENANTS", 10)
     door = limits(Clock(), max_open=1)
     with door.admitted(head("alice"), "a"):
         for i in range(100):

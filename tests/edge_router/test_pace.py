@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from edge_router.pace import AttemptPace, first_token_limit_s, stall_limit_s
 from edge_router.policy import Preference, RouteRequest
-from edge_router.proxied import MAX_MOVES, SETTLED_S, ProxiedRequest
+from edge_router.proxied import MAX_MOVES, SETTLED_S, ProxiedRequest, RetryBudget
 from edge_router.relay import DeliveryLog, Forward
 from edge_router.request import Head, RequestParser, ValidRequest
-from edge_router.retries import RetryBudget
+from edge_router.selection import AttemptPace, first_token_limit_s, stall_limit_s
 from edge_router.site_clocks import SiteClocks
-from edge_router.upstream import AttemptLimits, Lost, SiteFailed, Upstream, UpstreamAttempt
+from edge_router.site_failure import SiteFailed
+from edge_router.upstream import AttemptLimits, Lost, Upstream, UpstreamAttempt
 from sites.network import RelayConfig
 from tests.edge_router.builders import Clock, model_status, view
 from wire.sse import HEARTBEAT

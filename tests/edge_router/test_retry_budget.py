@@ -1,6 +1,6 @@
 """Further tries are a share of what clients ask for, above a floor."""
 
-from edge_router.retries import FLOOR_PER_S, MOST, SHARE, RetryBudget
+from edge_router.proxied import FLOOR_PER_S, MOST, SHARE, RetryBudget
 from tests.edge_router.builders import Clock
 
 

@@ -75,6 +75,13 @@ class ResponseParser:
         """Some of the body has come and has not been taken."""
         return bool(self._parts)
 
+    def header(self, name: str) -> str:
+        """Return the first of that name, which is lower case, or nothing."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return ""
+
     def expect(self, *, is_head_request: bool = False, may_switch: bool = False) -> None:
         """Begin the next response. After a HEAD request no body follows its head; with `may_switch` it may be a 101."""
         assert self.is_done
