@@ -215,7 +215,7 @@ FRESH = (
         "an answer of full length is continued",
     ),
     Mutant(
-        "runtime/functions/host/open_work.py",
+        "runtime/functions/host/isolate_work.py",
         "        self.sockets -= 1\n",
         "        pass\n",
         "closed WebSockets count for ever",

@@ -11,11 +11,11 @@ from runtime.functions.channel import Channel, ChannelClosed, ExchangeResult, Fa
 from runtime.functions.host.control_messages import Boot
 from runtime.functions.host.faults import Fault, fault_of
 from runtime.functions.host.isolate_process import EXIT_REPORT_S, IsolateProcess
-from runtime.functions.host.limit_watch import Usage, first_exceeded
+from runtime.functions.host.isolate_work import CpuMeter, IsolateWork
+from runtime.functions.host.limit_watch import IsolateUsage, first_exceeded
 from runtime.functions.host.limits import FunctionLimits
 from runtime.functions.host.logs import FunctionLog
 from runtime.functions.host.loop_probe import LoopProbe
-from runtime.functions.host.open_work import CpuMeter, OpenWork
 from runtime.functions.host.pace import StreamThrottle
 from runtime.functions.host.priority import CpuHistory
 from runtime.functions.host.response_stream import ResponseStream
@@ -42,7 +42,7 @@ class IsolateHandle:
         now = asyncio.get_running_loop().time()
         self.limits = limits
         self.process = IsolateProcess(function, log, CpuHistory(is_on_probation=is_on_probation))
-        self.work = OpenWork(now)
+        self.work = IsolateWork(now)
         self.probe = LoopProbe()
         self.started = asyncio.Event()  # or failed
         self.is_ready = False
@@ -189,7 +189,7 @@ class IsolateHandle:
             return
         self._looked_at = now
         self._meter.charge_idle(self._spent(now))
-        idle = Usage(idle_cpu_s=self._meter.idle_s)
+        idle = IsolateUsage(idle_cpu_s=self._meter.idle_s)
         if (exceeded := first_exceeded(idle, self.limits)) is not None:
             self.end(*exceeded)
 
@@ -201,8 +201,8 @@ class IsolateHandle:
             self.process.update_priority()
         return spent_s
 
-    def _usage(self) -> Usage:
-        return Usage(
+    def _usage(self) -> IsolateUsage:
+        return IsolateUsage(
             idle_cpu_s=self._meter.idle_s,
             request_cpu_s=max(self.work.requests.values(), default=0.0),
             sockets_cpu_s=self._meter.sockets_s,

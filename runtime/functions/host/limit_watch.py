@@ -11,7 +11,7 @@ from runtime.functions.host.limits import FunctionLimits
 SOCKETS_SHARE = 0.5  # of a core, which an isolate's open WebSockets may use for as long as they are open
 
 
-class Usage(NamedTuple):
+class IsolateUsage(NamedTuple):
     """What an isolate uses now."""
 
     idle_cpu_s: float = 0.0  # since it had a request
@@ -22,39 +22,39 @@ class Usage(NamedTuple):
     background_s: float = 0.0  # of work behind responses, while no request is open
 
 
-class Limit(NamedTuple):
+class LimitRule(NamedTuple):
     code: str
-    is_exceeded: Callable[[Usage, FunctionLimits], bool]
-    sentence: Callable[[Usage, FunctionLimits], str]
+    is_exceeded: Callable[[IsolateUsage, FunctionLimits], bool]
+    sentence: Callable[[IsolateUsage, FunctionLimits], str]
 
 
 LIMITS = (
-    Limit(
+    LimitRule(
         "cpu_time",
         lambda usage, limits: usage.idle_cpu_s > limits.cpu_ms / 1e3,
         lambda usage, limits: f"it used more than {limits.cpu_ms} ms of CPU time while it had no request",
     ),
-    Limit(
+    LimitRule(
         "cpu_time",
         lambda usage, limits: usage.request_cpu_s > limits.cpu_ms / 1e3,
         lambda usage, limits: f"it used more than {limits.cpu_ms} ms of CPU time for one request",
     ),
-    Limit(
+    LimitRule(
         "cpu_time",
         lambda usage, limits: usage.sockets_cpu_s > limits.cpu_ms / 1e3,
         lambda usage, limits: f"its WebSockets used {limits.cpu_ms} ms of CPU time beyond half of a core",
     ),
-    Limit(
+    LimitRule(
         "memory",
         lambda usage, limits: usage.memory_mib > limits.memory_mib,
         lambda usage, limits: f"it used {usage.memory_mib} MiB of memory, of at most {limits.memory_mib}",
     ),
-    Limit(
+    LimitRule(
         "blocked",
         lambda usage, limits: usage.silent_s > limits.blocked_s,
         lambda usage, limits: f"it blocked its event loop for more than {limits.blocked_s:g} s",
     ),
-    Limit(
+    LimitRule(
         "wall_time",
         lambda usage, limits: usage.background_s > limits.wall_s,
         lambda usage, limits: f"its background work (waitUntil) has not ended within {limits.wall_s:g} s",
@@ -62,7 +62,7 @@ LIMITS = (
 )
 
 
-def first_exceeded(usage: Usage, limits: FunctionLimits) -> tuple[str, str] | None:
+def first_exceeded(usage: IsolateUsage, limits: FunctionLimits) -> tuple[str, str] | None:
     """The reason for which an isolate is to be ended, and its code."""
     for limit in LIMITS:
         if limit.is_exceeded(usage, limits):

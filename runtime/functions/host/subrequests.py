@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from runtime.functions.channel import Failure, Inbound, StreamingReply, frames
-from runtime.functions.host.open_work import OpenWork
+from runtime.functions.host.isolate_work import IsolateWork
 
 OUTSIDE = -1  # the request of what belongs to none
 OUTSIDE_S = 1.0  # in which an isolate without an open request may make as many subrequests as a request: its WebSockets may be open for hours
@@ -14,7 +14,7 @@ SubrequestHandler = Callable[[frames.Request, Inbound | None], Awaitable[Any]]
 
 
 class Subrequests:
-    def __init__(self, handler: SubrequestHandler, limit: int, work: OpenWork) -> None:
+    def __init__(self, handler: SubrequestHandler, limit: int, work: IsolateWork) -> None:
         """`limit`: subrequests of one request."""
         self._handler = handler
         self._limit = limit

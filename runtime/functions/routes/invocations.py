@@ -113,7 +113,7 @@ class FunctionRoute:
         if isinstance(body, bytes):  # a stream's end watches for the disconnect itself
             watching = asyncio.ensure_future(_until_gone(receive))
         work = asyncio.ensure_future(self._answer(name, scope, body, send))
-        if isinstance(body, RequestBody):
+        if isinstance(body, UploadStream):
             watching = asyncio.ensure_future(body.until_gone())
         assert watching is not None
         try:
@@ -126,7 +126,7 @@ class FunctionRoute:
                 task.cancel()
             await asyncio.gather(work, watching, return_exceptions=True)
 
-    async def _answer(self, name: str, scope: Scope, body: "bytes | RequestBody", send: Send) -> None:
+    async def _answer(self, name: str, scope: Scope, body: "bytes | UploadStream", send: Send) -> None:
         started = False
         try:
             pool, url, headers = (
@@ -167,7 +167,7 @@ class FunctionRoute:
             fields["error"]["traceback"] = fault.detail.splitlines()
         await send_json(send, orjson.dumps(fields), error.status(Dialect.OPENAI))
 
-    async def _body(self, scope: Scope, receive: Receive) -> "bytes | RequestBody":
+    async def _body(self, scope: Scope, receive: Receive) -> "bytes | UploadStream":
         declared = header(scope, b"content-length")
         length = int(declared) if declared is not None and declared.isdigit() else None
         if length is not None and length > self._limit:
@@ -175,7 +175,7 @@ class FunctionRoute:
         if length is None and header(scope, b"transfer-encoding") is None and scope["http_version"][:1] == "1":
             length = 0
         if length is None or length > BODY_IN_ONE:
-            return RequestBody(receive, self._limit)
+            return UploadStream(receive, self._limit)
         parts: list[bytes] = []
         while True:
             message = await receive()
@@ -193,7 +193,7 @@ class FunctionRoute:
         return f"{_origin(scope)}{raw}" + (f"?{query}" if query else "")
 
 
-class RequestBody:
+class UploadStream:
     """A request's body as it comes in, and the news that its client has left."""
 
     def __init__(self, receive: Receive, limit: int) -> None:

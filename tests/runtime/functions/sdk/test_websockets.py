@@ -9,7 +9,7 @@ import pytest
 
 from runtime.functions.channel import Failure
 from runtime.functions.channel.socket_messages import SocketClose
-from runtime.functions.host import open_work
+from runtime.functions.host import isolate_work
 from runtime.functions.host.faults import Fault
 from runtime.functions.manifest import load_manifest
 from tests.asgi import eventually
@@ -159,7 +159,7 @@ async def test_a_socket_that_has_closed_leaves_its_place_to_another(make_served:
 async def test_open_sockets_are_no_open_requests_and_their_cpu_time_is_watched(
     make_served: ServedMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_work, "SOCKETS_SHARE", 0.05)  # a busy machine may not give it half of a core
+    monkeypatch.setattr(isolate_work, "SOCKETS_SHARE", 0.05)  # a busy machine may not give it half of a core
     source = """
     from js import WebSocketPair
     from workers import Response, WorkerEntrypoint

@@ -8,7 +8,7 @@ import asyncio
 from runtime.functions.host.limit_watch import SOCKETS_SHARE
 
 
-class OpenWork:
+class IsolateWork:
     """Open requests, WebSockets and background work (waitUntil) of one isolate."""
 
     def __init__(self, now: float) -> None:
@@ -53,7 +53,7 @@ class OpenWork:
 class CpuMeter:
     """A meter that charges an isolate's CPU time to its open work."""
 
-    def __init__(self, work: OpenWork, now: float) -> None:
+    def __init__(self, work: IsolateWork, now: float) -> None:
         self._work = work
         self.total_s = 0.0
         self.idle_s = 0.0  # used since there was a request
