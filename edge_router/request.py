@@ -29,7 +29,7 @@ from wire.headers import (
     HOP,
     HOP_SECRET_ENV,
     HOPS,
-    PATIENCE,
+    MAX_QUEUE_WAIT,
     PREFIXES,
     REQUEST_ID,
     SESSION_AFFINITY,
@@ -39,7 +39,7 @@ from wire.headers import (
     sign_hop,
     site_of_hop,
 )
-from wire.prefixes import encode_named
+from wire.prefixes import encode_prompt_prefixes
 from wire.status import Place
 
 FUNCTIONS = "/fn/"  # paths whose requests and answers are somebody's own: relayed as bytes, never read
@@ -188,9 +188,9 @@ class ValidRequest(msgspec.Struct, frozen=True):
             if self.answer_name is not None:
                 lines += f"{ANSWER}: {encode_answer(self.answer_name, self.delivery)}\r\n"
             if self.max_queue_ms is not None:
-                lines += f"{PATIENCE}: {round(self.max_queue_ms)}\r\n"
+                lines += f"{MAX_QUEUE_WAIT}: {round(self.max_queue_ms)}\r\n"
             if self.conversation.prefixes:
-                lines += f"{PREFIXES}: {encode_named(self.conversation.short_digests)}\r\n"
+                lines += f"{PREFIXES}: {encode_prompt_prefixes(self.conversation.short_digests)}\r\n"
         return self.forwarded_lines + lines.encode("latin-1")
 
 

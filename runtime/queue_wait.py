@@ -10,14 +10,14 @@ from engine.protocol import ModelLoad
 from runtime.connection import header
 from runtime.middleware.identity import GENUINE_HOP
 from wire.errors import ApiError
-from wire.headers import PATIENCE, QUEUE
+from wire.headers import MAX_QUEUE_WAIT, QUEUE
 
 RETRY_AFTER_S = 1.0
 
 
 class Declined(ApiError):
     def __init__(self, queued_tokens: int, queue_ms: float, max_wait_ms: int) -> None:
-        message = f"the queue is {queue_ms:.0f} ms long, longer than the {max_wait_ms} ms that {PATIENCE} allows"
+        message = f"the queue is {queue_ms:.0f} ms long, longer than the {max_wait_ms} ms that {MAX_QUEUE_WAIT} allows"
         super().__init__("overloaded", message, retry_after_s=RETRY_AFTER_S)
         self.queued_tokens = queued_tokens
 
@@ -36,7 +36,7 @@ def decline_if_too_long(scope: Scope, load: ModelLoad | None) -> None:
 
 
 def _max_wait_ms(scope: Scope) -> int | None:
-    value = header(scope, PATIENCE.encode())
+    value = header(scope, MAX_QUEUE_WAIT.encode())
     if value is None or not scope.get(GENUINE_HOP, False):
         return None
     return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else None

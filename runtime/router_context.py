@@ -25,7 +25,7 @@ from wire.continuation import (
 )
 from wire.errors import ApiError
 from wire.headers import PREFIXES
-from wire.prefixes import decode_named
+from wire.prefixes import decode_prompt_prefixes
 
 RequestT = TypeVar("RequestT", bound=ValidGeneration)
 
@@ -67,7 +67,7 @@ def named_prefixes(scope: Scope) -> tuple[tuple[int, int], ...]:
     if value is None or not scope.get(GENUINE_HOP, False):
         return ()
     try:
-        return decode_named(value)
+        return decode_prompt_prefixes(value)
     except ValueError:
         return ()
 

@@ -17,7 +17,7 @@ SHORT_BYTES = 4
 MAX_PUBLISHED = 8192  # 32 KiB a status and model; the least recently used are left out first, and the digest then counts as incomplete
 
 
-MAX_NAMED = 48  # prefixes that a request brings along: 512 characters of header
+MAX_PROMPT_PREFIXES = 48  # prefixes that a request brings along: 512 characters of header
 
 
 _NAMED = struct.Struct(">II")
@@ -48,15 +48,17 @@ def decode_prefixes(raw: bytes) -> frozenset[int]:
     return frozenset(packed)
 
 
-def encode_named(prefixes: Iterable[tuple[int, int]]) -> str:
+def encode_prompt_prefixes(prefixes: Iterable[tuple[int, int]]) -> str:
     """What a router tells a site about one prompt: (short digest, tokens up to there by the router's estimate), as a header's value."""
     packed = b"".join([_NAMED.pack(digest, min(tokens, 2**32 - 1)) for digest, tokens in prefixes])
-    return b2a_base64(packed[: 8 * MAX_NAMED], newline=False).decode()
+    return b2a_base64(packed[: 8 * MAX_PROMPT_PREFIXES], newline=False).decode()
 
 
-def decode_named(value: str) -> tuple[tuple[int, int], ...]:
-    """Raises ValueError on what `encode_named` cannot have written."""
+def decode_prompt_prefixes(value: str) -> tuple[tuple[int, int], ...]:
+    """Raises ValueError on what `encode_prompt_prefixes` cannot have written."""
     raw = b64decode(value, validate=True)
-    if len(raw) % 8 or len(raw) > 8 * MAX_NAMED:
-        raise ValueError(f"named prefixes have 8 bytes each and are at most {MAX_NAMED}; these have {len(raw)} bytes")
+    if len(raw) % 8 or len(raw) > 8 * MAX_PROMPT_PREFIXES:
+        raise ValueError(
+            f"named prefixes have 8 bytes each and are at most {MAX_PROMPT_PREFIXES}; these have {len(raw)} bytes"
+        )
     return tuple(_NAMED.iter_unpack(raw))

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from edge_router.policy import MAX_DECLINES, BackendView, Preference, RouteRequest
 from edge_router.policy.nearest import NearestPolicy
 from tests.edge_router.fakes import DONE, Behaviour, FakeSite, continued_stream, event, refuse, router, sites
-from wire.headers import PATIENCE, PREFIXES, QUEUE
-from wire.prefixes import decode_named
+from wire.headers import MAX_QUEUE_WAIT, PREFIXES, QUEUE
+from wire.prefixes import decode_prompt_prefixes
 
 
 class Patient(NearestPolicy):
@@ -25,7 +25,7 @@ def declines_if_it_may(then: Behaviour) -> Behaviour:
     declined = refuse("overloaded", **{QUEUE: "4321"})
 
     async def behave(site: FakeSite, request: web.Request) -> web.StreamResponse:
-        return await (declined if PATIENCE in request.headers else then)(site, request)
+        return await (declined if MAX_QUEUE_WAIT in request.headers else then)(site, request)
 
     return behave
 
@@ -43,7 +43,7 @@ async def test_a_site_that_declines_is_left_for_the_next_keeps_its_trust_and_its
             async with running.chat() as response:
                 assert await response.read() == b"".join(event(i) for i in range(4)) + DONE
             assert "site=iad1" in response.headers["x-pilotlight-route"]
-        assert fakes[0].seen[0].headers[PATIENCE] == "100"
+        assert fakes[0].seen[0].headers[MAX_QUEUE_WAIT] == "100"
         view = running.proxy.selector.backends["ams1"].view()
         assert (view.state, view.is_ejected) == ("healthy", False)
         assert view.status is not None
@@ -59,7 +59,7 @@ async def test_where_all_decline_one_of_them_takes_it_in_the_end() -> None:
         async with running.chat() as response:
             assert response.status == 200
             assert (await response.read()).endswith(DONE)
-        assert [PATIENCE in request.headers for fake in fakes for request in fake.seen] == [True, False, True]
+        assert [MAX_QUEUE_WAIT in request.headers for fake in fakes for request in fake.seen] == [True, False, True]
 
 
 async def test_no_request_is_declined_more_often_than_it_should_be() -> None:
@@ -69,7 +69,7 @@ async def test_no_request_is_declined_more_often_than_it_should_be() -> None:
             fake.behave = declines_if_it_may(continued_stream(4))
         async with running.chat() as response:
             await response.read()
-        asked = [PATIENCE in request.headers for fake in fakes for request in fake.seen]
+        asked = [MAX_QUEUE_WAIT in request.headers for fake in fakes for request in fake.seen]
         assert asked.count(True) == MAX_DECLINES
         assert asked.count(False) == 1
         assert "site=sin1" in response.headers["x-pilotlight-route"]
@@ -102,7 +102,7 @@ async def test_a_site_learns_the_digests_of_the_conversation_and_nothing_of_it_w
         fakes[0].behave = continued_stream(4)
         async with running.chat() as response:
             await response.read()
-        named = decode_named(fakes[0].seen[0].headers[PREFIXES])
+        named = decode_prompt_prefixes(fakes[0].seen[0].headers[PREFIXES])
         assert named
         assert [tokens for _, tokens in named] == sorted((tokens for _, tokens in named), reverse=True)
     monkeypatch.delenv("PILOTLIGHT_HOP_SECRET")

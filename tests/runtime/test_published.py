@@ -10,11 +10,11 @@ from tests.edge_router.builders import Clock, network
 from tests.fakes import says
 from tests.runtime.conftest import Site, SiteMaker
 from tests.runtime.test_identity import CHAT, HELLO, SECRET, signed
-from wire.headers import PATIENCE, PREFIXES, QUEUE
-from wire.prefixes import decode_prefixes, encode_named
+from wire.headers import MAX_QUEUE_WAIT, PREFIXES, QUEUE
+from wire.prefixes import decode_prefixes, encode_prompt_prefixes
 from wire.status import ModelStatus, decode_status
 
-NAMED = encode_named([(77, 40), (33, 20)])
+NAMED = encode_prompt_prefixes([(77, 40), (33, 20)])
 
 
 async def model_status(site: Site) -> ModelStatus:
@@ -52,11 +52,11 @@ async def test_a_long_queue_declines_a_router_with_its_length_in_a_header(make_s
     async with make_site(hop_secret=SECRET) as site:
         site.engine.script = says("Hello")
         site.engine.loads = {"tiny": ModelLoad(waiting_tokens=900, prefill_tokens_per_s=1000.0, total_blocks=100)}
-        declined = await call(site.app, CHAT, HELLO, **signed(), **{PATIENCE: "899"})
+        declined = await call(site.app, CHAT, HELLO, **signed(), **{MAX_QUEUE_WAIT: "899"})
         assert (declined.status, declined.headers[QUEUE]) == (503, "900")
         assert declined.json["error"]["code"] == "overloaded"
-        assert (await call(site.app, CHAT, HELLO, **signed(), **{PATIENCE: "900"})).status == 200
-        assert (await call(site.app, CHAT, HELLO, **{PATIENCE: "0"})).status == 200
+        assert (await call(site.app, CHAT, HELLO, **signed(), **{MAX_QUEUE_WAIT: "900"})).status == 200
+        assert (await call(site.app, CHAT, HELLO, **{MAX_QUEUE_WAIT: "0"})).status == 200
         await site.is_idle()
 
 

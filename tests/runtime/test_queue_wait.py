@@ -5,13 +5,13 @@ import pytest
 from engine.protocol import ModelLoad
 from runtime.middleware.identity import GENUINE_HOP
 from runtime.queue_wait import Declined, decline_if_too_long
-from wire.headers import PATIENCE, QUEUE
+from wire.headers import MAX_QUEUE_WAIT, QUEUE
 
 BUSY = ModelLoad(waiting_tokens=3000, prefill_tokens_per_s=2000.0)
 
 
 def scope(patience: str | None, genuine: bool = True) -> dict[str, object]:
-    headers = [] if patience is None else [(PATIENCE.encode(), patience.encode())]
+    headers = [] if patience is None else [(MAX_QUEUE_WAIT.encode(), patience.encode())]
     return {"headers": headers, GENUINE_HOP: genuine}
 
 

@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 
 from edge_router.session import prefix_chain, tenant_salt
 from runtime.traffic import BELIEVED_SHARE, PUBLISH_EVERY_S, HeldPrefixes, Rate, Traffic
-from wire.prefixes import MAX_NAMED, MAX_PUBLISHED, decode_named, decode_prefixes, encode_named, short_digest
+from wire.prefixes import (
+    MAX_PROMPT_PREFIXES,
+    MAX_PUBLISHED,
+    decode_prefixes,
+    decode_prompt_prefixes,
+    encode_prompt_prefixes,
+    short_digest,
+)
 from wire.status import ModelStatus
 
 KV = 10_000
@@ -92,12 +99,12 @@ def test_equal_conversations_of_two_tenants_have_no_digest_in_common() -> None:
     assert not published(held) & {short_digest(prefix.digest) for prefix in chains[1]}
 
 
-@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)), max_size=MAX_NAMED))
+@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)), max_size=MAX_PROMPT_PREFIXES))
 def test_named_prefixes_come_back_as_they_went(prefixes: list[tuple[int, int]]) -> None:
-    assert list(decode_named(encode_named(prefixes))) == prefixes
+    assert list(decode_prompt_prefixes(encode_prompt_prefixes(prefixes))) == prefixes
 
 
 @pytest.mark.parametrize("value", ["?", "AAAA", "A" * 4000, "\u00e9"])
 def test_a_header_that_names_no_prefixes_is_refused(value: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
-        decode_named(value)
+        decode_prompt_prefixes(value)
