@@ -1,4 +1,4 @@
-"""Attacks on a network's HTTP doors, each beside well-formed requests of equal number and size, and what other clients notice meanwhile.
+"""Attacks on a network's HTTP servers, each beside well-formed requests of equal number and size, and what other clients notice meanwhile.
 
 `CASES` are whole requests whose answers are known: a refusal by name, or a plain answer. `Neighbour` is another client, which asks for /livez.
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = {"wire", "sites", "kernels", "engine", "runtime", "edge_router", "load_tests"}
+PACKAGES = {"wire", "sites", "kernels", "engine", "runtime", "edge_router", "load_tests"}
 MAY_IMPORT: dict[str, set[str]] = {
     "wire": set(),
     "sites": set(),
@@ -22,8 +22,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 ENGINE_CLIENT_HALF = {"protocol", "frames", "client", "tokenizer", "chat_template", "formats"}
 
 
-def modules(room: str) -> list[Path]:
-    return sorted((ROOT / room).rglob("*.py"))
+def modules(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -31,23 +31,25 @@ def imported(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative imports hide which room they lead to"
+            assert node.level == 0, f"{path}: relative imports hide which package they lead to"
             assert node.module is not None
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-@pytest.mark.parametrize("room", sorted(MAY_IMPORT))
-def test_a_room_imports_only_those_it_may_know(room: str) -> None:
-    for path in modules(room):
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+def test_a_package_imports_only_those_it_may_know(package: str) -> None:
+    for path in modules(package):
         for name in imported(path):
             target = name.partition(".")[0]
-            assert target not in ROOMS or target == room or target in MAY_IMPORT[room], f"{path} imports {name}"
+            assert target not in PACKAGES or target == package or target in MAY_IMPORT[package], (
+                f"{path} imports {name}"
+            )
 
 
 def test_http_on_sockets_knows_nothing_of_ours_but_errors() -> None:
     for path in modules("wire/http"):
         for name in imported(path):
-            ours = name.partition(".")[0] in ROOMS
+            ours = name.partition(".")[0] in PACKAGES
             assert not ours or name.startswith(("wire.http", "wire.errors")), f"{path} imports {name}"
 
 
@@ -100,15 +102,15 @@ def test_bindings_and_processes_of_functions_do_not_know_each_other(package: str
 def test_what_runs_inside_functions_knows_the_channel_alone() -> None:
     for path in modules("runtime/functions/sdk"):
         for name in imported(path):
-            assert not belongs_to(name, tuple(ROOMS)) or belongs_to(name, ("runtime.functions.channel",)), (
+            assert not belongs_to(name, tuple(PACKAGES)) or belongs_to(name, ("runtime.functions.channel",)), (
                 f"{path} imports {name}"
             )
 
 
-@pytest.mark.parametrize("room", ["runtime", "edge_router"])
-def test_no_front_end_process_loads_torch(room: str) -> None:
+@pytest.mark.parametrize("package", ["runtime", "edge_router"])
+def test_no_front_end_process_loads_torch(package: str) -> None:
     """Importing torch costs 2-4 s and more than 200 MB, in each of a site's processes but the engine's."""
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in modules(room)]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in modules(package)]
     names = [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
     in_functions = (
         "runtime.functions.sdk.",

@@ -27,7 +27,7 @@ MAY_GROW_MIB = 256.0
 
 
 class Outcome(NamedTuple):
-    """One attack's, or its plain counterpart's, at one of the two doors."""
+    """The figures of one attack, or of its plain counterpart, at router or site."""
 
     sent: int
     num_bytes: int
