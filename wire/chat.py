@@ -81,7 +81,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     index: int = 0
 
 
-class Chunk(msgspec.Struct, frozen=True):
+class ChatChunk(msgspec.Struct, frozen=True):
     """One event of a chat stream. `usage` is null in all but the last of a stream that asked for usage."""
 
     id: str
@@ -156,7 +156,7 @@ class Completion(msgspec.Struct, frozen=True):
     object: Literal["text_completion"] = "text_completion"
 
 
-class Model(msgspec.Struct, frozen=True):
+class ListedModel(msgspec.Struct, frozen=True):
     id: str
     created: int
     context_length: int | UnsetType = UNSET  # beyond OpenAI's fields: known once the model has been loaded
@@ -169,5 +169,5 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class ModelList(msgspec.Struct, frozen=True):
-    data: tuple[Model, ...]
+    data: tuple[ListedModel, ...]
     object: Literal["list"] = "list"

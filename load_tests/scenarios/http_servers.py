@@ -69,7 +69,7 @@ async def events(request: Request) -> Response:
 
 
 async def serve(name: str) -> None:
-    """Until its input ends."""
+    """Serve until the input ends."""
     app = Starlette(routes=[Route("/livez", livez), Route("/echo", echo, methods=["POST"]), Route("/events", events)])
     listener = bind("127.0.0.1", 0)
     checked = OriginCheck(BodyBudget(app, 512 << 20), Origins(is_local=True))

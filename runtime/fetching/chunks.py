@@ -17,7 +17,7 @@ from urllib.parse import quote
 import aiohttp
 
 from runtime.fetching.errors import FetchError, Progress
-from runtime.fetching.listing import Chunk, ListedFile, Listing
+from runtime.fetching.listing import ListedChunk, ListedFile, Listing
 from runtime.fetching.store import STORE_ENV, chunks_in_store
 from runtime.fetching.tries import Again, headers_for, refuse, tried
 
@@ -61,7 +61,7 @@ class Fetching:
         except* OSError as several:
             raise several.exceptions[0] from None
 
-    def _look(self) -> list[Chunk]:
+    def _look(self) -> list[ListedChunk]:
         """What an earlier attempt has not brought. What it has is read again before it is believed; holes are not read."""
         missing = []
         for file in self._listing.files:
@@ -83,7 +83,7 @@ class Fetching:
                 f"make room, or name another folder in {STORE_ENV}"
             )
 
-    def _copy(self, missing: list[Chunk]) -> None:
+    def _copy(self, missing: list[ListedChunk]) -> None:
         """What another model of the store has."""
         others = chunks_in_store() if missing else {}
         for chunk in missing:
@@ -91,13 +91,13 @@ class Fetching:
             if at is not None and self._keep(chunk, _read(*at, chunk.size)):
                 self._has_come(chunk)
 
-    async def _fetch_all(self, waiting: Iterator[Chunk]) -> None:
+    async def _fetch_all(self, waiting: Iterator[ListedChunk]) -> None:
         for chunk in waiting:
             if chunk.file.name not in self._sequential:
                 where = f"{self._url_of(chunk.file)}, bytes {chunk.start} to {chunk.start + chunk.size}"
                 await tried(partial(self._fetch, chunk), where)
 
-    async def _fetch(self, chunk: Chunk) -> None:
+    async def _fetch(self, chunk: ListedChunk) -> None:
         url, end = self._url_of(chunk.file), chunk.start + chunk.size
         is_whole = chunk.size == chunk.file.size
         headers = headers_for(url) | ({} if is_whole else {"range": f"bytes={chunk.start}-{end - 1}"})
@@ -119,7 +119,7 @@ class Fetching:
                 else:
                     await _pass_over(response, chunk.size)
 
-    async def _keep_body(self, response: aiohttp.ClientResponse, chunk: Chunk) -> None:
+    async def _keep_body(self, response: aiohttp.ClientResponse, chunk: ListedChunk) -> None:
         body = await response.content.readexactly(chunk.size)
         if not await asyncio.to_thread(self._keep, chunk, body):
             raise Again("what came has another SHA-256 than its listing says")
@@ -128,7 +128,7 @@ class Fetching:
     def _url_of(self, file: ListedFile) -> str:
         return f"{self._url}/{quote(file.name)}"
 
-    def _keep(self, chunk: Chunk, body: bytes) -> bool:
+    def _keep(self, chunk: ListedChunk, body: bytes) -> bool:
         if hashlib.sha256(body).hexdigest() != chunk.sha256:
             return False
         fd = os.open(self._folder / chunk.file.name, os.O_WRONLY)
@@ -148,7 +148,7 @@ class Fetching:
             os.close(fd)
         return True
 
-    def _has_come(self, chunk: Chunk) -> None:
+    def _has_come(self, chunk: ListedChunk) -> None:
         self._missing.discard(chunk.place)
         self._there += chunk.size
         self._on_progress(self._there, self._listing.num_bytes)
@@ -162,7 +162,7 @@ async def _pass_over(response: aiohttp.ClientResponse, size: int) -> None:
         size -= len(piece)
 
 
-def _holds(fd: int, chunk: Chunk) -> bool:
+def _holds(fd: int, chunk: ListedChunk) -> bool:
     try:
         if os.lseek(fd, chunk.start, os.SEEK_DATA) >= chunk.start + chunk.size:
             return False

@@ -42,17 +42,17 @@ class Listing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def num_bytes(self) -> int:
         return sum(file.size for file in self.files)
 
-    def chunks(self) -> Iterator["Chunk"]:
+    def chunks(self) -> Iterator["ListedChunk"]:
         for file in self.files:
             yield from self.chunks_of(file)
 
-    def chunks_of(self, file: ListedFile) -> Iterator["Chunk"]:
+    def chunks_of(self, file: ListedFile) -> Iterator["ListedChunk"]:
         for index, sha256 in enumerate(file.sha256):
             start = index * self.chunk_bytes
-            yield Chunk(file, start, min(self.chunk_bytes, file.size - start), sha256)
+            yield ListedChunk(file, start, min(self.chunk_bytes, file.size - start), sha256)
 
 
-class Chunk(NamedTuple):
+class ListedChunk(NamedTuple):
     file: ListedFile
     start: int
     size: int

@@ -11,10 +11,10 @@ from runtime.responses.logprobs import chat_logprobs, prompt_logprobs
 from runtime.responses.openai import OpenAIBuilder, encoder
 from runtime.validation import ValidChat
 from wire.chat import (
+    ChatChunk,
     ChatCompletion,
     ChatLogprobs,
     Choice,
-    Chunk,
     ChunkChoice,
     FinishReason,
     FunctionCall,
@@ -88,7 +88,7 @@ class ChatBuilder(OpenAIBuilder):
 
     def _chunk(self, choices: tuple[ChunkChoice, ...], usage: Usage | None) -> bytes:
         told: Usage | UnsetType | None = usage if self._include_usage else UNSET
-        return encoder.encode(Chunk(self.id, self.created, self.model, choices, told))
+        return encoder.encode(ChatChunk(self.id, self.created, self.model, choices, told))
 
     def _message_delta(self, part: Part, index: int) -> MessageDelta:
         if isinstance(part, TextPart):

@@ -26,7 +26,7 @@ from runtime.validation import (
     parse_embedding,
 )
 from sites.site import LimitsConfig
-from wire.chat import Model, ModelList
+from wire.chat import ListedModel, ModelList
 from wire.errors import ApiError, Dialect
 
 _encoder = msgspec.json.Encoder()
@@ -77,11 +77,11 @@ class _ModelRoutes:
             raise ApiError("model_not_found", f"this site has no model named {asked[:200]!r}", param="model")
         return json_response(_encoder.encode(self._model(name)))
 
-    def _model(self, name: str) -> Model:
+    def _model(self, name: str) -> ListedModel:
         info = self._models.info(name)
         if info is None:
-            return Model(name, self._models.created)
+            return ListedModel(name, self._models.created)
         if info.pooling is None:
             kind: Literal["chat", "completion"] = "chat" if self._models.takes_conversations(name) else "completion"
-            return Model(name, self._models.created, info.context_length, kind)
-        return Model(name, self._models.created, info.context_length, "embedding", info.embedding_size)
+            return ListedModel(name, self._models.created, info.context_length, kind)
+        return ListedModel(name, self._models.created, info.context_length, "embedding", info.embedding_size)

@@ -40,3 +40,7 @@ def test_a_request_is_one_task_in_the_router(path: RequestPath) -> None:
 
 def test_no_callback_is_assigned_while_a_request_runs(path: RequestPath) -> None:
     assert path.callbacks_on_path == []
+
+
+def test_a_request_runs_through_few_files_of_the_router(path: RequestPath) -> None:
+    assert path.packages()["edge_router"][0] <= 18

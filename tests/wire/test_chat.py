@@ -6,9 +6,9 @@ import msgspec
 from msgspec import Raw
 
 from wire.chat import (
+    ChatChunk,
     ChatCompletion,
     Choice,
-    Chunk,
     ChunkChoice,
     FunctionCall,
     Message,
@@ -25,14 +25,14 @@ def encoded(value: object) -> object:
 
 
 def test_absent_and_null_are_told_apart() -> None:
-    assert encoded(Chunk("c", 1, "m", (ChunkChoice(MessageDelta(content="a")),))) == {
+    assert encoded(ChatChunk("c", 1, "m", (ChunkChoice(MessageDelta(content="a")),))) == {
         "id": "c",
         "created": 1,
         "model": "m",
         "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None, "logprobs": None}],
         "object": "chat.completion.chunk",
     }
-    with_usage = encoded(Chunk("c", 1, "m", (), None))
+    with_usage = encoded(ChatChunk("c", 1, "m", (), None))
     assert isinstance(with_usage, dict)
     assert with_usage["usage"] is None
 
@@ -47,10 +47,10 @@ def test_whole_answers_and_chunks_survive_the_round_trip() -> None:
     message = Message(None, (ToolCall("call_1", function),))
     whole = ChatCompletion("c", 1, "m", (Choice(message, "tool_calls"),), Usage.of(1, 2, 0))
     assert msgspec.json.decode(msgspec.json.encode(whole), type=ChatCompletion) == whole
-    chunk = Chunk(
+    chunk = ChatChunk(
         "c", 1, "m", (ChunkChoice(MessageDelta(tool_calls=(ToolCallDelta(0, "call_1", function),)), "tool_calls"),)
     )
-    assert msgspec.json.decode(msgspec.json.encode(chunk), type=Chunk) == chunk
+    assert msgspec.json.decode(msgspec.json.encode(chunk), type=ChatChunk) == chunk
 
 
 def test_official_models_accept_the_shapes() -> None:
@@ -59,7 +59,7 @@ def test_official_models_accept_the_shapes() -> None:
 
     whole = ChatCompletion("c", 1, "m", (Choice(Message("Hi"), "stop"),), Usage.of(1, 2, 1))
     assert Official.model_validate_json(msgspec.json.encode(whole)).choices[0].message.content == "Hi"
-    chunk = Chunk("c", 1, "m", (ChunkChoice(MessageDelta(role="assistant", content="")),), Usage.of(1, 2, 1))
+    chunk = ChatChunk("c", 1, "m", (ChunkChoice(MessageDelta(role="assistant", content="")),), Usage.of(1, 2, 1))
     assert OfficialChunk.model_validate_json(msgspec.json.encode(chunk)).usage.total_tokens == 3
 
 
