@@ -59,7 +59,7 @@ class ServedFunctions:
         )
 
     async def __aenter__(self) -> "ServedFunctions":
-        self._services = Services(inference=self._inference, r2=_stores(self.config))
+        self._services = Services(inference=self._inference, r2=r2_stores(self.config))
         await self.functions.__aenter__()
         try:
             if self.config.deployments is not None:
@@ -179,5 +179,5 @@ def _with_secrets(manifest: Manifest, state_dir: Path) -> Manifest:
     return replace(manifest, bindings=declared + put)
 
 
-def _stores(config: FunctionsConfig) -> dict[str, S3Place]:
+def r2_stores(config: FunctionsConfig) -> dict[str, S3Place]:
     return {name: S3Place(**{**asdict(store), "bucket": store.bucket or name}) for name, store in config.r2.items()}

@@ -288,10 +288,10 @@ async def test_an_environment_without_credentials_is_named(wire: Wire, monkeypat
 
 
 def test_the_site_file_names_stores() -> None:
-    from runtime.functions.service import _stores
+    from runtime.functions.served import r2_stores
 
     table: Any = {"r2": {"photos": {"endpoint": "https://s3.example.com", "region": "eu", "bucket": "b-1"}}}
-    stores = _stores(parse(FunctionsConfig, table, "ams1.toml"))
+    stores = r2_stores(parse(FunctionsConfig, table, "ams1.toml"))
     assert stores == {"photos": S3Place("https://s3.example.com", "b-1", "eu")}
     with pytest.raises(ConfigError, match=r"r2.photos.endpoint: must match .* which 's3.example.com' does not"):
         parse(FunctionsConfig, {"r2": {"photos": {"endpoint": "s3.example.com"}}}, "ams1.toml")
