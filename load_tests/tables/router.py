@@ -53,3 +53,27 @@ def site_death(results: Record) -> Iterable[list[str]]:
     for fault, found in results.items():
         counts = [str(found[name]) for name in ("streams", "disturbed", "continued", "lost", "same_tokens")]
         yield [fault, *counts, f"{found['pause_ms']['p50']:,.0f} / {found['pause_ms']['p99']:,.0f}"]
+
+
+def http_servers(results: Record) -> Iterable[list[str]]:
+    lines = {(line["route"], line["server"]): line for line in results["lines"]}
+    servers = list(dict.fromkeys(server for _, server in lines))
+    yield ["per second, per second of its own processor time", *servers]
+    for route in dict.fromkeys(route for route, _ in lines):
+        found = [lines[route, server] for server in servers]
+        yield [route, *(f"{line['per_s']:,.0f}, {line['per_cpu_s']:,.0f}" for line in found)]
+
+
+def faults(results: Record) -> Iterable[list[str]]:
+    yield ["", "streams", "with the undisturbed run's tokens", "longest pause, s"]
+    for row in results["rows"]:
+        yield [row["fault"], str(row["streams"]), str(row["same"]), f"{row['longest_pause_s']:.1f}"]
+
+
+def attacks(results: Record) -> Iterable[list[str]]:
+    yield ["", "sent", "answered with", "/livez p99 of router and site, ms", "beside as many well-formed requests, ms"]
+    for row in results["rows"]:
+        p99, beside = (
+            ", ".join(f"{row[at][name]:.0f}" for at in ("router", "site")) for name in ("p99_ms", "beside_p99_ms")
+        )
+        yield [row["attack"], f"{row['sent']:,}", " ".join(row["answers"]), p99, beside]
