@@ -98,7 +98,7 @@ class IsolateProcess:
                     self.child.kill()
                 report = await asyncio.shield(self.child.died)
         sentence = f"the function {self.function!r} {broke or manner_of(report)}"
-        if self.child.started.done() and (why := self.child.started.exception()) is not None:
+        if report is None and self.child.started.done() and (why := self.child.started.exception()) is not None:
             sentence = f"the function {self.function!r} cannot be started: {why}"
         if self._zygote is not None and self._zygote.why_failed:
             how = "was ended" if was_ready else "cannot be started"

@@ -1,0 +1,24 @@
+"""How an isolate's end is told."""
+
+import asyncio
+import signal
+
+from runtime.functions.host.control_messages import Died
+from runtime.functions.host.isolate_process import IsolateProcess
+from runtime.functions.host.logs import FunctionLog
+from runtime.functions.host.priority import CpuHistory
+from runtime.functions.host.zygote_client import ChildProcess
+
+
+async def test_a_death_that_is_heard_of_before_the_start_is_told_by_its_signal() -> None:
+    """Its zygote's reports come over another socket than its own answers do."""
+    log = FunctionLog("f", 64)
+    try:
+        process = IsolateProcess("f", log, CpuHistory())
+        process.child = ChildProcess()
+        process.child.ended(Died(1, signal.SIGSEGV, 0.0, 0))
+        fault = await asyncio.wait_for(process.crash_fault("", was_ready=True), 10)
+        assert "was killed by signal 11" in fault.message
+    finally:
+        log.close()
+        log.close_write_end()
