@@ -5,9 +5,9 @@ Implements runtime/functions/inference.py over the generator.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -16,12 +16,11 @@ from runtime.accounts import Tenant, tenant_of
 from runtime.connection import EventWriter, error_body, too_large
 from runtime.embedding import Embedder
 from runtime.functions.inference import InferenceResponse
-from runtime.generation import EMPTY_DELTA
 from runtime.routes.embeddings import as_workers_ai
-from runtime.routes.endpoint import MIB
+from runtime.routes.endpoint import MIB, events_of, parsed
 from runtime.routes.workers_ai import ModelCatalog, RunBuilder, asks_for_embeddings
 from runtime.site import Site
-from runtime.validation import INLINE_BYTES, ValidRun, parse_run, parse_run_embedding
+from runtime.validation import ValidRun, parse_run, parse_run_embedding
 from wire.errors import ApiError, Dialect
 from wire.sse import CONTENT_TYPE, HEARTBEAT, encode_event
 
@@ -30,8 +29,6 @@ JSON_HEADERS = ("content-type", "application/json")
 STREAM_HEADERS = (("content-type", CONTENT_TYPE), *EventWriter.HEADERS)
 
 log = logging.getLogger("pilotlight.http")
-
-ParsedT = TypeVar("ParsedT")
 
 
 class SiteInference:
@@ -59,11 +56,11 @@ class SiteInference:
         if len(inputs) > self._max_bytes:
             raise too_large(self._max_bytes)
         resolve = self._generator.models.registry.resolve
-        if await _parsed(lambda raw: asks_for_embeddings(raw, {}), inputs):
-            texts = await _parsed(lambda raw: parse_run_embedding(raw, model, resolve), inputs)
+        if await parsed(lambda raw: asks_for_embeddings(raw, {}), inputs):
+            texts = await parsed(lambda raw: parse_run_embedding(raw, model, resolve), inputs)
             embeddings = await self._embedder.embed(texts, tenant_of(headers.get("authorization"), account))
             return _result(as_workers_ai(texts, embeddings))
-        request = await _parsed(lambda raw: parse_run(raw, model, resolve), inputs)
+        request = await parsed(lambda raw: parse_run(raw, model, resolve), inputs)
         request = replace(request, num_bytes=len(inputs))
         tenant = tenant_of(headers.get("authorization"), account)
         if request.stream:
@@ -78,11 +75,7 @@ class SiteInference:
         builder = RunBuilder(request, self._generator)
         async with self._generator.generate(request, tenant) as generation:
             async for delta in generation.deltas():
-                if delta is EMPTY_DELTA:
-                    yield HEARTBEAT
-                else:
-                    ending = builder.ending(generation) if generation.is_finished else b""
-                    yield builder.events(delta, generation) + ending
+                yield events_of(delta, generation, builder)
 
 
 class GeneratedEvents:
@@ -154,10 +147,6 @@ def _as_api_error(error: Exception, model: str) -> ApiError:
         return error
     log.error("a function's call of %s failed", model, exc_info=error)
     return ApiError("internal_error", "something went wrong inside this site; its log has the details")
-
-
-async def _parsed(parse: Callable[[bytes], ParsedT], raw: bytes) -> ParsedT:
-    return parse(raw) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(parse, raw)
 
 
 class _Envelope(msgspec.Struct):

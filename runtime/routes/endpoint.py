@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, TypeVarTuple
 
 from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
@@ -114,13 +114,10 @@ class Endpoint(Generic[RequestT]):
         builder = self._build(request, self._generator)
         async with self._generator.generate(request, tenant) as generation:
             async for delta in generation.deltas():
-                if delta is EMPTY_DELTA:
-                    await writer.write(HEARTBEAT)
-                    continue
-                events = builder.events(delta, generation)
-                if generation.is_finished:
-                    events += builder.ending(generation)
-                await writer.write(with_resume_point(events, _resume_point(delta, generation)) if is_marked else events)
+                events = events_of(delta, generation, builder)
+                if is_marked and delta is not EMPTY_DELTA:
+                    events = with_resume_point(events, _resume_point(delta, generation))
+                await writer.write(events)
 
     @asynccontextmanager
     async def _drain_noticed(self, writer: EventWriter) -> AsyncIterator[None]:
@@ -141,10 +138,19 @@ class Endpoint(Generic[RequestT]):
 
 
 ParsedT = TypeVar("ParsedT")
+Arguments = TypeVarTuple("Arguments")
 
 
-async def parsed(parse: Callable[[bytes, Scope], ParsedT], raw: bytes, scope: Scope) -> ParsedT:
-    return parse(raw, scope) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(parse, raw, scope)
+async def parsed(parse: Callable[[bytes, *Arguments], ParsedT], raw: bytes, *args: *Arguments) -> ParsedT:
+    """Parse a body, a large one in a thread."""
+    return parse(raw, *args) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(parse, raw, *args)
+
+
+def events_of(delta: Delta, generation: Generation, builder: ResponseBuilder) -> bytes:
+    """Return the server-sent events of a delta, with the response's ending behind the last; a heartbeat for one that brings nothing."""
+    if delta is EMPTY_DELTA:
+        return HEARTBEAT
+    return builder.events(delta, generation) + (builder.ending(generation) if generation.is_finished else b"")
 
 
 def _resume_point(delta: Delta, generation: Generation) -> ResumePoint:
