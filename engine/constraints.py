@@ -46,10 +46,12 @@ def forbid(mask: "array[int]", token_ids: SequenceOf[int]) -> None:
 class Matcher:
     """One sequence's place in its grammar."""
 
-    def __init__(self, matcher: "LLMatcher", num_words: int) -> None:
-        """`num_words`: of a mask, 32 tokens each."""
+    def __init__(self, matcher: "LLMatcher", num_words: int, *, is_optional: bool = False) -> None:
+        """`num_words`: of a mask, 32 tokens each. `is_optional`: an answer that the grammar can no longer judge is free from there on."""
         self._matcher = matcher
         self._num_words = num_words
+        self._is_optional = is_optional
+        self._is_left = False
 
     @property
     def is_complete(self) -> bool:
@@ -67,7 +69,30 @@ class Matcher:
         return bits
 
     def masks(self, drafts: SequenceOf[int]) -> "list[array[int]]":
-        """Return the mask now, and behind each of the drafts as far as they follow the grammar; where they do not, every token's."""
+        """Return the mask now, and behind each of the drafts as far as they follow the grammar; where they do not, every token's. Raises
+        ConstraintError."""
+        if not self._is_left:
+            try:
+                return self._masks(drafts)
+            except ConstraintError:
+                if not self._is_optional:
+                    raise
+                self._is_left = True
+        return everything(32 * self._num_words, len(drafts) + 1)
+
+    def accept(self, token_id: int) -> None:
+        """Go on behind a token. Raises ConstraintError for one that does not follow."""
+        if self._is_left:
+            return
+        self._matcher.consume_token(token_id)
+        try:
+            self._check()
+        except ConstraintError:
+            if not self._is_optional:
+                raise
+            self._is_left = True
+
+    def _masks(self, drafts: SequenceOf[int]) -> "list[array[int]]":
         found, taken = [self.mask()], 0
         for draft in drafts:
             if self.is_complete or not self._matcher.validate_tokens([draft]):
@@ -79,11 +104,6 @@ class Matcher:
             found.append(self.mask())
         self._matcher.rollback(taken)
         return found + everything(32 * self._num_words, len(drafts) + 1 - len(found))
-
-    def accept(self, token_id: int) -> None:
-        """Go on behind a token. Raises ConstraintError for one that does not follow."""
-        self._matcher.consume_token(token_id)
-        self._check()
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -115,7 +135,7 @@ class Grammars:
 
         def begin_soon(grammar: "Future[LLMatcher]") -> None:
             with suppress(RuntimeError):  # the model is being closed
-                self._threads.submit(self._begin, grammar, delivered, begun)
+                self._threads.submit(self._begin, grammar, delivered, begun, is_optional=constraint.is_optional)
 
         known.add_done_callback(begin_soon)  # no thread waits for another
         return begun
@@ -123,11 +143,18 @@ class Grammars:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _begin(self, grammar: "Future[LLMatcher]", delivered: SequenceOf[int], begun: "Future[Matcher]") -> None:
+    def _begin(
+        self,
+        grammar: "Future[LLMatcher]",
+        delivered: SequenceOf[int],
+        begun: "Future[Matcher]",
+        *,
+        is_optional: bool,
+    ) -> None:
         if not begun.set_running_or_notify_cancel():
             return
         try:
-            matcher = self._matcher(grammar.result())
+            matcher = self._matcher(grammar.result(), is_optional=is_optional)
             for token_id in delivered:
                 matcher.accept(token_id)
         except Exception as error:  # whoever waits hears of it
@@ -135,8 +162,8 @@ class Grammars:
         else:
             begun.set_result(matcher)
 
-    def _matcher(self, grammar: "LLMatcher") -> Matcher:
-        return Matcher(grammar.deep_copy(), -(-self._vocab_size // 32))
+    def _matcher(self, grammar: "LLMatcher", *, is_optional: bool = False) -> Matcher:
+        return Matcher(grammar.deep_copy(), -(-self._vocab_size // 32), is_optional=is_optional)
 
     def _compile(self, constraint: Constraint) -> "LLMatcher":
         from llguidance import LLMatcher

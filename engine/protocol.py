@@ -69,6 +69,7 @@ class Constraint(_Value, frozen=True):
 
     kind: Literal["json_schema", "regex", "choice", "lark"]
     text: str
+    is_optional: bool = False  # where it cannot be enforced, the answer goes on without it
 
 
 class ModelSpec(_Value, frozen=True):

@@ -65,6 +65,11 @@ class Sequence:
         self.counts = TokenCounts.wanted_by(self.sampling, self.num_prompt_tokens - self.num_delivered_tokens)
 
     @property
+    def lacks_grammar(self) -> bool:
+        """Tell whether it may not go on for want of the grammar that it must follow."""
+        return self.constraint is not None and self.matcher is None and not self.constraint.is_optional
+
+    @property
     def owner(self) -> tuple[int, bytes]:
         """The group that shares one part of the step's prompt tokens."""
         return self.priority, self.tenant

@@ -31,8 +31,7 @@ class TokenMasks:
 
     def enforceable(self, chunks: list[Chunk]) -> list[Chunk]:
         """Return the chunks but those of sequences whose grammar cannot be enforced, which end."""
-        constrained = [chunk.sequence for chunk in chunks if chunk.sequence.constraint is not None]
-        refused = [sequence for sequence in constrained if sequence.matcher is None]
+        refused = [chunk.sequence for chunk in chunks if chunk.sequence.lacks_grammar]
         for sequence in refused:
             why = sequence.why_unconstrained or "this engine compiles no grammars"
             self._sequences.fail(sequence, "invalid_request", why)
@@ -90,10 +89,12 @@ class AwaitedGrammar:
         self._matcher.cancel()
 
     def take(self) -> None:
-        """Give the sequence its matcher, or the reason why there is none."""
+        """Give the sequence its matcher, or the reason why there is none; without any, one that can do without forgets its grammar."""
         try:
             self.sequence.matcher = self._matcher.result(timeout=0)
         except (TimeoutError, CancelledError):
             self.sequence.why_unconstrained = f"the grammar was not ready after {COMPILE_S:g} s; make it simpler"
         except Exception as error:  # whatever a library raises of one grammar ends its sequence alone
             self.sequence.why_unconstrained = str(error) or type(error).__name__
+        if self.sequence.matcher is None and not self.sequence.lacks_grammar:
+            self.sequence.constraint = None

@@ -17,6 +17,10 @@ from runtime.output_processor import OutputProcessor
 from runtime.validation import Conversation, ValidGeneration, ValidRun
 from wire.errors import ApiError
 
+_ADDS_KEYS = {
+    "additionalProperties", "patternProperties", "unevaluatedProperties", "minProperties", "propertyNames", "dependentRequired",
+    "dependentSchemas", "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if",
+}  # fmt: skip
 FREE = {"type": "object"}  # arguments of a tool whose author leaves the model free
 
 
@@ -59,9 +63,8 @@ class AnswerForm:
         asked, conversation, answers = self._request.constraint, self._conversation, self._model.text.answers
         if conversation is None:
             return asked
-        is_calling = bool(conversation.tools) and (conversation.must_call or bool(conversation.strict_tools))
-        if not is_calling and asked is None:
-            return None
+        if asked is None and not conversation.must_call and not conversation.strict_tools:
+            return self._wished(conversation)
         if not conversation.tools and not answers.has_reasoning(self._thinking):
             return asked
         if conversation.tools and answers.tools is None:
@@ -82,6 +85,25 @@ class AnswerForm:
                 "invalid_request", f"the tools' schemas cannot be enforced: {error}", param="tools"
             ) from None
 
+    def _wished(self, conversation: Conversation) -> Constraint | None:
+        """Return what keeps calls that nobody demands within their tools' schemas, as far as the model's format and the schemas allow."""
+        answers = self._model.text.answers
+        if not conversation.tools or not answers.marks_calls:
+            return None
+        functions = [tool["function"] for tool in conversation.tools]
+        rules = AnswerRules(
+            tuple(CallableTool(each["name"], closed(_arguments(each))) for each in functions),
+            is_single=not conversation.parallel_tool_calls,
+            may_be_text=True,
+            is_lenient=True,
+        )
+        try:
+            grammar = answers.grammar(self._thinking, rules)
+        except ValueError:
+            return None
+        spelled = self._model.text.tokenizer.spelled_tag(orjson.dumps([list(tool) for tool in rules.tools]).decode())
+        return None if spelled else Constraint("lark", grammar, is_optional=True)
+
     def _callable(self, conversation: Conversation) -> tuple[CallableTool, ...]:
         return tuple(
             self._callable_tool(tool["function"], conversation)
@@ -92,7 +114,7 @@ class AnswerForm:
     def _callable_tool(self, function: dict[str, Any], conversation: Conversation) -> CallableTool:
         """Return a tool with the schema that its calls follow: any object, where its author leaves the model free and none must be called."""
         name, is_bound = function["name"], conversation.must_call or function["name"] in conversation.strict_tools
-        schema = {"type": "object", **without_descriptions(function.get("parameters") or {})} if is_bound else FREE
+        schema = _arguments(function) if is_bound else FREE
         self._refuse_tags(orjson.dumps([name, schema]).decode(), f"the schema of the tool {name[:100]!r}", "tools")
         return CallableTool(name, schema)
 
@@ -107,6 +129,21 @@ def _check_names(names: Iterable[str], tool_format: ToolFormat) -> None:
         if not tool_format.allows(name) or any(tag in name for tag in tool_format.tags):
             message = f"tools: this model's calls, in the format {tool_format.name}, cannot name {name[:100]!r}"
             raise ApiError("invalid_request", message, param="tools")
+
+
+def _arguments(function: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", **without_descriptions(function.get("parameters") or {})}
+
+
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema of arguments that allows no keys beside those it names, if it names some and nothing else may add to them."""
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, dict) or any(word in schema for word in _ADDS_KEYS):
+        return schema
+    if isinstance(required, list) and not all(key in properties for key in required):
+        return schema
+    kept = {key: closed(value) if isinstance(value, dict) else value for key, value in properties.items()}
+    return {**schema, "properties": kept, "additionalProperties": False}
 
 
 def without_descriptions(schema: dict[str, Any]) -> dict[str, Any]:

@@ -439,6 +439,8 @@ def _message(message: MessageBody, where: str) -> dict[str, Any]:
                                   for i, call in enumerate(message.tool_calls)]  # fmt: skip
     reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
     further = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": reasoning}
+    if not (message.tool_calls and content):  # that of gpt-oss calls it so, and writes one of the two before calls
+        further["thinking"] = reasoning
     rendered |= {name: value for name, value in further.items() if value is not None}
     return rendered
 

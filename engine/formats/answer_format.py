@@ -48,6 +48,11 @@ class AnswerFormat:
         """Tell whether there may be reasoning before an answer."""
         return self._frames_all or (self._think is not None and thinking is not Thinking.CLOSED)
 
+    @property
+    def marks_calls(self) -> bool:
+        """Tell whether calls begin with a token that begins nothing else: then a call can be told from text at once."""
+        return self.tools is not None and self.tools.is_marked and self._markers.is_token(self.tools.tags[0])
+
     def parser(self, thinking: Thinking, schemas: Mapping[str, dict[str, Any]]) -> AnswerParser:
         """`schemas`: of the arguments of the tools that may be called, by name; without any, calls are text."""
         tools = self.tools if schemas or self._frames_all else None
@@ -59,7 +64,7 @@ class AnswerFormat:
 
     def grammar(self, thinking: Thinking, rules: AnswerRules) -> str:
         """Return the grammar of an answer with its reasoning, in llguidance's dialect of Lark."""
-        grammar = Grammar()
+        grammar = Grammar(is_lenient=rules.is_lenient)
         before = thinking_tags.write(grammar, self._think, thinking, self._markers) if self._think else ""
         grammar.rule("start", f"{before}answer")
         if self.tools is not None and (rules.tools or self._frames_all):

@@ -16,8 +16,10 @@ WHITE_SPACE = r"[ \t]{1,8}|\r?\n[ \t]{0,64}"
 class Grammar:
     """The rules of a grammar, as they are written. One of them is `answer`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_lenient: bool = False) -> None:
+        """`is_lenient`: a schema's words that cannot be enforced are left out instead of refused."""
         self._lines: list[str] = []
+        self._options = {"whitespace_pattern": " ", **({"lenient": True} if is_lenient else {})}
 
     def __str__(self) -> str:
         return "\n".join(self._lines)
@@ -29,8 +31,8 @@ class Grammar:
 
     def json(self, name: str, schema: dict[str, Any]) -> str:
         """Add a rule of the documents of a schema, on one line, as models write arguments."""
-        spaced = {**schema, "x-guidance": {"whitespace_pattern": " "}}
-        return self.rule(name, f"%json {json.dumps(spaced, ensure_ascii=False)}")
+        given = {**schema, "x-guidance": self._options}
+        return self.rule(name, f"%json {json.dumps(given, ensure_ascii=False)}")
 
     def up_to(self, name: str, marker: str, *, is_token: bool) -> str:
         """Add a rule of any text that ends with a marker, its first."""

@@ -69,6 +69,7 @@ class AnswerRules(NamedTuple):
     is_single: bool = False  # one call at most
     document: str | None = None  # the only thing there may be beside calls, as the right side of a Lark rule
     may_be_text: bool = False  # any text, before and between calls as well
+    is_lenient: bool = False  # schemas are followed as far as they can be enforced
 
 
 class Thinking(Enum):

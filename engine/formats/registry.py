@@ -25,11 +25,12 @@ class ToolFormat(NamedTuple):
     allows: Callable[[str], bool] = _any_name  # whether a tool of this name can be called
     ends_thinking: tuple[str, ...] = ()  # markers before which some models leave their reasoning open
     frames_all: bool = False  # answers without calls stand in it as well, and their reasoning
+    is_marked: bool = True  # calls begin with the first marker, alone or in sections, and nothing else does
 
 
 # The first that fits. Names are vLLM's, but for harmony and Mistral's newer form.
 FORMATS = (
-    ToolFormat("harmony", harmony.TAGS, harmony.read, harmony.write, (harmony.CHANNEL,), harmony.allows, frames_all=True),
+    ToolFormat("harmony", harmony.TAGS, harmony.read, harmony.write, (harmony.CHANNEL,), harmony.allows, frames_all=True, is_marked=False),
     ToolFormat("kimi_k2", kimi.TAGS, kimi.read, kimi.write, (kimi.SECTION,), kimi.allows, (kimi.SECTION,)),
     ToolFormat("deepseek_v3", deepseek.TAGS, deepseek.read, deepseek.write_v3, (deepseek.SECTION, deepseek.FENCE), deepseek.allows),
     ToolFormat("deepseek_v31", deepseek.TAGS, deepseek.read, deepseek.write_v31, (deepseek.SECTION,), deepseek.allows),
@@ -38,8 +39,8 @@ FORMATS = (
     ToolFormat("glm45", glm.TAGS, glm.read, glm.write, (glm.KEY,), glm.allows),
     ToolFormat("qwen3_coder", qwen_coder.TAGS, qwen_coder.read, qwen_coder.write, (qwen_coder.FUNCTION, qwen_coder.PARAMETER), qwen_coder.allows),
     ToolFormat("hermes", hermes.TAGS, hermes.read, hermes.write, (hermes.OPEN,)),
-    ToolFormat("llama3_json", llama.TAGS, llama.read, llama.write, ("dictionary of argument name",)),
-    ToolFormat("pythonic", pythonic.TAGS, pythonic.read, pythonic.write, ("[func_name1(",), pythonic.allows),
+    ToolFormat("llama3_json", llama.TAGS, llama.read, llama.write, ("dictionary of argument name",), is_marked=False),
+    ToolFormat("pythonic", pythonic.TAGS, pythonic.read, pythonic.write, ("[func_name1(",), pythonic.allows, is_marked=False),
 )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from rich.table import Table
 from load_tests.local_network import free_ports
 from load_tests.records import percentiles, write_record
 from load_tests.scenarios.functions_load import first_tokens, rates
-from load_tests.scenarios.functions_neighbours import HOSTILE, beside_hostile_ones, hostile_names, hostile_source
+from load_tests.scenarios.functions_neighbours import beside_hostile_ones, hostile_names, hostile_source
 
 PLAIN = """
 from workers import Response, WorkerEntrypoint
@@ -122,7 +122,7 @@ def measure(folder: Path, layer: Path | None, options: argparse.Namespace, conso
     if "cold" in wanted:
         results["cold_ms"] = cold_starts(folder / "cold", functions, layer, options.cold, console)
     functions = {"plain0": PLAIN, "chat": CHAT}
-    functions |= {name: hostile_source(HOSTILE[what]) for what, name in hostile_names().items()}
+    functions |= {name: hostile_source(what) for what, name in hostile_names().items()}
     functions |= {"fastapi0": FASTAPI} if layer is not None else {}
     with running_site(folder / "warm", functions, layer, idle_s=60.0, zygotes_mib=1024) as (port, tier):
         results["isolation_tier"] = tier

@@ -27,6 +27,21 @@ MOST_S = 300.0  # for all rounds together: stretches are shorter where that need
 BUSY_S = 0.5  # for the hostile clients to start, and what they ask for to be under way
 OVER_S = 1.5  # after them, until the last isolate of theirs is ended and its memory given back
 
+# The kernel's memory, which no process's own size tells of.
+SOCKETS = """
+import _socket
+held = []
+while True:
+    pair = _socket.socketpair()
+    pair[0].setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, 1 << 23)
+    pair[0].setblocking(False)
+    held.append(pair)
+    try:
+        while True:
+            pair[0].send(bytes(1 << 16))
+    except BlockingIOError:
+        pass
+"""
 HOSTILE = {
     "loops for ever": "while True:\n    pass",
     "blocks its event loop": "time.sleep(60)",
@@ -38,12 +53,19 @@ HOSTILE = {
     "raises in its stream": "async def s():\n    yield 'first'\n    raise ValueError('late')\nreturn Response(s())",
     "streams to a reader who does not read": "async def s():\n    while True:\n        yield bytes(60_000)\nreturn Response(s())",
     "imports something missing": "import not_there",
+    "fills socket buffers": SOCKETS,
+    "fetches without end": "while True:\n    try:\n        await fetch('https://example.invalid/')\n    except Exception:\n        pass",
+    "forks when it is imported": "return Response('imported')",
 }  # fmt: skip
+AT_IMPORT = {
+    "forks when it is imported": "for _ in range(4):\n    if os.fork() == 0:\n        while True:\n            pass\n"
+}
 
 
-def hostile_source(body: str) -> str:
-    lines = "\n".join(f"        {line}" for line in body.splitlines())
-    return f"import os, time\nfrom workers import *\nclass Default(WorkerEntrypoint):\n    async def fetch(self, request):\n{lines}\n"
+def hostile_source(name: str) -> str:
+    lines = "\n".join(f"        {line}" for line in HOSTILE[name].splitlines())
+    before = f"import os, time\nfrom workers import *\n{AT_IMPORT.get(name, '')}"
+    return f"{before}class Default(WorkerEntrypoint):\n    async def fetch(self, request):\n{lines}\n"
 
 
 def hostile_names() -> dict[str, str]:

@@ -10,6 +10,7 @@ from runtime.cli.api import Api
 from runtime.cli.errors import CliError
 
 QUOTES = '"""'
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 HELP = (
     f"/clear forgets the conversation, /system TEXT sets a system message, /bye ends; {QUOTES} begins and ends a text of several lines; "
     "Ctrl-C stops an answer."
@@ -88,11 +89,19 @@ def obey(command: str, messages: list[dict[str, Any]]) -> str:
 
 
 def answer(api: Api, body: dict[str, Any]) -> str:
-    """Print what arrives, as it arrives; return the whole."""
+    """Print what arrives, as it arrives, a model's reasoning on terminals alone; return the answer."""
     text = ""
+    is_thinking, shows_thoughts = False, sys.stdout.isatty()
     for chunk in api.stream("/v1/chat/completions", {**body, "stream": True}):
         for choice in chunk["choices"]:
+            thought = choice["delta"].get("reasoning_content") or ""
+            if thought and shows_thoughts:
+                sys.stdout.write(thought if is_thinking else f"{DIM}{thought}")
+                is_thinking = True
             piece = choice["delta"].get("content") or ""
+            if is_thinking and (piece or choice["delta"].get("tool_calls") or choice.get("finish_reason")):
+                sys.stdout.write(f"{PLAIN}\n")
+                is_thinking = False
             text += piece
             sys.stdout.write(piece)
             for call in choice["delta"].get("tool_calls") or ():

@@ -6,9 +6,12 @@ from typing import Any
 import jsonschema
 import pytest
 
+from engine.chat_template import ChatTemplate
 from engine.constraints import ConstraintError, Grammars, Matcher
 from engine.embedded.ember.chat import HERE
 from engine.engine import Engine
+from engine.formats import AnswerRules, CallableTool, Thinking
+from engine.formats.answer_format import AnswerFormat
 from engine.protocol import Constraint, Submit
 from engine.struct import replace
 from engine.tokenizer import Tokenizer
@@ -153,6 +156,59 @@ def test_an_answer_that_nothing_may_follow_ends_alone(monkeypatch: pytest.Monkey
     assert heard["free"].finish_reason in ("length", "stop")
     monkeypatch.undo()
     assert_is_person(one(engine, asked("b", JSON)))
+    engine.close()
+
+
+def test_an_answer_that_can_do_without_its_grammar_is_what_it_would_have_been() -> None:
+    engine = ember()
+    free = one(engine, asked("free", None, max_tokens=30))
+    wrong = Constraint("json_schema", '{"not": {}}', is_optional=True)
+    heard = one(engine, asked("wrong", wrong, max_tokens=30))
+    assert (heard.token_ids, heard.finish_reason, heard.error) == (free.token_ids, free.finish_reason, None)
+    assert_is_person(one(engine, asked("right", replace(JSON, is_optional=True))))
+    engine.close()
+
+
+def test_an_answer_that_can_do_without_its_grammar_goes_on_where_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ember()
+    mask = Matcher.mask
+
+    def broken(self: Matcher) -> Any:
+        if num_masks[0] > 5:
+            raise ConstraintError("the parser gave up")
+        num_masks[0] += 1
+        return mask(self)
+
+    num_masks = [0]
+    monkeypatch.setattr(Matcher, "mask", broken)
+    heard = one(engine, asked("a", replace(JSON, is_optional=True), max_tokens=40, ignore_eos=True))
+    assert (len(heard.token_ids), heard.finish_reason, heard.error) == (40, "length", None)
+    engine.close()
+
+
+def test_a_call_that_nobody_demands_has_no_key_that_its_tool_lacks() -> None:
+    """However wildly the model guesses: half of what it says between the tags follows nothing else."""
+    answers = AnswerFormat.of(TOKENIZER, ChatTemplate.from_directory(HERE))
+    schema = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Lisbon"]}}, "additionalProperties": False}
+    rules = AnswerRules((CallableTool("weather", schema),), may_be_text=True, is_lenient=True)
+    constraint = Constraint("lark", answers.grammar(Thinking.CLOSED, rules), is_optional=True)
+    begun = tuple(TOKENIZER.encode("<tool_call>"))
+    engine = ember()
+    asks = [
+        replace(
+            asked(f"call{seed}", constraint, seed=seed, max_tokens=60),
+            prompt_token_ids=(*QUESTION, *begun),
+            num_delivered_tokens=len(begun),
+        )
+        for seed in range(8)
+    ]
+    calls = set()
+    for heard in drain(engine, asks).values():
+        said = text_of(heard)
+        assert "</tool_call>" in said, said
+        calls.add(said.partition("</tool_call>")[0].strip())
+    known = [{}, {"city": "Oslo"}, {"city": "Lisbon"}]
+    assert all(json.loads(each) in [{"name": "weather", "arguments": a} for a in known] for each in calls)
     engine.close()
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from engine.protocol import Constraint
+from runtime.answer_form import closed
 from tests.asgi import call
 from tests.fakes import says
 from tests.runtime.conftest import Site
@@ -71,10 +72,47 @@ async def test_calls_that_must_or_may_be_made_are_a_grammar(
         assert part in f"{submit.constraint.text}\n"
 
 
-async def test_tools_that_leave_the_model_free_are_no_grammar(site: Site) -> None:
+async def test_calls_that_nobody_demands_follow_their_schemas_where_they_can(site: Site) -> None:
     assert (await call(site.app, CHAT, {**HELLO, "tools": TOOLS[:1]})).status == 200
-    assert (await call(site.app, CHAT, {**HELLO, "tools": TOOLS, "tool_choice": "none"})).status == 200
-    assert [submit.constraint for submit in site.engine.submits] == [None, None]
+    (submit,) = site.engine.submits
+    assert submit.constraint is not None
+    assert submit.constraint.is_optional
+    for part in ("answer: text (section text)*", '"additionalProperties": false', '"lenient": true'):
+        assert part in submit.constraint.text
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        {"tools": TOOLS, "tool_choice": "none"},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"const": "<tool_call>"}}}]},
+        {"tools": []},
+    ],
+)
+async def test_what_nobody_demands_and_nothing_could_enforce_is_no_grammar(site: Site, tools: dict[str, Any]) -> None:
+    assert (await call(site.app, CHAT, {**HELLO, **tools})).status == 200
+    assert [submit.constraint for submit in site.engine.submits] == [None]
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": "object"}, {"type": "object"}),
+        ({"properties": {}}, {"properties": {}, "additionalProperties": False}),
+        ({"properties": {"a": True}, "required": ["b"]}, {"properties": {"a": True}, "required": ["b"]}),
+        ({"properties": {"a": {}}, "anyOf": []}, {"properties": {"a": {}}, "anyOf": []}),
+        (
+            {"properties": {"a": {"properties": {"b": {}}}, "c": {"type": "string"}}, "required": ["a"]},
+            {
+                "properties": {"a": {"properties": {"b": {}}, "additionalProperties": False}, "c": {"type": "string"}},
+                "required": ["a"],
+                "additionalProperties": False,
+            },
+        ),
+    ],
+)
+def test_a_closed_schema_names_every_key_that_there_may_be(schema: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert closed(schema) == expected
 
 
 async def test_a_forced_call_ends_for_tool_calls(site: Site) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from runtime.cli.api import Api
-from runtime.cli.chat import chat
+from runtime.cli.chat import answer, chat
 from runtime.cli.errors import CliError
 
 
@@ -27,6 +27,9 @@ class FakeApi(Api):
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         self.asked.append(body["messages"])
         said = body["messages"][-1]["content"]
+        if said == "think":
+            for thought in ("Hm.", " Well."):
+                yield {"choices": [{"delta": {"reasoning_content": thought}}]}
         yield {"choices": [{"delta": {"content": said.split()[-1]}}]}
         if said == "stop me":
             raise KeyboardInterrupt
@@ -85,6 +88,17 @@ def test_quotes_hold_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ctrl_c_stops_an_answer_or_a_line_and_not_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     api = conversation(monkeypatch, "stop me", KeyboardInterrupt(), "say two")
     assert [contents(asked) for asked in api.asked] == [["stop me"], ["say two"]]
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "shown"), [(True, "\x1b[2mHm. Well.\x1b[0m\nthink\n"), (False, "think\n")], ids=["terminal", "pipe"]
+)
+def test_reasoning_is_shown_on_terminals_and_is_no_part_of_the_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool, shown: str
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal, raising=False)
+    assert answer(FakeApi(), {"messages": [{"role": "user", "content": "think"}]}) == "think"
+    assert capsys.readouterr().out == shown
 
 
 def test_a_model_that_is_not_served_is_refused_before_anything_is_typed() -> None:
