@@ -8,13 +8,14 @@ from typing import Any
 
 import orjson
 
+from dialects.requests import AnswerConstraint, Conversation, ValidGeneration
+from dialects.workers_ai import ValidRun
 from engine.formats import AnswerRules, CallableTool, Thinking, raw_parser
 from engine.formats.grammars import document
 from engine.formats.registry import ToolFormat
 from engine.protocol import Constraint
 from runtime.engines.model_state import AwakeModel
 from runtime.output_processor import OutputProcessor
-from runtime.validation import Conversation, ValidGeneration, ValidRun
 from wire.errors import ApiError
 
 _ADDS_KEYS = {
@@ -60,7 +61,7 @@ class AnswerForm:
 
     def constraint(self) -> Constraint | None:
         """Return what the answer must be, tool calls that it must or may have and the reasoning before it included. Raises ApiError."""
-        asked, conversation, answers = self._request.constraint, self._conversation, self._model.text.answers
+        asked, conversation, answers = _enforced(self._request.constraint), self._conversation, self._model.text.answers
         if conversation is None:
             return asked
         if asked is None and not conversation.must_call and not conversation.strict_tools:
@@ -122,6 +123,11 @@ class AnswerForm:
         """Refuse a grammar's text that spells a token, for which it would be taken: that is no text."""
         if tag := self._model.text.tokenizer.spelled_tag(text):
             raise ApiError("invalid_request", f"{what} cannot be enforced: it spells the token {tag!r}", param=param)
+
+
+def _enforced(asked: AnswerConstraint | None) -> Constraint | None:
+    """Return the same in the engine's words."""
+    return None if asked is None else Constraint(asked.kind, asked.text)
 
 
 def _check_names(names: Iterable[str], tool_format: ToolFormat) -> None:

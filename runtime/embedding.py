@@ -8,12 +8,12 @@ import math
 import os
 from collections.abc import Iterator
 
+from dialects.requests import EmbeddingInput, ValidEmbedding
 from engine.client import EngineError
 from engine.protocol import Pooling, SamplingParams, Submit
 from engine.tokenizer import INLINE_CHARACTERS
 from runtime.engines.model_state import AwakeModel
 from runtime.generation import Generator, as_api_errors
-from runtime.validation import EmbeddingInput, ValidEmbedding
 from wire.chat import Usage
 from wire.credentials import Tenant
 from wire.errors import ApiError

@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from msgspec.structs import replace
 
+from dialects.requests import INLINE_BYTES, Conversation, Prompt, ValidGeneration
 from engine.chat_template import BrokenTemplateError, ChatTemplateError, import_ahead
 from engine.client import EngineError
 from engine.protocol import Constraint, SamplingParams, Submit, TokenLogprobs, TokenOutput
@@ -25,7 +26,6 @@ from runtime.metrics import Measure, RequestMetrics
 from runtime.output_processor import Delta, DivergedError, OutputProcessor, joined
 from runtime.resumption import resumed
 from runtime.traffic import Traffic
-from runtime.validation import INLINE_BYTES, Conversation, Prompt, ValidGeneration
 from wire.chat import FinishReason, Usage
 from wire.continuation import Delivery
 from wire.credentials import Tenant

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from dialects.workers_ai import ValidRun, parse_run, parse_run_embedding
 from runtime.connection import EventWriter, error_body, too_large
 from runtime.embedding import Embedder
 from runtime.functions.inference import InferenceResponse
@@ -19,7 +20,6 @@ from runtime.routes.embeddings import as_workers_ai
 from runtime.routes.endpoint import MIB, events_of, parsed
 from runtime.routes.workers_ai import ModelCatalog, RunBuilder, asks_for_embeddings
 from runtime.site import Site
-from runtime.validation import ValidRun, parse_run, parse_run_embedding
 from wire.credentials import Tenant, tenant_of
 from wire.errors import ApiError, Dialect
 from wire.sse import CONTENT_TYPE, HEARTBEAT, encode_event

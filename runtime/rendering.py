@@ -12,9 +12,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from dialects.requests import Conversation
 from engine.chat_template import BrokenTemplateError, ChatTemplate, ChatTemplateError, Messages
 from engine.tokenizer import Tokenizer, unmarked
-from runtime.validation import Conversation
 
 RENDER_S = 10.0  # 6 MiB of tool calls and nothing else take the embedded model's template 4 s
 QUICK_S = 0.02  # of CPU time for one conversation: a slower template is kept off the loop

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from dialects.requests import ValidGeneration
 from engine.protocol import Submit
 from runtime.engines.continuation import remaining
 from runtime.output_processor import DivergedError, OutputProcessor
-from runtime.validation import ValidGeneration
 
 INLINE_TOKENS = 1_000  # a few ms of replaying: fewer are not worth a thread's hand-over
 

@@ -10,10 +10,10 @@ from typing import NamedTuple, TypeVar
 from msgspec.structs import replace
 from starlette.types import Scope
 
+from dialects.requests import ValidGeneration
 from engine.protocol import ModelLoad
 from runtime.connection import header
 from runtime.middleware import GENUINE_HOP
-from runtime.validation import ValidGeneration
 from wire.continuation import (
     ANSWER,
     MAX_DELIVERED_BYTES,

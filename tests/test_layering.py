@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {"wire", "sites", "kernels", "engine", "runtime", "edge_router", "page", "load_tests"}
+PACKAGES = {"wire", "dialects", "sites", "kernels", "engine", "runtime", "edge_router", "page", "load_tests"}
 MAY_IMPORT: dict[str, set[str]] = {
     "wire": set(),
+    "dialects": {"wire"},
     "sites": set(),
     "kernels": set(),
     "engine": {"kernels"},
     "page": {"wire"},
-    "runtime": {"engine", "wire", "sites", "page"},
-    "edge_router": {"wire", "sites", "page"},
+    "runtime": {"engine", "wire", "dialects", "sites", "page"},
+    "edge_router": {"wire", "dialects", "sites", "page"},
     "load_tests": {"wire", "sites", "kernels", "edge_router", "engine", "page"},
 }
 ENGINE_CLIENT_HALF = {

@@ -69,7 +69,7 @@ _TESTS = {
     "runtime/router_context.py": "runtime/test_identity runtime/test_resumption runtime/test_queue_wait",
     "runtime/resumption.py": "runtime/test_resumption",
     "runtime/output_processor.py": "runtime/test_output_processor",
-    "runtime/validation.py": "runtime/test_bad_input runtime/test_bodies",
+    "dialects/parsing.py": "runtime/test_bad_input dialects/test_bodies",
     "edge_router/backend.py": "edge_router/test_backend",
     "edge_router/deployments.py": "edge_router/test_deployments",
     "edge_router/durable.py": "edge_router/test_durable",

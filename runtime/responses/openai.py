@@ -6,6 +6,9 @@ import secrets
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from dialects.openai_chat import ValidChat
+from dialects.openai_completions import ValidCompletion
+from dialects.requests import ValidGeneration
 from engine.formats import ArgumentsPart, CallPart, Part, ReasoningPart, TextPart
 from engine.tokenizer import Tokenizer
 from runtime.generation import Generation, Generator
@@ -17,7 +20,6 @@ from runtime.responses.logprobs import (
     joined_logprobs,
     prompt_logprobs,
 )
-from runtime.validation import ValidChat, ValidCompletion, ValidGeneration
 from wire.chat import (
     ChatChunk,
     ChatCompletion,

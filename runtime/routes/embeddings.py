@@ -6,11 +6,11 @@ from functools import partial
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from dialects.requests import ValidEmbedding
 from runtime.connection import header, read_body, send_json, until_disconnect
 from runtime.embedding import Embedder, Embeddings
 from runtime.generation import Generator
 from runtime.routes.endpoint import MIB, naming_ignored, parsed
-from runtime.validation import ValidEmbedding
 from sites.site import LimitsConfig
 from wire.credentials import tenant_of
 from wire.embeddings import Embedding, EmbeddingList, EmbeddingUsage, as_base64

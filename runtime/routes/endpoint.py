@@ -14,11 +14,11 @@ from urllib.parse import quote
 
 from starlette.types import Receive, Scope, Send
 
+from dialects.requests import INLINE_BYTES, ValidEmbedding, ValidGeneration
 from runtime.connection import EventWriter, error_body, header, read_body, send_json, until_disconnect
 from runtime.generation import EMPTY_DELTA, Generation, Generator
 from runtime.output_processor import Delta
 from runtime.router_context import body_limit, router_context
-from runtime.validation import INLINE_BYTES, ValidEmbedding, ValidGeneration
 from sites.site import LimitsConfig
 from wire.continuation import DRAIN_NOTICE, RESUME_POINTS, ResumePoint, with_resume_point
 from wire.credentials import Tenant, tenant_of

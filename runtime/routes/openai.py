@@ -12,12 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from dialects.embeddings import parse_embedding
+from dialects.openai_chat import parse_chat
+from dialects.openai_completions import parse_completion
 from runtime.connection import json_response
 from runtime.generation import Generator
 from runtime.responses.openai import ChatBuilder, CompletionBuilder
 from runtime.routes.embeddings import EmbeddingEndpoint, as_openai
 from runtime.routes.endpoint import Endpoint
-from runtime.validation import parse_chat, parse_completion, parse_embedding
 from sites.site import LimitsConfig
 from wire.chat import ListedModel, ModelList
 from wire.errors import ApiError, Dialect

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from dialects.workers_ai import ValidRun, parse_run, parse_run_embedding
 from engine.formats import CallPart, ReasoningPart, TextPart
 from runtime.connection import json_response, read_body
 from runtime.generation import Generation, Generator
@@ -20,7 +21,6 @@ from runtime.output_processor import Delta
 from runtime.router_context import body_limit
 from runtime.routes.embeddings import EmbeddingEndpoint, as_workers_ai
 from runtime.routes.endpoint import MIB, Endpoint, parsed
-from runtime.validation import ValidRun, parse_run, parse_run_embedding
 from sites.site import LimitsConfig
 from wire.errors import ApiError, Dialect
 from wire.sse import DONE, encode_event

@@ -26,7 +26,7 @@ LATER = {
     "multiprocessing",
     "sites.validation_errors",
     "sites.network",
-    "runtime.validation_errors",
+    "dialects.validation_errors",
     "typer",
     "runtime.functions",
     "runtime.cli",

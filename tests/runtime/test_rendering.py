@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from dialects import parsing
+from dialects.requests import Conversation
 from engine.chat_template import ChatTemplate, ChatTemplateError
 from engine.tokenizer import SHIELD_BEGIN, Tokenizer, unmarked
-from runtime import rendering, validation
+from runtime import rendering
 from runtime.rendering import MAX_THREADS, Rendering
-from runtime.validation import Conversation
 from tests.asgi import call, eventually
 from tests.fakes import byte_tokenizer
 from tests.runtime.conftest import SiteMaker
@@ -154,14 +155,14 @@ async def test_what_is_in_a_long_body_is_looked_at_and_rendered_beside_the_loop(
         await call(site.app, CHAT, HELLO)
         assert noted == [False, True]
         del noted[:]
-        for name in ("_parse", "_conversation"):
-            original = getattr(validation, name)
+        for name in ("_asked", "_message"):
+            original = getattr(parsing, name)
 
             def noting(*arguments: Any, original: Any = original, **named: Any) -> Any:
                 threads.append(threading.get_ident())
                 return original(*arguments, **named)
 
-            monkeypatch.setattr(validation, name, noting)
+            monkeypatch.setattr(parsing, name, noting)
         answer = await call(site.app, path, body)
         assert answer.status in (400, 413)
         assert here not in threads

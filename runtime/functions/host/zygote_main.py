@@ -39,7 +39,7 @@ from runtime.functions.host.control_messages import (
     command_decoder,
 )
 
-OURS = ("runtime", "wire", "sites", "engine")
+OURS = ("runtime", "dialects", "wire", "sites", "engine")
 THREAD_STACK = 1 << 20  # the usual 8 MiB each would count as memory of the function
 
 

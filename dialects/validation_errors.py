@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import inspect, structs
 
-from runtime.requests import Body, ValidationError
+from dialects.bodies import Body, ValidationError
 from wire.errors import ApiError
 
 

@@ -9,16 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.further_parameters import HARMLESS, UNSUPPORTED
-from runtime.requests import (
-    Body,
-    ChatBody,
-    CompletionBody,
-    EmbeddingBody,
-    RunBody,
-    RunEmbeddingBody,
-)
-from tests.runtime.test_bodies import BASES, TABLES, over, parse
+from dialects.bodies import Body
+from dialects.embeddings import EmbeddingBody
+from dialects.further_parameters import HARMLESS, UNSUPPORTED
+from dialects.openai_chat import ChatBody
+from dialects.openai_completions import CompletionBody
+from dialects.workers_ai import RunBody, RunEmbeddingBody
+from tests.dialects.test_bodies import BASES, TABLES, over, parse
 from wire.errors import ApiError
 
 BODIES: dict[str, type[Body]] = {
@@ -120,13 +117,15 @@ def test_good_bodies_load_nothing_that_explains_bad_ones() -> None:
         (endpoint, over(BASES[endpoint], change)) for endpoint, table in TABLES.items() for change in dict(table)["ok"]
     ]
     program = (
-        "import sys; from runtime.validation import parse_chat, parse_completion, parse_embedding, parse_run, parse_run_embedding\n"
+        "import sys; from dialects.embeddings import parse_embedding; from dialects.openai_chat import parse_chat\n"
+        "from dialects.openai_completions import parse_completion\n"
+        "from dialects.workers_ai import parse_run, parse_run_embedding\n"
         "def known(name): return name\n"
         "parsers = {'chat': parse_chat, 'completion': parse_completion, 'embedding': parse_embedding,\n"
         "    'run': lambda raw, known: parse_run(raw, known, 'tiny'),\n"
         "    'run_embedding': lambda raw, known: parse_run_embedding(raw, known, 'tiny')}\n"
         f"for endpoint, raw in {good!r}: parsers[endpoint](raw, known)\n"
-        "print([name for name in ('runtime.validation_errors', 'difflib', 'pydantic') if name in sys.modules])"
+        "print([name for name in ('dialects.validation_errors', 'difflib', 'pydantic') if name in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True, check=False)
     assert (ran.stdout.strip(), ran.stderr) == ("[]", "")

@@ -8,21 +8,21 @@ from typing import Any
 
 import orjson
 
-from engine.protocol import Constraint
-from runtime.requests import CONSTRAINING, SamplingBody, ValidationError, not_deep
+from dialects.bodies import CONSTRAINING, SamplingBody, ValidationError, not_deep
+from dialects.requests import AnswerConstraint
 from wire.errors import ApiError
 
 MAX_BYTES = 256 << 10  # of one constraint
 MAX_CHOICES = 4096
-ANY_OBJECT = Constraint("json_schema", '{"type":"object"}')
+ANY_OBJECT = AnswerConstraint("json_schema", '{"type":"object"}')
 
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
-def constraint_of(body: SamplingBody) -> Constraint | None:
+def constraint_of(body: SamplingBody) -> AnswerConstraint | None:
     """Return the one constraint that a request has; None: it has none. Raises ApiError."""
-    found: dict[str, Constraint] = {}
+    found: dict[str, AnswerConstraint] = {}
     for name in CONSTRAINING:
         value = getattr(body, name)
         if value is None:
@@ -39,7 +39,7 @@ def constraint_of(body: SamplingBody) -> Constraint | None:
     return next(iter(found.values()), None)
 
 
-def _of(name: str, value: Any) -> Constraint | None:
+def _of(name: str, value: Any) -> AnswerConstraint | None:
     if name == "response_format":
         return _response_format(value)
     if name in _GUIDED:
@@ -53,7 +53,7 @@ def _of(name: str, value: Any) -> Constraint | None:
     return _structured(kind, wanted)
 
 
-def _response_format(value: dict[str, Any]) -> Constraint | None:
+def _response_format(value: dict[str, Any]) -> AnswerConstraint | None:
     match value.get("type"):
         case "text":
             return None
@@ -69,7 +69,7 @@ def _response_format(value: dict[str, Any]) -> Constraint | None:
     raise ValidationError('must have the type "text", "json_object" or "json_schema"')
 
 
-def _structured(kind: str, value: Any) -> Constraint:
+def _structured(kind: str, value: Any) -> AnswerConstraint:
     if kind == "json":
         return _schema(value)
     if kind == "choice":
@@ -82,7 +82,7 @@ def _structured(kind: str, value: Any) -> Constraint:
     return _sized("regex" if kind == "regex" else "lark", value)
 
 
-def _schema(value: Any) -> Constraint:
+def _schema(value: Any) -> AnswerConstraint:
     if isinstance(value, str):
         try:
             value = orjson.loads(value)
@@ -93,7 +93,7 @@ def _schema(value: Any) -> Constraint:
     return _sized("json_schema", orjson.dumps(not_deep(value)).decode())
 
 
-def _sized(kind: Any, text: str) -> Constraint:
+def _sized(kind: Any, text: str) -> AnswerConstraint:
     if len(text) > MAX_BYTES:
         raise ValidationError(f"is larger than {MAX_BYTES >> 10} KiB")
-    return Constraint(kind, text)
+    return AnswerConstraint(kind, text)

@@ -8,7 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from runtime.validation import parse_chat, parse_completion, parse_embedding, parse_run, parse_run_embedding
+from dialects.embeddings import parse_embedding
+from dialects.openai_chat import parse_chat
+from dialects.openai_completions import parse_completion
+from dialects.workers_ai import parse_run, parse_run_embedding
 from wire.errors import ApiError, Dialect
 
 ONES = ", ".join(["1"] * 64)

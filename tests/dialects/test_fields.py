@@ -7,7 +7,9 @@ from typing import Any
 import orjson
 import pytest
 
-from runtime.validation import parse_chat, parse_completion, parse_embedding
+from dialects.embeddings import parse_embedding
+from dialects.openai_chat import parse_chat
+from dialects.openai_completions import parse_completion
 from wire.errors import ApiError
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]

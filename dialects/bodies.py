@@ -1,4 +1,4 @@
-"""The request bodies of every endpoint as structs.
+"""What the request bodies of the dialects are made of, as structs.
 
 Shapes only: turning one into a `Valid...` value is validation's business, saying what is wrong with one is that of validation_errors.py. Strict
 types: "0.5" is not a number and true is not 1.
@@ -15,11 +15,9 @@ from wire.chat import MAX_ITEMS, MAX_MESSAGES, MAX_NESTING
 
 MAX_STOPS = 128
 MAX_CHOICES = 16
-MAX_PROMPTS = 64  # each of so many choices is as much as a router can continue
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
-MAX_INPUTS = 2048  # of one request for embeddings, as OpenAI has it
 
 TokenIds = tuple[Annotated[int, Meta(ge=0)], ...]
 
@@ -32,7 +30,7 @@ class ValidationError(msgspec.ValidationError):
         self.word = word
 
 
-def _unsupported(sentence: str) -> ValidationError:
+def unsupported(sentence: str) -> ValidationError:
     return ValidationError(sentence, "unsupported_parameter")
 
 
@@ -40,7 +38,7 @@ def _unsupported(sentence: str) -> ValidationError:
 Reader = Callable[[Any], Any]
 
 
-def _join_parts(value: Any) -> Any:
+def join_parts(value: Any) -> Any:
     """Join a list of text parts to one text, joined by line ends, as other engines do for templates that expect text."""
     if isinstance(value, str):
         return value
@@ -54,14 +52,14 @@ def _join_parts(value: Any) -> Any:
         if not isinstance(kind, str):
             raise _no_parts()
         if kind not in ("text", "refusal"):
-            raise _unsupported(f"parts of type {kind!r} are not supported by this model; send text parts")
+            raise unsupported(f"parts of type {kind!r} are not supported by this model; send text parts")
         if not isinstance(part.get(kind), str):
             raise ValidationError(f"a part of type {kind!r} needs {kind!r} as a string")
         texts.append(part[kind])
     return "\n".join(texts)
 
 
-def _at_most(most: int) -> Reader:
+def at_most(most: int) -> Reader:
     def read(value: Any) -> Any:
         if isinstance(value, list) and len(value) > most:
             raise ValidationError(f"has {len(value)} items; send at most {most}")
@@ -98,41 +96,14 @@ def _listed_stops(value: Any) -> Any:
     return stops
 
 
-def _prompts(value: Any) -> Any:
-    """A text, a list of token ids, or a list of either, as a list of either."""
-    if isinstance(value, str) or _are_token_ids(value):
-        return [value]
-    if isinstance(value, list) and len(value) > MAX_PROMPTS and isinstance(value[0], str | list):
-        raise ValidationError(f"has {len(value)} prompts; send at most {MAX_PROMPTS} in one request")
-    if isinstance(value, list) and value and all(isinstance(item, str) or _are_token_ids(item) for item in value):
-        return value
-    raise ValidationError("must be a text, a non-empty list of token ids (whole numbers), or a list of either")
-
-
-def _inputs(value: Any) -> Any:
-    """A text, token ids, or a list of either, as a list of texts and lists of token ids."""
-    if isinstance(value, str) or (isinstance(value, list) and value and type(value[0]) is int):
-        value = [value]
-    if not isinstance(value, list) or not value:
-        raise ValidationError("must be a text, a list of texts, a list of token ids or a list of such lists; not empty")
-    if len(value) > MAX_INPUTS:
-        raise ValidationError(f"has {len(value)} texts; send at most {MAX_INPUTS} in one request")
-    for position, item in enumerate(value):
-        if item in ("", []):
-            raise ValidationError(f"text {position} is empty; leave it out")
-        if not isinstance(item, str) and not _are_token_ids(item):
-            raise ValidationError(f"text {position} is neither a text nor a list of token ids (whole numbers)")
-    return value
-
-
-def _are_token_ids(value: Any) -> bool:
+def are_token_ids(value: Any) -> bool:
     try:
         return len(msgspec.convert(value, TokenIds)) > 0  # of 100,000 in 0.3 ms; a loop of ours takes 4 ms
     except msgspec.ValidationError:
         return False
 
 
-def _tool_choice(value: Any) -> Any:
+def read_tool_choice(value: Any) -> Any:
     """One of three words, or the tool that must be called, as an object with its name."""
     if value in ("auto", "none", "required"):
         return value
@@ -197,7 +168,7 @@ class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         values = cls.cleaned(values)
         if not values.keys() <= cls.names():
             ignored += [f"{where}{name}" for name in values if name not in cls.names() and values[name] is not None]
-            values = _only(values, cls)
+            values = only(values, cls)
         for name, part in cls.PARTS.items():
             value = values.get(name)
             if isinstance(value, list) and len(value) <= MAX_MESSAGES:  # else it is refused for its length
@@ -246,16 +217,6 @@ class ToolBody(Body, frozen=True, kw_only=True):
     function: FunctionBody
 
 
-class RunToolBody(ToolBody, frozen=True, kw_only=True):
-    """Workers AI's own form is the function without OpenAI's wrapping; either is taken."""
-
-    @classmethod
-    def cleaned(cls, values: dict[str, Any]) -> dict[str, Any]:
-        if "type" not in values and "function" not in values:
-            return {"type": "function", "function": values}
-        return values
-
-
 class CallFunctionBody(Body, frozen=True, kw_only=True):
     READERS: ClassVar = {"arguments": not_deep}
 
@@ -273,14 +234,14 @@ class CallBody(Body, frozen=True, kw_only=True):
 
     @classmethod
     def echoed(cls, values: dict[str, Any]) -> dict[str, Any]:
-        call = _only(values, cls)
+        call = only(values, cls)
         if isinstance(function := call.get("function"), dict):
-            call["function"] = _only(function, CallFunctionBody)
+            call["function"] = only(function, CallFunctionBody)
         return call
 
 
 class MessageBody(Body, frozen=True, kw_only=True):
-    READERS: ClassVar = {"content": _join_parts, "tool_calls": _at_most(MAX_ITEMS)}
+    READERS: ClassVar = {"content": join_parts, "tool_calls": at_most(MAX_ITEMS)}
     PARTS: ClassVar = {"tool_calls": CallBody}
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -301,13 +262,13 @@ class MessageBody(Body, frozen=True, kw_only=True):
         own helpers. In what an author writes, an unknown field is refused."""
         if values.get("role") != "assistant":
             return values
-        message = _only(values, cls)
+        message = only(values, cls)
         if isinstance(calls := message.get("tool_calls"), list):
             message["tool_calls"] = [CallBody.echoed(call) if isinstance(call, dict) else call for call in calls]
         return message
 
 
-def _only(values: dict[str, Any], body: type[Body]) -> dict[str, Any]:
+def only(values: dict[str, Any], body: type[Body]) -> dict[str, Any]:
     names = body.names()
     if values.keys() <= names:
         return values
@@ -320,7 +281,7 @@ class StreamOptionsBody(Body, frozen=True, kw_only=True):
     continuous_usage_stats: bool = False
 
 
-# What a SamplingBody says of the answer's form (runtime/constraints.py).
+# What a SamplingBody says of the answer's form (dialects/answer_constraints.py).
 CONSTRAINING = (
     "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
 )  # fmt: skip
@@ -358,7 +319,14 @@ class SamplingBody(Body, frozen=True, kw_only=True):
     guided_grammar: str | None = None
 
 
-_LISTS: dict[str, Reader] = {"messages": _at_most(MAX_MESSAGES), "tools": _at_most(MAX_ITEMS)}
+class StreamingBody(SamplingBody, frozen=True, kw_only=True):
+    """The parameters that OpenAI's two older endpoints share."""
+
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    stream_options: StreamOptionsBody | None = None
+
+
+LISTS: dict[str, Reader] = {"messages": at_most(MAX_MESSAGES), "tools": at_most(MAX_ITEMS)}
 
 
 class NamedToolBody(Body, frozen=True, kw_only=True):
@@ -366,73 +334,3 @@ class NamedToolBody(Body, frozen=True, kw_only=True):
 
 
 ToolChoice = Literal["auto", "none", "required"] | NamedToolBody
-
-
-class ChatBody(SamplingBody, frozen=True, kw_only=True):
-    READERS: ClassVar = {
-        **SamplingBody.READERS, **_LISTS, "tool_choice": _tool_choice, "chat_template_kwargs": not_deep
-    }  # fmt: skip
-    PARTS: ClassVar = {"messages": MessageBody, "tools": ToolBody, "stream_options": StreamOptionsBody}
-
-    model: str
-    messages: Annotated[list[MessageBody], Meta(min_length=1)]
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    stream_options: StreamOptionsBody | None = None
-    tools: list[ToolBody] | None = None
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    return_token_ids: bool | None = None
-
-
-class CompletionBody(SamplingBody, frozen=True, kw_only=True):
-    READERS: ClassVar = {**SamplingBody.READERS, "prompt": _prompts}
-    PARTS: ClassVar = {"stream_options": StreamOptionsBody}
-
-    model: str
-    max_tokens: Annotated[int, Meta(ge=0)] | None = None  # 0: the prompt alone, with echo
-    echo: bool | None = None
-    prompt: tuple[str | TokenIds, ...]
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    stream_options: StreamOptionsBody | None = None
-    return_token_ids: bool | None = None
-
-
-class RunBody(SamplingBody, frozen=True, kw_only=True):
-    """Inputs of a text model at /ai/run: a prompt or messages."""
-
-    READERS: ClassVar = {**SamplingBody.READERS, **_LISTS, "tool_choice": _tool_choice}
-    PARTS: ClassVar = {"messages": MessageBody, "tools": RunToolBody}
-
-    prompt: Annotated[str, Meta(min_length=1)] | None = None
-    messages: Annotated[list[MessageBody], Meta(min_length=1)] | None = None
-    raw: bool | None = None
-    tools: list[RunToolBody] | None = None
-    tool_choice: ToolChoice | None = None
-
-
-class EmbeddingBody(Body, frozen=True, kw_only=True):
-    READERS: ClassVar = {"input": _inputs}
-
-    model: str
-    input: tuple[str | TokenIds, ...]
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Meta(ge=1)] | None = None
-
-
-class RunEmbeddingBody(Body, frozen=True, kw_only=True):
-    """Inputs of an embedding model at /ai/run."""
-
-    READERS: ClassVar = {"text": _inputs}
-
-    text: tuple[str | TokenIds, ...]
-    pooling: Literal["mean", "cls"] | None = None

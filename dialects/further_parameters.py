@@ -1,4 +1,4 @@
-"""The world's parameters beside those of requests.py: which ask for nothing that an answer shows, and which are refused, as what they ask for is not
+"""The world's parameters beside those of bodies.py: which ask for nothing that an answer shows, and which are refused, as what they ask for is not
 done here. What stands in neither place is named in the answer's header, and otherwise let be."""
 
 from typing import Any, NamedTuple

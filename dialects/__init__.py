@@ -1,0 +1,1 @@
+"""One API dialect per file, as router and runtime both know it."""

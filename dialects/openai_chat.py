@@ -1,0 +1,112 @@
+"""OpenAI's chat completions: the body, and what it asks for."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from dialects.bodies import (
+    LISTS,
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    MessageBody,
+    SamplingBody,
+    StreamingBody,
+    StreamOptionsBody,
+    ToolBody,
+    ToolChoice,
+    not_deep,
+    read_tool_choice,
+)
+from dialects.parsing import (
+    Resolve,
+    constraint_in,
+    conversation_of,
+    include_usage,
+    known_model,
+    num_prompt_logprobs,
+    parse_body,
+    sampling_of,
+    usage_in_every_chunk,
+)
+from dialects.requests import ValidGeneration
+from wire.errors import ApiError
+
+# What a template reads besides a request's own variables.
+TEMPLATE_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize"})
+
+
+class ChatBody(StreamingBody, frozen=True, kw_only=True):
+    READERS: ClassVar = {
+        **SamplingBody.READERS, **LISTS, "tool_choice": read_tool_choice, "chat_template_kwargs": not_deep
+    }  # fmt: skip
+    PARTS: ClassVar = {"messages": MessageBody, "tools": ToolBody, "stream_options": StreamOptionsBody}
+
+    model: str
+    messages: Annotated[list[MessageBody], Meta(min_length=1)]
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: list[ToolBody] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    return_token_ids: bool | None = None
+
+
+class ValidChat(ValidGeneration, frozen=True):
+    include_usage: bool = False
+    usage_in_every_chunk: bool = False
+    return_token_ids: bool = False
+
+
+def parse_chat(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidChat:
+    """Parse a body. `strict`: unknown fields are refused. Else they are named in `ignored`. Raises ApiError."""
+    body, ignored = parse_body(ChatBody, raw, strict)
+    tools = body.tools if body.tool_choice != "none" else None
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError("invalid_request", "top_logprobs needs logprobs: true", param="top_logprobs")
+    max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    return ValidChat(
+        model=known_model(body.model, resolve),
+        requested_model=body.model,
+        prompt=replace(
+            conversation_of(
+                body.messages, tools, parallel=body.parallel_tool_calls is not False, tool_choice=body.tool_choice
+            ),
+            **_template_options(body),
+        ),
+        sampling=sampling_of(body, max_tokens, num_logprobs=(body.top_logprobs or 0) if body.logprobs else None),
+        stream=bool(body.stream),
+        n=body.n or 1,
+        ignored=ignored,
+        num_prompt_logprobs=num_prompt_logprobs(body),
+        include_usage=include_usage(body),
+        constraint=constraint_in(body),
+        usage_in_every_chunk=usage_in_every_chunk(body),
+        return_token_ids=bool(body.return_token_ids),
+    )
+
+
+def _template_options(body: ChatBody) -> dict[str, Any]:
+    variables = dict(body.chat_template_kwargs or {})
+    if taken := variables.keys() & TEMPLATE_NAMES:
+        message = f"chat_template_kwargs: {min(taken)!r} has a parameter of its own, or none"
+        raise ApiError("invalid_request", message, param="chat_template_kwargs")
+    if body.reasoning_effort is not None:
+        thinks = body.reasoning_effort != "none"  # as the templates of Qwen and GLM ask, and those of DeepSeek and Kimi
+        told = {"reasoning_effort": body.reasoning_effort, "enable_thinking": thinks, "thinking": thinks}
+        variables = {**told, **variables}
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        message = "continue_final_message and add_generation_prompt cannot both be true"
+        raise ApiError("invalid_request", message, param="continue_final_message")
+    if continues and body.messages[-1].role != "assistant":
+        message = "continue_final_message needs an assistant's message at the end of messages"
+        raise ApiError("invalid_request", message, param="continue_final_message")
+    adds = body.add_generation_prompt is not False and not continues
+    return {"variables": variables, "adds_generation_prompt": adds, "continues_last": continues}

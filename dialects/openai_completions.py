@@ -1,0 +1,99 @@
+"""OpenAI's completions: a text, or token ids, to go on with."""
+
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
+
+from dialects.bodies import (
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    SamplingBody,
+    StreamingBody,
+    StreamOptionsBody,
+    TokenIds,
+    ValidationError,
+    are_token_ids,
+)
+from dialects.parsing import (
+    Resolve,
+    constraint_in,
+    include_usage,
+    known_model,
+    num_prompt_logprobs,
+    parse_body,
+    sampling_of,
+    usage_in_every_chunk,
+)
+from dialects.requests import Prompt, ValidGeneration
+from wire.errors import ApiError
+
+MAX_PROMPTS = 64  # each of so many choices is as much as a router can continue
+
+
+def _prompts(value: Any) -> Any:
+    """A text, a list of token ids, or a list of either, as a list of either."""
+    if isinstance(value, str) or are_token_ids(value):
+        return [value]
+    if isinstance(value, list) and len(value) > MAX_PROMPTS and isinstance(value[0], str | list):
+        raise ValidationError(f"has {len(value)} prompts; send at most {MAX_PROMPTS} in one request")
+    if isinstance(value, list) and value and all(isinstance(item, str) or are_token_ids(item) for item in value):
+        return value
+    raise ValidationError("must be a text, a non-empty list of token ids (whole numbers), or a list of either")
+
+
+class CompletionBody(StreamingBody, frozen=True, kw_only=True):
+    READERS: ClassVar = {**SamplingBody.READERS, "prompt": _prompts}
+    PARTS: ClassVar = {"stream_options": StreamOptionsBody}
+
+    model: str
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None  # 0: the prompt alone, with echo
+    echo: bool | None = None
+    prompt: tuple[str | TokenIds, ...]
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    return_token_ids: bool | None = None
+
+
+class ValidCompletion(ValidGeneration, frozen=True):
+    include_usage: bool = False
+    usage_in_every_chunk: bool = False
+    return_token_ids: bool = False
+    echo: bool = False
+    further_prompts: tuple[str | tuple[int, ...], ...] = ()
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        return (self.prompt, *self.further_prompts)
+
+    @property
+    def num_prompt_alternatives(self) -> int | None:
+        echoed = self.sampling.num_logprobs if self.echo else None
+        if echoed is None or self.num_prompt_logprobs is None:
+            return self.num_prompt_logprobs if echoed is None else echoed
+        return max(echoed, self.num_prompt_logprobs)
+
+    @property
+    def wants_prompt_only(self) -> bool:
+        return self.sampling.max_tokens == 0
+
+
+def parse_completion(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidCompletion:
+    body, ignored = parse_body(CompletionBody, raw, strict)
+    if body.max_tokens == 0 and not body.echo:
+        raise ApiError("invalid_request", "max_tokens: must be at least 1, or echo true", param="max_tokens")
+    return ValidCompletion(
+        model=known_model(body.model, resolve),
+        requested_model=body.model,
+        prompt=body.prompt[0],
+        further_prompts=body.prompt[1:],
+        sampling=sampling_of(body, body.max_tokens, num_logprobs=body.logprobs),
+        stream=bool(body.stream),
+        n=body.n or 1,
+        ignored=ignored,
+        num_prompt_logprobs=num_prompt_logprobs(body),
+        include_usage=include_usage(body),
+        usage_in_every_chunk=usage_in_every_chunk(body),
+        return_token_ids=bool(body.return_token_ids),
+        echo=bool(body.echo),
+        constraint=constraint_in(body),
+    )

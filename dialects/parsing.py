@@ -1,0 +1,208 @@
+"""What the dialects' parsers share: a raw body goes in, its struct comes out, and what the dialects have in common is read from that.
+
+Every mistake becomes an ApiError that names the parameter and says what to change. Which models exist is asked of a `resolve` function; the
+module refuses to know tokens: whether a prompt fits its model is found out where it is tokenised.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import orjson
+
+from dialects.bodies import (
+    CONSTRAINING,
+    Body,
+    MessageBody,
+    NamedToolBody,
+    SamplingBody,
+    StreamingBody,
+    ToolBody,
+    ToolChoice,
+    ValidationError,
+    not_deep,
+)
+from dialects.further_parameters import HARMLESS, UNSUPPORTED
+from dialects.requests import AnswerConstraint, Conversation, Sampling
+from wire.errors import ApiError
+
+Resolve = Callable[[str], str | None]  # a name or alias -> the site's own name of the model
+BodyT = TypeVar("BodyT", bound=Body)
+
+
+def parse_body(body: type[BodyT], raw: bytes, strict: bool) -> tuple[BodyT, tuple[str, ...]]:
+    """Return the body, and the names of unknown fields, which are left out."""
+    ignored: list[str] = []
+    values = _asked(raw, body, None if strict else ignored)
+    try:
+        return msgspec.convert(body.in_one_form(values), body), tuple(ignored)
+    except msgspec.ValidationError as error:
+        from dialects.validation_errors import first_error
+
+        raise first_error(_asked(raw, body, None if strict else ignored), body) or error from None
+
+
+def _asked(raw: bytes, body: type[Body], ignored: list[str] | None) -> dict[str, Any]:
+    """Return the parameters that ask for something: null is absent, harmless parameters and neutral values of refused ones ask for nothing. Unknown
+    fields are named in `ignored`, and refused where it is None."""
+    try:
+        values = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise ApiError("malformed_json", f"the body is not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ApiError("invalid_request", "the body must be a JSON object")
+    names = body.names()
+    if not values.keys() <= names:
+        for name in values:
+            if name not in names:
+                _leave_out(name, values[name], names, ignored)
+    values = {name: value for name, value in values.items() if value is not None and name in names}
+    return values if ignored is None else body.known(values, ignored)
+
+
+def _leave_out(name: str, value: Any, names: frozenset[str], ignored: list[str] | None) -> None:
+    if name in UNSUPPORTED:
+        refused = UNSUPPORTED[name]
+        if value is not None and not any(type(value) is type(n) and value == n for n in _widened(refused.neutral)):
+            message = f"{name} is not supported with this value: {refused.instead}"
+            raise ApiError("unsupported_parameter", message, param=name)
+    elif name not in HARMLESS and ignored is not None:
+        ignored += [name] if value is not None else ()
+    elif name not in HARMLESS:
+        from dialects.validation_errors import unknown_parameter
+
+        raise unknown_parameter(name, names | HARMLESS)
+
+
+def _widened(neutral: Iterable[Any]) -> list[Any]:
+    """Add 0.0 for 0, and so on."""
+    return [*neutral, *(float(value) for value in neutral if type(value) is int)]
+
+
+def known_model(name: str, resolve: Resolve) -> str:
+    known = resolve(name)
+    if known is None:
+        raise ApiError(
+            "model_not_found", f"this site has no model named {name[:200]!r}; see /ai/v1/models", param="model"
+        )
+    return known
+
+
+def include_usage(body: StreamingBody) -> bool:
+    if body.stream_options is None:
+        return False
+    if not body.stream:
+        raise ApiError("invalid_request", "stream_options needs stream: true", param="stream_options")
+    return body.stream_options.include_usage
+
+
+def usage_in_every_chunk(body: StreamingBody) -> bool:
+    return include_usage(body) and bool(body.stream_options and body.stream_options.continuous_usage_stats)
+
+
+def num_prompt_logprobs(body: StreamingBody) -> int | None:
+    if body.prompt_logprobs is not None and body.stream:
+        raise ApiError("invalid_request", "prompt_logprobs needs stream: false", param="prompt_logprobs")
+    return body.prompt_logprobs
+
+
+def constraint_in(body: SamplingBody) -> AnswerConstraint | None:
+    if all(getattr(body, name) is None for name in CONSTRAINING):
+        return None
+    from dialects.answer_constraints import constraint_of
+
+    return constraint_of(body)
+
+
+def sampling_of(body: SamplingBody, max_tokens: int | None, num_logprobs: int | None) -> Sampling:
+    if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
+        message = f"min_tokens is {body.min_tokens}, more than the {max_tokens} that the answer may have"
+        raise ApiError("invalid_request", message, param="min_tokens")
+    return Sampling(
+        max_tokens=max_tokens,
+        min_tokens=body.min_tokens or 0,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        seed=None if body.seed is None else body.seed % 2**63,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=tuple((body.logit_bias or {}).items()),
+        stop=tuple(body.stop or ()),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        num_logprobs=num_logprobs,
+    )
+
+
+def conversation_of(
+    messages: list[MessageBody],
+    tools: Sequence[ToolBody] | None,
+    *,
+    parallel: bool = True,
+    tool_choice: ToolChoice | None = None,
+) -> Conversation:
+    names = [tool.function.name for tool in tools or ()]
+    only = tool_choice.name if isinstance(tool_choice, NamedToolBody) else None
+    must_call = only is not None or tool_choice == "required"
+    if must_call and not names:
+        raise ApiError("invalid_request", "tool_choice: there are no tools to choose from", param="tool_choice")
+    if only is not None and only not in names:
+        raise ApiError("invalid_request", f"tool_choice: there is no tool named {only[:100]!r}", param="tool_choice")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ApiError("invalid_request", f"tools: two are named {twice[:100]!r}", param="tools")
+    return Conversation(
+        tuple(_message(message, f"messages[{position}]") for position, message in enumerate(messages)),
+        tuple(_tool(tool) for tool in tools or ()),
+        parallel,
+        must_call=must_call,
+        only_tool=only,
+        strict_tools=frozenset(tool.function.name for tool in tools or () if tool.function.strict),
+    )
+
+
+def _tool(tool: ToolBody) -> dict[str, Any]:
+    named = ((name, getattr(tool.function, name)) for name in ("name", "description", "parameters"))
+    return {"type": tool.type, "function": {name: value for name, value in named if value is not None}}
+
+
+def _message(message: MessageBody, where: str) -> dict[str, Any]:
+    """Return a message as templates expect it: the developer is the system, arguments are objects, and what is absent is left out."""
+    role = "system" if message.role == "developer" else message.role
+    content = message.content if message.content is not None else message.refusal
+    if content is None and not (role == "assistant" and message.tool_calls):
+        raise ApiError(
+            "invalid_request", f"{where}.content is required for the role {role!r}", param=f"{where}.content"
+        )
+    if message.tool_calls and role != "assistant":
+        field = f"{where}.tool_calls"
+        raise ApiError("invalid_request", f"{field}: only the assistant calls tools", param=field)
+    rendered: dict[str, Any] = {"role": role, "content": content or ""}
+    if message.tool_calls:
+        rendered["tool_calls"] = [_call(call.id, call.function.name, call.function.arguments, f"{where}.tool_calls[{i}]")
+                                  for i, call in enumerate(message.tool_calls)]  # fmt: skip
+    reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    further = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": reasoning}
+    if not (message.tool_calls and content):  # that of gpt-oss calls it so, and writes one of the two before calls
+        further["thinking"] = reasoning
+    rendered |= {name: value for name, value in further.items() if value is not None}
+    return rendered
+
+
+def _call(call_id: str | None, name: str, arguments: str | dict[str, Any], where: str) -> dict[str, Any]:
+    if isinstance(arguments, str):
+        field = f"{where}.function.arguments"
+        try:
+            arguments = not_deep(json.loads(arguments or "{}"))
+        except (ValueError, RecursionError):
+            raise ApiError("invalid_request", f"{field} must be a JSON object, as text", param=field) from None
+        except ValidationError as error:
+            raise ApiError("invalid_request", f"{field}: {error}", param=field) from None
+        if not isinstance(arguments, dict):
+            raise ApiError("invalid_request", f"{field} must be a JSON object, as text", param=field)
+    call: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return call if call_id is None else {"id": call_id, **call}

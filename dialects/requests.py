@@ -1,0 +1,118 @@
+"""What a request asks for, whatever its dialect: the values that come out of parsing, which nothing behind it checks again."""
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from wire.continuation import NOTHING_DELIVERED, AnswerName, Delivered, Delivery
+
+INLINE_BYTES = (
+    16 << 10
+)  # of a body: what is in it is worked on at once, in milliseconds at worst, and what is in a longer one in a thread
+
+
+class AnswerConstraint(Struct, frozen=True):
+    """The form of an answer: a document by a JSON schema, a text by a regular expression, one of a JSON array's strings, or a sentence of a
+    grammar in Lark's notation. Whether it can be enforced is the engine's to say."""
+
+    kind: Literal["json_schema", "regex", "choice", "lark"]
+    text: str
+
+
+class Conversation(Struct, frozen=True):
+    """Messages and tools as chat templates expect them."""
+
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    parallel_tool_calls: bool = True
+    variables: dict[str, Any] = {}  # further ones that the template may read
+    adds_generation_prompt: bool = True  # what begins the assistant's turn
+    continues_last: bool = False  # the answer goes on with the last message, which its prompt leaves open
+    must_call: bool = False  # some tool
+    only_tool: str | None = None  # that may be called; None: any
+    strict_tools: frozenset[str] = frozenset()  # whose arguments follow their schemas, whoever decides to call
+
+
+class Sampling(Struct, frozen=True):
+    """Sampling parameters; None: as the model's own defaults say."""
+
+    max_tokens: int | None
+    min_tokens: int
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    seed: int | None  # None: as the answer's name says
+    repetition_penalty: float | None
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: tuple[tuple[int, float], ...]
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+    num_logprobs: int | None  # of each token of the answer; None: none
+
+
+Prompt = Conversation | str | tuple[int, ...]
+
+
+class ValidGeneration(Struct, frozen=True):
+    """A request of any generating endpoint. `model` is the site's own name, `requested_model` what the client called it, `n` how many
+    answers it wants to each of its prompts."""
+
+    model: str
+    requested_model: str
+    prompt: Prompt
+    sampling: Sampling
+    stream: bool
+    n: int = 1
+    constraint: AnswerConstraint | None = None
+    ignored: tuple[str, ...] = ()  # fields of its body that mean nothing here
+    num_bytes: int = 0  # of its body
+    num_prompt_logprobs: int | None = None  # alternatives in the table of the prompt's tokens; None: no table
+    # Of a request that a router sent, that router's choice: so another site can go on with the same answer.
+    answer_name: AnswerName = msgspec.field(default_factory=AnswerName.fresh)
+    delivery: Delivery = NOTHING_DELIVERED  # what the client has of the answer already, from another site
+    prefixes: tuple[
+        tuple[int, int], ...
+    ] = ()  # digests by which the router knows the prompt's beginnings, longest first
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        return (self.prompt,)
+
+    @property
+    def num_choices(self) -> int:
+        """The number of answers: `n` to each prompt in turn."""
+        return self.n * len(self.prompts)
+
+    def delivered(self, choice: int) -> Delivered:
+        return self.delivery.choices[choice] if choice < len(self.delivery.choices) else Delivered()
+
+    @property
+    def num_prompt_alternatives(self) -> int | None:
+        """The number of alternatives that the engine reports of each prompt token; None: no table."""
+        return self.num_prompt_logprobs
+
+    @property
+    def wants_prompt_only(self) -> bool:
+        return False
+
+
+EmbeddingInput = str | tuple[int, ...]
+
+
+class ValidEmbedding(Struct, frozen=True):
+    model: str
+    requested_model: str
+    inputs: tuple[EmbeddingInput, ...]
+    dimensions: int | None = None  # None: all
+    as_base64: bool = False
+    pooling: Literal["mean", "cls"] | None = None  # None: as the model was made for
+    field: str = "input"  # the request's name for its texts
+    ignored: tuple[str, ...] = ()
+
+    def where(self, position: int) -> str:
+        """Return a client's name for one of its texts."""
+        return self.field if len(self.inputs) == 1 else f"{self.field}[{position}]"

@@ -1,0 +1,72 @@
+"""Workers AI's `run`: a prompt or messages for a text model, texts for an embedding model."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
+
+from dialects.bodies import LISTS, Body, MessageBody, SamplingBody, TokenIds, ToolBody, ToolChoice, read_tool_choice
+from dialects.embeddings import read_inputs
+from dialects.parsing import Resolve, constraint_in, conversation_of, known_model, parse_body, sampling_of
+from dialects.requests import Prompt, ValidEmbedding, ValidGeneration
+from wire.errors import ApiError
+
+
+class RunToolBody(ToolBody, frozen=True, kw_only=True):
+    """Workers AI's own form is the function without OpenAI's wrapping; either is taken."""
+
+    @classmethod
+    def cleaned(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if "type" not in values and "function" not in values:
+            return {"type": "function", "function": values}
+        return values
+
+
+class RunBody(SamplingBody, frozen=True, kw_only=True):
+    """Inputs of a text model at /ai/run: a prompt or messages."""
+
+    READERS: ClassVar = {**SamplingBody.READERS, **LISTS, "tool_choice": read_tool_choice}
+    PARTS: ClassVar = {"messages": MessageBody, "tools": RunToolBody}
+
+    prompt: Annotated[str, Meta(min_length=1)] | None = None
+    messages: Annotated[list[MessageBody], Meta(min_length=1)] | None = None
+    raw: bool | None = None
+    tools: list[RunToolBody] | None = None
+    tool_choice: ToolChoice | None = None
+
+
+class RunEmbeddingBody(Body, frozen=True, kw_only=True):
+    """Inputs of an embedding model at /ai/run."""
+
+    READERS: ClassVar = {"text": read_inputs}
+
+    text: tuple[str | TokenIds, ...]
+    pooling: Literal["mean", "cls"] | None = None
+
+
+class ValidRun(ValidGeneration, frozen=True):
+    pass
+
+
+def parse_run(raw: bytes, resolve: Resolve, model: str, *, strict: bool = False) -> ValidRun:
+    known = known_model(model, resolve)
+    body, ignored = parse_body(RunBody, raw, strict)
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError("invalid_request", "give either prompt or messages", param="prompt")
+    prompt: Prompt
+    tools = body.tools if body.tool_choice != "none" else None
+    if body.messages is not None:
+        prompt = conversation_of(body.messages, tools, tool_choice=body.tool_choice)
+    elif body.raw and body.prompt is not None:
+        prompt = body.prompt
+    else:
+        said = MessageBody(role="user", content=body.prompt)
+        prompt = conversation_of([said], tools, tool_choice=body.tool_choice)
+    sampling = sampling_of(body, body.max_tokens, num_logprobs=None)
+    constraint = constraint_in(body)
+    return ValidRun(known, model, prompt, sampling, bool(body.stream), constraint=constraint, ignored=ignored)
+
+
+def parse_run_embedding(raw: bytes, resolve: Resolve, model: str, *, strict: bool = False) -> ValidEmbedding:
+    known = known_model(model, resolve)
+    body, ignored = parse_body(RunEmbeddingBody, raw, strict)
+    return ValidEmbedding(known, model, body.text, pooling=body.pooling, field="text", ignored=ignored)
