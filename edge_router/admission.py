@@ -1,10 +1,10 @@
 """Admission: which requests are taken at all, whatever their body says, and what one tenant and one client address may have of the router.
 
-A tenant is a key, known by a salted digest alone. Buckets hold a minute's worth, so a burst of that size passes; tokens are charged when they are
-known, so a bucket may fall below zero and the next request waits for it. Tables are bounded. Knows heads and keys; refuses to know sites.
+A tenant is an account, or a key that is not known, by a salted digest. Buckets hold a minute's worth, so a burst of that size passes; tokens are
+charged when they are known, so a bucket may fall below zero and the next request waits for it. Tables are bounded. Knows heads and keys; refuses to
+know sites.
 """
 
-import hashlib
 import re
 from collections import OrderedDict
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from types import TracebackType
 
 from edge_router.request import Head
 from edge_router.session import tenant_salt
-from sites.network import DoorConfig, TenantConfig, TenantLimitsConfig
+from sites.network import CustomerConfig, DoorConfig, TenantLimitsConfig
 from wire.credentials import Access
 from wire.errors import ApiError
 
@@ -33,8 +33,10 @@ class AdmissionFilter:
         """Return a scope for the time that the request is at work. Raises ApiError."""
         if self.is_draining:
             raise ApiError("draining", "the router is shutting down: send the request again", retry_after_s=1)
-        if not head.is_for_function:
-            self.access.check_client(head.header("authorization"))
+        if head.is_for_function:  # it judges for itself; a key of ours is limited as anywhere
+            head.holder = self.access.find(head.key)
+        else:
+            head.holder = self.access.holder(head.header("authorization"))
         if head.path in MODEL_LISTS and head.method not in ("GET", "HEAD", "OPTIONS"):
             raise ApiError("method_not_allowed", f"{head.path[:200]} does not take {head.method}: GET lists the models")
         if ".." in head.path and ".." in head.path.split("/"):
@@ -45,8 +47,15 @@ class AdmissionFilter:
 
 
 def tenant_of(head: Head, secret: str) -> bytes:
-    """Equal for all requests with one key and for no others. An account is a client's own word: each that it invents would be one more bucket."""
-    return tenant_salt(head.key, "", secret)
+    """Equal for all requests of one account, or with one key that is not known, and for no others. A path's account id is a client's own word: each
+    that it invents would be one more bucket."""
+    return tenant_salt(head.owner, "", secret)
+
+
+def check_model(head: Head, model: str | None) -> None:
+    """Raise ApiError for a model that is not the account's to use. Lists of models name none."""
+    if head.holder is not None and head.method == "POST" and not head.is_for_function:
+        head.holder.account.check_model(model)
 
 
 class Bucket:
@@ -117,21 +126,21 @@ class TenantLimits:
         self,
         door: DoorConfig,
         default: TenantLimitsConfig,
-        tenants: tuple[TenantConfig, ...],
+        accounts: tuple[CustomerConfig, ...],
         secret: str,
         clock: Callable[[], float],
     ) -> None:
         self._secret = secret
         self._clock = clock
         self._clients: dict[str, int] = {}
-        self.set(door, default, tenants)
+        self.set(door, default, accounts)
 
-    def set(self, door: DoorConfig, default: TenantLimitsConfig, tenants: tuple[TenantConfig, ...]) -> None:
+    def set(self, door: DoorConfig, default: TenantLimitsConfig, accounts: tuple[CustomerConfig, ...]) -> None:
         """From now on; everybody begins with full buckets, and what is at work counts against nobody's account."""
         self._door = door
         self._default = default
-        self._named = {tenant.key_sha256: tenant for tenant in tenants}
-        self._counts_tokens = any(limits.tokens_per_min is not None for limits in (default, *tenants))
+        self._named = {account.name: account for account in accounts}
+        self._counts_tokens = any(limits.tokens_per_min is not None for limits in (default, *accounts))
         self._tenants: OrderedDict[bytes, _TenantUse] = OrderedDict()  # the longest unused first
 
     @property
@@ -182,9 +191,7 @@ class TenantLimits:
                 self._tenants[key] = tenant
 
     def _limits_of(self, head: Head) -> TenantLimitsConfig:
-        if not self._named:
-            return self._default
-        return self._named.get(hashlib.sha256(head.key.encode()).hexdigest(), self._default)
+        return self._default if head.holder is None else self._named.get(head.holder.account.name, self._default)
 
 
 def _refusal(sentence: str, wait_s: float) -> ApiError:

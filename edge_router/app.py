@@ -32,7 +32,7 @@ from page.feed import Feed
 from page.routes import PageRoutes
 from page.sessions import Sessions
 from sites.network import NetworkConfig
-from wire.credentials import Access, Key
+from wire.credentials import Access, known_keys
 
 FORWARDED = ("/ai/v1/", "/v1/", "/client/v4/", FUNCTIONS)
 
@@ -63,7 +63,7 @@ def build_app(
     backends = static_backends(network, clock)
     metrics = RouterMetrics(backends.values())
     sessions = SessionTable(relay.session_entries, relay.session_ttl_s, clock)
-    limits = TenantLimits(network.door, network.tenant_limits, network.tenants, secret, clock)
+    limits = TenantLimits(network.door, network.tenant_limits, network.accounts, secret, clock)
     admission = AdmissionFilter(access_of(network), limits)
     places = ClientPlaces.of(network.clients)
     recordings = DurableStreams(network.durable, clock)
@@ -111,7 +111,7 @@ def build_app(
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     app = RouterApp(
-        routes=[*own.routes(), *page.routes(), *deployment_routes(backends)],
+        routes=[*own.routes(), *page.routes(), *deployment_routes(backends, admission.access)],
         lifespan=lifespan,
         exception_handlers={404: not_found, 405: method_not_allowed},
     )
@@ -121,8 +121,7 @@ def build_app(
 
 
 def access_of(network: NetworkConfig) -> Access:
-    keys = [Key(tenant.name, tenant.key_sha256, tenant.admin) for tenant in network.tenants]
-    return Access(keys, is_required=network.door.require_key)
+    return Access(known_keys(network.accounts, network.keys), is_required=network.door.require_key)
 
 
 def _watch(

@@ -1,4 +1,7 @@
-"""The deployed functions of the network: versions, shares of traffic, and the routes by which they are changed. Off without a deploy token.
+"""The deployed functions of the network: versions, shares of traffic, and the routes by which they are changed. Off without a deploy token or keys.
+
+A function is the account's whose key deployed it first, for good: with its name go its stores, so nobody else deploys, reads or follows it. The
+deploy token and admin keys are the operator's, to whom all of them are open.
 
 A new version takes traffic only after the sites have started it and its health call has succeeded there. Of two changes at once the later one is
 refused: each names the revision it was made for. What is known is on the disk before it is answered. Sites ask for all this, and are told when: a
@@ -27,7 +30,7 @@ from edge_router.backend import Backend
 from edge_router.bundles import BundleStore
 from sites.config import ConfigError
 from wire.bundles import BundleError
-from wire.credentials import bearer_token_or_none
+from wire.credentials import Access, Account, bearer_token_or_none
 from wire.deployments import (
     MAX_VERSIONS,
     PATH,
@@ -61,24 +64,32 @@ RequestT = TypeVar("RequestT")
 
 @dataclass(frozen=True)
 class DeployGuard:
-    """Who may ask: authors by the token, sites by the network's signature."""
+    """Who may ask: authors by the token or by a key with the scope `deploy`, sites by the network's signature."""
 
     token: str
     secret: str
+    access: Access
 
-    def author(self, request: Request) -> None:
+    def author(self, request: Request) -> Account | None:
+        """Return the account that asks; None: the operator. Raises ApiError."""
+        authorization = request.headers.get("authorization")
+        given = bearer_token_or_none(authorization)
+        if self.token and hmac.compare_digest(given.encode(), self.token.encode()):
+            return None
+        if any(key.opens("deploy") for key in self.access.keys.values()):
+            key = self.access.key(authorization, "deploy")
+            return None if key.is_admin else key.account
         if not self.token:
             raise ApiError("not_found", f"this router takes no deployments; set {DEPLOY_TOKEN_ENV} where it is started")
-        given = bearer_token_or_none(request.headers.get("authorization"))
-        if not hmac.compare_digest(given.encode(), self.token.encode()):
-            raise ApiError("forbidden", f"deploying needs the router's token; set {DEPLOY_TOKEN_ENV}")
+        raise ApiError("forbidden", f"deploying needs the router's token; set {DEPLOY_TOKEN_ENV}")
 
-    def author_or_site(self, request: Request) -> None:
+    def author_or_site(self, request: Request) -> Account | None:
+        """Return the account that asks; None: the operator, or a site."""
         signature, id = request.headers.get(HOP, ""), request.headers.get(REQUEST_ID, "")
         hop = Hop(request.method, request.url.path, id, FOR_ROUTERS, request.url.query)
         if self._key and hop_is_genuine(signature, self._key, time.time(), hop):
-            return
-        self.author(request)
+            return None
+        return self.author(request)
 
     def signed(self, method: str, path: str, site: str, body: bytes = b"") -> dict[str, str]:
         """Headers by which a site knows this router. The token itself is never sent to one."""
@@ -105,12 +116,20 @@ class Deployments:
                     f"{self._path} is damaged ({error}); restore it, or remove it and deploy again"
                 ) from None
 
-    def get(self, name: str) -> Deployment:
-        return self.known.get(name) or Deployment(name, 0)
+    def get(self, name: str, author: Account | None) -> Deployment:
+        """Raises ApiError for another account's, and for a new one that this account may not have."""
+        deployment = self.known.get(name)
+        if deployment is None:
+            if author is not None:
+                author.check_function(name)
+            return Deployment(name, 0, account="" if author is None else author.name)
+        if author is not None and author.name != deployment.account:
+            raise ApiError("forbidden", f"the function {name} is another account's than {author.name}")
+        return deployment
 
-    def expected(self, name: str, revision: int) -> Deployment:
-        """Raises ApiError where somebody else was quicker."""
-        deployment = self.get(name)
+    def expected(self, name: str, revision: int, author: Account | None) -> Deployment:
+        """Raises ApiError where somebody else was quicker, or whose it is."""
+        deployment = self.get(name, author)
         if deployment.revision != revision:
             sentence = (
                 f"{name} is at revision {deployment.revision} and not at {revision}: somebody else has deployed meanwhile; "
@@ -137,6 +156,10 @@ class Deployments:
         self.known = changed
 
 
+def may_see(author: Account | None, deployment: Deployment) -> bool:
+    return author is None or author.name == deployment.account
+
+
 def with_version(deployment: Deployment, new: Version, percent: float) -> Deployment:
     """The version gets its share, and what had all the rest shares the rest."""
     others = [share for share in deployment.shares if share.number != new.number]
@@ -151,7 +174,7 @@ def with_version(deployment: Deployment, new: Version, percent: float) -> Deploy
     used = {share.number for share in shares}
     versions = [version for version in versions if version.number in used] + versions[-MAX_VERSIONS:]
     kept = sorted({version.number: version for version in [*versions, new]}.values(), key=lambda v: v.number)
-    return Deployment(deployment.name, deployment.revision + 1, tuple(kept), tuple(shares))
+    return Deployment(deployment.name, deployment.revision + 1, tuple(kept), tuple(shares), deployment.account)
 
 
 def rolled_back(deployment: Deployment, number: int | None) -> Deployment:
@@ -161,7 +184,8 @@ def rolled_back(deployment: Deployment, number: int | None) -> Deployment:
     if deployment.version(number) is None:
         known = ", ".join(str(version.number) for version in deployment.versions) or "none"
         raise ApiError("not_found", f"{deployment.name} has no version {number or 'before this one'}; it has {known}")
-    return Deployment(deployment.name, deployment.revision + 1, deployment.versions, (Share(number, 100.0),))
+    shares = (Share(number, 100.0),)
+    return Deployment(deployment.name, deployment.revision + 1, deployment.versions, shares, deployment.account)
 
 
 def _before(deployment: Deployment) -> int:
@@ -191,8 +215,9 @@ class DeploymentApi:
         ]
 
     async def all(self, request: Request) -> Response:
-        self._guard.author_or_site(request)
-        return Response(encode(list(self._deployments.known.values())), media_type=JSON)
+        author = self._guard.author_or_site(request)
+        seen = [deployment for deployment in self._deployments.known.values() if may_see(author, deployment)]
+        return Response(encode(seen), media_type=JSON)
 
     async def bundle(self, request: Request) -> Response:
         digest = request.path_params["digest"]
@@ -201,8 +226,14 @@ class DeploymentApi:
             if not self._bundles.has(digest):
                 await self._bundles.put(digest, request.stream())
             return Response(encode({"digest": digest}), 201, media_type=JSON)
-        self._guard.author_or_site(request)
-        data = await self._bundles.get(digest)
+        author = self._guard.author_or_site(request)
+        is_theirs = author is None or any(
+            version.digest == digest
+            for deployment in self._deployments.known.values()
+            if may_see(author, deployment)
+            for version in deployment.versions
+        )
+        data = await self._bundles.get(digest) if is_theirs else None
         if data is None:
             raise ApiError("not_found", f"there is no bundle {digest[:64]}")
         return Response(data, media_type="application/x-tar")
@@ -210,12 +241,12 @@ class DeploymentApi:
     async def one(self, request: Request) -> Response:
         name = request.path_params["name"]
         if request.method == "GET":
-            self._guard.author_or_site(request)
-            return Response(encode(self._deployments.get(name)), media_type=JSON)
-        self._guard.author(request)
+            author = self._guard.author_or_site(request)
+            return Response(encode(self._deployments.get(name, author)), media_type=JSON)
+        author = self._guard.author(request)
         new = await _parsed(request, NewVersion)
         _named(name)
-        deployment = self._deployments.expected(name, new.expected_revision)
+        deployment = self._deployments.expected(name, new.expected_revision, author)
         if not self._bundles.has(new.digest):
             raise ApiError("invalid_request", f"there is no bundle {new.digest}; put it first")
         number = max((version.number for version in deployment.versions), default=0) + 1
@@ -223,23 +254,24 @@ class DeploymentApi:
         replaced = 0 if stable is None else stable.number
         version = Version(number, new.digest, time.time(), new.message, new.environment, new.health_path, replaced)
         await self._try_everywhere(name, version)
-        changed = with_version(self._deployments.expected(name, new.expected_revision), version, new.percent)
+        changed = with_version(self._deployments.expected(name, new.expected_revision, author), version, new.percent)
         self._deployments.change(changed)
         self._forget_bundles()
         return await self._served_everywhere(changed, 201)
 
     async def rollback(self, request: Request) -> Response:
-        self._guard.author(request)
+        author = self._guard.author(request)
         wanted = await _parsed(request, Rollback)
         name = request.path_params["name"]
-        changed = rolled_back(self._deployments.expected(name, wanted.expected_revision), wanted.number)
+        changed = rolled_back(self._deployments.expected(name, wanted.expected_revision, author), wanted.number)
         self._deployments.change(changed)
         return await self._served_everywhere(changed, 200)
 
     async def tail(self, request: Request) -> Response:
         """What the function prints at every site, as events, until the reader leaves."""
-        self._guard.author(request)
+        author = self._guard.author(request)
         name = _named(request.path_params["name"])
+        self._deployments.get(name, author)
         sites = [backend for backend in self._backends.values() if _serves_functions(backend)]
         headers = {"cache-control": "no-store"}
         return StreamingResponse(self._lines(name, sites), media_type="text/event-stream", headers=headers)
@@ -286,7 +318,7 @@ class DeploymentApi:
     async def _served_everywhere(self, changed: Deployment, status: int) -> Response:
         results = await self._ask_sites(SERVE_PATH, encode(Serve(changed.name, changed.revision)), SERVE_TIMEOUT_S)
         unconfirmed = {site: tried.detail for site, tried in results.items() if not tried.healthy}
-        fields = (changed.name, changed.revision, changed.versions, changed.shares)
+        fields = (changed.name, changed.revision, changed.versions, changed.shares, changed.account)
         return Response(encode(Changed(*fields, unconfirmed)), status, media_type=JSON)
 
     async def _ask_sites(self, path: str, body: bytes, timeout_s: float) -> dict[str, Tried]:
@@ -331,9 +363,9 @@ class DeploymentApi:
         return answered
 
 
-def deployment_routes(backends: Mapping[str, Backend]) -> list[BaseRoute]:
+def deployment_routes(backends: Mapping[str, Backend], access: Access) -> list[BaseRoute]:
     """The token, the network's secret and where to keep all this come from the environment."""
-    guard = DeployGuard(os.environ.get(DEPLOY_TOKEN_ENV, ""), os.environ.get(HOP_SECRET_ENV, ""))
+    guard = DeployGuard(os.environ.get(DEPLOY_TOKEN_ENV, ""), os.environ.get(HOP_SECRET_ENV, ""), access)
     home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     directory = Path(os.environ.get(STATE_DIR_ENV) or f"{home}/pilotlight/router").expanduser()
     return DeploymentApi(backends, guard, directory).routes()

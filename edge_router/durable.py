@@ -284,7 +284,7 @@ class StreamRoutes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = Downstream(scope, receive, send)
         try:
-            self._admission.access.check_client(client.head.header("authorization"))
+            client.head.holder = self._admission.access.holder(client.head.header("authorization"))
             with self._admission.limits.admitted(client.head, client.address):
                 await client.while_present(self._answer(client))
         except DownstreamGone:

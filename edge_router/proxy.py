@@ -13,7 +13,7 @@ from typing import Any, assert_never
 
 from starlette.types import Receive, Scope, Send
 
-from edge_router.admission import AdmissionFilter, tenant_of
+from edge_router.admission import AdmissionFilter, check_model, tenant_of
 from edge_router.backend import Backend
 from edge_router.downstream import Downstream, DownstreamGone, ResponseWriter
 from edge_router.durable import DurableStream, DurableStreams, accepted, tell
@@ -125,6 +125,7 @@ class Proxy:
         head, limits = client.head, self.admission.limits
         request = await aside_if_large(body, self.parser.parse, head, body, client.request_id, client.address)
         proxied = self.proxied(request)
+        check_model(head, request.model)
         limits.charge(head, request.conversation.tokens)
         self.under_way.add(proxied)
         try:

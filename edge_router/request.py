@@ -22,9 +22,10 @@ from edge_router.preferences import preferences
 from edge_router.session import ConversationFingerprint, Recall, prefix_chain, session_digest, tenant_salt
 from wire.chat import MAX_ITEMS, MAX_MESSAGES
 from wire.continuation import ANSWER, AnswerName, encode_answer
-from wire.credentials import bearer_token, bearer_token_or_none
+from wire.credentials import Key, bearer_token, bearer_token_or_none, owner_of
 from wire.errors import ApiError, Dialect, dialect_of
 from wire.headers import (
+    ACCOUNT,
     CLIENT_ADDRESS,
     CLIENT_GEO,
     CLIENT_ORIGIN,
@@ -45,6 +46,7 @@ from wire.prefixes import encode_prompt_prefixes
 from wire.status import Place
 
 FUNCTIONS = "/fn/"  # paths whose requests and answers are somebody's own: relayed as bytes, never read
+MODELS_AS_FUNCTIONS = "/fn/@"  # but for these: /fn/@org/model is a model's work
 AT_ONCE_BYTES = 256 << 10  # a body up to here is read in a few milliseconds, on the loop
 TEXT_PIECE_BYTES = 1024  # a plain prompt is fingerprinted in pieces of this size
 
@@ -73,7 +75,7 @@ async def aside_if_large(body: bytes, work: Callable[[*Arguments], Result], *arg
 class Head:
     """The head of a request as it arrived."""
 
-    __slots__ = ("_first", "headers", "is_for_function", "is_websocket", "method", "path", "scheme", "target")
+    __slots__ = ("_first", "headers", "holder", "is_for_function", "is_websocket", "method", "path", "scheme", "target")
 
     def __init__(
         self,
@@ -92,7 +94,8 @@ class Head:
         self.headers = headers
         self.scheme = scheme
         self.is_websocket = is_websocket  # it asks for one
-        self.is_for_function = path.startswith(FUNCTIONS)
+        self.is_for_function = path.startswith(FUNCTIONS) and not path.startswith(MODELS_AS_FUNCTIONS)
+        self.holder: Key | None = None  # the known key that it has, once it is admitted
         self._first = dict(reversed(headers))
 
     def header(self, name: str) -> str:
@@ -107,6 +110,11 @@ class Head:
         """The client's key; empty where it has none. Raises ApiError for other credentials, which functions alone may have."""
         read = bearer_token_or_none if self.is_for_function else bearer_token
         return read(self.header("authorization"))
+
+    @property
+    def owner(self) -> str:
+        """The account that is known, or else the key. Raises ApiError as `key` does."""
+        return self.key if self.holder is None else owner_of(None, self.holder.account.name)
 
     @property
     def may_be_repeated(self) -> bool:
@@ -177,6 +185,8 @@ class ValidRequest(msgspec.Struct, frozen=True):
         """As the next site gets them. A signature is for one site, and lives for a minute: so each try has its own."""
         lines = f"{REQUEST_ID}: {self.request_id}\r\n"
         if secret:
+            if self.head.holder is not None:
+                lines += f"{ACCOUNT}: {self.head.holder.account.name}\r\n"
             lines += f"{HOP}: {sign_hop(secret, now_s, _hop(self.head, self.request_id, site), body)}\r\n"
             if self.answer_name is not None:
                 lines += f"{ANSWER}: {encode_answer(self.answer_name, self.delivery)}\r\n"
@@ -219,13 +229,13 @@ class RequestParser(NamedTuple):
         place = self.find_place(address, head.header(CLIENT_GEO), is_hop)
         if place is not None:
             lines += _place_line(place)
-        account, model = _account_and_model(head) if head.path.startswith("/client/") else ("", None)
+        account, model = _account_and_model(head)
         # Whatever type a body claims, it is read as sites read it: curl calls JSON a form, others octets.
         fields = _parse(head, body) if body and not head.is_for_function else {}
         if model is None:
             named = fields.get("model")
             model = named if isinstance(named, str) else None
-        conversation = _conversation(tenant_salt(head.key, account, secret), head, fields, model or "")
+        conversation = _conversation(tenant_salt(head.owner, account, secret), head, fields, model or "")
         name = AnswerName.fresh() if secret and model is not None else None
         wants_stream = fields.get("stream") is True
         return ValidRequest(head, body, model, wants_stream, conversation, place, request_id, lines, name)
@@ -307,6 +317,10 @@ def _check_number(num_messages: int) -> None:
 
 def _account_and_model(head: Head) -> tuple[str, str | None]:
     """As far as the path names them."""
+    if head.path.startswith(MODELS_AS_FUNCTIONS):
+        return "", head.path.removeprefix(FUNCTIONS)
+    if not head.path.startswith("/client/"):
+        return "", None
     if run := _RUN_PATH.match(head.path):
         return run[1], run[2]
     account = _ACCOUNT_PATH.match(head.path)

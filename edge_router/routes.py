@@ -38,17 +38,17 @@ class OwnRoutes:
             Route("/health", self.readyz),
             Route("/ping", self.livez),
             Route("/version", self.version),
-            Route("/metrics", self._for_admins(self.metrics)),
-            Route("/status", self._for_admins(self.status)),
-            Route("/debug/route", self._for_admins(self.debug_route), methods=["GET", "POST"]),
+            Route("/metrics", self._for("metrics", self.metrics)),
+            Route("/status", self._for("metrics", self.status)),
+            Route("/debug/route", self._for("admin", self.debug_route), methods=["GET", "POST"]),
         ]
 
-    def _for_admins(self, endpoint: Endpoint) -> Endpoint:
-        """Where keys are required, for operators alone."""
+    def _for(self, scope: str, endpoint: Endpoint) -> Endpoint:
+        """Where keys are required, for those with a scope alone."""
 
         async def checked(request: Request) -> Response:
             try:
-                self._sessions.actor(request)
+                self._sessions.visitor(request, scope)
             except ApiError as error:
                 return refusal(error, request.url.path)
             return await endpoint(request)

@@ -94,7 +94,7 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
         app.tunnels.end()
 
 
-LIVE = ("tenants", "tenant_limits", "door.require_key", "door.max_open_per_client")
+LIVE = ("accounts", "keys", "tenant_limits", "door.require_key", "door.max_open_per_client")
 
 
 def reload(app: RouterApp, network: NetworkConfig, file: Path | None) -> None:
@@ -103,7 +103,7 @@ def reload(app: RouterApp, network: NetworkConfig, file: Path | None) -> None:
     if found is not None:
         admission = app.proxy.admission
         admission.access.become(access_of(found))
-        admission.limits.set(found.door, found.tenant_limits, found.tenants)
+        admission.limits.set(found.door, found.tenant_limits, found.accounts)
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
 """Who may look and who may act: a cookie in place of the key, that no script can read.
 
-A key is typed in once; the cookie names it and is signed, for a day at most. A key that is taken from the configuration ends its sessions.
+A key is typed in once; the cookie names it and is signed, for a day at most. A key that is taken from the configuration, revoked or expired ends its
+sessions. Looking needs the scope `metrics`: who may ask models alone, a customer, does not see the network.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from wire.credentials import Access, Key
 from wire.errors import ApiError
 
 COOKIE = "pilotlight_page"
+VIEW = "metrics"  # the scope by which one may look
 LIFETIME_S = 12 * 3600
 
 
@@ -35,29 +37,29 @@ class Sessions:
         self._secret = hmac.digest(secret.encode() or os.urandom(32), b"pilotlight page", "sha256")
         self._clock = clock
 
-    def visitor(self, request: Request) -> Visitor:
-        """Return who asks, by cookie or by key. Raises ApiError for whoever is not known."""
+    def visitor(self, request: Request, scope: str = VIEW) -> Visitor:
+        """Return who asks, by cookie or by key. Raises ApiError for whoever is not known, or may not."""
         if not self._access.is_required:
             return OPERATOR
         if (authorization := request.headers.get("authorization")) is not None:
-            key = self._access.key(authorization)
+            key = self._access.key(authorization, scope)
             return Visitor(key.name, key.is_admin)
         if (known := self._key_of(request.cookies.get(COOKIE, ""))) is None:
             raise ApiError("unauthorized", "this needs a key: `pilotlight keys create` makes one")
+        known.check(scope, self._clock())
         return Visitor(known.name, known.is_admin)
 
     def actor(self, request: Request) -> Visitor:
         """Return who asks for a change. Raises ApiError for others than operators, and for what another page's script sends."""
-        if (visitor := self.visitor(request)).is_admin:
-            origin = request.headers.get("origin")
-            if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
-                raise ApiError("forbidden", "this was sent from another page")
-            return visitor
-        raise ApiError("forbidden", "this needs an admin key: `pilotlight keys create --admin` makes one")
+        visitor = self.visitor(request, "admin")
+        origin = request.headers.get("origin")
+        if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
+            raise ApiError("forbidden", "this was sent from another page")
+        return visitor
 
     def open(self, authorization: str, response: Response, *, is_secure: bool) -> Visitor:
         """Set the cookie of the key's holder. Raises ApiError for a key that is not known."""
-        key = self._access.key(authorization)
+        key = self._access.key(authorization, VIEW)
         expires_s = int(self._clock()) + LIFETIME_S
         value = f"{expires_s}.{self._mac(key, expires_s)}.{key.name}"
         response.set_cookie(COOKIE, value, LIFETIME_S, httponly=True, samesite="strict", secure=is_secure)
@@ -71,7 +73,7 @@ class Sessions:
         mac, _, name = rest.partition(".")
         if not stamp.isdecimal() or len(stamp) > 12 or int(stamp) < self._clock():
             return None
-        known = [key for key in self._access.keys if key.name == name]
+        known = [key for key in self._access.keys.values() if key.name == name]
         return next((key for key in known if hmac.compare_digest(self._mac(key, int(stamp)), mac)), None)
 
     def _mac(self, key: Key, expires_s: int) -> str:

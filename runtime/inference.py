@@ -20,7 +20,7 @@ from runtime.routes.embeddings import as_workers_ai
 from runtime.routes.endpoint import MIB, events_of, parsed
 from runtime.routes.workers_ai import ModelCatalog, RunBuilder, asks_for_embeddings
 from runtime.site import Site
-from wire.credentials import Tenant, tenant_of
+from wire.credentials import Tenant, owner_of, tenant_of
 from wire.errors import ApiError, Dialect
 from wire.sse import CONTENT_TYPE, HEARTBEAT, encode_event
 
@@ -58,11 +58,13 @@ class SiteInference:
         resolve = self._generator.models.registry.resolve
         if await parsed(asks_for_embeddings, inputs):
             texts = await parsed(parse_run_embedding, inputs, resolve, model)
-            embeddings = await self._embedder.embed(texts, tenant_of(headers.get("authorization"), account))
+            embeddings = await self._embedder.embed(
+                texts, tenant_of(owner_of(headers.get("authorization"), ""), account)
+            )
             return _result(as_workers_ai(texts, embeddings))
         request = await parsed(parse_run, inputs, resolve, model)
         request = replace(request, num_bytes=len(inputs))
-        tenant = tenant_of(headers.get("authorization"), account)
+        tenant = tenant_of(owner_of(headers.get("authorization"), ""), account)
         if request.stream:
             stream = GeneratedEvents(self._events(request, tenant), request.model, self._heartbeat_s)
             await stream.begin()

@@ -22,13 +22,16 @@ from wire.errors import ApiError, dialect_of
 
 GENUINE_HOP = "pilotlight.genuine_hop"  # in the scope: a router of the network has signed this request
 SITE_NAME = "pilotlight.site"  # in the scope
+ACCOUNT = "pilotlight.account"  # in the scope: the name of the account that is known; empty: none is
+HOLDER = "pilotlight.holder"  # in the scope: the key that was sent to this site itself, where it is known
 PUBLIC_PATHS = ("/livez", "/readyz", "/health", "/ping", "/version")
-# Where keys or signatures are required, for operators and routers alone.
-ADMIN_PATHS = ("/metrics", "/status", "/timeline")
+# Where keys or signatures are required, for routers and keys with the scope `metrics` alone.
+METRICS_PATHS = ("/metrics", "/status", "/timeline")
 INTERNAL = "/internal/"
 PAGE = "/page/"  # judges by its own sessions
 FUNCTIONS = "/fn/"  # functions judge for themselves who may ask
-OWN_PATHS = PUBLIC_PATHS + ADMIN_PATHS
+MODELS_AS_FUNCTIONS = "/fn/@"  # and models do not
+OWN_PATHS = PUBLIC_PATHS + METRICS_PATHS
 LOGGED_EVERY_S = 60.0  # however many requests are refused
 BEGINNINGS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
 
@@ -78,6 +81,8 @@ class SiteMiddleware:
         scope["pilotlight.request_id"] = request_id
         scope[GENUINE_HOP] = is_genuine
         scope[SITE_NAME] = self._site
+        if is_genuine:
+            scope[ACCOUNT] = header(scope, headers.ACCOUNT.encode()) or ""
         ours = [(headers.REQUEST_ID.encode(), request_id.encode()), (headers.SITE.encode(), self._site.encode())]
         if self._require_hop and not is_genuine and scope["path"] == "/status":
             # A router that signs nothing learns from its probes what to expect.
@@ -133,14 +138,16 @@ class SiteMiddleware:
         authorization = header(scope, b"authorization")
         if path in PUBLIC_PATHS:
             return
-        if path in ADMIN_PATHS or path.startswith(INTERNAL):
+        if path in METRICS_PATHS or path.startswith(INTERNAL):
             if self._require_hop or self._access.is_required:
-                self._access.check_admin(authorization)
+                self._access.key(authorization, "metrics" if path in METRICS_PATHS else "admin")
         elif self._require_hop:
             message = "this site answers only requests that come through one of the network's routers, and are signed"
             raise HopRefused("signature", message)
-        elif path != "/" and not path.startswith((FUNCTIONS, PAGE)):
-            self._access.check_client(authorization)
+        elif path.startswith(MODELS_AS_FUNCTIONS) or (path != "/" and not path.startswith((FUNCTIONS, PAGE))):
+            holder = self._access.holder(authorization)
+            if holder is not None:
+                scope[HOLDER], scope[ACCOUNT] = holder, holder.account.name
 
     def _log(self, refused: HopRefused, scope: Scope) -> None:
         now = time.monotonic()

@@ -1,4 +1,5 @@
-"""A router's own words beside the client's request: which answer this is, what the client has of it already, and how long it may wait here.
+"""A router's own words beside the client's request: whose it is, which answer this is, what the client has of it already, and how long it may wait
+here.
 
 Believed on a genuine hop only. From anybody else no word is heard (a site that has no secret may stand behind a router that has one), and what is
 said to have been delivered is refused. Knows the request's headers and the part of its body that is the router's; refuses to know how an answer is
@@ -13,7 +14,7 @@ from starlette.types import Scope
 from dialects.requests import ValidGeneration
 from engine.protocol import ModelLoad
 from runtime.connection import header
-from runtime.middleware import GENUINE_HOP
+from runtime.middleware import ACCOUNT, GENUINE_HOP, HOLDER
 from wire.continuation import (
     ANSWER,
     MAX_DELIVERED_BYTES,
@@ -24,6 +25,7 @@ from wire.continuation import (
     decode_answer,
     decode_delivery,
 )
+from wire.credentials import Key, Tenant, owner_of, tenant_of
 from wire.errors import ApiError
 from wire.headers import MAX_QUEUE_WAIT, PREFIXES, QUEUE
 from wire.prefixes import decode_prompt_prefixes
@@ -98,6 +100,19 @@ def router_context(scope: Scope, raw: bytes) -> tuple[RouterContext, bytes]:
         return context._replace(name=name, delivery=decode_delivery(raw[:length])), raw[length:]
     except ContinuationError as error:
         raise ApiError("invalid_request", str(error)) from None
+
+
+def tenant_in(scope: Scope) -> Tenant:
+    """Return the tenant of a request: by the router's word, by the key where it is known here, or by the key itself."""
+    owner = owner_of(header(scope, b"authorization"), scope.get(ACCOUNT, ""))
+    return tenant_of(owner, scope["path_params"].get("account_id"))
+
+
+def check_model(scope: Scope, model: str) -> None:
+    """Raise ApiError for a model that is not the key's to use. What comes through a router was judged there."""
+    holder: Key | None = scope.get(HOLDER)
+    if holder is not None:
+        holder.account.check_model(model)
 
 
 def body_limit(scope: Scope, limit_bytes: int) -> int:

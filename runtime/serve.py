@@ -203,7 +203,7 @@ def _settle_memory(_: str) -> None:
     gc.set_threshold(700, 10, 50)
 
 
-LIVE = ("tenants", "door.require_key")
+LIVE = ("accounts", "keys", "door.require_key")
 
 
 def reload(site: Site, file: Path | None) -> None:

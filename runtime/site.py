@@ -20,7 +20,7 @@ from runtime.metrics import Metrics
 from runtime.timeline import Timeline
 from runtime.traffic import Traffic
 from sites.site import SiteConfig
-from wire.credentials import Access, Key
+from wire.credentials import Access, known_keys
 from wire.status import ProcessStatus
 
 
@@ -117,6 +117,4 @@ class Site:
 
 
 def access_of(config: SiteConfig) -> Access:
-    """The clients that a site's file lets in."""
-    keys = [Key(key.name, key.key_sha256, key.admin) for key in config.tenants]
-    return Access(keys, is_required=config.door.require_key)
+    return Access(known_keys(config.accounts, config.keys), is_required=config.door.require_key)

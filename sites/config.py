@@ -13,16 +13,13 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from sites.accounts import refuse_tenants
 from sites.rules import are_host_names, are_origins, is_loopback
 from sites.table import Rules, Table
 
-Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}\Z")]  # Python's $ would let a line's end pass
 Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
-
-KeyDigest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="SHA-256 of its key, in hexadecimal digits")]
-IsAdmin = Annotated[bool, Meta(description="may also ask for /status, /metrics and what else operators ask for")]
 
 MIN_SECRET_BYTES = 16
 SERVER_ENV = "PILOTLIGHT_SERVER"  # instead of `server` under [door]
@@ -37,6 +34,8 @@ TableT = TypeVar("TableT", bound=Table)
 
 def parse(table: type[TableT], values: dict[str, Any], origin: str) -> TableT:
     """Convert a file's values to its table. Raises ConfigError with one line per error; `origin` is the file's name for the message."""
+    if (change := refuse_tenants(values)) is not None:
+        raise ConfigError(f"{origin}: {change}")
     try:
         return msgspec.convert(values, table)
     except msgspec.ValidationError:
@@ -113,14 +112,6 @@ class AccessConfig(Table, frozen=True, kw_only=True):
             raise ValueError('uvicorn speaks no HTTP/2: write server = "hypercorn", or leave http2 out')
 
 
-class KeyConfig(Table, frozen=True, kw_only=True):
-    """A client that is known. Its key is not written down, only a digest by which it is known (`pilotlight keys create`)."""
-
-    name: Name
-    key_sha256: KeyDigest
-    admin: IsAdmin = False
-
-
 def check_secrets(*names: str) -> None:
     """Raise ConfigError for an environment variable that could be guessed. Unset ones are none."""
     for name in names:
@@ -133,7 +124,7 @@ def check_secrets(*names: str) -> None:
 def check_access(host: str, door: AccessConfig, num_keys: int, *, requires_hop: bool = False) -> None:
     """Raise ValueError where everybody could come in and the file does not say that they may, or where nobody could."""
     if door.require_key and not num_keys:
-        raise ValueError("door.require_key is true and no [[tenants]] has a key: `pilotlight keys create` makes one")
+        raise ValueError("door.require_key is true and there are no [[keys]]: `pilotlight keys create` makes one")
     if not (is_loopback(host) or door.require_key or door.open_to_all or requires_hop):
         raise ValueError(
             f"listen.host {host!r} can be reached from other machines: write require_key = true under [door], with keys of "

@@ -9,13 +9,11 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
+from sites.accounts import AllowedModels, KeyConfig, Name, check_accounts
 from sites.config import (
     AccessConfig,
     Count,
-    IsAdmin,
-    KeyDigest,
     ListenConfig,
-    Name,
     NonNegative,
     PlaceConfig,
     Positive,
@@ -141,7 +139,7 @@ class ClientsConfig(Table, frozen=True, kw_only=True):
 
 
 class TenantLimitsConfig(Table, frozen=True, kw_only=True):
-    """Limits of one tenant; what is unset is not limited here."""
+    """Limits of one tenant: an account, or a key that is not known; what is unset is not limited here."""
 
     requests_per_min: Positive | None = None
     tokens_per_min: Annotated[
@@ -150,12 +148,15 @@ class TenantLimitsConfig(Table, frozen=True, kw_only=True):
     max_open: Annotated[Count | None, Meta(description="requests at work at once")] = None
 
 
-class TenantConfig(TenantLimitsConfig, frozen=True, kw_only=True):
-    """A tenant with limits of its own. Its key is not written down, only a digest by which it is known."""
+class CustomerConfig(TenantLimitsConfig, frozen=True, kw_only=True):
+    """An account with limits of its own, for all its keys together."""
 
     name: Name
-    key_sha256: KeyDigest
-    admin: IsAdmin = False
+    models: AllowedModels = None
+    functions: Annotated[
+        tuple[str, ...],
+        Meta(description="names, with *, of the functions that its keys may deploy, where they are not another's"),
+    ] = ("*",)
 
 
 class DurableConfig(Table, frozen=True, kw_only=True):
@@ -176,7 +177,8 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
     door: DoorConfig = DoorConfig()
     clients: ClientsConfig = ClientsConfig()
     tenant_limits: TenantLimitsConfig = TenantLimitsConfig()
-    tenants: tuple[TenantConfig, ...] = ()
+    accounts: tuple[CustomerConfig, ...] = ()
+    keys: tuple[KeyConfig, ...] = ()
     durable: DurableConfig = DurableConfig()
     place: PlaceConfig
     sites: Annotated[tuple[SiteRef, ...], Meta(min_length=1)]
@@ -185,9 +187,8 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
 
     def agree(self) -> None:
         refuse_twice([site.name for site in self.sites], "site name")
-        refuse_twice([tenant.name for tenant in self.tenants], "tenant name")
-        refuse_twice([tenant.key_sha256 for tenant in self.tenants], "tenant key")
-        check_access(self.listen.host, self.door, len(self.tenants))
+        check_accounts([account.name for account in self.accounts], self.keys)
+        check_access(self.listen.host, self.door, len(self.keys))
 
 
 def load_network(path: Path) -> NetworkConfig:

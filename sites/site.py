@@ -9,12 +9,11 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from sites.accounts import AccountConfig, KeyConfig, KeysFile, Name, check_accounts
 from sites.config import (
     AccessConfig,
     Count,
-    KeyConfig,
     ListenConfig,
-    Name,
     NonNegative,
     PlaceConfig,
     Positive,
@@ -367,7 +366,8 @@ class SiteConfig(Table, frozen=True, kw_only=True):
     place: PlaceConfig
     listen: SiteListenConfig
     door: AccessConfig = AccessConfig()
-    tenants: tuple[KeyConfig, ...] = ()
+    accounts: tuple[AccountConfig, ...] = ()
+    keys: tuple[KeyConfig, ...] = ()
     engine: EngineConfig = EngineConfig()
     models: Annotated[tuple[ModelConfig, ...], Meta(min_length=1)]
     functions: FunctionsConfig = msgspec.field(default_factory=FunctionsConfig)
@@ -387,19 +387,12 @@ class SiteConfig(Table, frozen=True, kw_only=True):
                 raise ValueError(f"model {model.name!r} is to stay on the device: drop sleep_after_s, or say auto")
         names = [name for model in self.models for name in (model.name, *model.aliases)]
         refuse_twice(names, "model name")
-        refuse_twice([tenant.name for tenant in self.tenants], "tenant name")
-        refuse_twice([tenant.key_sha256 for tenant in self.tenants], "tenant key")
-        check_access(self.listen.host, self.door, len(self.tenants), requires_hop=self.listen.require_hop)
+        check_accounts([account.name for account in self.accounts], self.keys)
+        check_access(self.listen.host, self.door, len(self.keys), requires_hop=self.listen.require_hop)
 
 
-class KeysFile(Table, frozen=True, kw_only=True):
-    """Keys alone, for `pilotlight serve --keys`."""
-
-    tenants: tuple[KeyConfig, ...] = ()
-
-
-def load_keys(path: Path) -> tuple[KeyConfig, ...]:
-    return parse(KeysFile, read(path), str(path)).tenants
+def load_keys(path: Path) -> KeysFile:
+    return parse(KeysFile, read(path), str(path))
 
 
 def load_site(path: Path) -> SiteConfig:

@@ -4,6 +4,7 @@ What is valid is decided by msgspec.convert alone: a value that it refuses is ta
 refused has no refused part. So no error is named that convert would take, and none is left out. Only a refused file imports this module.
 """
 
+import datetime
 import difflib
 import re
 import sys
@@ -18,7 +19,14 @@ from sites.table import Table
 
 LONGEST_VALUE = 60  # characters of it in a sentence
 STRICT_END, SHOWN_END = r"\Z", "$"  # Python's pattern for the end of all, and everybody else's
-NOUNS = {int: "an integer", float: "a number", bool: "true or false", str: "a string", tuple: "an array"}
+NOUNS = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    tuple: "an array",
+    datetime.datetime: "a date and time",
+}
 SILENT = (types.NoneType, msgspec.UnsetType)
 
 Where = tuple[str | int, ...]  # keys, and positions in arrays, from the top of the file

@@ -1,14 +1,16 @@
 """What a request's Authorization header says: the one reading of it, so that a key is one tenant at routers and sites, however it is spelled.
 
-Knows the header's form (RFC 6750) and which keys are known; refuses to know what their holders may have.
+Knows the header's form (RFC 6750), which keys are known, whose they are and what they open; refuses to know what accounts may have.
 """
 
 import hashlib
-import hmac
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from wire.errors import ApiError
 
@@ -34,20 +36,25 @@ def bearer_token_or_none(authorization: str | None) -> str:
 
 
 class Tenant(NamedTuple):
-    """The owner of a site's requests: whoever holds the same key and account id. Nothing is looked up. What a tenant's prompts leave in a prefix
-    cache is found only with its salt, so two keys never see each other's cache (I4)."""
+    """The owner of a site's requests: an account that is known, or whoever holds the same key; and behind it the account id of Cloudflare's paths.
+    What a tenant's prompts leave in a prefix cache is found only with its salt, so two tenants never see each other's cache (I4)."""
 
     id: str  # safe to log: a hash, never the key
     salt: bytes  # seeds the engine's prefix cache
 
 
-def tenant_of(authorization: str | None, account_id: str | None) -> Tenant:
-    """Return the tenant of a request's credentials and account; who sends neither is anonymous. Raises ApiError for credentials that are no key."""
-    key = bearer_token(authorization)
-    if not key and not account_id:
+def owner_of(authorization: str | None, account: str) -> str:
+    """Return who asks: the account that is known, if any, or else the key. No key has a space in it, so neither can be taken for the other."""
+    return f"account {account}" if account else bearer_token(authorization)
+
+
+@lru_cache(4096)
+def tenant_of(owner: str, account_id: str | None) -> Tenant:
+    """Return the tenant of an owner (`owner_of`) and of a path's account id; who has neither is anonymous."""
+    if not owner and not account_id:
         return ANONYMOUS
-    # Lengths first, so that no pair of key and account can be confused with another.
-    identity = f"{len(key)}:{key}:{account_id or ''}".encode()
+    # Lengths first, so that no pair of owner and account can be confused with another.
+    identity = f"{len(owner)}:{owner}:{account_id or ''}".encode()
     digest = hashlib.sha256(b"pilotlight tenant\0" + identity).digest()
     return Tenant(digest[:8].hex(), digest[8:24])
 
@@ -55,41 +62,143 @@ def tenant_of(authorization: str | None, account_id: str | None) -> Tenant:
 ANONYMOUS = Tenant("anonymous", hashlib.sha256(b"pilotlight anonymous tenant").digest()[8:24])
 
 
+class Account(NamedTuple):
+    name: str
+    models: tuple[str, ...] | None = None  # patterns of what it may use; None: all
+    functions: tuple[str, ...] = ("*",)  # patterns of what its keys may deploy
+
+    def may_use(self, model: str) -> bool:
+        return self.models is None or any(fnmatchcase(model, pattern) for pattern in self.models)
+
+    def check_model(self, model: str | None) -> None:
+        """Raise ApiError for a model that is not the account's to use; `model`: as the request names it, None where it names none."""
+        if self.models is not None and (model is None or not self.may_use(model)):
+            named = f"the model {model[:200]!r}" if model is not None else "a request that names no model"
+            sentence = (
+                f"{named} is not open to the account {self.name}, which may use {', '.join(self.models) or 'none'}"
+            )
+            raise ApiError("forbidden", sentence, param="model")
+
+    def check_function(self, name: str) -> None:
+        """Raise ApiError for a function that the account's keys may not deploy."""
+        if not any(fnmatchcase(name, pattern) for pattern in self.functions):
+            allowed = ", ".join(self.functions) or "none"
+            raise ApiError("forbidden", f"the account {self.name} may deploy {allowed}, and not {name[:64]!r}")
+
+
 class Key(NamedTuple):
     name: str
     sha256: str
-    is_admin: bool
+    scopes: frozenset[str] = frozenset({"models"})
+    account: Account = Account("")
+    expires_s: float | None = None  # since the epoch
+    is_revoked: bool = False
+
+    @property
+    def is_admin(self) -> bool:
+        return "admin" in self.scopes
+
+    def opens(self, scope: str) -> bool:
+        return scope in self.scopes or "admin" in self.scopes
+
+    def check(self, scope: str, now_s: float) -> None:
+        """Raise ApiError where the key is no longer one, or opens other things."""
+        if self.is_revoked:
+            raise ApiError("unauthorized", f"the key {self.name} was revoked: ask whoever gave it to you for another")
+        if self.expires_s is not None and now_s >= self.expires_s:
+            when = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(self.expires_s))
+            raise ApiError(
+                "unauthorized", f"the key {self.name} expired at {when}: ask whoever gave it to you for another"
+            )
+        if not self.opens(scope):
+            has = ", ".join(sorted(self.scopes))
+            sentence = f"this needs a key with the scope {scope}, and {self.name} has {has}: `pilotlight keys create --scope {scope}` makes one"
+            raise ApiError("forbidden", sentence)
+
+
+class AccountEntry(Protocol):
+    """An account as a configuration file has it; the router's names functions as well."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def models(self) -> tuple[str, ...] | None: ...
+
+
+class KeyEntry(Protocol):
+    """A key as a configuration file has it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def key_sha256(self) -> str: ...
+    @property
+    def account(self) -> str | None: ...
+    @property
+    def scopes(self) -> Sequence[str]: ...
+    @property
+    def expires(self) -> datetime | None: ...
+    @property
+    def revoked(self) -> bool: ...
+    @property
+    def former_sha256(self) -> str | None: ...
+    @property
+    def former_expires(self) -> datetime | None: ...
+
+
+def known_keys(accounts: Iterable[AccountEntry], keys: Iterable[KeyEntry]) -> list[Key]:
+    """Return the keys of a configuration file, a rotated one beside the one in its place."""
+    named = {each.name: Account(each.name, each.models, getattr(each, "functions", ("*",))) for each in accounts}
+    known: list[Key] = []
+    for each in keys:
+        owner = each.account or each.name
+        account = named.get(owner) or Account(owner)
+        expires_s = None if each.expires is None else each.expires.timestamp()
+        key = Key(each.name, each.key_sha256, frozenset(each.scopes), account, expires_s, each.revoked)
+        known.append(key)
+        if each.former_sha256 is not None and each.former_expires is not None:
+            until_s = each.former_expires.timestamp()
+            known.append(key._replace(sha256=each.former_sha256, expires_s=min(until_s, expires_s or until_s)))
+    return known
 
 
 class Access:
     """The keys that are known. SHA-256 without salt or repetition suffices: a key of `pilotlight keys create` is 256 random bits, which nobody
-    guesses from a digest, and a hash made slow for people's passwords would cost every request what it costs an attacker."""
+    guesses from a digest, and a hash made slow for people's passwords would cost every request what it costs an attacker. Looking a digest up takes a
+    time that depends on digests alone, and nobody finds a key whose digest begins as another's does."""
 
-    def __init__(self, keys: Iterable[Key], *, is_required: bool) -> None:
+    def __init__(self, keys: Iterable[Key], *, is_required: bool, clock: Callable[[], float] = time.time) -> None:
         self.is_required = is_required
-        self.keys = tuple(keys)
+        self.keys: Mapping[str, Key] = {key.sha256: key for key in keys}
+        self._clock = clock
 
     def become(self, other: "Access") -> None:
         """Know the same keys as the other from now on."""
         self.is_required, self.keys = other.is_required, other.keys
 
-    def check_client(self, authorization: str | None) -> None:
-        """Check a client. Raises ApiError where a key is required and this is none of ours."""
-        if self.is_required:
-            self.key(authorization)
+    def holder(self, authorization: str | None) -> Key | None:
+        """Return the key of whoever asks a model; where none is required, None for one that is not known. Raises ApiError."""
+        return self.key(authorization, "models") if self.is_required else self.find(bearer_token(authorization))
 
-    def check_admin(self, authorization: str | None) -> None:
-        """Check an operator. Raises ApiError for whoever is not known as one."""
-        if not self.key(authorization).is_admin:
-            raise ApiError("forbidden", "this needs an admin key: `pilotlight keys create --admin` makes one")
+    def find(self, token: str) -> Key | None:
+        """Return a key that is known and still is one, whatever it opens."""
+        key = self.keys.get(_digest_of(token)) if token else None
+        if key is None or key.is_revoked or (key.expires_s is not None and self._clock() >= key.expires_s):
+            return None
+        return key
 
-    def key(self, authorization: str | None) -> Key:
-        """Return the key of whoever asks. Raises ApiError for none, and for one that is not known."""
+    def key(self, authorization: str | None, scope: str) -> Key:
+        """Return the key of whoever asks. Raises ApiError for none, for one that is not known, and for one that does not open this."""
         token = bearer_token(authorization)
         if not token:
             raise ApiError("unauthorized", "this needs a key: send it as `Authorization: Bearer KEY`")
-        digest = hashlib.sha256(token.encode()).hexdigest()
-        found = [key for key in self.keys if hmac.compare_digest(key.sha256, digest)]  # all, whichever fits
-        if not found:
+        key = self.keys.get(_digest_of(token))
+        if key is None:
             raise ApiError("unauthorized", "this key is not known here")
-        return found[0]
+        key.check(scope, self._clock())
+        return key
+
+
+@lru_cache(4096)
+def _digest_of(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()

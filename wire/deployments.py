@@ -42,6 +42,7 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     revision: int
     versions: tuple[Version, ...] = ()
     shares: tuple[Share, ...] = ()
+    account: str = ""  # whose it is, for good: whoever deployed it first; empty: the network's own
 
     def version(self, number: int) -> Version | None:
         return next((version for version in self.versions if version.number == number), None)

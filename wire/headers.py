@@ -18,6 +18,7 @@ HOP = "x-pilotlight-hop"  # router -> site: signature
 CLIENT_ADDRESS = "cf-connecting-ip"  # router, site -> function: the platform's name for it
 CLIENT_ORIGIN = "x-pilotlight-origin"  # router -> site, for a function: scheme and host as its client has named them
 CLIENT_GEO = "x-client-geo"  # router -> site: latitude,longitude of the client
+ACCOUNT = "x-pilotlight-account"  # router -> site: whose request it is, where the router knows its key
 HOPS = "x-pilotlight-hops"  # router -> router: how many routers the request has passed
 MAX_QUEUE_WAIT = "x-pilotlight-patience"  # router -> site: with a queue longer than so many ms, decline
 PREFIXES = "x-pilotlight-prefixes"  # router -> site: short digests of the conversation's beginnings (wire/prefixes.py)

@@ -9,6 +9,7 @@ import typer
 
 from runtime.cli.api import API_KEY_ENV, DEFAULT_URL, Api
 from runtime.cli.errors import CliError
+from runtime.cli.key_commands import keys
 from runtime.functions.cli import d1, state
 from sites.config import SERVER_ENV, ConfigError
 from sites.network import NETWORK_FILE
@@ -31,7 +32,6 @@ OpenOption = Annotated[bool, typer.Option("--open-to-all", help="Listen beyond t
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 INFERENCE, FUNCTIONS, OPERATIONS = "Inference", "Functions", "Operations"  # headings of --help
 
-keys = typer.Typer(help="The keys of clients.", no_args_is_help=True)
 app.add_typer(keys, name="keys", rich_help_panel=OPERATIONS)
 for name, commands in (("secret", state.secret), ("kv", state.kv), ("d1", d1.d1), ("queues", state.queues)):
     app.add_typer(commands, name=name, rich_help_panel=FUNCTIONS)
@@ -186,20 +186,6 @@ def plan(
     from runtime.cli.plan import plan as run
 
     run(Question(model, devices, context, dtype, batch, price, tp, pp, ep), as_json)
-
-
-@keys.command("create")
-def create_key(
-    name: Annotated[str, typer.Argument(help="Of the client; stands in limits and logs.")],
-    file: Annotated[
-        Path | None, typer.Option(help="A network's or a site's file, or one for `serve --keys`, that is to know it.")
-    ] = None,
-    admin: Annotated[bool, typer.Option("--admin", help="It also opens /status, /metrics and the like.")] = False,
-) -> None:
-    """Make a key, show it once, and keep its digest."""
-    from runtime.cli.keys import create as run
-
-    run(name, file, admin)
 
 
 @app.command(rich_help_panel=FUNCTIONS)

@@ -5,12 +5,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import orjson
+from msgspec.structs import replace
 from rich.console import Console
 
 from runtime.cli.api import Api
@@ -20,7 +21,8 @@ from runtime.cli.start_progress import ServerStart, StartProgress
 from runtime.cli.up import POLL_S, require_free
 from runtime.engines.gpus import installed_gpus
 from runtime.engines.sources import EMBEDDED, PREFIX
-from sites.config import KeyConfig, parse
+from sites.accounts import KeysFile
+from sites.config import parse
 from sites.rules import is_loopback
 from sites.site import SiteConfig, load_keys
 from wire.credentials import bearer_token_or_none
@@ -34,6 +36,7 @@ _ASKED: dict[str, dict[str, Any]] = {
 
 
 _CPU_KV_GIB = 1.0
+NO_KEYS = KeysFile()
 
 
 class Served(NamedTuple):
@@ -82,7 +85,7 @@ class Served(NamedTuple):
         is_embedded = (EMBEDDED / self.model).is_dir() and not Path(self.model).exists()
         return f"{PREFIX}{self.model}" if is_embedded else self.model
 
-    def site(self, known: Sequence[KeyConfig] = (), open_to_all: bool = False) -> SiteConfig:
+    def site(self, known: KeysFile = NO_KEYS, open_to_all: bool = False) -> SiteConfig:
         """Return a site with this model alone."""
         place = self.source.split("#")[0].removeprefix("embedded:").rstrip("/")
         name = self.name or place.rsplit("/", 1)[-1].removesuffix(".packed")
@@ -95,8 +98,8 @@ class Served(NamedTuple):
             "name": "local",
             "place": {"city": "here", "latitude": 0.0, "longitude": 0.0},
             "listen": {"host": self.host, "port": self.port},
-            "door": {"require_key": bool(known), "open_to_all": open_to_all},
-            "tenants": [msgspec.to_builtins(key) for key in known],
+            "door": {"require_key": bool(known.keys), "open_to_all": open_to_all},
+            **msgspec.to_builtins(known),
             "engine": {**self.engine, **cache, **threads},
             "models": [{"name": name, "source": self.source, "dtype": self.dtype, **options}],
         }
@@ -120,15 +123,15 @@ class Clients(NamedTuple):
     keys_file: Path | None = None
     open_to_all: bool = False
 
-    def known(self) -> list[KeyConfig]:
-        """Return the clients' entries. Raises ConfigError, and CliError for an unusable key."""
-        known = [] if self.keys_file is None else [*load_keys(self.keys_file)]
+    def known(self) -> KeysFile:
+        """Return the clients' accounts and keys. Raises ConfigError, and CliError for an unusable key."""
+        known = KeysFile() if self.keys_file is None else load_keys(self.keys_file)
         if self.api_key is not None:
             if not bearer_token_or_none(f"Bearer {self.api_key}"):
                 raise CliError(
                     "The key must have no spaces and be printable ASCII; `pilotlight keys create` makes one."
                 )
-            known.append(key_config("api-key", self.api_key, is_admin=True))
+            known = replace(known, keys=(*known.keys, key_config("api-key", self.api_key, ("admin",))))
         return known
 
 
@@ -141,15 +144,15 @@ def serve(
     from runtime.serve import run
 
     known = clients.known()
-    if not (known or clients.open_to_all or is_loopback(served.host)):
+    if not (known.keys or clients.open_to_all or is_loopback(served.host)):
         raise CliError(
             f"{served.host} can be reached from other machines: give --api-key KEY or --keys FILE (`pilotlight keys create`), or say "
             "--open-to-all to serve whoever comes."
         )
     own_key = ""
-    if known:
-        own_key, own = new_key("pilotlight-serve", is_admin=True)  # this command's own, to watch the start
-        known.append(own)
+    if known.keys:
+        own_key, own = new_key("pilotlight-serve", ("admin",))  # this command's own, to watch the start
+        known = replace(known, keys=(*known.keys, own))
     site = served.site(known, clients.open_to_all)
     try:
         local_directory(served.source)

@@ -7,12 +7,12 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from dialects.requests import ValidEmbedding
-from runtime.connection import header, read_body, send_json, until_disconnect
+from runtime.connection import read_body, send_json, until_disconnect
 from runtime.embedding import Embedder, Embeddings
 from runtime.generation import Generator
+from runtime.router_context import check_model, tenant_in
 from runtime.routes.endpoint import MIB, naming_ignored, parsed
 from sites.site import LimitsConfig
-from wire.credentials import tenant_of
 from wire.embeddings import Embedding, EmbeddingList, EmbeddingUsage, as_base64
 from wire.workers_ai import EmbeddingResult, Envelope
 
@@ -38,7 +38,8 @@ class EmbeddingEndpoint:
     async def answer(self, raw: bytes, scope: Scope, receive: Receive, send: Send, *model: str) -> None:
         """Answer a request whose body has been read."""
         request = await parsed(self._parse, raw, self._resolve, *model)
-        tenant = tenant_of(header(scope, b"authorization"), scope["path_params"].get("account_id"))
+        check_model(scope, request.requested_model)
+        tenant = tenant_in(scope)
 
         async def respond() -> None:
             embeddings = await self._embedder.embed(request, tenant)

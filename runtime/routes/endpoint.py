@@ -15,13 +15,13 @@ from urllib.parse import quote
 from starlette.types import Receive, Scope, Send
 
 from dialects.requests import INLINE_BYTES, ValidEmbedding, ValidGeneration
-from runtime.connection import EventWriter, error_body, header, read_body, send_json, until_disconnect
+from runtime.connection import EventWriter, error_body, read_body, send_json, until_disconnect
 from runtime.generation import EMPTY_DELTA, Generation, Generator
 from runtime.output_processor import Delta
-from runtime.router_context import body_limit, router_context
+from runtime.router_context import body_limit, check_model, router_context, tenant_in
 from sites.site import LimitsConfig
 from wire.continuation import DRAIN_NOTICE, RESUME_POINTS, ResumePoint, with_resume_point
-from wire.credentials import Tenant, tenant_of
+from wire.credentials import Tenant
 from wire.errors import ApiError, Dialect
 from wire.headers import IGNORED, ROUTE
 from wire.sse import CONTENT_TYPE, HEARTBEAT, encode_event
@@ -78,7 +78,8 @@ class Endpoint(Generic[RequestT]):
         request = await parsed(self._parse, raw, self._registry.resolve, *model)
         request = context.applied_to(request, len(raw))
         context.check_queue(self._registry.load(request.model))
-        tenant = tenant_of(header(scope, b"authorization"), scope["path_params"].get("account_id"))
+        check_model(scope, request.requested_model)
+        tenant = tenant_in(scope)
         if request.stream:
             work = self._stream(request, tenant, send, is_continuable=context.name is not None)
         else:

@@ -174,7 +174,7 @@ def test_what_it_prints_is_followed_from_afar(processes: Processes) -> None:
 def test_without_the_token_nothing_is_deployed(processes: Processes) -> None:
     token = processes.env.pop("PILOTLIGHT_DEPLOY_TOKEN")
     try:
-        assert "set PILOTLIGHT_DEPLOY_TOKEN" in processes.deploy("three").stderr
+        assert "in PILOTLIGHT_DEPLOY_TOKEN the token" in processes.deploy("three").stderr
         processes.env["PILOTLIGHT_DEPLOY_TOKEN"] = "guessed"
         assert "deploying needs the router's token" in processes.deploy("three").stderr
     finally:

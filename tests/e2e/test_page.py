@@ -145,10 +145,10 @@ def test_it_is_dark_where_the_system_is_and_fits_a_telephone(network: LocalNetwo
 
 
 def test_keys_are_asked_for_and_decide_what_one_may_do(chromium: "Browser") -> None:
-    viewer_key, viewer = new_key("viewer", is_admin=False)
-    boss_key, boss = new_key("boss", is_admin=True)
+    viewer_key, viewer = new_key("viewer", ("models", "metrics"))
+    boss_key, boss = new_key("boss", ("admin",))
     tables = "".join(
-        f'\n[[tenants]]\nname = "{one.name}"\nkey_sha256 = "{one.key_sha256}"\nadmin = {str(one.admin).lower()}\n'
+        f'\n[[keys]]\nname = "{one.name}"\nkey_sha256 = "{one.key_sha256}"\nscopes = {[*one.scopes]}\n'
         for one in (viewer, boss)
     )
     with (

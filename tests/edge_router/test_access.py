@@ -1,6 +1,7 @@
 """Who may come in by a router: keys where the file asks for them, in the words of each dialect, and operators' paths for operators."""
 
 import hashlib
+from datetime import UTC, datetime
 from typing import Any
 
 import openai
@@ -12,9 +13,9 @@ from wire.credentials import Access
 KEY, ADMIN = "pl-client", "pl-operator"
 TABLES: dict[str, Any] = {
     "door": {"require_key": True},
-    "tenants": [
+    "keys": [
         {"name": "client", "key_sha256": hashlib.sha256(KEY.encode()).hexdigest()},
-        {"name": "operator", "key_sha256": hashlib.sha256(ADMIN.encode()).hexdigest(), "admin": True},
+        {"name": "operator", "key_sha256": hashlib.sha256(ADMIN.encode()).hexdigest(), "scopes": ["admin"]},
     ],
 }
 
@@ -88,3 +89,77 @@ async def test_a_key_that_is_withdrawn_serves_no_longer_whoever_repeats_its_head
                 async with running.chat(headers=bearer(KEY), stream=False) as response:
                     assert response.status == status
             running.proxy.admission.access.become(Access([], is_required=True))
+
+
+def digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+PAST = datetime(2020, 1, 1, tzinfo=UTC)
+FAULTY: dict[str, Any] = {
+    "door": {"require_key": True},
+    "accounts": [{"name": "acme", "models": ["llama-*"]}],
+    "keys": [
+        {"name": "expired", "key_sha256": digest("expired"), "expires": PAST},
+        {"name": "revoked", "key_sha256": digest("revoked"), "revoked": True},
+        {"name": "watcher", "key_sha256": digest("watcher"), "scopes": ["metrics"]},
+        {"name": "acme-ci", "key_sha256": digest("acme-ci"), "account": "acme"},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "error", "why"),
+    [
+        ("expired", openai.AuthenticationError, "expired at 2020-01-01"),
+        ("revoked", openai.AuthenticationError, "was revoked"),
+        ("two words", openai.AuthenticationError, "must be `Bearer KEY`"),
+        ("watcher", openai.PermissionDeniedError, "the scope models"),
+        ("acme-ci", openai.PermissionDeniedError, "not open to the account acme"),
+    ],
+)
+async def test_the_official_client_raises_its_own_error_for_each_fault_of_a_key(
+    key: str, error: type[Exception], why: str
+) -> None:
+    async with (
+        sites("ams1") as fakes,
+        router(fakes, tables=FAULTY) as running,
+        openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key=key, max_retries=0) as client,
+    ):
+        with pytest.raises(error, match=why):
+            await client.chat.completions.create(model="ember", messages=[{"role": "user", "content": "hi"}])
+        assert fakes[0].seen == []
+
+
+@pytest.mark.parametrize("body", [{}, {"model": 7}, {"model": ["llama-8b"]}, {"model": "ember"}, {"model": ""}])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings", "/client/v4/accounts/a/ai/v1/completions"])
+async def test_an_account_with_a_list_of_models_reaches_no_site_with_anything_else(path: str, body: Any) -> None:
+    async with sites("ams1") as fakes, router(fakes, tables=FAULTY) as running:
+        async with running.http.post(running.url + path, json=body, headers=bearer("acme-ci")) as response:
+            assert response.status == 403
+        assert fakes[0].seen == []
+
+
+async def test_a_path_names_the_model_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PILOTLIGHT_HOP_SECRET", "s")
+    tables = {**FAULTY, "accounts": [{"name": "acme", "models": ["@cf/llama-*"]}]}
+    async with sites("ams1") as fakes, router(fakes, tables=tables) as running:
+        fakes[0].behave = answer(200, {"ok": True})
+        for prefix in ("/client/v4/accounts/a/ai/run/", "/fn/"):
+            for model, status in (("@cf/llama-8b", 200), ("@cf/qwen", 403)):
+                url = f"{running.url}{prefix}{model}"
+                async with running.http.post(url, json={"prompt": "x"}, headers=bearer("acme-ci")) as response:
+                    assert response.status == status
+            async with running.http.post(f"{running.url}{prefix}@cf/llama-8b", json={"prompt": "x"}) as response:
+                assert response.status == 401
+        assert {request.headers["x-pilotlight-account"] for request in fakes[0].seen} == {"acme"}
+
+
+async def test_a_client_cannot_say_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PILOTLIGHT_HOP_SECRET", "s")
+    async with sites("ams1") as fakes, router(fakes, tables={"keys": FAULTY["keys"][2:3]}) as running:
+        fakes[0].behave = answer(200, {"ok": True})
+        headers = {**bearer("somebody"), "x-pilotlight-account": "watcher"}
+        async with running.chat(headers=headers, stream=False) as response:
+            assert response.status == 200
+        assert "x-pilotlight-account" not in fakes[0].seen[0].headers

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from edge_router import deployments
 from edge_router.deployments import DeployGuard, DeploymentApi, rolled_back, with_version
 from tests.asgi import Exchange, call
 from wire.bundles import digest_of, pack
+from wire.credentials import Access, Account, Key
 from wire.deployments import PATH, SERVE_PATH, TRY_PATH, Deployment, Share, Version, decode_deployments, encode
 from wire.errors import ApiError
 from wire.headers import FOR_ROUTERS, HOP, REQUEST_ID, Hop, sign_hop, signed_body
@@ -107,8 +108,13 @@ async def fake() -> AsyncIterator[FakeSite]:
     await runner.cleanup()
 
 
-def router_app(fake: FakeSite, tmp_path: Path, token: str = "token") -> Starlette:
-    return Starlette(routes=DeploymentApi({"ams1": fake}, DeployGuard(token, "secret"), tmp_path / "router").routes())  # type: ignore[dict-item]
+def known(name: str, *scopes: str, account: Account | None = None) -> Key:
+    return Key(name, hashlib.sha256(name.encode()).hexdigest(), frozenset(scopes), account or Account(name))
+
+
+def router_app(fake: FakeSite, tmp_path: Path, token: str = "token", keys: Sequence[Key] = ()) -> Starlette:
+    guard = DeployGuard(token, "secret", Access(keys, is_required=False))
+    return Starlette(routes=DeploymentApi({"ams1": fake}, guard, tmp_path / "router").routes())  # type: ignore[dict-item]
 
 
 @pytest.fixture
@@ -123,13 +129,17 @@ def bundle(tmp_path: Path, text: str = "1") -> bytes:
     return pack(folder)
 
 
-async def put(app: Starlette, data: bytes, digest: str | None = None) -> Any:
-    return await call(app, f"{PATH}/bundles/{digest or digest_of(data)}", method="PUT", body=data, **TOKEN)
+async def put(app: Starlette, data: bytes, digest: str | None = None, key: str = "token") -> Any:
+    headers = {"authorization": f"Bearer {key}"}
+    return await call(app, f"{PATH}/bundles/{digest or digest_of(data)}", method="PUT", body=data, **headers)
 
 
-async def deployed(app: Starlette, data: bytes, revision: int, **further: Any) -> Any:
+async def deployed(
+    app: Starlette, data: bytes, revision: int, key: str = "token", name: str = "f", **further: Any
+) -> Any:
     body = {"digest": digest_of(data), "expected_revision": revision, **further}
-    return await call(app, f"{PATH}/f", method="POST", body=json.dumps(body).encode(), **TOKEN)
+    headers = {"authorization": f"Bearer {key}"}
+    return await call(app, f"{PATH}/{name}", method="POST", body=json.dumps(body).encode(), **headers)
 
 
 async def test_a_version_is_tried_and_then_has_its_traffic(app: Starlette, fake: FakeSite, tmp_path: Path) -> None:
@@ -255,7 +265,7 @@ async def test_only_who_has_the_token_deploys_and_sites_may_read(
     signed = {REQUEST_ID: "id", HOP: sign_hop("secret", time.time(), Hop("GET", path, "id", FOR_ROUTERS))}
     assert (await call(app, path, **signed)).body == data
     assert (await call(app, path, method="PUT", body=data, **signed)).status == 403
-    off = router_app(fake, tmp_path, token="")
+    off = router_app(fake, tmp_path, token="", keys=[known("asker", "models")])
     answer = await call(off, PATH, authorization="Bearer ")
     assert answer.status == 404
     assert "PILOTLIGHT_DEPLOY_TOKEN" in answer.json["error"]["message"]
@@ -281,8 +291,45 @@ def test_what_is_kept_can_be_read_again() -> None:
 
 @pytest.mark.parametrize("secret", ["a secret", ""])
 def test_the_deploy_token_is_never_sent_to_a_site_and_signs_where_there_is_no_secret(secret: str) -> None:
-    headers = DeployGuard("a token", secret).signed("POST", TRY_PATH, "ams1", b"body")
+    headers = DeployGuard("a token", secret, Access([], is_required=False)).signed("POST", TRY_PATH, "ams1", b"body")
     assert "a token" not in str(headers)
     hop = Hop("POST", TRY_PATH, headers[REQUEST_ID], "ams1")
     assert signed_body(headers[HOP], secret or "a token", time.time(), hop) == hashlib.sha256(b"body").hexdigest()
     assert signed_body(headers[HOP], secret or "a token", time.time(), hop._replace(site="iad1")) is None
+
+
+async def test_a_function_is_its_accounts_and_no_other_account_touches_it(fake: FakeSite, tmp_path: Path) -> None:
+    keys = [
+        known("alice", "deploy"),
+        known("bob", "deploy", account=Account("bob", None, ("bobs-*",))),
+        known("root", "admin"),
+        known("asker", "models"),
+    ]
+    app, data = router_app(fake, tmp_path, keys=keys), bundle(tmp_path)
+    assert (await put(app, data, key="alice")).status == 201
+    assert (await deployed(app, data, 0, key="alice")).status == 201
+    url, bob = f"{PATH}/f", {"authorization": "Bearer bob"}
+    back = json.dumps({"expected_revision": 1, "number": 1}).encode()
+    for answer in (
+        await deployed(app, data, 1, key="bob"),
+        await deployed(app, data, 0, key="bob"),
+        await call(app, url, **bob),
+        await call(app, url + "/tail", **bob),
+        await call(app, url + "/rollback", method="POST", body=back, **bob),
+    ):
+        assert (answer.status, answer.json["error"]["code"]) == (403, "forbidden")
+        assert "another account's" in answer.json["error"]["message"]
+    refused = await deployed(app, data, 0, key="bob", name="web")
+    assert (refused.status, "may deploy bobs-*" in refused.json["error"]["message"]) == (403, True)
+    assert (await call(app, PATH, **bob)).json == []
+    assert (await call(app, f"{PATH}/bundles/{digest_of(data)}", **bob)).status == 404
+    assert (await put(app, data, key="asker")).status == 403
+    assert (await put(app, data, key="nobody")).status == 401
+    (seen,) = (await call(app, PATH, authorization="Bearer alice")).json
+    assert (seen["name"], seen["account"]) == ("f", "alice")
+    for operator in ("root", "token"):
+        revision = (await call(app, url, authorization=f"Bearer {operator}")).json["revision"]
+        changed = await deployed(app, data, revision, key=operator)
+        assert (changed.status, changed.json["account"]) == (201, "alice"), "it stays whose it was"
+    again = router_app(fake, tmp_path, keys=keys)
+    assert (await call(again, url, **bob)).status == 403, "and after a restart"

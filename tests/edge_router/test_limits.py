@@ -6,12 +6,13 @@ from contextlib import ExitStack, nullcontext
 import msgspec
 import pytest
 
-from edge_router.admission import Bucket, TenantLimits
+from edge_router.admission import AdmissionFilter, Bucket, TenantLimits
 from edge_router.request import Head
 from sites.config import ConfigError, parse
-from sites.network import DoorConfig, NetworkConfig, TenantConfig, TenantLimitsConfig
+from sites.network import CustomerConfig, DoorConfig, NetworkConfig, TenantLimitsConfig
 from tests.edge_router.builders import Clock, network
 from tests.edge_router.fakes import answer, event, hang, raw_stream, router, sites
+from wire.credentials import Access, Account, Key
 from wire.errors import ApiError
 
 ALICE, BOB = {"authorization": "Bearer alice"}, {"authorization": "Bearer bob"}
@@ -21,9 +22,9 @@ def head(key: str, path: str = "/v1/chat/completions") -> Head:
     return Head("POST", path, path, [("authorization", f"Bearer {key}")])
 
 
-def limits(clock: Clock, *tenants: TenantConfig, max_open_per_client: int = 100, **default: float) -> TenantLimits:
+def limits(clock: Clock, *accounts: CustomerConfig, max_open_per_client: int = 100, **default: float) -> TenantLimits:
     door = DoorConfig(max_open_per_client=max_open_per_client)
-    return TenantLimits(door, TenantLimitsConfig(**default), tenants, "secret", clock)
+    return TenantLimits(door, TenantLimitsConfig(**default), accounts, "secret", clock)
 
 
 def ask(door: TenantLimits, key: str, client: str = "1.2.3.4", path: str = "/v1/chat/completions") -> None:
@@ -70,13 +71,15 @@ def test_requests_beyond_the_minutes_worth_are_told_when_to_come_back() -> None:
 
 @pytest.mark.parametrize("spelled", ["bearer alice", "BEARER   alice", "Bearer alice "])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/client/v4/accounts/other/ai/run/m", "/fn/hello/"])
-def test_one_key_has_one_bucket_whatever_the_spelling_and_the_account(spelled: str, path: str) -> None:
-    digest = hashlib.sha256(b"alice").hexdigest()
-    door = limits(Clock(), TenantConfig(name="alice", key_sha256=digest, requests_per_min=1), requests_per_min=100)
-    ask(door, "alice")
+def test_an_accounts_keys_have_one_bucket_whatever_the_spelling_and_the_path(spelled: str, path: str) -> None:
+    door = limits(Clock(), CustomerConfig(name="acme", requests_per_min=1), requests_per_min=100)
+    known = [Key(name, hashlib.sha256(name.encode()).hexdigest(), account=Account("acme")) for name in ("alice", "al")]
+    admission = AdmissionFilter(Access(known, is_required=False), door)
+    with admission.admit(head("al"), "1.2.3.4"):
+        pass
     with (
         pytest.raises(ApiError, match="1 requests a minute"),
-        door.admitted(Head("POST", path, path, [("authorization", spelled)]), "1.2.3.4"),
+        admission.admit(Head("POST", path, path, [("authorization", spelled)]), "1.2.3.4"),
     ):
         pass
 
@@ -141,15 +144,17 @@ def test_one_address_is_a_small_part_of_what_a_router_takes_unless_the_file_says
 
 
 def test_a_tenant_of_the_file_has_its_own_limits() -> None:
-    digest = hashlib.sha256(b"alice").hexdigest()
     clock = Clock()
-    door = limits(clock, TenantConfig(name="alice", key_sha256=digest, requests_per_min=5), requests_per_min=1)
+    door = limits(clock, CustomerConfig(name="alice", requests_per_min=5), requests_per_min=1)
+    alice = head("alice")
+    alice.holder = Key("alice", "", account=Account("alice"))
     for _ in range(5):
-        ask(door, "alice")
+        with door.admitted(alice, "1.2.3.4"):
+            pass
     ask(door, "bob")
-    for key in ("alice", "bob"):
-        with pytest.raises(ApiError):
-            ask(door, key)
+    for each in (alice, head("bob")):
+        with pytest.raises(ApiError), door.admitted(each, "1.2.3.4"):
+            pass
 
 
 def test_the_table_of_tenants_is_bounded_and_forgets_nobody_who_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ async def test_a_hangup_reads_keys_and_limits_again_and_ends_nothing(tmp_path: P
             network_file(
                 tmp_path,
                 site.url,
-                extra=f'[door]\nrequire_key = true\n[[tenants]]\nname = "a"\nkey_sha256 = "{digest}"\n',
+                extra=f'[door]\nrequire_key = true\n[[keys]]\nname = "a"\nkey_sha256 = "{digest}"\n',
             )
             router.send_signal(signal.SIGHUP)
             while True:  # until it has read it

@@ -12,7 +12,8 @@ from wire.errors import ApiError
 
 
 def known(name: str, *, is_admin: bool = False) -> Key:
-    return Key(name, hashlib.sha256(f"key-{name}".encode()).hexdigest(), is_admin)
+    scopes = frozenset({"admin"} if is_admin else {"models", "metrics"})
+    return Key(name, hashlib.sha256(f"key-{name}".encode()).hexdigest(), scopes)
 
 
 ACCESS = Access([known("viewer"), known("boss", is_admin=True)], is_required=True)
@@ -42,7 +43,7 @@ def test_a_viewer_looks_and_an_operator_acts() -> None:
     sessions = Sessions(ACCESS, "secret")
     viewer = request(cookie=cookie_of(sessions, "viewer").partition(";")[0])
     assert sessions.visitor(viewer).name == "viewer"
-    with pytest.raises(ApiError, match="admin key"):
+    with pytest.raises(ApiError, match="scope admin"):
         sessions.actor(viewer)
     assert sessions.actor(request(cookie=cookie_of(sessions, "boss").partition(";")[0])).is_admin
     assert sessions.actor(request(authorization="Bearer key-boss")).is_admin
@@ -80,7 +81,7 @@ def test_a_session_ends_with_its_time_with_its_key_and_with_a_changed_letter() -
 @pytest.mark.parametrize("cookie", ["", "x", "1.2", "9" * 30 + ".a.boss", "٣.a.boss", "-1.a.boss"])
 def test_what_is_no_cookie_of_ours_is_refused(cookie: str) -> None:
     with pytest.raises(ApiError):
-        Sessions(ACCESS, "secret")._access.check_client(None)
+        Sessions(ACCESS, "secret")._access.holder(None)
     with pytest.raises(ApiError):
         Sessions(ACCESS, "secret").visitor(
             Request({"type": "http", "headers": [(b"cookie", f"{COOKIE}={cookie}".encode())]})

@@ -11,7 +11,7 @@ from runtime.app import build_app
 from sites.config import ConfigError
 from tests.asgi import call
 from tests.runtime.conftest import Site, SiteMaker, site_config
-from wire.credentials import tenant_of
+from wire.credentials import owner_of, tenant_of
 from wire.headers import CLOCK, HOP, REFUSAL, Hop, sign_hop, told_clock
 
 CHAT = "/ai/v1/chat/completions"
@@ -117,12 +117,13 @@ async def test_a_body_that_is_not_the_one_that_was_signed_is_refused_before_any_
         assert not site.engine.submits
 
 
-def key(name: str, *, admin: bool = False) -> dict[str, object]:
-    return {"name": name, "key_sha256": hashlib.sha256(name.encode()).hexdigest(), "admin": admin}
+def key(name: str, *scopes: str, **more: object) -> dict[str, object]:
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return {"name": name, "key_sha256": digest, "scopes": [*scopes] or ["models"], **more}
 
 
 async def test_a_site_with_keys_serves_those_alone_and_routers_whose_signature_is_genuine(make_site: SiteMaker) -> None:
-    async with make_site(hop_secret=SECRET, door={"require_key": True}, tenants=[key("client")]) as site:
+    async with make_site(hop_secret=SECRET, door={"require_key": True}, keys=[key("client")]) as site:
         for headers, status in (({}, 401), (BOB, 401), (CLIENT, 200), (signed(), 200)):
             assert (await call(site.app, CHAT, HELLO, **headers)).status == status
         cloud = await call(site.app, "/client/v4/accounts/a/ai/run/tiny", {"prompt": "Hi"})
@@ -136,15 +137,15 @@ async def test_a_site_with_keys_serves_those_alone_and_routers_whose_signature_i
 async def test_what_operators_ask_of_a_site_needs_an_admin_key_or_a_signature(
     make_site: SiteMaker, path: str, tables: dict[str, Any]
 ) -> None:
-    keys = [key("client"), key("operator", admin=True)]
-    async with make_site(hop_secret=SECRET, tenants=keys, **tables) as site:
+    keys = [key("client"), key("operator", "metrics")]
+    async with make_site(hop_secret=SECRET, keys=keys, **tables) as site:
         router = signed(path=path, method="GET")
         for headers, status in (({}, 401), (CLIENT, 403), (OPERATOR, 200), (router, 200)):
             assert (await call(site.app, path, **headers)).status == status
 
 
 async def test_hints_are_not_taken_from_clients_with_a_key(make_site: SiteMaker) -> None:
-    async with make_site(door={"require_key": True}, tenants=[key("client")]) as site:
+    async with make_site(door={"require_key": True}, keys=[key("client")]) as site:
         for headers, status in (({}, 401), (CLIENT, 403)):
             assert (await call(site.app, "/internal/wake", {"model": "tiny"}, **headers)).status == status
 
@@ -157,6 +158,6 @@ def test_demanding_hops_without_a_secret_stops_the_start(model_directory, monkey
 
 def test_no_key_and_account_are_another_key_and_account_put_together() -> None:
     pairs = [("a", "b"), ("a:b", ""), ("a", ""), ("", "a"), ("a:b", "c"), ("a", "b:c"), ("1:a", ""), ("", "1:a")]
-    tenants = {tenant_of(f"Bearer {key}" if key else None, account) for key, account in pairs}
+    tenants = {tenant_of(owner_of(f"Bearer {key}" if key else None, ""), account) for key, account in pairs}
     assert len({tenant.salt for tenant in tenants}) == len({tenant.id for tenant in tenants}) == len(pairs)
-    assert tenant_of("bearer  a", "b") == tenant_of("Bearer a", "b")
+    assert tenant_of(owner_of("bearer  a", ""), "b") == tenant_of(owner_of("Bearer a", ""), "b")

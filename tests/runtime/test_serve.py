@@ -388,7 +388,7 @@ async def test_a_hangup_reads_the_sites_keys_again(
     server.app.site.config = load_site(file)
     digest = hashlib.sha256(b"secret").hexdigest()
     file.write_text(
-        f'{written}[limits]\nmax_inflight = 3\n[door]\nrequire_key = true\n[[tenants]]\nname = "a"\nkey_sha256 = "{digest}"\n'
+        f'{written}[limits]\nmax_inflight = 3\n[door]\nrequire_key = true\n[[keys]]\nname = "a"\nkey_sha256 = "{digest}"\n'
     )
     async with httpx.AsyncClient(base_url=server.url) as client:
         assert (await client.post(CHAT, json=HELLO)).status_code == 200

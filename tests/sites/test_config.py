@@ -60,7 +60,7 @@ def test_a_disk_tier_without_a_host_tier_is_refused() -> None:
 
 
 KEY = {"name": "acme", "key_sha256": "0" * 64}
-KEYS = {"door": {"require_key": True}, "tenants": [KEY]}
+KEYS = {"door": {"require_key": True}, "keys": [KEY]}
 OPEN = {"door": {"open_to_all": True}}
 
 
@@ -85,9 +85,9 @@ def test_a_listener_on_this_machine_needs_no_keys(host: str) -> None:
 
 
 def test_a_door_that_nobody_could_pass_is_refused() -> None:
-    assert "no [[tenants]] has a key" in refusal(site(door={"require_key": True}))
-    assert "tenant name 'acme' is used twice" in refusal(site(tenants=[KEY, KEY]))
-    assert "tenants.0.key_sha256" in refusal(site(tenants=[{"name": "a", "key_sha256": "secret"}]))
+    assert "there are no [[keys]]" in refusal(site(door={"require_key": True}))
+    assert "key name 'acme' is used twice" in refusal(site(keys=[KEY, KEY]))
+    assert "keys.0.key_sha256" in refusal(site(keys=[{"name": "a", "key_sha256": "secret"}]))
 
 
 def test_a_site_without_models_is_refused() -> None:

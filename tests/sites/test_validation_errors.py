@@ -46,7 +46,8 @@ SITE: dict[str, Any] = {
 NETWORK: dict[str, Any] = {
     "listen": {"port": 0, "tls_certificate": "c", "tls_key": "k"},
     "clients": {"front_ends": ["10.0.0.0/8"]},
-    "tenants": [{"name": "t", "key_sha256": "0" * 64, "tokens_per_min": 2.5}],
+    "accounts": [{"name": "t", "tokens_per_min": 2.5}],
+    "keys": [{"name": "t", "key_sha256": "0" * 64}],
     "place": dict(PLACE),
     "sites": [
         {"name": "ams1", "url": "http://h:1/", "place": dict(PLACE)},

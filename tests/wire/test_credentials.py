@@ -1,10 +1,22 @@
 """One key is one key, however a client spells the header around it."""
 
 import hashlib
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
-from wire.credentials import Access, Key, bearer_token, bearer_token_or_none
+from sites.accounts import AccountConfig, KeyConfig
+from wire.credentials import (
+    Access,
+    Account,
+    Key,
+    bearer_token,
+    bearer_token_or_none,
+    known_keys,
+    owner_of,
+    tenant_of,
+)
 from wire.errors import ApiError, Dialect
 
 
@@ -32,22 +44,76 @@ def test_anything_but_bearer_and_a_key_is_refused_by_name(other: str) -> None:
     assert bearer_token_or_none(other) == ""
 
 
-def test_a_key_is_known_by_its_digest_and_an_operators_by_its_mark() -> None:
-    digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("client", "operator")}
-    access = Access([Key(name, digest, name == "operator") for name, digest in digests.items()], is_required=True)
-    access.check_client("Bearer client")
-    access.check_admin("bearer  operator")
-    for unknown in (None, "Bearer nobody", f"Bearer {digests['client']}"):
+def known(name: str, *scopes: str, **more: Any) -> Key:
+    return Key(name, hashlib.sha256(name.encode()).hexdigest(), frozenset(scopes or ("models",)), **more)
+
+
+def test_a_key_is_known_by_its_digest_and_opens_what_its_scopes_say() -> None:
+    access = Access([known("client"), known("operator", "admin"), known("watcher", "metrics")], is_required=True)
+    assert access.holder("Bearer client") == access.key("bearer  client", "models")
+    for unknown in (None, "Bearer nobody", f"Bearer {hashlib.sha256(b'client').hexdigest()}"):
         with pytest.raises(ApiError) as refused:
-            access.check_client(unknown)
+            access.holder(unknown)
         assert refused.value.word == "unauthorized"
-    with pytest.raises(ApiError, match="admin key") as forbidden:
-        access.check_admin("Bearer client")
-    assert forbidden.value.word == "forbidden"
+    for name, scope in (("client", "admin"), ("client", "metrics"), ("client", "deploy"), ("watcher", "models")):
+        with pytest.raises(ApiError, match=f"scope {scope}, and {name} has") as forbidden:
+            access.key(f"Bearer {name}", scope)
+        assert forbidden.value.word == "forbidden"
+    for scope in ("admin", "models", "deploy", "metrics"):
+        assert access.key("Bearer operator", scope).is_admin
 
 
 def test_where_no_key_is_required_clients_need_none_and_operators_do() -> None:
-    access = Access([], is_required=False)
-    access.check_client(None)
+    access = Access([known("client")], is_required=False)
+    assert access.holder(None) is access.holder("Bearer other") is None
+    assert access.holder("Bearer client") == known("client")
     with pytest.raises(ApiError):
-        access.check_admin(None)
+        access.key(None, "admin")
+
+
+def test_a_key_that_has_expired_or_was_revoked_is_refused_with_the_reason() -> None:
+    now = 1_800_000_000.0
+    keys = [known("old", expires_s=now), known("gone", is_revoked=True), known("fresh", expires_s=now + 1)]
+    access = Access(keys, is_required=True, clock=lambda: now)
+    assert access.holder("Bearer fresh") == keys[2]
+    for name, why in (("old", "the key old expired at 2027-01-15 08:00:00Z"), ("gone", "the key gone was revoked")):
+        with pytest.raises(ApiError, match=why) as refused:
+            access.holder(f"Bearer {name}")
+        assert refused.value.word == "unauthorized"
+        assert access.find(name) is None
+
+
+def test_a_rotated_key_is_known_until_its_grace_is_over_and_is_of_the_same_account() -> None:
+    moment = datetime(2027, 1, 15, 8, tzinfo=UTC)
+    digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("new", "old")}
+    entry = KeyConfig(
+        name="ci", account="acme", key_sha256=digests["new"], former_sha256=digests["old"], former_expires=moment
+    )
+    keys = known_keys([AccountConfig(name="acme", models=("llama-*",))], [entry])
+    access = Access(keys, is_required=True, clock=lambda: moment.timestamp() - 1)
+    new, old = access.key("Bearer new", "models"), access.key("Bearer old", "models")
+    assert new.account == old.account == Account("acme", ("llama-*",))
+    access = Access(keys, is_required=True, clock=moment.timestamp)
+    assert access.holder("Bearer new") == new
+    with pytest.raises(ApiError, match="expired"):
+        access.holder("Bearer old")
+
+
+def test_an_account_uses_the_models_and_deploys_the_functions_that_its_patterns_name() -> None:
+    account = Account("acme", ("llama-*", "ember"), ("acme-*",))
+    for model in ("llama-8b", "ember"):
+        account.check_model(model)
+    for refused in ("embers", "qwen", "", None):
+        with pytest.raises(ApiError, match=r"account acme, which may use llama-\*, ember") as error:
+            account.check_model(refused)
+        assert (error.value.word, error.value.param) == ("forbidden", "model")
+    Account("free").check_model(None)
+    account.check_function("acme-web")
+    with pytest.raises(ApiError, match=r"acme may deploy acme-\*, and not 'web'"):
+        account.check_function("web")
+
+
+def test_an_account_is_one_tenant_by_whichever_key_and_no_keys_owner() -> None:
+    assert tenant_of(owner_of("Bearer a", "acme"), None) == tenant_of(owner_of("Bearer b", "acme"), None)
+    assert tenant_of(owner_of("Bearer acme", ""), None) != tenant_of(owner_of(None, "acme"), None)
+    assert bearer_token_or_none(f"Bearer {owner_of(None, 'acme')}") == "", "no client can send that as its key"

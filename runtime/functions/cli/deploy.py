@@ -11,7 +11,7 @@ from urllib.parse import quote
 from rich.console import Console
 from rich.table import Table
 
-from runtime.cli.api import Api
+from runtime.cli.api import API_KEY_ENV, Api
 from runtime.cli.errors import CliError
 from runtime.functions.manifest import load_manifest
 from wire.bundles import BundleError, digest_of, pack
@@ -101,7 +101,9 @@ def _shares(deployment: dict[str, Any]) -> list[str]:
 
 
 def _token() -> str:
-    token = os.environ.get(DEPLOY_TOKEN_ENV, "")
+    token = os.environ.get(DEPLOY_TOKEN_ENV, "") or os.environ.get(API_KEY_ENV, "")
     if not token:
-        raise CliError(f"Deploying needs the router's token: set {DEPLOY_TOKEN_ENV}, here and where the router starts.")
+        raise CliError(
+            f"Deploying needs a key with the scope deploy in {API_KEY_ENV}, or in {DEPLOY_TOKEN_ENV} the token that the router was started with."
+        )
     return token

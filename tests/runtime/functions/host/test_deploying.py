@@ -23,6 +23,7 @@ from runtime.functions.cli.deploy import deploy, rollback, versions
 from runtime.functions.host import deployed
 from tests.asgi import call, eventually
 from tests.runtime.conftest import Site, SiteMaker
+from wire.credentials import Access
 from wire.deployments import Tried
 from wire.headers import DEPLOY_TOKEN_ENV
 from wire.http.listen import bind
@@ -83,7 +84,9 @@ async def network(make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.Mo
 @asynccontextmanager
 async def router(site: Site, listener: socket.socket, tmp_path: Path) -> AsyncIterator[None]:
     backend = SimpleNamespace(name="ams1", url=site.url, state="healthy", status=SimpleNamespace(functions=object()))
-    routes = DeploymentApi({"ams1": backend}, DeployGuard("token", ""), tmp_path / "router").routes()  # type: ignore[dict-item]
+    routes = DeploymentApi(
+        {"ams1": backend}, DeployGuard("token", "", Access([], is_required=False)), tmp_path / "router"
+    ).routes()  # type: ignore[dict-item]
     server = Server(Starlette(routes=routes))
     await server.start(listener)
     try:

@@ -1,0 +1,95 @@
+"""Every path of a router with the scope that it needs, where keys are required; a path that is not named here fails."""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import pytest
+from starlette.routing import Mount, Route
+
+from edge_router.app import FORWARDED, build_app
+from edge_router.durable import PATH as STREAMS
+from sites.accounts import Scope
+from tests.edge_router.builders import network
+from tests.edge_router.fakes import answer, router, sites
+
+PUBLIC = ""  # whoever comes; a function judges for itself, a page's session is how one says who one is
+NEEDS: dict[tuple[str, str], str] = {
+    ("GET", "/livez"): PUBLIC,
+    ("GET", "/readyz"): PUBLIC,
+    ("GET", "/health"): PUBLIC,
+    ("GET", "/ping"): PUBLIC,
+    ("GET", "/version"): PUBLIC,
+    ("GET", "/metrics"): "metrics",
+    ("GET", "/status"): "metrics",
+    ("GET", "/debug/route"): "admin",
+    ("POST", "/debug/route"): "admin",
+    ("GET", "/"): PUBLIC,
+    ("GET", "/page"): PUBLIC,  # its files
+    ("GET", "/page/session"): "metrics",
+    ("POST", "/page/session"): PUBLIC,
+    ("DELETE", "/page/session"): PUBLIC,
+    ("GET", "/page/feed"): "metrics",
+    ("GET", "/page/history"): "metrics",
+    ("GET", "/page/timeline"): "metrics",
+    ("POST", "/page/action"): "admin",
+    ("GET", "/deployments"): "deploy",
+    ("GET", "/deployments/bundles/{digest}"): "deploy",
+    ("PUT", "/deployments/bundles/{digest}"): "deploy",
+    ("GET", "/deployments/{name}"): "deploy",
+    ("POST", "/deployments/{name}"): "deploy",
+    ("POST", "/deployments/{name}/rollback"): "deploy",
+    ("GET", "/deployments/{name}/tail"): "deploy",
+    # What is forwarded to sites, and what is read again, by any method.
+    ("GET", "/v1/"): "models",
+    ("POST", "/v1/"): "models",
+    ("POST", "/ai/v1/"): "models",
+    ("POST", "/client/v4/"): "models",
+    ("POST", "/fn/"): PUBLIC,
+    ("POST", "/fn/@org/model"): "models",
+    ("GET", "/streams/"): "models",
+    ("DELETE", "/streams/"): "models",
+}
+TABLES: dict[str, Any] = {
+    "door": {"require_key": True},
+    "keys": [
+        {"name": scope, "key_sha256": hashlib.sha256(scope.encode()).hexdigest(), "scopes": [scope]}
+        for scope in get_args(Scope)
+    ],
+}
+
+
+def endpoints() -> Iterator[tuple[str, str]]:
+    for route in build_app(network({"ams1": "http://x:1"})).routes:
+        if isinstance(route, Mount):
+            yield "GET", route.path
+            continue
+        assert isinstance(route, Route)
+        for method in (route.methods or {"GET"}) - {"HEAD"}:
+            yield method, route.path
+
+
+def test_every_path_of_a_router_is_named_here_with_its_scope() -> None:
+    named = set(endpoints())
+    assert {path for _, path in NEEDS} >= {STREAMS, *FORWARDED}
+    beside = {place for place in NEEDS if place[1].startswith((STREAMS, *FORWARDED))}
+    assert named == set(NEEDS) - beside
+
+
+@pytest.mark.parametrize(("method", "path"), NEEDS)
+async def test_a_path_opens_to_its_scope_and_to_no_other(method: str, path: str) -> None:
+    needed = NEEDS[method, path]
+    url = path.replace("{digest}", "0" * 64).replace("{name}", "f")
+    url += "/style.css" if path == "/page" else ""
+    url += "x" if url.endswith(("/v1/", "/v4/", "/fn/", "/streams/")) else ""
+    async with sites("ams1") as fakes, router(fakes, tables=TABLES) as running:
+        fakes[0].behave = answer(200, {"ok": True})
+        for scope in ("", *get_args(Scope)):
+            headers = {"authorization": f"Bearer {scope}"} if scope else {}
+            async with running.http.request(
+                method, running.url + url, headers=headers, json={"key": "metrics"}
+            ) as response:
+                if needed == PUBLIC or scope in (needed, "admin"):
+                    assert response.status not in (401, 403), scope
+                else:
+                    assert response.status == (403 if scope else 401), scope

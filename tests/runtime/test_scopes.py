@@ -1,0 +1,119 @@
+"""Every path of a site with the scope that it needs, where keys are required; a path that is not named here fails."""
+
+import hashlib
+from pathlib import Path
+from typing import Any, get_args
+
+from starlette.routing import Mount, Route
+
+from runtime.app import SiteApp
+from sites.accounts import Scope
+from tests.asgi import call
+from tests.runtime.conftest import SiteMaker
+
+PUBLIC = ""
+ROUTERS = "a router's signature"
+NEEDS = {
+    "/livez": PUBLIC,
+    "/readyz": PUBLIC,
+    "/health": PUBLIC,
+    "/ping": PUBLIC,
+    "/version": PUBLIC,
+    "/metrics": "metrics",
+    "/status": "metrics",
+    "/timeline": "metrics",
+    "/": PUBLIC,
+    "/page": PUBLIC,
+    "/page/session": "metrics",
+    "/page/feed": "metrics",
+    "/page/history": "metrics",
+    "/page/timeline": "metrics",
+    "/page/action": "admin",
+    "/internal/wake": ROUTERS,
+    "/internal/sleep": ROUTERS,
+    "/internal/functions/try": ROUTERS,
+    "/internal/functions/serve": ROUTERS,
+    "/internal/functions/tail/{name}": ROUTERS,
+    "/fn/@{model:path}": "models",
+    "/fn/{name}": PUBLIC,
+    "/fn/{name}/{path:rest}": PUBLIC,
+    "/client/v4/accounts/{account_id}/ai/run/{model:path}": "models",
+    "/client/v4/accounts/{account_id}/ai/models/search": "models",
+    **{
+        f"{prefix}/{path}": "models"
+        for prefix in ("/ai/v1", "/v1", "/client/v4/accounts/{account_id}/ai/v1")
+        for path in ("chat/completions", "completions", "embeddings", "models", "models/{id:path}")
+    },
+}
+POSTED = (
+    "/completions",
+    "/embeddings",
+    "/run/{model:path}",
+    "/fn/@{model:path}",
+    "/wake",
+    "/sleep",
+    "/try",
+    "/serve",
+    "/action",
+)
+KEYS = [
+    {"name": scope, "key_sha256": hashlib.sha256(scope.encode()).hexdigest(), "scopes": [scope]}
+    for scope in get_args(Scope)
+]
+
+
+def paths(app: SiteApp) -> set[str]:
+    assert all(isinstance(route, Route | Mount) or hasattr(route, "path") for route in app.routes)
+    return {route.path for route in app.routes}  # type: ignore[attr-defined]
+
+
+async def test_every_path_opens_to_its_scope_and_to_no_other(make_site: SiteMaker, tmp_path: Path) -> None:
+    functions: dict[str, Any] = {"directory": str(tmp_path / "functions"), "state_dir": str(tmp_path / "state")}
+    (tmp_path / "functions").mkdir()
+    tables = {"door": {"require_key": True}, "keys": KEYS, "functions": functions}
+    async with make_site(hop_secret="a shared secret", **tables) as site:
+        assert paths(site.app) == set(NEEDS), "name the path, with the scope that it needs"
+        for path, needed in NEEDS.items():
+            url = path.replace("{account_id}", "a").replace("{id:path}", "tiny").replace("{name}", "f")
+            url = url.replace("{model:path}", "tiny").replace("{path:rest}", "x") + (
+                "/style.css" if path == "/page" else ""
+            )
+            method = "POST" if path.endswith(POSTED) else "GET"
+            for scope in ("", *get_args(Scope)):
+                headers = {"authorization": f"Bearer {scope}"} if scope else {}
+                if path == "/page/feed" and scope in (needed, "admin"):
+                    continue  # a stream without an end
+                answer = await call(site.app, url, method=method, body=b"{}" if method == "POST" else b"", **headers)
+                if needed == PUBLIC or (needed != ROUTERS and scope in (needed, "admin")):
+                    assert answer.status not in (401, 403), (path, scope, answer.body)
+                else:
+                    assert answer.status == (403 if scope else 401), (path, scope, answer.body)
+
+
+async def test_an_account_of_the_sites_own_file_is_held_to_its_models(make_site: SiteMaker) -> None:
+    accounts = [{"name": "models", "models": ["other"]}]
+    async with make_site(door={"require_key": True}, keys=KEYS, accounts=accounts) as site:
+        for body, path in (
+            ({"messages": [{"role": "user", "content": "Hi"}]}, "chat/completions"),
+            ({"prompt": "x"}, "completions"),
+        ):
+            for scope, status in (("models", 403), ("admin", 200)):
+                asked = await call(site.app, f"/v1/{path}", {"model": "tiny", **body}, authorization=f"Bearer {scope}")
+                assert asked.status == status, asked.body
+
+
+async def test_keys_of_one_account_share_a_salt_and_a_routers_word_for_it_counts(make_site: SiteMaker) -> None:
+    from tests.runtime.test_identity import HELLO, SECRET, signed
+
+    keys = [{**key, "account": "acme", "scopes": ["models"]} for key in KEYS[:2]]
+    async with make_site(hop_secret=SECRET, keys=keys, accounts=[{"name": "acme"}]) as site:
+        for headers in (
+            {"authorization": "Bearer models"},
+            {"authorization": "Bearer deploy"},
+            {**signed(), "authorization": "Bearer unknown-here", "x-pilotlight-account": "acme"},
+            {"authorization": "Bearer another"},
+            {"authorization": "Bearer another", "x-pilotlight-account": "acme"},  # nobody's to say without a signature
+        ):
+            assert (await call(site.app, "/ai/v1/chat/completions", HELLO, **headers)).status == 200
+        salts = [submit.salt for submit in site.engine.submits]
+        assert salts[0] == salts[1] == salts[2] != salts[3] == salts[4]
