@@ -23,6 +23,7 @@ class Context:
     turns: tuple[
         tuple[torch.Tensor, torch.Tensor], ...
     ] = ()  # cos and sin of the positions, by each of the model's rotary rules
+    temperatures: torch.Tensor | None = None  # [tokens, 1, 1], what queries that do not turn are multiplied by
     ranks: "Communicator | None" = None  # that have other parts of the model's weights
 
     def summed(self, x: torch.Tensor) -> torch.Tensor:

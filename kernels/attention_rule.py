@@ -18,6 +18,7 @@ class AttentionRule(NamedTuple):
     kv_scales: Tensor | None = (
         None  # [2] fp32, of caches in FP8: what a stored key and a stored value are multiplied by
     )
+    is_chunked: bool = False  # positions are cut into chunks of a window's length, and a query sees its own chunk's
 
     @property
     def is_naive(self) -> bool:
@@ -26,10 +27,11 @@ class AttentionRule(NamedTuple):
 
     def fits(self, q: Tensor) -> bool:
         """q [..., heads, head_dim]"""
-        scale, window, sinks, soft_cap, _ = self
+        scale, window, sinks, soft_cap, _, is_chunked = self
         return (
             scale > 0
             and (window is None or window > 0)
+            and not (is_chunked and window is None)
             and (soft_cap is None or soft_cap > 0)
             and (sinks is None or (sinks.shape == q.shape[-2:-1] and sinks.dtype in (q.dtype, torch.float32)))
             and (sinks is None or sinks.is_contiguous())
@@ -42,6 +44,9 @@ class AttentionRule(NamedTuple):
         check.require("rule.scale", self.scale > 0, f"is {self.scale}, wanted a positive number")
         check.require(
             "rule.window", self.window is None or self.window > 0, f"is {self.window}: a token sees at least itself"
+        )
+        check.require(
+            "rule.is_chunked", not self.is_chunked or self.window is not None, "is set, and no chunk's length"
         )
         positive = self.soft_cap is None or self.soft_cap > 0
         check.require("rule.soft_cap", positive, f"is {self.soft_cap}, wanted a positive number, or None for none")

@@ -80,8 +80,11 @@ def attend_by_torch(
     window = rule.window
     if window is not None and window >= max_context_len:
         window = None
+    skipped = torch.zeros_like(context_lens)
     if window is not None:
-        block_tables, context_lens = _last_blocks(block_tables, context_lens, window + queries - 1, k_cache.shape[1])
+        whole = context_lens
+        block_tables, context_lens = _last_blocks(block_tables, whole, window + queries - 1, k_cache.shape[1])
+        skipped = whole - context_lens
         max_context_len = min(max_context_len, block_tables.shape[1] * k_cache.shape[1])
     # One sequence without padding has nothing to mask.
     visible = None
@@ -92,7 +95,7 @@ def attend_by_torch(
         or rule.is_naive
         or max_context_len == block_tables.shape[1] * k_cache.shape[1]
     ):
-        visible = _visible(context_lens, queries, max_context_len, window)
+        visible = _visible(context_lens, queries, max_context_len, window, skipped if rule.is_chunked else None)
     bytes_per_seq = 2 * block_tables.shape[1] * k_cache[0].numel() * k_cache.element_size()
     group = max(1, _GATHERED_BYTES[q.device.type] // bytes_per_seq)
     if seqs <= group or visible is None:
@@ -113,14 +116,22 @@ def _last_blocks(
     return tables, context_lens - first * block_size
 
 
-def _visible(context_lens: torch.Tensor, queries: int, max_context_len: int, window: int | None) -> torch.Tensor:
-    """[seqs, queries, max_context_len]"""
+def _visible(
+    context_lens: torch.Tensor, queries: int, max_context_len: int, window: int | None, skipped: torch.Tensor | None
+) -> torch.Tensor:
+    """[seqs, queries, max_context_len]. `skipped` [seqs]: tokens before those, from which chunks of a window's length are counted."""
     positions = torch.arange(max_context_len, device=context_lens.device)
     ends = context_lens.view(-1, 1, 1)
     if queries > 1:
         ends = ends - torch.arange(queries - 1, -1, -1, device=context_lens.device).view(-1, 1)
     visible = positions < ends
-    return visible if window is None else visible & (positions >= ends - window)
+    if window is None:
+        return visible
+    begins = ends - window
+    if skipped is not None:
+        before = skipped.view(-1, 1, 1)
+        begins = (ends + before - 1) // window * window - before
+    return visible & (positions >= begins)
 
 
 def _attend(

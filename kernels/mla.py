@@ -3,18 +3,19 @@ key and value at once, and one rotary key.
 
 The cache holds both side by side, [num_blocks, block_size, latent + rotary] (512 + 64 in DeepSeek-V2 and V3). Queries arrive with the keys'
 up-projection multiplied into them; the result is still latent, and the values' up-projection is the caller's. Refuses to know projections.
-No model of the engine uses it yet.
 """
 
 import torch
+import torch.nn.functional as F
 
 from kernels import checks
 from kernels.attention_rule import AttentionRule
 from kernels.checks import FLOATS, ArgumentCheck, placed
 from kernels.decode_attention import attend_by_torch as decode_by_torch
 from kernels.dispatch import operation
-from kernels.paged import can_read, can_read_batch, check_blocks, require_batch, require_tables
+from kernels.paged import can_read, can_read_batch, check_blocks, check_slots, require_batch, require_tables
 from kernels.prefill_attention import attend_by_torch as prefill_by_torch
+from kernels.rotary import turned
 from kernels.varlen import VarlenBatch
 
 
@@ -83,6 +84,69 @@ def _require(
         check.require("q_rotary" if name == "rotary" else "q_latent", check.size(name) > 0, f"has no {size}")
     check.require("scale", scale > 0, f"is {scale}, wanted a positive number")
     return check
+
+
+def _check_write(
+    operation: str,
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    if not (
+        x.dim() == 2
+        and cache.dim() == 3
+        and norm.dim() == 1
+        and x.dtype in FLOATS
+        and x.dtype == cache.dtype
+        and (norm.dtype == x.dtype or norm.dtype == torch.float32)
+        and x.shape[1] == cache.shape[2]
+        and 0 < norm.shape[0] < x.shape[1]
+        and cos.shape == sin.shape == (x.shape[0], (x.shape[1] - norm.shape[0]) >> 1)
+        and not (x.shape[1] - norm.shape[0]) & 1
+        and cos.dtype == sin.dtype == torch.float32
+        and slot_mapping.shape == x.shape[:1]
+        and slot_mapping.dtype == torch.int64
+        and x.stride(1) == cache.stride(2) == cos.stride(1) == sin.stride(1) == 1
+        and norm.is_contiguous()
+        and slot_mapping.is_contiguous()
+        and placed(x, norm, cos, sin, cache, slot_mapping)
+    ):
+        check = ArgumentCheck(operation)
+        check.tensor("x", x, "tokens latent+rotary", dense=1)
+        check.tensor("cache", cache, "blocks block_size latent+rotary", (x.dtype,), dense=1)
+        check.tensor("norm", norm, "latent", (x.dtype, torch.float32), dense=1)
+        rotary = x.shape[1] - norm.shape[0]
+        fits = norm.shape[0] > 0 and rotary > 0 and rotary % 2 == 0
+        check.require("norm", fits, f"is of {norm.shape[0]} of {x.shape[1]} values: the others must turn in pairs")
+        check.derive("rotary/2", rotary // 2, "x and norm")
+        for name, values in (("cos", cos), ("sin", sin)):
+            check.tensor(name, values, "tokens rotary/2", (torch.float32,), dense=1)
+        check.tensor("slot_mapping", slot_mapping, "tokens", (torch.int64,), dense=1)
+    if checks.DEBUG:
+        check_slots(operation, slot_mapping, cache)
+
+
+@operation(_check_write, triton="mla")
+def mla_write(
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """x [tokens, latent + rotary] as projected, norm [latent], cos and sin [tokens, rotary / 2] fp32, slot_mapping [tokens] int64; cache [num_blocks,
+    block_size, latent + rotary]: the latent vector is normalised and the rotary key turned, whose pairs lie side by side, before both are written."""
+    latent, rotary = x[:, : norm.shape[0]], x[:, None, norm.shape[0] :]
+    normed = (F.rms_norm(latent.float(), norm.shape, None, eps) * norm).to(x.dtype)
+    key = turned(rotary, cos, sin, is_interleaved=True).squeeze(1)
+    block_size = cache.shape[1]
+    cache[slot_mapping // block_size, slot_mapping % block_size] = torch.cat((normed, key), dim=1)
 
 
 @operation(_check_decode, triton="mla")

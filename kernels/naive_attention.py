@@ -16,7 +16,7 @@ def naive_attention(
     """q [seqs, kv_heads, group, rows, head_dim]: the query heads of each kv head; k, v [seqs, kv_heads, context,
     head_dim]; mask [seqs or 1, rows, context] says what a row sees, the rule's window included
     -> [seqs, kv_heads, group, rows, head_dim of v]."""
-    scale, _, sinks, soft_cap, kv_scales = rule
+    scale, _, sinks, soft_cap, kv_scales, _ = rule
     seqs, kv_heads, group, rows, head_dim = q.shape
     # All rows that meet the same keys as one matrix: no key or value is repeated.
     scores = q.reshape(seqs, kv_heads, group * rows, head_dim).float() @ k.float().transpose(-1, -2)

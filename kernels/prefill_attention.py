@@ -89,7 +89,8 @@ def _attend(
     # Blocks before the first query's window are not read; positions are counted from the first that is.
     skipped = 0 if window is None else max(0, context_len - tokens - window + 1) // block_size
     blocks = block_table[skipped : -(-context_len // block_size)]
-    context_len -= skipped * block_size
+    before = skipped * block_size
+    context_len -= before
     k, v = (
         cache.index_select(0, blocks).view(-1, kv_heads, cache.shape[3])[:context_len].transpose(0, 1)
         for cache in (k_cache, v_cache)
@@ -107,6 +108,8 @@ def _attend(
         end = prefix + start + len(tile)  # keys up to the tile's last query
         first = 0 if window is None else max(0, prefix + start - window + 1)
         mask = _causal(len(tile), end - first, window, q.device)
+        if window is not None and rule.is_chunked:
+            mask &= _of_own_chunk(len(tile), torch.arange(before + first, before + end, device=q.device), window)
         outputs.append(_attend_tile(tile, k[:, first:end], v[:, first:end], mask, rule))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -153,3 +156,8 @@ def _causal(tokens: int, context_len: int, window: int | None, device: torch.dev
     """[tokens, context_len]: the queries are the last of the context."""
     mask = torch.ones(tokens, context_len, dtype=torch.bool, device=device).tril_(context_len - tokens)
     return mask if window is None else mask.triu_(context_len - tokens - window + 1)
+
+
+def _of_own_chunk(tokens: int, positions: torch.Tensor, chunk: int) -> torch.Tensor:
+    """[tokens, context_len]: the queries are the last of the positions."""
+    return positions >= (positions[len(positions) - tokens :] // chunk * chunk).unsqueeze(1)

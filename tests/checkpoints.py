@@ -81,6 +81,9 @@ def write_checkpoint(
                     parameter.add_(torch.randn_like(parameter) * 0.2)
                 elif name.endswith(("bias", "sinks")):
                     parameter.copy_(torch.randn_like(parameter) * 0.2)
+            for name, buffer in model.named_buffers():
+                if name.endswith("e_score_correction_bias"):
+                    buffer.copy_(torch.randn_like(buffer) * 0.2)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     return model
 

@@ -13,7 +13,7 @@ from engine.description.shapes import AttentionShape, NormKind
 from engine.description.weights import WeightShape, embedding, norm, projections, summed
 from engine.errors import CheckpointError
 from engine.kv.layout import CachedLayer, keys_and_values
-from engine.weights.config import flag, number, positive_int, quantization_method
+from engine.weights.config import flag, number, positive_int, quantization, quantization_method
 from engine.weights.formats.registry import FORMATS, OF_STACKS
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -23,7 +23,8 @@ class LayerKind(NamedTuple):
     """How one layer's attention differs from another's."""
 
     window: int | None = None  # tokens that a query sees, itself included; None: all before it
-    rotary: int = 0  # which of the model's rotary rules
+    rotary: int | None = 0  # which of the model's rotary rules; None: nothing turns
+    is_chunked: bool = False  # positions are cut into chunks of a window's length, and a query sees its own chunk's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +111,14 @@ class DecoderConfig:
     def attention(self, layer: int) -> AttentionShape:
         kind = self.layers[layer]
         return AttentionShape(
-            self.num_heads, self.num_kv_heads, self.head_dim, self.attention_scale, kind.window, layer, kind.rotary
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            self.attention_scale,
+            kind.window,
+            layer,
+            kind.rotary,
+            kind.is_chunked,
         )
 
     @classmethod
@@ -162,6 +170,17 @@ class DecoderConfig:
             attention_scale=head_dim**-0.5 if attention_scale is None else attention_scale,
             **own,
         )
+
+
+def text_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a decoder's keys of a config.json, which keeps them under text_config where it has a vision tower as well."""
+    text = config.get("text_config")
+    if not text:
+        return config
+    if not isinstance(text, dict):
+        raise CheckpointError(f"config.json has text_config = {text!r}; it must be an object")
+    whole = {"architectures": config.get("architectures"), "quantization_config": quantization(config)}
+    return {**text, **whole}
 
 
 def architecture(config: Mapping[str, Any]) -> str:

@@ -1,64 +1,62 @@
 """The config of DeepSeek-V3, Kimi K2 and K2.5: latent attention, whose keys and values are one short vector of a token in each layer, a few dense
-layers, then experts with shared ones beside them. A vision tower is weights alone here."""
+layers, then experts with shared ones beside them. A vision tower is weights alone here.
+
+Defaults are those of deepseek-ai/DeepSeek-V3's configuration_deepseek.py.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.description.decoder_config import read_top_k
-from engine.description.shapes import ExpertsShape
+from engine.description.decoder_config import DecoderConfig, LayerKind, read_top_k, refuse_unless, text_keys
+from engine.description.rotary import RotaryRule, read_rotary_rule, sharpening
+from engine.description.shapes import ExpertsShape, GroupedRouting, LatentShape
 from engine.description.vision import VisionShape
-from engine.description.weights import WeightShape, embedding, experts, gated, norm, projections, router, summed
+from engine.description.weights import WeightShape, experts, gated, norm, projections, summed
+from engine.errors import CheckpointError
 from engine.kv.layout import CachedLayer, CacheSegment
-from engine.weights.config import flag, positive_int
+from engine.weights.config import flag, number, positive_int, positive_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatentConfig:
-    vocab_size: int
-    hidden_size: int
-    context_length: int
-    num_layers: int
-    num_heads: int
+class LatentConfig(DecoderConfig):
+    """`head_dim` is what turns of each head; `num_kv_heads` 0: all heads read the same, so that ranks cannot share it."""
+
     q_rank: int | None  # None: queries are projected at once
     kv_rank: int
     nope_dim: int
-    rope_dim: int
     value_dim: int
     intermediate_size: int  # of dense layers
     experts: ExpertsShape
-    top_k: int
+    routing: GroupedRouting
     num_shared: int
     sparse_layers: frozenset[int]
-    tied: bool
+    num_mtp_layers: int  # behind the others: they predict further tokens
     vision: VisionShape | None
 
     @property
     def cached_layers(self) -> tuple[CachedLayer, ...]:
-        """One vector of each token, which all heads read: ranks cannot share it."""
-        return (CachedLayer((CacheSegment("latent", 1, self.kv_rank + self.rope_dim),)),) * self.num_layers
-
-    @property
-    def num_kv_heads(self) -> int:
-        return 0
+        return (CachedLayer((CacheSegment("latent", 1, self.kv_rank + self.head_dim),)),) * self.num_layers
 
     @property
     def attended_numbers(self) -> int:
-        return self.num_heads * (2 * self.kv_rank + self.rope_dim)
-
-    @property
-    def rotary_numbers(self) -> int:
-        return self.rope_dim
+        return self.num_heads * (2 * self.kv_rank + self.head_dim)
 
     @property
     def outer_weights(self) -> list[WeightShape]:
-        found = [
-            embedding("embedding", "model.embed_tokens", self.vocab_size, self.hidden_size),
-            norm("model.norm", self.hidden_size),
-        ]
-        if not self.tied:
-            found.append(embedding("head", "lm_head", self.vocab_size, self.hidden_size))
-        return found + (self.vision.weights(self.hidden_size) if self.vision else [])
+        return self.text_weights + (self.vision.weights(self.hidden_size) if self.vision else [])
+
+    def latent_attention(self, layer: int) -> LatentShape:
+        return LatentShape(
+            self.num_heads,
+            self.q_rank,
+            self.kv_rank,
+            self.head_dim,
+            self.nope_dim,
+            self.value_dim,
+            self.attention_scale,
+            layer,
+        )
 
     def layer_weights(self, layer: int, name: str) -> list[WeightShape]:
         mlp, hidden = f"{name}.mlp", self.hidden_size
@@ -66,17 +64,17 @@ class LatentConfig:
         if layer not in self.sparse_layers:
             return [*attention, *gated(mlp, hidden, self.intermediate_size)]
         shared = self.num_shared * self.experts.intermediate_size
-        bias = WeightShape("router", f"{mlp}.gate.e_score_correction_bias", self.experts.num_experts, is_wide=True)
+        gate, num_experts = f"{mlp}.gate", self.experts.num_experts
         return [
             *attention,
-            *router(f"{mlp}.gate", self.experts.num_experts, hidden),
-            bias,
-            *experts(f"{mlp}.experts", self.experts, self.top_k),
+            WeightShape("router", gate, num_experts, hidden, is_wide=True),
+            WeightShape("router", f"{gate}.e_score_correction_bias", num_experts, is_wide=True),
+            *experts(f"{mlp}.experts", self.experts, self.routing.top_k),
             *(gated(f"{mlp}.shared_experts", hidden, shared, part="shared_experts") if shared else []),
         ]
 
     def _attention(self, name: str) -> list[WeightShape]:
-        hidden, heads, key_dim = self.hidden_size, self.num_heads, self.nope_dim + self.rope_dim
+        hidden, heads, key_dim = self.hidden_size, self.num_heads, self.nope_dim + self.head_dim
         found = []
         if self.q_rank is None:
             found += projections("attention", [f"{name}.q_proj"], [heads * key_dim], hidden, unit=key_dim)
@@ -89,40 +87,64 @@ class LatentConfig:
         both = self.nope_dim + self.value_dim
         return [
             *found,
-            WeightShape("attention", f"{name}.kv_a_proj_with_mqa", self.kv_rank + self.rope_dim, hidden),
+            WeightShape("attention", f"{name}.kv_a_proj_with_mqa", self.kv_rank + self.head_dim, hidden),
             norm(f"{name}.kv_a_layernorm", self.kv_rank),
-            *projections("attention", [f"{name}.kv_b_proj"], [heads * both], self.kv_rank, unit=both),
+            WeightShape("attention", f"{name}.kv_b_proj", heads * both, self.kv_rank, "rows", both, is_unpacked=True),
             *summed("attention", f"{name}.o_proj", hidden, heads * self.value_dim, unit=self.value_dim),
         ]
 
 
 def parse_config(config: Mapping[str, Any]) -> LatentConfig:
     """Read a config.json. One with a vision tower keeps the decoder's keys under text_config."""
-    text = config.get("text_config") or config
+    text = text_keys(config)
+    refuse_unless(text, "attention_bias", False)
+    refuse_unless(text, "rope_interleave", True, None)
     num_layers, dense = positive_int(text, "num_hidden_layers"), int(text.get("first_k_dense_replace") or 0)
     every = positive_int(text, "moe_layer_freq", 1)
-    num_experts = positive_int(text, "n_routed_experts")
-    return LatentConfig(
-        vocab_size=positive_int(text, "vocab_size"),
-        hidden_size=positive_int(text, "hidden_size"),
-        context_length=positive_int(text, "max_position_embeddings"),
-        num_layers=num_layers,
-        num_heads=positive_int(text, "num_attention_heads"),
+    num_experts, nope_dim = positive_int(text, "n_routed_experts"), positive_int(text, "qk_nope_head_dim")
+    rope_dim, rule = positive_int(text, "qk_rope_head_dim"), read_rotary_rule(text)
+    read = LatentConfig.read(
+        {**text, "head_dim": rope_dim},
+        rotary=(rule,),
+        attention_scale=(nope_dim + rope_dim) ** -0.5 * _sharpened(text, rule),
+        layers=(LayerKind(),) * num_layers,
         q_rank=None if text.get("q_lora_rank") is None else positive_int(text, "q_lora_rank"),
         kv_rank=positive_int(text, "kv_lora_rank"),
-        nope_dim=positive_int(text, "qk_nope_head_dim"),
-        rope_dim=positive_int(text, "qk_rope_head_dim"),
+        nope_dim=nope_dim,
         value_dim=positive_int(text, "v_head_dim"),
         intermediate_size=positive_int(text, "intermediate_size"),
         experts=ExpertsShape(
             num_experts, positive_int(text, "hidden_size"), positive_int(text, "moe_intermediate_size")
         ),
-        top_k=read_top_k(text, num_experts),
+        routing=_routing(text, num_experts),
         num_shared=int(text.get("n_shared_experts") or 0),
         sparse_layers=frozenset(i for i in range(dense, num_layers) if i % every == 0),
-        tied=flag(text, "tie_word_embeddings", False),
+        num_mtp_layers=int(text.get("num_nextn_predict_layers") or 0),
         vision=_vision(config.get("vision_config")),
     )
+    return replace(read, num_kv_heads=0)
+
+
+def _sharpened(config: Mapping[str, Any], rule: RotaryRule) -> float:
+    """Return what YaRN multiplies scores with. The part of it that `rule` has is in the queries and keys."""
+    described = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    weight = number(described, "mscale_all_dim", 0.0)
+    return sharpening(rule.values["factor"], weight) ** 2 if rule.rope_type == "yarn" and weight else 1.0
+
+
+def _routing(config: Mapping[str, Any], num_experts: int) -> GroupedRouting:
+    refuse_unless(config, "scoring_func", "sigmoid", None)
+    refuse_unless(config, "topk_method", "noaux_tc", None)
+    top_k = read_top_k(config, num_experts)
+    groups, top_groups = positive_int(config, "n_group", 8), positive_int(config, "topk_group", 4)
+    size = num_experts // groups
+    if num_experts % groups or top_groups > groups or top_k > top_groups * size or (size < 2 and top_groups < groups):
+        raise CheckpointError(
+            f"config.json has n_group = {groups}, topk_group = {top_groups} and num_experts_per_tok = {top_k} for {num_experts} experts: "
+            "groups must be even, of two experts at least, and the chosen ones must hold as many as a token goes to"
+        )
+    scale = positive_number(config, "routed_scaling_factor", 2.5)
+    return GroupedRouting(top_k, groups, top_groups, flag(config, "norm_topk_prob", True), scale)
 
 
 def _vision(config: Mapping[str, Any] | None) -> VisionShape | None:

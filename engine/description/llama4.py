@@ -5,16 +5,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.description.decoder_config import DecoderConfig, LayerKind, read_top_k
-from engine.description.rotary import parse_rotary_rule
+from engine.description.decoder_config import DecoderConfig, LayerKind, read_top_k, refuse_unless, text_keys
+from engine.description.rotary import read_rotary_rule
 from engine.description.shapes import ExpertsShape
 from engine.description.vision import VisionShape
 from engine.description.weights import WeightShape, experts, gated, router
-from engine.weights.config import number, positive_int
+from engine.errors import CheckpointError
+from engine.weights.config import flag, number, positive_int, positive_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama4Config(DecoderConfig):
+    attention_bias: bool
+    qk_norm: bool
+    temperature: tuple[float, float] | None  # of queries that do not turn: tokens to a step, and its weight
     intermediate_size: int  # of dense layers
     experts: ExpertsShape
     top_k: int
@@ -22,12 +26,13 @@ class Llama4Config(DecoderConfig):
     vision: VisionShape | None
 
     def layer_weights(self, layer: int, name: str) -> list[WeightShape]:
-        hidden, forward = self.hidden_size, f"{name}.feed_forward"
+        hidden, forward, bias = self.hidden_size, f"{name}.feed_forward", self.attention_bias
+        attention = self.attention_weights(name, qkv_bias=bias, o_bias=bias)
         if layer not in self.sparse_layers:
-            return [*self.attention_weights(name), *gated(forward, hidden, self.intermediate_size)]
+            return [*attention, *gated(forward, hidden, self.intermediate_size)]
         shared = f"{forward}.shared_expert"
         return [
-            *self.attention_weights(name),
+            *attention,
             *router(f"{forward}.router", self.experts.num_experts, hidden),
             *experts(f"{forward}.experts", self.experts, self.top_k),
             *gated(shared, hidden, self.experts.intermediate_size, part="shared_experts"),
@@ -41,21 +46,29 @@ class Llama4Config(DecoderConfig):
 
 def parse_config(config: Mapping[str, Any]) -> Llama4Config:
     """Read a config.json. One with a vision tower keeps the decoder's keys under text_config."""
-    text = config.get("text_config") or config
+    text = text_keys(config)
     num_layers, step = positive_int(text, "num_hidden_layers"), positive_int(text, "interleave_moe_layer_step", 1)
     num_experts = positive_int(text, "num_local_experts", 16)
-    theta = number(text, "rope_theta", 500_000.0)
+    sparse = text.get("moe_layers")
+    if sparse is None:
+        sparse = range(step - 1, num_layers, step)
+    elif not isinstance(sparse, list) or not set(sparse) <= set(range(num_layers)):
+        raise CheckpointError(f"config.json has moe_layers = {sparse!r}; they must be layers below {num_layers}")
+    tuned = flag(text, "attn_temperature_tuning", True)
     return Llama4Config.read(
         text,
         layers=_layers(text, num_layers),
-        rotary=(parse_rotary_rule(text, text.get("rope_scaling") or {}, theta),),
+        rotary=(read_rotary_rule(text, 500_000.0),),
         default_eps=1e-5,
+        attention_bias=flag(text, "attention_bias", False),
+        qk_norm=flag(text, "use_qk_norm", True),
+        temperature=(positive_number(text, "floor_scale", 8192.0), number(text, "attn_scale", 0.1)) if tuned else None,
         intermediate_size=positive_int(text, "intermediate_size_mlp", 16384),
         experts=ExpertsShape(
             num_experts, positive_int(text, "hidden_size"), positive_int(text, "intermediate_size", 8192)
         ),
         top_k=read_top_k(text, num_experts, 1),
-        sparse_layers=frozenset(text.get("moe_layers") or range(step - 1, num_layers, step)),
+        sparse_layers=frozenset(sparse),
         vision=_vision(config.get("vision_config")),
     )
 
@@ -67,7 +80,13 @@ def _layers(config: Mapping[str, Any], num_layers: int) -> tuple[LayerKind, ...]
         positive_int(config, "no_rope_layer_interval", 4),
     )
     turns = config.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(num_layers)]
-    return tuple(LayerKind(chunk if turns[i] else None) for i in range(num_layers))
+    if not isinstance(turns, list) or len(turns) < num_layers:
+        raise CheckpointError(
+            f"config.json has no_rope_layers = {turns!r}; it must be a list of {num_layers}: 1 for a layer that turns"
+        )
+    types = ["chunked_attention" if turns[i] else "full_attention" for i in range(num_layers)]
+    refuse_unless(config, "layer_types", types, None)
+    return tuple(LayerKind(chunk, is_chunked=True) if turns[i] else LayerKind(rotary=None) for i in range(num_layers))
 
 
 def _vision(config: Mapping[str, Any] | None) -> VisionShape | None:

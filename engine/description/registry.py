@@ -67,6 +67,7 @@ PARSERS: dict[str, Parse] = {
     "Gemma3ForCausalLM": gemma3.parse_config,
     "GptOssForCausalLM": gpt_oss.parse_config,
     "KimiK25ForConditionalGeneration": deepseek_v3.parse_config,
+    "Llama4ForCausalLM": llama4.parse_config,
     "Llama4ForConditionalGeneration": llama4.parse_config,
     "LlamaForCausalLM": llama.parse_config,
     "MistralForCausalLM": mistral.parse_config,

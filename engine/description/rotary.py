@@ -62,13 +62,17 @@ def _yarn_values(described: Mapping[str, Any]) -> dict[str, float]:
     factor = number(described, "factor")
     mscale, mscale_all_dim = number(described, "mscale", 0.0), number(described, "mscale_all_dim", 0.0)
 
-    def sharpening(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-    inferred = sharpening(mscale) / sharpening(mscale_all_dim) if mscale and mscale_all_dim else sharpening(1.0)
+    inferred = sharpening(factor, 1.0)
+    if mscale and mscale_all_dim:
+        inferred = sharpening(factor, mscale) / sharpening(factor, mscale_all_dim)
     return {
         "attention_factor": number(described, "attention_factor", inferred),
         "beta_fast": positive_number(described, "beta_fast", 32.0),
         "beta_slow": positive_number(described, "beta_slow", 1.0),
         "truncate": float(flag(described, "truncate", True)),
     }
+
+
+def sharpening(factor: float, weight: float) -> float:
+    """Return what YaRN multiplies with for contexts that are stretched `factor` times (Peng et al., arXiv 2309.00071, equation 22)."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -10,13 +10,41 @@ class AttentionShape(NamedTuple):
     scale: float
     window: int | None = None  # tokens that a query sees, itself included; None: all before it
     layer: int = 0  # whose cache it is, of those that a model has
-    rotary: int = 0  # which of the model's rotary rules
+    rotary: int | None = 0  # which of the model's rotary rules; None: nothing turns
+    is_chunked: bool = False  # positions are cut into chunks of a window's length, and a query sees its own chunk's
 
 
 class ExpertsShape(NamedTuple):
     num_experts: int
     hidden_size: int
     intermediate_size: int
+
+
+class LatentShape(NamedTuple):
+    """Latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
+
+    num_heads: int
+    query_rank: int | None  # None: queries are projected at once
+    latent: int  # numbers of the vector that is key and value of all heads
+    rotary: int  # of each head's query, and of the one key that all share
+    key: int  # of each head's query and key besides
+    value: int
+    scale: float
+    layer: int  # whose cache it is
+
+    @property
+    def query(self) -> int:
+        return self.key + self.rotary
+
+
+class GroupedRouting(NamedTuple):
+    """How tokens choose experts by sigmoids, as kernels/moe.py's route_in_groups takes it."""
+
+    top_k: int
+    groups: int
+    top_groups: int
+    renormalise: bool
+    scale: float
 
 
 class NormKind(NamedTuple):

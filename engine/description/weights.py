@@ -11,6 +11,7 @@ from engine.weights.shard import Split
 
 Part = Literal["embedding", "attention", "dense", "router", "experts", "shared_experts", "norms", "head", "vision"]
 VOCABULARY_UNIT = 64  # rows of a vocabulary that one rank has
+GATED_PARTS = ("gate_proj", "up_proj", "down_proj")  # as most checkpoints call those of a gated feed-forward
 
 
 class WeightShape(NamedTuple):
@@ -27,6 +28,7 @@ class WeightShape(NamedTuple):
     active: int = 1  # of the experts, that compute a token
     is_sum: bool = False  # a bias of products that are summed: the first rank has it alone
     is_wide: bool = False  # kept in fp32 whatever the others are
+    is_unpacked: bool = False  # kept plain whatever its format is
 
     @property
     def numbers(self) -> int:
@@ -64,7 +66,7 @@ def gated(
     *,
     bias: bool = False,
     part: Part = "dense",
-    names: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
+    names: Sequence[str] = GATED_PARTS,
 ) -> list[WeightShape]:
     """Return a gated feed-forward."""
     gate, up, down = (f"{name}.{one}" for one in names)
@@ -74,9 +76,7 @@ def gated(
     ]
 
 
-def experts(
-    name: str, shape: ExpertsShape, top_k: int, names: Sequence[str] = ("gate_proj", "up_proj", "down_proj")
-) -> list[WeightShape]:
+def experts(name: str, shape: ExpertsShape, top_k: int, names: Sequence[str] = GATED_PARTS) -> list[WeightShape]:
     """Return routed experts, each a gated feed-forward."""
     num_experts, hidden, intermediate = shape
     one = gated(f"{name}.0", hidden, intermediate, part="experts", names=names)

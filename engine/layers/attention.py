@@ -1,6 +1,8 @@
 """Grouped-query attention over the paged cache: fused projection, rotation, cache write, attention, output
 projection."""
 
+from typing import Self
+
 import torch
 
 from engine.context import Context
@@ -28,7 +30,7 @@ class Attention:
         self.o_proj = o_proj
         self.shape = shape
         self.qk_norm = qk_norm
-        self.rule = AttentionRule(shape.scale, shape.window, sinks)
+        self.rule = AttentionRule(shape.scale, shape.window, sinks, is_chunked=shape.is_chunked)
 
     @classmethod
     def load(
@@ -42,7 +44,7 @@ class Attention:
         o_bias: bool = False,
         qk_norm: NormKind | None = None,
         sinks: bool = False,
-    ) -> "Attention":
+    ) -> Self:
         q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         heads, kv_heads = loader.shard.heads(shape[:2], name)
         names = [f"{name}.{part}_proj" for part in "qkv"]
@@ -60,10 +62,9 @@ class Attention:
         heads, kv_heads, head_dim = self.shape[:3]
         batch, cache, tokens = context.batch, context.caches[self.shape.layer], x.shape[0]
         qkv = self.qkv_proj(x, context).view(tokens, heads + 2 * kv_heads, head_dim)
-        norm, eps = (None, 0.0) if self.qk_norm is None else (self.qk_norm.weight, self.qk_norm.eps)
         k_cache, v_cache = cache.segments
         group = batch.groups[cache.group]
-        q = rotate_and_cache(qkv, norm, eps, *context.turns[self.shape.rotary], k_cache, v_cache, group.slot_mapping)
+        q = self._keep(qkv, k_cache, v_cache, group.slot_mapping, context)
         outputs, decoded = [], batch.num_decoded
         if (decode := group.decode) is not None:
             tables, lens, longest = decode.block_tables, decode.context_lens, decode.max_context_len
@@ -74,3 +75,11 @@ class Attention:
             outputs.append(prefill_attention(q[decoded:], k_cache, v_cache, group.prefill, self.rule))
         attended = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return context.summed(self.o_proj(attended.reshape(tokens, heads * head_dim), context))
+
+    def _keep(
+        self, qkv: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, context: Context
+    ) -> torch.Tensor:
+        """Write keys and values of qkv [tokens, heads + 2 * kv_heads, head_dim] to the cache; return the queries as they meet them."""
+        assert self.shape.rotary is not None
+        norm, eps = (None, 0.0) if self.qk_norm is None else (self.qk_norm.weight, self.qk_norm.eps)
+        return rotate_and_cache(qkv, norm, eps, *context.turns[self.shape.rotary], k_cache, v_cache, slots)

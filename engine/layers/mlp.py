@@ -32,4 +32,8 @@ class GatedMLP:
         return cls(gate_up, down, activation)
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
-        return context.summed(self.down_proj(self.gate_up_proj.gated(x, self.activation, context), context))
+        return context.summed(self.part(x, context))
+
+    def part(self, x: torch.Tensor, context: Context) -> torch.Tensor:
+        """Return this rank's part of the sum."""
+        return self.down_proj(self.gate_up_proj.gated(x, self.activation, context), context)

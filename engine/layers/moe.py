@@ -1,18 +1,20 @@
-"""The sparse feed-forward: a router and the experts it chooses from.
+"""The sparse feed-forward: a router, the experts it chooses from, and one that every token goes to.
 
 Knows how checkpoints keep experts, one tensor per expert or one for all; refuses to know the families that do so.
 """
 
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 
 from engine.context import Context
 from engine.description.shapes import ExpertsShape
-from engine.layers.linear import Linear
+from engine.layers.mlp import GatedMLP
+from engine.layers.routing import Router
 from engine.weights.loader import WeightLoader
 from kernels.activation import silu_and_mul
-from kernels.moe import moe_experts, route
+from kernels.moe import moe_experts
 from kernels.weight import GatedActivation, Weight
 
 
@@ -34,7 +36,7 @@ class Experts:
         self.down_bias = down_bias
 
     @classmethod
-    def load_each(cls, loader: WeightLoader, name: str, shape: ExpertsShape, parts: Sequence[str]) -> "Experts":
+    def load_each(cls, loader: WeightLoader, name: str, shape: ExpertsShape, parts: Sequence[str]) -> Self:
         """Load one tensor per expert and part; `parts` are what the checkpoint calls gate, up and down."""
         gate, up, down = parts
         num_experts, hidden, intermediate = shape
@@ -46,19 +48,41 @@ class Experts:
             loader.matrix(downs, [hidden] * num_experts, intermediate, experts=num_experts, split="columns"),
         )
 
+    @classmethod
+    def load_stacks(cls, loader: WeightLoader, name: str, shape: ExpertsShape) -> Self:
+        """Load one tensor of gates above ups, and one of downs."""
+        num_experts, hidden, intermediate = shape
+        return cls(
+            loader.stack(f"{name}.gate_up_proj", num_experts, 2 * intermediate, hidden, split="rows", num_parts=2),
+            loader.stack(f"{name}.down_proj", num_experts, hidden, intermediate, split="columns"),
+        )
+
+    def __call__(self, x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
+        """x [tokens, hidden]; weights, expert_ids [tokens, top_k] -> [tokens, hidden], this rank's part of the sum"""
+        return moe_experts(
+            x, weights, expert_ids, self.gate_up, self.down, self.activation, self.gate_up_bias, self.down_bias
+        )
+
+
+class InputScaledExperts(Experts):
+    """Experts for which a token is multiplied by their weight before they compute it, and not what they make of it."""
+
+    def __call__(self, x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
+        tokens, top_k = expert_ids.shape
+        scaled = (x.unsqueeze(1) * weights.unsqueeze(2)).to(x.dtype).flatten(0, 1)
+        outputs = super().__call__(scaled, torch.ones_like(weights).view(-1, 1), expert_ids.view(-1, 1))
+        return outputs.view(tokens, top_k, -1).sum(1)
+
 
 class SparseMLP:
-    def __init__(self, router: Linear, experts: Experts, top_k: int, renormalise: bool) -> None:
+    def __init__(self, router: Router, experts: Experts, shared: GatedMLP | None = None) -> None:
+        """`shared`: an expert of all tokens, whose result is added."""
         self.router = router
         self.experts = experts
-        self.top_k = top_k
-        self.renormalise = renormalise
+        self.shared = shared
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
-        weights, expert_ids = route(self.router(x, context), self.top_k, self.renormalise)
-        experts = self.experts
-        mixed = moe_experts(
-            x, weights, expert_ids, experts.gate_up, experts.down, experts.activation, experts.gate_up_bias,
-            experts.down_bias,
-        )  # fmt: skip
+        mixed = self.experts(x, *self.router(x, context))
+        if self.shared is not None:
+            mixed = mixed + self.shared.part(x, context)
         return context.summed(mixed)

@@ -15,10 +15,15 @@ from engine.description.decoder_config import DecoderConfig
 from engine.layers.embedding import TokenEmbedding
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RotaryTable
+from engine.layers.temperature import Temperature
 from engine.weights.loader import WeightLoader
 
 if TYPE_CHECKING:
     from engine.parallel.communicator import Communicator
+
+
+# Before the names of a decoder's tensors: saved without its head; with it; beside a vision tower.
+_ROOTS = ("", "model.", "language_model.model.")
 
 
 class Part(Protocol):
@@ -68,12 +73,14 @@ class Decoder:
         norm: RMSNorm,
         head: TokenEmbedding,
         rotary: list[RotaryTable],
+        temperature: Temperature | None = None,
     ) -> None:
         self.embedding = embedding
         self.layers = layers
         self.norm = norm
         self.head = head
         self.rotary = rotary
+        self.temperature = temperature
 
     def forward(self, context: Context) -> torch.Tensor:
         return self.tapped(context, ())[0]
@@ -92,7 +99,9 @@ class Decoder:
 
     def prepared(self, context: Context) -> Context:
         """Return the context with what all layers need of the batch."""
-        return replace(context, turns=tuple([table.at(context.batch.positions) for table in self.rotary]))
+        positions = context.batch.positions
+        turns = tuple([table.at(positions) for table in self.rotary])
+        return replace(context, turns=turns, temperatures=self.temperature and self.temperature.at(positions))
 
     def embed(self, context: Context, rows: torch.Tensor | None = None) -> torch.Tensor:
         """Return the hidden states before the first layer: of the batch's token ids, or `rows` [tokens, hidden] in their place."""
@@ -120,9 +129,10 @@ def load_decoder(
     context_length: int,
     load_layer: Callable[[int, str], Layer],
     embedding_scale: float = 1.0,
+    temperature: Temperature | None = None,
 ) -> Decoder:
     """Load a decoder. `load_layer(i, name)` makes the layer whose tensors begin with `name`."""
-    root = "" if "embed_tokens.weight" in loader else "model."  # "": saved without its head
+    root = next((root for root in _ROOTS if f"{root}embed_tokens.weight" in loader), "model.")
     embedding = TokenEmbedding.load(
         loader, f"{root}embed_tokens", config.vocab_size, config.hidden_size, embedding_scale
     )
@@ -132,7 +142,8 @@ def load_decoder(
     if config.tied:
         loader.skip(r"lm_head\.weight")  # a copy of the embedding
     else:
-        head = TokenEmbedding.load(loader, "lm_head", config.vocab_size, config.hidden_size)
+        outer = "language_model." if root.startswith("language_model.") else ""
+        head = TokenEmbedding.load(loader, f"{outer}lm_head", config.vocab_size, config.hidden_size)
     # old checkpoints store what config.json says
     loader.skip(r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
     # of a KV cache in fewer bits than ours; of packed matrices, what config.json says
@@ -140,4 +151,4 @@ def load_decoder(
     rotary = [RotaryTable(rule, config.head_dim, context_length, loader.device) for rule in config.rotary]
     for table in rotary:
         loader.compute(table.compute)
-    return Decoder(embedding, layers, norm, head, rotary)
+    return Decoder(embedding, layers, norm, head, rotary, temperature)

@@ -7,9 +7,9 @@ import torch
 
 from engine.description.gpt_oss import GptOssConfig
 from engine.layers.attention import Attention
-from engine.layers.linear import Linear
 from engine.layers.moe import Experts, SparseMLP
 from engine.layers.norm import RMSNorm
+from engine.layers.routing import SoftmaxRouter
 from engine.models.decoder import Decoder, DecoderLayer, load_decoder
 from engine.weights.checkpoint import ExpectedTensor
 from engine.weights.formats.format import FLOATS
@@ -28,10 +28,16 @@ def load(config: GptOssConfig, loader: WeightLoader, context_length: int) -> Dec
             ),
             feed_forward_norm=RMSNorm.load(loader, f"{name}.post_attention_layernorm", hidden, norm),
             feed_forward=SparseMLP(
-                Linear.load(loader, [f"{name}.mlp.router"], [config.experts.num_experts], hidden, bias=True),
+                SoftmaxRouter.load(
+                    loader,
+                    f"{name}.mlp.router",
+                    config.experts.num_experts,
+                    hidden,
+                    config.top_k,
+                    renormalise=True,
+                    bias=True,
+                ),
                 _load_experts(config, loader, f"{name}.mlp.experts"),
-                config.top_k,
-                renormalise=True,
             ),
         )
 

@@ -2,9 +2,9 @@
 
 from engine.description.mixtral import EXPERT_PARTS, MixtralConfig
 from engine.layers.attention import Attention
-from engine.layers.linear import Linear
 from engine.layers.moe import Experts, SparseMLP
 from engine.layers.norm import RMSNorm
+from engine.layers.routing import SoftmaxRouter
 from engine.models.decoder import Decoder, DecoderLayer, load_decoder
 from engine.weights.loader import WeightLoader
 
@@ -19,10 +19,10 @@ def load(config: MixtralConfig, loader: WeightLoader, context_length: int) -> De
             attention=Attention.load(loader, f"{name}.self_attn", hidden, config.attention(i)),
             feed_forward_norm=RMSNorm.load(loader, f"{name}.post_attention_layernorm", hidden, norm),
             feed_forward=SparseMLP(
-                Linear.load(loader, [f"{sparse}.gate"], [config.experts.num_experts], hidden, bias=False),
+                SoftmaxRouter.load(
+                    loader, f"{sparse}.gate", config.experts.num_experts, hidden, config.top_k, renormalise=True
+                ),
                 Experts.load_each(loader, f"{sparse}.experts", config.experts, EXPERT_PARTS),
-                config.top_k,
-                renormalise=True,
             ),
         )
 

@@ -1,11 +1,12 @@
 """Qwen 3's mixture of experts as a table of parts: Qwen 3's attention, and experts in most or all layers."""
 
 from engine.description.qwen3_moe import Qwen3MoeConfig
+from engine.description.weights import GATED_PARTS
 from engine.layers.attention import Attention
-from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP
 from engine.layers.moe import Experts, SparseMLP
 from engine.layers.norm import RMSNorm
+from engine.layers.routing import SoftmaxRouter
 from engine.models.decoder import Decoder, DecoderLayer, Part, load_decoder
 from engine.weights.loader import WeightLoader
 
@@ -17,10 +18,10 @@ def load(config: Qwen3MoeConfig, loader: WeightLoader, context_length: int) -> D
         if i not in config.sparse_layers:
             return GatedMLP.load(loader, name, hidden, config.intermediate_size)
         return SparseMLP(
-            Linear.load(loader, [f"{name}.gate"], [config.experts.num_experts], hidden, bias=False),
-            Experts.load_each(loader, f"{name}.experts", config.experts, ("gate_proj", "up_proj", "down_proj")),
-            config.top_k,
-            config.renormalise,
+            SoftmaxRouter.load(
+                loader, f"{name}.gate", config.experts.num_experts, hidden, config.top_k, renormalise=config.renormalise
+            ),
+            Experts.load_each(loader, f"{name}.experts", config.experts, GATED_PARTS),
         )
 
     def layer(i: int, name: str) -> DecoderLayer:

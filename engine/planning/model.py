@@ -84,7 +84,7 @@ class PlannedModel(NamedTuple):
         format = self.quantization
         if format is not None and format.holds(shape):
             format.require_whole_groups(shape, columns)
-            if stays_packed:
+            if stays_packed and not shape.is_unpacked:
                 return count * format.num_bytes(rows, columns)
         return count * rows * max(1, columns) * (4 if shape.is_wide else self.item_bytes)
 
@@ -116,7 +116,7 @@ def plan_model(
     """Return the model that a config.json describes. `stored`: the types of its tensors, where they are there. Raises CheckpointError."""
     architecture = find_architecture(config)
     text = config.get("text_config") or {}
-    quantization = read_quantization(config) or read_quantization(text)
+    quantization = read_quantization(config)
     parsed = PARSERS[architecture](config)
     layers = tuple(tuple(parsed.layer_weights(i, f"model.layers.{i}")) for i in range(parsed.num_layers))
     model = PlannedModel(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from engine.description.weights import WeightShape
 from engine.errors import CheckpointError
-from engine.weights.config import quantization_method
+from engine.weights.config import quantization, quantization_method
 
 _BLOCK = 32  # columns: four-bit codes come in whole blocks (kernels/int4.py)
 _PACKED = ("attention", "dense", "experts", "shared_experts")
@@ -51,7 +51,7 @@ class Quantization(NamedTuple):
 
 def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     """Return what a config.json says of its weights' format; None where they are plain, or in a format of which nothing is known here."""
-    method, described = quantization_method(config), config.get("quantization_config")
+    method, described = quantization_method(config), quantization(config)
     if method is None or not isinstance(described, dict):
         return None
     ignored = tuple(map(str, described.get("ignore") or described.get("modules_to_not_convert") or ()))

@@ -54,9 +54,15 @@ def flag(config: Mapping[str, Any], key: str, default: bool) -> bool:
     return value
 
 
+def quantization(config: Mapping[str, Any]) -> Any:
+    """Return what a config.json says of its weights' format: for all of them, or for those of its text alone."""
+    text = config.get("text_config")
+    return config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, dict) else None)
+
+
 def quantization_method(config: Mapping[str, Any]) -> str | None:
     """Return the method by which the weights are quantized; None where they are not."""
-    described = config.get("quantization_config")
+    described = quantization(config)
     if not described:
         return None
     method = described.get("quant_method") if isinstance(described, dict) else None

@@ -15,7 +15,7 @@ from engine.weights.checkpoint import ExpectedTensor
 from engine.weights.filling import DTYPES, Make
 from engine.weights.formats.format import FLOATS, WeightFormat, stacked_name
 from engine.weights.formats.plain import PLAIN
-from engine.weights.shard import WHOLE, ExpertStack, MatrixPart, Shard, Split
+from engine.weights.shard import WHOLE, AxisRange, ExpertStack, MatrixPart, Shard, Split
 from kernels.plain import PlainWeight
 from kernels.weight import Weight
 
@@ -87,6 +87,10 @@ class WeightLoader:
     def with_dtype(self, dtype: torch.dtype) -> "WeightLoader":
         return WeightLoader(self._storage, dtype, self.device, self._format, self._keeps_packed, self.shard)
 
+    def unpacked(self) -> "WeightLoader":
+        """Return a loader of the same model whose matrices are plain, whatever their format."""
+        return WeightLoader(self._storage, self.dtype, self.device, self._format, False, self.shard)
+
     def has_rows(self, names: Sequence[str]) -> bool:
         """Tell whether the checkpoint has the tensors that `rows` would ask for."""
         return stacked_name(names) in self._storage or all(name in self._storage for name in names)
@@ -144,20 +148,34 @@ class WeightLoader:
         return weight if experts == 1 else weight.by_expert(experts)
 
     def stack(
-        self, name: str, experts: int, rows: int, columns: int, *, split: Split | None = None, are_pairs: bool = False
+        self,
+        name: str,
+        experts: int,
+        rows: int,
+        columns: int,
+        *,
+        split: Split | None = None,
+        are_pairs: bool = False,
+        num_parts: int = 1,
     ) -> Weight:
         """Return the matrices of all experts, [experts, rows, columns], that the checkpoint keeps in one tensor. With `are_pairs`, gate and up rows
-        take turns there; here gates are above ups."""
-        unit = 2 if are_pairs else 1
-        of_rows, of_columns = (
-            self.shard.span(rows, unit, name, split == "rows"),
-            self.shard.span(columns, 1, name, split == "columns"),
+        take turns there; here gates are above ups. `num_parts`: so many matrices lie there one below the other, and ranks share each."""
+        of_columns = self.shard.span(columns, 1, name, split == "columns")
+        part = self.shard.span(rows // num_parts, 2 if are_pairs else 1, name, split == "rows")
+        spans = [AxisRange(rows, 0, rows)]
+        if not part.is_whole:
+            spans = [AxisRange(rows, i + part.start, i + part.end) for i in range(0, rows, part.total)]
+        stacks, format = (
+            [ExpertStack(name, experts, span, of_columns, are_pairs) for span in spans],
+            self._format_of(name),
         )
-        stack, format = ExpertStack(name, experts, of_rows, of_columns, are_pairs), self._format_of(name)
         if format is not PLAIN and self._keeps_packed:
+            (stack,) = stacks
             return format.lay_out_stack(self, stack)
-        into = self.empty(name, experts, of_rows.size, of_columns.size)
-        format.fill_stack(self, stack, into)
+        sizes = [span.size for span in spans]
+        into = self.empty(name, experts, sum(sizes), of_columns.size)
+        for stack, place in zip(stacks, torch.split(into, sizes, dim=1), strict=True):
+            format.fill_stack(self, stack, place)
         return PlainWeight(into)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

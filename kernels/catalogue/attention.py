@@ -12,11 +12,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kernels import decode_attention, mla, prefill_attention, verify_attention
 from kernels.attention_rule import AttentionRule
 from kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
-from kernels.catalogue.paged import Heads, gathered, paged, varlen
+from kernels.catalogue.paged import Heads, empty_arena, gathered, paged, varlen
 from kernels.fp8_cache import FP8
 from kernels.varlen import VarlenBatch
 
 _READ = Target(0.9, "read")
+_COPY = Target(0.85, "copy")
 _FUSED = Target(0.65, "rival")
 _ROWS = 1024  # queries whose scores the formula writes out at once
 
@@ -24,11 +25,12 @@ Lens = tuple[int, ...]
 
 
 def _options(heads: Heads, scale: float, options: dict[str, Any]) -> Arguments:
-    """A case's rule from its options: window, sinks (True), soft_cap, fp8 (True)."""
+    """A case's rule from its options: window, is_chunked (True), sinks (True), soft_cap, fp8 (True)."""
     sinks = torch.randn(heads.heads) if options.get("sinks") else None
     # powers of two would not show a scale that is applied twice, or to the other
     kv_scales = torch.tensor([0.7, 1.9]) if options.get("fp8") else None
-    return {"rule": AttentionRule(scale, options.get("window"), sinks, options.get("soft_cap"), kv_scales)}
+    window, is_chunked = options.get("window"), options.get("is_chunked", False)
+    return {"rule": AttentionRule(scale, window, sinks, options.get("soft_cap"), kv_scales, is_chunked)}
 
 
 def _named(heads: Heads, lens: Lens, q_lens: Lens | int | None, options: dict[str, Any]) -> str:
@@ -84,7 +86,7 @@ def _verify(heads: Heads, lens: Lens, *queries: int, target: Target | None = Non
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
     """The formula for one sequence, whose last tokens are q [queries, heads, dim]; k [context, kv_heads, dim], v [context, kv_heads, dim of v]."""
-    scale, window, sinks, soft_cap, kv_scales = rule
+    scale, window, sinks, soft_cap, kv_scales, is_chunked = rule
     if kv_scales is not None:
         k, v = k * kv_scales[0], v * kv_scales[1]
     group = q.shape[1] // k.shape[1]
@@ -95,7 +97,7 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
         position = len(k) - len(q) + first + torch.arange(len(rows), device=q.device).unsqueeze(1)
         unseen = at > position
         if window is not None:
-            unseen = unseen | (at <= position - window)
+            unseen = unseen | (at // window < position // window if is_chunked else at <= position - window)
         for head in range(q.shape[1]):
             scores = rows[:, head] @ k[:, head // group].T * scale
             if soft_cap is not None:
@@ -161,7 +163,7 @@ def _fused(
 ) -> Tensor:
     """Torch's own attention of one prompt whose blocks lie in order; by the backend that it chooses, unless one is named."""
     assert len(batch.host_q_lens) == 1
-    assert all(part is None for part in rule[1:])
+    assert rule == AttentionRule(rule.scale)
     context = batch.host_context_lens[0]
     k, v = (cache.flatten(0, 1)[:context].transpose(0, 1)[None] for cache in (k_cache, v_cache))
     with nullcontext() if backend is None else sdpa_kernel(backend):
@@ -176,6 +178,22 @@ _FUSED_FORMS: dict[str, Callable[..., Tensor]] = {
     "SDPA flash": partial(_fused, backend=SDPBackend.FLASH_ATTENTION),
     "SDPA cuDNN": partial(_fused, backend=SDPBackend.CUDNN_ATTENTION),
 }
+
+
+def _mla_write(tokens: int, latent: int, rotary: int, block_size: int, target: Target | None = None) -> Case:
+    """Rows of a wider projection, into one layer of an arena."""
+
+    def make(dtype: torch.dtype) -> Arguments:
+        num_blocks = -(-tokens // block_size) + 3
+        angles = torch.rand(tokens, rotary // 2) * 6
+        arena = empty_arena(num_blocks, 2, Heads(1, 1, latent + rotary, block_size), dtype).zero_()
+        return {
+            "x": torch.randn(tokens, latent + rotary + 4).to(dtype)[:, : latent + rotary], "norm": torch.randn(latent).to(dtype), "eps": 1e-6,
+            "cos": angles.cos(), "sin": angles.sin(), "cache": arena[:, 1, 0].squeeze(2),
+            "slot_mapping": torch.randperm(num_blocks * block_size)[:tokens],
+        }  # fmt: skip
+
+    return Case(f"{tokens} tokens of {latent} + {rotary}, blocks of {block_size}", make, target)
 
 
 def _mla_decode(
@@ -218,6 +236,21 @@ def _latent_queries(heads: int, latent: int, rotary: int, tokens: int, dtype: to
 def _as_one_head(q_latent: Tensor, q_rotary: Tensor, cache: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     one = cache.unsqueeze(2)
     return torch.cat((q_latent, q_rotary), dim=2), one, one[..., : q_latent.shape[2]]
+
+
+def _mla_written(
+    x: Tensor, norm: Tensor, eps: float, cos: Tensor, sin: Tensor, cache: Tensor, slot_mapping: Tensor
+) -> None:
+    latent, rotary = x.split((norm.shape[0], 2 * cos.shape[1]), dim=1)
+    latent = latent / (latent.square().mean(-1, keepdim=True) + eps).sqrt() * norm
+    pairs = torch.complex(rotary[:, 0::2], rotary[:, 1::2]) * torch.complex(cos, sin)
+    for slot, row in zip(slot_mapping.tolist(), torch.cat((latent, pairs.real, pairs.imag), dim=1), strict=True):
+        cache[slot // cache.shape[1], slot % cache.shape[1]] = row
+
+
+def _mla_write_cost(arguments: Arguments) -> Cost:
+    x, rest = arguments["x"], [arguments[name] for name in ("norm", "cos", "sin", "slot_mapping")]
+    return Cost(2 * size(x) + size(*rest))
 
 
 def _mla_decoded(
@@ -272,6 +305,8 @@ DECODE_ATTENTION = Operation(
         _decode(_PLAIN, (300, 20, 2), window=21, sinks=True),
         _decode(_PLAIN, (30, 400), window=290),
         _decode(_ODD, (40,), window=10_000),
+        _decode(_PLAIN, (300, 64, 65, 1), window=64, is_chunked=True),
+        _decode(_ODD, (41, 301), window=20, is_chunked=True),
         _decode(_ODD, (40, 301), soft_cap=1.5, scale=1.0),
         _decode(_PLAIN, (90, 30), soft_cap=50.0, window=40, sinks=True),
         _decode(_PLAIN, (300, 17), fp8=True),
@@ -299,6 +334,7 @@ VERIFY_ATTENTION = Operation(
         _verify(_PLAIN, (5,), 5),
         _verify(_PLAIN, (300, 9, 20), 4),
         _verify(_ODD, (40, 6), 6, window=5, sinks=True),
+        _verify(_ODD, (42, 6, 300), 4, window=20, is_chunked=True),
         _verify(_WIDE, (70, 31), 5),  # 80 rows: two tiles
         _verify(_ODD, (300, 40), 3, window=270),
         _verify(_BY_TOKEN, (70, 8), 4),
@@ -331,6 +367,8 @@ PREFILL_ATTENTION = Operation(
         _prefill(_PLAIN, (70, 30), (200, 30), window=21, sinks=True),
         _prefill(_PLAIN, (150,), (420,), window=200),
         _prefill(_PLAIN, (60,), (300,), window=10_000),
+        _prefill(_PLAIN, (70, 30, 1), (200, 30, 65), window=64, is_chunked=True),
+        _prefill(_ODD, (150,), (420,), window=33, is_chunked=True),
         _prefill(_ODD, (40, 5), (40, 60), soft_cap=1.5, scale=1.0),
         _prefill(_PLAIN, (20, 3), (33, 60), fp8=True),
         _prefill(_ODD, (70,), (99,), fp8=True, window=33, sinks=True, soft_cap=4.0),
@@ -341,6 +379,24 @@ PREFILL_ATTENTION = Operation(
     ),
     cost=_prefill_cost,
     rivals=_FUSED_FORMS,
+)
+# Rounded once; in fp32 as norm and rotation.
+MLA_WRITE = Operation(
+    name="mla_write",
+    function=mla.mla_write,
+    reference=_mla_written,
+    roundings=1,
+    arithmetic=4,
+    cases=(
+        _mla_write(0, 32, 16, 16),
+        _mla_write(1, 24, 6, 5),
+        _mla_write(19, 32, 16, 16),
+        _mla_write(7, 500, 10, 3),
+        _mla_write(3, 512, 64, 16),
+    ),
+    bench=(_mla_write(64, 512, 64, 16, _COPY), _mla_write(4096, 512, 64, 16, _COPY)),
+    cost=_mla_write_cost,
+    changes=("cache",),
 )
 MLA_DECODE = Operation(
     name="mla_decode",
@@ -378,4 +434,4 @@ MLA_PREFILL = Operation(
     bench=(_mla_prefill(16, 512, 64, (4096,), (4096,), 16, Target(0.4, "matmul")),),
     cost=_mla_cost,
 )
-OPERATIONS = (DECODE_ATTENTION, VERIFY_ATTENTION, PREFILL_ATTENTION, MLA_DECODE, MLA_PREFILL)
+OPERATIONS = (DECODE_ATTENTION, VERIFY_ATTENTION, PREFILL_ATTENTION, MLA_WRITE, MLA_DECODE, MLA_PREFILL)

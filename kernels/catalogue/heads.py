@@ -33,13 +33,14 @@ def _written(tokens: int, heads: Heads, dtype: torch.dtype, fp8: bool) -> Argume
     return made
 
 
-def _rotary(tokens: int, heads: int, head_dim: int, target: Target | None = None) -> Case:
+def _rotary(tokens: int, heads: int, head_dim: int, target: Target | None = None, is_interleaved: bool = False) -> Case:
     """Some heads of a projection: its others lie between two tokens."""
 
     def make(dtype: torch.dtype) -> Arguments:
-        return {"x": torch.randn(tokens, heads + 2, head_dim).to(dtype)[:, :heads]} | _angles(tokens, head_dim)
+        x = torch.randn(tokens, heads + 2, head_dim).to(dtype)[:, :heads]
+        return {"x": x, "is_interleaved": is_interleaved} | _angles(tokens, head_dim)
 
-    return Case(f"{tokens} x {heads} x {head_dim}", make, target)
+    return Case(f"{tokens} x {heads} x {head_dim}" + (", interleaved" if is_interleaved else ""), make, target)
 
 
 def _kv_write(tokens: int, heads: Heads, fp8: bool, target: Target | None = None) -> Case:
@@ -70,9 +71,13 @@ def _fused(
     return Case(f"{tokens} tokens, {heads}{kinds}", make, target)
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    pairs = torch.complex(first, second) * torch.complex(cos, sin).unsqueeze(1)
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool = False) -> Tensor:
+    pairs = (
+        torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+        if is_interleaved
+        else torch.complex(*x.chunk(2, dim=-1))
+    )
+    pairs = pairs * torch.complex(cos, sin).unsqueeze(1)
     return torch.cat((pairs.real, pairs.imag), dim=-1)
 
 
@@ -126,7 +131,14 @@ ROTARY = Operation(
     reference=_turned,
     roundings=1,
     arithmetic=2,
-    cases=(_rotary(0, 2, 8), _rotary(1, 1, 2), _rotary(4, 3, 10), _rotary(3, 5, 84)),
+    cases=(
+        _rotary(0, 2, 8),
+        _rotary(1, 1, 2),
+        _rotary(4, 3, 10),
+        _rotary(3, 5, 84),
+        _rotary(4, 3, 10, is_interleaved=True),
+        _rotary(3, 5, 64, is_interleaved=True),
+    ),
     bench=(_rotary(64, 40, 128, _BANDWIDTH), _rotary(4096, 40, 128, _BANDWIDTH)),
     cost=_rotary_cost,
 )

@@ -221,8 +221,8 @@ def decode_attention(
     """As kernels/decode_attention.py's, q strided between sequences."""
     dtype = q.dtype
     function = library.decode_attention.get(dtype)
-    scale, window, sinks, soft_cap, _ = rule
-    if function is None or soft_cap is not None or not scale > 0 or len(shape := q.shape) != 3:
+    scale, window, sinks, soft_cap, _, is_chunked = rule
+    if function is None or soft_cap is not None or is_chunked or not scale > 0 or len(shape := q.shape) != 3:
         return None
     seqs, heads, head_dim = shape
     q_seq, q_head, q_column = q.stride()
@@ -284,8 +284,8 @@ def _attend_varlen(
     function: Function | None, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: VarlenBatch, rule: AttentionRule
 ) -> Tensor | None:
     dtype = q.dtype
-    scale, window, sinks, soft_cap, _ = rule
-    if function is None or soft_cap is not None:
+    scale, window, sinks, soft_cap, _, is_chunked = rule
+    if function is None or soft_cap is not None or is_chunked:
         return None
     tokens, heads, head_dim = q.shape
     q_token, q_head, _ = q.stride()

@@ -11,7 +11,7 @@ import triton.language as tl
 from kernels.attention_rule import AttentionRule
 from kernels.triton.fp8_codes import as_bytes, conversion
 from kernels.triton.jit import jit
-from kernels.triton.paged_tiles import LOG2_E, meet
+from kernels.triton.paged_tiles import LOG2_E, NO_WINDOW, first_seen, meet, window_kind
 from kernels.triton.split_kv import join, keys_of, split, write_part
 
 # Two are the block table's. Of keys and of values, two tiles of 16 KiB are then on their way to a program in bf16 while it computes with a third, and
@@ -28,7 +28,7 @@ def _attend(
     q_seq, q_query, q_head, cache_block, cache_offset, cache_head, tables_seq,
     scale, cap, window, queries, group, kv_heads, row_tiles, splits,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_CAP: tl.constexpr, FP8: tl.constexpr, DIRECT: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_CAP: tl.constexpr, FP8: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
     # Programs that run side by side read the heads of the same tokens, which lie side by side.
     program = tl.program_id(0)
@@ -45,8 +45,8 @@ def _attend(
     rows = tl.load(q + places[:, None] + column[None, :], mask=inside, other=0.0)
     context = tl.load(lens + seq).to(tl.int32)
     first = 0
-    if HAS_WINDOW:  # the first tile that is seen
-        first = tl.maximum(context - queries - window + 1, 0) // TILE * TILE
+    if WINDOW != NO_WINDOW:  # the first tile that is seen
+        first = first_seen(context - queries, window, WINDOW) // TILE * TILE
     begin, end = keys_of(split, splits, first, context, TILE)
     factor = 1.0
     if FP8:
@@ -56,7 +56,7 @@ def _attend(
         rows, context - queries + query,
         tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, DIM], tl.float32),
         k_cache, v_cache, tables + seq * tables_seq, kv_head, cache_block, cache_offset, cache_head,
-        begin, end, scale, cap, window, HEAD_DIM, DIM, BLOCK_SIZE, TILE, True, HAS_WINDOW, HAS_CAP, FP8,
+        begin, end, scale, cap, window, HEAD_DIM, DIM, BLOCK_SIZE, TILE, True, WINDOW, HAS_CAP, FP8,
     )  # fmt: skip
     line = (seq * queries + query) * kv_heads * group + head
     write_part(
@@ -88,7 +88,7 @@ def attend(
     rule: AttentionRule,
 ) -> torch.Tensor:
     """q [seqs, queries, heads, head_dim] -> the same, contiguous"""
-    scale, window, sinks, soft_cap, kv_scales = rule
+    scale, window, sinks, soft_cap, kv_scales, _ = rule
     seqs, queries, heads, head_dim = q.shape
     kv_heads = k_cache.shape[2]
     group = heads // kv_heads
@@ -110,7 +110,7 @@ def attend(
         *q.stride()[:3], *k_cache.stride()[:3], block_tables.stride(0),
         scale, cap, window or 0, queries, group, kv_heads, row_tiles, splits.number,
         HEAD_DIM=head_dim, DIM=dim, BLOCK_SIZE=k_cache.shape[1], ROWS=rows, TILE=tile,
-        HAS_WINDOW=window is not None, HAS_SINKS=sinks is not None, HAS_CAP=soft_cap is not None,
+        WINDOW=window_kind(rule), HAS_SINKS=sinks is not None, HAS_CAP=soft_cap is not None,
         FP8=conversion(kv_scales), DIRECT=splits.number == 1, num_warps=warps, num_stages=STAGES,
     )  # fmt: skip
     join(splits, sinks, heads, out)

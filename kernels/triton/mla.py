@@ -1,5 +1,5 @@
-"""Latent attention in absorbed form, decode and prefill: rows are (query, head) pairs, because all heads meet the same latent vectors, which are read
-once as keys and as values. Decode splits each context among programs.
+"""Latent attention in absorbed form: the cache's write, decode and prefill. Rows of attention are (query, head) pairs, because all heads meet the
+same latent vectors, which are read once as keys and as values. Decode splits each context among programs.
 """
 
 import torch
@@ -7,7 +7,9 @@ import triton
 import triton.language as tl
 
 from kernels.triton.jit import jit
+from kernels.triton.kv_write import place_of
 from kernels.triton.paged_tiles import LOG2_E, load_rows, weigh
+from kernels.triton.rotary import load_pairs, turn
 from kernels.triton.split_kv import Splits, join, keys_of, split, write_part
 from kernels.triton.varlen import sequence_of
 from kernels.varlen import VarlenBatch
@@ -68,6 +70,47 @@ def _attend(
         write_part(
             out, tops, sums, out, token * heads + head, head, is_row, top, total, result, 1.0, split_index, splits,
             LATENT, LATENT_DIM, False, DIRECT,
+        )  # fmt: skip
+
+
+@jit(of_batch=("slots",))
+def _write(
+    x, norm, cos, sin, cache, slots, x_token, cos_token, sin_token, cache_block, cache_offset, eps,
+    LATENT: tl.constexpr, LATENT_DIM: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    column, pair = tl.arange(0, LATENT_DIM), tl.arange(0, PAIRS)
+    inside, is_pair = column < LATENT, pair < HALF
+    place = cache + place_of(slots, token, cache_block, cache_offset, BLOCK_SIZE)
+    row = tl.load(x + token * x_token + column, mask=inside, other=0.0)
+    wide = row.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / LATENT + eps)
+    factor = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(place + column, (wide * scale * factor).to(row.dtype), mask=inside)
+    first, second = load_pairs(x + token * x_token + LATENT, pair, HALF, is_pair, True)
+    c = tl.load(cos + token * cos_token + pair, mask=is_pair, other=0.0)
+    s = tl.load(sin + token * sin_token + pair, mask=is_pair, other=0.0)
+    turned_first, turned_second = turn(first.to(tl.float32), second.to(tl.float32), c, s)
+    tl.store(place + LATENT + pair, turned_first.to(row.dtype), mask=is_pair)
+    tl.store(place + LATENT + HALF + pair, turned_second.to(row.dtype), mask=is_pair)
+
+
+def mla_write(
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Compute as kernels/mla.py."""
+    tokens, latent, half = x.shape[0], norm.shape[0], cos.shape[1]
+    if tokens:
+        _write[(tokens,)](
+            x, norm, cos, sin, cache, slot_mapping, x.stride(0), cos.stride(0), sin.stride(0), *cache.stride()[:2], eps,
+            LATENT=latent, LATENT_DIM=triton.next_power_of_2(latent), HALF=half, PAIRS=triton.next_power_of_2(half),
+            BLOCK_SIZE=cache.shape[1], num_warps=2,
         )  # fmt: skip
 
 

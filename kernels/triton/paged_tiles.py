@@ -6,10 +6,12 @@ Scores are kept in powers of two: their scale carries log2(e), so that a weight 
 
 import triton.language as tl
 
+from kernels.attention_rule import AttentionRule
 from kernels.triton.fp8_codes import decode_fp8
 from kernels.triton.jit import jit
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+NO_WINDOW, SLIDING, CHUNKED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # what a rule's window is
 
 
 @jit
@@ -18,7 +20,7 @@ def meet(
     k_cache, v_cache, table, kv_head, cache_block, cache_offset, cache_head,
     begin, end, scale, cap, window,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
-    MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, FP8: tl.constexpr,
+    MASKED: tl.constexpr, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """queries [ROWS, DIM] at `position` [ROWS] meet the keys from begin (a multiple of TILE) to end; without MASKED every row must see all of
     them, and they must fill their tiles. -> top, total, result"""
@@ -39,8 +41,8 @@ def meet(
             factor = cap
         if MASKED:
             seen = at[None, :] <= position[:, None]
-            if HAS_WINDOW:
-                seen = seen & (at[None, :] > position[:, None] - window)
+            if WINDOW != NO_WINDOW:
+                seen = seen & (at[None, :] >= first_seen(position, window, WINDOW)[:, None])
             scores = tl.where(seen, scores, float("-inf"))
         values = load_rows(v_cache, rows, is_key, column, HEAD_DIM, DIM, MASKED)
         if FP8:
@@ -50,6 +52,17 @@ def meet(
             weights.to(queries.dtype), values.to(queries.dtype), result * fade[:, None], input_precision="ieee"
         )
     return top, total, result
+
+
+@jit
+def first_seen(position, window, WINDOW: tl.constexpr):
+    """-> the first position that is seen from another one"""
+    return position // window * window if WINDOW == CHUNKED else tl.maximum(position - window + 1, 0)
+
+
+def window_kind(rule: AttentionRule) -> int:
+    kind = NO_WINDOW if rule.window is None else CHUNKED if rule.is_chunked else SLIDING
+    return int(kind.value)
 
 
 @jit

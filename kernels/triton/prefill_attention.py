@@ -11,7 +11,7 @@ from kernels.attention_rule import AttentionRule
 from kernels.triton.decode_attention import capped
 from kernels.triton.fp8_codes import as_bytes, conversion
 from kernels.triton.jit import jit
-from kernels.triton.paged_tiles import LOG2_E, meet
+from kernels.triton.paged_tiles import LOG2_E, NO_WINDOW, first_seen, meet, window_kind
 from kernels.triton.varlen import sequence_of
 from kernels.varlen import VarlenBatch
 
@@ -24,7 +24,7 @@ def _attend(
     q_token, q_head, cache_block, cache_offset, cache_head, tables_seq,
     scale, cap, window, heads, group, seqs, tiles,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_CAP: tl.constexpr, FP8: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_CAP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     # Heads that share keys run side by side; a sequence's last tile, which sees most, runs first.
     head = tl.program_id(0) % heads
@@ -53,29 +53,28 @@ def _attend(
         total = tl.zeros([ROWS], tl.float32)
         result = tl.zeros([ROWS, DIM], tl.float32)
         table = tables + seq.to(tl.int64) * tables_seq
-        if HAS_WINDOW:
-            edge = tl.maximum(prefix - window + 1, 0) // TILE * TILE
-            begin = (
-                (tl.maximum(prefix + ROWS - window, 0) + TILE - 1) // TILE * TILE
-            )  # the last query sees these tiles whole
+        if WINDOW != NO_WINDOW:
+            edge = first_seen(prefix, window, WINDOW) // TILE * TILE
+            last = first_seen(prefix + ROWS - 1, window, WINDOW)
+            begin = (last + TILE - 1) // TILE * TILE  # the last query sees these tiles whole
             top, total, result = meet(
                 rows, position, top, total, result,
                 k_cache, v_cache, table, head // group, cache_block, cache_offset, cache_head,
                 edge, tl.minimum(begin, end), scale, cap, window,
-                HEAD_DIM, DIM, BLOCK_SIZE, TILE, True, HAS_WINDOW, HAS_CAP, FP8,
+                HEAD_DIM, DIM, BLOCK_SIZE, TILE, True, WINDOW, HAS_CAP, FP8,
             )  # fmt: skip
             whole_end = tl.maximum(begin, whole_end)
         top, total, result = meet(
             rows, position, top, total, result,
             k_cache, v_cache, table, head // group, cache_block, cache_offset, cache_head,
             begin, whole_end, scale, cap, window,
-            HEAD_DIM, DIM, BLOCK_SIZE, TILE, False, HAS_WINDOW, HAS_CAP, FP8,
+            HEAD_DIM, DIM, BLOCK_SIZE, TILE, False, WINDOW, HAS_CAP, FP8,
         )  # fmt: skip
         top, total, result = meet(
             rows, position, top, total, result,
             k_cache, v_cache, table, head // group, cache_block, cache_offset, cache_head,
             whole_end, end, scale, cap, window,
-            HEAD_DIM, DIM, BLOCK_SIZE, TILE, True, HAS_WINDOW, HAS_CAP, FP8,
+            HEAD_DIM, DIM, BLOCK_SIZE, TILE, True, WINDOW, HAS_CAP, FP8,
         )  # fmt: skip
         if HAS_SINKS:
             total += tl.exp2(tl.load(sinks + head).to(tl.float32) * LOG2_E - top)
@@ -88,7 +87,7 @@ def prefill_attention(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: VarlenBatch, rule: AttentionRule
 ) -> torch.Tensor:
     """Compute as kernels/prefill_attention.py."""
-    scale, window, sinks, soft_cap, kv_scales = rule
+    scale, window, sinks, soft_cap, kv_scales, _ = rule
     tokens, heads, head_dim = q.shape
     assert k_cache.stride() == v_cache.stride(), "keys and values must be strided alike"
     assert q.stride(2) == k_cache.stride(3) == 1, "heads must be contiguous"
@@ -106,7 +105,7 @@ def prefill_attention(
         q.stride(0), q.stride(1), *k_cache.stride()[:3], batch.block_tables.stride(0),
         scale, cap, window or 0, heads, heads // k_cache.shape[2], seqs, tiles,
         HEAD_DIM=head_dim, DIM=dim, BLOCK_SIZE=k_cache.shape[1], ROWS=rows, TILE=tile,
-        HAS_WINDOW=window is not None, HAS_SINKS=sinks is not None, HAS_CAP=soft_cap is not None,
+        WINDOW=window_kind(rule), HAS_SINKS=sinks is not None, HAS_CAP=soft_cap is not None,
         FP8=conversion(kv_scales), num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from transformers import (
+    DeepseekV3Config,
     Gemma3TextConfig,
     GptOssConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -23,9 +25,13 @@ from transformers import (
 
 from tests.checkpoints import AWKWARD, LLAMA3_SCALING, pack_experts, write_checkpoint
 
-UNSET = ("bos_token_id", "sliding_window")  # whose None is a value
+UNSET = ("bos_token_id", "sliding_window", "q_lora_rank")  # whose None is a value
 YARN = {
     "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64
+}  # fmt: skip
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 6, "head_dim": None, "q_lora_rank": 26, "kv_lora_rank": 20, "qk_nope_head_dim": 9, "qk_rope_head_dim": 6,
+    "v_head_dim": 11, "moe_intermediate_size": 27,
 }  # fmt: skip
 
 
@@ -127,6 +133,62 @@ MODELS: dict[str, PreTrainedConfig] = {
         num_experts_per_tok=2,
         sliding_window=40,
         swiglu_alpha=1.5,
+    ),
+    "deepseek-v3, three experts in two of four groups, yarn": config(
+        DeepseekV3Config,
+        **LATENT,
+        n_routed_experts=12,
+        num_experts_per_tok=3,
+        n_group=4,
+        topk_group=2,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 0.7},
+    ),
+    "deepseek-v3, queries at once, no groups, tied": config(
+        DeepseekV3Config,
+        **LATENT
+        | {
+            "q_lora_rank": None,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 5,
+            "v_head_dim": 16,
+            "kv_lora_rank": 33,
+        },
+        n_routed_experts=7,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=0,
+        norm_topk_prob=False,
+        routed_scaling_factor=1.3,
+        tie_word_embeddings=True,
+    ),
+    "scout, chunks of 16, one of five experts": config(
+        Llama4TextConfig,
+        intermediate_size=30,
+        intermediate_size_mlp=57,
+        num_local_experts=5,
+        num_hidden_layers=4,
+        no_rope_layers=[1, 0, 1, 1],
+        moe_layers=[0, 1, 3],
+        attention_chunk_size=16,
+        floor_scale=9,
+        attn_scale=0.3,
+        rope_parameters=LLAMA3_SCALING,
+    ),
+    "scout, chunks of 23, two experts, biased, no norm": config(
+        Llama4TextConfig,
+        intermediate_size=27,
+        intermediate_size_mlp=41,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        interleave_moe_layer_step=2,
+        no_rope_layer_interval=3,
+        attention_chunk_size=23,
+        attention_bias=True,
+        use_qk_norm=False,
+        attn_temperature_tuning=False,
     ),
 }
 SEVERAL_TABLES = (

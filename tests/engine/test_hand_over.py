@@ -24,6 +24,8 @@ FAMILIES = (
     "mistral, window",
     "qwen3-moe, three of five experts, renormalised",
     "qwen3-moe, one dense layer, biased, window",
+    "deepseek-v3, three experts in two of four groups, yarn",
+    "scout, chunks of 16, one of five experts",
 )
 BLOCK_SIZE = 16
 

@@ -27,6 +27,14 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.5,
         "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096,
     },
+    "kimi k2.5": {
+        "rope_type": "yarn", "rope_theta": 50_000.0, "factor": 64.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 4096,
+    },
+    "llama 4 scout": {
+        "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 16.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+    },
 }  # fmt: skip
 
 

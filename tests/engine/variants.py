@@ -52,11 +52,28 @@ GEMMA = {
     "query_pre_attn_scalar": 256, "layer_types": ["sliding_attention", "full_attention"], "tie_word_embeddings": True,
 }  # fmt: skip
 EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True}
+DEEPSEEK = LLAMA | {
+    "architectures": ["DeepseekV3ForCausalLM"], "hidden_size": 7168, "num_attention_heads": 128, "num_key_value_heads": 128, "vocab_size": 129280,
+    "intermediate_size": 18432, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_shared_experts": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
+KIMI = DEEPSEEK | {
+    "num_attention_heads": 64, "num_key_value_heads": 64, "vocab_size": 163840, "n_routed_experts": 384, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+SCOUT = LLAMA | {
+    "architectures": ["Llama4ForCausalLM"], "hidden_size": 5120, "num_attention_heads": 40, "vocab_size": 202048, "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384, "num_local_experts": 16, "no_rope_layers": [1, 0], "attention_chunk_size": 4096,
+}  # fmt: skip
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 
 
 def matrices(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Those of a layer that a quantizer packs: of a model with experts these."""
     hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    if experts := config.get("n_routed_experts"):
+        inner = config["moe_intermediate_size"]
+        sizes = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+        return {f"mlp.experts.{i}.{part}": size for i in range(experts) for part, size in sizes.items()}
     q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     return {
         "self_attn.q_proj": (q, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden), "self_attn.o_proj": (hidden, q),
@@ -72,6 +89,10 @@ def in_int4(rows: int, columns: int) -> dict[str, tuple[str, tuple[int, int]]]:
     }
 
 
+def in_packed_groups(rows: int, columns: int) -> dict[str, tuple[str, tuple[int, int]]]:
+    return {"weight_packed": ("I32", (rows, columns // 8)), "weight_scale": ("BF16", (rows, columns // 32))}
+
+
 def in_fp8_by_row(rows: int, columns: int) -> dict[str, tuple[str, tuple[int, int]]]:
     return {"weight": ("F8_E4M3", (rows, columns)), "weight_scale": ("F32", (rows, 1))}
 
@@ -80,11 +101,20 @@ def in_fp8_blocks(rows: int, columns: int) -> dict[str, tuple[str, tuple[int, in
     return {"weight": ("F8_E4M3", (rows, columns)), "weight_scale_inv": ("F32", (-(-rows // 128), -(-columns // 128)))}
 
 
+WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
+GROUPS = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"weights": WEIGHTS}},
+}
+FP8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 PACKED: dict[str, Any] = {
-    "llama, GPTQ": (in_int4, GPTQ | {"sym": True}),
-    "llama, GPTQ with zeros": (in_int4, GPTQ | {"sym": False}),
-    "llama, FP8 by row": (in_fp8_by_row, {"quant_method": "fp8"}),
-    "llama, FP8 by block": (in_fp8_blocks, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+    "llama, GPTQ": (LLAMA, in_int4, GPTQ | {"sym": True}),
+    "llama, GPTQ with zeros": (LLAMA, in_int4, GPTQ | {"sym": False}),
+    "llama, FP8 by row": (LLAMA, in_fp8_by_row, {"quant_method": "fp8"}),
+    "llama, FP8 by block": (LLAMA, in_fp8_blocks, FP8_BLOCKS),
+    "kimi k2, INT4 experts": (KIMI, in_packed_groups, GROUPS),
+    "deepseek-v3, FP8 experts": (DEEPSEEK, in_fp8_blocks, FP8_BLOCKS),
 }
 PLAIN: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
@@ -97,6 +127,8 @@ PLAIN: dict[str, dict[str, Any]] = {
     "mixtral": LLAMA | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2},
     "gpt-oss": LLAMA | {"architectures": ["GptOssForCausalLM"], "hidden_size": 2880, "intermediate_size": 2880, "head_dim": 64,
                         "num_attention_heads": 64, "num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128},
+    "deepseek-v3": DEEPSEEK,
+    "llama4": SCOUT,
 }  # fmt: skip
 
 
@@ -123,9 +155,7 @@ class NotingRecorder:
 
 
 def dry_run_of(name: str) -> DryRun:
-    config, parts, method = PLAIN.get(name, LLAMA), None, {}
-    if name in PACKED:
-        parts, method = PACKED[name]
+    config, parts, method = PACKED[name] if name in PACKED else (PLAIN[name], None, {})
     raw = config | ({"quantization_config": method} if method else {})
     family = FAMILIES[architecture(raw)]
     parsed: Any = family.parse_config(raw)

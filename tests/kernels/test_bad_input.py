@@ -15,7 +15,7 @@ from kernels import activation, checks, kv_write, linear, logprobs, moe, mxfp4, 
 from kernels.attention_rule import AttentionRule
 from kernels.checks import ArgumentError
 from kernels.decode_attention import decode_attention
-from kernels.mla import mla_decode, mla_prefill
+from kernels.mla import mla_decode, mla_prefill, mla_write
 from kernels.plain import PlainWeight
 from kernels.prefill_attention import prefill_attention
 from kernels.varlen import VarlenBatch
@@ -162,6 +162,17 @@ OPERATIONS = [
         prompts,
         ("batch.block_tables.1",),
         indices=("batch.block_tables", "batch.context_lens"),
+    ),
+    Operation(
+        "mla_write",
+        mla_write,
+        lambda n: {
+            "x": torch.randn(n, 8), "norm": torch.randn(6), "eps": 1e-5, "cos": torch.randn(n, 1), "sin": torch.randn(n, 1),
+            "cache": torch.randn(BLOCKS, BLOCK_SIZE, 8), "slot_mapping": torch.randperm(BLOCKS * BLOCK_SIZE)[:n],
+        },
+        ("cache.0", "cache.1"),
+        changes=("cache",),
+        indices=("slot_mapping",),
     ),
     Operation(
         "mla_decode",

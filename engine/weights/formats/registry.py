@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from engine.weights.config import quantization
+
 if TYPE_CHECKING:
     from engine.weights.formats.format import WeightFormat
 
@@ -21,7 +23,7 @@ OF_STACKS = frozenset({"mxfp4"})  # of all experts in one tensor: only a family 
 def read_format(config: Mapping[str, Any]) -> "WeightFormat | None":
     """Return the format of a checkpoint's quantized matrices; None where all are plain. One that a checkpoint leaves alone is recognised by its
     plain tensor, so lists of exceptions need not be read."""
-    described = config.get("quantization_config")
+    described = quantization(config)
     place = FORMATS.get(str(described.get("quant_method"))) if isinstance(described, dict) else None
     if place is None:
         return None

@@ -21,7 +21,19 @@ from tests.engine.test_constrained_answers import HERE, crowd, ember
 from tests.engine.test_packing import packed_into
 
 DENSE, WINDOWS, SPARSE = "llama, biased", "gemma3, windows but in layer 2, tied", "mixtral, two of five experts"
-FAMILIES = (DENSE, WINDOWS, SPARSE, "qwen3-moe, one dense layer, biased, window", "llama, six heads over two")
+LATENT, CHUNKS = (
+    "deepseek-v3, three experts in two of four groups, yarn",
+    "scout, chunks of 23, two experts, biased, no norm",
+)
+FAMILIES = (
+    DENSE,
+    WINDOWS,
+    SPARSE,
+    "qwen3-moe, one dense layer, biased, window",
+    "llama, six heads over two",
+    LATENT,
+    CHUNKS,
+)
 
 
 def group_of(size: int, **changes: Any) -> HostConfig:
@@ -123,7 +135,7 @@ def test_grammars_are_followed_and_neighbours_have_the_tokens_of_one_rank(pair: 
         model.close()
 
 
-@pytest.mark.parametrize("family", [DENSE, WINDOWS, SPARSE])
+@pytest.mark.parametrize("family", [DENSE, WINDOWS, SPARSE, LATENT, CHUNKS])
 def test_preempted_sequences_go_on_with_the_same_tokens(tmp_path: Path, pair: KvMemory, family: str) -> None:
     write_family(tmp_path, family)
     expected = drain(load_engine(tmp_path), several())

@@ -50,25 +50,30 @@ BYTES = {"k_cache": "*u8", "v_cache": "*u8"}
 for has_norm, fp8 in ((False, NO_FP8), (True, FP8), (True, FP8_BY_BITS)):
     compile(qkv._rotate_and_cache, BYTES if fp8 else (), warps=2, BLOCK_SIZE=16, HEADS=8, BLOCK=64, HAS_NORM=has_norm, FP8=fp8)
 compile(kv_write._kv_write, BYTES, warps=2, BLOCK_SIZE=16, HEADS=8, BLOCK=128, FP8=FP8)
-compile(rotary._rotary, warps=2, HEADS=8, BLOCK=64)
+for interleaved in (False, True):
+    compile(rotary._rotary, warps=2, HEADS=8, BLOCK=64, INTERLEAVED=interleaved)
 
 def flags(of, fp8=NO_FP8):
-    return dict(HAS_WINDOW=of, HAS_SINKS=of, HAS_CAP=of, FP8=fp8)
+    return dict(WINDOW=int(of), HAS_SINKS=of, HAS_CAP=of, FP8=fp8)
+
+CHUNKED = {"WINDOW": 2}
 
 WANTED = (
     (128, 16, False, flags(False)), (128, 64, True, flags(True)), (128, 16, False, flags(False, FP8)), (64, 16, False, flags(False, FP8_BY_BITS)),
+    (128, 64, False, flags(False) | CHUNKED),
 )
 for dim, rows, direct, more in WANTED:
     types = ({} if direct else {"out": "*fp32"}) | (BYTES if more["FP8"] else {})
     rows, tile, warps = decode_attention.tiling(dim, rows, 2)
     sizes = dict(HEAD_DIM=dim, DIM=dim, BLOCK_SIZE=16, ROWS=rows, TILE=tile)
     compile(decode_attention._attend, types, warps, decode_attention.STAGES, DIRECT=direct, **sizes, **more)
-for dim, longest, more in ((128, 2048, flags(False)), (256, 2048, flags(True)), (80, 30, flags(False, FP8))):
+for dim, longest, more in ((128, 2048, flags(False)), (256, 2048, flags(True)), (80, 30, flags(False, FP8)), (128, 2048, flags(False) | CHUNKED)):
     padded = triton.next_power_of_2(dim)
     rows, tile, warps, stages = prefill_attention.tiling(padded, longest, 2)
     types = {"lens": "*i32"} | (BYTES if more["FP8"] else {})
     compile(prefill_attention._attend, types, warps, stages, HEAD_DIM=dim, DIM=padded, BLOCK_SIZE=16, ROWS=rows, TILE=tile, **more)
 LATENT = dict(LATENT=512, LATENT_DIM=512, ROTARY=64, ROTARY_DIM=64, BLOCK_SIZE=16, TILE=32)
+compile(mla._write, warps=2, LATENT=512, LATENT_DIM=512, HALF=32, PAIRS=32, BLOCK_SIZE=16)
 compile(mla._attend, {"out": "*fp32"}, 8, 5, ROWS=16, IS_PREFILL=False, DIRECT=False, **LATENT)
 compile(mla._attend, {"lens": "*i32"}, 8, 3, ROWS=64, IS_PREFILL=True, DIRECT=True, **LATENT)
 compile(split_kv._join, COLUMNS=512, DIM=512, CHUNK=16, HAS_SINKS=True)

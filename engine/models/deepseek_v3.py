@@ -1,0 +1,42 @@
+"""DeepSeek-V3, Kimi K2 and K2.5's text as a table of parts: latent attention, a few dense layers, then experts with shared ones beside them.
+
+Names of tensors: deepseek-ai/DeepSeek-V3's model.safetensors.index.json; of K2.5 the same behind "language_model.", beside a vision tower, which is
+not computed.
+"""
+
+from engine.description.deepseek_v3 import LatentConfig
+from engine.description.weights import GATED_PARTS
+from engine.layers.latent_attention import LatentAttention
+from engine.layers.mlp import GatedMLP
+from engine.layers.moe import Experts, SparseMLP
+from engine.layers.norm import RMSNorm
+from engine.layers.routing import GroupedRouter
+from engine.models.decoder import Decoder, DecoderLayer, Part, load_decoder
+from engine.weights.loader import WeightLoader
+
+
+def load(config: LatentConfig, loader: WeightLoader, context_length: int) -> Decoder:
+    hidden, norm, experts = config.hidden_size, config.norm, config.experts
+
+    def feed_forward(i: int, name: str) -> Part:
+        if i not in config.sparse_layers:
+            return GatedMLP.load(loader, name, hidden, config.intermediate_size)
+        shared = config.num_shared * experts.intermediate_size
+        return SparseMLP(
+            GroupedRouter.load(loader, f"{name}.gate", experts.num_experts, hidden, config.routing),
+            Experts.load_each(loader, f"{name}.experts", experts, GATED_PARTS),
+            GatedMLP.load(loader, f"{name}.shared_experts", hidden, shared) if shared else None,
+        )
+
+    def layer(i: int, name: str) -> DecoderLayer:
+        return DecoderLayer(
+            attention_norm=RMSNorm.load(loader, f"{name}.input_layernorm", hidden, norm),
+            attention=LatentAttention.load(loader, f"{name}.self_attn", hidden, config.latent_attention(i)),
+            feed_forward_norm=RMSNorm.load(loader, f"{name}.post_attention_layernorm", hidden, norm),
+            feed_forward=feed_forward(i, f"{name}.mlp"),
+        )
+
+    for i in range(config.num_layers, config.num_layers + config.num_mtp_layers):
+        loader.skip(rf"(language_model\.)?model\.layers\.{i}\..*")  # predict further tokens: nothing drafts by them yet
+    loader.skip(r"(vision_tower|mm_projector)\..*")
+    return load_decoder(config, loader, context_length, layer)

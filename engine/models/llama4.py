@@ -1,0 +1,56 @@
+"""Llama 4 (text) as a table of parts: layers that attend within chunks and some that see everything, dense layers between those with experts.
+
+Names of tensors: meta-llama/Llama-4-Scout-17B-16E-Instruct's, as `transformers` 5 maps them: behind "language_model.", beside a vision tower, which
+is not computed. Its experts are in one tensor for each layer; quantizers store them one by one.
+"""
+
+from engine.description.llama4 import Llama4Config
+from engine.description.weights import GATED_PARTS
+from engine.layers.chunked_attention import ChunkedAttention
+from engine.layers.linear import Linear
+from engine.layers.mlp import GatedMLP
+from engine.layers.moe import InputScaledExperts, SparseMLP
+from engine.layers.norm import RMSNorm
+from engine.layers.routing import SigmoidRouter
+from engine.layers.temperature import Temperature
+from engine.models.decoder import Decoder, DecoderLayer, Part, load_decoder
+from engine.weights.loader import WeightLoader
+
+
+def load(config: Llama4Config, loader: WeightLoader, context_length: int) -> Decoder:
+    hidden, norm, shape = config.hidden_size, config.norm, config.experts
+
+    def experts(name: str) -> InputScaledExperts:
+        if f"{name}.gate_up_proj" in loader:
+            return InputScaledExperts.load_stacks(loader, name, shape)
+        return InputScaledExperts.load_each(loader, name, shape, GATED_PARTS)
+
+    def feed_forward(i: int, name: str) -> Part:
+        if i not in config.sparse_layers:
+            return GatedMLP.load(loader, name, hidden, config.intermediate_size)
+        return SparseMLP(
+            SigmoidRouter(
+                Linear.load(loader, [f"{name}.router"], [shape.num_experts], hidden, bias=False), config.top_k
+            ),
+            experts(f"{name}.experts"),
+            GatedMLP.load(loader, f"{name}.shared_expert", hidden, shape.intermediate_size),
+        )
+
+    def layer(i: int, name: str) -> DecoderLayer:
+        return DecoderLayer(
+            attention_norm=RMSNorm.load(loader, f"{name}.input_layernorm", hidden, norm),
+            attention=ChunkedAttention.load_normed(
+                loader,
+                f"{name}.self_attn",
+                hidden,
+                config.attention(i),
+                config.attention_bias,
+                norm if config.qk_norm else None,
+            ),
+            feed_forward_norm=RMSNorm.load(loader, f"{name}.post_attention_layernorm", hidden, norm),
+            feed_forward=feed_forward(i, f"{name}.feed_forward"),
+        )
+
+    loader.skip(r"(vision_model|multi_modal_projector)\..*")
+    temperature = config.temperature and Temperature(*config.temperature)
+    return load_decoder(config, loader, context_length, layer, temperature=temperature)

@@ -1,0 +1,83 @@
+"""Latent attention at the sizes of DeepSeek-V3 and Kimi K2.5, one layer, against its formulas in fp64 before anything is absorbed."""
+
+import pytest
+import torch
+
+from engine.batch import build_batch
+from engine.context import Context
+from engine.description.rotary import RotaryRule
+from engine.description.shapes import LatentShape
+from engine.kv.layout import CachedLayer, CacheLayout, CacheSegment
+from engine.layers.latent_attention import LatentAttention, LatentQueries
+from engine.layers.linear import Linear
+from engine.layers.norm import RMSNorm
+from engine.layers.rotary import RotaryTable
+from engine.step import scratch_step
+from kernels.plain import PlainWeight
+from tests.closeness import assert_close
+
+HIDDEN, LATENT, ROTARY, KEY, VALUE = 160, 512, 64, 128, 128
+CPU = torch.device("cpu")
+
+
+def random_layer(heads: int, query_rank: int | None) -> LatentAttention:
+    shape = LatentShape(heads, query_rank, LATENT, ROTARY, KEY, VALUE, 0.1, 0)
+
+    def linear(rows: int, columns: int) -> Linear:
+        return Linear(PlainWeight(torch.randn(rows, columns) / columns**0.5))
+
+    def norm(size: int) -> RMSNorm:
+        return RMSNorm(1 + torch.randn(size) / 5, 1e-6)
+
+    down, query_norm = (None, None) if query_rank is None else (linear(query_rank, HIDDEN), norm(query_rank))
+    queries = LatentQueries(down, query_norm, linear(heads * shape.query, query_rank or HIDDEN), shape.query)
+    up = torch.randn(heads, KEY + VALUE, LATENT) / LATENT**0.5
+    return LatentAttention(
+        queries, linear(LATENT + ROTARY, HIDDEN), norm(LATENT), up, linear(HIDDEN, heads * VALUE), shape
+    )
+
+
+def by_formula(layer: LatentAttention, x: torch.Tensor, table: RotaryTable) -> torch.Tensor:
+    """Keys and values of every head, made of the latent vectors and kept by nobody."""
+    x, scale = x.double(), layer.shape.scale
+
+    def times(linear: Linear, x: torch.Tensor) -> torch.Tensor:
+        return x @ linear.weight.unpack(torch.float64).T
+
+    def normed(norm: RMSNorm, x: torch.Tensor) -> torch.Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight.double()
+
+    angles = torch.complex(table.cos[: len(x)].double(), table.sin[: len(x)].double())
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(pairs * angles.view(len(x), *[1] * (x.dim() - 2), -1)).flatten(-2)
+
+    queries = layer.queries
+    asked = (
+        x if queries.down_proj is None or queries.norm is None else normed(queries.norm, times(queries.down_proj, x))
+    )
+    q_key, q_rotary = times(queries.proj, asked).unflatten(1, (-1, queries.query)).split((KEY, ROTARY), dim=2)
+    latent, k_rotary = times(layer.latent_proj, x).split((LATENT, ROTARY), dim=1)
+    latent = normed(layer.latent_norm, latent)
+    keys, values = (torch.einsum("cl,hnl->chn", latent, up.double()) for up in (layer.up_keys, layer.up_values))
+    scores = torch.einsum("thn,chn->htc", q_key, keys) + torch.einsum("thr,cr->htc", turned(q_rotary), turned(k_rotary))
+    unseen = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
+    weights = (scores * scale).masked_fill(unseen, -torch.inf).softmax(-1)
+    return times(layer.o_proj, torch.einsum("htc,chv->thv", weights, values).flatten(1))
+
+
+@pytest.mark.parametrize(("heads", "query_rank"), [(128, 1536), (64, 1536), (64, None)])
+def test_a_prompt_in_chunks_and_a_decode_are_the_formula_at_full_size(heads: int, query_rank: int | None) -> None:
+    layer, x = random_layer(heads, query_rank), torch.randn(45, HIDDEN)
+    table = RotaryTable(RotaryRule("default", 50_000.0), ROTARY, 64, CPU)
+    table.compute()
+    expected = by_formula(layer, x, table)
+    layout = CacheLayout([CachedLayer((CacheSegment("latent", 1, LATENT + ROTARY),))], 16, torch.float32)
+    caches, got, begin = layout.views(layout.new_blocks(3, CPU)), [], 0
+    for end in (7, 40, 44, 45):
+        batch = build_batch(scratch_step([9] * end, begin, 16)[0], CPU)
+        assert (batch.groups[0].decode is not None) == (end - begin == 1)
+        got.append(layer(x[begin:end], Context(batch, caches, (table.at(batch.positions),))))
+        begin = end
+    assert_close("attended", expected, torch.cat(got), 3e-6)
