@@ -241,7 +241,7 @@ def _as_one_head(q_latent: Tensor, q_rotary: Tensor, cache: Tensor) -> tuple[Ten
 def _mla_written(
     x: Tensor, norm: Tensor, eps: float, cos: Tensor, sin: Tensor, cache: Tensor, slot_mapping: Tensor
 ) -> None:
-    latent, rotary = x.split((norm.shape[0], 2 * cos.shape[1]), dim=1)
+    latent, rotary = torch.split(x, [norm.shape[0], 2 * cos.shape[1]], dim=1)
     latent = latent / (latent.square().mean(-1, keepdim=True) + eps).sqrt() * norm
     pairs = torch.complex(rotary[:, 0::2], rotary[:, 1::2]) * torch.complex(cos, sin)
     for slot, row in zip(slot_mapping.tolist(), torch.cat((latent, pairs.real, pairs.imag), dim=1), strict=True):

@@ -73,7 +73,7 @@ def _fused(
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool = False) -> Tensor:
     pairs = (
-        torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+        torch.view_as_complex(torch.unflatten(x, -1, (-1, 2)).contiguous())
         if is_interleaved
         else torch.complex(*x.chunk(2, dim=-1))
     )

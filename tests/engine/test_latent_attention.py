@@ -50,15 +50,17 @@ def by_formula(layer: LatentAttention, x: torch.Tensor, table: RotaryTable) -> t
     angles = torch.complex(table.cos[: len(x)].double(), table.sin[: len(x)].double())
 
     def turned(x: torch.Tensor) -> torch.Tensor:
-        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+        pairs = torch.view_as_complex(torch.unflatten(x, -1, (-1, 2)).contiguous())
         return torch.view_as_real(pairs * angles.view(len(x), *[1] * (x.dim() - 2), -1)).flatten(-2)
 
     queries = layer.queries
     asked = (
         x if queries.down_proj is None or queries.norm is None else normed(queries.norm, times(queries.down_proj, x))
     )
-    q_key, q_rotary = times(queries.proj, asked).unflatten(1, (-1, queries.query)).split((KEY, ROTARY), dim=2)
-    latent, k_rotary = times(layer.latent_proj, x).split((LATENT, ROTARY), dim=1)
+    q_key, q_rotary = torch.split(
+        torch.unflatten(times(queries.proj, asked), 1, (-1, queries.query)), [KEY, ROTARY], dim=2
+    )
+    latent, k_rotary = torch.split(times(layer.latent_proj, x), [LATENT, ROTARY], dim=1)
     latent = normed(layer.latent_norm, latent)
     keys, values = (torch.einsum("cl,hnl->chn", latent, up.double()) for up in (layer.up_keys, layer.up_values))
     scores = torch.einsum("thn,chn->htc", q_key, keys) + torch.einsum("thr,cr->htc", turned(q_rotary), turned(k_rotary))

@@ -14,6 +14,7 @@ from engine.description.shapes import AttentionShape, ExpertsShape
 from engine.errors import CheckpointError
 from engine.layers.attention import Attention
 from engine.layers.embedding import TokenEmbedding
+from engine.layers.latent_attention import LatentAttention
 from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP
 from engine.layers.moe import Experts
@@ -290,5 +291,10 @@ def test_ranks_of_every_family_ask_for_all_that_a_checkpoint_has(tmp_path: Path,
     else:
         for rank in range(2):
             attention = each(shard=Shard(rank, 2)).layers[0].attention
-            assert attention.shape[:2] == (config.num_heads // 2, max(1, config.num_kv_heads // 2))
-            assert attention.o_proj.weight.shape[1] == config.num_heads // 2 * config.head_dim
+            assert attention.shape.num_heads == config.num_heads // 2
+            if isinstance(attention, LatentAttention):
+                assert len(attention.up_keys) == len(attention.up_values) == config.num_heads // 2
+            else:
+                assert attention.shape.num_kv_heads == max(1, config.num_kv_heads // 2)
+            head_size = getattr(config, "value_dim", config.head_dim)
+            assert attention.o_proj.weight.shape[1] == config.num_heads // 2 * head_size
