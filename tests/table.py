@@ -49,7 +49,8 @@ def collected() -> dict[str, set[str]]:
     found = _Collected()
     # in this process, which has to import the same models
     arguments = ["--collect-only", "-qq", "-s", "-p", "no:cacheprovider", "-p", "no:faulthandler", f"--rootdir={ROOT}"]
-    arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of plugins that the models import before pytest does
+    # of plugins that the models have imported before pytest does
+    arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     with redirect_stdout(StringIO()):
         status = pytest.main([*arguments, *(str(ROOT / file) for file in files if (ROOT / file).exists())], [found])
     assert status == pytest.ExitCode.OK, status
