@@ -65,13 +65,13 @@ def _response_format(value: dict[str, Any]) -> AnswerConstraint | None:
                 raise ValidationError("of type json_schema needs json_schema, an object")
             # OpenAI wraps the schema, with a name; Workers AI does not.
             wrapped = given.get("schema") if isinstance(given.get("name"), str) or "schema" in given else given
-            return _schema(given if wrapped is None else wrapped)
+            return schema_constraint(given if wrapped is None else wrapped)
     raise ValidationError('must have the type "text", "json_object" or "json_schema"')
 
 
 def _structured(kind: str, value: Any) -> AnswerConstraint:
     if kind == "json":
-        return _schema(value)
+        return schema_constraint(value)
     if kind == "choice":
         is_listed = isinstance(value, list) and all(isinstance(choice, str) and choice for choice in value)
         if not is_listed or not 0 < len(value) <= MAX_CHOICES:
@@ -82,7 +82,8 @@ def _structured(kind: str, value: Any) -> AnswerConstraint:
     return _sized("regex" if kind == "regex" else "lark", value)
 
 
-def _schema(value: Any) -> AnswerConstraint:
+def schema_constraint(value: Any) -> AnswerConstraint:
+    """Return a JSON schema, or its text, as a constraint. Raises ValidationError."""
     if isinstance(value, str):
         try:
             value = orjson.loads(value)

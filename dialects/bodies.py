@@ -20,6 +20,7 @@ MAX_BIASES = 1024
 MAX_BIAS = 100.0
 
 TokenIds = tuple[Annotated[int, Meta(ge=0)], ...]
+StopStrings = tuple[Annotated[str, Meta(min_length=1)], ...]
 
 
 class ValidationError(msgspec.ValidationError):

@@ -29,6 +29,11 @@ UNSUPPORTED: dict[str, UnsupportedParameter] = {
     "lora": UnsupportedParameter(("",), "adapters are not supported yet"),
     "requests": UnsupportedParameter((), "batches are not supported yet; send one request per prompt"),
     "prompt_logprobs": UnsupportedParameter((), "logprobs are not part of this answer; see /ai/v1/chat/completions"),
+    # of Responses; what keeps them takes these out
+    "previous_response_id": UnsupportedParameter((), "no responses are kept here; send the whole conversation"),
+    "background": UnsupportedParameter((False,), "no responses are kept here; wait for the answer"),
+    "conversation": UnsupportedParameter((), "send the conversation's items, or previous_response_id"),
+    "mcp_servers": UnsupportedParameter(([],), "connect to them at your side, and declare their tools"),
     "moderation": UnsupportedParameter((), "nothing is moderated here"),
     # vLLM's, whose answer would be another one without them
     "use_beam_search": UnsupportedParameter((False,), "answers are sampled, or greedy with temperature 0"),

@@ -29,6 +29,7 @@ class Conversation(Struct, frozen=True):
     variables: dict[str, Any] = {}  # further ones that the template may read
     adds_generation_prompt: bool = True  # what begins the assistant's turn
     continues_last: bool = False  # the answer goes on with the last message, which its prompt leaves open
+    drops_oldest: bool = False  # messages, where all of them are too long
     must_call: bool = False  # some tool
     only_tool: str | None = None  # that may be called; None: any
     strict_tools: frozenset[str] = frozenset()  # whose arguments follow their schemas, whoever decides to call
@@ -37,21 +38,21 @@ class Conversation(Struct, frozen=True):
 class Sampling(Struct, frozen=True):
     """Sampling parameters; None: as the model's own defaults say."""
 
-    max_tokens: int | None
-    min_tokens: int
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    seed: int | None  # None: as the answer's name says
-    repetition_penalty: float | None
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: tuple[tuple[int, float], ...]
-    stop: tuple[str, ...]
-    stop_token_ids: tuple[int, ...]
-    ignore_eos: bool
-    num_logprobs: int | None  # of each token of the answer; None: none
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None  # None: as the answer's name says
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    num_logprobs: int | None = None  # of each token of the answer; None: none
 
 
 Prompt = Conversation | str | tuple[int, ...]

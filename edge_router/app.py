@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from dialects.responses_app import RESPONSES, ResponsesApp
 from edge_router.activity import Operations, RouterActivity
 from edge_router.admission import AdmissionFilter, TenantLimits
 from edge_router.client_places import ClientPlaces
@@ -43,12 +44,15 @@ class RouterApp(Starlette):
     proxy: Proxy
     tunnels: Tunnels
     streams: StreamRoutes
+    responses: ResponsesApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """What the router does not answer itself passes by Starlette's error handling: each token would go through two more `send`s."""
         app: ASGIApp = super().__call__
         if scope["type"] == "websocket":
             app = self.tunnels
+        elif scope["type"] == "http" and RESPONSES in scope["path"] and scope["path"].startswith(FORWARDED[:3]):
+            app = self.responses
         elif scope["type"] == "http" and scope["path"].startswith(FORWARDED):
             app = self.proxy
         elif scope["type"] == "http" and scope["path"].startswith(PATH):
@@ -86,7 +90,7 @@ def build_app(
     _watch(metrics, proxy, sessions, recordings, tunnels)
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(app: RouterApp) -> AsyncIterator[None]:
         urls = {backend.name: backend.url for backend in backends.values()}
         async with (
             connector() as tcp,
@@ -105,6 +109,7 @@ def build_app(
                 yield
             finally:
                 await recordings.close()
+                await app.responses.close()
                 proxy.upstream = proxy.selector.hints = None
                 for task in tasks:
                     task.cancel()
@@ -117,6 +122,7 @@ def build_app(
     )
     app.router.redirect_slashes = False  # /v1 is not /v1/: a redirect would turn a client's POST into a GET
     app.proxy, app.tunnels, app.streams = proxy, tunnels, StreamRoutes(recordings, admission, secret)
+    app.responses = ResponsesApp(proxy, admission.access, int(relay.max_body_mib * 2**20))
     return app
 
 

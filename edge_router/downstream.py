@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import orjson
 from starlette.types import Message, Receive, Scope, Send
 
-from edge_router.request import Head, request_id_of
+from edge_router.request import FUNCTIONS, Head, request_id_of
+from wire.credentials import with_bearer
 from wire.errors import ApiError
 from wire.headers import REQUEST_ID
-from wire.sse import encode_event
 
 Result = TypeVar("Result")
 
@@ -169,11 +169,11 @@ class Downstream:
 
     async def refuse(self, error: ApiError) -> None:
         """In the dialect's shape: a status and a body, or inside a stream the last event."""
-        body = orjson.dumps(error.body(self.head.dialect))
         if self.is_streaming:
-            await self.write(encode_event(body))
+            await self.write(error.event(self.head.dialect))
             await self.end_stream()
         elif not self.has_answered:
+            body = orjson.dumps(error.body(self.head.dialect))
             headers = [*error.headers(), ("content-type", "application/json"), (REQUEST_ID, self.request_id)]
             headers.append(("content-length", str(len(body))))
             await self.respond(error.status(self.head.dialect), headers, body)
@@ -232,7 +232,8 @@ def address_of(scope: Scope) -> str:
 
 
 def head_of(scope: Scope) -> Head:
-    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+    given = scope["headers"] if scope["path"].startswith(FUNCTIONS) else with_bearer(scope["headers"])
+    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in given]
     query = scope.get("query_string", b"")
     target = scope.get("raw_path", scope["path"].encode()).decode("latin-1") + (
         f"?{query.decode('latin-1')}" if query else ""

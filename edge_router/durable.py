@@ -134,13 +134,13 @@ class DurableStream:
         """The task's end is the stream's."""
 
     async def refuse(self, error: ApiError) -> None:
-        body = orjson.dumps(error.body(self.head.dialect))
         if self.is_streaming:
-            for event in EventDecoder().feed(encode_event(body)):
+            for event in EventDecoder().feed(error.event(self.head.dialect)):
                 self.events.add(event)
             self.events.notify()
         elif self.answer is None:
             headers = [*error.headers(), ("content-type", "application/json")]
+            body = orjson.dumps(error.body(self.head.dialect))
             await self.respond(error.status(self.head.dialect), headers, body)
 
     def cut(self, error: ApiError) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 import orjson
 
+from dialects.table import is_final
 from wire.chat import FinishReason
 from wire.continuation import (
     MAX_DELIVERED_BYTES,
@@ -69,6 +70,7 @@ class DeliveryLog:
         self.num_uncounted = 0  # events of streams that do not say how many tokens they bring
         self._choices: list[_Choice] = []
         self._cached_tokens = 0
+        self._num_events = 0
 
     def add(self, point: ResumePoint) -> None:
         """Raises ContinuationError for a choice that has ended."""
@@ -81,13 +83,14 @@ class DeliveryLog:
         choice.finish_reason = point.finish_reason
         self.num_tokens += len(point.token_ids)
         self._cached_tokens = point.cached_tokens
+        self._num_events = point.num_events
 
     def delivery(self) -> bytes:
         """Return what the site that goes on is told; empty while the client has nothing. Raises ContinuationError where it is too long."""
         if not self._choices:
             return b""
         choices = tuple(Delivered(tuple(choice.token_ids), choice.finish_reason) for choice in self._choices)
-        encoded = encode_delivery(Delivery(choices, self._cached_tokens))
+        encoded = encode_delivery(Delivery(choices, self._cached_tokens, self._num_events))
         if len(encoded) > MAX_DELIVERED_BYTES:
             raise ContinuationError(f"the answer is too long to be continued: {self.num_tokens} tokens")
         return encoded
@@ -130,7 +133,7 @@ class StreamRelay:
             out.append(Forward(ready[0] if len(ready) == 1 else b"".join(ready)))
         if broken is not None:
             out.append(broken)
-        elif DONE in events[-1] and parse_event(events[-1]).is_done:
+        elif _may_be_final(events[-1]) and is_final(parse_event(events[-1])):
             out.append(_DONE)
         elif self._is_draining:
             out.append(_SITE_DRAINING)
@@ -140,9 +143,10 @@ class StreamRelay:
         """Return what follows from the clean end of the response's body."""
         if self._decoder.pending_bytes:
             return [Broken("closed", "it closed the connection inside an event")]
-        last = b"" if self._last is None else parse_event(self._last).data or b""
+        event = parse_event(self._last or b"")
+        last = event.data or b""
         error = error_of(last)
-        if not (error or last == DONE):
+        if not (error or is_final(event)):
             return [Broken("closed", "it closed the connection before the end of its answer")]
         if not self._held:
             return [_DONE]
@@ -178,7 +182,7 @@ class StreamRelay:
             else:
                 self._held.append(told)
                 self._held_bytes += len(told)
-                if point is not None or (DONE in told and parse_event(told).is_done):
+                if point is not None or (_may_be_final(told) and is_final(parse_event(told))):
                     ready.append(self._release())
         if self._held_bytes > MAX_HELD_BYTES:
             return ready, Broken("malformed", f"more than {MAX_HELD_BYTES >> 20} MiB of events without their mark")
@@ -189,6 +193,11 @@ class StreamRelay:
         self._held.clear()
         self._held_bytes = 0
         return held
+
+
+def _may_be_final(raw: bytes) -> bool:
+    """Tell whether to look closer: most events of most streams have neither."""
+    return DONE in raw or b"event: " in raw
 
 
 class OpaqueRelay:
@@ -209,13 +218,15 @@ class OpaqueRelay:
 
 
 def error_of(body: bytes) -> dict[str, Any]:
-    """Return the error object of either dialect; empty where the body is none."""
+    """Return the error object of any dialect; empty where the body is none."""
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:
         return {}
     if not isinstance(fields, dict):
         return {}
+    if fields.get("type") == "error" and "error" not in fields:
+        return fields
     errors = fields.get("errors")
     error = errors[0] if isinstance(errors, list) and errors else fields.get("error")
     return error if isinstance(error, dict) else {}

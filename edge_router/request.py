@@ -8,7 +8,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from random import getrandbits
 from typing import Annotated, Any, NamedTuple, TypeVar, TypeVarTuple
@@ -16,6 +16,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar, TypeVarTuple
 import msgspec
 import orjson
 
+from dialects.prefix_pieces import canonical
+from dialects.table import prompt_pieces
 from edge_router.client_places import FindPlace
 from edge_router.policy import RouteRequest
 from edge_router.preferences import preferences
@@ -48,7 +50,6 @@ from wire.status import Place
 FUNCTIONS = "/fn/"  # paths whose requests and answers are somebody's own: relayed as bytes, never read
 MODELS_AS_FUNCTIONS = "/fn/@"  # but for these: /fn/@org/model is a model's work
 AT_ONCE_BYTES = 256 << 10  # a body up to here is read in a few milliseconds, on the loop
-TEXT_PIECE_BYTES = 1024  # a plain prompt is fingerprinted in pieces of this size
 
 _RUN_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/ai/run/(.+)$")
 _ACCOUNT_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/")
@@ -331,39 +332,9 @@ def _conversation(salt: bytes, head: Head, fields: dict[str, Any], model: str) -
     name = head.header(SESSION_AFFINITY) or fields.get("prompt_cache_key")
     session = session_digest(salt, model, name) if isinstance(name, str) and name else None
     tools = fields.get("tools")
-    seed = model.encode() + b"\0" + (_canonical(tools) if tools else b"")
-    prefixes = prefix_chain(salt, seed, _pieces(fields))
+    seed = model.encode() + b"\0" + (canonical(tools) if tools else b"")
+    prefixes = prefix_chain(salt, seed, prompt_pieces(head.dialect, fields))
     return ConversationFingerprint.of(session, prefixes, prefixes[-1].tokens if prefixes else 0)
-
-
-def _pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
-    """The prompt in pieces that a later turn repeats, and whether a prefix ending there tells conversations apart."""
-    messages, prompt = fields.get("messages"), fields.get("prompt")
-    if isinstance(messages, list):
-        user_has_spoken = False
-        for message in messages:
-            get = message.get
-            role = get("role")
-            user_has_spoken = user_has_spoken or role not in ("system", "developer")
-            told = [
-                role,
-                get("content"),
-                get("name"),
-                get("tool_calls"),
-                get("tool_call_id"),
-            ]  # what reaches the prompt
-            yield _canonical(told), user_has_spoken
-    elif prompt is not None:
-        raw = prompt.encode() if isinstance(prompt, str) else _canonical(prompt)
-        for start in range(0, len(raw), TEXT_PIECE_BYTES):
-            yield raw[start : start + TEXT_PIECE_BYTES], True
-
-
-def _canonical(value: Any) -> bytes:
-    try:
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    except orjson.JSONEncodeError:  # nested deeper than it writes (254 levels): a site refuses that by name
-        return b""
 
 
 def wants_durable(head: Head, body: bytes) -> tuple[bool, bool, bytes]:

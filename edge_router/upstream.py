@@ -36,7 +36,7 @@ SMALL_BYTES = 1 << 20  # of a function's response of known length, which is rela
 AT_WORK_SHARE = 0.1  # of the first byte's time limit that is not waited for, where a site sends heartbeats
 LAST_CHUNK_S = 0.5  # after the last event, the end of the HTTP body: then the connection can be used again
 OUR_OWN_HEADERS = frozenset({"server", "date", REQUEST_ID})  # which we write ourselves
-_COMPLETION_TOKENS = re.compile(rb'"completion_tokens":\s*(\d{1,9})')
+_COMPLETION_TOKENS = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,9})')
 
 
 class Lost(Exception):

@@ -20,9 +20,11 @@ from runtime.engines.launch import launchers_of
 from runtime.engines.memory_budget import model_bytes
 from runtime.engines.running_host import Launcher
 from runtime.middleware import FUNCTIONS, UNROUTED, SiteMiddleware
+from runtime.routes.anthropic import anthropic_routes
 from runtime.routes.health import Health
 from runtime.routes.internal import Internal
 from runtime.routes.openai import openai_routes
+from runtime.routes.openai_responses import ResponsesEndpoint
 from runtime.routes.workers_ai import workers_ai_routes
 from runtime.site import Site
 from sites.config import ConfigError
@@ -53,7 +55,14 @@ class SiteApp(Starlette):
 
     def __init__(self, site: Site, secret: str | None) -> None:
         self.site = site
-        models = [*workers_ai_routes(site.generator, site.config.limits)]
+        generator, limits = site.generator, site.config.limits
+        self.responses = ResponsesEndpoint(generator, limits, site.access)
+        models = [
+            *openai_routes(generator, limits),
+            *anthropic_routes(generator, limits),
+            *self.responses.routes(),
+            *workers_ai_routes(generator, limits),
+        ]
         self.functions = _functions_of(site, secret)
         self.functions_path = FUNCTIONS
         self._health = Health(site, self.functions)
@@ -69,7 +78,7 @@ class SiteApp(Starlette):
             metrics=site.metrics,
         )
         super().__init__(
-            routes=[*openai_routes(site.generator, site.config.limits), *models, *self._own_routes(secret)],
+            routes=[*models, *self._own_routes(secret)],
             middleware=[middleware],
             exception_handlers=UNROUTED,
             lifespan=_lifespan,
@@ -98,6 +107,7 @@ async def _lifespan(app: SiteApp) -> AsyncIterator[None]:
         try:
             yield
         finally:
+            await app.responses.close()
             page.cancel()
             await asyncio.gather(page, return_exceptions=True)
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from dialects.requests import INLINE_BYTES, Conversation, Prompt, ValidGeneration
 from engine.chat_template import BrokenTemplateError, ChatTemplateError, import_ahead
 from engine.client import EngineError
+from engine.formats import Part
 from engine.protocol import Constraint, SamplingParams, Submit, TokenLogprobs, TokenOutput
 from engine.tokenizer import TokenizerError
 from runtime.admission import RETRY_AFTER_S, Admission
@@ -166,6 +167,15 @@ class Generation:
         reasoning_tokens = sum(processor.reasoning_tokens for processor in self._processors)
         return Usage.of(sum(map(len, self._prompts)), completion_tokens, self.cached_tokens, reasoning_tokens)
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that has ended the first choice, if one has."""
+        return self._processors[0].stop_string
+
+    def shown_before(self, choice: int) -> tuple[Part, ...]:
+        """Return what another site has shown of a choice that goes on here."""
+        return self._processors[choice].shown_before
+
     def prompt(self, choice: int = 0) -> tuple[int, ...]:
         """Return the token ids of a choice's prompt."""
         return self._prompts[self._prompt_number(choice)]
@@ -298,7 +308,9 @@ def refuse_embedder(model: AwakeModel, request: ValidGeneration) -> None:
 
 async def encode(model: AwakeModel, request: ValidGeneration, prompt: Prompt) -> tuple[int, ...]:
     """Return a prompt's token ids, which fit the model's context with room for at least one more."""
-    if isinstance(prompt, Conversation):
+    if isinstance(prompt, Conversation) and prompt.drops_oldest:
+        token_ids = await _encode_newest(model, request, prompt)
+    elif isinstance(prompt, Conversation):
         try:
             text = await model.text.rendering.text(prompt, is_short=request.num_bytes <= INLINE_BYTES)
         except BrokenTemplateError as error:
@@ -314,6 +326,34 @@ async def encode(model: AwakeModel, request: ValidGeneration, prompt: Prompt) ->
     if len(token_ids) >= model.info.context_length:
         raise _too_long(model, request, str(len(token_ids)))
     return token_ids
+
+
+async def _encode_newest(model: AwakeModel, request: ValidGeneration, prompt: Conversation) -> tuple[int, ...]:
+    """Encode as much of a conversation's end as fits, from some user's message on, behind what the system says."""
+    prompt = replace(prompt, drops_oldest=False)
+    try:
+        return await encode(model, request, prompt)
+    except ApiError as error:
+        if error.word != "context_length_exceeded":
+            raise
+        too_long = error
+    system = tuple(message for message in prompt.messages if message["role"] == "system")
+    others = [message for message in prompt.messages if message["role"] != "system"]
+    starts = [i for i, message in enumerate(others) if i and message["role"] == "user"]
+    fitting: tuple[int, ...] | None = None
+    while starts:  # bisected: each try is rendered and encoded
+        middle = len(starts) // 2
+        try:
+            newest = replace(prompt, messages=(*system, *others[starts[middle] :]))
+            fitting = await encode(model, request, newest)
+            starts = starts[:middle]
+        except ApiError as error:
+            if error.word != "context_length_exceeded":
+                raise
+            starts = starts[middle + 1 :]
+    if fitting is None:
+        raise too_long
+    return fitting
 
 
 async def _encode_text(model: AwakeModel, request: ValidGeneration, text: str, *, is_rendered: bool) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, 
 from runtime.connection import AnswerCut, answering, header, send_error
 from runtime.metrics import Metrics
 from wire import headers
-from wire.credentials import Access
+from wire.credentials import Access, with_bearer
 from wire.errors import ApiError, dialect_of
 
 GENUINE_HOP = "pilotlight.genuine_hop"  # in the scope: a router of the network has signed this request
@@ -70,6 +70,8 @@ class SiteMiddleware:
         self._logged_at: dict[str, float] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not scope["path"].startswith(FUNCTIONS):
+            scope["headers"] = with_bearer(scope["headers"])
         refusal: ApiError | None = None
         try:
             request_id, digest = self._request_id(scope)
@@ -181,7 +183,7 @@ def _checked(receive: Receive, digest: str) -> Receive:
 
 def _family(path: str) -> str:
     """Return a path's label, one of a bounded set."""
-    for family in ("chat/completions", "completions", "embeddings", "models"):
+    for family in ("chat/completions", "completions", "messages", "responses", "embeddings", "models"):
         if path.endswith(f"/v1/{family}"):
             return family
     if "/ai/run/" in path:

@@ -62,6 +62,7 @@ class StopMatcher:
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
         self._held = ""
+        self.found: str | None = None  # that has ended the text
 
     @property
     def held_characters(self) -> int:
@@ -76,7 +77,9 @@ class StopMatcher:
         found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         if found:
             self._held = ""
-            return text[: min(found)[1]], True
+            end, start = min(found)
+            self.found = text[start:end]
+            return text[:start], True
         held = held_suffix(text, self._stops)
         self._held = text[len(text) - held :]
         return text[: len(text) - held], False
@@ -120,9 +123,15 @@ class OutputProcessor:
         self._new_token_ids: list[int] = []
         self._awaited: deque[int] = deque()  # tokens that were shown already and are computed again
         self._is_finish_taken = False
+        self.shown_before: tuple[Part, ...] = ()  # by the site that began the answer
         self.completion_tokens = 0
         self.reasoning_tokens = 0  # of these
         self.finish_reason: FinishReason | None = None
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that has ended the answer; None: something else has, or nothing yet."""
+        return self._stop.found
 
     @property
     def is_taken(self) -> bool:
@@ -142,6 +151,7 @@ class OutputProcessor:
             self._add(token_id, None, is_shown=True)
         if self.finish_reason is not None:
             raise DivergedError("the tokens delivered so far are a whole answer already")
+        self.shown_before = merged(self._parts)
         self._forget_shown()
         self._awaited.extend(again)
         return len(token_ids) - len(self._pending)

@@ -40,6 +40,7 @@ class ResumePoint(msgspec.Struct, frozen=True, array_like=True):
     token_ids: TokenIds
     finish_reason: FinishReason | None = None
     cached_tokens: Annotated[int, Meta(ge=0)] = 0  # of the prompt, as the answer's usage will say
+    num_events: Annotated[int, Meta(ge=0)] = 0  # of the answer up to here, in a dialect that numbers them
 
 
 class Delivered(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +59,7 @@ class Delivery(msgspec.Struct, frozen=True, array_like=True):
 
     choices: Annotated[tuple[Delivered, ...], Meta(max_length=MAX_CHOICES)]
     cached_tokens: Annotated[int, Meta(ge=0)] = 0
+    num_events: Annotated[int, Meta(ge=0)] = 0
 
 
 class AnswerName(NamedTuple):
@@ -71,6 +73,10 @@ class AnswerName(NamedTuple):
     def fresh(cls) -> "AnswerName":
         drawn = os.urandom(20)
         return cls(int.from_bytes(drawn[:8], "big") >> 1, int(time.time()), drawn[8:].hex())
+
+    def item_id(self, choice: int, position: int) -> str:
+        """Return 24 characters by which a part of the answer is known, whichever site writes it."""
+        return f"{self.nonce[:18]}{choice & 0xFFF:03x}{position & 0xFFF:03x}"
 
 
 NOTHING_DELIVERED = Delivery(())

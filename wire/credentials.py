@@ -14,7 +14,17 @@ from typing import NamedTuple, Protocol
 
 from wire.errors import ApiError
 
+API_KEY = b"x-api-key"
+
 _BEARER = re.compile(r"bearer +([\x21-\x7e]+)", re.IGNORECASE)
+
+
+def with_bearer(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return a request's headers with a key that came as `x-api-key`, as Anthropic's clients send theirs, in the form that is read here."""
+    names = [name for name, _ in headers]
+    if API_KEY not in names or b"authorization" in names:
+        return headers
+    return [(b"authorization", b"Bearer " + value) if name == API_KEY else (name, value) for name, value in headers]
 
 
 @lru_cache(4096)  # a client sends the same with each request

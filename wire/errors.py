@@ -7,12 +7,18 @@ ones where one fits; 5000 is ours (they document none for an internal error). Th
 from enum import Enum
 from typing import Any, NamedTuple
 
+import orjson
+
+from wire.sse import encode_event
+
 
 class Dialect(Enum):
     """Which shape of API a request came in by, hence in which shape its errors go out."""
 
     OPENAI = "openai"
     WORKERS_AI = "workers_ai"
+    ANTHROPIC = "anthropic"
+    OPENAI_RESPONSES = "openai_responses"
 
 
 class ErrorKind(NamedTuple):
@@ -58,6 +64,13 @@ ERRORS: dict[str, ErrorKind] = {
     "upstream_timeout": ErrorKind(504, _SERVER, 3007, 408),
 }
 
+# Of Anthropic's types the nearest to each status; all others are of the same kind as the status of their hundred.
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    413: "request_too_large", 429: "rate_limit_error", 500: "api_error", 504: "timeout_error", 529: "overloaded_error",
+}  # fmt: skip
+OVERLOADED_STATUS = 529  # Anthropic's, for what is 503 elsewhere
+
 RETRYABLE_STATUSES = frozenset({408, 409, 429, 500, 502, 503, 504})
 
 
@@ -75,15 +88,30 @@ class ApiError(Exception):
         self.kind = ERRORS[word]
 
     def status(self, dialect: Dialect) -> int:
+        if dialect is Dialect.ANTHROPIC:
+            return OVERLOADED_STATUS if self.kind.status == 503 else self.kind.status
         return self.kind.workers_ai_status if dialect is Dialect.WORKERS_AI else self.kind.status
 
     def body(self, dialect: Dialect) -> dict[str, Any]:
         """The JSON body of the response, and of the error event inside a stream."""
+        if dialect is Dialect.ANTHROPIC:
+            status = self.status(dialect)
+            kind = _ANTHROPIC_TYPES.get(status) or _ANTHROPIC_TYPES[400 if status < 500 else 500]
+            # `code` is no field of Anthropic's: the word, by which routers and people tell errors apart.
+            return {"type": "error", "error": {"type": kind, "message": self.message, "code": self.word}}
         if dialect is Dialect.WORKERS_AI:
             error = {"code": self.kind.workers_ai_code, "message": self.message}
             return {"result": None, "success": False, "errors": [error], "messages": []}
         error = {"message": self.message, "type": self.kind.openai_type, "param": self.param, "code": self.word}
         return {"error": error}
+
+    def event(self, dialect: Dialect) -> bytes:
+        """Return the server-sent event that ends a stream."""
+        body = self.body(dialect)
+        if dialect is Dialect.OPENAI_RESPONSES:
+            body = {"type": "error", "code": self.word, "message": self.message, "param": self.param}
+        named = dialect in (Dialect.ANTHROPIC, Dialect.OPENAI_RESPONSES)
+        return encode_event(orjson.dumps(body), name="error" if named else None)
 
     def headers(self) -> list[tuple[str, str]]:
         headers = [("www-authenticate", "Bearer")] if self.word == "unauthorized" else []
@@ -94,5 +122,9 @@ class ApiError(Exception):
 
 def dialect_of(path: str) -> Dialect:
     """Return the dialect that a request path speaks: OpenAI's paths are under Cloudflare's too."""
+    if path.endswith(("/v1/messages", "/v1/messages/count_tokens")):
+        return Dialect.ANTHROPIC
+    if "/v1/responses" in path:
+        return Dialect.OPENAI_RESPONSES
     is_native = path.startswith("/client/v4/") and "/ai/v1/" not in path
     return Dialect.WORKERS_AI if is_native else Dialect.OPENAI

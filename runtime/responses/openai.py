@@ -1,8 +1,6 @@
 """OpenAI's objects and events: a chat's deltas as `chat.completion` and its chunks, a completion's as `text_completion`, with the prompt before them
 when it is to be echoed."""
 
-import secrets
-
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -47,6 +45,8 @@ encoder = msgspec.json.Encoder()
 class OpenAIBuilder:
     """The common part of every object and chunk of one answer: its identity, its model's tokenizer."""
 
+    num_events = 0
+
     def __init__(self, request: ValidGeneration, generator: Generator, prefix: str) -> None:
         self.id = f"{prefix}-{request.answer_name.nonce}"
         self.created = request.answer_name.created
@@ -65,6 +65,7 @@ class OpenAIBuilder:
 class ChatBuilder(OpenAIBuilder):
     def __init__(self, request: ValidChat, generator: Generator) -> None:
         super().__init__(request, generator, "chatcmpl")
+        self._answer_name = request.answer_name
         self._include_usage = request.include_usage
         self._usage_in_every_chunk = request.usage_in_every_chunk
         self._return_token_ids = request.return_token_ids
@@ -80,7 +81,7 @@ class ChatBuilder(OpenAIBuilder):
             events = self._event(generation, delta.choice, MessageDelta(role="assistant", content=""))
         for position, part in enumerate(delta.parts):
             is_last = position == len(delta.parts) - 1
-            message = _message_delta(part)
+            message = self._message_delta(part, delta.choice)
             events += self._event(generation, delta.choice, message, shown if is_last else ())
         if delta.finish_reason is not None:
             rest = delta.tokens if not delta.parts else delta.tokens[len(shown) :]
@@ -105,10 +106,25 @@ class ChatBuilder(OpenAIBuilder):
             ChatCompletion(self.id, self.created, self.model, choices, generation.usage, of_prompt, ids)
         )
 
+    def _message_delta(self, part: Part, choice: int) -> MessageDelta:
+        if isinstance(part, TextPart):
+            return MessageDelta(content=part.text)
+        if isinstance(part, ReasoningPart):
+            return MessageDelta(reasoning_content=part.text, reasoning=part.text)
+        if isinstance(part, CallPart):
+            begun = ToolCallDelta(part.position, FunctionDelta(part.name), self._call_id(part, choice), "function")
+            return MessageDelta(tool_calls=(begun,))
+        assert isinstance(part, ArgumentsPart), "the end of a call is nobody's to see"
+        return MessageDelta(tool_calls=(ToolCallDelta(part.position, FunctionDelta(arguments=part.text)),))
+
+    def _call_id(self, call: CallPart, choice: int) -> str:
+        return call.id or f"call_{self._answer_name.item_id(choice, call.position)}"
+
     def _choice(self, delta: Delta) -> Choice:
         assert delta.finish_reason is not None
         calls = tuple(
-            ToolCall(call.id or _call_id(), FunctionCall(call.name, arguments)) for call, arguments in delta.calls
+            ToolCall(self._call_id(call, delta.choice), FunctionCall(call.name, arguments))
+            for call, arguments in delta.calls
         )
         reasoning = delta.reasoning or UNSET
         message = Message(None if calls and not delta.text else delta.text, calls or UNSET, reasoning, reasoning)
@@ -210,19 +226,3 @@ class CompletionBuilder(OpenAIBuilder):
 
     def _logprobs(self, tokens: tuple[DeliveredToken, ...], offset: int) -> CompletionLogprobs | None:
         return None if self._num_logprobs is None else completion_logprobs(tokens, self.tokenizer, offset)
-
-
-def _message_delta(part: Part) -> MessageDelta:
-    if isinstance(part, TextPart):
-        return MessageDelta(content=part.text)
-    if isinstance(part, ReasoningPart):
-        return MessageDelta(reasoning_content=part.text, reasoning=part.text)
-    if isinstance(part, CallPart):
-        begun = ToolCallDelta(part.position, FunctionDelta(part.name), part.id or _call_id(), "function")
-        return MessageDelta(tool_calls=(begun,))
-    assert isinstance(part, ArgumentsPart), "the end of a call is nobody's to see"
-    return MessageDelta(tool_calls=(ToolCallDelta(part.position, FunctionDelta(arguments=part.text)),))
-
-
-def _call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from starlette.types import Receive, Scope, Send
 
 from dialects.requests import INLINE_BYTES, ValidEmbedding, ValidGeneration
-from runtime.connection import EventWriter, error_body, read_body, send_json, until_disconnect
+from runtime.connection import EventWriter, read_body, send_json, until_disconnect
 from runtime.generation import EMPTY_DELTA, Generation, Generator
 from runtime.output_processor import Delta
 from runtime.router_context import body_limit, check_model, router_context, tenant_in
@@ -24,16 +24,21 @@ from wire.continuation import DRAIN_NOTICE, RESUME_POINTS, ResumePoint, with_res
 from wire.credentials import Tenant
 from wire.errors import ApiError, Dialect
 from wire.headers import IGNORED, ROUTE
-from wire.sse import CONTENT_TYPE, HEARTBEAT, encode_event
+from wire.sse import CONTENT_TYPE, HEARTBEAT
 
 log = logging.getLogger("pilotlight.http")
 
 MIB = 1 << 20
+PREFIXES = ("/ai/v1", "/v1", "/client/v4/accounts/{account_id}/ai/v1")  # of all dialects but Workers AI's own
 MOST_NAMED, MOST_NAMED_BYTES = 32, 1024  # ignored fields in a header
 
 
 class ResponseBuilder(Protocol):
     """One response in one dialect."""
+
+    @property
+    def num_events(self) -> int:
+        """Events so far, in a dialect that numbers them."""
 
     def events(self, delta: Delta, generation: Generation) -> bytes:
         """Return the server-sent events that carry a delta."""
@@ -101,13 +106,13 @@ class Endpoint(Generic[RequestT]):
             except ApiError as error:
                 if not writer.is_started:
                     raise
-                await writer.write(encode_event(error_body(error, self._dialect)))
+                await writer.write(error.event(self._dialect))
             except Exception:
                 if not writer.is_started:
                     raise
                 log.exception("a stream of %s failed", request.model)
                 failure = ApiError("internal_error", "something went wrong inside this site; its log has the details")
-                await writer.write(encode_event(error_body(failure, self._dialect)))
+                await writer.write(failure.event(self._dialect))
             await writer.close()
 
     async def _write_deltas(self, request: RequestT, tenant: Tenant, writer: EventWriter, is_continuable: bool) -> None:
@@ -117,7 +122,7 @@ class Endpoint(Generic[RequestT]):
             async for delta in generation.deltas():
                 events = events_of(delta, generation, builder)
                 if is_continuable and delta is not EMPTY_DELTA:
-                    events = with_resume_point(events, _resume_point(delta, generation))
+                    events = with_resume_point(events, _resume_point(delta, generation, builder.num_events))
                 await writer.write(events)
 
     @asynccontextmanager
@@ -173,5 +178,5 @@ def events_of(delta: Delta, generation: Generation, builder: ResponseBuilder) ->
     return builder.events(delta, generation) + (builder.ending(generation) if generation.is_finished else b"")
 
 
-def _resume_point(delta: Delta, generation: Generation) -> ResumePoint:
-    return ResumePoint(delta.choice, delta.new_token_ids, delta.finish_reason, generation.cached_tokens)
+def _resume_point(delta: Delta, generation: Generation, num_events: int) -> ResumePoint:
+    return ResumePoint(delta.choice, delta.new_token_ids, delta.finish_reason, generation.cached_tokens, num_events)

@@ -12,14 +12,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from dialects.anthropic import VERSION_HEADER, model_card, model_page
 from dialects.embeddings import parse_embedding
 from dialects.openai_chat import parse_chat
 from dialects.openai_completions import parse_completion
-from runtime.connection import json_response
+from runtime.connection import header, json_response
 from runtime.generation import Generator
 from runtime.responses.openai import ChatBuilder, CompletionBuilder
 from runtime.routes.embeddings import EmbeddingEndpoint, as_openai
-from runtime.routes.endpoint import Endpoint
+from runtime.routes.endpoint import PREFIXES, Endpoint
 from sites.site import LimitsConfig
 from wire.chat import ListedModel, ModelList
 from wire.errors import ApiError, Dialect
@@ -34,7 +35,7 @@ def openai_routes(generator: Generator, limits: LimitsConfig) -> list[Route]:
     models = _ModelRoutes(generator)
     return [
         route
-        for prefix in ("/ai/v1", "/v1", "/client/v4/accounts/{account_id}/ai/v1")
+        for prefix in PREFIXES
         for route in (
             Route(f"{prefix}/chat/completions", chats, methods=["POST"]),
             Route(f"{prefix}/completions", completions, methods=["POST"]),
@@ -50,6 +51,9 @@ class _ModelRoutes:
         self._models = generator.models.registry
 
     async def all(self, request: Request) -> Response:
+        if header(request.scope, VERSION_HEADER) is not None:
+            cards = [model_card(config.name, self._models.created) for config in self._models.configs]
+            return json_response(_encoder.encode(model_page(cards)))
         listed = ModelList(tuple(self._model(config.name) for config in self._models.configs))
         return json_response(_encoder.encode(listed))
 
@@ -58,6 +62,8 @@ class _ModelRoutes:
         name = self._models.resolve(asked)
         if name is None:
             raise ApiError("model_not_found", f"this site has no model named {asked[:200]!r}", param="model")
+        if header(request.scope, VERSION_HEADER) is not None:
+            return json_response(_encoder.encode(model_card(name, self._models.created)))
         return json_response(_encoder.encode(self._model(name)))
 
     def _model(self, name: str) -> ListedModel:

@@ -84,6 +84,8 @@ def asks_for_embeddings(raw: bytes) -> bool:
 
 
 class RunBuilder:
+    num_events = 0
+
     def __init__(self, request: ValidRun, generator: Generator) -> None:
         pass  # the native shape carries neither an id nor the model's name
 

@@ -43,6 +43,9 @@ NEEDS: dict[tuple[str, str], str] = {
     # What is forwarded to sites, and what is read again, by any method.
     ("GET", "/v1/"): "models",
     ("POST", "/v1/"): "models",
+    ("POST", "/v1/responses"): "models",
+    ("GET", "/v1/responses/"): "models",
+    ("DELETE", "/v1/responses/"): "models",
     ("POST", "/ai/v1/"): "models",
     ("POST", "/client/v4/"): "models",
     ("POST", "/fn/"): PUBLIC,
@@ -81,7 +84,7 @@ async def test_a_path_opens_to_its_scope_and_to_no_other(method: str, path: str)
     needed = NEEDS[method, path]
     url = path.replace("{digest}", "0" * 64).replace("{name}", "f")
     url += "/style.css" if path == "/page" else ""
-    url += "x" if url.endswith(("/v1/", "/v4/", "/fn/", "/streams/")) else ""
+    url += "x" if url.endswith(("/v1/", "/v4/", "/fn/", "/streams/", "/responses/")) else ""
     async with sites("ams1") as fakes, router(fakes, tables=TABLES) as running:
         fakes[0].behave = answer(200, {"ok": True})
         for scope in ("", *get_args(Scope)):

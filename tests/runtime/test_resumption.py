@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from wire.headers import HOP, Hop, sign_hop
 from wire.sse import Event, EventDecoder
 
 CHAT, COMPLETIONS, RUN = "/ai/v1/chat/completions", "/ai/v1/completions", "/client/v4/accounts/acc1/ai/run/@test/tiny"
+BLOCKS = {"/v1/messages": {"max_tokens": 200}, "/v1/responses": {}}  # dialects whose answers are blocks
 SECRET = "a shared secret"
 NAME = AnswerName(41, 1_700_000_000, "0123456789abcdef01234567")
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -185,21 +186,80 @@ async def test_calls_of_every_format_go_on_wherever_they_were_cut(
         await assert_goes_on(make_site, path, {**body, "tools": tools}, (CALLED[name],), models=models)
 
 
+BLOCK_TEXTS = {
+    "text and calls": CALLS,
+    "reasoning": THOUGHT + "It is. \u65e5",
+    "reasoning and calls": THOUGHT + CALLS,
+    "calls alone": CALLS.removeprefix("Ok. "),
+}
+
+
+@pytest.mark.parametrize("case", BLOCK_TEXTS)
+@pytest.mark.parametrize("path", BLOCKS)
+async def test_an_answer_of_blocks_goes_on_wherever_it_was_cut(
+    make_site: SiteMaker, model_directory: Path, path: str, case: str
+) -> None:
+    (model_directory / "chat_template.jinja").write_text(CHATML + "{# <think> #}")
+    tools = (
+        [{"name": "f", "input_schema": {"type": "object"}}]
+        if path == "/v1/messages"
+        else [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
+    )
+    asked = {"messages": MESSAGES} if path == "/v1/messages" else {"input": "Hi"}
+    for limit in ({}, {"max_tokens" if path == "/v1/messages" else "max_output_tokens": 20}):
+        body = {"model": "tiny", "stream": True, "tools": tools, **asked, **BLOCKS[path], **limit}
+        await assert_goes_on(make_site, path, body, (BLOCK_TEXTS[case],), read=told_blocks)
+
+
+def told_blocks(client: bytes) -> list[dict[str, Any]]:
+    """Return the events, neighbouring deltas as one; where they are numbered, the numbers have no gap."""
+    told: list[dict[str, Any]] = []
+    numbers: list[int] = []
+    for event in EventDecoder().feed(client):
+        if event.data is None:
+            continue
+        fields = json.loads(event.data)
+        assert (event.name or b"").decode() == fields["type"]
+        if "sequence_number" in fields:
+            numbers.append(fields.pop("sequence_number"))
+        delta = fields.get("delta")
+        last = told[-1] if told else {}
+        if (
+            fields["type"].endswith("delta")
+            and last.get("type") == fields["type"]
+            and "stop_reason" not in fields["delta"]
+        ):
+            if isinstance(delta, str):
+                last["delta"] += delta
+            else:
+                for name in delta.keys() - {"type"}:
+                    last["delta"][name] += delta[name]
+        else:
+            told.append(fields)
+    assert numbers == list(range(len(numbers)))
+    return told
+
+
 async def assert_goes_on(
-    make_site: SiteMaker, path: str, body: dict[str, Any], texts: tuple[str, ...], **tables: Any
+    make_site: SiteMaker,
+    path: str,
+    body: dict[str, Any],
+    texts: tuple[str, ...],
+    read: Callable[[bytes], Any] = told,
+    **tables: Any,
 ) -> None:
     """Cut a stream behind each of its events, and compare what a client learns with what it learns of the whole."""
     async with make_site(hop_secret=SECRET, **tables) as site:
         site.engine.answer = sample(texts)
         events = await stream(site, path, body)
-        undisturbed = told(relayed(DeliveryLog(), events))
+        undisturbed = read(relayed(DeliveryLog(), events))
         cuts = 0
         for length in range(len(events)):  # bytes that make no whole event change nothing
             log = DeliveryLog()
             client = relayed(log, events[:length])
             client += relayed(log, await stream(site, path, body, log.delivery()))
             assert b":pl" not in client
-            continued = told(client)
+            continued = read(client)
             assert continued == undisturbed, f"cut after {length} events"
             cuts += bool(log.num_tokens)
         assert cuts >= min(len(events) - 1, 3)

@@ -42,12 +42,25 @@ NEEDS = {
     **{
         f"{prefix}/{path}": "models"
         for prefix in ("/ai/v1", "/v1", "/client/v4/accounts/{account_id}/ai/v1")
-        for path in ("chat/completions", "completions", "embeddings", "models", "models/{id:path}")
+        for path in (
+            "chat/completions",
+            "completions",
+            "embeddings",
+            "models",
+            "models/{id:path}",
+            "messages",
+            "messages/count_tokens",
+            "responses",
+            "responses/{rest:path}",
+        )
     },
 }
 POSTED = (
     "/completions",
     "/embeddings",
+    "/messages",
+    "/count_tokens",
+    "/responses",
     "/run/{model:path}",
     "/fn/@{model:path}",
     "/wake",

@@ -1,0 +1,388 @@
+"""Anthropic's Messages: the body, what it asks for, the answer and the events of its stream.
+
+Sources: Anthropic's reference of POST /v1/messages, of counting tokens and of streaming. A prompt is cached here without being asked, so
+`cache_control` changes nothing; thinking that comes back is taken whatever its signature says, as nothing here is signed.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+import orjson
+from msgspec import Meta
+
+from dialects.answer_constraints import schema_constraint
+from dialects.blocks import Block, BlockWriter
+from dialects.bodies import (
+    LISTS,
+    MAX_STOPS,
+    Body,
+    CallBody,
+    CallFunctionBody,
+    FunctionBody,
+    MessageBody,
+    NamedToolBody,
+    StopStrings,
+    ToolBody,
+    ToolChoice,
+    ValidationError,
+    at_most,
+    not_deep,
+)
+from dialects.parsing import Resolve, conversation_of, known_model, parse_body
+from dialects.prefix_pieces import canonical
+from dialects.requests import AnswerConstraint, Sampling, ValidGeneration
+from wire.chat import MAX_ITEMS, FinishReason, Usage
+from wire.errors import ApiError
+from wire.sse import encode_event
+
+VERSION_HEADER = b"anthropic-version"  # who sends it speaks this dialect, at paths that several share
+FINAL_EVENTS = frozenset({b"message_stop"})
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_LABELS = ("cache_control", "citations")  # of a block: they change nothing of what it says
+
+_encoder = msgspec.json.Encoder()
+
+
+def _blocks(value: Any) -> Any:
+    return not_deep(at_most(MAX_ITEMS)(value))
+
+
+class MessageTurnBody(Body, frozen=True, kw_only=True):
+    READERS: ClassVar = {"content": _blocks}
+
+    role: Literal["user", "assistant"]
+    content: str | list[dict[str, Any]]
+
+
+class MessagesToolBody(Body, frozen=True, kw_only=True):
+    READERS: ClassVar = {"input_schema": not_deep}
+
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    type: str | None = None
+    strict: bool | None = None
+    cache_control: Any = None
+
+
+class MessagesBody(Body, frozen=True, kw_only=True):
+    READERS: ClassVar = {**LISTS, "system": _blocks}
+    PARTS: ClassVar = {"messages": MessageTurnBody, "tools": MessagesToolBody}
+
+    model: str
+    messages: Annotated[list[MessageTurnBody], Meta(min_length=1)]
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    system: str | list[dict[str, Any]] | None = None
+    stop_sequences: Annotated[StopStrings, Meta(max_length=MAX_STOPS)] | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    thinking: dict[str, Any] | None = None
+    tools: list[MessagesToolBody] | None = None
+    tool_choice: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
+    cache_control: Any = None
+
+
+def parse_messages(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidGeneration:
+    """Parse the body of a request for an answer. Raises ApiError."""
+    body, ignored = parse_body(MessagesBody, raw, strict)
+    if body.max_tokens is None:
+        raise ApiError("invalid_request", "max_tokens is required", param="max_tokens")
+    return _valid(body, ignored, body.max_tokens, resolve)
+
+
+def parse_count(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidGeneration:
+    """Parse the body of a request for the number of a prompt's tokens. Raises ApiError."""
+    body, ignored = parse_body(MessagesBody, raw, strict)
+    return _valid(body, ignored, 1, resolve)
+
+
+def _valid(body: MessagesBody, ignored: tuple[str, ...], max_tokens: int, resolve: Resolve) -> ValidGeneration:
+    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
+    choice, parallel = _tool_choice(body.tool_choice)
+    messages = list(_messages(body))
+    conversation = conversation_of(messages, [] if choice == "none" else tools, parallel=parallel, tool_choice=choice)
+    variables = _thinking(body)
+    continues = body.messages[-1].role == "assistant"  # "prefill": the answer goes on with it
+    if continues and (messages[-1].tool_calls or not (messages[-1].content or "").strip()):
+        raise _refused("the last message, where it is the assistant's, must end with text", "messages")
+    if body.thinking is not None and "budget_tokens" in body.thinking:
+        ignored = (*ignored, "thinking.budget_tokens")
+    return ValidGeneration(
+        model=known_model(body.model, resolve),
+        requested_model=body.model,
+        prompt=msgspec.structs.replace(
+            conversation, variables=variables, adds_generation_prompt=not continues, continues_last=continues
+        ),
+        sampling=Sampling(
+            max_tokens=max_tokens,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=body.top_k,
+            stop=tuple(body.stop_sequences or ()),
+        ),
+        stream=bool(body.stream),
+        constraint=_constraint(body),
+        ignored=ignored,
+    )
+
+
+def _refused(sentence: str, param: str, word: str = "invalid_request") -> ApiError:
+    return ApiError(word, f"{param}: {sentence}", param=param)
+
+
+def _messages(body: MessagesBody) -> Iterator[MessageBody]:
+    if body.system:
+        yield MessageBody(role="system", content=_text(body.system, "system"))
+    for position, message in enumerate(body.messages):
+        where = f"messages[{position}].content"
+        if isinstance(message.content, str):
+            yield MessageBody(role=message.role, content=message.content)
+        elif message.role == "assistant":
+            yield _assistant(message.content, where)
+        else:
+            yield from _user(message.content, where)
+
+
+def _user(blocks: list[dict[str, Any]], where: str) -> Iterator[MessageBody]:
+    """Yield results of tools, each as a message of its own, and what the user says behind them."""
+    said: list[str] = []
+    for i, block in enumerate(blocks):
+        at = f"{where}[{i}]"
+        if block.get("type") == "tool_result":
+            if said:
+                yield MessageBody(role="user", content="\n".join(said))
+                said = []
+            content = block.get("content")
+            text = "" if content is None else _text(content, f"{at}.content")
+            call_id = _string(block, "tool_use_id", at)
+            yield MessageBody(
+                role="tool", content=f"Error: {text}" if block.get("is_error") else text, tool_call_id=call_id
+            )
+        else:
+            said.append(_text_of(block, at))
+    if said or not blocks:
+        yield MessageBody(role="user", content="\n".join(said))
+
+
+def _assistant(blocks: list[dict[str, Any]], where: str) -> MessageBody:
+    texts, thoughts, calls = [], [], []
+    for i, block in enumerate(blocks):
+        at = f"{where}[{i}]"
+        match block.get("type"):
+            case "tool_use":
+                if not isinstance(given := block.get("input"), dict):
+                    raise _refused("must be an object", f"{at}.input")
+                function = CallFunctionBody(name=_string(block, "name", at), arguments=given)
+                calls.append(CallBody(id=_string(block, "id", at), function=function))
+            case "thinking":
+                thoughts.append(_string(block, "thinking", at))
+            case "redacted_thinking":
+                pass  # another service's, which only that can read
+            case _:
+                texts.append(_text_of(block, at))
+    return MessageBody(
+        role="assistant", content="".join(texts), tool_calls=calls or None, reasoning_content="".join(thoughts) or None
+    )
+
+
+def _text(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise _refused("must be a string or a list of blocks", where)
+    return "\n".join(_text_of(block, f"{where}[{i}]") for i, block in enumerate(content))
+
+
+def _text_of(block: dict[str, Any], where: str) -> str:
+    kind = block.get("type")
+    if kind == "text":
+        return _string(block, "text", where)
+    if not isinstance(kind, str):
+        raise _refused("each block needs a type, a string", f"{where}.type")
+    raise _refused(
+        f"blocks of type {kind[:50]!r} are not supported by this model; send text", where, "unsupported_parameter"
+    )
+
+
+def _string(block: dict[str, Any], name: str, where: str) -> str:
+    if not isinstance(value := block.get(name), str):
+        raise _refused("must be a string", f"{where}.{name}")
+    return value
+
+
+def _tool(tool: MessagesToolBody, where: str) -> ToolBody:
+    if tool.type not in (None, "custom"):
+        raise _refused(
+            f"the tool {tool.type[:50]!r} is Anthropic's own; declare tools by input_schema",
+            f"{where}.type",
+            "unsupported_parameter",
+        )
+    if tool.input_schema is None:
+        raise _refused("is required", f"{where}.input_schema")
+    function = FunctionBody(
+        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+    )
+    return ToolBody(type="function", function=function)
+
+
+def _tool_choice(choice: dict[str, Any] | None) -> tuple[ToolChoice | None, bool]:
+    """Return the choice in OpenAI's words, and whether several calls may be made at once."""
+    if choice is None:
+        return None, True
+    parallel = choice.get("disable_parallel_tool_use") is not True
+    match choice.get("type"):
+        case "auto":
+            return "auto", parallel
+        case "any":
+            return "required", parallel
+        case "none":
+            return "none", parallel
+        case "tool":
+            return NamedToolBody(name=_string(choice, "name", "tool_choice")), parallel
+    raise _refused('must be "auto", "any", "tool" or "none"', "tool_choice.type")
+
+
+def _thinking(body: MessagesBody) -> dict[str, Any]:
+    """Return what the chat template is told of thinking: nothing where the request leaves it to the model."""
+    told: dict[str, Any] = {}
+    if body.thinking is not None:
+        kind = body.thinking.get("type")
+        if kind not in ("enabled", "disabled", "adaptive"):
+            raise _refused('must be "enabled", "disabled" or "adaptive"', "thinking.type")
+        if kind != "adaptive":
+            told = {"enable_thinking": kind == "enabled", "thinking": kind == "enabled"}
+    effort = (body.output_config or {}).get("effort")
+    if effort is not None:
+        if effort not in ("low", "medium", "high", "xhigh", "max"):
+            raise _refused('must be "low", "medium", "high", "xhigh" or "max"', "output_config.effort")
+        told["reasoning_effort"] = effort
+    return told
+
+
+def _constraint(body: MessagesBody) -> AnswerConstraint | None:
+    where, form = "output_format", body.output_format
+    if body.output_config is not None and body.output_config.get("format") is not None:
+        where, form = "output_config.format", body.output_config["format"]
+    if form is None:
+        return None
+    if not isinstance(form, dict) or form.get("type") != "json_schema":
+        raise _refused('must be {"type": "json_schema", "schema": {...}}', where)
+    try:
+        return schema_constraint(form.get("schema"))
+    except ValidationError as error:
+        raise _refused(str(error), f"{where}.schema", error.word) from None
+
+
+def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
+    """Yield the prompt in pieces that a later turn repeats, and whether a prefix ending there tells conversations apart. Clients move
+    `cache_control` on from turn to turn, so it is no part of them."""
+    if system := fields.get("system"):
+        yield canonical(_without_labels(system)), False
+    messages = fields.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        yield canonical([message.get("role"), _without_labels(message.get("content"))]), True
+
+
+def _without_labels(content: Any) -> Any:
+    if not isinstance(content, list):
+        return content
+    return [
+        {name: value for name, value in block.items() if name not in _LABELS} if isinstance(block, dict) else block
+        for block in content
+    ]
+
+
+class MessagesWriter(BlockWriter):
+    """One answer as a message, and as the events of its stream."""
+
+    call_prefix = "toolu_"
+
+    def started(self, usage: Usage) -> bytes:
+        message = self._message([], None, None, {**_usage(usage), "output_tokens": 0})
+        return _event("message_start", message=message) + _event("ping")
+
+    def opened(self, block: Block) -> bytes:
+        return _event("content_block_start", index=len(self.blocks) - 1, content_block=_content(block, is_empty=True))
+
+    def grown(self, block: Block, text: str) -> bytes:
+        delta = {
+            "text": {"type": "text_delta", "text": text},
+            "reasoning": {"type": "thinking_delta", "thinking": text},
+            "call": {"type": "input_json_delta", "partial_json": text},
+        }[block.kind]
+        return _event("content_block_delta", index=len(self.blocks) - 1, delta=delta)
+
+    def closed(self, block: Block) -> bytes:
+        return _event("content_block_stop", index=len(self.blocks) - 1)
+
+    def ended(self, usage: Usage, finish_reason: FinishReason, stop_string: str | None) -> bytes:
+        delta = {"stop_reason": _stop_reason(finish_reason, stop_string), "stop_sequence": stop_string}
+        return _event("message_delta", delta=delta, usage=_usage(usage)) + _event("message_stop")
+
+    def whole(self, usage: Usage, finish_reason: FinishReason, stop_string: str | None) -> bytes:
+        content = [_content(block) for block in self.blocks]
+        stop_reason = _stop_reason(finish_reason, stop_string)
+        return _encoder.encode(self._message(content, stop_reason, stop_string, _usage(usage)))
+
+    def _message(
+        self, content: list[dict[str, Any]], stop_reason: str | None, stop_string: str | None, usage: dict[str, Any]
+    ) -> dict[str, Any]:
+        return {
+            "id": f"msg_{self.request.answer_name.nonce}", "type": "message", "role": "assistant",
+            "model": self.request.requested_model, "content": content, "stop_reason": stop_reason,
+            "stop_sequence": stop_string, "usage": usage,
+        }  # fmt: skip
+
+
+def _stop_reason(finish_reason: FinishReason, stop_string: str | None) -> str:
+    return "stop_sequence" if stop_string is not None else _STOP_REASONS[finish_reason]
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    """Return the usage with cached tokens apart from the others, as Anthropic counts."""
+    cached = usage.prompt_tokens_details.cached_tokens
+    return {
+        "input_tokens": usage.prompt_tokens - cached, "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached,
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.completion_tokens_details.reasoning_tokens},
+    }  # fmt: skip
+
+
+def _content(block: Block, *, is_empty: bool = False) -> dict[str, Any]:
+    text = "" if is_empty else block.text
+    if block.kind == "text":
+        return {"type": "text", "text": text}
+    if block.kind == "reasoning":
+        return {"type": "thinking", "thinking": text, "signature": ""}
+    return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": _input(text)}
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """Return a call's arguments; of one that was cut, or that its author broke, none."""
+    try:
+        values = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def model_card(name: str, created: int) -> dict[str, Any]:
+    """Return a model as Anthropic lists it. `created`: seconds since the epoch."""
+    at = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
+    return {"type": "model", "id": name, "display_name": name, "created_at": at}
+
+
+def model_page(cards: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return models as the only page of a list."""
+    first, last = (cards[0]["id"], cards[-1]["id"]) if cards else (None, None)
+    return {"data": cards, "has_more": False, "first_id": first, "last_id": last}
+
+
+def _event(name: str, **fields: Any) -> bytes:
+    return encode_event(_encoder.encode({"type": name, **fields}), name=name)

@@ -1,0 +1,116 @@
+"""Answers as blocks, one behind the other: what the dialects share whose answers are not one text with calls beside it.
+
+A writer is told what the model has written, piece by piece, and returns the events that say so; it keeps what it was told, as some events and every
+answer in one piece repeat it. A writer that is told what another has shown stands where that one stood, so a stream goes on at another site.
+Refuses to know tokens, and where the pieces come from.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+from dialects.requests import ValidGeneration
+from wire.chat import FinishReason, Usage
+
+Kind = Literal["reasoning", "text", "call"]
+
+
+class Block:
+    """A part of an answer: reasoning, text, or a call with its arguments as its text."""
+
+    __slots__ = ("_pieces", "call_id", "kind", "name")
+
+    def __init__(self, kind: Kind, name: str = "", call_id: str = "") -> None:
+        """`name` and `call_id`: of a call."""
+        self.kind = kind
+        self.name = name
+        self.call_id = call_id
+        self._pieces: list[str] = []
+
+    def add(self, text: str) -> None:
+        self._pieces.append(text)
+
+    @property
+    def text(self) -> str:
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""
+
+
+class BlockWriter:
+    """One answer in one dialect; a dialect says how each step is written. `num_events`: of those written so far, where they are numbered."""
+
+    call_prefix = "call_"
+
+    def __init__(self, request: ValidGeneration) -> None:
+        self.request = request
+        self.blocks: list[Block] = []
+        self.num_events = 0
+        self.is_cut = False  # by its length
+        self._is_open = False  # the last block
+        self._num_calls = 0
+
+    def add(self, kind: Kind, text: str) -> bytes:
+        """Return the events that carry more reasoning, text, or arguments of the last call."""
+        events = b""
+        if not (self._is_open and self.blocks[-1].kind == kind):
+            events = self._begin(Block(kind))
+        self.blocks[-1].add(text)
+        return events + self.grown(self.blocks[-1], text)
+
+    def add_call(self, name: str, call_id: str | None) -> bytes:
+        """Return the events that begin a call."""
+        call_id = call_id or f"{self.call_prefix}{self.request.answer_name.item_id(0, self._num_calls)}"
+        self._num_calls += 1
+        return self._begin(Block("call", name, call_id))
+
+    def finish(self, usage: Usage, finish_reason: FinishReason, stop_string: str | None) -> bytes:
+        """Return the events that end the answer."""
+        self.is_cut = finish_reason == "length"
+        return self._close() + self.ended(usage, finish_reason, stop_string)
+
+    def finish_whole(self, usage: Usage, finish_reason: FinishReason, stop_string: str | None) -> bytes:
+        """Return the answer in one piece."""
+        self.is_cut = finish_reason == "length"
+        return self.whole(usage, finish_reason, stop_string)
+
+    def _close(self) -> bytes:
+        """Return the events that end the last block."""
+        if not self._is_open:
+            return b""
+        self._is_open = False
+        return self.closed(self.blocks[-1])
+
+    def _begin(self, block: Block) -> bytes:
+        events = self._close()
+        self.blocks.append(block)
+        self._is_open = True
+        return events + self.opened(block)
+
+    # what a dialect says
+
+    def started(self, usage: Usage) -> bytes:
+        """Return the events before all others."""
+        raise NotImplementedError
+
+    def opened(self, block: Block) -> bytes:
+        """Return the events that begin the last block."""
+        raise NotImplementedError
+
+    def grown(self, block: Block, text: str) -> bytes:
+        """Return the events that bring more of the last block."""
+        raise NotImplementedError
+
+    def closed(self, block: Block) -> bytes:
+        """Return the events that end the last block."""
+        raise NotImplementedError
+
+    def ended(self, usage: Usage, finish_reason: FinishReason, stop_string: str | None) -> bytes:
+        """Return the events behind all others."""
+        raise NotImplementedError
+
+    def whole(self, usage: Usage, finish_reason: FinishReason, stop_string: str | None) -> bytes:
+        """Return the answer in one piece."""
+        raise NotImplementedError
+
+
+NewWriter = Callable[[ValidGeneration], BlockWriter]

@@ -1,0 +1,424 @@
+"""OpenAI's Responses: the body, what it asks for, the answer and the events of its stream.
+
+Source: OpenAI's reference of POST /v1/responses and of its streaming events. What is kept between requests (`store`, `previous_response_id`,
+`background`) is responses_app.py's: a body that comes here has all of its conversation.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from dialects.answer_constraints import ANY_OBJECT, schema_constraint
+from dialects.blocks import Block, BlockWriter
+from dialects.bodies import (
+    Body,
+    CallBody,
+    CallFunctionBody,
+    FunctionBody,
+    MessageBody,
+    NamedToolBody,
+    ToolBody,
+    ToolChoice,
+    ValidationError,
+    at_most,
+    not_deep,
+)
+from dialects.parsing import Resolve, conversation_of, known_model, parse_body
+from dialects.prefix_pieces import canonical
+from dialects.requests import AnswerConstraint, Sampling, ValidGeneration
+from wire.chat import MAX_ITEMS, MAX_MESSAGES, FinishReason, Usage
+from wire.errors import ApiError
+from wire.sse import encode_event
+
+FINAL_EVENTS = frozenset({b"response.completed", b"response.incomplete", b"response.failed"})
+_TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+_BOOKKEEPING = ("id", "status", "annotations", "logprobs")  # of an item: no part of what it says
+_ID_PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
+
+_encoder = msgspec.json.Encoder()
+
+
+class ResponsesToolBody(Body, frozen=True, kw_only=True):
+    READERS: ClassVar = {"parameters": not_deep}
+
+    type: str
+    name: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextBody(Body, frozen=True, kw_only=True):
+    format: dict[str, Any] | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ReasoningBody(Body, frozen=True, kw_only=True):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+def _input(value: Any) -> Any:
+    return not_deep(at_most(MAX_MESSAGES)(value))
+
+
+class ResponsesBody(Body, frozen=True, kw_only=True):
+    READERS: ClassVar = {"input": _input, "tools": at_most(MAX_ITEMS)}
+    PARTS: ClassVar = {"tools": ResponsesToolBody, "text": TextBody, "reasoning": ReasoningBody}
+
+    model: str
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    tools: list[ResponsesToolBody] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextBody | None = None
+    reasoning: ReasoningBody | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    include: list[str] | None = None
+    metadata: dict[str, str] | None = None
+    prompt: None = None  # a template at OpenAI's
+
+
+class ValidResponse(ValidGeneration, frozen=True):
+    told: dict[str, Any] = msgspec.field(default_factory=dict)  # of the request, as its answer repeats it
+
+
+def parse_response(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidResponse:
+    """Parse a body. Raises ApiError."""
+    body, ignored = parse_body(ResponsesBody, raw, strict)
+    if body.include and "message.output_text.logprobs" in body.include:
+        raise _refused(
+            "log-probabilities are not part of this answer; see /v1/chat/completions",
+            "include",
+            "unsupported_parameter",
+        )
+    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
+    choice, allowed = _tool_choice(body.tool_choice)
+    offered = [tool for tool in tools if allowed is None or tool.function.name in allowed]
+    conversation = conversation_of(
+        list(_messages(body)),
+        [] if choice == "none" else offered,
+        parallel=body.parallel_tool_calls is not False,
+        tool_choice=choice,
+    )
+    effort = body.reasoning.effort if body.reasoning is not None else None
+    thinks = effort != "none"
+    variables = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
+    return ValidResponse(
+        model=known_model(body.model, resolve),
+        requested_model=body.model,
+        prompt=msgspec.structs.replace(conversation, variables=variables, drops_oldest=body.truncation == "auto"),
+        sampling=Sampling(max_tokens=body.max_output_tokens, temperature=body.temperature, top_p=body.top_p),
+        stream=bool(body.stream),
+        constraint=_constraint(body.text),
+        ignored=ignored,
+        told=_told(body),
+    )
+
+
+def _refused(sentence: str, param: str, word: str = "invalid_request") -> ApiError:
+    return ApiError(word, f"{param}: {sentence}", param=param)
+
+
+def _messages(body: ResponsesBody) -> Iterator[MessageBody]:
+    """Yield the conversation. Neighbouring items of the assistant are one turn of it: reasoning, then text, then calls."""
+    if body.instructions:
+        yield MessageBody(role="system", content=body.instructions)
+    if isinstance(body.input, str):
+        yield MessageBody(role="user", content=body.input)
+        return
+    if not body.input:
+        raise _refused("must not be empty", "input")
+    turn = _Turn()
+    for i, item in enumerate(body.input):
+        where = f"input[{i}]"
+        kind, role = item.get("type", "message"), item.get("role")
+        if kind == "reasoning":
+            if turn.texts or turn.calls:
+                yield turn.ended()
+            turn.thoughts += _parts(item.get("content") or item.get("summary") or [], where)
+        elif kind == "function_call":
+            turn.calls.append(_call(item, where))
+        elif kind == "message" and role == "assistant":
+            if turn.calls:
+                yield turn.ended()
+            turn.texts += _parts(item.get("content"), f"{where}.content")
+        else:
+            if turn.has_begun:
+                yield turn.ended()
+            yield _other(kind, role, item, where)
+    if turn.has_begun:
+        yield turn.ended()
+
+
+class _Turn:
+    def __init__(self) -> None:
+        self.thoughts: list[str] = []
+        self.texts: list[str] = []
+        self.calls: list[CallBody] = []
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self.thoughts or self.texts or self.calls)
+
+    def ended(self) -> MessageBody:
+        """Return the turn so far, and begin another."""
+        message = MessageBody(
+            role="assistant",
+            content="".join(self.texts),
+            tool_calls=self.calls or None,
+            reasoning_content="".join(self.thoughts) or None,
+        )
+        self.thoughts, self.texts, self.calls = [], [], []
+        return message
+
+
+def _other(kind: Any, role: Any, item: dict[str, Any], where: str) -> MessageBody:
+    if kind == "function_call_output":
+        output = "\n".join(_parts(item.get("output"), f"{where}.output"))
+        return MessageBody(role="tool", content=output, tool_call_id=_string(item, "call_id", where))
+    if kind == "item_reference":
+        raise _refused(f"no item {str(item.get('id'))[:100]!r} is kept here: send the item itself", where, "not_found")
+    if kind != "message":
+        raise _refused(f"items of type {str(kind)[:50]!r} are not supported", f"{where}.type", "unsupported_parameter")
+    if role not in ("user", "system", "developer"):
+        raise _refused('must be "user", "assistant", "system" or "developer"', f"{where}.role")
+    return MessageBody(role=role, content="\n".join(_parts(item.get("content"), f"{where}.content")))
+
+
+def _parts(content: Any, where: str) -> list[str]:
+    """Return the texts of a content's parts."""
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise _refused("must be a string or a list of parts", where)
+    return [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+
+
+def _part(part: dict[str, Any], where: str) -> str:
+    kind = part.get("type")
+    if kind == "refusal":
+        return _string(part, "refusal", where)
+    if kind not in _TEXTS:
+        raise _refused(
+            f"parts of type {str(kind)[:50]!r} are not supported by this model; send text",
+            where,
+            "unsupported_parameter",
+        )
+    return _string(part, "text", where)
+
+
+def _call(item: dict[str, Any], where: str) -> CallBody:
+    arguments = _string(item, "arguments", where)
+    function = CallFunctionBody(name=_string(item, "name", where), arguments=arguments)
+    return CallBody(id=_string(item, "call_id", where), function=function)
+
+
+def _string(item: dict[str, Any], name: str, where: str) -> str:
+    if not isinstance(value := item.get(name), str):
+        raise _refused("must be a string", f"{where}.{name}")
+    return value
+
+
+def _tool(tool: ResponsesToolBody, where: str) -> ToolBody:
+    if tool.type != "function":
+        raise _refused(
+            f"tools of type {tool.type[:50]!r} are not supported; declare functions",
+            f"{where}.type",
+            "unsupported_parameter",
+        )
+    if tool.name is None:
+        raise _refused("is required", f"{where}.name")
+    # OpenAI's are strict unless they say otherwise; but where null is sent, nothing is demanded of a schema that nobody has checked.
+    function = FunctionBody(
+        name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+    )
+    return ToolBody(type="function", function=function)
+
+
+def _tool_choice(choice: str | dict[str, Any] | None) -> tuple[ToolChoice | None, list[str] | None]:
+    """Return the choice as chats have it, and the tools among which it is, where not among all."""
+    if choice is None or choice == "auto":
+        return choice, None  # type: ignore[return-value]
+    if choice == "none":
+        return "none", None
+    if choice == "required":
+        return "required", None
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        return NamedToolBody(name=_string(choice, "name", "tool_choice")), None
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
+        names = [str(tool.get("name")) for tool in choice["tools"] if isinstance(tool, dict)]
+        return "required" if choice.get("mode") == "required" else "auto", names
+    raise _refused(
+        'must be "auto", "none", "required", {"type": "function", "name": "..."} or allowed_tools', "tool_choice"
+    )
+
+
+def _constraint(text: TextBody | None) -> AnswerConstraint | None:
+    form = text.format if text is not None else None
+    match (form or {}).get("type", "text"):
+        case "text":
+            return None
+        case "json_object":
+            return ANY_OBJECT
+        case "json_schema":
+            try:
+                return schema_constraint((form or {}).get("schema"))
+            except ValidationError as error:
+                raise _refused(str(error), "text.format.schema", error.word) from None
+    raise _refused('must have the type "text", "json_object" or "json_schema"', "text.format")
+
+
+def _told(body: ResponsesBody) -> dict[str, Any]:
+    reasoning, text = body.reasoning, body.text
+    return {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "reasoning": {"effort": reasoning and reasoning.effort, "summary": reasoning and reasoning.summary},
+        "temperature": body.temperature,
+        "text": {"format": (text and text.format) or {"type": "text"}, "verbosity": "medium"},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": [msgspec.to_builtins(tool) for tool in body.tools or ()],
+        "top_logprobs": 0,
+        "top_p": body.top_p,
+        "truncation": body.truncation or "disabled",
+    }
+
+
+def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
+    """Yield the prompt in pieces that a later turn repeats, and whether a prefix ending there tells conversations apart."""
+    if instructions := fields.get("instructions"):
+        yield canonical(instructions), False
+    given = fields.get("input")
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    for item in given if isinstance(given, list) else ():
+        yield canonical(_said(item)), not (isinstance(item, dict) and item.get("role") in ("system", "developer"))
+
+
+def _said(item: Any) -> Any:
+    """Return what an item says, in the same form whichever side wrote it."""
+    if not isinstance(item, dict):
+        return item
+    content = item.get("content")
+    if isinstance(content, list):
+        content = [part.get("text", part) if isinstance(part, dict) else part for part in content]
+    kept = {name: value for name, value in item.items() if name not in (*_BOOKKEEPING, "content", "type")}
+    return {**kept, "content": [content] if isinstance(content, str) else content}
+
+
+class ResponsesWriter(BlockWriter):
+    """One answer as a response, and as the numbered events of its stream."""
+
+    def __init__(self, request: ValidGeneration) -> None:
+        super().__init__(request)
+        self._told = request.told if isinstance(request, ValidResponse) else {}
+
+    def started(self, usage: Usage) -> bytes:
+        response = self._response("in_progress", None, None)
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def opened(self, block: Block) -> bytes:
+        item = self._item(len(self.blocks) - 1, is_empty=True)
+        events = self._event("response.output_item.added", output_index=len(self.blocks) - 1, item=item)
+        if block.kind == "call":
+            return events
+        return events + self._event("response.content_part.added", **self._place(0), part=_part_of(block, ""))
+
+    def grown(self, block: Block, text: str) -> bytes:
+        if block.kind == "text":
+            return self._event("response.output_text.delta", **self._place(0), delta=text, logprobs=[])
+        if block.kind == "reasoning":
+            return self._event("response.reasoning_text.delta", **self._place(0), delta=text)
+        return self._event("response.function_call_arguments.delta", **self._place(), delta=text)
+
+    def closed(self, block: Block) -> bytes:
+        text = block.text
+        if block.kind == "text":
+            events = self._event("response.output_text.done", **self._place(0), text=text, logprobs=[])
+        elif block.kind == "reasoning":
+            events = self._event("response.reasoning_text.done", **self._place(0), text=text)
+        else:
+            name = "response.function_call_arguments.done"
+            events = self._event(name, **self._place(), name=block.name, arguments=text)
+        if block.kind != "call":
+            events += self._event("response.content_part.done", **self._place(0), part=_part_of(block, text))
+        last = len(self.blocks) - 1
+        return events + self._event("response.output_item.done", output_index=last, item=self._item(last))
+
+    def ended(self, usage: Usage, finish_reason: FinishReason, stop_string: str | None) -> bytes:
+        status = _status(finish_reason)
+        return self._event(f"response.{status}", response=self._response(status, usage, finish_reason))
+
+    def whole(self, usage: Usage, finish_reason: FinishReason, stop_string: str | None) -> bytes:
+        return _encoder.encode(self._response(_status(finish_reason), usage, finish_reason))
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        event = {"type": kind, "sequence_number": self.num_events, **fields}
+        self.num_events += 1
+        return encode_event(_encoder.encode(event), name=kind)
+
+    def _place(self, content_index: int | None = None) -> dict[str, Any]:
+        """Return where an event of the last block belongs."""
+        last = len(self.blocks) - 1
+        place = {"item_id": self._item_id(last), "output_index": last}
+        return place if content_index is None else {**place, "content_index": content_index}
+
+    def _item_id(self, index: int) -> str:
+        return _ID_PREFIXES[self.blocks[index].kind] + self.request.answer_name.item_id(0, index)
+
+    def _item(self, index: int, *, is_empty: bool = False) -> dict[str, Any]:
+        block = self.blocks[index]
+        is_cut = self.is_cut and index == len(self.blocks) - 1
+        status = "in_progress" if is_empty else "incomplete" if is_cut else "completed"
+        item: dict[str, Any] = {"id": self._item_id(index), "status": status}
+        text = "" if is_empty else block.text
+        if block.kind == "call":
+            return {**item, "type": "function_call", "call_id": block.call_id, "name": block.name, "arguments": text}
+        content = [] if is_empty else [_part_of(block, text)]
+        if block.kind == "reasoning":
+            return {**item, "type": "reasoning", "summary": [], "content": content}
+        return {**item, "type": "message", "role": "assistant", "content": content}
+
+    def _response(self, status: str, usage: Usage | None, finish_reason: FinishReason | None) -> dict[str, Any]:
+        name = self.request.answer_name
+        return {
+            "id": f"resp_{name.nonce}", "object": "response", "created_at": name.created, "status": status, "background": False,
+            "error": None, "incomplete_details": {"reason": "max_output_tokens"} if finish_reason == "length" else None,
+            "model": self.request.requested_model, **self._told, "previous_response_id": None, "service_tier": "default",
+            "store": False, "output": [] if usage is None else [self._item(i) for i in range(len(self.blocks))],
+            "usage": None if usage is None else _usage(usage),
+        }  # fmt: skip
+
+
+def _status(finish_reason: FinishReason) -> str:
+    return "incomplete" if finish_reason == "length" else "completed"
+
+
+def _part_of(block: Block, text: str) -> dict[str, Any]:
+    if block.kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
+        "total_tokens": usage.total_tokens,
+    }

@@ -1,0 +1,454 @@
+"""Responses that outlive their request, as an ASGI application round the one that answers: `store`, `previous_response_id`, `background`, and what
+is read, cancelled or deleted by id.
+
+The application inside gets a body with the whole conversation and keeps nothing, so its stream goes on at another site as any other does. A router
+has this before its sites, and a site that is asked without a router before its engine. Responses are kept in this process: another router, or this
+one after a restart, does not know them, and says so.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qs
+
+import orjson
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dialects.kept_responses import KeptResponse, ResponseStore
+from wire.credentials import Access, owner_of, tenant_of
+from wire.errors import ApiError, Dialect
+from wire.sse import HEARTBEAT, EventDecoder, encode_event, parse_event
+
+RESPONSES = "/v1/responses"  # at the end of a path, or before an id
+BODY_TIMEOUT_S = 60.0
+REFUSED_WITHIN_S = 1.0  # a background response that is refused so soon is refused with its status
+HEARTBEAT_S = 10.0
+MOST_LISTED = 100
+_PATH = re.compile(
+    r"^(?:/client/v4/accounts/(?P<account>[^/]+))?(?:/ai)?/v1/responses(?:/(?P<id>[^/]+)(?:/(?P<verb>cancel|input_items))?)?$"
+)
+_LIFECYCLE = (
+    b"response.created", b"response.queued", b"response.in_progress", b"response.completed", b"response.incomplete", b"response.failed",
+)  # fmt: skip
+
+Fields = dict[str, Any]
+
+log = logging.getLogger("pilotlight.http")
+
+
+class _ClientGone(Exception):
+    pass
+
+
+class ResponsesApp:
+    def __init__(self, app: ASGIApp, access: Access, max_body_bytes: int) -> None:
+        self.store = ResponseStore()
+        self._app = app
+        self._access = access
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._answer(scope, receive, send)
+        except ApiError as error:
+            body = orjson.dumps(error.body(Dialect.OPENAI_RESPONSES))
+            await _send_json(send, body, error.status(Dialect.OPENAI_RESPONSES), error.headers())
+        except _ClientGone:
+            return
+
+    async def close(self) -> None:
+        """End what is being made in the background."""
+        await self.store.close()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = _PATH.match(scope["path"])
+        if found is None:
+            raise ApiError("not_found", f"there is nothing at {scope['path'][:200]}")
+        authorization = _header(scope, b"authorization")
+        holder = self._access.holder(authorization)
+        owner = owner_of(authorization, holder.account.name if holder is not None else "")
+        tenant = tenant_of(owner, found["account"]).id
+        method, verb = scope["method"], found["verb"]
+        if found["id"] is None:
+            if method != "POST":
+                raise ApiError(
+                    "method_not_allowed", f"{scope['path']} does not take {method}: POST asks for a response"
+                )
+            return await self._create(tenant, scope, receive, send)
+        kept = self.store.find(found["id"], tenant)
+        query = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
+        if (method, verb) == ("GET", None) and query.get("stream") == "true":
+            return await _send_events(kept, _number(query, "starting_after", -1) + 1, receive, send)
+        if (method, verb) == ("GET", None):
+            return await _send_json(send, orjson.dumps(kept.fields))
+        if (method, verb) == ("GET", "input_items"):
+            return await _send_json(send, orjson.dumps(_listed(kept, query)))
+        if (method, verb) == ("DELETE", None):
+            self.store.delete(kept)
+            return await _send_json(send, orjson.dumps({"id": kept.id, "object": "response", "deleted": True}))
+        if (method, verb) == ("POST", "cancel"):
+            return await self._cancel(kept, send)
+        raise ApiError("method_not_allowed", f"{scope['path'][:200]} does not take {method}")
+
+    async def _create(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
+        raw = await self._body(scope, receive)
+        try:
+            fields = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            fields = None
+        if not isinstance(fields, dict) or not isinstance(fields.get("input"), str | list):
+            return await self._app(_sized(scope, raw), _replayed(raw, receive), send)  # which has the words for that
+        asked = _Asked(fields, tenant, self.store)
+        body = orjson.dumps(asked.inner)
+        if len(body) > self._max_body_bytes:
+            raise ApiError(
+                "body_too_large",
+                f"with the responses before it, the body is larger than {self._max_body_bytes >> 20} MiB",
+            )
+        if asked.is_background:
+            return await self._begin(asked, _sized(scope, body), body, receive, send)
+        patched = _Patched(asked, send, self._keep if asked.is_stored else None)
+        await self._app(_sized(scope, body), _replayed(body, receive), patched)
+
+    def _keep(self, asked: "_Asked", fields: Fields) -> None:
+        self.store.keep(KeptResponse(asked.tenant, fields, asked.items, asked.num_before))
+
+    async def _begin(self, asked: "_Asked", scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        """Begin a background response, and tell of it, unless it is refused at once."""
+        kept = KeptResponse(asked.tenant, asked.queued(), asked.items, asked.num_before)
+        recorded = _Recorded(asked, kept, self.store)
+        self.store.keep(kept)
+        kept.task = asyncio.create_task(self._make(recorded, scope, body), name="background response")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REFUSED_WITHIN_S):
+                await recorded.has_begun.wait()
+        if recorded.refusal is not None:
+            self.store.delete(kept)
+            status, headers, refused = recorded.refusal
+            return await _send_json(send, refused, status, headers)
+        if asked.wants_stream:
+            return await _send_events(kept, 0, receive, send)
+        await _send_json(send, orjson.dumps(kept.fields))
+
+    async def _make(self, recorded: "_Recorded", scope: Scope, body: bytes) -> None:
+        error = ApiError("internal_error", "the response ended before its end")
+        try:
+            await self._app(scope, _replayed(body, None), recorded)
+        except asyncio.CancelledError:
+            recorded.kept.end_as("cancelled")
+            raise
+        except ApiError as refused:
+            recorded.refuse(refused)
+        except Exception:
+            log.exception("the response %s failed", recorded.kept.id)
+        finally:
+            recorded.has_begun.set()
+            recorded.kept.end_as("failed", recorded.error or error)
+            if self.store.has(recorded.kept):
+                self.store.keep(recorded.kept)
+
+    async def _cancel(self, kept: KeptResponse, send: Send) -> None:
+        if kept.task is None:
+            raise ApiError(
+                "invalid_request", "only a response that was asked for with background: true can be cancelled"
+            )
+        kept.task.cancel()
+        await asyncio.wait({kept.task})
+        await _send_json(send, orjson.dumps(kept.fields))
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        parts: list[bytes] = []
+        size, more = 0, True
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _ClientGone
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > self._max_body_bytes:
+                        raise ApiError("body_too_large", f"the body is larger than {self._max_body_bytes >> 20} MiB")
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            raise ApiError("request_timeout", f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
+        return b"".join(parts)
+
+
+class _Asked:
+    """A request, and what the application inside is asked instead."""
+
+    def __init__(self, fields: Fields, tenant: str, store: ResponseStore) -> None:
+        self.tenant = tenant
+        self.previous = fields.get("previous_response_id")
+        self.is_background = fields.get("background") is True
+        self.is_stored = fields.get("store") is not False
+        self.wants_stream = fields.get("stream") is True
+        self.model = fields.get("model")
+        if self.is_background and not self.is_stored:
+            raise ApiError(
+                "invalid_request", "background: a background response is kept: leave store out", param="background"
+            )
+        before: tuple[bytes, ...] = ()
+        if self.previous is not None:
+            if not isinstance(self.previous, str):
+                raise ApiError(
+                    "invalid_request", "previous_response_id: must be a string", param="previous_response_id"
+                )
+            response = store.find(self.previous, tenant, "previous_response_id")
+            if not response.is_ended:
+                sentence = f"the response {self.previous[:100]!r} has not ended yet"
+                raise ApiError("conflict", sentence, param="previous_response_id")
+            before = (*response.items, *response.output_items())
+        given = fields["input"]
+        items = [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
+        self.num_before = len(before)
+        self.items = (*before, *(_kept_item(item, tenant, store) for item in items))
+        self.inner: Fields = {
+            name: value for name, value in fields.items() if name not in ("previous_response_id", "background")
+        }
+        self.inner["store"] = False
+        if self.is_background:
+            self.inner["stream"] = True
+        if before or not isinstance(given, str):
+            self.inner["input"] = [orjson.Fragment(item) for item in self.items]
+        self.id = f"resp_{os.urandom(12).hex()}" if self.is_background else None
+
+    def patched(self, response: Fields) -> Fields:
+        """Return the inner application's response as the client is to see it."""
+        told = {"previous_response_id": self.previous, "store": self.is_stored, "background": self.is_background}
+        return {**response, **told, **({"id": self.id} if self.id is not None else {})}
+
+    def queued(self) -> Fields:
+        return self.patched({
+            "object": "response", "created_at": int(time.time()), "status": "queued", "error": None, "incomplete_details": None,
+            "model": self.model, "output": [], "usage": None, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [],
+        })  # fmt: skip
+
+
+def _kept_item(item: Any, tenant: str, store: ResponseStore) -> bytes:
+    """Return an item with an id, or what a reference to one stands for."""
+    if not isinstance(item, dict):
+        return orjson.dumps(item)
+    if item.get("type") == "item_reference" and isinstance(item.get("id"), str):
+        return store.item(item["id"], tenant) or orjson.dumps(item)
+    return orjson.dumps(item if "id" in item else {"id": f"item_{os.urandom(12).hex()}", **item})
+
+
+class _Patched:
+    """An ASGI `send` behind the inner application: its response and lifecycle events become the client's, and are kept at the end."""
+
+    def __init__(self, asked: _Asked, send: Send, keep: Callable[[_Asked, Fields], None] | None) -> None:
+        self._asked = asked
+        self._send = send
+        self._keep = keep
+        self._start: Message = {}
+        self._is_stream = False
+        self._decoder = EventDecoder()
+        self._whole = bytearray()
+        self._num_events = 0
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+            self._is_stream = _content_type(message) == "text/event-stream"
+            if self._is_stream:
+                await self._send(message)
+        elif self._is_stream:
+            events = self.events(message.get("body", b""))
+            await self._send({**message, "body": events})
+        else:
+            self._whole += message.get("body", b"")
+            if not message.get("more_body", False):
+                await self._send_whole()
+
+    def events(self, chunk: bytes) -> bytes:
+        """Return the client's events for some bytes of the inner application's."""
+        return b"".join(self._event(raw) for raw in self._decoder.split(chunk)) if chunk else b""
+
+    def _event(self, raw: bytes) -> bytes:
+        event = parse_event(raw)
+        if event.data is None:
+            return raw
+        self._num_events += 1
+        if event.name == b"error":
+            told = {**orjson.loads(event.data), "sequence_number": self._num_events - 1}
+            return encode_event(orjson.dumps(told), name="error")
+        if event.name not in _LIFECYCLE:
+            return raw
+        fields = orjson.loads(event.data)
+        fields["response"] = response = self._asked.patched(fields["response"])
+        if self._keep is not None and response["status"] in ("completed", "incomplete"):
+            self._keep(self._asked, response)
+        return encode_event(orjson.dumps(fields), name=event.name.decode())
+
+    async def _send_whole(self) -> None:
+        body = bytes(self._whole)
+        if self._start["status"] == 200:
+            response = self._asked.patched(orjson.loads(body))
+            if self._keep is not None:
+                self._keep(self._asked, response)
+            body = orjson.dumps(response)
+        headers = [pair for pair in self._start["headers"] if pair[0] != b"content-length"]
+        await self._send({**self._start, "headers": [*headers, (b"content-length", b"%d" % len(body))]})
+        await self._send({"type": "http.response.body", "body": body})
+
+
+class _Recorded(_Patched):
+    """The same where nobody waits: events are kept, and the response as far as it is known."""
+
+    def __init__(self, asked: _Asked, kept: KeptResponse, store: ResponseStore) -> None:
+        super().__init__(asked, self._ignored, self._note)
+        self.kept = kept
+        self.has_begun = asyncio.Event()
+        self.refusal: tuple[int, list[tuple[str, str]], bytes] | None = None
+        self.error: ApiError | None = None
+        self._store = store
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+            self._is_stream = _content_type(message) == "text/event-stream"
+        elif self._is_stream:
+            self._record(message.get("body", b""))
+        else:
+            self._whole += message.get("body", b"")
+            if not message.get("more_body", False):
+                self._refused()
+
+    def _record(self, chunk: bytes) -> None:
+        for raw in EventDecoder(len(chunk) + (8 << 20)).split(self.events(chunk)):
+            event = parse_event(raw)
+            if event.data is None:
+                continue
+            self.has_begun.set()
+            if event.name in _LIFECYCLE:
+                self.kept.fields = orjson.loads(event.data)["response"]
+            elif event.name == b"error":
+                told = orjson.loads(event.data)
+                word = told["code"] if told.get("code") else "internal_error"
+                self.error = ApiError(word, told["message"])
+            self.kept.add_event(raw)
+
+    def refuse(self, error: ApiError) -> None:
+        """Note that the inner application has raised a refusal."""
+        body = orjson.dumps(error.body(Dialect.OPENAI_RESPONSES))
+        self.error, self.refusal = error, (error.status(Dialect.OPENAI_RESPONSES), error.headers(), body)
+
+    def _refused(self) -> None:
+        error = orjson.loads(bytes(self._whole)).get("error") or {}
+        self.error = ApiError(error.get("code") or "internal_error", str(error.get("message")))
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self._start["headers"]]
+        kept = [pair for pair in headers if pair[0] not in ("content-length", "content-type")]
+        self.refusal = (self._start["status"], kept, bytes(self._whole))
+        self.has_begun.set()
+
+    async def _ignored(self, message: Message) -> None:
+        pass
+
+    def _note(self, asked: _Asked, fields: Fields) -> None:
+        self.kept.fields = fields
+
+
+def _listed(kept: KeptResponse, query: dict[str, str]) -> Fields:
+    """Return a page of a response's input, newest first unless asked otherwise."""
+    items = [orjson.loads(item) for item in kept.items]
+    if query.get("order", "desc") != "asc":
+        items.reverse()
+    ids = [item.get("id") for item in items]
+    if (after := query.get("after")) is not None:
+        if after not in ids:
+            raise ApiError("invalid_request", f"after: there is no item {after[:100]!r}", param="after")
+        items = items[ids.index(after) + 1 :]
+    limit = min(MOST_LISTED, _number(query, "limit", 20))
+    page = items[:limit]
+    first, last = (page[0].get("id"), page[-1].get("id")) if page else (None, None)
+    return {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": len(items) > limit}
+
+
+def _number(query: dict[str, str], name: str, default: int) -> int:
+    value = query.get(name)
+    if value is None:
+        return default
+    if not (value.isascii() and value.isdigit() and len(value) < 10):
+        raise ApiError("invalid_request", f"{name}: must be a whole number", param=name)
+    return int(value)
+
+
+async def _send_events(kept: KeptResponse, place: int, receive: Receive, send: Send) -> None:
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def tell() -> None:
+        while True:
+            try:
+                async with asyncio.timeout(HEARTBEAT_S):
+                    batch, is_last = await kept.after(place)
+            except TimeoutError:
+                batch, is_last = [HEARTBEAT], False
+            else:
+                told(len(batch))
+            await send({"type": "http.response.body", "body": b"".join(batch), "more_body": not is_last})
+            if is_last:
+                return
+
+    def told(number: int) -> None:
+        nonlocal place
+        place += number
+
+    async def leave() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    telling, leaving = asyncio.ensure_future(tell()), asyncio.ensure_future(leave())
+    try:
+        await asyncio.wait({telling, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if telling.done():
+            telling.result()
+    finally:
+        for task in (telling, leaving):
+            task.cancel()
+        await asyncio.gather(telling, leaving, return_exceptions=True)
+
+
+async def _send_json(send: Send, body: bytes, status: int = 200, headers: list[tuple[str, str]] | None = None) -> None:
+    pairs = [("content-type", "application/json"), ("content-length", str(len(body))), *(headers or ())]
+    encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _sized(scope: Scope, body: bytes) -> Scope:
+    headers = [pair for pair in scope["headers"] if pair[0] not in (b"content-length", b"transfer-encoding")]
+    return {**scope, "headers": [*headers, (b"content-length", b"%d" % len(body))]}
+
+
+def _replayed(body: bytes, receive: Receive | None) -> Receive:
+    """Return a `receive` with a body that has been read. Without the client's own behind it, that client never leaves."""
+    is_told = False
+
+    async def replayed() -> Message:
+        nonlocal is_told
+        if not is_told:
+            is_told = True
+            return {"type": "http.request", "body": body, "more_body": False}
+        if receive is not None:
+            return await receive()
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets it")
+
+    return replayed
+
+
+def _content_type(start: Message) -> str:
+    value = next((value for name, value in start["headers"] if name == b"content-type"), b"")
+    return bytes(value).decode("latin-1").partition(";")[0].strip().lower()
+
+
+def _header(scope: Scope, name: bytes) -> str | None:
+    return next((bytes(value).decode("latin-1") for key, value in scope["headers"] if key == name), None)

@@ -1,0 +1,26 @@
+"""What a router has to know of each dialect: a prompt's pieces, and which event is the last of a stream."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dialects import anthropic, openai_responses, prefix_pieces
+from wire.errors import Dialect
+from wire.sse import Event
+
+Pieces = Callable[[dict[str, Any]], Iterator[tuple[bytes, bool]]]
+
+_PIECES: dict[Dialect, Pieces] = {
+    Dialect.ANTHROPIC: anthropic.prompt_pieces,
+    Dialect.OPENAI_RESPONSES: openai_responses.prompt_pieces,
+}
+_FINAL_EVENTS = anthropic.FINAL_EVENTS | openai_responses.FINAL_EVENTS
+
+
+def prompt_pieces(dialect: Dialect, fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
+    """Yield the prompt in pieces that a later turn repeats, and whether a prefix ending there tells conversations apart."""
+    return _PIECES.get(dialect, prefix_pieces.pieces)(fields)
+
+
+def is_final(event: Event) -> bool:
+    """Tell whether an answer has its end with this event."""
+    return event.is_done or event.name in _FINAL_EVENTS

@@ -1,0 +1,40 @@
+"""OpenAI's Responses: /v1/responses and what is kept below it. A router of the network keeps responses itself: what one sends is only answered."""
+
+from functools import partial
+
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from dialects.openai_responses import ResponsesWriter, parse_response
+from dialects.responses_app import ResponsesApp
+from runtime.generation import Generator
+from runtime.middleware import GENUINE_HOP
+from runtime.responses.blocks import BlockBuilder
+from runtime.routes.endpoint import MIB, PREFIXES, Endpoint
+from sites.site import LimitsConfig
+from wire.credentials import Access
+from wire.errors import Dialect
+
+
+class ResponsesEndpoint:
+    """A pure ASGI application for all of these paths. `close()` it."""
+
+    def __init__(self, generator: Generator, limits: LimitsConfig, access: Access) -> None:
+        build = partial(BlockBuilder, ResponsesWriter)
+        self._endpoint = Endpoint(generator, Dialect.OPENAI_RESPONSES, parse_response, build, limits)
+        self._keeping = ResponsesApp(self._endpoint, access, int(limits.max_body_mib * MIB))
+
+    def routes(self) -> list[Route]:
+        methods = ["GET", "POST", "DELETE"]
+        return [
+            Route(f"{prefix}/responses{rest}", self, methods=methods)
+            for prefix in PREFIXES
+            for rest in ("", "/{rest:path}")
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._endpoint if scope.get(GENUINE_HOP, False) else self._keeping
+        await app(scope, receive, send)
+
+    async def close(self) -> None:
+        await self._keeping.close()

@@ -1,0 +1,122 @@
+"""A router with the dialects that are not OpenAI's chats: where streams end, what a client is told of a loss, how a conversation is known."""
+
+import json
+from typing import Any
+
+import pytest
+
+from edge_router.request import Head, RequestParser
+from tests.edge_router.fakes import FirstThen, answer, begin, raw_stream, refuse, router, sites
+from wire.continuation import RESUME_POINTS, ResumePoint, decode_answer, decode_delivery, with_resume_point
+from wire.sse import CONTENT_TYPE, EventDecoder, encode_event
+
+PATH = "/v1/messages"
+ASKED = {"model": "ember", "max_tokens": 9, "stream": True, "messages": [{"role": "user", "content": "Hi"}]}
+NAMES = ("message_start", "content_block_delta", "message_stop")
+
+
+def named(name: str, **fields: Any) -> bytes:
+    return encode_event(json.dumps({"type": name, **fields}).encode(), name=name)
+
+
+WHOLE = b"".join(named(name) for name in NAMES)
+LOST = named("error", error={"type": "api_error", "message": "the engine died", "code": "engine_error"})
+
+
+async def test_a_stream_ends_with_its_dialects_last_event() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        for path, body in (
+            (PATH, WHOLE),
+            ("/v1/responses", named("response.created", response={}) + named("response.completed", response={})),
+        ):
+            asked = {**ASKED, "input": "Hi", "store": False}
+            fakes[0].behave = raw_stream(body, end="half-close")  # nothing behind the last event is waited for
+            async with running.http.post(running.url + path, json=asked) as response:
+                told = await response.read()
+            assert [event.name for event in EventDecoder().feed(told)] == [
+                event.name for event in EventDecoder().feed(body)
+            ]
+        assert running.counted("pilotlight_router_requests_total", site="ams1", outcome="ok") == 2
+
+
+async def test_a_stream_that_is_cut_ends_with_its_dialects_error() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        for path in (PATH, "/v1/responses"):
+            fakes[0].behave = raw_stream(named("message_start"), end="reset")
+            async with running.http.post(running.url + path, json={**ASKED, "input": "Hi"}) as response:
+                last = EventDecoder().feed(await response.read())[-1]
+            fields = json.loads(last.data or b"")
+            assert (last.name, fields["type"]) == (b"error", "error")
+            assert (fields.get("code") or fields["error"]["code"]) == "upstream_lost"
+
+
+async def test_an_error_event_of_the_sites_own_is_gone_on_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PILOTLIGHT_HOP_SECRET", "s3cret")
+
+    def site(number: int) -> Any:
+        async def behave(site: Any, request: Any) -> Any:
+            _, length = decode_answer(request.headers["x-pilotlight-answer"])
+            numbered = decode_delivery(site.bodies[-1][:length]).num_events if length else 0
+            assert numbered == (0 if number == 0 else 7)
+            response = await begin(request, {"content-type": CONTENT_TYPE, RESUME_POINTS: "1"})
+            for i, name in list(enumerate(NAMES))[number : number + 1 if number == 0 else None]:
+                await response.write(with_resume_point(named(name), ResumePoint(0, (i,), num_events=7)))
+            if number == 0:
+                await response.write(LOST)
+            return response
+
+        return behave
+
+    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+        fakes[0].behave, fakes[1].behave = site(0), site(1)
+        async with running.http.post(running.url + PATH, json=ASKED) as response:
+            assert await response.read() == WHOLE
+
+
+async def test_refusals_are_in_the_dialects_words() -> None:
+    async with sites("ams1") as fakes, router(fakes, max_tries=1) as running:
+        fakes[0].behave = refuse("overloaded")
+        async with running.http.post(running.url + PATH, json=ASKED) as response:
+            assert (response.status, (await response.json())["error"]["type"]) == (529, "overloaded_error")
+        async with running.http.post(running.url + "/v1/responses", json={**ASKED, "input": "Hi"}) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (503, "no_site_available")
+
+
+async def test_a_key_that_came_as_x_api_key_reaches_the_site_as_a_bearers() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = answer(200, {})
+        async with running.http.post(running.url + PATH, json=ASKED, headers={"x-api-key": "abc"}) as response:
+            assert response.status == 200
+        assert fakes[0].seen[0].headers["authorization"] == "Bearer abc"
+        assert "x-api-key" not in fakes[0].seen[0].headers
+
+
+def prefixes(path: str, fields: dict[str, Any]) -> list[bytes]:
+    parser = RequestParser("", 4, lambda *_: None)
+    head = Head("POST", path, path, [])
+    request = parser.parse(head, json.dumps({"model": "ember", **fields}).encode(), "r", "")
+    return [prefix.digest for prefix in request.conversation.prefixes]
+
+
+def test_a_later_turn_begins_with_the_turns_before_it_wherever_cache_control_stands() -> None:
+    label = {"cache_control": {"type": "ephemeral"}}
+    system = [{"type": "text", "text": "Be brief.", **label}]
+    first = {"role": "user", "content": [{"type": "text", "text": "Hi", **label}]}
+    turn = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, {"role": "assistant", "content": "Ok"}]
+    second = [*turn, {"role": "user", "content": [{"type": "text", "text": "So?", **label}]}]
+    before = prefixes(PATH, {"system": system, "messages": [first]})
+    after = prefixes(PATH, {"system": system, "messages": second})
+    assert before == after[: len(before)]
+    assert len(after) > len(before) > 0
+
+
+def test_a_responses_items_are_known_however_they_are_written() -> None:
+    before = prefixes("/v1/responses", {"instructions": "Be brief.", "input": "Hi"})
+    message = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
+               "content": [{"type": "output_text", "text": "Ok", "annotations": []}]}  # fmt: skip
+    said = {"type": "message", "id": "item_1", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
+    after = prefixes(
+        "/v1/responses", {"instructions": "Be brief.", "input": [said, message, {"role": "user", "content": "So?"}]}
+    )
+    assert before == after[: len(before)]
+    assert len(after) == len(before) + 2

@@ -1,0 +1,279 @@
+"""OpenAI's Responses at a site: whole and streamed, tools, reasoning, forms, what is kept between requests, and what is made in the background."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.protocol import Constraint
+from tests.asgi import call, eventually, start
+from tests.fakes import CHATML, FakeEngineClient, FakeLauncher, ids, says
+from tests.runtime.conftest import Site, SiteMaker
+from wire.sse import EventDecoder
+
+PATH = "/v1/responses"
+HELLO: dict[str, Any] = {"model": "tiny", "input": "Hi"}
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+CALLED = 'Ok. <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+CHAT_PROMPT = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def events_of(body: bytes) -> list[dict[str, Any]]:
+    events = [event for event in EventDecoder().feed(body) if event.data is not None]
+    told = [json.loads(event.data or b"") for event in events]
+    assert [(event.name or b"").decode() for event in events] == [fields["type"] for fields in told]
+    return told
+
+
+async def streamed(site: Site, body: dict[str, Any]) -> list[dict[str, Any]]:
+    answer = await call(site.app, PATH, {**body, "stream": True})
+    assert answer.status == 200, answer.body
+    told = events_of(answer.body)
+    assert [fields["sequence_number"] for fields in told] == list(range(len(told)))
+    return told
+
+
+async def test_an_answer_is_a_response_that_repeats_what_was_asked(site: Site) -> None:
+    site.engine.script = says("Hello", cached=2)
+    asked = {**HELLO, "instructions": "Be brief.", "metadata": {"a": "b"}, "temperature": 0.5, "max_output_tokens": 40}
+    body = (await call(site.app, PATH, asked)).json
+    assert body["id"].startswith("resp_")
+    assert (body["object"], body["status"], body["store"], body["error"]) == ("response", "completed", True, None)
+    (item,) = body["output"]
+    assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "completed")
+    assert item["content"] == [{"type": "output_text", "text": "Hello", "annotations": [], "logprobs": []}]
+    assert body["usage"]["input_tokens_details"] == {"cached_tokens": 2}
+    assert (body["usage"]["output_tokens"], body["usage"]["total_tokens"]) == (6, body["usage"]["input_tokens"] + 6)
+    assert {name: body[name] for name in ("instructions", "metadata", "temperature", "max_output_tokens")} == {
+        name: asked[name] for name in ("instructions", "metadata", "temperature", "max_output_tokens")
+    }
+    submit = site.engine.submits[0]
+    assert submit.prompt_token_ids == ids("<|im_start|>system\nBe brief.<|im_end|>\n" + CHAT_PROMPT)
+    assert (submit.sampling.max_tokens, submit.sampling.temperature) == (40, 0.5)
+
+
+async def test_a_stream_has_every_event_in_its_order(make_site: SiteMaker, model_directory: Path) -> None:
+    (model_directory / "chat_template.jinja").write_text(CHATML + "{# <think> <tool_call> #}")
+    async with make_site() as site:
+        site.engine.script = says("<think>\nHm.\n</think>\n\n" + CALLED, per_step=200)
+        events = await streamed(site, {**HELLO, "tools": [TOOL]})
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    assert kinds == [
+        "created", "in_progress",
+        "output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done", "content_part.done", "output_item.done",
+        "output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done", "output_item.done",
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
+        "completed",
+    ]  # fmt: skip
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    final = events[-1]["response"]
+    assert done == final["output"]
+    reasoning, message, called = done
+    assert (reasoning["type"], reasoning["content"]) == ("reasoning", [{"type": "reasoning_text", "text": "Hm."}])
+    assert message["content"][0]["text"] == "Ok."
+    assert (called["type"], called["name"], called["arguments"]) == ("function_call", "f", '{"a": 1}')
+    assert final["usage"]["output_tokens_details"]["reasoning_tokens"] > 3
+    by_item = {event["item_id"] for event in events if "item_id" in event}
+    assert by_item == {item["id"] for item in done}
+
+
+async def test_an_answer_that_is_cut_is_incomplete_and_says_why(site: Site) -> None:
+    site.engine.script = says("Hello", finish="length")
+    body = (await call(site.app, PATH, {**HELLO, "max_output_tokens": 5})).json
+    assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert body["output"][0]["status"] == "incomplete"
+    events = await streamed(site, {**HELLO, "max_output_tokens": 5})
+    assert events[-1]["type"] == "response.incomplete"
+    assert events[-2]["item"]["status"] == "incomplete"
+
+
+async def test_items_reach_the_template_as_a_chats_messages_do(site: Site) -> None:
+    items = [
+        {"role": "developer", "content": "Be brief."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
+         "content": [{"type": "output_text", "text": "Ok.", "annotations": []}]},
+        {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'},
+        {"type": "function_call", "call_id": "c2", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "7"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "8"}]},
+    ]  # fmt: skip
+    calls = [("c1", '{"a": 1}'), ("c2", "{}")]
+    chat = [
+        {"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Ok.", "reasoning_content": "Hm.",
+         "tool_calls": [{"id": i, "type": "function", "function": {"name": "f", "arguments": a}} for i, a in calls]},
+        {"role": "tool", "content": "7", "tool_call_id": "c1"}, {"role": "tool", "content": "8", "tool_call_id": "c2"},
+    ]  # fmt: skip
+    answer = await call(site.app, PATH, {**HELLO, "input": items, "tools": [TOOL], "store": False})
+    assert answer.status == 200, answer.body
+    function = {"name": "f", "parameters": TOOL["parameters"]}
+    tools = [{"type": "function", "function": function}]
+    await call(site.app, "/v1/chat/completions", {"model": "tiny", "messages": chat, "tools": tools})
+    mine, theirs = site.engine.submits
+    assert mine.prompt_token_ids == theirs.prompt_token_ids
+
+
+async def test_the_form_of_an_answer_and_the_choice_of_a_tool_are_enforced(site: Site) -> None:
+    schema = TOOL["parameters"]
+    form = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+    await call(site.app, PATH, {**HELLO, "text": {"format": form}})
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]}
+    for choice in ("required", {"type": "function", "name": "f"}, allowed):
+        answer = await call(site.app, PATH, {**HELLO, "tools": [TOOL, {**TOOL, "name": "g"}], "tool_choice": choice})
+        assert answer.status == 200, answer.body
+    first, *others = [submit.constraint for submit in site.engine.submits]
+    assert first == Constraint("json_schema", json.dumps(schema, separators=(",", ":")))
+    assert all(others)
+    assert others[1] == others[2] != others[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "word", "param"),
+    [
+        ({"model": "nope"}, "model_not_found", "model"),
+        ({"input": None}, "invalid_request", "input"),
+        ({"input": []}, "invalid_request", "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "unsupported_parameter", "input[0].content[0]"),
+        ({"input": [{"type": "web_search_call", "id": "a"}]}, "unsupported_parameter", "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": "msg_gone"}]}, "not_found", "input[0]"),
+        ({"input": [{"role": "boss", "content": "x"}]}, "invalid_request", "input[0].role"),
+        ({"input": [{"type": "function_call", "name": "f", "call_id": "c", "arguments": "no"}]}, "invalid_request", None),
+        ({"input": "x" * 600}, "context_length_exceeded", "messages"),
+        ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools[0].type"),
+        ({"tools": [TOOL], "tool_choice": "some"}, "invalid_request", "tool_choice"),
+        ({"text": {"format": {"type": "xml"}}}, "invalid_request", "text.format"),
+        ({"max_output_tokens": 0}, "invalid_request", "max_output_tokens"),
+        ({"truncation": "some"}, "invalid_request", "truncation"),
+        ({"previous_response_id": "resp_gone"}, "not_found", "previous_response_id"),
+        ({"previous_response_id": 5}, "invalid_request", "previous_response_id"),
+        ({"background": True, "store": False}, "invalid_request", "background"),
+        ({"include": ["message.output_text.logprobs"]}, "unsupported_parameter", "include"),
+        ({"prompt": {"id": "p"}}, "invalid_request", "prompt"),
+        ({"conversation": "c"}, "unsupported_parameter", "conversation"),
+    ],
+)  # fmt: skip
+async def test_what_is_wrong_is_named(site: Site, fields: dict[str, Any], word: str, param: str | None) -> None:
+    answer = await call(site.app, PATH, {**HELLO, **fields})
+    assert answer.status in (400, 404)
+    assert answer.json["error"]["code"] == word, answer.body
+    if param is not None:
+        assert answer.json["error"]["param"] == param
+    assert (await call(site.app, PATH, HELLO)).status == 200
+
+
+async def test_a_response_goes_on_where_another_ended_however_that_was_sent(site: Site) -> None:
+    site.engine.script = says("Hello")
+    first = (await call(site.app, PATH, {**HELLO, "instructions": "Not carried on."})).json
+    second = events_of(
+        (await call(site.app, PATH, {**HELLO, "previous_response_id": first["id"], "stream": True})).body
+    )
+    final = second[-1]["response"]
+    assert (final["previous_response_id"], final["id"]) == (first["id"], second[0]["response"]["id"])
+    await call(site.app, PATH, {**HELLO, "previous_response_id": final["id"]})
+    turn = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
+    assert site.engine.submits[-1].prompt_token_ids == ids(turn * 2 + CHAT_PROMPT)
+    reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+    said = {"role": "user", "content": "Hi"}
+    await call(site.app, PATH, {**HELLO, "input": [said, reference, said]})
+    assert site.engine.submits[-1].prompt_token_ids == ids(turn + CHAT_PROMPT)
+
+
+async def test_a_response_is_read_listed_and_deleted_by_its_tenant_alone(site: Site) -> None:
+    mine = {"authorization": "Bearer mine"}
+    body = (await call(site.app, PATH, HELLO, **mine)).json
+    one = f"{PATH}/{body['id']}"
+    assert (await call(site.app, one, **mine)).json == body
+    items = (await call(site.app, f"{one}/input_items", **mine)).json
+    assert [item["content"] for item in items["data"]] == ["Hi"]
+    assert items["first_id"] == items["last_id"] == items["data"][0]["id"]
+    for headers in ({}, {"authorization": "Bearer another"}):
+        other = await call(site.app, one, **headers)
+        assert (other.status, other.json["error"]["code"]) == (404, "not_found")
+        assert (await call(site.app, PATH, {**HELLO, "previous_response_id": body["id"]}, **headers)).status == 404
+        assert (await call(site.app, one, method="DELETE", **headers)).status == 404
+    deleted = await call(site.app, one, method="DELETE", **mine)
+    assert deleted.json == {"id": body["id"], "object": "response", "deleted": True}
+    assert (await call(site.app, one, **mine)).status == 404
+    unkept = (await call(site.app, PATH, {**HELLO, "store": False}, **mine)).json
+    assert (unkept["store"], (await call(site.app, f"{PATH}/{unkept['id']}", **mine)).status) == (False, 404)
+
+
+async def test_a_background_response_is_made_without_its_client(site: Site) -> None:
+    goes_on = asyncio.Event()
+    site.engine.script = [*says("Hello")[:2], goes_on, *says("Hello")[2:]]
+    begun = (await call(site.app, PATH, {**HELLO, "background": True})).json
+    assert begun["background"] is True
+    assert begun["status"] in ("queued", "in_progress")
+    one = f"{PATH}/{begun['id']}"
+    early = await call(site.app, PATH, {**HELLO, "previous_response_id": begun["id"]})
+    assert early.json["error"]["code"] == "conflict"
+    goes_on.set()
+    while (made := (await call(site.app, one)).json)["status"] in ("queued", "in_progress"):
+        await asyncio.sleep(0)
+    assert (made["status"], made["output"][0]["content"][0]["text"]) == ("completed", "Hello")
+    events = events_of((await call(site.app, f"{one}?stream=true")).body)
+    assert events[0]["response"]["id"] == events[-1]["response"]["id"] == begun["id"]
+    rest = events_of((await call(site.app, f"{one}?stream=true&starting_after=3")).body)
+    assert rest == events[4:]
+
+
+async def test_a_background_response_is_streamed_and_cancelled(site: Site) -> None:
+    site.engine.script = [*says("Hello")[:2], asyncio.Event()]
+    exchange = start(site.app, PATH, {**HELLO, "background": True, "stream": True})
+    await eventually(lambda: b"response.created" in exchange.body)
+    response_id = events_of(exchange.body.partition(b"\n\n")[0] + b"\n\n")[0]["response"]["id"]
+    cancelled = await call(site.app, f"{PATH}/{response_id}/cancel", {})
+    assert cancelled.json["status"] == "cancelled"
+    await exchange.done()
+    assert not site.engine.open
+
+
+async def test_a_background_response_that_is_refused_says_so_at_once(site: Site) -> None:
+    answer = await call(site.app, PATH, {**HELLO, "background": True, "temperature": 9})
+    assert (answer.status, answer.json["error"]["param"]) == (400, "temperature")
+
+
+async def test_only_a_background_response_can_be_cancelled(site: Site) -> None:
+    body = (await call(site.app, PATH, HELLO)).json
+    answer = await call(site.app, f"{PATH}/{body['id']}/cancel", {})
+    assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_request")
+
+
+async def test_a_failure_in_mid_stream_is_told_and_nothing_is_kept(site: Site) -> None:
+    site.engine.script = [*says("Hel")[:2], RuntimeError("boom")]
+    events = await streamed(site, HELLO)
+    assert (events[-1]["type"], events[-1]["code"]) == ("error", "internal_error")
+    response_id = events[0]["response"]["id"]
+    assert (await call(site.app, f"{PATH}/{response_id}")).status == 404
+    failed = (await call(site.app, PATH, {**HELLO, "background": True})).json
+    while failed["status"] in ("queued", "in_progress"):
+        failed = (await call(site.app, f"{PATH}/{failed['id']}")).json
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "internal_error")
+
+
+def rendered(messages: list[dict[str, str]]) -> str:
+    turns = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
+    return f"{turns}<|im_start|>assistant\n"
+
+
+async def test_truncation_drops_the_oldest_turns_where_it_is_allowed(make_site: SiteMaker) -> None:
+    def prepare(client: FakeEngineClient) -> None:
+        client.context_length = 256
+
+    turns = [{"role": "system", "content": "S"}]
+    for i in range(9):
+        turns += [{"role": "user", "content": f"{i}" * 20}, {"role": "assistant", "content": "ok"}]
+    turns.append({"role": "user", "content": "now"})
+    async with make_site(launcher=FakeLauncher(prepare)) as site:
+        refused = await call(site.app, PATH, {**HELLO, "input": turns})
+        assert refused.json["error"]["code"] == "context_length_exceeded"
+        answer = await call(site.app, PATH, {**HELLO, "input": turns, "truncation": "auto"})
+        assert (answer.status, answer.json["truncation"]) == (200, "auto")
+        fitting = [ids(rendered([turns[0], *turns[i:]])) for i in range(1, len(turns), 2)]
+        assert site.engine.submits[-1].prompt_token_ids == next(prompt for prompt in fitting if len(prompt) < 256)
+        too_long = await call(site.app, PATH, {**HELLO, "input": "x" * 900, "truncation": "auto"})
+        assert too_long.json["error"]["code"] == "context_length_exceeded"
