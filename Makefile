@@ -33,7 +33,7 @@ help:
 	@echo "make bench-attacks  what other clients notice of hostile requests, beside as many well-formed ones"
 	@echo "make soak       half an hour of mixed traffic and random faults (MINUTES=... for less)"
 	@echo "make bench-structured  thousands of schemas: does each answer validate, and what do masks cost"
-	@echo "make bench-page  the page in a headless Chromium: sizes, first paint, memory, what ten pages cost; new screenshots"
+	@echo "make bench-page  the page in a headless Chromium: sizes, first paint, memory, what ten pages cost; a newcomer's first minute; new screenshots"
 	@echo "make bench-functions   cold starts of functions, what a warm call costs, and other servers beside (set up in .peers/)"
 	@echo "make eval-ember evaluate the embedded model on held-out phrasings"
 	@echo "make gpu-check, make gpu-bench    correctness and records on a GPU"
@@ -119,6 +119,7 @@ bench-structured: $(DEV)
 
 bench-page: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.page
+	@$(BIN)/python -m load_tests.scenarios.first_minute
 
 bench-functions: $(DEV)
 	@load_tests/peers/functions_setup.sh $(PEERS) $(BIN)/python || true

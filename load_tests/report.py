@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 from load_tests.bars import Group, draw
 from load_tests.records import RESULTS, Record
-from load_tests.tables import clients, cold_start, engine, functions, headlines, kernels, request_path, router, routing
+from load_tests.tables import clients, cold_start, engine, functions, headlines, kernels, page, request_path, router, routing
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 MEASUREMENTS = ROOT / "docs" / "measurements.md"
 CLIENTS = ROOT / "docs" / "clients.md"
+FIRST_MINUTE = ROOT / "docs" / "first-minute.md"
 PLOT = "shares.svg"
 NOTHING = "Nothing has been measured yet.\n"
 
@@ -51,17 +52,18 @@ CLIENT_REGIONS: dict[str, Region] = {
     "client-libraries": Region(clients.libraries, "clients"),
     "load-generators": Region(clients.generators, "clients"),
 }
+FIRST_MINUTE_REGIONS: dict[str, Region] = {"first-minute": Region(page.first_minute)}
 
 
 def main() -> None:
     records = newest(RESULTS)
-    for page, regions in PAGES.items():
-        page.write_text(redrawn(page.read_text(encoding="utf-8"), regions(records)), encoding="utf-8")
+    for path, regions in PAGES.items():
+        path.write_text(redrawn(path.read_text(encoding="utf-8"), regions(records)), encoding="utf-8")
     (RESULTS / PLOT).write_text(plot(records), encoding="utf-8")
     missing = sorted(
-        {region.subject or name for name, region in {**REGIONS, **CLIENT_REGIONS}.items()} - records.keys()
+        {region.subject or name for name, region in {**REGIONS, **CLIENT_REGIONS, **FIRST_MINUTE_REGIONS}.items()} - records.keys()
     )
-    pages = " and ".join(str(page.relative_to(ROOT)) for page in PAGES)
+    pages = " and ".join(str(path.relative_to(ROOT)) for path in PAGES)
     print(
         f"{pages} are redrawn from {len(records)} records" + (f"; no record of {', '.join(missing)}" if missing else "")
     )
@@ -91,6 +93,10 @@ def clients_regions(records: dict[str, Record]) -> dict[str, str]:
     return drawn(CLIENT_REGIONS, records)
 
 
+def first_minute_regions(records: dict[str, Record]) -> dict[str, str]:
+    return drawn(FIRST_MINUTE_REGIONS, records)
+
+
 def drawn(regions: dict[str, Region], records: dict[str, Record]) -> dict[str, str]:
     """Return each region's heading and table."""
     texts = {}
@@ -104,6 +110,7 @@ PAGES: dict[Path, Callable[[dict[str, Record]], dict[str, str]]] = {
     README: readme_regions,
     MEASUREMENTS: measurements_regions,
     CLIENTS: clients_regions,
+    FIRST_MINUTE: first_minute_regions,
 }
 
 
