@@ -11,7 +11,18 @@ from typing import NamedTuple
 
 from load_tests.bars import Group, draw
 from load_tests.records import RESULTS, Record
-from load_tests.tables import clients, cold_start, engine, functions, headlines, kernels, page, request_path, router, routing
+from load_tests.tables import (
+    clients,
+    cold_start,
+    engine,
+    functions,
+    headlines,
+    kernels,
+    page,
+    request_path,
+    router,
+    routing,
+)
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -61,7 +72,8 @@ def main() -> None:
         path.write_text(redrawn(path.read_text(encoding="utf-8"), regions(records)), encoding="utf-8")
     (RESULTS / PLOT).write_text(plot(records), encoding="utf-8")
     missing = sorted(
-        {region.subject or name for name, region in {**REGIONS, **CLIENT_REGIONS, **FIRST_MINUTE_REGIONS}.items()} - records.keys()
+        {region.subject or name for name, region in {**REGIONS, **CLIENT_REGIONS, **FIRST_MINUTE_REGIONS}.items()}
+        - records.keys()
     )
     pages = " and ".join(str(path.relative_to(ROOT)) for path in PAGES)
     print(
