@@ -12,7 +12,7 @@ from dialects.responses_app import RESPONSES, ResponsesApp
 from edge_router.activity import Operations, RouterActivity
 from edge_router.admission import AdmissionFilter, TenantLimits
 from edge_router.client_places import ClientPlaces
-from edge_router.deployments import deployment_routes
+from edge_router.deployments import deployment_api
 from edge_router.discovery import router_place, static_backends
 from edge_router.durable import PATH, DurableStreams, StreamRoutes
 from edge_router.health import HealthMonitor, client_session, connection_trace, connector, status_fetch
@@ -86,7 +86,8 @@ def build_app(
     place, pages = router_place(network), Sessions(admission.access, secret or "")
     own = OwnRoutes(place, proxy, places, pages)
     feed = Feed(RouterActivity(place, own_version(), proxy, clock))
-    page = PageRoutes(feed, pages)
+    page, deployments = PageRoutes(feed, pages), deployment_api(backends, admission.access)
+    page.functions = deployments
     _watch(metrics, proxy, sessions, recordings, tunnels)
 
     @asynccontextmanager
@@ -116,7 +117,7 @@ def build_app(
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     app = RouterApp(
-        routes=[*own.routes(), *page.routes(), *deployment_routes(backends, admission.access)],
+        routes=[*own.routes(), *page.routes(), *deployments.routes()],
         lifespan=lifespan,
         exception_handlers={404: not_found, 405: method_not_allowed},
     )

@@ -14,7 +14,7 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -270,13 +270,19 @@ class DeploymentApi:
     async def tail(self, request: Request) -> Response:
         """What the function prints at every site, as events, until the reader leaves."""
         author = self._guard.author(request)
-        name = _named(request.path_params["name"])
-        self._deployments.get(name, author)
-        sites = [backend for backend in self._backends.values() if _serves_functions(backend)]
+        self._deployments.get(_named(request.path_params["name"]), author)
         headers = {"cache-control": "no-store"}
-        return StreamingResponse(self._lines(name, sites), media_type="text/event-stream", headers=headers)
+        lines = self.lines(request.path_params["name"])
+        return StreamingResponse(lines, media_type="text/event-stream", headers=headers)
 
-    async def _lines(self, name: str, sites: list[Backend]) -> AsyncIterator[bytes]:
+    def versions(self) -> bytes:
+        return encode(list(self._deployments.known.values()))
+
+    def lines(self, name: str) -> AsyncGenerator[bytes, None]:
+        """Iterate over what a function prints at the sites that can be asked now. Raises ApiError."""
+        return self._lines(_named(name), [each for each in self._backends.values() if _serves_functions(each)])
+
+    async def _lines(self, name: str, sites: list[Backend]) -> AsyncGenerator[bytes, None]:
         queue: asyncio.Queue[bytes] = asyncio.Queue(100)
 
         async def follow(session: aiohttp.ClientSession, backend: Backend) -> None:
@@ -363,12 +369,12 @@ class DeploymentApi:
         return answered
 
 
-def deployment_routes(backends: Mapping[str, Backend], access: Access) -> list[BaseRoute]:
+def deployment_api(backends: Mapping[str, Backend], access: Access) -> DeploymentApi:
     """The token, the network's secret and where to keep all this come from the environment."""
     guard = DeployGuard(os.environ.get(DEPLOY_TOKEN_ENV, ""), os.environ.get(HOP_SECRET_ENV, ""), access)
     home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     directory = Path(os.environ.get(STATE_DIR_ENV) or f"{home}/pilotlight/router").expanduser()
-    return DeploymentApi(backends, guard, directory).routes()
+    return DeploymentApi(backends, guard, directory)
 
 
 async def _parsed(request: Request, kind: type[RequestT]) -> RequestT:

@@ -14,6 +14,7 @@ from starlette.staticfiles import StaticFiles
 from page.feed import Feed
 from page.history import RANGES
 from page.sessions import Sessions
+from page.source import FunctionsSource
 from wire.errors import ApiError, Dialect
 
 STATIC = Path(__file__).parent / "static"
@@ -37,6 +38,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 class PageRoutes:
     def __init__(self, feed: Feed, sessions: Sessions) -> None:
         self.timeline: Timeline | None = None
+        self.functions: FunctionsSource | None = None
         self.actions: dict[str, Action] = {}  # by name: what an operator may do to a site or to a model there
         self._index = (STATIC / "index.html").read_bytes()
         self._feed = feed
@@ -49,6 +51,8 @@ class PageRoutes:
             Route(f"{at}/page/feed", self._answered(self.feed)),
             Route(f"{at}/page/history", self._answered(self.history)),
             Route(f"{at}/page/timeline", self._answered(self.spans)),
+            Route(f"{at}/page/functions", self._answered(self.versions)),
+            Route(f"{at}/page/tail", self._answered(self.tail)),
             Route(f"{at}/page/action", self._answered(self.action), methods=["POST"]),
             Mount(f"{at}/page", _Files(directory=STATIC)),
         ]
@@ -104,6 +108,20 @@ class PageRoutes:
             raise ApiError("not_found", "no site's timeline can be read here")
         found = await self.timeline(request.query_params.get("site", ""))
         return Response(found, headers={"cache-control": "no-store"}, media_type="application/json")
+
+    async def versions(self, request: Request) -> Response:
+        """Return the deployed functions: their versions, and which share of the traffic each has."""
+        self._sessions.visitor(request)
+        found = b"[]" if self.functions is None else self.functions.versions()
+        return Response(found, headers={"cache-control": "no-store"}, media_type="application/json")
+
+    async def tail(self, request: Request) -> Response:
+        """Return what a function prints, as it does: `?name=`. For operators: it may be private."""
+        self._sessions.actor(request)
+        if self.functions is None:
+            raise ApiError("not_found", "no function can be followed here")
+        events = self.functions.lines(request.query_params.get("name", ""))
+        return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     async def action(self, request: Request) -> Response:
         """POST {"action": NAME, "site": NAME, "model": NAME}."""

@@ -1,5 +1,6 @@
 """What a page is told of the process that serves it: a router with its sites, or a site alone."""
 
+from collections.abc import AsyncGenerator
 from typing import Literal, Protocol
 
 import msgspec
@@ -98,3 +99,13 @@ class Source(Protocol):
 
     def decisions(self) -> tuple[Decision, ...]:
         """Return the newest ones, oldest first."""
+
+
+class FunctionsSource(Protocol):
+    """The functions behind the page."""
+
+    def versions(self) -> bytes:
+        """Return JSON: of each deployed function its `name`, `versions` and `shares` of the traffic."""
+
+    def lines(self, name: str) -> AsyncGenerator[bytes, None]:
+        """Iterate over what a function prints from now on, as events: `{"site", "line"}`. Raises ApiError for a name that is none."""

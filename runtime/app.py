@@ -68,7 +68,7 @@ class SiteApp(Starlette):
         self._health = Health(site, self.functions)
         self.feed = Feed(SiteActivity(self._health.site_status, site.metrics.requests))
         self._page = PageRoutes(self.feed, Sessions(site.access, secret or ""))
-        self._page.timeline = self._timeline
+        self._page.timeline, self._page.functions = self._timeline, self.functions
         middleware = Middleware(
             SiteMiddleware,
             site=site.config.name,

@@ -63,6 +63,8 @@ class FunctionStatus(msgspec.Struct, frozen=True):
     inflight: int = 0
     started: int = 0  # counter: processes since the site's start
     sockets: int = 0  # WebSockets that are open
+    asked: int = 0  # counter: requests, WebSockets and calls of crons and queues since the site's start
+    failed: int = 0  # counter: of these, those that its isolate did not answer
 
 
 class FunctionsStatus(msgspec.Struct, frozen=True):

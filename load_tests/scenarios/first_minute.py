@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 from playwright.sync_api import Page
@@ -63,15 +63,18 @@ def main() -> None:
 def address_of(network: "subprocess.Popen[str]") -> str:
     """Return the address that it prints when it is ready. Its further output is read and dropped. Raises SystemExit."""
     assert network.stdout is not None
-    killer = Thread(
-        target=lambda: (time.sleep(READY_S), network.poll() is None and os.killpg(network.pid, signal.SIGKILL)),
-        daemon=True,
-    )
-    killer.start()
-    seen = []
+
+    def end_late() -> None:
+        time.sleep(READY_S)
+        if not seen_ready.is_set():
+            os.killpg(network.pid, signal.SIGKILL)
+
+    seen, seen_ready = list[str](), Event()
+    Thread(target=end_late, daemon=True).start()
     for line in network.stdout:
         seen.append(line)
         if found := re.search(r"ready: (http://\S+)", line):
+            seen_ready.set()
             Thread(target=network.stdout.read, daemon=True).start()
             return found[1]
     raise SystemExit("`make up` ended:\n" + "".join(seen[-20:]))

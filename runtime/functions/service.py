@@ -4,17 +4,18 @@ Nothing else of this package is a site's business; what a site gives is named in
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from types import TracebackType
 
 from starlette.routing import BaseRoute
 
 from runtime.functions.inference import Inference
-from runtime.functions.routes.deployments import deployment_routes
+from runtime.functions.routes.deployments import deployment_routes, events_of
 from runtime.functions.routes.invocations import AdmissionGate, function_routes
 from runtime.functions.served import ServedFunctions
 from sites.site import SiteConfig
+from wire.errors import ApiError
 from wire.status import FunctionsStatus, FunctionStatus
 
 
@@ -51,10 +52,22 @@ class FunctionsService:
             *deployment_routes(self.served, self._hop_secret, self._site),
         ]
 
+    def versions(self) -> bytes:
+        """Return none: a site alone serves each function as it lies there."""
+        return b"[]"
+
+    def lines(self, name: str) -> AsyncGenerator[bytes, None]:
+        """Iterate over what a function prints from now on, as events. Raises ApiError."""
+        if name not in self.served.functions.pools:
+            raise ApiError("not_found", f"this site has no function {name[:64]!r}")
+        return events_of(self.served.functions.tails, name, self._site)
+
     def status(self) -> FunctionsStatus:
         isolation, pools = self.served.functions.isolation, self.served.functions.pools
         states = (
-            FunctionStatus(name, len(pool.isolates), pool.load, pool.num_started, pool.sockets)
+            FunctionStatus(
+                name, len(pool.isolates), pool.load, pool.num_started, pool.sockets, pool.num_asked, pool.num_failed
+            )
             for name, pool in sorted(pools.items())
         )
         return FunctionsStatus(isolation.tier, isolation.why_not_more, tuple(states))

@@ -32,6 +32,8 @@ NEEDS: dict[tuple[str, str], str] = {
     ("GET", "/page/feed"): "metrics",
     ("GET", "/page/history"): "metrics",
     ("GET", "/page/timeline"): "metrics",
+    ("GET", "/page/functions"): "metrics",
+    ("GET", "/page/tail"): "admin",
     ("POST", "/page/action"): "admin",
     ("GET", "/deployments"): "deploy",
     ("GET", "/deployments/bundles/{digest}"): "deploy",

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,22 @@ HOSTILE = [
 ]
 
 
+class ToldFunctions:
+    """Functions whose every text is hostile, and which print hostile lines."""
+
+    def versions(self) -> bytes:
+        versions = [{"number": 1, "digest": "0" * 64, "created_s": 0.0, "message": text} for text in HOSTILE[:5]]
+        shares = [{"number": 1, "percent": 100.0}]
+        return json.dumps(
+            [{"name": text, "revision": 1, "versions": versions, "shares": shares} for text in HOSTILE]
+        ).encode()
+
+    async def lines(self, name: str) -> AsyncGenerator[bytes, None]:
+        for text in HOSTILE:
+            yield b"data: " + json.dumps({"site": text, "at_s": 1.0, "line": text}).encode() + b"\n\n"
+        await asyncio.sleep(60)
+
+
 async def told_spans(site: str) -> bytes:
     spans = [{"name": text, "began_s": 1.0 * i, "ended_s": i + 0.5, "what": text} for i, text in enumerate(HOSTILE)]
     return json.dumps({"spans": spans}).encode()
@@ -54,7 +70,7 @@ class Served:
     def __enter__(self) -> "Served":
         feed = Feed(self.source)
         routes = PageRoutes(feed, Sessions(Access([], is_required=False), ""))
-        routes.timeline = told_spans
+        routes.timeline, routes.functions = told_spans, ToldFunctions()
 
         @asynccontextmanager
         async def lifespan(app: Starlette):  # type: ignore[no-untyped-def]
@@ -100,6 +116,10 @@ def test_hostile_texts_are_shown_and_never_run(chromium: "Browser") -> None:
             until(page, f"() => location.hash === '#{view}'")
             if view in ("models", "sites"):
                 until(page, "text => document.querySelector('main').textContent.includes(text)", HOSTILE[0])
+            if view == "functions":
+                page.wait_for_selector("h2:has-text('Deployed versions')")
+                page.locator("button:has-text('follow')").first.click()
+                until(page, "text => document.querySelector('.log').textContent.includes(text)", HOSTILE[-1])
             page.wait_for_timeout(100)
             assert page.evaluate("window.pwned") is None
             assert page.locator("main img, main script, main [onerror], main [onload]").count() == 0

@@ -28,6 +28,8 @@ NEEDS = {
     "/page/feed": "metrics",
     "/page/history": "metrics",
     "/page/timeline": "metrics",
+    "/page/functions": "metrics",
+    "/page/tail": "admin",
     "/page/action": "admin",
     "/internal/wake": ROUTERS,
     "/internal/sleep": ROUTERS,

@@ -1,20 +1,65 @@
-// Functions: where each one runs.
+// Functions: where each one runs, which versions have the traffic, and what one prints.
 
 import { card, h, show, table } from "../dom.js";
 import { network } from "../network.js";
+import { clock } from "../words.js";
 
-export function functions() {
-  const node = h("div");
+const MAX_LINES = 500;
+
+export function functions(session) {
+  const running = h("div"), deployed = h("div"), log = h("pre", { class: "log", role: "log", tabindex: 0, "aria-label": "What it prints" });
+  const title = h("span", { class: "soft" }, "Nothing is followed."), stop = h("button", { type: "button", hidden: true, onclick: () => follow(null) }, "Stop");
+  let source = null, lines = [];
+
+  function follow(name) {
+    source?.close();
+    source = null;
+    stop.hidden = !name;
+    if (!name) { title.textContent = "Nothing is followed."; return; }
+    lines = [];
+    show(log);
+    title.textContent = `${name}: nothing has been printed yet.`;
+    source = new EventSource(`page/tail?name=${encodeURIComponent(name)}`);
+    source.onmessage = (event) => {
+      const { site, at_s, line } = JSON.parse(event.data);
+      lines = [...lines, `${at_s ? clock(at_s) : ""} ${site}  ${line}`].slice(-MAX_LINES);
+      title.textContent = `${name}, the last ${lines.length} lines`;
+      const isAtEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 8;
+      log.textContent = lines.join("\n");
+      if (isAtEnd) log.scrollTop = log.scrollHeight;
+    };
+    source.onerror = () => { if (source?.readyState === EventSource.CLOSED) title.textContent = `${name} cannot be followed: an admin key is needed, or it is gone.`; };
+  }
+
+  async function read() {
+    const answer = await fetch("page/functions");
+    const found = answer.ok ? await answer.json() : [];
+    show(deployed, found.length > 0 && card("Deployed versions", table([
+      ["function", (one) => h("b", null, one.name)], ["revision", (one) => one.revision, true],
+      ["traffic", (one) => one.shares.map((share) => `${share.percent} % to version ${share.number}`).join(", ")],
+      ["versions", (one) => h("ol", { class: "plain" }, [...one.versions].reverse().slice(0, 5).map((version) =>
+        h("li", null, `${version.number}: ${new Date(1000 * version.created_s).toLocaleString()} `, h("span", { class: "mono soft" }, version.digest.slice(0, 12)), ` ${version.message}`)))],
+    ], found, "")));
+  }
+
   function update() {
     const serving = network.sites.filter((site) => site.functions);
     const rows = serving.flatMap((site) => site.functions.functions.map((one) => ({ site: site.name, ...one })));
     const refused = serving.filter((site) => site.functions.isolation_tier === 0);
-    show(node,
+    show(running,
       card("", table([["function", (one) => h("b", null, one.name)], ["site", (one) => one.site], ["processes", (one) => one.isolates || "asleep", true],
-        ["calls under way", (one) => one.inflight, true], ["sockets", (one) => one.sockets, true], ["started", (one) => one.started, true]], rows,
+        ["calls under way", (one) => one.inflight, true], ["asked", (one) => one.asked, true], ["failed", (one) => h("span", { class: one.failed ? "bad" : null }, one.failed), true],
+        ["sockets", (one) => one.sockets, true], ["started", (one) => one.started, true],
+        ["", (one) => session.is_admin && h("button", { type: "button", "aria-label": `follow ${one.name}`, onclick: () => follow(one.name) }, "follow")]], rows,
       serving.length ? "No function is deployed. `pilotlight init` makes one, `pilotlight deploy` brings it here." : "No site of this network serves functions: [functions] in a site's file does.")),
       serving.map((site) => site.functions.why_not_more && h("p", { class: "soft" }, `${site.name}: isolation tier ${site.functions.isolation_tier}; ${site.functions.why_not_more}`)),
       refused.length > 0 && h("p", { class: "bad" }, `Not isolated at ${refused.map((site) => site.name).join(", ")}.`));
   }
-  return { node, update };
+
+  read();
+  const timer = setInterval(read, 10_000);
+  return {
+    node: h("div", null, running, deployed, session.is_admin && card("What a function prints", h("div", { class: "row" }, title, h("span", { class: "grow" }), stop), log)),
+    update, leave: () => { follow(null); clearInterval(timer); },
+  };
 }

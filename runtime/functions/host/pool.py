@@ -46,7 +46,7 @@ class FunctionPool:
         self.manifest = manifest
         self.isolates: list[IsolateHandle] = []
         self.is_closing = False
-        self.num_started = 0
+        self.num_started = self.num_asked = self.num_failed = 0
         self.restarts = Restarts()
         self.reports = AuthorReports(manifest.name, limits.log_kib_per_s, follow)
         self.waiters = Waiters(manifest.name, limits.max_waiting)
@@ -75,6 +75,7 @@ class FunctionPool:
     ) -> ExchangeResult:
         """Send a request to an isolate. `is_pinned`: the function's oldest isolate answers, since objects of which there is one live there. Raises
         Fault."""
+        self.num_asked += 1
         await self._packages.install()
         self._notify()
         isolate = await (self._acquire_oldest() if is_pinned else self._acquire(is_socket))
@@ -85,6 +86,7 @@ class FunctionPool:
         try:
             return await isolate.ask(frame, body, wall_s or self.limits.wall_s, is_socket=is_socket)
         except Fault as fault:
+            self.num_failed += 1
             self._failed(isolate, fault)
             raise
         finally:

@@ -5,6 +5,7 @@ All must be signed where the network has a secret; what is printed may be privat
 
 import os
 import time
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -89,13 +90,17 @@ class _Tail(Response):
         await until_disconnect(receive, self._follow(send))
 
     async def _follow(self, send: Send) -> None:
-        async def write(event: bytes) -> None:
-            await send({"type": "http.response.body", "body": event, "more_body": True})
-
         await send(response_start(200, [("content-type", CONTENT_TYPE), ("cache-control", "no-store")]))
-        await write(b": following\n\n")
-        async with aclosing(self._tails.follow(self._name)) as lines:
-            async for line in lines:
-                event = {"site": self._site, "at_s": round(line.at_s, 3), "line": line.text}
-                await write(encode_event(msgspec.json.encode(event)))
+        async with aclosing(events_of(self._tails, self._name, self._site)) as events:
+            async for event in events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+
+async def events_of(tails: Tails, name: str, site: str) -> AsyncGenerator[bytes, None]:
+    """Iterate over what a function prints at this site, as events: {"site", "at_s", "line"}."""
+    yield b": following\n\n"
+    async with aclosing(tails.follow(name)) as lines:
+        async for line in lines:
+            event = {"site": site, "at_s": round(line.at_s, 3), "line": line.text}
+            yield encode_event(msgspec.json.encode(event))

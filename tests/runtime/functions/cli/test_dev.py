@@ -1,5 +1,6 @@
 """`pilotlight dev` as a process: its function's stream never ends, and Ctrl-C ends it all the same."""
 
+import json
 import os
 import signal
 import subprocess
@@ -23,6 +24,9 @@ class Default(WorkerEntrypoint):
     async def fetch(self, request):
         if request.url.endswith("/quick"):
             return Response("done")
+        if request.url.endswith("/says"):
+            print("something")
+            return Response("said")
         async def forever():
             yield "one"
             await asyncio.sleep(3600)
@@ -97,6 +101,15 @@ def test_the_page_lies_beside_the_function_which_has_all_other_paths(dev: Dev) -
     asked = httpx.post(dev.url + "_pilotlight/v1/chat/completions", json=body, timeout=60)
     assert asked.json()["usage"]["completion_tokens"] == 4
     assert httpx.get(dev.url + "quick", headers={"accept": "text/html"}).text == "done"
+    assert httpx.get(dev.url + "_pilotlight/page/functions").json() == []
+    with httpx.stream("GET", dev.url + "_pilotlight/page/tail?name=f", timeout=30) as printed:
+        lines = printed.iter_lines()
+        assert next(lines) == ": following"
+        assert httpx.get(dev.url + "says").text == "said"
+        line = json.loads(next(line for line in lines if line.startswith("data:"))[5:])
+        assert (line["site"], line["line"]) == ("dev", "something")
+    refused = httpx.get(dev.url + "_pilotlight/page/tail?name=g")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "not_found")
 
 
 def test_several_names_of_one_model_are_its_aliases_and_the_command_line_wins() -> None:
