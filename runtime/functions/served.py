@@ -137,7 +137,9 @@ class ServedFunctions:
 
     async def pool_of(self, name: str, scope: Scope) -> str:
         """Return the pool that answers a request to the function: of one that was deployed, the version that this client gets. Raises Failure."""
-        if "+" in name:  # a dynamic worker's: its loader's alone
+        if (
+            "+" in name or "@" in name
+        ):  # a dynamic worker, its loader's alone, or one version, which has its share of the traffic
             raise Failure(f"this site has no function named {name[:64]!r}", code="not_found", status=404)
         if self.deployed is None or name in self.functions.pools:
             return name

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from textwrap import dedent
+from urllib.parse import quote
 
 import aiohttp
 import pytest
@@ -160,15 +161,19 @@ async def test_a_failure_is_shown_to_clients_only_where_the_site_says_so(
         assert error["code"] == "function_failed"
 
 
-async def test_a_dynamic_worker_is_nobodys_but_its_loaders(make_site: SiteMaker, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pool", ["f+loaded", "f@0123456789abcdef"], ids=["dynamic worker", "version"])
+async def test_a_dynamic_worker_is_its_loaders_and_a_version_has_its_share_of_the_traffic(
+    make_site: SiteMaker, tmp_path: Path, pool: str
+) -> None:
+    """A version that is being tried, or has no traffic any more, answers nobody who knows its digest."""
     async with make_site(functions=functions_table(tmp_path)) as site:
         functions = site.app.functions.served.functions
-        functions.pools["f+loaded"] = functions.pools["f"]
+        functions.pools[pool] = functions.pools["f"]
         try:
-            for path in ("/fn/f+loaded/", "/fn/f%2Bloaded/"):
+            for path in (f"/fn/{pool}/", f"/fn/{quote(pool, safe='')}/"):
                 assert (await call(site.app, path)).status == 404
         finally:
-            del functions.pools["f+loaded"]
+            del functions.pools[pool]
 
 
 @pytest.mark.parametrize("shown", [False, True])
