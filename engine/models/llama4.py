@@ -21,7 +21,7 @@ def load(config: Llama4Config, loader: WeightLoader, context_length: int) -> Dec
     hidden, norm, shape = config.hidden_size, config.norm, config.experts
 
     def experts(name: str) -> InputScaledExperts:
-        if f"{name}.gate_up_proj" in loader:
+        if any(f"{name}.{part}" in loader for part in ("gate_up_proj", "down_proj")):
             return InputScaledExperts.load_stacks(loader, name, shape)
         return InputScaledExperts.load_each(loader, name, shape, GATED_PARTS)
 

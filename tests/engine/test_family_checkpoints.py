@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from transformers import Gemma3TextConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -14,9 +15,11 @@ from engine.errors import CheckpointError
 from engine.models.registry import find_family
 from engine.weights.config import read_config
 from tests.checkpoints import write_checkpoint
-from tests.engine.agreement import full
+from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import load_engine, one, random_prompt
 from tests.engine.families import MODELS, PACKED, config, write_family
+
+DEEPSEEK, SCOUT = "deepseek-v3, three experts in two of four groups, yarn", "scout, chunks of 16, one of five experts"
 
 
 def change_config(directory: Path, **changes: Any) -> None:
@@ -55,6 +58,37 @@ def test_gemmas_older_keys_mean_the_same(tmp_path: Path) -> None:
     assert one(load_engine(tmp_path), request).logprobs == expected.logprobs
 
 
+@pytest.mark.parametrize(
+    ("name", "architecture", "tower"),
+    [
+        (DEEPSEEK, "KimiK25ForConditionalGeneration", "vision_tower"),
+        (SCOUT, "Llama4ForConditionalGeneration", "vision_model"),
+    ],
+)
+def test_text_beside_a_vision_tower_is_computed_and_the_tower_is_not_read(
+    tmp_path: Path, name: str, architecture: str, tower: str
+) -> None:
+    model, file = write_family(tmp_path, name), tmp_path / "model.safetensors"
+    prompt = random_prompt(40, seed=8)
+    assert_agrees(model, prompt, one(load_engine(tmp_path), full("a", prompt, max_tokens=2)))
+    tensors = {f"language_model.{key}": tensor for key, tensor in load_file(file).items()}
+    save_file(tensors | {f"{tower}.patch_embed.proj.weight": torch.zeros(3, 2)}, file)
+    written = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture], "text_config": written}))
+    assert_agrees(model, prompt, one(load_engine(tmp_path), full("a", prompt, max_tokens=2)))
+    save_file(tensors | {"language_model.model.layers.9.input_layernorm.weight": torch.zeros(42)}, file)
+    with pytest.raises(CheckpointError, match=r"language_model\.model\.layers\.9\.input_layernorm\.weight"):
+        load_engine(tmp_path)
+
+
+def test_layers_that_predict_further_tokens_are_not_read(tmp_path: Path) -> None:
+    model, file = write_family(tmp_path, DEEPSEEK), tmp_path / "model.safetensors"
+    assert MODELS[DEEPSEEK].num_nextn_predict_layers == 1
+    save_file(load_file(file) | {"model.layers.3.eh_proj.weight": torch.zeros(42, 84)}, file)
+    prompt = random_prompt(9, seed=8)
+    assert_agrees(model, prompt, one(load_engine(tmp_path), full("a", prompt, max_tokens=2)))
+
+
 # One tensor of every layout that is fused or stacked while it is read, with the shape that config.json makes it.
 LAYOUTS = {
     "qwen3, biased, windows from layer 1": [
@@ -73,6 +107,18 @@ LAYOUTS = {
         ("mlp.experts.gate_up_proj_bias", (5, 246)),
         ("mlp.experts.down_proj", (5, 123, 42)),
         ("self_attn.sinks", (9,)),
+    ],
+    DEEPSEEK: [
+        ("self_attn.kv_b_proj.weight", (120, 20)),
+        ("self_attn.kv_a_layernorm.weight", (20,)),
+        ("mlp.gate.e_score_correction_bias", (12,)),
+        ("mlp.experts.11.down_proj.weight", (42, 27)),
+        ("mlp.shared_experts.up_proj.weight", (54, 42)),
+    ],
+    SCOUT: [
+        ("feed_forward.experts.gate_up_proj", (5, 42, 60)),
+        ("feed_forward.experts.down_proj", (5, 30, 42)),
+        ("feed_forward.shared_expert.gate_proj.weight", (30, 42)),
     ],
     "gpt-oss, experts in mxfp4": [
         ("mlp.experts.gate_up_proj_blocks", (3, 192, 2, 16)),
@@ -131,6 +177,20 @@ def test_a_scale_that_is_no_number_is_named_by_its_tensor(tmp_path: Path) -> Non
          "hidden_size 42 and intermediate_size 123: mxfp4 keeps 32"),
         ("gpt-oss, three of five experts", {"quantization_config": {"quant_method": "gptq"}},
          r"quantized \(gptq\); supported for GptOssForCausalLM are float32, float16, bfloat16, mxfp4"),
+        (DEEPSEEK, {"scoring_func": "softmax"}, "scoring_func = 'softmax'; supported for DeepseekV3ForCausalLM is 'sigmoid'"),
+        (DEEPSEEK, {"topk_method": "greedy"}, "topk_method = 'greedy'; supported"),
+        (DEEPSEEK, {"n_group": 5}, "n_group = 5, topk_group = 2 and num_experts_per_tok = 3 for 12 experts: groups must be even"),
+        (DEEPSEEK, {"topk_group": 1, "num_experts_per_tok": 4}, "must hold as many as a token goes to"),
+        (DEEPSEEK, {"attention_bias": True}, "attention_bias = True"),
+        (DEEPSEEK, {"rope_interleave": False}, "rope_interleave = False"),
+        (DEEPSEEK, {"qk_rope_head_dim": 7}, "head_dim 7.*head_dim even"),
+        (DEEPSEEK, {"kv_lora_rank": None}, "kv_lora_rank = None; it must be a positive whole number"),
+        (SCOUT, {"moe_layers": [1, 4]}, r"moe_layers = \[1, 4\]; they must be layers below 4"),
+        (SCOUT, {"no_rope_layers": [1, 0]}, r"no_rope_layers = \[1, 0\]; it must be a list of 4"),
+        (SCOUT, {"layer_types": ["full_attention"] * 4}, "layer_types = .*supported for Llama4ForCausalLM is"),
+        (SCOUT, {"floor_scale": 0}, "floor_scale = 0"),
+        (SCOUT, {"num_experts_per_tok": 6}, "num_experts_per_tok = 6 of 5 experts"),
+        (SCOUT, {"text_config": [1]}, r"text_config = \[1\]; it must be an object"),
         ("gpt-oss, three of five experts", {"rope_parameters": {"rope_type": "longrope"}}, "'longrope'; supported are"),
     ],
 )  # fmt: skip

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, MixtralConfig, PreTrainedModel, Qwen2Config, Qwen3MoeConfig
+from transformers import DeepseekV3Config, LlamaConfig, MixtralConfig, PreTrainedModel, Qwen2Config, Qwen3MoeConfig
 
 from engine.dry_run import DryRun, lay_out
 from engine.errors import CheckpointError
 from engine.kv.layout import CacheLayout
 from engine.kv_memory import make_kv_memory
+from engine.layers.latent_attention import LatentAttention
+from engine.layers.linear import Linear
 from engine.models.registry import find_family
 from engine.packing import Report, pack_directory
 from engine.protocol import HostConfig
@@ -36,6 +38,11 @@ from tests.engine.test_mapped_weights import answer
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
+DEEPSEEK: dict[str, Any] = {
+    "num_key_value_heads": 4, "head_dim": None, "q_lora_rank": 32, "kv_lora_rank": 64, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+    "v_head_dim": 16, "moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
 INT4: dict[str, Callable[[Path], PreTrainedModel]] = {
     "compressed-tensors": lambda d: write_quantized(d, LlamaConfig, quantizers.compressed_tensors, pack_quantized()),
     "compressed-tensors, by row, zeros": lambda d: write_quantized(
@@ -58,6 +65,12 @@ INT4: dict[str, Callable[[Path], PreTrainedModel]] = {
     "mixtral, compressed-tensors": lambda d: write_quantized(
         d, MixtralConfig, quantizers.compressed_tensors, pack_quantized(), num_local_experts=3, num_experts_per_tok=2
     ),
+    "deepseek-v3, compressed-tensors": lambda d: write_quantized(
+        d, DeepseekV3Config, quantizers.compressed_tensors, pack_quantized(), **DEEPSEEK
+    ),
+    "deepseek-v3, compressed-tensors, attention left alone": lambda d: write_quantized(
+        d, DeepseekV3Config, quantizers.compressed_tensors, pack_quantized(), left_alone="self_attn", **DEEPSEEK
+    ),
 }  # fmt: skip
 FP8: dict[str, Callable[[Path], PreTrainedModel]] = {
     "compressed-tensors, one scale": lambda d: write_quantized(
@@ -74,6 +87,10 @@ FP8: dict[str, Callable[[Path], PreTrainedModel]] = {
     "qwen3-moe, fp8 by blocks": lambda d: write_quantized(
         d, Qwen3MoeConfig, partial(quantizers.fp8, block=(128, 128), name="weight_scale_inv"),
         {"quant_method": "fp8", "weight_block_size": [128, 128]}, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+    ),
+    "deepseek-v3, fp8 by blocks": lambda d: write_quantized(
+        d, DeepseekV3Config, partial(quantizers.fp8, block=(128, 128), name="weight_scale_inv"),
+        {"quant_method": "fp8", "weight_block_size": [128, 128]}, **DEEPSEEK | {"hidden_size": 192, "intermediate_size": 320},
     ),
 }  # fmt: skip
 
@@ -116,9 +133,8 @@ def test_fp8_kept_packed_is_the_same_model_with_rounded_activations(
 ) -> None:
     model = FP8[name](tmp_path)
     for part, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear) and part.endswith(
-            "_proj"
-        ):  # activations of experts are left as they are
+        # activations of experts are left as they are, and what is not multiplied packed
+        if isinstance(module, torch.nn.Linear) and part.endswith("_proj") and not part.endswith("kv_b_proj"):
             module.register_forward_pre_hook(lambda _, inputs: (quantizers.fp8_rounded(inputs[0]),))
     keep_packed(monkeypatch, True)
     prompt = random_prompt(37, seed=3)
@@ -256,9 +272,7 @@ def packed_weights(engine: Any) -> int:
 
 def matrices(model: Any) -> list[Any]:
     layers = model.layers
-    of_layers = [layer.attention.qkv_proj.weight for layer in layers] + [
-        layer.attention.o_proj.weight for layer in layers
-    ]
+    of_layers = [linear.weight for layer in layers for linear in projections(layer.attention)]
     for layer in layers:
         mlp = layer.feed_forward
         of_layers += (
@@ -267,6 +281,13 @@ def matrices(model: Any) -> list[Any]:
             else [mlp.experts.gate_up, mlp.experts.down]
         )
     return of_layers
+
+
+def projections(attention: Any) -> list[Linear]:
+    if isinstance(attention, LatentAttention):
+        queries = attention.queries
+        return [queries.down_proj, queries.proj, attention.latent_proj, attention.o_proj]
+    return [attention.qkv_proj, attention.o_proj]
 
 
 def change_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
