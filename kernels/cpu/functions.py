@@ -16,6 +16,9 @@ Function = Callable[..., Any]
 _OF_BOTH_TYPES = {
     "linear": "pppplllliii",
     "gemm": "pppplllliii",
+    "lossless_linear": "ppppppplllliii",
+    "lossless_gemm": "ppppppplllliii",
+    "lossless_rows": "pppppplllfi",
     "rows_of": "ppplllfi",
     "rms_norm": "pppppllifi",
     "rotate_and_cache": "pppppppllllllllifi",
@@ -36,6 +39,8 @@ _SIGNATURES = {
     "program_end": "p:l",
     "program_run": "p",
     "program_free": "p",
+    "lossless_survey": "ppplli",
+    "lossless_encode": "ppppplli",
     "sum_words": "pli:q",  # (pointer, count of 32-bit words, threads)
 } | {f"{name}_{ending}": signature for name, signature in _OF_BOTH_TYPES.items() for ending in ("f32", "bf16")}
 _TYPES: dict[str, Any] = {

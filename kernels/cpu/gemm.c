@@ -3,7 +3,8 @@
 //
 // Vectors run along the rows of x, which are packed once; w is read where it lies, two columns (or one) at a time, repeated in all lanes. So w, the
 // larger one where rows are few, is neither packed nor summed across lanes. Threads take rows of w, so that nothing one of them writes is read by
-// another. A row's sums are the same in any company.
+// another. A row's sums are the same in any company. Of a w that is coded in 12 bits (lossless.h) a unit's columns are decoded before they meet x.
+#include "lossless.h"
 #include "outputs.h"
 #include "packing.h"
 #include "program.h"
@@ -20,10 +21,16 @@
 #define PANELS 16                         // of x for each unit; more are too much for the last cache
 #define LINE (64 / (long)sizeof(scalar))  // columns of a row of w that are fetched together
 
-// sums [w_rows][vectors * LANES] = or += w . x, of one chain; x [depth / PER_LANE][vectors][LANES][PER_LANE]. Fetches `ahead`, rows as far apart as
-// those of w.
-INLINE void tile(const int vectors, const int w_rows, const packed *x, const scalar *w, long w_stride, long depth, const scalar *ahead, int goes_on,
-                 float *sums) {
+// What is fetched while a chain is multiplied: rows `stride` apart, those of the chain itself first where it is `in_place`.
+typedef struct {
+    const scalar *rows;
+    long stride;
+    int in_place;
+} fetching;
+
+// sums [w_rows][vectors * LANES] = or += w . x, of one chain; x [depth / PER_LANE][vectors][LANES][PER_LANE]. Fetches `ahead`.
+INLINE void tile(const int vectors, const int w_rows, const packed *x, const scalar *w, long w_stride, long depth, const scalar *ahead,
+                 long ahead_stride, int goes_on, float *sums) {
     lanes sum[SUMS];
     for (int i = 0; i < w_rows * vectors; i++) sum[i] = all(0);
     long k = 0;
@@ -39,7 +46,7 @@ INLINE void tile(const int vectors, const int w_rows, const packed *x, const sca
     } while (0)
     while (k + LINE <= depth) {
 #pragma GCC unroll 24
-        for (int n = 0; n < w_rows; n++) __builtin_prefetch(ahead + n * w_stride + k, 0, 2);
+        for (int n = 0; n < w_rows; n++) __builtin_prefetch(ahead + n * ahead_stride + k, 0, 2);
         for (const long stop = k + LINE; k < stop; k += PER_LANE) COLUMNS(w + k, w_stride);
     }
     for (; k + PER_LANE <= depth; k += PER_LANE) COLUMNS(w + k, w_stride);
@@ -53,13 +60,13 @@ INLINE void tile(const int vectors, const int w_rows, const packed *x, const sca
 }
 
 // As many tiles as there are rows of w.
-INLINE void tiles_of(const int vectors, const packed *x, const scalar *w, long w_rows, long w_stride, long depth, const scalar *ahead, int goes_on,
+INLINE void tiles_of(const int vectors, const packed *x, const scalar *w, long w_rows, long w_stride, long depth, fetching ahead, int goes_on,
                      float *sums) {
     long n = 0;
 #define TILES(size) \
     for (; n + size <= w_rows; n += size) { \
-        const scalar *next = n + 2 * size <= w_rows ? w + (n + size) * w_stride : ahead; \
-        tile(vectors, size, x, w + n * w_stride, w_stride, depth, next, goes_on, sums + n * vectors * LANES); \
+        const scalar *next = !ahead.in_place ? ahead.rows + n * ahead.stride : n + 2 * size <= w_rows ? w + (n + size) * w_stride : ahead.rows; \
+        tile(vectors, size, x, w + n * w_stride, w_stride, depth, next, ahead.stride, goes_on, sums + n * vectors * LANES); \
     }
     TILES(SUMS / vectors)
     TILES(SUMS / vectors / 2)
@@ -67,7 +74,7 @@ INLINE void tiles_of(const int vectors, const packed *x, const scalar *w, long w
 #undef TILES
 }
 
-static void multiply(long vectors, const packed *x, const scalar *w, long w_rows, long w_stride, long depth, const scalar *ahead, int goes_on,
+static void multiply(long vectors, const packed *x, const scalar *w, long w_rows, long w_stride, long depth, fetching ahead, int goes_on,
                      float *sums) {
     switch (vectors) {
 #define CASE(count) \
@@ -82,6 +89,7 @@ static void multiply(long vectors, const packed *x, const scalar *w, long w_rows
 
 typedef struct {
     const scalar *x, *w, *bias;
+    coded coded;  // in place of w
     packed *packed_x;  // [panels][columns / PER_LANE][vectors][LANES][PER_LANE]
     char *y;
     long rows, vectors, panels, outputs, columns, padded, x_stride;
@@ -105,26 +113,49 @@ static void pack_vector(const void *given, long vector) {
     pack(rows, a->columns, to, vectors * SQUARE);
 }
 
+// One chain of a unit, from `column` on, times a panel; sums [rows][vectors * LANES]. `decoded` holds the chain where w is coded.
+static void multiply_chain(const arguments *a, long begin, long count, long column, long panel, const scalar *decoded, float *sums) {
+    const long per_unit = UNIT / (a->activation ? 2 : 1), depth = a->columns - column < CHAIN ? a->columns - column : CHAIN;
+    const long first = first_vector(a, panel), vectors = first_vector(a, panel + 1) - first;
+    const int is_last = column + CHAIN >= a->columns;
+    const packed *x = a->packed_x + (first * a->padded + vectors * column) * LANES;
+    for (int part = 0; part < 1 + (a->activation != 0); part++) {
+        const long row = begin + part * a->outputs;
+        // What this thread is likely to need next; what lies behind the end of w is fetched in vain.
+        const long next_row = is_last ? row + count : row, next_column = is_last ? 0 : column + CHAIN;
+        float *into = sums + part * per_unit * vectors * LANES;
+        if (decoded) {
+            const fetching ahead = {(const scalar *)codes_at(&a->coded, next_row, next_column), a->coded.row_bytes / (long)sizeof(scalar), 0};
+            multiply(vectors, x, decoded + part * per_unit * CHAIN, count, CHAIN, depth, ahead, column > 0, into);
+        } else {
+            const scalar *w = a->w + row * a->columns + column, *next = a->w + next_row * a->columns + next_column;
+            const fetching ahead = {a->activation && !part ? w + a->outputs * a->columns : next, a->columns, 1};
+            multiply(vectors, x, w, count, a->columns, depth, ahead, column > 0, into);
+        }
+    }
+}
+
 // Outputs of a unit: with an activation half of its rows are gates, the other half their ups.
 static void multiply_unit(const void *given, long unit) {
     const arguments *a = given;
     const long per_unit = UNIT / (a->activation ? 2 : 1), begin = unit * per_unit;
     const long count = a->outputs - begin < per_unit ? a->outputs - begin : per_unit;
     const size_t size = a->wide_output ? sizeof(float) : sizeof(scalar);
-    float sums[UNIT * PANEL] __attribute__((aligned(64))), turned[LANES * UNIT + LANES] __attribute__((aligned(64)));
+    float sums[PANELS][UNIT * PANEL] __attribute__((aligned(64))), turned[LANES * UNIT + LANES] __attribute__((aligned(64)));
+    scalar decoded[UNIT * CHAIN] __attribute__((aligned(64)));
+    const int is_coded = a->coded.codes != NULL;
+    for (long column = 0; column < a->columns; column += CHAIN) {
+        const long depth = a->columns - column < CHAIN ? a->columns - column : CHAIN;
+        if (is_coded) {
+            decode_rows(&a->coded, begin, count, column, depth, decoded, CHAIN);
+            if (a->activation) decode_rows(&a->coded, a->outputs + begin, count, column, depth, decoded + per_unit * CHAIN, CHAIN);
+        }
+        for (long panel = 0; panel < a->panels; panel++) multiply_chain(a, begin, count, column, panel, is_coded ? decoded : NULL, sums[panel]);
+    }
     for (long panel = 0; panel < a->panels; panel++) {
         const long first = first_vector(a, panel), vectors = first_vector(a, panel + 1) - first;
-        for (long column = 0; column < a->columns; column += CHAIN) {
-            const long depth = a->columns - column < CHAIN ? a->columns - column : CHAIN;
-            const scalar *w = a->w + begin * a->columns + column;
-            const packed *x = a->packed_x + (first * a->padded + vectors * column) * LANES;
-            // What this thread is likely to need next; what lies behind the end of w is fetched in vain.
-            const scalar *ups = w + a->outputs * a->columns, *next = column + CHAIN < a->columns ? w + CHAIN : w + count * a->columns - column;
-            multiply(vectors, x, w, count, a->columns, depth, a->activation ? ups : next, column > 0, sums);
-            if (a->activation) multiply(vectors, x, ups, count, a->columns, depth, next, column > 0, sums + per_unit * vectors * LANES);
-        }
         for (long i = 0; i < vectors; i++) {
-            for (long n = 0; n < UNIT; n += LANES) transpose(sums + (n * vectors + i) * LANES, vectors * LANES, turned + n, UNIT);
+            for (long n = 0; n < UNIT; n += LANES) transpose(sums[panel] + (n * vectors + i) * LANES, vectors * LANES, turned + n, UNIT);
             const long top = (first + i) * LANES;
             for (long m = 0; m < LANES && top + m < a->rows; m++)
                 finish(turned + m * UNIT, per_unit, a->bias ? a->bias + begin : NULL, a->outputs, count, a->activation, a->wide_output,
@@ -144,21 +175,38 @@ const int NAME(gemm_is_fast) = 1;
 const int NAME(gemm_is_fast) = 0;
 #endif
 
-// As `linear`, for more rows.
-void NAME(gemm)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
-                int wide_output, int threads) {
+static int multiply_by(const scalar *x, const scalar *w, coded coded, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride,
+                       int activation, int wide_output, int threads) {
     const long most = rows < PANELS * PANEL ? rows : PANELS * PANEL, padded = whole_squares(columns), per_unit = UNIT / (activation ? 2 : 1);
     packed *packed_x = shared_scratch((most + LANES - 1) / LANES * LANES * padded * sizeof(packed));
-    if (!packed_x) {  // slower, without memory
-        NAME(linear)(x, w, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads);
-        return;
-    }
+    if (!packed_x) return 0;
     for (long top = 0; top < rows; top += PANELS * PANEL) {
         const long count = rows - top < PANELS * PANEL ? rows - top : PANELS * PANEL, vectors = (count + LANES - 1) / LANES;
         char *into = (char *)y + top * outputs * (wide_output ? sizeof(float) : sizeof(scalar));
-        const arguments a = {x + top * x_stride, w,       bias,    packed_x, into,     count,      vectors,
+        const arguments a = {x + top * x_stride, w,       bias,    coded,    packed_x, into,       count,       vectors,
                              (vectors + VECTORS - 1) / VECTORS, outputs, columns, padded, x_stride, activation, wide_output};
         share(pack_vector, &a, vectors, threads);
         share(multiply_unit, &a, (outputs + per_unit - 1) / per_unit, threads);
     }
+    return 1;
+}
+
+// As `linear`, for more rows.
+void NAME(gemm)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
+                int wide_output, int threads) {
+    if (!multiply_by(x, w, (coded){0}, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads))  // slower, without memory
+        NAME(linear)(x, w, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads);
+}
+
+void NAME(lossless_linear)(const scalar *x, const uint8_t *codes, const uint8_t *palettes, const int32_t *starts, const int32_t *escapes,
+                           const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation, int wide_output,
+                           int threads);
+
+// As `lossless_linear`, for more rows.
+void NAME(lossless_gemm)(const scalar *x, const uint8_t *codes, const uint8_t *palettes, const int32_t *starts, const int32_t *escapes,
+                         const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation, int wide_output,
+                         int threads) {
+    const coded w = {codes, palettes, starts, escapes, coded_row_bytes(columns)};
+    if (!multiply_by(x, NULL, w, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads))
+        NAME(lossless_linear)(x, codes, palettes, starts, escapes, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads);
 }

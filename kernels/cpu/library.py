@@ -48,6 +48,11 @@ class Library:
         opened = functions.open_library(path)
         self.linear = _by_type(opened, "linear")
         self.gemm = _by_type(opened, "gemm")
+        self.lossless_linear = _by_type(opened, "lossless_linear")
+        self.lossless_gemm = _by_type(opened, "lossless_gemm")
+        self.lossless_rows = _by_type(opened, "lossless_rows")
+        self.lossless_survey = functions.find(opened, "lossless_survey")
+        self.lossless_encode = functions.find(opened, "lossless_encode")
         self.slow = [dtype for dtype in _ENDINGS if not functions.number(opened, f"gemm_is_fast_{_ENDINGS[dtype]}")]
         # rows of a product; those of more are torch's
         self.most_rows = {dtype: FEW_ROWS[dtype] if dtype in self.slow else UNLIMITED for dtype in _ENDINGS}

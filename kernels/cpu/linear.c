@@ -3,6 +3,9 @@
 // With one row of x the time is that of reading w; from about twenty rows on it is that of multiplying. In between both matter: while one part of w
 // is multiplied out of the first-level cache, the part behind it is fetched to there: of a model of 20 MB, four rows of fp32 take 474 us, and 664 where it
 // is fetched to the second.
+//
+// w may also be coded in 12 bits (lossless.h). It is then decoded a block of columns at a time, and summed in the same order: the same bits come out.
+#include "lossless.h"
 #include "outputs.h"
 #include "program.h"
 
@@ -18,12 +21,12 @@
 
 // The four (or fewer) row groups of a unit; gated products take half of them from the gate's rows and half from up's.
 typedef struct {
-    const scalar *rows[W_UNIT / W_TILE];
+    long first[W_UNIT / W_TILE];  // rows of w
 } unit;
 
-// sums[m][n] += x[m] . w[n] over `depth` columns; fetches `ahead` (lines of the unit behind this one) on the way.
+// sums[m][n] += x[m] . w[n] over `depth` columns; fetches `ahead` (lines of the unit behind this one, whose rows lie `ahead_stride` apart) on the way.
 INLINE void tile(const int x_rows, const int w_rows, const int fetched, const scalar *x, long x_stride, const scalar *w, long w_stride, long depth,
-                 const scalar *ahead, float *sums) {
+                 const scalar *ahead, long ahead_stride, float *sums) {
     lanes sum[X_TILE * W_TILE];
     for (int i = 0; i < x_rows * w_rows; i++) sum[i] = all(0);
     long k = 0;
@@ -32,7 +35,7 @@ INLINE void tile(const int x_rows, const int w_rows, const int fetched, const sc
 #pragma GCC unroll 4
         for (int n = 0; n < w_rows; n++) columns[n] = load_piece(w + n * w_stride + k);
 #pragma GCC unroll 4
-        for (int n = 0; n < fetched; n++) __builtin_prefetch(ahead + n * w_stride + k, 0, 3);
+        for (int n = 0; n < fetched; n++) __builtin_prefetch(ahead + n * ahead_stride + k, 0, 3);
 #pragma GCC unroll 4
         for (int m = 0; m < x_rows; m++) {
             piece row = load_piece(x + m * x_stride + k);
@@ -57,8 +60,8 @@ INLINE void tile(const int x_rows, const int w_rows, const int fetched, const sc
 }
 
 static void tiles(long x_rows, long w_rows, const scalar *x, long x_stride, const scalar *w, long w_stride, long depth, const scalar *ahead,
-                  int is_only_tile, float *sums) {
-#define TILE(m, n, fetched) tile(m, n, fetched, x, x_stride, w, w_stride, depth, ahead, sums)
+                  long ahead_stride, int is_only_tile, float *sums) {
+#define TILE(m, n, fetched) tile(m, n, fetched, x, x_stride, w, w_stride, depth, ahead, ahead_stride, sums)
     if (w_rows == W_TILE) {
         if (x_rows == 1) TILE(1, W_TILE, W_TILE);
 #if X_TILE == 2
@@ -74,7 +77,7 @@ static void tiles(long x_rows, long w_rows, const scalar *x, long x_stride, cons
     }
     for (long m = 0; m < x_rows; m++)
         for (long n = 0; n < w_rows; n++)
-            tile(1, 1, 1, x + m * x_stride, x_stride, w + n * w_stride, w_stride, depth, ahead, sums + m * W_UNIT + n);
+            tile(1, 1, 1, x + m * x_stride, x_stride, w + n * w_stride, w_stride, depth, ahead, ahead_stride, sums + m * W_UNIT + n);
 }
 
 // x as it is multiplied: columns in blocks of DEPTH, each block [rows][depth]. A single row lies so by nature.
@@ -88,56 +91,134 @@ INLINE const scalar *block_of(const operand *x, long row, long column, long dept
     return x->stride ? x->columns + row * x->stride + column : x->columns + x->rows * column + row * depth;
 }
 
+// A weight as it is kept: plain, or coded.
+typedef struct {
+    const scalar *plain;
+    coded coded;
+    long columns;
+} weight;
+
+// total[m] += x[m] . w over a block of columns from k on, w beginning there.
+INLINE void add_block(const int x_rows, const operand *x, const scalar *w, long k, float *total) {
+    long stride;
+    const scalar *block = block_of(x, 0, k, DEPTH, &stride);
+    lanes sum[FEW];
+    for (int m = 0; m < x_rows; m++) sum[m] = all(0);
+#pragma GCC unroll 16
+    for (long i = 0; i < DEPTH; i += PIECE) {
+        const piece column = load_piece(w + i);
+#pragma GCC unroll 3
+        for (int m = 0; m < x_rows; m++) sum[m] = multiply_add(sum[m], column, load_piece(block + m * stride + i));
+    }
+    for (int m = 0; m < x_rows; m++) total[m] += sum_of(sum[m]);
+}
+
+// The same over what is left behind the last whole block.
+INLINE void add_rest(const int x_rows, const operand *x, const scalar *w, long k, long depth, float *total) {
+    long stride;
+    const scalar *block = block_of(x, 0, k, depth, &stride);
+    for (int m = 0; m < x_rows; m++) {
+        lanes sum = all(0);
+        long i = 0;
+        for (; i + PIECE <= depth; i += PIECE) sum = multiply_add(sum, load_piece(w + i), load_piece(block + m * stride + i));
+        if (i < depth) sum = multiply_add(sum, part_of_piece(w + i, depth - i), part_of_piece(block + m * stride + i, depth - i));
+        total[m] += sum_of(sum);
+    }
+}
+
 // sums[m][n] = x[m] . w[n]: w streams through, row behind row, and the machine's own prefetchers keep up best when left alone. How much a core has under
 // way is bounded by the instructions between: without a loop inside a block 78 to 80 GB/s of the 83 that can be read, with one 73; with three rows of x
 // 56, where units come to 44, and from four on units are no slower. Blocks of columns are summed as tiles sum them.
 INLINE void stream_rows(const int x_rows, const operand *x, const scalar *w, long rows, long columns, float *sums) {
     for (long n = 0; n < rows; n++, w += columns) {
         float total[FEW] = {0};
-        long k = 0, stride;
-        for (; k + DEPTH <= columns; k += DEPTH) {
-            const scalar *block = block_of(x, 0, k, DEPTH, &stride);
-            lanes sum[FEW];
-            for (int m = 0; m < x_rows; m++) sum[m] = all(0);
-#pragma GCC unroll 16
-            for (long i = 0; i < DEPTH; i += PIECE) {
-                const piece column = load_piece(w + k + i);
+        long k = 0;
+        for (; k + DEPTH <= columns; k += DEPTH) add_block(x_rows, x, w + k, k, total);
+        if (k < columns) add_rest(x_rows, x, w + k, k, columns - k, total);
+        for (int m = 0; m < x_rows; m++) sums[m * W_UNIT + n] = total[m];
+    }
+}
+
+#if PIECE == 32
+// As add_block and add_rest of whole groups, decoded in registers.
+INLINE void add_groups(const int x_rows, const operand *x, const uint8_t *codes, palette high, long k, const long depth, float *total) {
+    long stride;
+    const scalar *block = block_of(x, 0, k, depth, &stride);
+    lanes sum[FEW];
+    for (int m = 0; m < x_rows; m++) sum[m] = all(0);
+#pragma GCC unroll 4
+    for (long i = 0; i < depth; i += GROUP, codes += GROUP_BYTES) {
+        piece columns[4];
+        decode_group(codes, high, columns);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++)
 #pragma GCC unroll 3
-                for (int m = 0; m < x_rows; m++) sum[m] = multiply_add(sum[m], column, load_piece(block + m * stride + i));
+            for (int m = 0; m < x_rows; m++) sum[m] = multiply_add(sum[m], columns[j], load_piece(block + m * stride + i + 32 * j));
+    }
+    for (int m = 0; m < x_rows; m++) total[m] += sum_of(sum[m]);
+}
+#endif
+
+// As stream_rows, of rows `first` and behind.
+INLINE void stream_coded(const int x_rows, const operand *x, const coded *w, long first, long rows, long columns, float *sums) {
+    scalar decoded[DEPTH];
+    for (long n = 0; n < rows; n++) {
+        float total[FEW] = {0};
+#if PIECE == 32
+        const uint8_t *codes = codes_at(w, first + n, 0);
+        const palette high = load_palette(palette_of(w, first + n));
+        const int32_t *escape = w->escapes + w->starts[first + n], *last = w->escapes + w->starts[first + n + 1];
+#endif
+        for (long k = 0; k < columns; k += DEPTH) {
+            const long depth = columns - k < DEPTH ? columns - k : DEPTH;
+#if PIECE == 32
+            if (depth % GROUP == 0 && (escape == last || *escape >> 8 >= k + depth)) {
+                if (depth == DEPTH) add_groups(x_rows, x, codes + k * 3 / 2, high, k, DEPTH, total);
+                else add_groups(x_rows, x, codes + k * 3 / 2, high, k, depth, total);
+                continue;
             }
-            for (int m = 0; m < x_rows; m++) total[m] += sum_of(sum[m]);
-        }
-        if (k < columns) {
-            const scalar *block = block_of(x, 0, k, columns - k, &stride);
-            const long depth = columns - k;
-            for (int m = 0; m < x_rows; m++) {
-                lanes sum = all(0);
-                long i = 0;
-                for (; i + PIECE <= depth; i += PIECE) sum = multiply_add(sum, load_piece(w + k + i), load_piece(block + m * stride + i));
-                if (i < depth) sum = multiply_add(sum, part_of_piece(w + k + i, depth - i), part_of_piece(block + m * stride + i, depth - i));
-                total[m] += sum_of(sum);
-            }
+            while (escape != last && *escape >> 8 < k + depth) escape++;
+#endif
+            decode_rows(w, first + n, 1, k, depth, decoded, DEPTH);
+            if (depth == DEPTH) add_block(x_rows, x, decoded, k, total);
+            else add_rest(x_rows, x, decoded, k, depth, total);
         }
         for (int m = 0; m < x_rows; m++) sums[m * W_UNIT + n] = total[m];
     }
 }
 
-static __attribute__((noinline)) void multiply_few(const operand *x, const scalar *w, long rows, long columns, float *sums) {
+static __attribute__((noinline)) void multiply_few(const operand *x, const weight *w, long first, long rows, float *sums) {
+    const long columns = w->columns;
+    const int is_coded = w->coded.codes != NULL;
     switch (x->rows) {
 #define CASE(count) \
-    case count: stream_rows(count, x, w, rows, columns, sums); break;
+    case count: \
+        if (is_coded) stream_coded(count, x, &w->coded, first, rows, columns, sums); \
+        else stream_rows(count, x, w->plain + first * columns, rows, columns, sums); \
+        break;
         CASE(1) CASE(2) CASE(3)
 #undef CASE
     }
 }
 
+// The bytes that columns from `column` on of a row are kept in.
+INLINE const scalar *kept_at(const weight *w, long row, long column) {
+    return w->coded.codes ? (const scalar *)codes_at(&w->coded, row, column) : w->plain + row * w->columns + column;
+}
+
 // sums [x_rows][W_UNIT]: one unit times rows top .. top + x_rows of x. `next` is the unit that this thread takes afterwards.
-static void multiply(const operand *x, long top, long x_rows, const unit *w, const unit *next, const long *w_rows, long columns, float *sums) {
-    const long num_tiles = (x_rows + X_TILE - 1) / X_TILE;
+static void multiply(const operand *x, long top, long x_rows, const weight *w, const unit *current, const unit *next, const long *w_rows, float *sums) {
+    const long num_tiles = (x_rows + X_TILE - 1) / X_TILE, columns = w->columns;
+    const int is_coded = w->coded.codes != NULL;
+    const long kept_stride = is_coded ? w->coded.row_bytes / (long)sizeof(scalar) : columns, stride_of_w = is_coded ? DEPTH : columns;
+    scalar decoded[W_UNIT * DEPTH] __attribute__((aligned(64)));
     memset(sums, 0, x_rows * W_UNIT * sizeof *sums);
     for (long k = 0; k < columns; k += DEPTH) {
         const long depth = columns - k < DEPTH ? columns - k : DEPTH;
         const int is_last = k + depth == columns;
+        if (is_coded)
+            for (long group = 0; group < W_UNIT / W_TILE; group++)
+                if (w_rows[group]) decode_rows(&w->coded, current->first[group], w_rows[group], k, depth, decoded + group * W_TILE * DEPTH, DEPTH);
         for (long i = 0; i < num_tiles; i++) {
             const long m = i * X_TILE, rows = x_rows - m < X_TILE ? x_rows - m : X_TILE;
             long stride;
@@ -145,9 +226,10 @@ static void multiply(const operand *x, long top, long x_rows, const unit *w, con
             for (long group = 0; group < W_UNIT / W_TILE; group++) {
                 if (!w_rows[group]) continue;
                 // Several tiles of x share the fetching: each takes one row of each group.
-                const scalar *ahead = is_last ? next->rows[group] : w->rows[group] + k + depth;
-                if (num_tiles > 1) ahead += (i % W_TILE) * columns;
-                tiles(rows, w_rows[group], block, stride, w->rows[group] + k, columns, depth, ahead, num_tiles == 1,
+                const scalar *ahead = is_last ? kept_at(w, next->first[group], 0) : kept_at(w, current->first[group], k + depth);
+                if (num_tiles > 1) ahead += (i % W_TILE) * kept_stride;
+                const scalar *rows_of_w = is_coded ? decoded + group * W_TILE * DEPTH : kept_at(w, current->first[group], k);
+                tiles(rows, w_rows[group], block, stride, rows_of_w, stride_of_w, depth, ahead, kept_stride, num_tiles == 1,
                       sums + m * W_UNIT + group * W_TILE);
             }
         }
@@ -156,9 +238,10 @@ static void multiply(const operand *x, long top, long x_rows, const unit *w, con
 
 typedef struct {
     operand x;
-    const scalar *w, *bias;
+    weight w;
+    const scalar *bias;
     char *y;
-    long outputs, columns, outputs_per_unit, units, units_per_piece;
+    long outputs, outputs_per_unit, units, units_per_piece;
     int activation, wide_output;
 } arguments;
 
@@ -170,7 +253,7 @@ INLINE unit unit_at(const arguments *a, long index, long *group_rows) {
         const long part = a->activation ? group % (W_UNIT / W_TILE / 2) : group, half = a->activation ? group / (W_UNIT / W_TILE / 2) : 0;
         const long left = count - part * W_TILE;
         group_rows[group] = left < 0 ? 0 : left < W_TILE ? left : W_TILE;
-        u.rows[group] = a->w + (half * a->outputs + begin + part * W_TILE) * a->columns;
+        u.first[group] = half * a->outputs + begin + part * W_TILE;
     }
     return u;
 }
@@ -187,7 +270,7 @@ static void multiply_units(const void *given, long piece) {
             long group_rows[W_UNIT / W_TILE], unused[W_UNIT / W_TILE];
             const unit current = unit_at(a, u, group_rows);
             const unit next = unit_at(a, u + 1 < a->units ? u + 1 : u, unused);  // of the next piece too: it is likely this thread's
-            multiply(&a->x, top, x_rows, &current, &next, group_rows, a->columns, sums);
+            multiply(&a->x, top, x_rows, &a->w, &current, &next, group_rows, sums);
             const long begin = u * a->outputs_per_unit;
             const long count = a->outputs - begin < a->outputs_per_unit ? a->outputs - begin : a->outputs_per_unit;
             for (long m = 0; m < x_rows; m++)
@@ -205,9 +288,8 @@ static void stream_units(const void *given, long piece) {
     const size_t size = a->wide_output ? sizeof(float) : sizeof(scalar);
     for (long begin = a->outputs_per_unit * a->units_per_piece * piece; begin < end && begin < a->outputs; begin += a->outputs_per_unit) {
         const long count = a->outputs - begin < a->outputs_per_unit ? a->outputs - begin : a->outputs_per_unit;
-        const scalar *w = a->w + begin * a->columns;
-        multiply_few(&a->x, w, count, a->columns, sums);
-        if (a->activation) multiply_few(&a->x, w + a->outputs * a->columns, count, a->columns, sums + W_UNIT / 2);
+        multiply_few(&a->x, &a->w, begin, count, sums);
+        if (a->activation) multiply_few(&a->x, &a->w, a->outputs + begin, count, sums + W_UNIT / 2);
         for (long m = 0; m < a->x.rows; m++)
             finish(sums + m * W_UNIT, W_UNIT / 2, a->bias ? a->bias + begin : NULL, a->outputs, count, a->activation, a->wide_output,
                    a->y + (m * a->outputs + begin) * size);
@@ -227,12 +309,11 @@ static void pack_block(const void *given, long piece) {
     for (long m = 0; m < p->rows; m++) memcpy(p->packed + k * p->rows + m * depth, p->x + m * p->stride + k, depth * sizeof *p->x);
 }
 
-// activation 0: y [rows][outputs] = x w^T + bias. 1 (silu), 2 (gelu, tanh form): w has 2 * outputs rows, gates above ups, and y = act(gate) * up.
-// wide_output: y is fp32 whatever the scalar, rounded as if it were not.
-void NAME(linear)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
-                  int wide_output, int threads) {
+static void multiply_by(const scalar *x, weight w, const scalar *bias, void *y, long rows, long outputs, long x_stride, int activation, int wide_output,
+                        int threads) {
+    const long columns = w.columns, row_bytes = w.coded.codes ? w.coded.row_bytes : columns * (long)sizeof(scalar);
     const long per_unit = activation ? W_UNIT / 2 : W_UNIT, units = (outputs + per_unit - 1) / per_unit;
-    const long unit_bytes = W_UNIT * columns * (long)sizeof(scalar), even = units * unit_bytes / (PIECES_OF_THREAD * (threads > 1 ? threads : 1l));
+    const long unit_bytes = W_UNIT * row_bytes, even = units * unit_bytes / (PIECES_OF_THREAD * (threads > 1 ? threads : 1l));
     const long piece_bytes = rows > X_ROWS || even > LARGE_PIECE_BYTES ? LARGE_PIECE_BYTES : even > PIECE_BYTES ? even : PIECE_BYTES;
     const long per_piece = 1 + piece_bytes / (unit_bytes + 1);
     scalar *packed = rows > 1 && columns > DEPTH ? shared_scratch(rows * columns * sizeof *packed) : NULL;  // without memory: slower
@@ -241,9 +322,24 @@ void NAME(linear)(const scalar *x, const scalar *w, const scalar *bias, void *y,
         share(pack_block, &p, (columns + DEPTH - 1) / DEPTH, 1);
     }
     const operand columns_of_x = packed ? (operand){packed, rows, 0} : (operand){x, rows, x_stride};
-    const arguments a = {columns_of_x, w, bias, y, outputs, columns, per_unit, units, per_piece, activation, wide_output};
+    const arguments a = {columns_of_x, w, bias, y, outputs, per_unit, units, per_piece, activation, wide_output};
     const long pieces = (units + per_piece - 1) / per_piece;
-    const char *gates = (const char *)w, *ups = activation ? (const char *)(w + outputs * columns) : NULL;
-    const reading reads = {.begin = gates, .second = ups, .bytes_of_piece = per_piece * per_unit * columns * (long)sizeof(scalar)};
+    const char *gates = (const char *)kept_at(&w, 0, 0), *ups = activation ? gates + outputs * row_bytes : NULL;
+    const reading reads = {.begin = gates, .second = ups, .bytes_of_piece = per_piece * per_unit * row_bytes};
     share_reading(rows <= FEW ? stream_units : multiply_units, &a, sizeof a, reads, pieces, threads);
+}
+
+// activation 0: y [rows][outputs] = x w^T + bias. 1 (silu), 2 (gelu, tanh form): w has 2 * outputs rows, gates above ups, and y = act(gate) * up.
+// wide_output: y is fp32 whatever the scalar, rounded as if it were not.
+void NAME(linear)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
+                  int wide_output, int threads) {
+    multiply_by(x, (weight){w, {0}, columns}, bias, y, rows, outputs, x_stride, activation, wide_output, threads);
+}
+
+// The same with a weight in 12 bits.
+void NAME(lossless_linear)(const scalar *x, const uint8_t *codes, const uint8_t *palettes, const int32_t *starts, const int32_t *escapes,
+                           const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation, int wide_output,
+                           int threads) {
+    const coded coded = {codes, palettes, starts, escapes, coded_row_bytes(columns)};
+    multiply_by(x, (weight){NULL, coded, columns}, bias, y, rows, outputs, x_stride, activation, wide_output, threads);
 }

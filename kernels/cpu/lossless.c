@@ -1,0 +1,112 @@
+// Weights of 12 bits as lossless.h has them: made of plain ones, and plain again, whole or by rows. Products with them are in linear.c and gemm.c.
+#include "lossless.h"
+
+typedef struct {
+    coded w;
+    const int64_t *numbers;  // of rows; NULL: all of them, in order
+    scalar *y;
+    long rows, columns, table_rows, rows_per_piece;
+    float scale;
+} unpacking;
+
+static void unpack_rows(const void *given, long piece) {
+    const unpacking *a = given;
+    const long begin = piece * a->rows_per_piece, end = begin + a->rows_per_piece;
+    scalar decoded[MOST_DECODED];
+    for (long i = begin; i < end && i < a->rows; i++) {
+        const int64_t number = a->numbers ? a->numbers[i] : i;
+        const int is_there = number >= 0 && number < a->table_rows;
+        // A number that the table lacks gives a row of NaN, as in rows.c.
+        const float factor = is_there ? a->scale : NAN;
+        scalar *to = a->y + i * a->columns;
+        for (long k = 0; k < a->columns; k += MOST_DECODED) {
+            const long depth = a->columns - k < MOST_DECODED ? a->columns - k : MOST_DECODED;
+            decode_rows(&a->w, is_there ? number : 0, 1, k, depth, decoded, MOST_DECODED);
+            if (factor == 1.0f) memcpy(to + k, decoded, depth * sizeof *to);
+            else
+                for (long j = 0; j < depth; j++) to[k + j] = put(get(decoded[j]) * factor);
+        }
+    }
+}
+
+// The rows `numbers` of a weight [table_rows][columns], times `scale`; without numbers all of them.
+void NAME(lossless_rows)(const uint8_t *codes, const uint8_t *palettes, const int32_t *starts, const int32_t *escapes, const int64_t *numbers, scalar *y,
+                         long rows, long columns, long table_rows, float scale, int threads) {
+    const coded w = {codes, palettes, starts, escapes, coded_row_bytes(columns)};
+    const unpacking a = {w, numbers, y, rows, columns, table_rows, 1 + (1 << 13) / (columns + 1), scale};
+    share(unpack_rows, &a, (rows + a.rows_per_piece - 1) / a.rows_per_piece, threads);
+}
+
+#ifdef SCALAR_BF16  // what is stored is bf16, whatever is computed with
+typedef struct {
+    const bf16 *w;
+    uint8_t *palettes, *codes;
+    int32_t *starts, *escapes;
+    long rows, columns, row_bytes;
+} packing_12;
+
+#define HIGH_BYTES 256
+
+static void survey(const void *given, long group) {
+    const packing_12 *a = given;
+    const long begin = group * PALETTE_ROWS, end = begin + PALETTE_ROWS < a->rows ? begin + PALETTE_ROWS : a->rows;
+    long counts[PALETTE_ROWS][HIGH_BYTES] = {{0}}, totals[HIGH_BYTES] = {0};
+    for (long row = begin; row < end; row++)
+        for (long k = 0; k < a->columns; k++) counts[row - begin][a->w[row * a->columns + k] >> 8]++;
+    for (long row = 0; row < PALETTE_ROWS; row++)
+        for (long byte = 0; byte < HIGH_BYTES; byte++) totals[byte] += counts[row][byte];
+    long escapes[PALETTE_ROWS];
+    for (long row = 0; row < PALETTE_ROWS; row++) escapes[row] = a->columns;
+    for (long place = 0; place < PALETTE; place++) {  // the most frequent one that is left; of equal ones the lowest
+        long most = 0;
+        for (long byte = 1; byte < HIGH_BYTES; byte++)
+            if (totals[byte] > totals[most]) most = byte;
+        a->palettes[group * PALETTE + place] = (uint8_t)most;
+        totals[most] = -1;
+        for (long row = 0; row < PALETTE_ROWS; row++) escapes[row] -= counts[row][most];
+    }
+    for (long row = begin; row < end; row++) a->starts[row + 1] = (int32_t)escapes[row - begin];
+}
+
+// Palettes, and behind starts[0] how many escapes each row has with them.
+void lossless_survey(const bf16 *w, uint8_t *palettes, int32_t *starts, long rows, long columns, int threads) {
+    const packing_12 a = {w, palettes, NULL, starts, NULL, rows, columns, 0};
+    starts[0] = 0;
+    share(survey, &a, (rows + PALETTE_ROWS - 1) / PALETTE_ROWS, threads);
+}
+
+#define NO_PLACE 255
+
+static void encode(const void *given, long group) {
+    const packing_12 *a = given;
+    const long begin = group * PALETTE_ROWS, end = begin + PALETTE_ROWS < a->rows ? begin + PALETTE_ROWS : a->rows;
+    uint8_t place_of[HIGH_BYTES];
+    memset(place_of, NO_PLACE, sizeof place_of);
+    for (long place = PALETTE - 1; place >= 0; place--) place_of[a->palettes[group * PALETTE + place]] = (uint8_t)place;
+    for (long row = begin; row < end; row++) {
+        uint8_t *to = a->codes + row * a->row_bytes;
+        int32_t *escape = a->escapes + a->starts[row];
+        for (long column = 0; column < a->columns; column += GROUP, to += GROUP_BYTES) {
+            const long count = a->columns - column < GROUP ? a->columns - column : GROUP;
+            bf16 values[GROUP] = {0};
+            uint8_t places[GROUP] = {0};
+            memcpy(values, a->w + row * a->columns + column, count * sizeof *values);
+            for (long k = 0; k < count; k++) {
+                places[k] = place_of[values[k] >> 8];
+                if (places[k] == NO_PLACE) {
+                    places[k] = 0;
+                    *escape++ = (int32_t)((column + k) << 8 | values[k] >> 8);
+                }
+            }
+            for (long i = 0; i < GROUP / 2; i++) to[i] = (uint8_t)(places[column_at(i)] | places[column_at(i + GROUP / 2)] << 4);
+            for (long i = 0; i < GROUP; i++) to[GROUP / 2 + i] = (uint8_t)values[column_at(i)];
+        }
+    }
+}
+
+// Rows of a plain weight, with the palettes and starts that they were surveyed to have; `escapes` has room for starts[rows] of them.
+void lossless_encode(const bf16 *w, uint8_t *palettes, int32_t *starts, uint8_t *codes, int32_t *escapes, long rows, long columns, int threads) {
+    const packing_12 a = {w, palettes, codes, starts, escapes, rows, columns, coded_row_bytes(columns)};
+    share(encode, &a, (rows + PALETTE_ROWS - 1) / PALETTE_ROWS, threads);
+}
+#endif

@@ -1,0 +1,119 @@
+"""The C library's operations on weights in 12 bits (kernels/lossless.py) as functions of tensors: as ops.py, each returns None for what C cannot take."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, get_num_threads
+
+from kernels.cpu.library import FEW_ROWS, Library
+
+if TYPE_CHECKING:
+    from kernels.lossless import LosslessWeight
+
+
+def linear(
+    library: Library,
+    x: Tensor,
+    weight: "LosslessWeight",
+    bias: Tensor | None = None,
+    activation: int = 0,
+    wide_output: bool = False,
+) -> Tensor | None:
+    """As ops.linear, and to the bit what it computes with the plain weight."""
+    dtype, shape = x.dtype, x.shape
+    if dtype not in library.most_rows or len(shape) != 2 or not weight.codes.is_cpu or weight.experts:
+        return None
+    rows, columns = shape
+    row_stride, column_stride = x.stride()
+    weight_rows = weight.codes.shape[0]
+    p_x, p_bias = x.data_ptr(), 0
+    if (
+        rows > library.most_rows[dtype]
+        or weight.columns != columns
+        or column_stride != 1
+        or not weight.is_sound(dtype)
+        or (activation and weight_rows & 1)
+    ):
+        return None
+    if bias is not None:
+        p_bias = bias.data_ptr()
+        if bias.dtype != dtype or bias.numel() != weight_rows or not (bias.is_cpu and bias.is_contiguous()):
+            return None
+    if (p_x | p_bias) & (x.itemsize - 1):
+        return None
+    outputs = weight_rows >> 1 if activation else weight_rows
+    y = x.new_empty((rows, outputs), dtype=torch.float32) if wide_output else x.new_empty((rows, outputs))
+    by_type = library.lossless_linear if rows <= FEW_ROWS[dtype] else library.lossless_gemm
+    by_type[dtype](
+        p_x, *_addresses(weight), p_bias or None, y.data_ptr(), rows, outputs, columns, row_stride, activation, wide_output,
+        get_num_threads(),
+    )  # fmt: skip
+    return y
+
+
+def rows(
+    library: Library, numbers: Tensor, weight: "LosslessWeight", dtype: torch.dtype, scale: float = 1.0
+) -> Tensor | None:
+    """numbers [n] int64 -> [n, columns], times `scale`."""
+    function = library.lossless_rows.get(dtype)
+    if (
+        function is None
+        or weight.experts
+        or not weight.is_sound(dtype)
+        or numbers.ndim != 1
+        or numbers.dtype != torch.int64
+        or not (numbers.is_cpu and numbers.is_contiguous() and weight.codes.is_cpu)
+        or not weight.codes.shape[0]
+    ):
+        return None
+    y = numbers.new_empty((numbers.shape[0], weight.columns), dtype=dtype)
+    function(
+        *_addresses(weight), numbers.data_ptr(), y.data_ptr(), numbers.shape[0], weight.columns, weight.codes.shape[0], scale,
+        get_num_threads(),
+    )  # fmt: skip
+    return y
+
+
+def unpack(library: Library, codes: Tensor, weight: "LosslessWeight", dtype: torch.dtype) -> Tensor | None:
+    """[..., rows, columns]; `codes` are the weight's."""
+    function = library.lossless_rows.get(dtype)
+    if function is None or not weight.is_sound(dtype) or not codes.is_cpu:
+        return None
+    y = codes.new_empty(weight.shape, dtype=dtype)
+    num_rows = codes.shape[0]
+    function(
+        *_addresses(weight), None, y.data_ptr(), num_rows, weight.columns, num_rows, 1.0, get_num_threads()
+    )  # fmt: skip
+    return y
+
+
+def survey(library: Library, plain: Tensor) -> tuple[Tensor, Tensor] | None:
+    """plain [rows, columns] -> palettes, starts"""
+    if not _is_plain(plain):
+        return None
+    num_rows, columns = plain.shape
+    palettes = plain.new_empty((-(-num_rows // 8), 16), dtype=torch.uint8)
+    counts = plain.new_empty(num_rows + 1, dtype=torch.int32)
+    library.lossless_survey(
+        plain.data_ptr(), palettes.data_ptr(), counts.data_ptr(), num_rows, columns, get_num_threads()
+    )
+    return palettes, counts.cumsum(0).to(torch.int32)
+
+
+def encode(library: Library, plain: Tensor, into: "LosslessWeight") -> bool | None:
+    """Fill codes and escapes, whose palettes and starts are there; True when done."""
+    if not _is_plain(plain):
+        return None
+    codes, palettes, starts, escapes = _addresses(into)
+    library.lossless_encode(plain.data_ptr(), palettes, starts, codes, escapes, *plain.shape, get_num_threads())
+    return True
+
+
+def _is_plain(plain: Tensor) -> bool:
+    return (
+        plain.dtype == torch.bfloat16 and plain.is_cpu and plain.is_contiguous() and plain.ndim == 2 and not plain.data_ptr() & 1
+    )  # fmt: skip
+
+
+def _addresses(weight: "LosslessWeight") -> tuple[int, int, int, int]:
+    return weight.codes.data_ptr(), weight.palettes.data_ptr(), weight.starts.data_ptr(), weight.escapes.data_ptr()
