@@ -282,7 +282,9 @@ class ModelLoading(NamedTuple):
             )
 
         warm_up = BackgroundWarmUp(self.spec.name, dry_run, device)
-        loaded = WeightLoad(source, lay_out, dtype, device, self.phases, self.on_progress, self.shard).run()
+        loaded = WeightLoad(
+            source, lay_out, dtype, device, self.phases, self.on_progress, self.shard, self.spec.lossless
+        ).run()
         warm_up.wait()
         return loaded
 
@@ -352,6 +354,7 @@ class ModelLoading(NamedTuple):
             block_size=block_size,
             total_blocks=total_blocks,
             weights_bytes=sum(tensor.nbytes for tensor in loaded.tensors.values()),
+            saved_bytes=loaded.saved_bytes,
             load_s=self.phases.total_s,
             pooling=recipe and recipe.pooling,
             embedding_size=self.config.hidden_size if recipe else 0,

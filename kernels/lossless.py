@@ -93,7 +93,9 @@ class LosslessWeight(Weight):
 
     def require(self, check: ArgumentCheck, name: str, shape: str, dtype: torch.dtype) -> None:
         rows = self.codes.shape[0]
-        check.require("x", dtype in _COMPUTED, f"has dtype {str(dtype).removeprefix('torch.')}, wanted bfloat16 or float32")
+        check.require(
+            "x", dtype in _COMPUTED, f"has dtype {str(dtype).removeprefix('torch.')}, wanted bfloat16 or float32"
+        )
         check.agree(f"{name}.columns", shape.split()[-1], self.columns)
         check.derive(f"{name}.bytes", row_bytes(self.columns), f"{name}.columns")
         check.derive(f"{name}.palettes", -(-rows // PALETTE_ROWS), f"{name}.codes")
@@ -123,17 +125,19 @@ class Survey:
 
     @property
     def num_escapes(self) -> int:
-        return int(self.starts[-1])
+        return int(self.starts[-1]) - int(self.starts[0])
 
     @property
     def num_bytes(self) -> int:
         rows = self.starts.shape[0] - 1
         return rows * row_bytes(self.columns) + self.palettes.nbytes + self.starts.nbytes + 4 * self.num_escapes
 
-    def empty(self) -> LosslessWeight:
-        """Return a weight to be filled by `encode_lossless`."""
-        codes = self.palettes.new_empty((self.starts.shape[0] - 1, row_bytes(self.columns)))
-        return LosslessWeight(codes, self.palettes, self.starts, self.starts.new_empty(self.num_escapes), self.columns)
+    def empty(self, on: torch.device | None = None, escapes: Tensor | None = None) -> LosslessWeight:
+        """Return a weight to be filled by `encode_lossless`. `escapes`: those of the weight that these are rows of."""
+        codes = self.palettes.new_empty((self.starts.shape[0] - 1, row_bytes(self.columns)), device=on)
+        if escapes is None:
+            escapes = self.starts.new_zeros(self.num_escapes or 1, device=on)  # what is empty has no address
+        return LosslessWeight(codes, self.palettes, self.starts, escapes, self.columns)
 
 
 def pack_lossless(plain: Tensor) -> LosslessWeight:
@@ -146,7 +150,9 @@ def pack_lossless(plain: Tensor) -> LosslessWeight:
 def _check_plain(operation: str, plain: Tensor, *_: object) -> None:
     check = ArgumentCheck(operation)
     check.tensor("plain", plain, "rows columns", (torch.bfloat16,), dense=2)
-    check.require("plain", 0 < plain.shape[1] <= MOST_COLUMNS, f"has {plain.shape[1]} columns, wanted 1 to {MOST_COLUMNS}")
+    check.require(
+        "plain", 0 < plain.shape[1] <= MOST_COLUMNS, f"has {plain.shape[1]} columns, wanted 1 to {MOST_COLUMNS}"
+    )
 
 
 @operation(_check_plain, native=native.survey)
@@ -176,7 +182,8 @@ def encode_lossless(plain: Tensor, into: LosslessWeight) -> bool:
     places[:, plain.shape[1] :] = 0
     is_escape = places == PALETTE
     found = is_escape.nonzero()
-    into.escapes.copy_(found[:, 1] << 8 | high[is_escape])
+    begin = int(into.starts[0])
+    into.escapes[begin : begin + len(found)].copy_(found[:, 1] << 8 | high[is_escape])
     order = _columns()
     arranged = torch.where(places == PALETTE, 0, places).view(rows, -1, GROUP)[..., order]
     pairs = arranged[..., : GROUP // 2] | arranged[..., GROUP // 2 :] << 4
@@ -197,7 +204,9 @@ def unpack_lossless(codes: Tensor, weight: LosslessWeight, dtype: torch.dtype) -
     return torch.cat([*parts, parts[0][:0]] if parts else []).view(weight.shape).to(dtype)
 
 
-def _check_rows(operation: str, numbers: Tensor, weight: LosslessWeight, dtype: torch.dtype, scale: float = 1.0) -> None:
+def _check_rows(
+    operation: str, numbers: Tensor, weight: LosslessWeight, dtype: torch.dtype, scale: float = 1.0
+) -> None:
     check = ArgumentCheck(operation)
     check.tensor("numbers", numbers, "n", (torch.int64, torch.int32))
     if not weight.is_sound(dtype):

@@ -13,12 +13,14 @@ import torch
 
 from engine.errors import CheckpointError
 from engine.phases import Phases
-from engine.weights.bundle import BundleIdentity, TensorSpec, WeightBundleError, lay_out
+from engine.protocol import Lossless
+from engine.weights.bundle import Bundle, BundleIdentity, TensorSpec, WeightBundleError, lay_out
 from engine.weights.bundle_file import BundleFile, drop_removed_maps, map_cached, new_bundle
 from engine.weights.checkpoint import Checkpoint, StoredTensor, is_local
 from engine.weights.filling import Job, ReadingProgress, fill
 from engine.weights.loader import WeightLoader, WeightStorage
-from engine.weights.relocation import PendingRelocation
+from engine.weights.lossless import Matrix, plain_bytes
+from engine.weights.relocation import Coding, PendingRelocation
 from engine.weights.shard import WHOLE, Shard
 from engine.weights.source import WeightSource
 from engine.weights.storage import (
@@ -32,6 +34,7 @@ from engine.weights.storage import (
     StoredRange,
     on_device,
 )
+from kernels import lossless_speed
 from kernels.cpu import pages
 
 log = logging.getLogger(__name__)
@@ -61,6 +64,7 @@ class FilledModel(Generic[ModelT]):
     pending: PendingRelocation[ModelT] | None = None  # they lie in the checkpoint, and may move
     is_proved: bool = False  # an earlier load has computed with these bytes
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)  # by name, all of them
+    saved_bytes: int = 0  # by matrices in 12 bits
     in_files: Mapping[str, tuple[StoredRange, ...]] = field(
         default_factory=dict
     )  # of tensors that are files' own pages
@@ -78,9 +82,18 @@ class WeightLoad(Generic[ModelT]):
         phases: Phases,
         on_progress: ReadingProgress | None = None,
         shard: Shard = WHOLE,
+        lossless: Lossless = "off",
     ) -> None:
+        """`lossless`: whether matrices are kept in 12 bits, where they can be."""
         self._source = source
         self._shard = shard
+        self._matrices: Mapping[str, Matrix] = {}
+        can_be_coded = (
+            device.type == "cpu" and dtype == torch.bfloat16 and source.format is None and source.packed is None
+        )
+        self._lossless: Lossless = lossless if can_be_coded else "off"
+        if lossless == "always" and not can_be_coded:
+            log.info("lossless = always leaves %s as it is: it is for plain bf16 weights on a CPU", source.directory)
         self._lay_out_model = lay_out_model
         self._dtype = dtype
         self._device = device
@@ -112,7 +125,7 @@ class WeightLoad(Generic[ModelT]):
     # A bundle in memory, which outlives this process
 
     def _load_shared(self, path: Path) -> FilledModel[ModelT]:
-        source, identity = self._source, self._source.identity(self._dtype)
+        source, identity = self._source, self._source.identity(self._dtype, bool(self._codes()))
         drop_removed_maps()  # a new bundle may need their memory
         if (shared := source.shared(identity)) is not None:
             try:
@@ -122,7 +135,7 @@ class WeightLoad(Generic[ModelT]):
         in_place = None if source.packed is not None else self._load_in_place(path)
         if in_place is not None:
             return in_place
-        self._write_shared(path, identity)
+        self._write_shared(path, source.identity(self._dtype))
         return replace(self._load_bundle(source.reopen_shared()), is_mapped=False)
 
     def _write_shared(self, path: Path, identity: BundleIdentity) -> None:
@@ -160,7 +173,8 @@ class WeightLoad(Generic[ModelT]):
         fill(storage.jobs, storage.tasks, self._report)
         self._report(file.bundle.data_bytes, file.bundle.data_bytes)
         self._phases.end("weights")
-        return FilledModel(model, True, memory, tensors=storage.tensors, in_files=in_files)
+        saved = plain_bytes(storage.tensors, self._matrices) - sum(part.nbytes for part in storage.tensors.values())
+        return FilledModel(model, True, memory, tensors=storage.tensors, in_files=in_files, saved_bytes=saved)
 
     def _load_copied(self, path: Path) -> FilledModel[ModelT]:
         """Load weights that stay packed. How they are arranged depends on their content, so the bundle in memory is a copy of the checkpoint: no disk
@@ -230,18 +244,29 @@ class WeightLoad(Generic[ModelT]):
         self._phases.end("map")
 
         bundle = lay_out(source.identity(self._dtype), source.facts, wanted)
+        coding = None
+        if self._codes() is not False:
+            coding = Coding(source.identity(self._dtype, is_coded=True), dict(self._matrices), self._measured)
 
-        def rebuild(memory: torch.Tensor) -> ModelT:
+        def rebuild(memory: torch.Tensor, bundle: Bundle) -> ModelT:
             moved = BundleStorage(bundle, BundleMemory(memory, bundle).take)
             rebuilt = self._lay_out(moved)
             for task in moved.tasks:
                 task()
             return rebuilt
 
-        pending = PendingRelocation(path, bundle, storage.tensors, source.check_unchanged, rebuild)
+        pending = PendingRelocation(path, bundle, storage.tensors, source.check_unchanged, rebuild, coding)
         return FilledModel(model, False, None, pending, tensors=storage.tensors, in_files=in_files)
 
     # All of them
+
+    def _codes(self) -> bool | None:
+        """Whether matrices are to be in 12 bits; None: nobody has measured it yet."""
+        return lossless_speed.known() if self._lossless == "auto" else self._lossless == "always"
+
+    def _measured(self) -> bool:
+        found = self._codes()
+        return lossless_speed.measure() if found is None else found
 
     def _plan(self, checkpoint: Checkpoint) -> LayoutPlan:
         if self._planned is None:
@@ -265,5 +290,9 @@ class WeightLoad(Generic[ModelT]):
 
     def _lay_out(self, storage: WeightStorage, device: torch.device | None = None) -> ModelT:
         format, keeps_packed = self._source.format, self._source.stays_packed(self._device)
-        loader = WeightLoader(storage, self._dtype, device or self._device, format, keeps_packed, self._shard)
+        reads_codes = isinstance(storage, BundleStorage)
+        loader = WeightLoader(
+            storage, self._dtype, device or self._device, format, keeps_packed, self._shard, reads_codes
+        )
+        self._matrices = loader.matrices
         return self._lay_out_model(loader)

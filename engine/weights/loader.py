@@ -15,7 +15,9 @@ from engine.weights.checkpoint import ExpectedTensor
 from engine.weights.filling import DTYPES, Make
 from engine.weights.formats.format import FLOATS, WeightFormat, stacked_name
 from engine.weights.formats.plain import PLAIN
+from engine.weights.lossless import CODES, ESCAPES, PALETTES, STARTS, Matrix, check_coded
 from engine.weights.shard import WHOLE, AxisRange, ExpertStack, MatrixPart, Shard, Split
+from kernels.lossless import PALETTE, PALETTE_ROWS, LosslessWeight, row_bytes
 from kernels.plain import PlainWeight
 from kernels.weight import Weight
 
@@ -63,7 +65,11 @@ class WeightLoader:
         format: WeightFormat | None = None,
         keeps_packed: bool = False,
         shard: Shard = WHOLE,
+        reads_codes: bool = False,
     ) -> None:
+        """`reads_codes`: the storage is a bundle's, in which matrices may be coded in 12 bits."""
+        self.matrices: dict[str, Matrix] = {}  # that are plain or could be, by their tensors' names
+        self._reads_codes = reads_codes
         self._storage = storage
         self.dtype = dtype
         self.device = device
@@ -85,7 +91,9 @@ class WeightLoader:
         return self._storage.look(expected)
 
     def with_dtype(self, dtype: torch.dtype) -> "WeightLoader":
-        return WeightLoader(self._storage, dtype, self.device, self._format, self._keeps_packed, self.shard)
+        return WeightLoader(
+            self._storage, dtype, self.device, self._format, self._keeps_packed, self.shard, self._reads_codes
+        )
 
     def unpacked(self) -> "WeightLoader":
         """Return a loader of the same model whose matrices are plain, whatever their format."""
@@ -141,7 +149,11 @@ class WeightLoader:
             weight = packed.lay_out(self, parts, experts)
         else:
             sizes = [part.rows.size for part in parts]
-            into = self.empty(stacked_name([f"{name}.weight" for name in names]), sum(sizes), parts[0].columns.size)
+            name, width = stacked_name([f"{name}.weight" for name in names]), parts[0].columns.size
+            coded = self._coded(name, sum(sizes), Matrix(width, experts))
+            if coded is not None:
+                return coded if experts == 1 else coded.by_expert(experts)
+            into = self.empty(name, sum(sizes), width)
             for format, part, place in zip(of_parts, parts, torch.split(into, sizes), strict=True):
                 format.fill(self, part, place)
             weight = PlainWeight(into)
@@ -173,6 +185,9 @@ class WeightLoader:
             (stack,) = stacks
             return format.lay_out_stack(self, stack)
         sizes = [span.size for span in spans]
+        coded = self._coded(name, experts * sum(sizes), Matrix(of_columns.size, experts))
+        if coded is not None:
+            return coded.by_expert(experts)
         into = self.empty(name, experts, sum(sizes), of_columns.size)
         for stack, place in zip(stacks, torch.split(into, sizes, dim=1), strict=True):
             format.fill_stack(self, stack, place)
@@ -216,6 +231,22 @@ class WeightLoader:
         """Let tensors stay unread that another rank has."""
         for name in names:
             self.skip(re.escape(name))
+
+    def _coded(self, name: str, rows: int, matrix: Matrix) -> LosslessWeight | None:
+        """Return a matrix that the bundle has in 12 bits; None where it is to be plain."""
+        self.matrices[name] = matrix
+        if not self._reads_codes or name + CODES not in self._storage:
+            return None
+        take, uint8, int32 = self._storage.take, torch.uint8, torch.int32
+        weight = LosslessWeight(
+            take(name + CODES, (rows, row_bytes(matrix.columns)), uint8),
+            take(name + PALETTES, (-(-rows // PALETTE_ROWS), PALETTE), uint8),
+            take(name + STARTS, (rows + 1,), int32),
+            take(name + ESCAPES, self._storage.shape(name + ESCAPES), int32),
+            matrix.columns,
+        )
+        self.compute(lambda: check_coded(name, weight))
+        return weight
 
     def _format_of(self, name: str) -> WeightFormat:
         return self._format if self._format is not None and self._format.holds(self._storage, name) else PLAIN

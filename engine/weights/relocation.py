@@ -8,15 +8,16 @@ and no request waits for them. Knows tensors, pauses and files; refuses to know 
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
 from engine.errors import CheckpointError
-from engine.weights.bundle import Bundle, WeightBundleError
+from engine.weights.bundle import Bundle, BundleIdentity, WeightBundleError, lay_out
 from engine.weights.bundle_file import (
     BundleFile,
     cache_map,
@@ -26,12 +27,12 @@ from engine.weights.bundle_file import (
     new_bundle,
 )
 from engine.weights.filling import Write, as_bytes
+from engine.weights.lossless import CodedTensors, Matrix
 from kernels.cpu import pages
 from kernels.cpu.mapped_file import HUGE_PAGE
 
 log = logging.getLogger(__name__)
 
-_COPY_BYTES = 4 << 20  # under way at once
 _MOVE_BYTES = 32 << 20
 _SHARE = 0.25  # of a core's time, at most
 _FIRST_AFTER_S = 0.5  # the request that woke the model comes first
@@ -39,6 +40,15 @@ _LOOK_S = 0.05  # between two looks at whether the process ends
 _LAST_STEP_S = 2.0  # then no step computes on the old pages any more, and it is this thread that unmaps them
 
 ModelT = TypeVar("ModelT")
+T = TypeVar("T")
+
+
+class Coding(NamedTuple):
+    """What it takes to write a bundle with matrices in 12 bits."""
+
+    identity: BundleIdentity
+    matrices: Mapping[str, Matrix]
+    is_wanted: Callable[[], bool]  # may measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +59,8 @@ class PendingRelocation(Generic[ModelT]):
     bundle: Bundle
     tensors: Mapping[str, torch.Tensor]  # by name, as the bundle has them
     check_unchanged: Callable[[], None]  # raises CheckpointError when the checkpoint's files are not what they were
-    rebuild: Callable[[torch.Tensor], ModelT]  # on memory that holds the bundle's bytes
+    rebuild: Callable[[torch.Tensor, Bundle], ModelT]  # on memory that holds the bundle's bytes
+    coding: Coding | None = None  # None: matrices stay plain
 
 
 class Relocation(Generic[ModelT]):
@@ -87,8 +98,10 @@ class Relocation(Generic[ModelT]):
         path = self._pending.path
         try:
             self._pause(first_after_s)
-            memory = self._copy_privately(self._pending) if path is None else self._share_bundle(self._pending, path)
-            self._move(self._pending, memory)
+            bundle, tensors = self._lay_out(self._pending)
+            copy = partial(self._copy, self._pending, bundle, tensors)
+            memory = self._copy_privately(bundle, copy) if path is None else self._share_bundle(bundle, path, copy)
+            self._move(self._pending, memory, bundle)
         except _NotNeeded:
             pass
         except (WeightBundleError, CheckpointError, OSError) as error:
@@ -96,52 +109,69 @@ class Relocation(Generic[ModelT]):
             log.info("a model stays on its checkpoint's own pages and does not move to %s: %s", where, error)
         self._pending = self._adopt = None
 
-    def _move(self, pending: PendingRelocation[ModelT], memory: torch.Tensor) -> None:
+    def _lay_out(self, pending: PendingRelocation[ModelT]) -> tuple[Bundle, CodedTensors]:
+        coding = pending.coding
+        if coding is not None and not coding.is_wanted():
+            coding = None
+        tensors = CodedTensors(pending.tensors, {} if coding is None else coding.matrices)
+        for _ in self._slowly(tensors.survey()):
+            self._check_needed()
+        if coding is None:
+            return pending.bundle, tensors
+        return lay_out(coding.identity, pending.bundle.facts, tensors.specs), tensors
+
+    def _move(self, pending: PendingRelocation[ModelT], memory: torch.Tensor, bundle: Bundle) -> None:
         assert self._adopt is not None
         self._check_needed()
-        self._adopt(pending.rebuild(memory))
+        self._adopt(pending.rebuild(memory, bundle))
         self.is_done = True
         self._pause(_LAST_STEP_S)
 
-    def _copy_privately(self, pending: PendingRelocation[ModelT]) -> torch.Tensor:
-        memory = pages.empty((pending.bundle.size,), torch.uint8)
+    def _copy_privately(self, bundle: Bundle, copy: Callable[[Write], None]) -> torch.Tensor:
+        memory = pages.empty((bundle.size,), torch.uint8)
         into = as_bytes(memory)
 
         def write(start: int, content: memoryview) -> None:
             self._check_needed()
             into[start : start + len(content)] = content
 
-        self._copy(pending, write)
+        copy(write)
         return memory
 
-    def _share_bundle(self, pending: PendingRelocation[ModelT], path: Path) -> torch.Tensor:
+    def _share_bundle(self, bundle: Bundle, path: Path, copy: Callable[[Write], None]) -> torch.Tensor:
         """Map the bundle at `path`, once this process or another one has written it."""
         while is_being_written(path):
             self._check_needed()
             self._pause(_LOOK_S)
-        if (memory := _map(path, pending.bundle)) is not None:
+        if (memory := _map(path, bundle)) is not None:
             return memory
         drop_removed_maps()
-        with new_bundle(path, pending.bundle) as new:
+        with new_bundle(path, bundle) as new:
 
             def write(start: int, content: memoryview) -> None:
                 if not new.is_linked:
                     raise WeightBundleError("its place was given to another")
                 new.write_huge(start, content)
 
-            self._copy(pending, write)
+            copy(write)
             memory = new.map()
         cache_map(path, memory)
         return memory
 
-    def _copy(self, pending: PendingRelocation[ModelT], write: Write) -> None:
-        for placed in pending.bundle.tensors:
-            source = as_bytes(pending.tensors[placed.spec.name])
-            for start in range(0, len(source), _COPY_BYTES):
-                began = time.thread_time()  # by the clock, a machine that is busy would make it slower twice
-                write(placed.start + start, source[start : start + _COPY_BYTES])
-                self._pause((time.thread_time() - began) * (1 / self._share - 1))
+    def _copy(self, pending: PendingRelocation[ModelT], bundle: Bundle, tensors: CodedTensors, write: Write) -> None:
+        for _ in self._slowly(_written(bundle, tensors, write)):
+            pass
         pending.check_unchanged()
+
+    def _slowly(self, steps: Iterator[T]) -> Iterator[T]:
+        """Take the steps with pauses between them."""
+        while True:
+            began = time.thread_time()  # by the clock, a machine that is busy would make it slower twice
+            step = next(steps, None)
+            if step is None:
+                return
+            self._pause((time.thread_time() - began) * (1 / self._share - 1))
+            yield step
 
     def _check_needed(self) -> None:
         if self._is_closed.is_set():
@@ -157,6 +187,17 @@ class Relocation(Generic[ModelT]):
             if left <= 0:
                 return
             time.sleep(min(left, _LOOK_S))
+
+
+def _written(bundle: Bundle, tensors: CodedTensors, write: Write) -> Iterator[int]:
+    """Write all tensors; yield the end of each piece that has been."""
+    for placed in bundle.tensors:
+        at = placed.start
+        for piece in tensors.pieces(placed.spec.name):
+            content = as_bytes(piece)
+            write(at, content)
+            at += len(content)
+            yield at
 
 
 class _NotNeeded(Exception):

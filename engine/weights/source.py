@@ -17,6 +17,7 @@ from engine.weights.bundle_file import BundleFile
 from engine.weights.checkpoint import Checkpoint, packed_file
 from engine.weights.digests import fingerprint
 from engine.weights.formats.format import WeightFormat
+from engine.weights.lossless import CODED
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class WeightSource:
     @property
     def packed_dtype(self) -> torch.dtype | None:
         """The one type that the checkpoint was packed for."""
-        return None if self.packed is None else DTYPE_NAMES[self.packed.bundle.identity.dtype]
+        return None if self.packed is None else DTYPE_NAMES[self.packed.bundle.identity.dtype.removesuffix(CODED)]
 
     @property
     def facts(self) -> CheckpointFacts:
@@ -71,9 +72,9 @@ class WeightSource:
         """Whether weights are loaded as they are stored. A bundle of them in memory is a copy of the checkpoint; others hold what was unpacked."""
         return self.packed is None and self.format is not None and self.format.stays_packed(device)
 
-    def identity(self, dtype: torch.dtype | None) -> BundleIdentity:
-        """Return the identity of a bundle in one type; None: of a copy of the checkpoint."""
-        name = _AS_STORED if dtype is None else str(dtype).removeprefix("torch.")
+    def identity(self, dtype: torch.dtype | None, is_coded: bool = False) -> BundleIdentity:
+        """Return the identity of a bundle in one type; None: of a copy of the checkpoint. `is_coded`: its matrices are in 12 bits."""
+        name = _AS_STORED if dtype is None else str(dtype).removeprefix("torch.") + (CODED if is_coded else "")
         return BundleIdentity(self._architecture, name, self._config, self.fingerprint.hex())
 
     def check_unchanged(self) -> None:

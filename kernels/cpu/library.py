@@ -45,6 +45,7 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         """Raises OSError or AttributeError for one that is damaged."""
+        self.path = path
         opened = functions.open_library(path)
         self.linear = _by_type(opened, "linear")
         self.gemm = _by_type(opened, "gemm")

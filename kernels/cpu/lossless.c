@@ -77,29 +77,38 @@ void lossless_survey(const bf16 *w, uint8_t *palettes, int32_t *starts, long row
 
 #define NO_PLACE 255
 
+// From columns' order into that of `column_at`.
+INLINE void arrange(const uint8_t *from, uint8_t *to) {
+    for (long place = 0; place < GROUP; place += 8) memcpy(to + place, from + column_at(place), 8);
+}
+
 static void encode(const void *given, long group) {
     const packing_12 *a = given;
+    const uint8_t *high_bytes = a->palettes + group * PALETTE;
     const long begin = group * PALETTE_ROWS, end = begin + PALETTE_ROWS < a->rows ? begin + PALETTE_ROWS : a->rows;
-    uint8_t place_of[HIGH_BYTES];
-    memset(place_of, NO_PLACE, sizeof place_of);
-    for (long place = PALETTE - 1; place >= 0; place--) place_of[a->palettes[group * PALETTE + place]] = (uint8_t)place;
     for (long row = begin; row < end; row++) {
         uint8_t *to = a->codes + row * a->row_bytes;
         int32_t *escape = a->escapes + a->starts[row];
         for (long column = 0; column < a->columns; column += GROUP, to += GROUP_BYTES) {
             const long count = a->columns - column < GROUP ? a->columns - column : GROUP;
             bf16 values[GROUP] = {0};
-            uint8_t places[GROUP] = {0};
+            uint8_t low[GROUP], high[GROUP], places[GROUP], arranged[GROUP];
             memcpy(values, a->w + row * a->columns + column, count * sizeof *values);
-            for (long k = 0; k < count; k++) {
-                places[k] = place_of[values[k] >> 8];
+            for (long k = 0; k < GROUP; k++) low[k] = (uint8_t)values[k], high[k] = (uint8_t)(values[k] >> 8);
+            memset(places, NO_PLACE, sizeof places);
+            for (long place = PALETTE - 1; place >= 0; place--)
+                for (long k = 0; k < GROUP; k++) places[k] = high[k] == high_bytes[place] ? (uint8_t)place : places[k];
+            memset(places + count, 0, GROUP - count);
+            uint8_t any = 0;
+            for (long k = 0; k < GROUP; k++) any |= places[k];
+            for (long k = 0; any > PALETTE - 1 && k < count; k++)
                 if (places[k] == NO_PLACE) {
                     places[k] = 0;
-                    *escape++ = (int32_t)((column + k) << 8 | values[k] >> 8);
+                    *escape++ = (int32_t)((column + k) << 8 | high[k]);
                 }
-            }
-            for (long i = 0; i < GROUP / 2; i++) to[i] = (uint8_t)(places[column_at(i)] | places[column_at(i + GROUP / 2)] << 4);
-            for (long i = 0; i < GROUP; i++) to[GROUP / 2 + i] = (uint8_t)values[column_at(i)];
+            arrange(places, arranged);
+            for (long i = 0; i < GROUP / 2; i++) to[i] = (uint8_t)(arranged[i] | arranged[i + GROUP / 2] << 4);
+            arrange(low, to + GROUP / 2);
         }
     }
 }

@@ -1,4 +1,4 @@
-"""The C library's operations on weights in 12 bits (kernels/lossless.py) as functions of tensors: as ops.py, each returns None for what C cannot take."""
+"""The C library's operations on weights in 12 bits (kernels/lossless.py), of tensors: as ops.py, each returns None for what C cannot take."""
 
 from typing import TYPE_CHECKING
 
@@ -88,15 +88,13 @@ def unpack(library: Library, codes: Tensor, weight: "LosslessWeight", dtype: tor
 
 
 def survey(library: Library, plain: Tensor) -> tuple[Tensor, Tensor] | None:
-    """plain [rows, columns] -> palettes, starts"""
+    """plain [rows, columns] -> palettes, starts. On one thread: it is work of the background."""
     if not _is_plain(plain):
         return None
     num_rows, columns = plain.shape
     palettes = plain.new_empty((-(-num_rows // 8), 16), dtype=torch.uint8)
     counts = plain.new_empty(num_rows + 1, dtype=torch.int32)
-    library.lossless_survey(
-        plain.data_ptr(), palettes.data_ptr(), counts.data_ptr(), num_rows, columns, get_num_threads()
-    )
+    library.lossless_survey(plain.data_ptr(), palettes.data_ptr(), counts.data_ptr(), num_rows, columns, 1)
     return palettes, counts.cumsum(0).to(torch.int32)
 
 
@@ -105,7 +103,7 @@ def encode(library: Library, plain: Tensor, into: "LosslessWeight") -> bool | No
     if not _is_plain(plain):
         return None
     codes, palettes, starts, escapes = _addresses(into)
-    library.lossless_encode(plain.data_ptr(), palettes, starts, codes, escapes, *plain.shape, get_num_threads())
+    library.lossless_encode(plain.data_ptr(), palettes, starts, codes, escapes, *plain.shape, 1)
     return True
 
 

@@ -192,7 +192,13 @@ class Waker:
         config = state.config
         weights_file = self._memory.file_for(state)
         spec = ModelSpec(
-            config.name, str(directory), config.dtype, config.kv_tokens, weights_file, state.demand.waiters > 0
+            config.name,
+            str(directory),
+            config.dtype,
+            config.kv_tokens,
+            weights_file,
+            state.demand.waiters > 0,
+            config.lossless,
         )
         client: EngineClient | None = None
         for _ in range(DEATHS_WHILE_LOADING):

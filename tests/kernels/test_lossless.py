@@ -56,10 +56,14 @@ def test_weights_come_back_whole_and_by_rows(rows: int, columns: int) -> None:
     numbers = torch.randint(rows, (5,))
     assert bits(lossless_rows(numbers, weight, torch.bfloat16)) == bits(plain[numbers])
     assert torch.equal(weight.rows(numbers, torch.float32, 3.0), plain[numbers].float() * 3.0)
-    assert bits(weight.rows(numbers, torch.bfloat16, 0.3)) == bits(PlainWeight(plain).rows(numbers, torch.bfloat16, 0.3))
+    assert bits(weight.rows(numbers, torch.bfloat16, 0.3)) == bits(
+        PlainWeight(plain).rows(numbers, torch.bfloat16, 0.3)
+    )
 
 
-@given(st.integers(0, 1 << 32), st.integers(1, 20), st.integers(1, 700), st.sampled_from(["any", "few", "one", "trained"]))
+@given(
+    st.integers(0, 1 << 32), st.integers(1, 20), st.integers(1, 700), st.sampled_from(["any", "few", "one", "trained"])
+)
 def test_whatever_the_bits_are_they_come_back(seed: int, rows: int, columns: int, kind: str) -> None:
     generator = torch.Generator().manual_seed(seed)
     words = torch.randint(-(1 << 15), 1 << 15, (rows, columns), generator=generator, dtype=torch.int16)
@@ -155,7 +159,10 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
 
 
 def test_a_number_that_the_table_lacks_spoils_no_other_row() -> None:
-    if not isinstance(weight := pack_lossless(trained(8, 130)), LosslessWeight) or torch.get_default_device().type != "cpu":
+    if (
+        not isinstance(weight := pack_lossless(trained(8, 130)), LosslessWeight)
+        or torch.get_default_device().type != "cpu"
+    ):
         pytest.skip("of the CPU library")
     from kernels.cpu import library
 
