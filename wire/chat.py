@@ -191,6 +191,8 @@ class ListedModel(msgspec.Struct, frozen=True):
     max_model_len: int | UnsetType = UNSET  # the same, by vLLM's name
     kv_cache_tokens: int | UnsetType = UNSET  # that its KV cache holds while no other model needs room
     dtype: str | UnsetType = UNSET  # that it computes in
+    weights_bytes: int | UnsetType = UNSET
+    saved_bytes: int | UnsetType = UNSET  # by weights in 12 bits, losslessly, where it has such
     type: Literal["chat", "completion", "embedding"] | UnsetType = (
         UNSET  # as well; completion: texts alone, for want of a chat template
     )

@@ -138,6 +138,10 @@ def serve(
     tp: Annotated[
         int, typer.Option(min=1, help="Devices that share every matrix of the model; on a CPU, processes.")
     ] = 1,
+    lossless: Annotated[
+        str,
+        typer.Option(help="bf16 weights in 12 bits on a CPU, with the same answers: auto (where faster), off, always."),
+    ] = "auto",
     api_key: Annotated[
         str | None, typer.Option(envvar=API_KEY_ENV, help="Serve only clients with this key.", show_envvar=True)
     ] = None,
@@ -156,7 +160,20 @@ def serve(
             "Hosts that compute prompts need hosts that answer: give both --prefill and --decode, or neither."
         )
     served = Served(
-        model, host, port, name, dtype, device, threads, kv_gib, prefill, decode, tool_format, max_model_len, tp
+        model,
+        host,
+        port,
+        name,
+        dtype,
+        device,
+        threads,
+        kv_gib,
+        prefill,
+        decode,
+        tool_format,
+        max_model_len,
+        tp,
+        lossless,
     )
     raise typer.Exit(run(served, clients))
 

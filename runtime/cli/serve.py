@@ -55,6 +55,7 @@ class Served(NamedTuple):
     tool_format: str | None = None  # None: as its chat template tells
     max_model_len: int | None = None
     tp: int = 1
+    lossless: str = "auto"
 
     @property
     def engine(self) -> dict[str, Any]:
@@ -101,7 +102,9 @@ class Served(NamedTuple):
             "door": {"require_key": bool(known.keys), "open_to_all": open_to_all},
             **msgspec.to_builtins(known),
             "engine": {**self.engine, **cache, **threads},
-            "models": [{"name": name, "source": self.source, "dtype": self.dtype, **options}],
+            "models": [
+                {"name": name, "source": self.source, "dtype": self.dtype, "lossless": self.lossless, **options}
+            ],
         }
         return parse(SiteConfig, values, "pilotlight serve")
 

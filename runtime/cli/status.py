@@ -93,8 +93,9 @@ def print_models(api: Api, as_json: bool) -> None:
     if as_json:
         print(json.dumps(models, indent=2))
         return
-    table = Table("model", "type", "context", "owned by", box=None, header_style="bold")
+    table = Table("model", "type", "context", "weights", "saved", "owned by", box=None, header_style="bold")
     for model in models:
         context = str(model.get("context_length") or "")
-        table.add_row(model["id"], model.get("type", ""), context, model.get("owned_by", ""))
+        sizes = [f"{model[key] / 2**20:,.0f} MiB" if model.get(key) else "" for key in ("weights_bytes", "saved_bytes")]
+        table.add_row(model["id"], model.get("type", ""), context, *sizes, model.get("owned_by", ""))
     Console().print(table)

@@ -80,6 +80,8 @@ class _ModelRoutes:
             max_model_len=info.context_length,
             kv_cache_tokens=info.total_blocks * info.block_size,
             dtype=info.dtype,
+            weights_bytes=info.weights_bytes,
+            saved_bytes=info.saved_bytes or UNSET,
             type=kind,
             embedding_size=info.embedding_size if kind == "embedding" else UNSET,
         )

@@ -1,0 +1,236 @@
+"""Matrices in 12 bits under whole models: the same answers to the bit, less memory, and plain weights wherever codes are of no use."""
+
+import logging
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.kv_memory import KvMemory, make_kv_memory
+from engine.loading import LoadedModel, load_model
+from engine.protocol import Lossless, ModelSpec
+from engine.weights import load as weight_load
+from engine.weights import lossless, relocation
+from engine.weights.bundle import WeightBundleError
+from engine.weights.bundle_file import BundleFile
+from engine.weights.loader import WeightLoader
+from engine.weights.lossless import CODED, CODES, STARTS, CodedTensors, Matrix, check_coded
+from engine.weights.relocation import Relocation
+from kernels import lossless_speed
+from kernels.lossless import LosslessWeight, pack_lossless
+from tests.checkpoints import write_llama
+from tests.engine.driver import drain, submit
+from tests.engine.families import MODELS, write_family
+from tests.engine.test_in_place import answers, assert_same, has_moved
+from tests.engine.test_mapped_weights import CONFIG
+
+pytestmark = pytest.mark.cpu_only
+
+
+@pytest.fixture(scope="module")
+def memory() -> KvMemory:
+    return make_kv_memory(CONFIG)
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small a model and its matrices are, and without pauses."""
+    monkeypatch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 0)
+    monkeypatch.setattr(weight_load, "IN_PLACE_SHARE", 0.01)
+    monkeypatch.setattr(relocation, "_LAST_STEP_S", 0.0)
+    monkeypatch.setattr(lossless, "_WORTH", 100.0)
+    monkeypatch.setattr("engine.loading.Relocation", partial(Relocation, first_after_s=0.0, share=1.0))
+
+
+@pytest.fixture
+def kept_at(tmp_path: Path) -> Path:
+    (tmp_path / "memory").mkdir()
+    return tmp_path / "memory" / "tiny.weights"
+
+
+def load(
+    directory: Path, kept_at: Path | None, memory: KvMemory, mode: Lossless, dtype: Any = "bfloat16"
+) -> LoadedModel:
+    path = None if kept_at is None else str(kept_at)
+    return load_model(ModelSpec("tiny", str(directory), dtype, weights_file=path, lossless=mode), CONFIG, memory)
+
+
+def coded_tensors(path: Path) -> list[str]:
+    with BundleFile.open(path) as file:
+        return [placed.spec.name for placed in file.bundle.tensors if placed.spec.name.endswith(CODES)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_family_answers_the_same_before_and_after_its_move_and_when_it_wakes(
+    name: str, tmp_path: Path, kept_at: Path, memory: KvMemory
+) -> None:
+    write_family(tmp_path, name, torch.bfloat16)
+    plain = load(tmp_path, None, memory, "off")
+    assert has_moved(plain)
+    expected = answers(plain, close=True)
+    loaded = load(tmp_path, kept_at, memory, "always")
+    assert has_moved(loaded)
+    assert_same(answers(loaded, close=True), expected)
+    assert bool(coded_tensors(kept_at)) == ("mxfp4" not in name), "what is quantized is left alone"
+    again = load(tmp_path, kept_at, memory, "always")
+    assert again.engine.info.mapped
+    assert_same(answers(again, close=True), expected)
+
+
+def test_sequences_under_way_while_the_weights_move_notice_nothing(tmp_path: Path, memory: KvMemory) -> None:
+    write_llama(tmp_path, dtype=torch.bfloat16)
+
+    def heard(mode: Lossless, *, waits: bool) -> Any:
+        loaded = load(tmp_path, None, memory, mode)
+        salt = os.urandom(8)
+        requests = [
+            submit(f"s{i}", list(range(2, 20 + i)), salt=salt, max_tokens=30, seed=i, num_logprobs=3) for i in range(4)
+        ]
+        if waits:
+            assert has_moved(loaded)
+        found = {key: (one.token_ids, one.logprobs) for key, one in drain(loaded.engine, requests).items()}
+        assert has_moved(loaded)
+        loaded.close()
+        return found
+
+    assert heard("always", waits=False) == heard("off", waits=True) == heard("always", waits=True)
+
+
+def test_a_woken_model_takes_less_memory_and_says_how_much_it_saves(
+    tmp_path: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lossless, "_WORTH", 0.9)
+    write_llama(tmp_path, dtype=torch.bfloat16, hidden_size=384, intermediate_size=512, vocab_size=1000)
+    first = load(tmp_path, kept_at, memory, "always")
+    assert first.engine.info.saved_bytes == 0
+    assert has_moved(first)
+    first.close()
+    info = load(tmp_path, kept_at, memory, "always").engine.info
+    plain_bytes = first.engine.info.weights_bytes
+    assert info.weights_bytes + info.saved_bytes == plain_bytes
+    assert 0.22 < info.saved_bytes / plain_bytes < 0.25
+    assert kept_at.stat().st_size < 0.8 * plain_bytes
+
+
+def test_what_was_kept_for_another_choice_is_made_again(tmp_path: Path, kept_at: Path, memory: KvMemory) -> None:
+    write_llama(tmp_path, dtype=torch.bfloat16)
+    for mode, is_coded in (("always", True), ("off", False), ("always", True)):
+        loaded = load(tmp_path, kept_at, memory, mode)  # type: ignore[arg-type]
+        assert not loaded.engine.info.mapped
+        assert has_moved(loaded)
+        loaded.close()
+        assert bool(coded_tensors(kept_at)) == is_coded
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_auto_measures_once_and_obeys(
+    is_faster: bool, tmp_path: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_llama(tmp_path, dtype=torch.bfloat16)
+    measured: list[bool] = []
+
+    def measure() -> bool:
+        measured.append(is_faster)
+        return is_faster
+
+    monkeypatch.setattr(lossless_speed, "known", lambda: measured[0] if measured else None)
+    monkeypatch.setattr(lossless_speed, "measure", measure)
+    for _ in range(2):
+        loaded = load(tmp_path, kept_at, memory, "auto")
+        if not loaded.engine.info.mapped:
+            assert has_moved(loaded)
+        loaded.close()
+    assert loaded.engine.info.mapped
+    assert measured == [is_faster]
+    assert bool(coded_tensors(kept_at)) == is_faster
+
+
+def test_what_is_computed_in_fp32_is_left_alone_and_said(
+    tmp_path: Path, kept_at: Path, memory: KvMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_llama(tmp_path, dtype=torch.float32)
+    caplog.set_level(logging.INFO)
+    loaded = load(tmp_path, kept_at, memory, "always", "float32")
+    assert has_moved(loaded)
+    loaded.close()
+    assert not coded_tensors(kept_at)
+    assert any("lossless = always leaves" in message for message in caplog.messages)
+
+
+def test_a_matrix_that_does_not_shrink_stays_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lossless, "_WORTH", 0.9)
+    random = torch.randint(-(1 << 15), 1 << 15, (64, 512)).to(torch.int16).view(torch.bfloat16)
+    tensors = {
+        "random": random,
+        "narrow": torch.randn(64, 40).to(torch.bfloat16),
+        "fp32": torch.randn(64, 512),
+        "zeros": torch.zeros(64, 512, dtype=torch.bfloat16),
+        "good": torch.randn(64, 512).to(torch.bfloat16),
+        "experts": torch.randn(4, 12, 512).to(torch.bfloat16),  # two would share a palette
+    }
+    coded = CodedTensors(
+        tensors, {name: Matrix(tensor.shape[-1]) for name, tensor in tensors.items()} | {"experts": Matrix(512, 4)}
+    )
+    assert list(coded.survey()) == list(tensors)
+    assert [spec.name.removesuffix(CODES) for spec in coded.specs if spec.name.endswith(CODES)] == ["zeros", "good"]
+    for spec in coded.specs:
+        content = torch.cat([piece.reshape(-1) for piece in coded.pieces(spec.name)])
+        assert content.nbytes == spec.num_bytes
+    assert torch.equal(content.view(4, 12, 512), tensors["experts"])
+
+
+def test_pieces_of_a_large_matrix_are_the_whole_ones_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lossless, "_PIECE_BYTES", 20_000)
+    plain = torch.randn(203, 384).to(torch.bfloat16)
+    plain[17, 3], plain[202, 383] = 1e30, 1e-30
+    coded, whole = CodedTensors({"m": plain}, {"m": Matrix(384)}), pack_lossless(plain)
+    list(coded.survey())
+    for spec, part in zip(coded.specs, whole.parts, strict=True):
+        pieces = list(coded.pieces(spec.name))
+        assert torch.equal(torch.cat([piece.reshape(-1) for piece in pieces]), part.reshape(-1))
+    assert len(list(coded.pieces("m" + CODES))) == 5
+
+
+def test_starts_that_lead_out_of_their_escapes_are_refused() -> None:
+    weight = pack_lossless(torch.randn(24, 256).to(torch.bfloat16))
+    check_coded("m", weight)
+    for bad in ([0, 5, 3], [-1, 0, 0], [0, 0, 9], [1, 1, 1]):
+        starts = torch.zeros_like(weight.starts)
+        starts[: len(bad)] = torch.tensor(bad)
+        starts[len(bad) :] = bad[-1]
+        with pytest.raises(WeightBundleError, match="~starts"):
+            check_coded("m", LosslessWeight(weight.codes, weight.palettes, starts, weight.escapes[:1], 256))
+
+
+def test_a_bundle_in_memory_whose_starts_were_spoilt_is_made_again(
+    tmp_path: Path, kept_at: Path, memory: KvMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_llama(tmp_path, dtype=torch.bfloat16)
+    loaded = load(tmp_path, kept_at, memory, "always")
+    expected = answers(loaded)
+    assert has_moved(loaded)
+    loaded.close()
+    with BundleFile.open(kept_at) as file:
+        placed = next(placed for placed in file.bundle.tensors if placed.spec.name.endswith(STARTS))
+        assert file.bundle.identity.dtype.endswith(CODED)
+    with kept_at.open("r+b") as opened:
+        opened.seek(placed.start)
+        opened.write(b"\x7f" * 4)
+    again = load(tmp_path, kept_at, memory, "always")
+    assert not again.engine.info.mapped
+    assert_same(answers(again, close=True), expected)
+    assert any("do not fit each other" in message for message in caplog.messages)
+
+
+def test_only_a_bundle_is_looked_at_for_codes() -> None:
+    class Everything(dict[str, str]):
+        def __contains__(self, name: object) -> bool:
+            return True
+
+    storage: Any = Everything()
+    loader = WeightLoader(storage, torch.bfloat16, torch.device("cpu"))
+    assert loader._coded("m.weight", 8, Matrix(128)) is None
+    assert loader.matrices == {"m.weight": Matrix(128)}
